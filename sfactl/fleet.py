@@ -20,7 +20,7 @@ from .exits import ExitCode, Quit
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from typing import TypeVar
 
     from sfad.protocol.types import FleetPlace, RunInfo
@@ -70,10 +70,15 @@ class Fleet:
 
     def __init__(self, flag: str | None) -> None:
         self._flag = flag
-        with connection.connect(flag) as client:
+        self.names: list[str] = []
+        self.look()
+
+    def look(self) -> None:
+        """Learn of nodes that have joined. Those that were known stay, also while they do not answer."""
+        with connection.connect(self._flag) as client:
             way = client.call(OpenFleet(id=0), FleetWay)
         self.own = way.node
-        self.names = way.nodes
+        self.names = [*self.names, *(name for name in way.nodes if name not in self.names)]
 
     def place(self, node: str) -> str | None:
         """Return what `connect` takes for a node."""
@@ -93,8 +98,11 @@ class Fleet:
             node, run = place.node, place.run
         return node, run
 
-    def each(self, work: Callable[[str], T], within: float | None = ANSWER) -> tuple[dict[str, T], dict[str, str]]:
-        """Return what `work` returns for each node, all at once, and why others have not answered."""
+    def each(
+        self, work: Callable[[str], T], within: float | None = ANSWER, without: Collection[str] = ()
+    ) -> tuple[dict[str, T], dict[str, str]]:
+        """Return what `work` returns for each node, all at once, and why others have not answered. `without`: do not ask these."""
+        names = [name for name in self.names if name not in without]
         found: dict[str, T] = {}
         failed: dict[str, str] = {}
 
@@ -104,12 +112,12 @@ class Fleet:
             except (Quit, OSError) as error:
                 failed[node] = error.message if isinstance(error, Quit) else str(error)
 
-        threads = [threading.Thread(target=do, args=(node,), daemon=True) for node in self.names]
+        threads = [threading.Thread(target=do, args=(node,), daemon=True) for node in names]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(within)
-        late = {node: f"no answer within {ANSWER:g} s" for node in self.names if node not in found and node not in failed}
+        late = {node: f"no answer within {ANSWER:g} s" for node in names if node not in found and node not in failed}
         return found, failed | late
 
 
@@ -132,6 +140,10 @@ class Names:
     def learn(self, node: str, runs: Iterable[RunInfo]) -> None:
         self._given |= {(node, run.id): run.fleet for run in runs if run.fleet is not None and run.fleet.giver}
 
+    def forget(self, node: str) -> None:
+        """Forget what a node has told."""
+        self._given = {key: place for key, place in self._given.items() if key[0] != node}
+
     def is_told_by_another(self, run: RunInfo) -> bool:
         """Return whether the node where the run executes has told of it."""
         place = run.fleet
@@ -144,13 +156,14 @@ class Names:
             run,
             id=own.id if own is not None else f"{node}/{run.id}",
             root_id=root.root if root is not None else f"{node}/{run.root_id}",
-            parent_id=own.parent if own is not None else self._parent(node, run.parent_id),
+            parent_id=own.parent if own is not None else run.parent_id and self.of(node, run.parent_id),
             depth=run.depth + (root.depth if root is not None else 0),
         )
 
-    def _parent(self, node: str, run_id: str | None) -> str | None:
-        given = self._given.get((node, run_id or ""))
-        return given.id if given is not None else f"{node}/{run_id}" if run_id else None
+    def of(self, node: str, run_id: str) -> str:
+        """Return the name of a run by its id on a node."""
+        given = self._given.get((node, run_id))
+        return given.id if given is not None else f"{node}/{run_id}"
 
 
 def merged(found: Mapping[str, Sequence[RunInfo]]) -> list[tuple[str, RunInfo]]:

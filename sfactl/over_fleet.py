@@ -25,6 +25,8 @@ def carry_out(verb: str, main: Callable[..., int], values: dict[str, Any]) -> in
         from . import fleet_reports
 
         return fleet_reports.summary(fleet, values) if verb == "summary" else fleet_reports.plans(fleet, values)
+    if verb == "web":
+        return main(**values, fleet=fleet)
     if verb == "top":
         if values.get("root"):
             raise UsageError("--fleet shows the runs of all nodes: leave out RUN, and type / to filter them")

@@ -1,7 +1,8 @@
 """Show runs in a browser: look, steer and plot, also from a telephone.
 
 Prints a link on loopback. It logs one browser in, once; the page has links for other devices. The console acts with your rights and
-ends with Ctrl-C; the runs go on. Needs the extra web, as in: pip install '.[web]' in the checkout.
+ends with Ctrl-C; the runs go on. With --fleet, it shows and steers the runs of all nodes. Needs the extra web, as in: pip install
+'.[web]' in the checkout.
 
 From another machine: forward the port (ssh -L 8477:127.0.0.1:8477 HOST), or listen elsewhere with --listen, and then with a
 certificate, or behind a proxy that has one (docs/console.md).
@@ -13,15 +14,20 @@ daemon cannot be reached.
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from ..connection import connect
 from ..exits import UsageError
-from ..options import SOCKET, Option, Parameter
+from ..options import FLEET, SOCKET, Option, Parameter
+
+if TYPE_CHECKING:
+    from ..fleet import Fleet
 
 LISTEN = "127.0.0.1:8477"
 
 PARAMETERS: tuple[Parameter, ...] = (
     SOCKET,
+    FLEET,
     Option(("--listen",), "listen", f"Where to listen (default: {LISTEN}); port 0 takes a free one", "ADDRESS:PORT"),
     Option(("--open",), "opens", "Open the link in the browser of this machine"),
     Option(("--cert",), "cert", "Serve TLS with this certificate, and those above it (PEM)", "FILE"),
@@ -40,6 +46,7 @@ def main(
     proxy: str | None = None,
     sender: str | None = None,
     socket: str | None = None,
+    fleet: Fleet | None = None,
 ) -> int:
     if find_spec("starlette") is None or find_spec("hypercorn") is None:
         raise UsageError(
@@ -47,7 +54,12 @@ def main(
         )
     # Imported here because they take a third of a second, and are an extra.
     from ..web.serving import place_of, serve
+    from ..web.source import Daemon
 
     place = place_of(listen, cert, key, proxy, sender)
+    if fleet is not None:
+        from ..web.nodes import Nodes
+
+        return serve(Nodes(fleet), place, opens=opens)
     connect(socket).close()  # an error belongs here, not into the browser
-    return serve(socket, place, opens=opens)
+    return serve(Daemon(socket), place, opens=opens)

@@ -10,7 +10,8 @@ from sfad.protocol.structs import replace
 from sfad.protocol.types import AlertState, ErrorCode, Event, FleetPlace, RunId, RunInfo
 
 from ..connection import DaemonError, connect
-from ..fleet import Fleet, Names, merged
+from ..fleet import Fleet, merged
+from ..fleet_calls import FleetCalls
 from .daemon import BEFORE, LOOK, Feed, R, Show, Tail, Take, Told
 
 
@@ -23,7 +24,8 @@ class Nodes:
         self._feeds, self._silent = fleet.each(lambda node: Feed(fleet.place(node), replace(wanted)))
         self._lock = threading.Lock()
         """Feeds call from threads of their own."""
-        self._names = Names()
+        self._calls = FleetCalls(fleet)
+        self._names = self._calls.names
         self._known: dict[str, dict[RunId, RunInfo]] = {}
         """What each node has told, by its ids."""
         self._states: dict[str, m.DaemonStatus] = {}
@@ -82,39 +84,25 @@ class Nodes:
     # ---- what is asked of them
 
     def call(self, request: m.Request, expected: type[R]) -> R:
-        """Ask the node that decides about the run of the request; without a run, this one."""
+        """Ask the node that decides about the run of the request; without a run, this one. Of events, all nodes."""
         if isinstance(request, m.Events):
             page = self._events(request)
             assert isinstance(page, expected)
             return page
         try:
-            return self._asked(request, expected, there=False)
+            reply = self._calls.call(request, expected)
         except DaemonError as error:
             if not isinstance(request, m.Resume) or error.error is not ErrorCode.WRONG_STATE:
                 raise
-        return self._asked(request, expected, there=True)  # a limit has paused it, where it executes
-
-    def _asked(self, request: m.Request, expected: type[R], *, there: bool) -> R:
-        field = next((name for name in ("run", "runs") if getattr(request, name, None)), None)
-        if field is None:
-            return self._ask(self._fleet.own, request, expected)
-        named = getattr(request, field)
-        verb = "info" if there else str(request.__struct_config__.tag)
-        node, run = self._fleet.find(named if field == "run" else named[0], verb)
-        reply = self._ask(node, replace(request, **{field: run if field == "run" else [run]}), expected)
+            node, run = self._fleet.find(request.run, "info")  # a limit has paused it, where it executes
+            reply = self._calls.named(node, self._calls.ask(node, replace(request, run=run), expected))
         if isinstance(reply, m.RunReply):
-            with self._lock:
-                self._names.learn(node, [reply.run])
-                return replace(reply, run=_on(node, self._names.named(node, reply.run)))
-        return replace(reply, stopped=[f"{node}/{each}" for each in reply.stopped]) if isinstance(reply, m.Stopped) else reply
-
-    def _ask(self, node: str, request: m.Request, expected: type[R]) -> R:
-        with connect(self._fleet.place(node)) as client:
-            return client.call(request, expected)
+            return replace(reply, run=_on(reply.run.id.partition("/")[0], reply.run))
+        return reply
 
     def _events(self, request: m.Events) -> m.EventPage:
         """Return the newest events of all nodes that answer."""
-        found, _ = self._fleet.each(lambda node: (node, self._ask(node, replace(request), m.EventPage).events))
+        found, _ = self._fleet.each(lambda node: (node, self._calls.ask(node, replace(request), m.EventPage).events))
         with self._lock:
             events: list[Event] = [
                 replace(event, run_id=event.run_id and self._id_of(node, event.run_id))

@@ -94,6 +94,11 @@ class RunTable:
         self._forget_old()
         self._count()
 
+    def forget(self, gone: Iterable[RunId]) -> None:
+        for run_id in gone:
+            del self.runs[run_id], self._seen[run_id], self._ranks[run_id]
+        self._count()
+
     def warn_from(self, limit_share: float) -> None:
         if limit_share != self.limit_share:
             self.limit_share = limit_share
@@ -124,7 +129,7 @@ class RunTable:
         if len(ended) <= MOST_ENDED:
             return
         live = {run.root_id for run in self.runs.values() if not run.status.terminal}
-        ended.sort(key=lambda run: (run.root_id in live, run.id))
+        ended.sort(key=lambda run: (run.root_id in live, run.created_at, run.id))
         for run in ended[: len(ended) - MOST_ENDED]:
             del self.runs[run.id], self._seen[run.id], self._ranks[run.id]
 

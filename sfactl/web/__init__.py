@@ -8,7 +8,8 @@
 `stream`        server-sent events
 `feed`          the runs as they change, for all open pages
 `tail`          the output of a run as it grows
-`daemon`        single requests to the daemon
+`source`        what the pages ask: a daemon
+`nodes`         what the pages ask with --fleet: the daemons of all nodes
 `views`         what a page is told of runs and events
 `static_files`  the files of `static/`: stylesheet, scripts and icons; uPlot with its licence
 """

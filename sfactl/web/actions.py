@@ -12,18 +12,18 @@ from ..connection import DaemonError
 from ..exits import StartRefused, UsageError
 from ..limits import describe
 from . import views
-from .daemon import ask
+from .source import Source
 
 SOURCE = "sfactl web"
 """Where limits come from that are set here."""
 
 Body = dict[str, Any]
-Act = Callable[[str | None, str, Body], Awaitable[Body]]
-"""Takes the daemon's socket, the run, and the fields of the request. Raises `Quit`, `OSError`."""
+Act = Callable[[Source, str, Body], Awaitable[Body]]
+"""Takes the source, the run, and the fields of the request. Raises `Quit`, `OSError`."""
 
 
-async def _stop(socket: str | None, run: str, _body: Body) -> Body:
-    stopped = await ask(socket, m.Stop(id=0, runs=[run]), m.Stopped)
+async def _stop(source: Source, run: str, _body: Body) -> Body:
+    stopped = await source.ask(m.Stop(id=0, runs=[run]), m.Stopped)
     if stopped.survivors:
         return {"said": output.survivors(stopped.survivors), "bad": True}
     if run in stopped.ended:
@@ -32,31 +32,31 @@ async def _stop(socket: str | None, run: str, _body: Body) -> Body:
     return {"said": f"{run} is stopped{f', and {others} below it' if others > 0 else ''}"}
 
 
-async def _pause(socket: str | None, run: str, _body: Body) -> Body:
-    reply = await ask(socket, m.Pause(id=0, run=run), m.RunReply)
+async def _pause(source: Source, run: str, _body: Body) -> Body:
+    reply = await source.ask(m.Pause(id=0, run=run), m.RunReply)
     warning = output.pause_warning(reply.run)
     return _changed(reply.run, f"; {warning}" if warning else "")
 
 
-async def _resume(socket: str | None, run: str, _body: Body) -> Body:
+async def _resume(source: Source, run: str, _body: Body) -> Body:
     """Resume a run. The limit that has paused it gets more room: without, it would only warn from now on."""
-    room = await _room(socket, run)
-    return _changed((await ask(socket, m.Resume(id=0, run=run, limits=room), m.RunReply)).run, room=room)
+    room = await _room(source, run)
+    return _changed((await source.ask(m.Resume(id=0, run=run, limits=room), m.RunReply)).run, room=room)
 
 
-async def _approve(socket: str | None, run: str, _body: Body) -> Body:
-    room = await _room(socket, run)
-    return _changed((await ask(socket, m.Approve(id=0, run=run, limits=room), m.RunReply)).run, room=room)
+async def _approve(source: Source, run: str, _body: Body) -> Body:
+    room = await _room(source, run)
+    return _changed((await source.ask(m.Approve(id=0, run=run, limits=room), m.RunReply)).run, room=room)
 
 
-async def _deny(socket: str | None, run: str, _body: Body) -> Body:
-    return _changed((await ask(socket, m.Deny(id=0, run=run), m.RunReply)).run)
+async def _deny(source: Source, run: str, _body: Body) -> Body:
+    return _changed((await source.ask(m.Deny(id=0, run=run), m.RunReply)).run)
 
 
-async def _room(socket: str | None, run: str) -> list[Limit]:
+async def _room(source: Source, run: str) -> list[Limit]:
     """Return twice the limit that has paused a run, or as much as the config and the runs above it allow. Nothing if no limit
     has."""
-    info = (await ask(socket, m.Info(id=0, run=run), m.RunReply)).run
+    info = (await source.ask(m.Info(id=0, run=run), m.RunReply)).run
     kind = info.reason.limit_kind if info.reason is not None else None
     state = next((state for state in info.limits if state.kind == kind), None)
     if state is None:
@@ -65,14 +65,14 @@ async def _room(socket: str | None, run: str) -> list[Limit]:
     wanted = state.threshold if used < state.threshold else max(2 * state.threshold, 1.25 * used)
     if state.bound is not None:
         wanted = min(wanted, state.bound)
-    most = await _most(socket, KINDS[state.kind].most)
+    most = await _most(source, KINDS[state.kind].most)
     return [Limit(kind=state.kind, threshold=wanted if most is None else min(wanted, most), source=SOURCE)]
 
 
-async def _most(socket: str | None, key: str) -> float | None:
+async def _most(source: Source, key: str) -> float | None:
     """Return a value of `[limits]` in the config; `None` if there is none, or this user may not know it."""
     try:
-        settings = (await ask(socket, m.Config(id=0), m.ConfigReply)).settings
+        settings = (await source.ask(m.Config(id=0), m.ConfigReply)).settings
     except DaemonError as error:
         if error.error is not ErrorCode.NOT_PERMITTED:
             raise
@@ -81,27 +81,27 @@ async def _most(socket: str | None, key: str) -> float | None:
     return float(found) if isinstance(found, int | float) else None
 
 
-async def _limit(socket: str | None, run: str, body: Body) -> Body:
+async def _limit(source: Source, run: str, body: Body) -> Body:
     given = body.get("limits")
     if not isinstance(given, dict) or not given:
         raise UsageError("type a new value for at least one limit")
     texts = [f"{kind}={value}" for kind, value in given.items() if isinstance(value, str)]
     wanted = limits.of_flags(texts, SOURCE)
-    return _changed((await ask(socket, m.ChangeLimits(id=0, run=run, limits=wanted), m.RunReply)).run, room=wanted)
+    return _changed((await source.ask(m.ChangeLimits(id=0, run=run, limits=wanted), m.RunReply)).run, room=wanted)
 
 
-async def _send(socket: str | None, run: str, body: Body) -> Body:
+async def _send(source: Source, run: str, body: Body) -> Body:
     line = _text(body, "message").encode()
     if not line.strip():
         raise UsageError("type a message")
-    await ask(socket, m.Send(id=0, run=run, data=line.removesuffix(b"\n") + b"\n"), m.Done)
+    await source.ask(m.Send(id=0, run=run, data=line.removesuffix(b"\n") + b"\n"), m.Done)
     return {"said": f"sent to {run}"}
 
 
-async def _continue(socket: str | None, run: str, body: Body) -> Body:
+async def _continue(source: Source, run: str, body: Body) -> Body:
     """Continue the session of an ended run in a new one, as `sfactl continue RUN [TASK]` does."""
     options = spawn_options.SpawnOptions(command=[], limit=_text(body, "limits").replace(",", " ").split())
-    return await _spawned(socket, continuing.message(run, _text(body, "task").strip() or None, options), f"{run} continues as ")
+    return await _spawned(source, continuing.message(run, _text(body, "task").strip() or None, options), f"{run} continues as ")
 
 
 def _changed(run: RunInfo, more: str = "", room: list[Limit] | None = None) -> Body:
@@ -110,7 +110,7 @@ def _changed(run: RunInfo, more: str = "", room: list[Limit] | None = None) -> B
     return {"said": f"{run.id} is {views.word(run)}{f': {now}' if now else ''}{more}"}
 
 
-async def start(socket: str | None, body: Body) -> Body:
+async def start(source: Source, body: Body) -> Body:
     """Start a run of a registered agent, as `sfactl spawn AGENT TASK` does."""
     agent, task = _text(body, "agent"), _text(body, "task")
     if not agent or not task.strip():
@@ -123,11 +123,11 @@ async def start(socket: str | None, body: Body) -> Body:
         limit=_text(body, "limits").replace(",", " ").split(),
     )
     spawn_options.check(wanted)
-    return await _spawned(socket, spawn_options.message(wanted))
+    return await _spawned(source, spawn_options.message(wanted))
 
 
-async def _spawned(socket: str | None, request: m.Spawn, said: str = "") -> Body:
-    reply = await ask(socket, request, m.Reply)
+async def _spawned(source: Source, request: m.Spawn, said: str = "") -> Body:
+    reply = await source.ask(request, m.Reply)
     if isinstance(reply, m.Refused):
         raise StartRefused(reply.refused.kind, 1, output.plain(reply.refused.message))
     assert isinstance(reply, m.RunReply)  # `ask` raises for an error, and a Spawn has no other reply

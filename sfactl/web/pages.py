@@ -3,6 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from html import escape
 from itertools import pairwise
 from typing import Any
@@ -24,8 +25,8 @@ from ..exits import Quit, UsageError, understood
 from ..selection import labels
 from . import actions, views
 from .access import MOST_BODY, Gate
-from .daemon import ask
 from .feed import Feed
+from .source import Source
 from .static_files import Static
 from .stream import EventStream
 
@@ -45,9 +46,9 @@ SERIES = 7
 class Console:
     """What the handlers share."""
 
-    def __init__(self, socket: str | None, gate: Gate, nursery: trio.Nursery) -> None:
-        self.socket, self.gate = socket, gate
-        self.feed = Feed(socket, nursery)
+    def __init__(self, source: Source, gate: Gate, nursery: trio.Nursery) -> None:
+        self.source, self.gate = source, gate
+        self.feed = Feed(source, nursery)
         self.static = Static()
 
     def page(self, name: str) -> Callable[[Request], Awaitable[Response]]:
@@ -58,7 +59,8 @@ class Console:
                 "page": name,
                 "title": title,
                 "token": request.state.session.token,
-                "run": request.path_params.get("run", ""),
+                "run": self.source.of_path(request.path_params.get("run", "")),
+                "node": self.source.own,
             }
             text = self.static.shell(name)
             for key, value in fields.items():
@@ -79,8 +81,12 @@ class Console:
 
         return answer
 
+    def run(self, request: Request) -> RunId:
+        """Return the run that a request's path names."""
+        return self.source.of_path(request.path_params["run"])
+
     async def stream(self, request: Request) -> Response:
-        return EventStream(request, self.socket, self.feed)
+        return EventStream(request, self.source, self.feed)
 
 
 def json(value: Any, status: int = 200) -> Response:
@@ -110,31 +116,31 @@ _STATUS = {
 
 
 async def _run(console: Console, request: Request) -> Any:
-    run = (await ask(console.socket, m.Info(id=0, run=request.path_params["run"]), m.RunReply)).run
+    run = (await console.source.ask(m.Info(id=0, run=console.run(request)), m.RunReply)).run
     return {"row": views.alone(run, console.feed.table.limit_share), **views.details(run)}
 
 
 async def _tree(console: Console, request: Request) -> Any:
     """Return the runs below one, at most 500."""
-    top = request.path_params["run"]
+    top = console.run(request)
     found: list[Any] = []
     before: RunId | None = None
     while len(found) < 500:
-        page = await ask(console.socket, m.List(id=0, root=top, rows=100, before=before), m.RunList)
+        page = await console.source.ask(m.List(id=0, root=top, rows=100, before=before), m.RunList)
         found += [views.alone(run, console.feed.table.limit_share) for run in page.runs if run.id != top]
         before = page.next
         if before is None:
             break
-    return {"rows": sorted(found, key=lambda row: row["id"]), "more": before is not None}
+    return {"rows": sorted(found, key=lambda row: (row["created"], row["id"])), "more": before is not None}
 
 
 async def _calls(console: Console, request: Request) -> Any:
     """Return a run's model calls, and what was used after each of them; without the gateway, what this process has seen."""
-    run = request.path_params["run"]
+    run = console.run(request)
     found: list[Any] = []
     page, wanted = None, m.ListCalls(id=0, run=run)
     while len(found) < MOST_CALLS:
-        page = await ask(console.socket, wanted, m.CallPage)
+        page = await console.source.ask(wanted, m.CallPage)
         found += page.calls
         if not page.more:
             break
@@ -164,9 +170,10 @@ async def _history(console: Console, request: Request) -> Any:
         rows=ROWS,
         before=query.get("before") or None,
     )
-    page = await ask(console.socket, wanted, m.RunList)
+    page = await console.source.page(wanted)
     runs = sorted(page.runs, key=lambda run: run.created_at, reverse=True)
-    return {"rows": [views.alone(run, console.feed.table.limit_share) for run in runs], "next": page.next}
+    rows = [views.alone(run, console.feed.table.limit_share) for run in runs]
+    return {"rows": rows, "next": page.next, "unanswered": page.unanswered}
 
 
 async def _costs(console: Console, request: Request) -> Any:
@@ -186,18 +193,19 @@ async def _costs(console: Console, request: Request) -> Any:
         user=query.get("user") or None,
         labels=labels([query["label"]] if query.get("label") else []),
     )
-    found = (await ask(console.socket, whole, m.Summarised)).summary
+    found, unanswered = await console.source.summary(whole)
     cost: list[dict[str, float]] = []
     for start, end in pairwise(days):
         part = msgspec.structs.replace(whole, since=start, until=end, groups_only=True)
         groups: list[Group] = []
         if found.runs:
-            groups = (await ask(console.socket, part, m.Summarised)).summary.groups
+            groups = (await console.source.summary(part, unanswered))[0].groups
         cost.append({each.key or "-": each.cost_usd for each in groups if each.cost_usd})
     dearest = [each.key or "-" for each in found.groups if each.cost_usd][:SERIES]
     others = any(name not in dearest for day in cost for name in day)
     return {
         "by": by,
+        "unanswered": unanswered,
         "runs": found.runs,
         "cost": found.cost_usd,
         "tokens": found.tokens,
@@ -246,13 +254,16 @@ async def _events(console: Console, request: Request) -> Any:
         wanted.after = max(before - back - 1, 0)
         more = True
         while more:
-            page = await ask(console.socket, wanted, m.EventPage)
+            page = await console.source.ask(wanted, m.EventPage)
             found.extend(event for event in page.events if event.number < before)
             more, wanted.after = page.more and page.reached < before - 1, page.reached
         if back >= before:
             break
         back *= 8
-    return {"events": [views.event(each) for each in reversed(found)], "more": bool(found) and found[0].number > 1}
+    return {
+        "events": [views.event(each, partial(console.source.name, console.source.own)) for each in reversed(found)],
+        "more": bool(found) and found[0].number > 1,
+    }
 
 
 def _severity(text: str) -> Severity:
@@ -263,11 +274,11 @@ def _severity(text: str) -> Severity:
 
 
 async def _money(console: Console, _request: Request) -> Any:
-    return views.money(await ask(console.socket, m.DaemonInfo(id=0), m.DaemonStatus))
+    return views.money(await console.source.ask(m.DaemonInfo(id=0), m.DaemonStatus))
 
 
 async def _agents(console: Console, _request: Request) -> Any:
-    found = (await ask(console.socket, m.Agents(id=0), m.AgentList)).agents
+    found = (await console.source.ask(m.Agents(id=0), m.AgentList)).agents
     return {"agents": [{"name": each.name, "description": each.description} for each in found], "directory": os.getcwd()}
 
 
@@ -278,11 +289,11 @@ async def _act(console: Console, request: Request) -> Any:
     act = actions.ON_RUNS.get(request.path_params["verb"])
     if act is None:
         return json({"error": "there is no such action"}, 404)
-    return await act(console.socket, request.path_params["run"], await _body(request))
+    return await act(console.source, console.run(request), await _body(request))
 
 
 async def _start(console: Console, request: Request) -> Any:
-    return await actions.start(console.socket, await _body(request))
+    return await actions.start(console.source, await _body(request))
 
 
 async def _link(console: Console, _request: Request) -> Any:
@@ -313,9 +324,9 @@ async def _missing(_request: Request, _error: Exception) -> Response:
     return PlainTextResponse("there is no such page\n", 404)
 
 
-def application(socket: str | None, gate: Gate, nursery: trio.Nursery) -> Starlette:
-    """Return the pages, which ask the daemon at `socket`. Background tasks live in `nursery`."""
-    console = Console(socket, gate, nursery)
+def application(source: Source, gate: Gate, nursery: trio.Nursery) -> Starlette:
+    """Return the pages, which show what `source` tells. Background tasks live in `nursery`."""
+    console = Console(source, gate, nursery)
     read = {
         "/api/runs/{run}": _run, "/api/runs/{run}/tree": _tree, "/api/runs/{run}/calls": _calls, "/api/history": _history,
         "/api/costs": _costs, "/api/events": _events, "/api/money": _money, "/api/agents": _agents,

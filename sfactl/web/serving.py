@@ -25,6 +25,7 @@ from ..exits import ExitCode, UsageError
 from .access import Gate
 from .pages import application
 from .peers import NO_PEER, PeerListener, from_address, of_users, user_of
+from .source import Source
 
 GOODBYE = 1.0
 """Seconds that answers under way get at the end."""
@@ -136,20 +137,20 @@ def _origin(place: Place, port: int) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}{'' if port == default else f':{port}'}"
 
 
-def serve(daemon: str | None, place: Place, *, opens: bool) -> int:
-    """Serve until SIGINT, SIGTERM or SIGHUP. `daemon`: its socket, as `--socket`. Return the exit code."""
+def serve(source: Source, place: Place, *, opens: bool) -> int:
+    """Serve until SIGINT, SIGTERM or SIGHUP. Return the exit code."""
     context = _tls(place)
     listener = _bound(place)
     gate = Gate(_origin(place, listener.getsockname()[1]))
     link = gate.link(inf)
     print(f"open {link}", flush=True)
     print("the link works once, in one browser; Ctrl-C ends this", file=sys.stderr, flush=True)
-    trio.run(_serve, daemon, listener, place, context, gate, link if opens else None)
+    trio.run(_serve, source, listener, place, context, gate, link if opens else None)
     return ExitCode.DONE
 
 
 async def _serve(
-    daemon: str | None, sock: socket.socket, place: Place, tls: ssl.SSLContext | None, gate: Gate, link: str | None
+    source: Source, sock: socket.socket, place: Place, tls: ssl.SSLContext | None, gate: Gate, link: str | None
 ) -> None:
     config = Config()
     config.loglevel = "ERROR"
@@ -160,7 +161,7 @@ async def _serve(
     end = WorkerContext(None)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:
-            pages: Any = gate.guard(application(daemon, gate, nursery))
+            pages: Any = gate.guard(application(source, gate, nursery))
             app = ASGIWrapper(pages)
             handler = partial(TCPServer, app, config, end, ConnectionState({}))
             if link is not None:

@@ -17,10 +17,11 @@ from starlette.types import Receive, Scope, Send
 from sfad.protocol import messages as m
 from sfad.protocol.types import SEVERITIES, RunId, Severity
 
-from ..connection import Client, check, connect
+from ..connection import Client, check
 from ..exits import Quit
 from . import tail, views
 from .feed import AGAIN, Feed
+from .source import Source
 
 PACE = 0.1
 """Seconds between two messages about runs at least: what changes meanwhile is told together."""
@@ -35,9 +36,9 @@ class EventStream(Response):
     """Tells a page of runs (`runs`: `all`, or the id of one, with the tree below it), of events (`events`), and of the output of a
     run (`output`: its id; `stderr`), as its query says."""
 
-    def __init__(self, request: Request, socket: str | None, feed: Feed) -> None:
+    def __init__(self, request: Request, source: Source, feed: Feed) -> None:
         query = request.query_params
-        self._socket, self._feed = socket, feed
+        self._source, self._feed = source, feed
         self._runs = query.get("runs", "")
         self._output, self._stderr = query.get("output", ""), "stderr" in query
         self._events = "events" in query
@@ -97,21 +98,23 @@ class EventStream(Response):
     # ---- runs
 
     async def _tell_runs(self) -> None:
-        feed, away, status, first = self._feed, "", -1, True
+        feed, away, trouble, status, first = self._feed, "", "", -1, True
         while True:
             seen, pause = feed.changes, trio.current_time() + PACE
             if feed.away is not None and feed.away != away:
                 away = feed.away
                 await self._tell("away", _encode(away))
             elif feed.away is None and feed.ready:
-                if away or first:
-                    away, first = "", False
+                if away or first or feed.trouble != trouble:
+                    away, first, trouble = "", False, feed.trouble
                     await self._tell("here", b"0")
+                    if trouble:
+                        await self._tell("trouble", _encode(trouble))
                 if self._runs:
                     await self._tell_changed()
                 if feed.status is not None and feed.status_version != status:
                     status = feed.status_version
-                    await self._tell("daemon", _encode(views.daemon(feed.status, feed.table)))
+                    await self._tell("daemon", _encode(views.daemon(feed.status, feed.table, self._source.own)))
             if feed.changes == seen:
                 await feed.change()
             await trio.sleep_until(pause)
@@ -136,18 +139,20 @@ class EventStream(Response):
     async def _follow_events(self) -> None:
         while True:
             try:
-                with await trio.to_thread.run_sync(connect, self._socket) as client:
-                    await self._pass_events_on(client)
+                node, run = await self._source.find(self._of) if self._of else (self._source.own, "")
+                with await trio.to_thread.run_sync(self._source.connect, node) as client:
+                    await self._pass_events_on(client, node, run)
             except Quit as error:
                 if self._feed.away is None:
                     await self._tell("trouble", _encode(error.message))
             await trio.sleep(AGAIN)
 
-    async def _pass_events_on(self, client: Client) -> None:
-        """Pass on what comes until the connection ends. Raise `Quit`."""
+    async def _pass_events_on(self, client: Client, node: str, run: RunId) -> None:
+        """Pass on what a node tells until the connection ends. Raise `Quit`."""
         request = m.Events(id=0, after=self._seq or None, rows=EVENTS, follow=True, types=self._types, severity=self._severity)
-        request.runs = [self._of] if self._of else []
+        request.runs = [run] if run else []
         client.send(request)
+        name = partial(self._source.name, node)
         while True:
             await trio.lowlevel.wait_readable(client.fileno())
             for answer in client.arrived():
@@ -156,7 +161,9 @@ class EventStream(Response):
                 events = reply.events if isinstance(reply, m.EventPage) else [reply.event] if isinstance(reply, m.EventPush) else []
                 reached = max([self._seq, *(event.number for event in events)])
                 if events:
-                    await self._tell("events", _encode([views.event(each) for each in events]), partial(self._at, "_seq", reached))
+                    await self._tell(
+                        "events", _encode([views.event(each, name) for each in events]), partial(self._at, "_seq", reached)
+                    )
                 if isinstance(reply, m.EventPage) and reply.more:
                     request.after = reply.reached
                     client.send(request)
@@ -168,4 +175,4 @@ class EventStream(Response):
             change: Callable[[], object] = partial(self._at, "_cursor", cursor) if cursor else lambda: None
             await self._tell("output", _encode(text), change)
 
-        await tail.follow(self._socket, self._output, stderr=self._stderr, cursor=self._cursor, tell=tell)
+        await tail.follow(self._source, self._output, stderr=self._stderr, cursor=self._cursor, tell=tell)

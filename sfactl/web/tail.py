@@ -9,15 +9,18 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as NotBase64
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from typing import Literal
 
 import trio
 
 from sfad.protocol import messages as m
-from sfad.protocol.types import RunId
+from sfad.protocol.types import ErrorCode, RunId
 
-from ..connection import Client, connect
+from ..connection import Client, DaemonError, Unreachable
 from ..exits import Quit
+from ..fleet import ANSWER
 from ..follower import FileWatch, Follower, data_from
+from .source import Source
 
 BEFORE = 64 * 1024
 """Bytes of earlier output that are shown."""
@@ -55,31 +58,44 @@ class Lines:
         return "".join(found)
 
 
-async def follow(socket: str | None, run: RunId, *, stderr: bool, cursor: str, tell: Tell) -> None:
+async def follow(source: Source, run: RunId, *, stderr: bool, cursor: str, tell: Tell) -> None:
     """Tell the output from `cursor` on (empty: the newest part), until it is cancelled. Errors are told as output."""
-    lines, decoder = Lines(), codecs.getincrementaldecoder("utf-8")("replace")
     try:
-        with await trio.to_thread.run_sync(connect, socket) as client:
-            ask = partial(client.ask, m.Logs(id=0, run=run, form="raw" if stderr else "auto"), m.LogFiles)
-            files, descriptors = await trio.to_thread.run_sync(ask)
-            growth = FileWatch()
-            try:
-                if not files.kept:
-                    await tell("this run keeps no output (--no-log, or --stdio inherit)\n", "")
-                file = descriptors[1 if stderr else 0]
-                growth.watch(file)
-                pieces = _texts(client, run, cursor) if files.text else _bytes(file, cursor)
-                async for data, behind in pieces:
-                    if text := decoder.decode(data):
-                        await tell(lines.cut(text.replace("\r\n", "\n")), _before(behind, decoder))
-                    if not data:
-                        await _growth(growth)
-            finally:
-                growth.close()
-                for descriptor in descriptors:
-                    os.close(descriptor)
+        node, run = await source.find(run)
+        if node != source.own:
+            await _follow_there(source, node, run, stderr, cursor, tell)
+            return
+        with await trio.to_thread.run_sync(source.connect, node) as client:
+            await _follow_here(client, run, stderr, cursor, tell)
     except (Quit, OSError) as error:
         await tell(f"\n[{error.message if isinstance(error, Quit) else error}]\n", "")
+
+
+async def _follow_here(client: Client, run: RunId, stderr: bool, cursor: str, tell: Tell) -> None:
+    ask = partial(client.ask, m.Logs(id=0, run=run, form="raw" if stderr else "auto"), m.LogFiles)
+    files, descriptors = await trio.to_thread.run_sync(ask)
+    growth = FileWatch()
+    try:
+        if not files.kept:
+            await tell("this run keeps no output (--no-log, or --stdio inherit)\n", "")
+        file = descriptors[1 if stderr else 0]
+        growth.watch(file)
+        pieces = _texts(client, run, cursor) if files.text else _bytes(file, cursor)
+        await _pass_on(pieces, partial(_growth, growth), tell)
+    finally:
+        growth.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+async def _pass_on(pieces: AsyncIterator[tuple[bytes, str]], rest: Callable[[], Awaitable[None]], tell: Tell) -> None:
+    """Tell what comes. `rest` is called when there is nothing more so far."""
+    lines, decoder = Lines(), codecs.getincrementaldecoder("utf-8")("replace")
+    async for data, behind in pieces:
+        if text := decoder.decode(data):
+            await tell(lines.cut(text.replace("\r\n", "\n")), _before(behind, decoder))
+        if not data:
+            await rest()
 
 
 async def _growth(growth: FileWatch) -> None:
@@ -131,3 +147,54 @@ async def _texts(client: Client, run: RunId, cursor: str) -> AsyncIterator[tuple
             position, over = part.cursor, part.ended and not part.more
         if part is None or part.text or not part.more:
             yield part.text if part is not None else b"", f"t{urlsafe_b64encode(position).decode()}"
+
+
+# ---- the output of a run on another node
+
+
+async def _follow_there(source: Source, node: str, run: RunId, stderr: bool, cursor: str, tell: Tell) -> None:
+    """Read it in pieces: no descriptor comes from there. If the node does not answer, ask it again."""
+    said = False
+
+    async def keep(text: str, behind: str) -> None:
+        nonlocal cursor, said
+        cursor, said = behind, False
+        await tell(text, behind)
+
+    while True:
+        try:
+            with await trio.to_thread.run_sync(source.connect, node) as client:
+                client.be_patient(ANSWER)
+                text = not stderr and await _has_text(client, run)
+                pieces = _texts(client, run, cursor) if text else _parts(client, run, "stderr" if stderr else "stdout", cursor)
+                await _pass_on(pieces, partial(trio.sleep, LOOK), keep)
+                return
+        except Unreachable:
+            if not said:
+                await tell(f"\n[node {node} does not answer; its output goes on here when it does]\n", "")
+            said = True
+        await trio.sleep(LOOK)
+
+
+async def _has_text(client: Client, run: RunId) -> bool:
+    """Return whether the agent's events are known."""
+    try:
+        await trio.to_thread.run_sync(client.call, m.Text(id=0, run=run), m.TextPart)
+    except DaemonError as error:
+        if error.error is not ErrorCode.WRONG_STATE:
+            raise
+        return False
+    return True
+
+
+async def _parts(client: Client, run: RunId, stream: Literal["stdout", "stderr"], cursor: str) -> AsyncIterator[tuple[bytes, str]]:
+    """Yield what the output has more; nothing while it does not grow."""
+    offset = int(cursor[1:]) if cursor[:1] == "b" and cursor[1:].isdecimal() else -BEFORE
+    ended = False
+    while not ended:
+        request = m.ReadOutput(id=0, run=run, stream=stream, offset=offset)
+        part = await trio.to_thread.run_sync(client.call, request, m.OutputPart)
+        skipped = part.offset - max(offset, 0)
+        note = f"[earlier output is not shown: {skipped} bytes]\n".encode() if skipped > 0 else b""
+        offset, ended = part.offset + len(part.data), part.ended
+        yield note + part.data, f"b{offset}"

@@ -3,6 +3,7 @@
 Times are Unix seconds, which a page shows in its reader's zone. Texts of runs have no control characters.
 """
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
@@ -11,7 +12,7 @@ from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.limits import format_amount
 from sfad.protocol.requests.daemon import DaemonStatus
 from sfad.protocol.requests.plans import PlanAccount
-from sfad.protocol.types import AlertState, CallInfo, Event, LimitKind, LimitState, RunInfo, Status
+from sfad.protocol.types import AlertState, CallInfo, Event, LimitKind, LimitState, RunId, RunInfo, Status
 from sfad.protocol.units import counted, format_duration
 
 from .. import limits, output
@@ -172,13 +173,14 @@ def _facts(run: RunInfo) -> list[tuple[str, str]]:
     ]
 
 
-def event(one: Event) -> dict[str, Any]:
+def event(one: Event, name: Callable[[RunId], RunId]) -> dict[str, Any]:
+    """`name`: returns how pages name a run of the node that tells of it."""
     return {
         "seq": one.number,
         "time": one.time.timestamp() if isinstance(one.time, datetime) else None,
         "type": one.type,
         "severity": one.severity,
-        "run": one.run_id,
+        "run": one.run_id and name(one.run_id),
         "name": plain(one.agent_name or ""),
         "message": plain(one.message)[:LONGEST],
         "state": one.state,
@@ -205,10 +207,11 @@ def call(one: CallInfo) -> dict[str, Any]:
     }
 
 
-def daemon(status: DaemonStatus, table: RunTable) -> dict[str, Any]:
-    """Return what every page shows of the daemon."""
+def daemon(status: DaemonStatus, table: RunTable, node: str) -> dict[str, Any]:
+    """Return what every page shows of the daemon. `node`: whose cost this is, in a fleet."""
     return {
         "cost": status.cost_usd,
+        "node": node,
         "window": format_duration(status.window_s),
         "alerts": [alert(one) for one in status.alerts],
         "others": table.of_others,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any, Literal
 
 import psutil
 import pytest
+from playwright.sync_api import Browser, Page, expect
 
 from sfactl.connection import Client
 from sfactl.exits import Quit
@@ -26,6 +28,7 @@ from sfad.protocol.types import Action, Bound, BudgetState, Limit, LimitKind, Pl
 from tests.harness import PATIENCE, Daemon, ended, spawn, started, wait_until
 from tests.leaks import stays
 from tests.top.terminal import ENTER, top
+from tests.web.console import Console
 
 from .cluster import LEASE, NAMES, Cluster, actor_pid, cluster, connected, daemons, kill
 
@@ -301,6 +304,79 @@ def test_top_shows_and_steers_the_runs_of_all_nodes(fleet: Daemons) -> None:
             assert terminal.exit_code() == 0
         assert fleet["n1"].sfactl("top", "--fleet", far.id).returncode == 2
     nothing_left(fleet)
+
+
+def test_the_console_shows_and_steers_the_runs_of_all_nodes(fleet: Daemons, browser: Browser) -> None:
+    with fleet["n1"].client() as client, fleet["n2"].client() as other, console(fleet["n1"], browser) as page:
+        near = started(client, ["sleep", "300"], name="web-near", limits=time_limit())
+        turns = Limit(kind=LimitKind.TURNS, threshold=10, action=Action.REQUEST_INCREASE, source="--limit")
+        far = started(client, ["sh", "-c", "echo said on n2; sleep 300"], name="web-far", **on("n2"))
+        there(fleet, far)
+        local = started(other, ["sleep", "300"], name="web-local", meter="report", limits=[*time_limit(), turns])
+        for run in (f"n1/{near.id}", f"n1/{far.id}", f"n2/{local.id}"):
+            expect(page.locator(f'[data-run="{run}"]')).to_contain_text("running")
+        for name in ("web-near", "web-far", "web-local"):
+            expect(page.locator("[data-run]").filter(has=page.get_by_role("link", name=name))).to_have_count(1)
+        page.get_by_role("link", name="web-far").click()
+        expect(page).to_have_url(re.compile(f"/runs/n1~{far.id}$"))
+        expect(page.get_by_role("log")).to_contain_text("said on n2")
+        expect(page.locator("[data-seq]").filter(has_text="run started")).to_have_count(1)
+        page.get_by_role("button", name="Pause").click()
+        expect(page.get_by_role("button", name="Resume")).to_be_visible()
+        wait_until(lambda: there(fleet, far).status is Status.PAUSED, "its node has paused it")
+        page.get_by_role("button", name="Resume").click()
+        expect(page.get_by_role("button", name="Pause")).to_be_visible()
+        page.get_by_role("button", name="Limit").click()
+        page.get_by_role("dialog").get_by_label("time").fill("250")
+        page.get_by_role("dialog").get_by_role("button", name="Limit").click()
+        expect(page.get_by_text(re.compile(f"n1/{far.id} is running: time"))).to_be_visible()
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_role("dialog").get_by_role("button", name="Stop").click()
+        expect(page.get_by_text(f"n1/{far.id} is stopped")).to_be_visible()
+        assert there(fleet, far).status is Status.CANCELLED
+        page.goto(f"/runs/n2~{there(fleet, far).id}")  # its id there
+        expect(page).to_have_url(re.compile(f"/runs/n1~{far.id}$"))
+        page.goto("/history")
+        expect(page.locator(f'[data-run="n1/{far.id}"]')).to_contain_text("cancelled")
+        expect(page.locator(f'[data-run="n2/{local.id}"]')).to_contain_text("running")
+        page.goto("/")
+        other.call(m.Report(id=0, run=local.id, turns=11), m.RunReply)
+        page.get_by_role("button", name="Approve").click()
+        expect(page.get_by_text(f"n2/{local.id} is running: turns 11 of 20")).to_be_visible()
+        expect(page.locator(f'[data-run="n2/{local.id}"]')).to_contain_text("running")
+        os.kill(fleet["n2"].pid, signal.SIGSTOP)
+        try:
+            expect(page.locator("#banner")).to_have_text("node n2 does not answer: its runs are shown as they were")
+            expect(page.locator(f'[data-run="n2/{local.id}"]')).to_contain_text("running")
+            page.goto("/history")
+            expect(page.locator(".headline")).to_contain_text("without node n2, which does not answer")
+            page.goto("/")
+        finally:
+            os.kill(fleet["n2"].pid, signal.SIGCONT)
+        expect(page.locator("#banner")).to_have_text("")
+        page.locator(f'[data-run="n2/{local.id}"]').get_by_role("button", name="Stop").click()
+        page.get_by_role("dialog").get_by_role("button", name="Stop").click()
+        expect(page.locator(f'[data-run="n2/{local.id}"]')).to_contain_text("cancelled")
+        client.call(m.Stop(id=0, runs=[near.id]), m.Stopped)
+    nothing_left(fleet)
+
+
+@contextmanager
+def console(daemon: Daemon, browser: Browser) -> Iterator[Page]:
+    """Open the first page of the console of all nodes. No script of it fails."""
+    one = Console(daemon, "--fleet")
+    context = browser.new_context(base_url=one.origin)
+    context.set_default_timeout(PATIENCE * 1000)
+    page, wrong = context.new_page(), list[str]()
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda line: wrong.append(line.text) if "Content Security Policy" in line.text else None)
+    try:
+        page.goto(one.link)
+        yield page
+    finally:
+        context.close()
+        code = one.end()
+    assert (code, wrong) == (0, [])
 
 
 def test_pending_and_infeasible_are_told_apart(fleet: Daemons) -> None:

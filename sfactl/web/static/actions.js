@@ -2,6 +2,7 @@
 
 import { post, get } from "./api.js";
 import { h, said, toast } from "./dom.js";
+import { runPath } from "./format.js";
 
 export const VERBS = {
   stop: "Stop", pause: "Pause", resume: "Resume", approve: "Approve", deny: "Deny", limit: "Limit", send: "Send", continue: "Continue",
@@ -35,7 +36,7 @@ async function carryOut(verb, run, body, from) {
   const busy = setTimeout(() => toast(`${VERBS[verb]} ${run.id}: waiting for the daemon…`), 1500);
   if (from) from.setAttribute("aria-busy", "true");
   try {
-    const answer = await post(`/api/runs/${run.id}/${verb}`, body);
+    const answer = await post(`/api${runPath(run.id)}/${verb}`, body);
     toast(answer.said, { bad: answer.bad });
     return true;
   } catch (error) {
@@ -110,7 +111,7 @@ const FIRST = ["turns", "cost", "time", "tokens"];
 async function changeLimits(run) {
   let found;
   try {
-    found = await get(`/api/runs/${run.id}`);
+    found = await get(`/api${runPath(run.id)}`);
   } catch (error) {
     return toast(error.message, { bad: true });
   }
@@ -186,7 +187,7 @@ export async function start() {
     try {
       const answer = await post("/api/start", Object.fromEntries(form));
       toast(answer.said, { bad: answer.bad });
-      if (document.body.dataset.page !== "now") location.href = `/runs/${answer.run}`;
+      if (document.body.dataset.page !== "now") location.href = runPath(answer.run);
       return true;
     } catch (error) {
       toast(error.message, { bad: true });

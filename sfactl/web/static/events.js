@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { empty, fill, h, said, toast } from "./dom.js";
-import { moment } from "./format.js";
+import { moment, ownNode, runPath } from "./format.js";
 import { Live } from "./live.js";
 
 const MOST = 2000;
@@ -17,7 +17,7 @@ export function eventLine(event, { run = true } = {}) {
     moment(event.time),
     h("span", { class: "mark", "aria-hidden": "true" }, MARKS[event.severity]),
     h("span", { class: "type" }, event.type.replaceAll("_", " "), event.severity === "low" ? null : h("span", { class: "hidden" }, `, ${event.severity}`)),
-    h("span", { class: "what" }, run && event.run ? h("a", { href: `/runs/${event.run}` }, said(event.name || event.run), " ", h("span", { class: "id" }, event.run)) : null, run && event.run ? " " : null, said(event.message)),
+    h("span", { class: "what" }, run && event.run ? h("a", { href: runPath(event.run) }, said(event.name || event.run), " ", h("span", { class: "id" }, event.run)) : null, run && event.run ? " " : null, said(event.message)),
   );
 }
 
@@ -40,7 +40,7 @@ export function show() {
   let read = false; // whether older ones were asked for
   fill("Events and alerts",
     h("section", {}, h("h2", {}, "Alerts"), alerts),
-    h("section", {}, h("div", { class: "line" }, h("h2", {}, "Events"), h("label", { for: "type", class: "hidden" }, "Type"), type, h("label", { for: "severity", class: "hidden" }, "Severity"), severity), list, nothing, older));
+    h("section", {}, h("div", { class: "line" }, h("h2", {}, "Events"), h("label", { for: "type", class: "hidden" }, "Type"), type, h("label", { for: "severity", class: "hidden" }, "Severity"), severity), ownNode() ? h("p", { class: "quiet" }, `Those of node ${ownNode()}. A run's page has those of the run; sfactl events --fleet, those of all nodes.`) : null, list, nothing, older));
   const chosen = () => ({ ...(type.value ? { type: type.value } : {}), ...(severity.value !== "low" ? { severity: severity.value } : {}) });
   const live = new Live({ events: "1", ...chosen() }, {
     events: (events) => {
@@ -51,7 +51,7 @@ export function show() {
     },
     here: () => setTimeout(() => { if (!list.firstChild) nothing.replaceChildren(empty("No such event so far. They appear here as they happen.")); }, 500),
     daemon: (told) => {
-      alerts.replaceChildren(...told.alerts.map((alert) => h("li", {}, h("span", { class: "mark", "aria-hidden": "true" }, "▲"), " ", said(alert.message), " since ", moment(alert.since), alert.run ? h("a", { href: `/runs/${alert.run}` }, ` ${alert.run}`) : null)));
+      alerts.replaceChildren(...told.alerts.map((alert) => h("li", {}, h("span", { class: "mark", "aria-hidden": "true" }, "▲"), " ", said(alert.message), " since ", moment(alert.since), alert.run ? h("a", { href: runPath(alert.run) }, ` ${alert.run}`) : null)));
       if (!told.alerts.length) alerts.append(h("li", { class: "quiet" }, "No alert is raised."));
     },
   });

@@ -56,3 +56,9 @@ export const percent = (part) => `${Math.floor(Math.min(part < 1 ? Math.min(part
 
 /** Return the time of the day, for an axis. */
 export const hour = (at, exact) => time.format(new Date(at * 1000)).slice(0, exact ? 8 : 5);
+
+/** Return the path of a run's page. In a fleet a run is called NODE/ID, and NODE~ID in a path. */
+export const runPath = (id) => `/runs/${encodeURIComponent(id.replace("/", "~"))}`;
+
+/** In a fleet: the node of this console. */
+export const ownNode = () => document.body.dataset.node;

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { byId, empty, fill, h, put, said, toast } from "./dom.js";
-import { count, date, usd } from "./format.js";
+import { count, date, runPath, usd } from "./format.js";
 import { Live } from "./live.js";
 import { Plot, stacked } from "./plot.js";
 import { RunList, heads } from "./rows.js";
@@ -16,6 +16,8 @@ function days(number) {
   const today = new Date();
   return Array.from({ length: number + 1 }, (_, at) => new Date(today.getFullYear(), today.getMonth(), today.getDate() - number + 1 + at).getTime() / 1000);
 }
+
+const without = (nodes) => (nodes.length ? ` without node ${nodes.join(", ")}, which does not answer` : "");
 
 export function show() {
   const query = new URLSearchParams(location.search);
@@ -50,7 +52,7 @@ export function show() {
     const found = await get(`/api/costs?${new URLSearchParams({ days: starts.join(","), ...chosen(["name", "user", "label", "by"]) })}`);
     if (mine !== turn) return;
     const ended = Object.entries(found.statuses).map(([word, number]) => `${number} ${word}`);
-    put(head, `${found.runs} ${found.runs === 1 ? "run" : "runs"}${found.cost === null ? "" : `, ${usd(found.cost, found.mark)} USD`}${found.tokens === null ? "" : `, ${count(found.tokens, found.mark)} tokens`}${ended.length ? `: ${ended.join(", ")}` : ""}`);
+    put(head, `${found.runs} ${found.runs === 1 ? "run" : "runs"}${found.cost === null ? "" : `, ${usd(found.cost, found.mark)} USD`}${found.tokens === null ? "" : `, ${count(found.tokens, found.mark)} tokens`}${ended.length ? `: ${ended.join(", ")}` : ""}${without(found.unanswered)}`);
     chart.hidden = !found.series.length;
     const firsts = starts.slice(0, -1);
     if (found.series.length) {
@@ -61,9 +63,9 @@ export function show() {
     legend.replaceChildren(...found.series.map((one, at) => h("li", {}, h("span", { class: `swatch ${one.name === "others" ? "other" : `s${at}`}`, "aria-hidden": "true" }), said(one.name), " ", h("b", {}, usd(sums[at])))));
     table.lastChild.replaceChildren(h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Day"), ...found.series.map((one) => h("th", { scope: "col" }, said(one.name))))), h("tbody", {}, ...firsts.map((at, each) => h("tr", {}, h("th", { scope: "row" }, date(at)), ...found.series.map((one) => h("td", {}, usd(one.values[each]))))))));
     breaches.hidden = !found.breaches.length;
-    breaches.lastChild.replaceChildren(...found.breaches.map((one) => h("li", {}, h("a", { href: `/runs/${one.run}` }, one.run), ` ${one.kind.replaceAll("_", " ")}${one.used === null || one.of === null ? "" : ` ${Number(one.used.toPrecision(4))} of ${one.of}`}`)));
+    breaches.lastChild.replaceChildren(...found.breaches.map((one) => h("li", {}, h("a", { href: runPath(one.run) }, one.run), ` ${one.kind.replaceAll("_", " ")}${one.used === null || one.of === null ? "" : ` ${Number(one.used.toPrecision(4))} of ${one.of}`}`)));
     failed.hidden = !found.failed.length;
-    failed.lastChild.replaceChildren(...found.failed.reverse().map((one) => h("li", {}, h("a", { href: `/runs/${one.run}` }, said(one.name), ` ${one.run}`), " ", said(one.reason))));
+    failed.lastChild.replaceChildren(...found.failed.reverse().map((one) => h("li", {}, h("a", { href: runPath(one.run) }, said(one.name), ` ${one.run}`), " ", said(one.reason))));
   }
 
   let next = null;
@@ -73,6 +75,7 @@ export function show() {
     else list.take({ rows: found.rows });
     next = found.next;
     older.hidden = !next;
+    if (found.unanswered.length) toast(`the list is${without(found.unanswered)}`, { bad: true });
     nothing.replaceChildren(...(list.rows.size ? [] : [empty("No run matches. Choose a longer period, or fewer filters.")]));
   }
 

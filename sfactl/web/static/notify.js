@@ -1,6 +1,7 @@
 // Notifications while a page is open: a run that waits for a person, a tree that has ended badly.
 
 import { byId, toast } from "./dom.js";
+import { runPath } from "./format.js";
 
 const BAD = new Set(["failed", "timeout", "lost"]);
 const allowed = () => "Notification" in window && Notification.permission === "granted" && localStorage.getItem("notify") === "on";
@@ -15,7 +16,7 @@ export function notice(before, run) {
 }
 
 async function tell(title, run) {
-  const options = { body: run.why, tag: run.id, data: `/runs/${run.id}`, icon: new URL("./icon.png", import.meta.url).href };
+  const options = { body: run.why, tag: run.id, data: runPath(run.id), icon: new URL("./icon.png", import.meta.url).href };
   const worker = await navigator.serviceWorker?.getRegistration();
   if (worker) worker.showNotification(title, options);
   else new Notification(title, options).onclick = () => { location.href = options.data; };

@@ -1,7 +1,7 @@
 // What runs, the one thing that is wrong first.
 
 import { byId, empty, fill, h, put, said } from "./dom.js";
-import { moment, usd } from "./format.js";
+import { moment, runPath, usd } from "./format.js";
 import { Live } from "./live.js";
 import { notice } from "./notify.js";
 import { RunList, heads } from "./rows.js";
@@ -36,7 +36,7 @@ export function show() {
     const parts = [`${live.length} live`];
     if (waits) parts.push(`${waits} ${waits === 1 ? "waits" : "wait"} for you`);
     if (stuck) parts.push(`${stuck} in trouble`);
-    if (daemon?.cost !== null && daemon?.cost !== undefined) parts.push(`${usd(daemon.cost)} USD in the last ${daemon.window}`);
+    if (daemon?.cost !== null && daemon?.cost !== undefined) parts.push(`${usd(daemon.cost)} USD in the last ${daemon.window}${daemon.node ? ` on ${daemon.node}` : ""}`);
     if (daemon?.fullest) parts.push(daemon.fullest);
     put(head, parts.join(" · "));
     head.classList.toggle("bad", waits + stuck > 0);
@@ -67,7 +67,7 @@ export function show() {
       list.show({ others: told.others });
       const about = told.alerts.filter((alert) => !alert.run); // those about a run stand in its line
       alerts.replaceChildren(...about.slice(0, 3).map((alert) =>
-        h("li", {}, h("span", { class: "mark", "aria-hidden": "true" }, "▲"), " ", said(alert.message), " since ", moment(alert.since), alert.run ? h("a", { href: `/runs/${alert.run}` }, ` ${alert.run}`) : null)));
+        h("li", {}, h("span", { class: "mark", "aria-hidden": "true" }, "▲"), " ", said(alert.message), " since ", moment(alert.since), alert.run ? h("a", { href: runPath(alert.run) }, ` ${alert.run}`) : null)));
       if (about.length > 3) alerts.append(h("li", {}, h("a", { href: "/events" }, `${about.length - 3} more alerts`)));
       tell();
     },

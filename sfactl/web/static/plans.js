@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { empty, fill, h, said, toast } from "./dom.js";
-import { moment, percent, seconds, usd } from "./format.js";
+import { moment, ownNode, percent, runPath, seconds, usd } from "./format.js";
 import { Live } from "./live.js";
 
 const AGAIN = 10000;
@@ -27,7 +27,7 @@ function windowCard(account, each) {
     `${account.name}, ${each.name}`, each.used ?? 0, words,
     h("p", { class: "quiet" }, ...(each.resets === null ? ["until its reset, which is not known"] : ["resets at ", moment(each.resets)]), ...(each.empty === null ? [] : ["; empty at ", moment(each.empty), " at this rate"])),
     each.refused ? h("p", {}, "▲ The provider refuses calls until then.") : null,
-    account.held.length ? h("p", {}, `${account.held.length} ${account.held.length === 1 ? "run waits" : "runs wait"}: `, ...account.held.slice(0, 10).flatMap((run) => [h("a", { href: `/runs/${run}` }, run), " "])) : null,
+    account.held.length ? h("p", {}, `${account.held.length} ${account.held.length === 1 ? "run waits" : "runs wait"}: `, ...account.held.slice(0, 10).flatMap((run) => [h("a", { href: runPath(run) }, run), " "])) : null,
   );
 }
 
@@ -35,7 +35,7 @@ export function show() {
   const budgets = h("ul", { class: "cards" });
   const quotas = h("ul", { class: "cards" });
   const plans = h("ul", { class: "cards" });
-  fill("Plans and budgets", h("section", {}, h("h2", {}, "Subscriptions"), plans), h("section", {}, h("h2", {}, "Budgets"), budgets), h("section", {}, h("h2", {}, "Quotas"), quotas));
+  fill("Plans and budgets", ownNode() ? h("p", { class: "quiet" }, `As node ${ownNode()} knows them. Nodes tell each other of subscriptions; sfactl status on the keeper has the budgets of all.`) : "", h("section", {}, h("h2", {}, "Subscriptions"), plans), h("section", {}, h("h2", {}, "Budgets"), budgets), h("section", {}, h("h2", {}, "Quotas"), quotas));
 
   async function read() {
     const found = await get("/api/money");

@@ -2,7 +2,7 @@
 
 import { act, button } from "./actions.js";
 import { arrange, h, put, said } from "./dom.js";
-import { clock, count, percent, seconds, usd } from "./format.js";
+import { clock, count, percent, runPath, seconds, usd } from "./format.js";
 
 const MARKS = { starting: "◔", running: "●", queued: "◌", accepted: "◌", paused: "‖", retrying: "↻", stopping: "◑", completed: "✓", cancelled: "■", lost: "?" };
 export const markOf = (run) => (run.rank >= 3 ? "▲" : MARKS[run.status] || "✕");
@@ -69,7 +69,7 @@ class Row {
     Object.assign(this, { why, bars, cost, tokens, turns, time, acts, meters: [], shown: [], visible: true });
     this.name = this.link.firstChild;
     this.element.dataset.run = id;
-    this.link.href = `/runs/${id}`;
+    this.link.href = runPath(id);
     this.link.id = `run-${id}`;
     this.number.textContent = id;
   }
@@ -251,7 +251,7 @@ export class RunList {
       below.get(parent).push(row);
       need.set(row.id, this.#key_of(row.run));
     }
-    for (const row of [...shown].sort((one, other) => (one.id < other.id ? 1 : -1))) {
+    for (const row of [...shown].sort((one, other) => other.run.depth - one.run.depth)) {
       if (!row.run.ended) live.add(row.id);
       const { parent } = row.run;
       if (need.has(parent)) {
@@ -264,7 +264,7 @@ export class RunList {
     const found = [];
     const walk = (parent) => {
       const siblings = below.get(parent) || [];
-      siblings.sort((one, other) => (newest ? 0 : rank(other) - rank(one)) || (newest || !live.has(one.id) ? -1 : 1) * (one.id < other.id ? -1 : 1));
+      siblings.sort((one, other) => (newest ? 0 : rank(other) - rank(one)) || (newest || !live.has(one.id) ? -1 : 1) * (one.run.created - other.run.created || (one.id < other.id ? -1 : 1)));
       for (const row of siblings) {
         if (parent === null && !this.ended && !live.has(row.id)) continue;
         found.push(row);

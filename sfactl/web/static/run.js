@@ -4,7 +4,7 @@ import { button, sendForm } from "./actions.js";
 import { get } from "./api.js";
 import { Screen } from "./ansi.js";
 import { byId, empty, h, put, said } from "./dom.js";
-import { count, moment, seconds, usd } from "./format.js";
+import { count, moment, ownNode, runPath, seconds, usd } from "./format.js";
 import { Live, banner } from "./live.js";
 import { notice } from "./notify.js";
 import { Plot, overTime } from "./plot.js";
@@ -73,7 +73,7 @@ export function show() {
     sending.hidden = !run.verbs.includes("send");
     if (!run.ended) put(sentence, run.why);
     const path = document.querySelector(".path");
-    path.replaceChildren(h("a", { href: "/" }, "Now"), ...(run.parent ? [" / ", run.root !== run.parent ? h("a", { href: `/runs/${run.root}` }, run.root) : null, run.root !== run.parent ? " / … / " : null, h("a", { href: `/runs/${run.parent}` }, run.parent)].filter(Boolean) : []), " / ", run.id);
+    path.replaceChildren(h("a", { href: "/" }, "Now"), ...(run.parent ? [" / ", run.root !== run.parent ? h("a", { href: runPath(run.root) }, run.root) : null, run.root !== run.parent ? " / … / " : null, h("a", { href: runPath(run.parent) }, run.parent)].filter(Boolean) : []), " / ", run.id);
     figures(run);
   }
 
@@ -103,7 +103,7 @@ export function show() {
       return bar.element;
     }));
     if (!found.limits.length) bars.append(h("p", { class: "quiet" }, "No limit of its own."));
-    facts.replaceChildren(...found.facts.flatMap(([word, value]) => [h("dt", {}, word), h("dd", {}, word.startsWith("continue") ? h("a", { href: `/runs/${value}` }, value) : said(value))]));
+    facts.replaceChildren(...found.facts.flatMap(([word, value]) => [h("dt", {}, word), h("dd", {}, word.startsWith("continue") ? h("a", { href: runPath(value) }, value) : said(value))]));
   }
 
   function use(found) {
@@ -155,11 +155,12 @@ export function show() {
     }
     reading = new Promise((resolve) => setTimeout(resolve, AGAIN));
     try {
-      const found = await get(`/api/runs/${id}`);
+      const found = await get(`/api${runPath(id)}`);
+      if (ownNode() && found.row.id !== id) return location.replace(runPath(found.row.id)); // another name of it
       seen = found;
       if (!row || row.ended !== found.row.ended || found.row.ended) draw(found.row);
       detail(found);
-      use(await get(`/api/runs/${id}/calls`));
+      use(await get(`/api${runPath(id)}/calls`));
     } catch (error) {
       if (row) return;
       live.close();
@@ -174,7 +175,7 @@ export function show() {
     }
   }
 
-  get(`/api/runs/${id}/tree`).then(({ rows }) => {
+  get(`/api${runPath(id)}/tree`).then(({ rows }) => {
     if (rows.length) {
       children.take({ rows: rows.filter((run) => !children.rows.has(run.id)) });
       childrenPart.hidden = false;
