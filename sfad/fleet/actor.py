@@ -101,7 +101,7 @@ class NodeActor:
     def _work_on(self, push: FleetPush) -> None:
         match push.what:
             case "place" if push.placing is not None:
-                self._places.place(push.run, push.placing)
+                self._places.place(push.run, push.placing, away=push.node)
             case "free":
                 self._places.free(push.run)
             case "keep":

@@ -1,8 +1,7 @@
 """Placement groups: Ray's reservation for each tree while it lives, so that Ray's other work and its autoscaler know of it."""
 
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import ray
@@ -23,6 +22,8 @@ LEAST_CPU = 0.01
 """A run that asks for nothing: an agent mostly waits for its model. Ray reserves no nothing."""
 
 
+AGAIN = "@"
+"""Between a run and the node that it was lost with, in the name of what is reserved for it then."""
 SOON = 0.5
 """Seconds in which Ray usually reserves. Until then the daemon is not told that a run waits."""
 
@@ -36,9 +37,13 @@ class Places:
         self._told: dict[RunId, FleetTold] = {}
         """What was told last of those that wait."""
 
-    def place(self, run: RunId, placing: Placing) -> None:
-        """Reserve for a run, unless that was done before."""
+    def place(self, run: RunId, placing: Placing, *, away: str = "") -> None:
+        """Reserve for a run, unless that was done before. `away`: the node that it was lost with. Ray may not have noticed, and
+        has it reserved there still."""
         name = self._prefix + run
+        if away:
+            self._remove(name)
+            name += f"{AGAIN}{away}"
         try:
             group = get_placement_group(name)
         except ValueError:
@@ -47,12 +52,12 @@ class Places:
                 bundle["GPU"] = placing.gpus
             if placing.memory:
                 bundle["memory"] = float(placing.memory)
-            group = placement_group([bundle], name=name, lifetime="detached", bundle_label_selector=[self._selector(placing)])
+            group = placement_group([bundle], name=name, lifetime="detached", bundle_label_selector=[self._selector(placing, away)])
         self.waiting[run] = group, placing
         self._since[run] = time.monotonic()
 
-    def _selector(self, placing: Placing) -> dict[str, str]:
-        labels, resting = dict(placing.labels), drained()
+    def _selector(self, placing: Placing, away: str) -> dict[str, str]:
+        labels, resting = dict(placing.labels), drained() | ({away} if away and placing.node is None else set())
         if placing.node is not None and placing.node in resting:
             raise ValueError(f"node {placing.node} is drained: it takes no more runs (sfactl fleet drain --undo {placing.node})")
         if placing.node is not None:
@@ -69,18 +74,31 @@ class Places:
     def free(self, run: RunId) -> None:
         self.waiting.pop(run, None)
         self._told.pop(run, None)
-        with suppress(ValueError):
-            remove_placement_group(get_placement_group(self._prefix + run))
+        if not self._remove(self._prefix + run):
+            for name in [each for each in self._names() if self._run_of(each) == run]:
+                self._remove(name)
+
+    def _names(self) -> Iterator[str]:
+        table: Mapping[str, Any] = placement_group_table()
+        yield from (each["name"] for each in table.values() if each["name"].startswith(self._prefix) and each["state"] != "REMOVED")
+
+    def _run_of(self, name: str) -> RunId:
+        return name.removeprefix(self._prefix).partition(AGAIN)[0]
+
+    def _remove(self, name: str) -> bool:
+        """Remove what is reserved under a name. Return whether there was anything."""
+        try:
+            remove_placement_group(get_placement_group(name))
+        except ValueError:
+            return False
+        return True
 
     def keep(self, runs: Iterable[RunId]) -> None:
         """Remove the reservations of this node's runs that are not live any more."""
-        kept = {self._prefix + run for run in runs}
-        table: Mapping[str, Any] = placement_group_table()
-        for each in table.values():
-            name = each["name"]
-            if name.startswith(self._prefix) and name not in kept and each["state"] != "REMOVED":
-                with suppress(ValueError):
-                    remove_placement_group(get_placement_group(name))
+        kept = set(runs)
+        for name in list(self._names()):
+            if self._run_of(name) not in kept:
+                self._remove(name)
 
     def look(self) -> list[FleetTold]:
         """Return what has changed of those that wait."""

@@ -488,6 +488,29 @@ def test_a_node_that_stands_still_for_less_and_for_more_than_the_lease(fleet: Da
     nothing_left(fleet)
 
 
+def test_a_run_restarts_elsewhere_though_only_the_daemon_of_its_node_stands_still(fleet: Daemons) -> None:
+    with fleet["n1"].client() as client:
+        full = started(client, ["sleep", "300"], **(on("n1") | {"placing": Placing(node="n1", cpus=4)}))
+        assert fleet["n1"].sfactl("fleet", "drain", "n3").returncode == 0
+        placing = Placing(cpus=1, restart_elsewhere=True)
+        run = started(client, ["sleep", "300"], **(on("n2") | {"placing": placing, "attempts": 2}))
+        first = there(fleet, run)
+        assert fleet["n1"].sfactl("fleet", "drain", "n3", "--undo").returncode == 0
+        os.kill(fleet["n2"].pid, signal.SIGSTOP)
+        try:
+
+            def elsewhere() -> bool:
+                place = client.call(m.Info(id=0, run=run.id), m.RunReply).run.fleet
+                return place is not None and place.node == "n3" and bool(place.run)
+
+            wait_until(elsewhere, "its second attempt began on the third node", seconds=2 * PATIENCE)
+        finally:
+            os.kill(fleet["n2"].pid, signal.SIGCONT)
+        wait_until(lambda: not psutil.pid_exists(first.pid or -1), "the first was stopped at the end of its lease")
+        client.call(m.Stop(id=0, runs=[run.id, full.id]), m.Stopped)
+    nothing_left(fleet)
+
+
 def test_a_node_that_does_not_answer_is_named_and_can_be_given_up(fleet: Daemons) -> None:
     with fleet["n1"].client() as client:
         run = started(client, ["sleep", "300"], **on("n3"))

@@ -255,7 +255,7 @@ class Giving:
                 run.move(Status.RUNNING)
             run.move(Status.RETRYING)
             self._lifecycle.halt_clock(run, at)
-            remote.node, remote.id = None, ""
+            remote.away, remote.node, remote.id = remote.node, None, ""
             self._ctx.save_and_record(run)
             self._lifecycle.launch(run)
             return

@@ -37,6 +37,8 @@ class Remote(Struct):
     """When this node had heard of the other, as it has told that last."""
     heard_at: float = 0.0
     """When the other node was heard of last."""
+    away: str | None = None
+    """The node that it was lost with: its next attempt begins on another one."""
     refunded: bool = False
     """How much it has used is known, and the rest was given back."""
 

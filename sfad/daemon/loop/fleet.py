@@ -230,7 +230,8 @@ class Fleet:
 
     def _ask_for_place(self, run: Run) -> None:
         try:
-            self._send(FleetPush(id=0, what="place", run=run.id, placing=run.asked.placing))
+            away = run.remote.away if run.remote is not None else None
+            self._send(FleetPush(id=0, what="place", run=run.id, placing=run.asked.placing, node=away or ""))
         except NotConnected as error:
             self._feed(e.PlacementWaits(trio.current_time(), run.id, str(error)))
 
@@ -238,7 +239,7 @@ class Fleet:
         now = trio.current_time()
         if told.refused is not None:
             self._feed(e.GrantRefused(now, told.run, Reason(kind="fleet", message=told.refused)))
-        elif told.node == self.node and self._nursery is not None:
+        elif told.node == self.node and self._nursery is not None and self._is_queued(told.run):
             if told.run not in self._placing_here:
                 self._placing_here.add(told.run)
                 self._nursery.start_soon(self._place_here, told.run)
@@ -246,6 +247,11 @@ class Fleet:
             self._feed(e.Placed(now, told.run, told.node))
         else:
             self._feed(e.PlacementWaits(now, told.run, told.waits or "", told.infeasible))
+
+    def _is_queued(self, run: RunId) -> bool:
+        """Return whether the run has not executed on another node before: else this node takes it as that one did."""
+        live = self._catalogue.live.get(run)
+        return live is not None and live.run.status is Status.QUEUED
 
     async def _place_here(self, run: RunId) -> None:
         """Start a run on this node after all: complete its request, as the daemon of another node would."""
