@@ -101,8 +101,8 @@ class ServeFleet(Request, tag="serve_fleet"):
 
 
 class FleetPush(Reply, tag="fleet_push"):
-    """Do something. `way`: pass on what comes through the descriptor, to a node. `place`: reserve for a run, but not on `node`, with
-    which it was lost; `free`: no longer. `nodes`: tell all nodes. `drain`, `undrain`: place no more runs on a node, or again.
+    """Do something. `way`: pass on what comes through the descriptor, to a node. `place`: reserve for a run, but not on `node`,
+    with which it was lost; `free`: no longer. `nodes`: tell all nodes. `drain`, `undrain`: place no more runs on a node, or again.
     `keep`: remove the reservations of this node's other runs. `end`: another actor has come."""
 
     what: Literal["way", "place", "free", "nodes", "keep", "drain", "undrain", "end"]
