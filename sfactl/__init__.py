@@ -37,6 +37,7 @@ Connections:
 `fleet_calls`       requests about runs that are named NODE/ID, for `top` and the console
 `fleet_list`        `list` and `tree` of all nodes
 `fleet_reports`     `summary` and `plans` of all nodes
+`fleet_sums`        the summaries of several nodes as one
 `fleet_run`         output of runs on other nodes; `run --fleet`
 `shipping`          directories that are sent with runs, and changes that are brought back
 `client`            the public API for authors of agents

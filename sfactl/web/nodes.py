@@ -9,11 +9,11 @@ from sfad.protocol.requests.advice import Summary
 from sfad.protocol.structs import replace
 from sfad.protocol.types import RunId, RunInfo, Status
 
-from .. import fleet_reports
 from ..connection import Client, connect
 from ..exits import ExitCode, Quit
 from ..fleet import Fleet
 from ..fleet_calls import FleetCalls
+from ..fleet_sums import added, with_node
 from .source import HistoryPage, R, Source, T, in_thread
 
 OVER = "-"
@@ -116,10 +116,10 @@ class Nodes(Source):
         wanted = replace(wanted, here=True)
 
         def ask(node: str) -> Summary:
-            return fleet_reports.with_node(self._calls.ask(node, wanted, m.Summarised).summary, node)
+            return with_node(self._calls.ask(node, wanted, m.Summarised).summary, node)
 
         found, unanswered = await self._each(ask, without)
-        return fleet_reports.added(list(found.values())), unanswered
+        return added(list(found.values())), unanswered
 
 
 def _begin(page: m.RunList) -> float:
