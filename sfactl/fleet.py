@@ -32,7 +32,7 @@ PLACE = "fleet:"
 ANSWER = 10.0
 """Seconds that a node has for an answer before it is named as one that does not answer."""
 
-_WHERE_IT_EXECUTES = frozenset({"info", "logs", "limit"})
+_WHERE_IT_EXECUTES = frozenset({"info", "logs", "limit", "approve", "deny"})
 """Verbs about a run that its node answers. Others are for the node that has started it, whose decision reaches the other."""
 
 

@@ -141,4 +141,5 @@ def _copy(client: Client, run: str) -> None:
     try:
         copy(client, run, dict(zip(STREAMS, (1, 2), strict=True)))
     except DaemonError as error:
-        output.note(f"sfactl: its output cannot be read: {error.message}; {run} goes on")
+        if not client.call(Info(id=0, run=run), RunReply).run.status.terminal:
+            output.note(f"sfactl: its output cannot be read: {error.message}; {run} goes on")

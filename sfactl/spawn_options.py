@@ -335,7 +335,7 @@ def _ship(wanted: SpawnOptions, cwd: bytes, placing: Placing | None) -> Ship | N
         raise UsageError("--ship sends a directory to the node where the run is placed: add --fleet or --on NODE")
     directory, here = os.path.realpath(os.fsencode(wanted.ship)), os.path.realpath(cwd)
     if not os.path.isdir(directory):
-        raise UsageError(f"--ship: {wanted.ship} is no directory")
+        raise UsageError(f"--ship: {wanted.ship} is not a directory")
     within = here.startswith(directory.rstrip(b"/") + b"/")
     return Ship(directory=directory, within=os.path.relpath(here, directory) if within else b"")
 

@@ -72,7 +72,7 @@ def git(*words: str, at: _At, codes: Sequence[int] = (0,)) -> str:
 
 def _run(words: Sequence[str], at: _At, codes: Sequence[int] = (0,)) -> tuple[int, str]:
     if not os.path.isdir(at.cwd):
-        raise GitError(f"{at.cwd} is no directory")
+        raise GitError(f"{at.cwd} is not a directory")
     env = {**at.env, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
     try:
         done = subprocess.run(at.command(*words), cwd=at.cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)

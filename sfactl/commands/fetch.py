@@ -1,8 +1,8 @@
 """Bring back what a run has changed in the files that were sent with it.
 
-The run was started with --ship DIR (docs/fleet.md#files). Its new and changed files are written to DIR, and what it has deleted is
-deleted there. A file of DIR that has changed since it was sent is a conflict: all such files are named, and nothing is brought
-back. The run may still be live; its files stay on its node as long as its output does.
+The run was started with --ship DIR (docs/fleet.md#files), and may be named NODE/ID. Its new and changed files are written to
+DIR, and what it has deleted is deleted there. A file of DIR that has changed since it was sent is a conflict: all such files
+are named, and nothing is brought back. The run may still be live; its files stay on its node as long as its output does.
 
 With --patch, the changes are printed as a patch for `git apply`, and nothing is written.
 

@@ -66,6 +66,7 @@ class TopApp(App[None]):
         self.typed: asyncio.Queue[events.Key | events.Paste] = asyncio.Queue()
         """Keys, and text from the clipboard, that wait for those before."""
         self._source = source
+        self.table.of_fleet = source is not None and source.of_fleet
         self._away, self._away_since = "", 0.0
         self._notice, self._notice_bad, self._notice_until = "", False, 0.0
         self._header, self._titles, self._reasons, self._bottom = Lines(), Lines(), Lines(id="reasons"), Lines()
@@ -259,7 +260,6 @@ class TopApp(App[None]):
     async def _asked(self, request: m.Request, expected: type[R]) -> R | None:
         """Return what the daemon answers; `None` after an error, which is shown."""
         try:
-            assert self._source is not None
             return await ask(self._source, request, expected)
         except (Quit, OSError) as error:
             self.say(said(error), bad=True)

@@ -92,6 +92,7 @@ STATE = CellColumn("STATE", 9, _status, 90, left=True)
 COLUMNS = (
     STATE,
     CellColumn("USER", 8, lambda run, _: (output.plain(run.user), DIM if run.status.terminal else PLAIN), 85, left=True),
+    CellColumn("NODE", 8, lambda run, _: (output.plain((run.fleet and run.fleet.node) or "-"), DIM), 88, left=True),
     CellColumn("TIME", 6, _time, 80),
     CellColumn("HEARD", 5, lambda run, now: (output.age(run.last_heard_at, now), DIM), 10),
     CellColumn("DEPTH", 5, lambda run, _: (str(run.depth), DIM), 20),
@@ -119,9 +120,10 @@ class Layout(NamedTuple):
     milestone: int
 
     @classmethod
-    def of(cls, width: int, *, users: bool = False) -> "Layout":
-        """`users`: name the users of runs."""
-        columns = [column for column in COLUMNS if users or column.title != "USER"]
+    def of(cls, width: int, *, users: bool = False, nodes: bool = False) -> "Layout":
+        """`users`: name the users of runs; `nodes`: name the nodes where they execute."""
+        hidden = {title for title, shown in (("USER", users), ("NODE", nodes)) if not shown}
+        columns = [column for column in COLUMNS if column.title not in hidden]
         rest = width - LEAST_NAME - LEAST_BARS - 1
         if rest < STATE.width + 1:
             return cls(max(width - STATE.width - 2, 0), (STATE,), 0, 0)

@@ -41,7 +41,7 @@ def said(error: Quit | OSError) -> str:
     return error.message if isinstance(error, Quit) else str(error)
 
 
-async def ask(source: "Source", request: m.Request, expected: type[R]) -> R:
+async def ask(source: "Source | None", request: m.Request, expected: type[R]) -> R:
     """Return the daemon's reply. Raise `Quit`, `OSError`. If it is cancelled, the request is not withdrawn."""
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[R] = loop.create_future()
@@ -57,6 +57,7 @@ async def ask(source: "Source", request: m.Request, expected: type[R]) -> R:
     def work() -> None:
         reply, failure = None, None
         try:
+            assert source is not None
             reply = source.call(request, expected)
         except Exception as error:  # noqa: BLE001 (raised again in the caller)
             failure = error
@@ -71,6 +72,8 @@ class Source(Protocol):
     """Where runs come from: a daemon, or the daemons of all nodes of a fleet."""
 
     first: m.RunList
+    of_fleet: bool
+    """Whether runs are of several nodes."""
 
     def start(self, take: Take, away: Callable[[str], object]) -> None:
         """Pass on what comes. Both are called in other threads, `away` with the reason why a daemon cannot be asked."""
@@ -84,6 +87,8 @@ class Source(Protocol):
 
 class Feed:
     """Receives runs and alerts of one daemon, and comes back when it does."""
+
+    of_fleet = False
 
     def __init__(self, socket: str | None, wanted: m.WatchRuns) -> None:
         """Connect, and receive the first runs. Raise `Unreachable`, `DaemonError`."""

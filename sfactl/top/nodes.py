@@ -1,36 +1,39 @@
 """The runs of all nodes of a fleet, as `app` takes them from one daemon."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Literal
 
 from sfad.protocol import messages as m
 from sfad.protocol.structs import replace
-from sfad.protocol.types import RunId, RunInfo
+from sfad.protocol.types import AlertState, Event, RunId, RunInfo
 
 from ..connection import connect
 from ..fleet import Fleet, merged
-from ..fleet_calls import FleetCalls
-from ..output import note
+from ..fleet_calls import FleetCalls, on_node
 from .daemon import BEFORE, LOOK, Feed, R, Show, Tail, Take, Told
 
 
 class Nodes:
+    of_fleet = True
+
     def __init__(self, fleet: Fleet, wanted: m.WatchRuns) -> None:
-        """Connect to each node, and receive the first runs. Nodes that do not answer are told of on stderr, and left out."""
+        """Connect to each node, and receive the first runs. Nodes that do not answer are left out."""
         self._fleet = fleet
-        self._feeds, unanswered = fleet.each(lambda node: Feed(fleet.place(node), wanted))
-        for node, why in sorted(unanswered.items()):
-            note(f"sfactl: node {node}: {why}")
+        self._feeds, self._silent = fleet.each(lambda node: Feed(fleet.place(node), replace(wanted)))
         self._lock = threading.Lock()
+        """Feeds call from threads of their own."""
         self._calls = FleetCalls(fleet)
         self._names = self._calls.names
         self._known: dict[str, dict[RunId, RunInfo]] = {}
-        """By node."""
+        """What each node has told, by its ids."""
+        self._states: dict[str, m.DaemonStatus] = {}
         for node, feed in self._feeds.items():
             self._learn(node, feed.first.runs, whole=True)
         self.first = self._all()
+
+    # ---- what the nodes tell
 
     def _learn(self, node: str, runs: Iterable[RunInfo], *, whole: bool) -> None:
         runs = list(runs)
@@ -39,29 +42,62 @@ class Nodes:
         self._known[node] = before | {run.id: run for run in runs}
 
     def _all(self) -> m.RunList:
-        return m.RunList(id=0, runs=[run for _, run in merged({node: list(runs.values()) for node, runs in self._known.items()})])
+        rows = merged({node: list(runs.values()) for node, runs in self._known.items()})
+        return m.RunList(id=0, runs=[on_node(node, run) for node, run in rows])
 
     def start(self, take: Take, away: Callable[[str], object]) -> None:
         for node, feed in self._feeds.items():
             feed.start(partial(self._take, node, take), lambda why, node=node: away(f"node {node}: {why}"))  # type: ignore[misc]
+        if self._silent:
+            away(f"no answer of {', '.join(sorted(self._silent))}")
 
     def _take(self, node: str, take: Take, told: Told) -> None:
-        """Pass on what a node tells, with the names of the fleet. The alerts and the cost that are shown are those of this node."""
-        if isinstance(told, m.DaemonStatus):
-            if node == self._fleet.own:
-                alerts = [replace(each, run_id=each.run_id and f"{node}/{each.run_id}") for each in told.alerts]
-                take(replace(told, alerts=alerts))
-            return
+        """Pass on what a node tells, with the names of the fleet."""
         with self._lock:
+            if isinstance(told, m.DaemonStatus):
+                self._states[node] = told
+                take(self._state())
+                return
             self._learn(node, told.runs, whole=isinstance(told, m.RunList))
             if isinstance(told, m.RunList):  # the node was away
                 take(self._all())
                 return
-            changed = [self._names.named(node, run) for run in told.runs if not self._names.is_told_by_another(run)]
+            changed = [on_node(node, self._names.named(node, run)) for run in told.runs if not self._names.is_told_by_another(run)]
             take(m.RunsPush(id=0, runs=changed))
 
+    def _state(self) -> m.DaemonStatus:
+        """Return the state of this node's daemon, with the alerts and the costs of all nodes."""
+        states = self._states
+        costs = [state.cost_usd for state in states.values() if state.cost_usd is not None]
+        own = states.get(self._fleet.own) or next(iter(states.values()))
+        return replace(own, alerts=list(self._alerts()), cost_usd=sum(costs) if costs else None)
+
+    def _alerts(self) -> Iterator[AlertState]:
+        for node, state in self._states.items():
+            for alert in state.alerts:
+                yield replace(alert, run_id=alert.run_id and self._names.of(node, alert.run_id))
+
+    # ---- what is asked of them
+
     def call(self, request: m.Request, expected: type[R]) -> R:
+        """Ask the node that decides about the run of the request; without a run, this one."""
+        if isinstance(request, m.Events):
+            page = self._events(request)
+            assert isinstance(page, expected)
+            return page
         return self._calls.call(request, expected)
+
+    def _events(self, request: m.Events) -> m.EventPage:
+        """Return the newest events of all nodes that answer."""
+        found, _ = self._fleet.each(lambda node: (node, self._calls.ask(node, replace(request), m.EventPage).events))
+        with self._lock:
+            events: list[Event] = [
+                replace(event, run_id=event.run_id and self._names.of(node, event.run_id))
+                for node, page in found.values()
+                for event in page
+            ]
+        events.sort(key=lambda event: event.time.timestamp() if event.time else 0.0)
+        return m.EventPage(id=0, events=events[-request.rows :], reached=0)
 
     def tail(self, run: RunId, show: Show, *, stderr: bool) -> Tail:
         return NodeTail(self._fleet, run, stderr=stderr, show=show)

@@ -95,7 +95,7 @@ class RunTree(DataTable[None], inherit_bindings=False):
 
     def show(self, now: datetime) -> None:
         """Take the lines that the table has now, and draw those that have changed."""
-        self.columns_shown = Layout.of(self.size.width, users=self.table.of_others)
+        self.columns_shown = Layout.of(self.size.width, users=self.table.of_others, nodes=self.table.of_fleet)
         if int(monotonic()) != int(self._passed):
             self._now, self._passed = now, monotonic()
         if self.table.rows is not self._lines:

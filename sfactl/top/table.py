@@ -73,6 +73,8 @@ class RunTable:
         """Runs by status, and by their rank."""
         self.of_others = False
         """Whether there are runs of other users than this process's."""
+        self.of_fleet = False
+        """Whether the runs are those of several nodes."""
         self._seen: dict[RunId, float] = {}
         """When the run was told last, on the caller's clock."""
 
@@ -243,7 +245,7 @@ def children(runs: Iterable[RunInfo], order: Order = ORDERS["age"]) -> dict[RunI
 def _best(runs: list[RunInfo], key: Key) -> dict[RunId, float | str]:
     """Return the largest value in the subtree of each run: a tree stands where its worst run would."""
     best = {run.id: key(run) for run in runs}
-    for run in sorted(runs, key=attrgetter("id"), reverse=True):
+    for run in sorted(runs, key=attrgetter("depth"), reverse=True):
         if run.parent_id in best:
             best[run.parent_id] = max(best[run.parent_id], best[run.id])
     return best

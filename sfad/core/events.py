@@ -274,10 +274,11 @@ class PlacementWaits(OfRun, frozen=True):
 
 
 class Placed(OfRun, frozen=True):
-    """A node has room for a run that is to be placed, and has it reserved. `local`: it is this one."""
+    """A node has room for a run that is to be placed, and has it reserved. `asked`: it is this one, whose daemon has completed the
+    request."""
 
     node: str
-    local: bool = False
+    asked: Asked | None = None
 
 
 class GrantRefused(OfRun, frozen=True):

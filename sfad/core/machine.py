@@ -263,7 +263,10 @@ class Machine:
             case e.PlacementWaits():
                 self._giving.placement_waits(run, event)
             case e.Placed():
-                self._giving.placed(run, event)
+                if event.asked is not None:
+                    self._admission.placed_here(run, event.asked, event.at)
+                else:
+                    self._giving.placed(run, event)
             case e.GrantRefused():
                 self._giving.refused(run, event)
             case e.GrantSeen():

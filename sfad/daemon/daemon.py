@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -34,6 +35,7 @@ from .loop.runtime import Runtime
 from .reloading import ConfigFiles
 from .server.lost_runs import continue_lost
 from .server.peers import identify
+from .server.placed_here import complete
 from .server.server import Server
 from .startup import DaemonHome, close_all, inherited_listener, open_log, open_state, sweep_others, take_lock
 
@@ -306,6 +308,7 @@ class Daemon:
                 runtime.launcher.watch_children(children)
                 nursery.start_soon(keep_serving, runtime.gateways.serve, log.internal_error)
                 nursery.start_soon(keep_serving, runtime.otel.serve, log.internal_error)
+                runtime.fleet.complete = partial(complete, runtime)
                 nursery.start_soon(keep_serving, runtime.fleet_process.serve, log.internal_error)
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(systemd.feed_watchdog)

@@ -163,7 +163,7 @@ class RetryingStore:
         self._turns = turns
         self._looked = -1
         """The turn of the last look whether the file is in its place."""
-        self._trouble = trouble
+        self.trouble = trouble
         self._damaged = damaged
         self.failing = False
         """Whether the last write has failed."""
@@ -219,7 +219,7 @@ class RetryingStore:
             self.write({})
         except OSError as error:
             if not self.failing:
-                self._trouble(f"what happens to runs cannot be saved in the spool for now: {error}")
+                self.trouble(f"what happens to runs cannot be saved in the spool for now: {error}")
             self.failing = True
             self._timers.arm("remember", trio.current_time() + RETRY_EVERY, lambda: self.write_soon({}))
 
@@ -237,7 +237,7 @@ class RetryingStore:
     def _tell_notes(self) -> None:
         for note in self._store.take_notes():
             self._displaced = True
-            self._trouble(note)
+            self.trouble(note)
 
     def close(self) -> None:
         """Close the file. Nothing is written after that."""

@@ -61,6 +61,14 @@ class RunJournal:
             self._surroundings.forget(run)
             raise
 
+    def renew(self, live: Live) -> None:
+        """Save what was saved once of a run, because it is another now."""
+        try:
+            self._spawns.save(live)
+        except OSError as error:
+            self._store.trouble(f"what run {live.run.id} is started with cannot be saved: {error}")
+        self._store.write_soon({f"{RUN}{live.run.id}": origin_of(live), f"{NOW}{live.run.id}": progress_of(live)})
+
     def save(self, runs: Iterable[Live], position: Position = nowhere) -> None:
         self._store.write_soon(self._changes(runs, position))
 

@@ -375,6 +375,8 @@ class Grant(Struct, frozen=True, kw_only=True):
     """Seconds without a sign of the giver after which the taker stops the run; `None`: it goes on."""
     stamp: str = ""
     """The taker's clock, as it has told the giver: the lease begins then."""
+    typed: list[LimitKind] = []
+    """Limits that a person has asked for, of it or of a run above it."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True):

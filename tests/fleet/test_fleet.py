@@ -27,7 +27,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Action, Bound, BudgetState, Limit, LimitKind, Placing, RunInfo, Status
 from tests.harness import PATIENCE, Daemon, ended, spawn, started, wait_until
 from tests.leaks import stays
-from tests.top.terminal import top
+from tests.top.terminal import ENTER, top
 from tests.web.console import Console
 
 from .cluster import LEASE, NAMES, Cluster, actor_pid, cluster, connected, daemons, kill
@@ -267,26 +267,42 @@ def test_a_summary_of_all_nodes_counts_each_run_once(fleet: Daemons) -> None:
 
 
 def test_top_shows_and_steers_the_runs_of_all_nodes(fleet: Daemons) -> None:
-    with fleet["n1"].client() as client, fleet["n2"].client() as other:
-        near = started(client, ["sleep", "300"], name="near", limits=time_limit())
-        far = started(client, ["sh", "-c", "echo said on n2; sleep 300"], name="far", **on("n2"))
-        there(fleet, far)
-        local = started(other, ["sleep", "300"], name="local", limits=time_limit())
-        with top(fleet["n1"].env, "--fleet", columns=120) as terminal:
-            terminal.until(lambda: all(f" n1/{run.id} " in terminal.text for run in (near, far)))
-            terminal.until(lambda: f" n2/{local.id} local" in terminal.text)
-            terminal.press("/far\r")
-            terminal.until(lambda: "local" not in terminal.text)
+    asking = Limit(kind=LimitKind.TURNS, threshold=50, action=Action.REQUEST_INCREASE, source="--limit")
+    options = on("n2") | {"name": "farther", "meter": "report", "limits": [*time_limit(), asking]}
+    with fleet["n1"].client() as client, fleet["n2"].client() as second, fleet["n3"].client() as third:
+        far = started(client, ["sh", "-c", "echo said on n2; exec sleep 300"], **options)
+        taken, own = there(fleet, far), started(third, ["sleep", "300"], name="nearby", limits=time_limit())
+        with top(fleet["n1"].env, "--fleet", columns=140, lines=30) as terminal:
+            terminal.press("e")
+            terminal.until(rf"n1/{far.id} farther +running +n2")
+            terminal.until(rf"n3/{own.id} nearby +running +n3")
+            terminal.press("/farther" + ENTER + "p")
+            terminal.until(rf"n1/{far.id} farther +paused +n2")
+            terminal.press("r")
+            terminal.until(rf"n1/{far.id} farther +running +n2")
             terminal.press("o")
-            terminal.until("said on n2")
-            terminal.press("op")
-            terminal.until(r"far +paused")
-            wait_until(lambda: there(fleet, far).status is Status.PAUSED, "its node has paused it")
-            terminal.press("sy")
-            terminal.until(r"far +cancelled")
-        stopped = other.call(m.Stop(id=0, runs=[local.id]), m.Stopped)
-        assert stopped.survivors == []
-        client.call(m.Stop(id=0, runs=[near.id]), m.Stopped)
+            terminal.until(rf"(?s)output of n1/{far.id} farther.*said on n2")
+            terminal.press("o" + "l" + "turns=5" + ENTER)
+            terminal.until(rf"n1/{far.id} is running: turns .*5")
+            second.call(m.Report(id=0, run=taken.id, turns=6), m.RunReply)
+            terminal.until(rf"n1/{far.id} farther +approval +n2")
+            terminal.press("a" + "turns=9" + ENTER)
+            terminal.until(rf"n1/{far.id} farther +running +n2")
+            second.call(m.Report(id=0, run=taken.id, turns=4), m.RunReply)
+            terminal.until(rf"n1/{far.id} farther +approval +n2")
+            told = fleet["n1"].sfactl("resume", far.id)
+            assert (told.returncode, f"sfactl resume n2/{taken.id}" in told.stderr) == (1, True), told
+            assert fleet["n3"].sfactl("approve", f"n1/{far.id}", "--limit", "turns=30").returncode == 0
+            terminal.until(rf"n1/{far.id} farther +running +n2")
+            terminal.press("A")
+            terminal.until(rf"(?s)── alerts.*raised since .* n1/{far.id} \(farther\) used \d+ turns")
+            terminal.press("A" + "sy")
+            terminal.until(rf"stopped: n1/{far.id}")
+            terminal.press(f"/\x15nearby{ENTER}sy")
+            terminal.until(rf"stopped: n3/{own.id}")
+            terminal.press("q")
+            assert terminal.exit_code() == 0
+        assert fleet["n1"].sfactl("top", "--fleet", far.id).returncode == 2
     nothing_left(fleet)
 
 
@@ -758,7 +774,7 @@ def test_what_is_sent_is_bounded_and_refused_with_what_to_do(fleet: Daemons, tmp
         file.truncate(200 << 20)
     for words, said in (
         (("--on", "n2", "--ship", str(tmp_path / "large")), "the files have 200 MiB, and fleet.ship_max is 100 MiB"),
-        (("--on", "n2", "--ship", str(tmp_path / "missing")), "is no directory"),
+        (("--on", "n2", "--ship", str(tmp_path / "missing")), "is not a directory"),
         (("--ship", str(tmp_path / "large")), "add --fleet or --on NODE"),
     ):
         done = n1.sfactl("spawn", *words, "--", "true")
@@ -773,22 +789,9 @@ def test_files_come_although_both_daemons_are_killed(fleet: Daemons, project: Pa
     n1 = fleet["n1"]
     with n1.client() as client:
         full = started(client, ["sleep", "300"], **(on("n2") | {"placing": Placing(node="n2", cpus=4)}))
-    words = (
-        "spawn",
-        "--on",
-        "n2",
-        "--cpus",
-        "1",
-        "--ship",
-        str(project),
-        "--timeout",
-        "200",
-        "--",
-        "sh",
-        "-c",
-        CHANGE + "sleep 300",
-    )
-    run = n1.sfactl(*words).stdout.strip()
+    command = ("sh", "-c", f"{CHANGE} sleep 300")
+    words = ("--on", "n2", "--cpus", "1", "--timeout", "200", "--ship", str(project))
+    run = n1.sfactl("spawn", *words, "--", *command).stdout.strip()
     n1.kill()
     n1.restart()
     stays(n1.pid)

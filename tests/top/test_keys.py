@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual import events
 
+from sfactl.connection import Unreachable
 from sfactl.top import app as module
 from sfactl.top.app import TopApp
+from sfactl.top.daemon import OutputTail, R, Show, Tail, Take
 from sfactl.top.pane import alert_lines
 from sfad.core.state.run import run_id
 from sfad.protocol import messages as m
@@ -31,6 +33,21 @@ def paused(number: int, parent: int | None = None, action: Action = Action.PAUSE
     """Return a run that its cost limit has paused."""
     limits = [LimitState(kind=LimitKind.COST, threshold=5.0, action=action, source="--limit", used=6.0)]
     return info(number, parent, status=Status.PAUSED, reason=COST, limits=limits, **fields)
+
+
+class Away:
+    """A daemon that is away."""
+
+    first, of_fleet = m.RunList(id=0, runs=[]), False
+
+    def start(self, take: Take, away: Callable[[str], object]) -> None:
+        """Tell nothing."""
+
+    def call(self, _request: m.Request, _expected: type[R]) -> R:
+        raise Unreachable("/nowhere/s", "missing", "there is no daemon")
+
+    def tail(self, run: RunId, show: Show, *, stderr: bool) -> Tail:
+        return OutputTail("/nowhere/s", run, stderr=stderr, show=show)
 
 
 class Driven(TopApp):
@@ -94,7 +111,7 @@ class Shown:
 @contextmanager
 def shown(*runs: RunInfo, width: int = 80) -> Iterator[Shown]:
     with asyncio.Runner() as runner:
-        app = Driven(None)
+        app = Driven(Away())
         running = app.run_test(size=(width, 24))
         runner.run(running.__aenter__())
         try:
@@ -181,7 +198,7 @@ def test_the_worst_comes_first_and_what_has_ended_last() -> None:
 def test_a_limit_is_typed_whole_or_from_its_amount_on(monkeypatch: pytest.MonkeyPatch, key: str, action: Action, text: str) -> None:
     sent: list[Any] = []
 
-    async def ask(_socket: None, request: m.Request, _expected: type[m.RunReply]) -> m.RunReply:
+    async def ask(_source: Away, request: m.Request, _expected: type[m.RunReply]) -> m.RunReply:
         sent.append(request)
         return m.RunReply(id=0, run=info(1))
 

@@ -26,14 +26,16 @@ from ..life.stopping import Stopping
 from ..life.taking import Taking
 from ..limits.enforcement import LimitEnforcement
 from ..limits.plans import PlanBar, Plans
+from ..state.account import NOTHING
 from ..state.limits import PROFILED, ActiveLimit, is_default, is_from_above, narrow, profile_limits, step
 from ..state.naming import AGENT_COMMANDS, program_name
 from ..state.policy import Invalid
 from ..state.quotas import HOUR, QuotaUse, SlidingWindow
+from ..state.request import Asked
 from ..state.run import Ending, Run
 from ..state.vocabulary import ReasonKind
 from .candidate import candidate, limits_for
-from .guard import Question, first_refusal
+from .guard import Question, first_refusal, unenforced
 
 # ---- Runs that start when others have ended (`spawn --after`): whom each still waits for, and what an end means for them
 
@@ -339,6 +341,27 @@ class Admission:
         self._ctx.do(c.RecordRefusal(run))
         self._ctx.publish(EventType.RUN_REJECTED, run, refusal.detail)
         self._ctx.reply(ev.token, c.SpawnRefused(refusal, run.id))
+
+    def placed_here(self, run: Run, asked: Asked, at: float) -> None:
+        """Launch a run that was to be placed as one of this node, with the limits that such a run has, or end it if nothing would
+        enforce them."""
+        if run.remote is None or run.status is not Status.QUEUED:
+            return
+        self._spending.settle_grant(run, NOTHING, 0)  # in its own tree, what it uses counts as it uses it
+        run.remote = None
+        run.asks(replace(asked, placing=run.asked.placing, labels=run.asked.labels))
+        try:
+            run.limits = limits_for(run.asked, run.parent, self._ctx.policy, run.birth.uid)
+            found = unenforced(run)
+            why = found[0] if found is not None else None
+        except Invalid as invalid:
+            why = str(invalid)
+        if why is not None:
+            self._lifecycle.decide_end(run, at, Ending(Status.FAILED, Reason(kind=ReasonKind.FLEET, message=why)))
+            self._lifecycle.finish(run, at)
+            return
+        self._ctx.changed(run)
+        self._lifecycle.launch(run)
 
     def _admit(self, run: Run, awaits: tuple[After, ...], at: float) -> None:
         agent = run.asked.agent_program

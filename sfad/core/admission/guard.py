@@ -6,7 +6,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ...protocol.limits import format_amount
-from ...protocol.types import Refusal, Rule, Status
+from ...protocol.types import Limit, Refusal, Rule, Status
 from ...protocol.units import counted, format_elapsed, format_moment
 from ..state.access import FULL, Peer, refuse_sessions, refuse_verb
 from ..state.budgets import Budget, to_usd
@@ -210,19 +210,28 @@ def _money(q: Question) -> Refusal | None:
     return q.refuse(Rule.BUDGET, q.exhausted.sentence, why, f"Start it again then, or {q.raised(q.exhausted.key)}", quota)
 
 
-def _unenforceable(q: Question) -> Refusal | None:
-    """Refuse a run whose use nothing would tell, where a person has asked for a bound on it. The defaults only are told so.
+def unenforced(run: Run) -> tuple[str, Limit] | None:
+    """Return a limit that a person has asked for and that nothing would enforce, because nothing would tell what the run uses, and
+    that in words. The defaults only are told so.
 
     A limit of a run above counts if that run uses the gateway, which keeps its limits. Where that run goes without it, its meter
     does, and reads nothing of what it starts anyway."""
-    why = q.run.asked.uncounted
-    bounds = typed_bounds(q.run) if why is not None else ()
-    run, found = next(((run, found) for run, found in bounds if run is q.run or run.asked.gated), (q.run, None))
+    why = run.asked.uncounted
+    bounds = typed_bounds(run) if why is not None else ()
+    whose, found = next(((each, found) for each, found in bounds if each is run or each.asked.gated), (run, None))
     if found is None:
         return None
     limit = found.limit
-    whose = f"its {limit.kind} limit" if run is q.run else f"the {limit.kind} limit of run {run.id}"
-    detail = f"nothing would enforce {whose} of {format_amount(limit.kind, limit.threshold)} ({limit.source}): {why}"
+    words = f"its {limit.kind} limit" if whose is run else f"the {limit.kind} limit of run {whose.id}"
+    return f"nothing would enforce {words} of {format_amount(limit.kind, limit.threshold)} ({limit.source}): {why}", limit
+
+
+def _unenforceable(q: Question) -> Refusal | None:
+    """Refuse a run with such a limit. Of one that is to be placed, only its node knows."""
+    found = unenforced(q.run) if q.run.remote is None else None
+    if found is None:
+        return None
+    detail, limit = found
     remedy = (
         "Start it with --gateway; or name its --meter, --meter report if it reports its use itself; or let the limit only warn: "
         f"--limit {limit.kind}={limit.threshold:g}:warn"
@@ -375,7 +384,7 @@ RULES: tuple[Callable[[Question], Refusal | None], ...] = (
 )  # fmt: skip
 """In this order, because what cannot be fixed is told before what waiting would fix."""
 
-GRANT_RULES = (_enabled, _permission)
+GRANT_RULES = (_enabled, _permission, _unenforceable)
 """For a run that another node has granted: that one has asked the others, and has counted it."""
 
 SESSION_RULES = (*RULES, _session_rate, _session_concurrency)

@@ -20,7 +20,7 @@ from ..state.grants import Remote
 from ..state.limits import ActiveLimit
 from ..state.policy import Invalid
 from ..state.run import Attempt, Ending, ProcessExit, Run, Rung
-from ..state.tree import Remembered
+from ..state.tree import Remembered, typed_bounds
 from ..state.vocabulary import ReasonKind, Timer
 from .attempts import AttemptTracker
 from .lifecycle import Lifecycle
@@ -125,6 +125,7 @@ def grant_of(run: Run, node: str, stamp: str) -> Grant:
         sessions=birth.permissions.sessions,
         lease=run.remote.lease,
         stamp=stamp,
+        typed=sorted({active.limit.kind for _, active in typed_bounds(run)}),
     )
 
 
@@ -174,13 +175,9 @@ class Giving:
         self._lifecycle.answer_spawn(run)
 
     def placed(self, run: Run, ev: e.Placed) -> None:
+        """Offer the run to its node."""
         remote = run.remote
         if remote is None or remote.node is not None or run.status not in {Status.QUEUED, Status.STARTING}:
-            return
-        if ev.local and run.status is Status.QUEUED:
-            self._spending.settle_grant(run, NOTHING, 0)  # in its own tree, what it uses counts as it uses it
-            run.remote = None
-            self._lifecycle.launch(run)
             return
         if run.status is Status.QUEUED:
             run.move(Status.STARTING)

@@ -234,4 +234,7 @@ def _not_resumable(run: Run) -> str:
     for ancestor in reversed(run.ancestors):
         if ancestor.paused is not None:
             return f"run {run.id} stands still because its ancestor {ancestor.id} is paused; resume that one"
+    if run.status is Status.PAUSED and run.remote is not None:
+        there = f"{run.remote.node}/{run.remote.id}"
+        return f"run {run.id} is paused by a limit on node {run.remote.node}: resume it there, sfactl resume {there}"
     return f"run {run.id} is {run.status}, not paused"

@@ -12,6 +12,7 @@ from operator import attrgetter
 from signal import SIGINT
 
 from msgspec import Struct
+from msgspec.structs import replace as changed
 
 from ...protocol.types import ENDED, Action, After, ApiTrouble, Bound, LimitKind, Reason, Repetition, RunId, Status, Word
 from .access import FULL, Permissions
@@ -439,6 +440,11 @@ class Run(State):
         self.chain: tuple[str, ...] = (*parent.chain, birth.name) if parent is not None else (birth.name,)
         """Names, root first."""
         self.children: dict[RunId, Run] = {}
+
+    def asks(self, asked: Asked) -> None:
+        """Take another request, which the daemon has completed. Its name stays."""
+        self.asked = asked
+        self.birth = changed(self.birth, asked=asked)
 
     @property
     def root(self) -> Run:

@@ -67,7 +67,8 @@ def typed_bounds(run: Run) -> Iterator[tuple[Run, ActiveLimit]]:
     """Yield the limits of money or tokens that bind a run and that a person has typed, with the run that each is of: the run
     itself, then those above it."""
     for each in reversed(run.lineage):
-        typed = {limit.kind for limit in each.asked.limits if limit.typed}
+        grant = each.asked.grant
+        typed = {limit.kind for limit in each.asked.limits if limit.typed} if grant is None else set(grant.typed)
         found = (each.limits[kind] for kind in NEED_COUNTING if kind in typed and kind in each.limits)
         yield from ((each, active) for active in found if active.binds)
 

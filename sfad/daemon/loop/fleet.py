@@ -10,7 +10,7 @@ harm."""
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -24,6 +24,8 @@ from ...core.life.giving import grant_of, limits_to_send, wanted_of
 from ...core.machine import Machine
 from ...core.state.account import Use
 from ...core.state.budgets import to_nanos
+from ...core.state.policy import Invalid
+from ...core.state.request import Asked
 from ...core.state.run import Run
 from ...host.log import Log
 from ...host.probe import current_boot
@@ -45,6 +47,7 @@ from ...protocol.messages import (
 from ...protocol.requests.base import Reply, Request
 from ...protocol.types import ErrorCode, Reason, RunId, RunInfo, Ship, Status, Survivor, Wanted
 from ...runs.catalogue import RunCatalogue
+from ...runs.live import Live
 from ...storage.shipped import ShipRefused
 from .shipping import Shipping
 
@@ -82,6 +85,10 @@ class NotConnected(OSError):
     """No actor of this node is connected, so that no other node can be reached."""
 
 
+async def _not_served(_live: Live) -> Asked:
+    raise OSError("the daemon begins; it cannot start runs yet")
+
+
 class Fleet:
     def __init__(
         self,
@@ -91,17 +98,20 @@ class Fleet:
         feed: Callable[[e.Event], None],
         log: Log,
         sent: Callable[[RunId], None],
+        save: Callable[[Live], None],
         shipping: Shipping,
         *,
         sock: str,
     ) -> None:
-        """`sent`: the other node has a run, so that what it is started with need not be kept any more."""
+        """`sent`: the other node has a run, so that what it is started with need not be kept any more. `save`: what is saved once
+        of a run is another than before."""
         self._config = config
         self._machine = machine
         self._catalogue = catalogue
         self._feed = feed
         self._log = log
         self._sent = sent
+        self._save = save
         self._socket = sock
         self.shipping = shipping
         self.node = config.node or socket.gethostname().split(".")[0]
@@ -109,6 +119,9 @@ class Fleet:
         """Live runs that execute on another node, or are to be placed."""
         self._placed: set[RunId] = set()
         """Live runs for which Ray has, or is to have, a reservation."""
+        self._placing_here: set[RunId] = set()
+        self.complete: Callable[[Live], Awaitable[Asked]] = _not_served
+        """Completes the request of a run that starts on this node after all. Raises `Invalid`, `OSError`."""
         self._push: Push | None = None
         self._asked: dict[int, Told] = {}
         self._number = 0
@@ -225,13 +238,33 @@ class Fleet:
         now = trio.current_time()
         if told.refused is not None:
             self._feed(e.GrantRefused(now, told.run, Reason(kind="fleet", message=told.refused)))
+        elif told.node == self.node and self._nursery is not None:
+            if told.run not in self._placing_here:
+                self._placing_here.add(told.run)
+                self._nursery.start_soon(self._place_here, told.run)
         elif told.node is not None:
-            self._feed(e.Placed(now, told.run, told.node, local=told.node == self.node))
-            live = self._catalogue.live.get(told.run)
-            if live is not None and live.run.remote is None:
-                self.remote.discard(told.run)
+            self._feed(e.Placed(now, told.run, told.node))
         else:
             self._feed(e.PlacementWaits(now, told.run, told.waits or "", told.infeasible))
+
+    async def _place_here(self, run: RunId) -> None:
+        """Start a run on this node after all: complete its request, as the daemon of another node would."""
+        try:
+            live = self._catalogue.live.get(run)
+            if live is None or live.run.remote is None:
+                return
+            try:
+                asked = await self.complete(live)
+            except (Invalid, OSError) as error:
+                self._feed(e.GrantRefused(trio.current_time(), run, Reason(kind="fleet", message=str(error))))
+                return
+            self._feed(e.Placed(trio.current_time(), run, self.node, asked))
+            placed = self._catalogue.live.get(run)
+            if placed is not None and placed.run.remote is None:
+                self.remote.discard(run)
+                self._save(placed)
+        finally:
+            self._placing_here.discard(run)
 
     # ---- runs on other nodes
 

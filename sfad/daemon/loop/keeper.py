@@ -62,6 +62,9 @@ class KeeperRequests:
         key = (command.scope, command.name)
         self._drawing.needs[key] = max(command.nanos, self._drawing.needs.get(key, 0))
         self._lacking.set()
+        if self.node is None:
+            why = "it is not known yet which node keeps the budgets (sfactl fleet status)"
+            self._feed(e.AllowancesKnown(trio.current_time(), (), waits=why))
 
     async def serve(self) -> None:
         """Ask whenever something lacks, and regularly, until cancelled."""

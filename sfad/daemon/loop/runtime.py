@@ -259,7 +259,15 @@ class Runtime:
         self.worktrees = Worktrees(self.hooking.processes, self.catalogue.live)
         self.shipping = Shipping(shipped, self.hooking.processes, self.catalogue.live)
         self.fleet = Fleet(
-            config.fleet, self.machine, self.catalogue, self.feed, self.log, self._sent_to_node, self.shipping, sock=self.socket
+            config.fleet,
+            self.machine,
+            self.catalogue,
+            self.feed,
+            self.log,
+            self._sent_to_node,
+            self.spool.journal.renew,
+            self.shipping,
+            sock=self.socket,
         )
         self.fleet_process = FleetProcess(config.fleet, self.fleet, self.launcher, self.log, sock=self.socket)
         self.connections = ConnectionWatch(

@@ -136,7 +136,7 @@ def work_in_copy(request: Spawn, context: SpawnContext) -> Spawn:
     ship = request.ship
     if ship is None:
         return request
-    if request.grant is None:
+    if request.grant is None and ship.node != context.fleet.node:
         raise bad_request("--ship sends files to the node where a run is placed: add --fleet or --on, or leave out --ship")
     _check_files(ship, context)
     return replace(request, cwd=context.fleet.shipping.directory(context.peer.uid, ship))
