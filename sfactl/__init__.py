@@ -36,8 +36,8 @@ Connections:
 `fleet`             the nodes of the fleet, a connection to each, and their runs as one list
 `fleet_calls`       requests about runs that are named NODE/ID, for `top` and the console
 `fleet_list`        `list` and `tree` of all nodes
+`fleet_summary`     summaries of several nodes as one
 `fleet_reports`     `summary` and `plans` of all nodes
-`fleet_sums`        the summaries of several nodes as one
 `fleet_run`         output of runs on other nodes; `run --fleet`
 `shipping`          directories that are sent with runs, and changes that are brought back
 `client`            the public API for authors of agents

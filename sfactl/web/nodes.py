@@ -13,7 +13,7 @@ from ..connection import Client, connect
 from ..exits import ExitCode, Quit
 from ..fleet import Fleet
 from ..fleet_calls import FleetCalls
-from ..fleet_sums import added, with_node
+from ..fleet_summary import added, with_node
 from .source import HistoryPage, R, Source, T, in_thread
 
 OVER = "-"

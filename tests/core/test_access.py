@@ -69,9 +69,14 @@ OF_ADMINS = {"config", "metrics", "reload", "test_hook"} | OF_FLEET
 OF_PEOPLE = {"approve", "deny", "metrics", "prune", "recommend", "reload", "test_hook"} | OF_FLEET
 UNBOUND = {"hello", "select", "session_rights"}
 """What no `--deny` takes away."""
-WITH = {"info": {"recall"}, "logs": {"read_output", "text", "transcript"}, "list": {"watch_runs"}, "spawn": {"start_session"}}
+WITH = {
+    "info": {"recall"},
+    "logs": {"fetch_files", "get_files", "read_output", "text", "transcript"},
+    "list": {"watch_runs"},
+    "spawn": {"start_session", "put_files"},
+}
 """What a verb takes along where it is denied."""
-STARTS = {"spawn", "start_session"}
+STARTS = {"spawn", "start_session", "put_files"}
 
 
 @pytest.mark.parametrize("user", USERS)

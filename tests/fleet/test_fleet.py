@@ -379,6 +379,30 @@ def console(daemon: Daemon, browser: Browser) -> Iterator[Page]:
     assert (code, wrong) == (0, [])
 
 
+CLAUDE = """#!/bin/sh
+echo "called with: $*"
+echo "through: $ANTHROPIC_BASE_URL"
+"""
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_an_agent_is_started_alike_on_its_own_node_and_on_another(
+    fleet: Daemons, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str
+) -> None:
+    (tmp_path / "claude").write_text(CLAUDE)
+    (tmp_path / "claude").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    n1 = fleet["n1"]
+    done = n1.sfactl("run", "--on", node, "--timeout", "60", "--limit", "cost=1", "claude", "hello world")
+    assert done.returncode == 0, done
+    assert "called with: -p " in done.stdout
+    assert done.stdout.splitlines()[0].endswith("-- hello world")
+    assert "through: http://127.0.0.1:" in done.stdout
+    refused = n1.sfactl("run", "--on", node, "--no-gateway", "--timeout", "60", "--limit", "cost=1", "--", "true")
+    assert (refused.returncode, "nothing would enforce its cost limit of 1.00 USD" in refused.stderr) == (70, True), refused
+    nothing_left(fleet)
+
+
 def test_pending_and_infeasible_are_told_apart(fleet: Daemons) -> None:
     with fleet["n1"].client() as client:
         full = [started(client, ["sleep", "300"], **(on("n2") | {"placing": Placing(node="n2", cpus=4)}))]

@@ -170,7 +170,7 @@ class Summarise(Request, tag="summary"):
     groups_only: bool = False
     """Leave all but the groups empty: each other figure reads all rows again."""
     here: bool = False
-    """Without the runs that another node of the fleet executes: that one tells of them."""
+    """Without the runs that another node of the fleet has taken and that are not lost: that one tells of them."""
 
 
 class Summarised(Reply, tag="summarised"):

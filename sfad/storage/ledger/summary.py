@@ -89,7 +89,8 @@ class Summariser:
         )
         self._values = [msgspec.json.encode(numbers).decode(), *(value for term in terms for value in term.values)]
         if request.here:
-            self._where += " AND (runs.fleet IS NULL OR json_extract(runs.fleet, '$.node') IS NULL)"
+            taken = "json_valid(runs.fleet) AND json_extract(runs.fleet, '$.run') != '' AND runs.status != 'lost'"
+            self._where += f" AND (runs.fleet IS NULL OR NOT ({taken}))"
         if until is not None:
             self._where += " AND runs.created_at < ?"
             self._values.append(until)
@@ -271,7 +272,7 @@ class Summariser:
 
 
 def _elsewhere(info: RunInfo) -> bool:
-    return info.fleet is not None and info.fleet.node is not None
+    return info.fleet is not None and info.fleet.run != "" and info.status is not Status.LOST
 
 
 _USED = (

@@ -1,4 +1,4 @@
-"""The summaries of several nodes as one."""
+"""Summaries of several nodes as one."""
 
 from __future__ import annotations
 
