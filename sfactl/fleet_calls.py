@@ -5,17 +5,15 @@ from typing import TypeVar
 
 from sfad.protocol import messages as m
 from sfad.protocol.structs import replace
-from sfad.protocol.types import RunInfo
+from sfad.protocol.types import ErrorCode, FleetPlace, RunInfo
 
-from .connection import connect
+from .connection import DaemonError, connect
 from .exits import UsageError
 from .fleet import Fleet, Names
 
 R = TypeVar("R", bound=m.Reply)
 
 _READ = m.Info | m.List | m.ListCalls | m.Events
-_OF_LIMITS = m.Approve | m.Deny
-"""Only the node where a run executes knows which limit holds it."""
 
 
 class FleetCalls:
@@ -24,12 +22,20 @@ class FleetCalls:
         self.names = Names()
 
     def call(self, request: m.Request, expected: type[R]) -> R:
-        """Ask the node that answers for the run of the request; without a run, this one. Raise `Quit`, `OSError`."""
+        """Ask the node that decides about the run of the request; without a run, this one. Raise `Quit`, `OSError`."""
+        try:
+            return self._asked(request, expected, "info" if isinstance(request, _READ) else str(request.__struct_config__.tag))
+        except DaemonError as error:
+            if not isinstance(request, m.Resume) or error.error is not ErrorCode.WRONG_STATE:
+                raise
+        return self._asked(request, expected, "info")  # a limit has paused it, where it executes
+
+    def _asked(self, request: m.Request, expected: type[R], verb: str) -> R:
         node = self._fleet.own
         field = next((name for name in ("run", "runs", "root") if getattr(request, name, None)), None)
         if field is not None:
             handle = getattr(request, field)
-            node, run = self._fleet.find(handle[0] if field == "runs" else handle, _verb(request))
+            node, run = self._fleet.find(handle[0] if field == "runs" else handle, verb)
             request = replace(request, **{field: [run] if field == "runs" else run})
         elif isinstance(request, m.Spawn) and request.continues is not None:
             run = self._here(request.continues.run)
@@ -74,11 +80,11 @@ class FleetCalls:
         if run.continues or run.continued_by:  # on the same node
             others = {"continues": run.continues, "continued_by": run.continued_by}
             named = replace(named, **{key: other and self.names.of(node, other) for key, other in others.items()})
-        return named
+        return on_node(node, named)
 
 
-def _verb(request: m.Request) -> str:
-    """Return the verb by which `Fleet.find` chooses a node."""
-    if isinstance(request, _READ | _OF_LIMITS) or (isinstance(request, m.Resume) and request.limits):
-        return "info"
-    return str(request.__struct_config__.tag)
+def on_node(node: str, run: RunInfo) -> RunInfo:
+    """Return the run with the node where it executes."""
+    if run.fleet is None or run.fleet.node is None:
+        return replace(run, fleet=replace(run.fleet or FleetPlace(), node=node))
+    return run

@@ -7,11 +7,11 @@ from typing import Literal
 
 from sfad.protocol import messages as m
 from sfad.protocol.structs import replace
-from sfad.protocol.types import AlertState, ErrorCode, Event, FleetPlace, RunId, RunInfo
+from sfad.protocol.types import AlertState, Event, RunId, RunInfo
 
-from ..connection import DaemonError, connect
+from ..connection import connect
 from ..fleet import Fleet, merged
-from ..fleet_calls import FleetCalls
+from ..fleet_calls import FleetCalls, on_node
 from .daemon import BEFORE, LOOK, Feed, R, Show, Tail, Take, Told
 
 
@@ -43,7 +43,7 @@ class Nodes:
 
     def _all(self) -> m.RunList:
         rows = merged({node: list(runs.values()) for node, runs in self._known.items()})
-        return m.RunList(id=0, runs=[_on(node, run) for node, run in rows])
+        return m.RunList(id=0, runs=[on_node(node, run) for node, run in rows])
 
     def start(self, take: Take, away: Callable[[str], object]) -> None:
         for node, feed in self._feeds.items():
@@ -62,50 +62,36 @@ class Nodes:
             if isinstance(told, m.RunList):  # the node was away
                 take(self._all())
                 return
-            changed = [_on(node, self._names.named(node, run)) for run in told.runs if not self._names.is_told_by_another(run)]
+            changed = [on_node(node, self._names.named(node, run)) for run in told.runs if not self._names.is_told_by_another(run)]
             take(m.RunsPush(id=0, runs=changed))
 
     def _state(self) -> m.DaemonStatus:
-        """Return the state of this node's daemon, with the alerts and the costs of all nodes."""
-        states = self._states
-        costs = [state.cost_usd for state in states.values() if state.cost_usd is not None]
-        own = states.get(self._fleet.own) or next(iter(states.values()))
-        return replace(own, alerts=list(self._alerts()), cost_usd=sum(costs) if costs else None)
+        """Return the state of this node's daemon, with the alerts of all nodes. Costs are its own: that of a run on another node is
+        told by both, once it has ended."""
+        own = self._states.get(self._fleet.own) or next(iter(self._states.values()))
+        return replace(own, alerts=list(self._alerts()))
 
     def _alerts(self) -> Iterator[AlertState]:
         for node, state in self._states.items():
             for alert in state.alerts:
-                yield replace(alert, run_id=alert.run_id and self._id_of(node, alert.run_id))
-
-    def _id_of(self, node: str, run_id: RunId) -> str:
-        known = self._known.get(node, {}).get(run_id)
-        return self._names.named(node, known).id if known is not None else f"{node}/{run_id}"
+                yield replace(alert, run_id=alert.run_id and self._names.of(node, alert.run_id))
 
     # ---- what is asked of them
 
     def call(self, request: m.Request, expected: type[R]) -> R:
-        """Ask the node that decides about the run of the request; without a run, this one. Of events, all nodes."""
+        """Ask the node that decides about the run of the request; without a run, this one."""
         if isinstance(request, m.Events):
             page = self._events(request)
             assert isinstance(page, expected)
             return page
-        try:
-            reply = self._calls.call(request, expected)
-        except DaemonError as error:
-            if not isinstance(request, m.Resume) or error.error is not ErrorCode.WRONG_STATE:
-                raise
-            node, run = self._fleet.find(request.run, "info")  # a limit has paused it, where it executes
-            reply = self._calls.named(node, self._calls.ask(node, replace(request, run=run), expected))
-        if isinstance(reply, m.RunReply):
-            return replace(reply, run=_on(reply.run.id.partition("/")[0], reply.run))
-        return reply
+        return self._calls.call(request, expected)
 
     def _events(self, request: m.Events) -> m.EventPage:
         """Return the newest events of all nodes that answer."""
         found, _ = self._fleet.each(lambda node: (node, self._calls.ask(node, replace(request), m.EventPage).events))
         with self._lock:
             events: list[Event] = [
-                replace(event, run_id=event.run_id and self._id_of(node, event.run_id))
+                replace(event, run_id=event.run_id and self._names.of(node, event.run_id))
                 for node, page in found.values()
                 for event in page
             ]
@@ -114,13 +100,6 @@ class Nodes:
 
     def tail(self, run: RunId, show: Show, *, stderr: bool) -> Tail:
         return NodeTail(self._fleet, run, stderr=stderr, show=show)
-
-
-def _on(node: str, run: RunInfo) -> RunInfo:
-    """Return the run with the node where it executes."""
-    if run.fleet is None or run.fleet.node is None:
-        return replace(run, fleet=replace(run.fleet or FleetPlace(), node=node))
-    return run
 
 
 class NodeTail(Tail):

@@ -41,6 +41,7 @@ SUPER: list[dict[str, Any]] = [{"uid": 0}, {"uid": THIRD, "groups": [ADMINS]}, {
 """Root; members of the admin group by a supplementary group and by their own."""
 
 ABOUT_ONE: dict[str, dict[str, Any]] = {
+    "get_files": {"name": "a" * 32},
     "limit": {"limits": [Limit(kind=LimitKind.TURNS, threshold=3, action=Action.WARN)]},
     "read_output": {"stream": "stdout"},
     "report": {"turns": 1},
@@ -51,6 +52,8 @@ ABOUT_ONE: dict[str, dict[str, Any]] = {
 }
 """The fields beside `run` of requests about one run, where there must be some."""
 
+OF_ITS_USER = {"fetch_files", "get_files"}
+"""The run's user alone may use them, because what they do is done as that user."""
 OF_NO_OTHER = {"spawn", "start_session", "settle", "silent_call"}
 """They name no run."""
 
@@ -124,7 +127,10 @@ def test_root_and_the_admin_group_do_everything_with_all_runs(daemon: Daemon) ->
     for who in SUPER:
         replies = asked_as(daemon.socket, list(about(live).values()), **who)
         for verb, reply in zip(about(live), replies, strict=True):
-            if isinstance(reply, m.Error):
+            if verb in OF_ITS_USER:
+                assert isinstance(reply, m.Error)
+                assert reply.code is ErrorCode.NOT_PERMITTED, (verb, who)
+            elif isinstance(reply, m.Error):
                 assert reply.code not in {ErrorCode.NO_SUCH_RUN, ErrorCode.NOT_PERMITTED}, (verb, who)
         with daemon.client() as client:
             wait_until(lambda: client.call(m.Info(id=client.next_id(), run=live), m.RunReply).run.status == "running", "resumed")
