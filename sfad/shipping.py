@@ -46,7 +46,7 @@ def why_unsafe(path: str) -> str | None:
     """Return why an archive may not have this path; `None` if it may."""
     parts = path.split("/")
     if path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
-        return "it is no path within the directory"
+        return "it is not a path within the directory"
     if any(part.lower() == ".git" for part in parts):
         return "it belongs to a git repository"  # its hooks and its config name programs
     return None
@@ -114,7 +114,7 @@ class Tree:
             os.close(at)
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             file.close()
-            raise ShippingError(f"{path} is no regular file any more")
+            raise ShippingError(f"{path} is not a regular file any more")
         return file
 
     def target(self, path: str) -> str:
@@ -173,36 +173,33 @@ class Tree:
     def write(self, path: str, content: IO[bytes], *, executable: bool, modified: float | None = None) -> None:
         """Put a file in its place as a whole. Of a file that is there the other rights stay."""
         before = self.status(path)
-        at, name = self._parent(path, make=True)
-        new = f".{secrets.token_hex(8)}.sfad"
-        try:
+        with self._replacing(path) as (at, new):
             made = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=at)
-            try:
-                with os.fdopen(made, "wb") as file:
-                    while piece := content.read(_PIECE):
-                        file.write(piece)
-                    file.flush()
-                    mode = os.fstat(made).st_mode if before is None or not stat.S_ISREG(before.st_mode) else before.st_mode
-                    os.fchmod(made, (mode & 0o666) | ((mode & 0o444) >> 2 if executable else 0))
-                    if modified is not None:
-                        os.utime(made, (modified, modified))
-                os.rename(new, name, src_dir_fd=at, dst_dir_fd=at)
-            except BaseException:
-                os.unlink(new, dir_fd=at)
-                raise
-        finally:
-            os.close(at)
+            with os.fdopen(made, "wb") as file:
+                while piece := content.read(_PIECE):
+                    file.write(piece)
+                file.flush()
+                mode = os.fstat(made).st_mode if before is None or not stat.S_ISREG(before.st_mode) else before.st_mode
+                os.fchmod(made, (mode & 0o666) | ((mode & 0o444) >> 2 if executable else 0))
+                if modified is not None:
+                    os.utime(made, (modified, modified))
 
     def link(self, path: str, target: str) -> None:
+        with self._replacing(path) as (at, new):
+            os.symlink(target, new, dir_fd=at)
+
+    @contextmanager
+    def _replacing(self, path: str) -> Iterator[tuple[int, str]]:
+        """Yield the directory of a file, and a name in it. What is made under that name takes the file's place as a whole."""
         at, name = self._parent(path, make=True)
         new = f".{secrets.token_hex(8)}.sfad"
         try:
-            os.symlink(target, new, dir_fd=at)
-            try:
-                os.rename(new, name, src_dir_fd=at, dst_dir_fd=at)
-            except BaseException:
+            yield at, new
+            os.rename(new, name, src_dir_fd=at, dst_dir_fd=at)
+        except BaseException:
+            with suppress(FileNotFoundError):
                 os.unlink(new, dir_fd=at)
-                raise
+            raise
         finally:
             os.close(at)
 
@@ -309,7 +306,7 @@ class Survey:
         elif why is None and stat.S_ISDIR(found.st_mode) and self.git:
             why = "it is a repository of its own"
         elif why is None and not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-            why = "it is no regular file"
+            why = "it is not a regular file"
         if why is not None:
             self.left_out.append(f"{path}: {why}")
             return
@@ -508,7 +505,7 @@ def compare(archive: IO[bytes], root: str, env: Mapping[str, str], *, git: bool)
 def _why_stays(path: str, new: str | None) -> str | None:
     """Return why a new file cannot be brought back."""
     if new == "special":
-        return "it is no regular file"
+        return "it is not a regular file"
     if new is not None and new.startswith("link "):
         return why_unsafe(path) or why_leaves(path, new.removeprefix("link "))
     return why_unsafe(path)

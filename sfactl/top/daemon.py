@@ -9,6 +9,7 @@ import os
 import select
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Protocol, TypeVar
@@ -146,7 +147,7 @@ class Feed:
 Show = Callable[["Tail", str], object]
 
 
-class Tail:
+class Tail(ABC):
     """Follows the output of one run. Calls `show` in its thread, with itself and text that has no control characters but line ends,
     until it is stopped."""
 
@@ -169,8 +170,9 @@ class Tail:
             self._tell(f"\n{said(error)}\n")
         os.close(self._stopped)
 
+    @abstractmethod
     def _copy(self) -> None:
-        raise NotImplementedError
+        """Tell what there is and what comes, until it is stopped. Raise `Quit`, `OSError`."""
 
     def _rest(self, seconds: float, growth: int = -1) -> bool:
         """Wait until a descriptor is readable, or for so long. Return whether it is stopped."""

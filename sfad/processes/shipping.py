@@ -4,9 +4,9 @@ user: one is the first step of each attempt, in the run's own containment, and b
 A copy (`sfad.storage.shipped`) has:
 
 `archive`     what was sent
-`work/files`  the files, as the run changes them: all of them, or not there
-`work/new`    what an earlier step had begun to unpack
-`work/NAME`   changes that were packed
+`own/files`  the files, as the run changes them: all of them, or not there
+`own/new`    what an earlier step had begun to unpack
+`own/NAME`   changes that were packed
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def enter(words: list[str]) -> None:
     given, files, argv = understood(words)
     env = environment(sealed=bool(given["sealed"]))
     try:
-        if not os.path.isdir(f"{given['copy']}/work/files"):
+        if not os.path.isdir(f"{given['copy']}/own/files"):
             _unpack(given["copy"], int(given["most"]), given["author"] if given["git"] else None, env)
         os.makedirs(given["cwd"], exist_ok=True)  # git keeps no empty directory
         os.chdir(given["cwd"])
@@ -54,7 +54,7 @@ def enter(words: list[str]) -> None:
 
 
 def _unpack(copy: str, most: int, author: str | None, env: dict[str, str]) -> None:
-    new = f"{copy}/work/new"
+    new = f"{copy}/own/new"
     if os.path.lexists(new):
         shutil.rmtree(new)
     os.mkdir(new, 0o700)
@@ -62,14 +62,14 @@ def _unpack(copy: str, most: int, author: str | None, env: dict[str, str]) -> No
         shipping.unpack(archive, new, most)
     if author is not None:
         shipping.begin_repository(new, author, env)
-    os.rename(new, f"{copy}/work/files")
+    os.rename(new, f"{copy}/own/files")
 
 
 # ---- What has changed
 
 
 def pack_words(*, copy: str, name: str, git: bool, most: int, patch: bool) -> list[bytes]:
-    """Return the command that packs the changes of a run as `work/NAME`. It prints JSON after `ANSWER`: `size` or `error`."""
+    """Return the command that packs the changes of a run as `own/NAME`. It prints JSON after `ANSWER`: `size` or `error`."""
     words = [copy, name, "1" if git else "", str(most), "1" if patch else ""]
     return [*python_words("shipping", "pack"), *map(os.fsencode, words)]
 
@@ -78,11 +78,11 @@ def pack(words: Sequence[str]) -> None:
     import json
 
     copy, name, git, most, patch = words
-    work = f"{copy}/work"
+    own = f"{copy}/own"
     found: dict[str, object]
     try:
-        _remove_old(work)
-        size = _pack(copy, f"{work}/{name}", bool(git), int(most), bool(patch))
+        _remove_old(own)
+        size = _pack(copy, f"{own}/{name}", bool(git), int(most), bool(patch))
         found = {"size": size}
     except (shipping.ShippingError, OSError) as error:
         found = {"error": str(error)}
@@ -90,7 +90,7 @@ def pack(words: Sequence[str]) -> None:
 
 
 def _pack(copy: str, target: str, git: bool, most: int, patch: bool) -> int:
-    root = f"{copy}/work/files"
+    root = f"{copy}/own/files"
     if not os.path.isdir(root):
         raise shipping.ShippingError("the run has not unpacked its files")
     with open(f"{copy}/archive", "rb") as archive:
@@ -103,9 +103,9 @@ def _pack(copy: str, target: str, git: bool, most: int, patch: bool) -> int:
     return os.path.getsize(target)
 
 
-def _remove_old(work: str) -> None:
+def _remove_old(own: str) -> None:
     """Remove what earlier calls have packed."""
-    for entry in os.scandir(work):
+    for entry in os.scandir(own):
         status = entry.stat(follow_symlinks=False)
         if stat.S_ISREG(status.st_mode) and status.st_mtime < time.time() - KEPT:
             os.unlink(entry.path)

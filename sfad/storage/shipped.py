@@ -1,6 +1,6 @@
 """Files that are sent with runs (docs/fleet.md#files): archives, which come in pieces, and the directories where runs unpack them.
 
-`UID-ARCHIVE/`   a copy: `archive.part` grows to `archive`, which a run unpacks in `work/`. Both are given to the run's user
+`UID-ARCHIVE/`   a copy: `archive.part` grows to `archive`, which a run unpacks in `own/`. Both are given to the run's user
 `RUN.json`       which copy a run has. Runs that continue each other have the same one
 
 They are beside the state directory, and not in it: that is open to the daemon only, and hidden from runs in a sandbox.
@@ -111,7 +111,7 @@ class ShippedFiles:
     def _make(self, uid: int, copy: Path, named: Collection[str]) -> None:
         _make(self.directory)
         waiting = [name for name in self._copies() if name.startswith(f"{uid}-") and name not in named]
-        waiting = [name for name in waiting if not (self.directory / name / "work").exists()]
+        waiting = [name for name in waiting if not (self.directory / name / "own").exists()]
         if len(waiting) >= MOST_UNCLAIMED:
             raise ShipRefused(f"{len(waiting)} archives of uid {uid} wait for a run that names them, at most {MOST_UNCLAIMED} may")
         _make(copy)
@@ -132,11 +132,11 @@ class ShippedFiles:
             new = self.directory / f"{run}.new"
             new.write_bytes(msgspec.json.encode(Shipment(copy.name, uid, ship)))
             new.rename(record)
-        work = copy / "work"
+        own = copy / "own"
         with suppress(FileExistsError):
-            work.mkdir(0o700)
+            own.mkdir(0o700)
         if owner is not None:
-            os.chown(work, *owner, follow_symlinks=False)
+            os.chown(own, *owner, follow_symlinks=False)
             os.chown(copy / "archive", *owner, follow_symlinks=False)
         return copy
 
@@ -152,11 +152,11 @@ class ShippedFiles:
         if not is_archive(name):
             raise FileNotFoundError(f"no changes were packed as {name[:40]!r}")
         # by descriptors: the directory is the user's, who can put a link there
-        work = os.open(self.directory / shipment.copy / "work", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        own = os.open(self.directory / shipment.copy / "own", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=work)
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=own)
         finally:
-            os.close(work)
+            os.close(own)
         try:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode) or found.st_uid != shipment.uid or found.st_nlink != 1:

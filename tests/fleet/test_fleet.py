@@ -786,7 +786,7 @@ def test_files_are_sent_and_changes_brought_back(fleet: Daemons, project: Path, 
     done = n1.sfactl(*words, "sh", "-ec", f"pwd; test ! -e ../secret.log; cd ..; cmp big {project / 'big'}; {CHANGE}")
     assert done.returncode == 0, done
     where, _, subject, *rest = done.stdout.splitlines()
-    assert where.endswith("/work/files/sub")
+    assert where.endswith("/own/files/sub")
     assert str(fleet[node].state_dir) in where
     assert (subject, rest) == ("shipped", [])
     run = done.stderr.split("sfactl fetch ")[1].strip()

@@ -161,8 +161,8 @@ def test_the_copy_is_the_users_who_alone_can_fetch_it(users: Daemon) -> None:
     run = as_user(FIRST, start)
     kept = Path(f"{users.state_dir}-shipped")
     (copy,) = [path for path in kept.iterdir() if path.is_dir()]
-    assert (copy / "work").stat().st_uid == FIRST
-    assert (copy / "work").stat().st_mode & 0o777 == 0o700
+    assert (copy / "own").stat().st_uid == FIRST
+    assert (copy / "own").stat().st_mode & 0o777 == 0o700
     assert [path.stat().st_uid for path in (kept, copy, kept / f"{run}.json")] == [0, 0, 0]
     with pytest.raises(Failed, match="no run has the id"):
         as_user(SECOND, lambda: printed(fetch.main, run=run, to="/tmp/never", socket=where))

@@ -83,7 +83,7 @@ def begun(files: ShippedFiles, run: str, archive: str = A) -> Path:
 def test_a_run_has_a_place(files: ShippedFiles) -> None:
     copy = begun(files, "a1")
     assert files.begin("a1", UID, ship(), None) == copy  # a further attempt
-    assert (copy / "work").stat().st_mode & 0o777 == 0o700
+    assert (copy / "own").stat().st_mode & 0o777 == 0o700
     found = files.of("a1")
     assert found is not None
     assert (found.copy, found.ship.directory) == (copy.name, b"/src")
@@ -94,12 +94,12 @@ def test_packed_changes_are_read_from_the_runs_own_file_only(files: ShippedFiles
     copy = begun(files, "a1")
     found = files.of("a1")
     assert found is not None
-    (copy / "work" / A).write_bytes(b"changes")
+    (copy / "own" / A).write_bytes(b"changes")
     assert files.packed(found, A, 0) == b"changes"
     assert files.packed(found, A, 7) == b""
     (tmp_path / "secret").write_bytes(b"secret")
-    (copy / "work" / B).symlink_to(tmp_path / "secret")
-    os.link(tmp_path / "secret", copy / "work" / ("c" * 32))
+    (copy / "own" / B).symlink_to(tmp_path / "secret")
+    os.link(tmp_path / "secret", copy / "own" / ("c" * 32))
     for name in (B, "c" * 32, "../../secret", "files"):
         with pytest.raises(OSError, match=r"symbolic link|is not what the run's user has packed|no changes were packed"):
             files.packed(found, name, 0)
@@ -149,8 +149,8 @@ def test_what_no_run_has_named_goes_after_a_while(files: ShippedFiles) -> None:
 def test_a_place_that_runs_share_goes_with_the_last(files: ShippedFiles) -> None:
     copy = begun(files, "a1")
     files.begin("a2", UID, ship(), None)
-    (copy / "work" / "readonly").mkdir(mode=0o500)
-    (copy / "work" / "link").symlink_to("/etc")
+    (copy / "own" / "readonly").mkdir(mode=0o500)
+    (copy / "own" / "link").symlink_to("/etc")
     assert files.remove(["a1"], dry=False) == 0
     assert copy.exists()
     assert files.remove(["a2"], dry=True) > 0

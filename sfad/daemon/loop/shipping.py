@@ -82,7 +82,7 @@ class Shipping:
 
     def directory(self, uid: int, ship: Ship) -> bytes:
         """Return the directory in which a run of a user works."""
-        return os.path.join(os.fsencode(self.files.copy_of(uid, ship.archive)), b"work/files", ship.within).rstrip(b"/")
+        return os.path.join(os.fsencode(self.files.copy_of(uid, ship.archive)), b"own/files", ship.within).rstrip(b"/")
 
     def first_step(self, live: Live) -> tuple[list[bytes], bytes] | None:
         """Return the first step of a run (`LaunchSpec.first_step`) and where that starts; `None` if no files were sent. Raise
@@ -98,7 +98,7 @@ class Shipping:
             copy=copy, cwd=self.directory(live.uid, ship), git=ship.git, author=ship.author, most=self.files.most,
             sealed=live.spawn.isolation is not None,
         )  # fmt: skip
-        return step, os.fsencode(f"{copy}/work")
+        return step, os.fsencode(f"{copy}/own")
 
     def environment(self, live: Live, env: list[bytes]) -> list[bytes]:
         """Return the environment of a run: in a copy, without what would lead git elsewhere, and with its directory."""
@@ -115,7 +115,7 @@ class Shipping:
         name, copy = secrets.token_hex(16), str(self.files.directory / shipment.copy)
         words = pack_words(copy=copy, name=name, git=shipment.ship.git, most=self.files.most, patch=patch)
         env = [b"PATH=" + os.fsencode(os.environ.get("PATH", os.defpath))]
-        command = HookCommand(words, os.fsencode(f"{copy}/work"), env, b"", PACK_SECONDS, user)
+        command = HookCommand(words, os.fsencode(f"{copy}/own"), env, b"", PACK_SECONDS, user)
         async with self._turn(shipment.uid):
             result = await self.processes.run(command, trio.CancelScope(), operators=False)
         try:
