@@ -348,6 +348,38 @@ def test_a_reply_that_was_overtaken_is_no_news() -> None:
     assert (window.used, window.rejected) == (0.02, False), "the provider has given more"
 
 
+def test_a_window_that_the_provider_has_renewed_early_is_believed_at_once() -> None:
+    window = Window("5h")
+    window.hear(SeenWindow(window="5h", used_ratio=0.9, resets_at=HOUR), 0.0, None)
+    window.hear(SeenWindow(window="5h", used_ratio=0.1, resets_at=6 * HOUR), 1.0, None)
+    assert (window.used, window.resets_at) == (0.1, 6 * HOUR)
+    assert window.hear(SeenWindow(window="5h", used_ratio=0.92, resets_at=HOUR), 2.0, None) == 0
+    assert (window.used, window.resets_at) == (0.1, 6 * HOUR), "that reply was sent before"
+
+
+def test_a_provider_that_corrects_itself_is_believed_after_a_minute_of_calls() -> None:
+    window = Window("5h")
+    window.hear(SeenWindow(window="5h", used_ratio=0.9, resets_at=HOUR), 0.0, None)
+    for second in range(1, 60):
+        window.hear(SeenWindow(window="5h", used_ratio=0.85, resets_at=HOUR), second, None)
+        assert window.used == 0.9
+    window.hear(SeenWindow(window="5h", used_ratio=0.85, resets_at=HOUR), 60.0, None)
+    assert window.used == 0.85
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12).flatmap(lambda grown: st.tuples(st.just(grown), st.permutations(grown))))
+def test_however_replies_overtake_each_other_no_growth_is_counted_twice(made: tuple[list[int], list[int]]) -> None:
+    """Calls that take so many thousandths of a window each, whose replies come in another order, within a minute."""
+    grown, order = made
+    figures = {each: sum(grown[: index + 1]) / 1000 for index, each in enumerate(grown)}
+    window = Window("5h", base=0.0)
+    counted = sum(
+        window.hear(SeenWindow(window="5h", used_ratio=figures[each], resets_at=HOUR), second, None)
+        for second, each in enumerate(order)
+    )
+    assert counted == pytest.approx(max(figures.values()))
+
+
 def test_a_forecast_is_of_the_present_rate() -> None:
     window = Window("5h")
     for minute in range(31):

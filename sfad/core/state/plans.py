@@ -27,9 +27,9 @@ FORECAST = 1800.0
 LEAST_SEEN = 300.0
 """Seconds for which a window must have been followed before a forecast: with a known reset, a sixtieth of the time until then,
 which is as long for five hours."""
-OVERTAKEN, OVERTAKEN_BY = 60.0, 0.1
-"""Replies of parallel calls overtake each other: within so many seconds after another reply, a figure that is lower by so much at
-most is an older one, and so is one that says nothing of a refusal."""
+OVERTAKEN = 60.0
+"""Replies of parallel calls overtake each other: within so many seconds after a figure was first told, a lower one is older, and so
+is a reply that says nothing of a refusal. A reset that is later by more than this is of another window."""
 MOST_WINDOWS = 16
 MOST_RUNS = 1000
 """Runs that have a part in the next growth of a window. A thousand are a leak."""
@@ -106,18 +106,17 @@ class Window(Struct):
         """Take what a reply says of it. Return how much it has grown since it was heard of last."""
         if self.used is None and not self.rejected:
             self.since = now
-        last, self.heard_at = self.heard_at, now
+        older = self._is_older(seen, now)
+        self.heard_at = now
         self.seconds = seen.seconds or self.seconds
-        self.resets_at = seen.resets_at if seen.resets_at is not None else self.resets_at
+        self.resets_at = seen.resets_at if seen.resets_at is not None and not older else self.resets_at
         if seen.rejected and (self.resets_at is None or self.resets_at <= now):
             self.resets_at = now + (retry_after or UNTOLD)
         if seen.rejected:
             self.rejected, self.rejected_at = True, now
         elif now - self.rejected_at >= OVERTAKEN:
             self.rejected = False
-        if seen.used_ratio is None:
-            return 0.0
-        if self.used is not None and 0 < self.used - seen.used_ratio <= OVERTAKEN_BY and now - last < OVERTAKEN:
+        if seen.used_ratio is None or older:
             return 0.0
         before, self.used = self.used, seen.used_ratio
         if before is not None and seen.used_ratio < before:  # the provider has reset it early, or has corrected itself
@@ -130,6 +129,13 @@ class Window(Struct):
         grown = max(0.0, self.used - self.base) if self.base is not None else 0.0
         self.base = max(self.used, self.base or 0.0)
         return grown
+
+    def _is_older(self, seen: SeenWindow, now: float) -> bool:
+        """Return whether a reply was sent before the one that told of the present figure."""
+        if self.used is None or seen.used_ratio is None or now - self.samples[-1][0] >= OVERTAKEN:
+            return False
+        later = seen.resets_at - self.resets_at if seen.resets_at is not None and self.resets_at is not None else 0.0
+        return later < -OVERTAKEN or (later <= OVERTAKEN and seen.used_ratio < self.used)
 
     def weigh(self, run: RunId, cost: int) -> None:
         if run in self.weights or len(self.weights) < MOST_RUNS:
