@@ -367,7 +367,9 @@ def test_a_provider_that_corrects_itself_is_believed_after_a_minute_of_calls() -
     assert window.used == 0.85
 
 
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=12).flatmap(lambda grown: st.tuples(st.just(grown), st.permutations(grown))))
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=12).flatmap(lambda grown: st.tuples(st.just(grown), st.permutations(grown)))
+)
 def test_however_replies_overtake_each_other_no_growth_is_counted_twice(made: tuple[list[int], list[int]]) -> None:
     """Calls that take so many thousandths of a window each, whose replies come in another order, within a minute."""
     grown, order = made

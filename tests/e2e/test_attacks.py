@@ -397,7 +397,10 @@ def test_a_process_without_its_main_thread(attacked: Target) -> None:
 
 
 def test_stopping_many_runs_with_few_descriptors(tmp_path: Path, user: str) -> None:
-    with target(tmp_path, user, mode="cgroup", wrap=["prlimit", "--nofile=128:128"]) as attacked, attacked.daemon.client() as client:
+    with (
+        target(tmp_path, user, mode="cgroup", wrap=["prlimit", "--nofile=128:128"]) as attacked,
+        attacked.daemon.client() as client,
+    ):
         runs: list[str] = []
         while len(runs) < 30:
             reply = spawn(client, ["sh", "-c", "trap '' TERM; sleep 100 & wait; sleep 100"], cwd=b"/", name=f"stubborn{len(runs)}")
