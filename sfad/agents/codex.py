@@ -29,10 +29,9 @@ from ..protocol.known import KEYS
 from ..protocol.requests.plans import SeenWindow
 from ..protocol.types import Tokens
 from . import counters
-from .account_hash import digest
 from .counters import MAX_NAME, PlanTold
 from .line_meter import AgentFailure, LineMeter, SessionMeter, Speech, ToolCall, WholeText, lines_of_type
-from .program import AgentProgram, SessionFiles, SessionPlace, SessionSearch, arguments, sorted_words, values
+from .program import AgentProgram, SessionFiles, SessionPlace, SessionSearch, arguments, digest, sorted_words, values
 from .setups import GATEWAY, Setup, Surroundings, TreeUpstream, UnreadableError, at, json_file, merged, toml_file
 
 _NOT_CALLS = frozenset({"", "agent_message", "assistant_message", "reasoning", "plan", "todo_list", "error"})

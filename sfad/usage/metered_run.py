@@ -9,9 +9,9 @@ from typing import Any
 import trio
 
 from ..agents import Reading
-from ..agents.account_hash import digest
 from ..agents.counters import MAX_LINE, PlanTold, printable
 from ..agents.line_meter import OPENAI_FACTORS, factor_of
+from ..agents.program import digest
 from ..core import events as e
 from ..core.state.account import NOTHING, OpenReservation, Use
 from ..core.state.budgets import to_nanos

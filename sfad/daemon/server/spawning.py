@@ -12,7 +12,7 @@ from msgspec import convert
 from msgspec.structs import asdict, replace
 
 from ...agents import AGENT_PROGRAMS, NO_SETUPS, UNREAD, AgentProgram, TreeSetups, session_files_of
-from ...agents.account_hash import digest
+from ...agents.program import digest
 from ...agents.registered import Registered, filled_in, resumed_command
 from ...core.state.access import VERBS, Peer
 from ...core.state.naming import AGENT_COMMANDS, derive_name, executes, program_name
