@@ -34,8 +34,8 @@ from .vocabulary import ReasonKind
 MAX_GRACE = 60.0
 """Seconds that a request may ask for at most."""
 
-KILL_AGAIN = 1.0
-"""Seconds between repeated kills: a process that was moved into the containment after one is killed by the next."""
+SURVEY_AGAIN = 1.0
+"""Seconds between two looks for what a kill has left alive."""
 
 
 def check_grace(grace: float | None) -> None:
