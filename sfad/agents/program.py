@@ -108,7 +108,7 @@ class SessionHead(NamedTuple):
 
 class SessionSearch(NamedTuple):
     env: Mapping[str, str]
-    """Those of `meters.SESSION_VARIABLES` that the run's environment sets."""
+    """Those of `agents.SESSION_VARIABLES` that the run's environment sets."""
     cwd: str
     since: datetime
     session: str | None

@@ -77,9 +77,9 @@ def installed_version() -> str | None:
 
 async def check(state_dir: Path, config_files: tuple[list[Path], bool]) -> None:
     """Check that the installed program starts, and reads the config and what this one has written. Raises `Unfit`, `OSError`."""
-    # In a thread: a thread's child is not taken for an orphan of a run (`reaper`). The timeout of subprocess.run begins
+    # In a thread: a thread's child is not taken for an orphan of a run (`watch.Orphans`). The timeout of subprocess.run begins
     # after the child's execve(2), which closes a copy of each file that a client has sent; closing the last copy may block for
-    # long (`closing`).
+    # long (`host.descriptors`).
     files, required = config_files
     chosen = ["--config", str(files[0])] if required else []
     command = [*PROGRAM, "check-start", "--state-dir", str(state_dir), *chosen]

@@ -98,7 +98,7 @@ class RunJournal:
         return {key: value for key, value in changes.items() if items.get(key) != value or key in unwritten}
 
 
-# ---- spool
+# ---- The parts of `spool/`
 
 
 class Spool:

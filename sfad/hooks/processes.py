@@ -219,8 +219,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 # ---- Counts hooks that end, and tells of those that fail: each time in the log, by an event at most once a minute for each
-# hook of
-# the config, and for each user's commands of `--on-end`.
+# hook of the config, and for each user's commands of `--on-end`.
 
 
 QUIET = 60.0

@@ -132,8 +132,6 @@ class StdinPipe:
         self._more.set()
 
 
-# ---- A live run as the daemon's shell knows it: what is kept beside the core's `Run`, and who waits for it
-
 # ---- Calls of a live run that the ledger's file may not have yet
 
 
@@ -316,7 +314,7 @@ class Live:
 
     @property
     def sender(self) -> str:
-        """Who has sent its descriptors, for `closing`."""
+        """Who has sent its descriptors, for `Descriptors`."""
         return f"the tree of run {self.lineage_ids[0]}" if self.caller is not None else f"user {self.run.birth.user}"
 
     @property

@@ -63,7 +63,7 @@ def _event(what: EventType, change: Change, measure: Measure, message: str, scop
     )  # fmt: skip
 
 
-# ---- lifecycle
+# ---- Launch, clock, end
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class Stopping:
         self, run: Run, at: float, *, grace: float, signal: int = SIGTERM, frozen: Sequence[RunId] | None = None
     ) -> None:
         """Begin to empty the run's containment. `frozen`: what was paused in it; `None`: no program is given time of its own."""
-        run.ladder = Ladder(signal=signal, began_at=at, grace_ends_at=at + grace, kill_wait=self._ctx.policy.kill_wait)
+        run.ladder = Ladder(signal=signal, grace_ends_at=at + grace, kill_wait=self._ctx.policy.kill_wait)
         polite = min(self._ctx.policy.polite, grace)
         first = self._to_interrupt(run) if polite > 0 and frozen is not None else frozenset()
         if frozen is None or not first:

@@ -1,6 +1,6 @@
 """What runs use: what each source tells of a run, what it has reserved, and what its descendants add.
 
-Money is in nano-dollars (see `money`).
+Money is in nano-dollars (see `budgets.to_nanos`).
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ _BY_THEMSELVES = (*COUNTS, "planning_cost", "execution_cost")
 class Account:
     """What is known of one run's use.
 
-    No dataclass: msgspec would save that as it is, and money is saved in USD (`durable.accounts`)."""
+    No dataclass: msgspec would save that as it is, and money is saved in USD (`durable.snapshots`)."""
 
     __slots__ = ("below", "doubts", "ended", "ended_unsure", "levels", "reservations", "reserved", "sources", "under_way")
 

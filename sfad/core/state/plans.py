@@ -216,9 +216,6 @@ class Subscription(Struct):
             return self.windows.get("5h") or self.windows.get("primary")
         return next((each for each in self.windows.values() if not each.of_week), None)
 
-    def fullest(self) -> Window | None:
-        return max((each for each in self.windows.values() if each.used is not None), key=lambda each: each.used or 0, default=None)
-
 
 MOST_LOGINS = 64
 """Credentials of one account that are remembered: programs renew theirs every few hours."""

@@ -55,7 +55,6 @@ class Ladder(Struct):
     """A stop under way. Times are those of the core's clock."""
 
     signal: int
-    began_at: float
     grace_ends_at: float
     kill_wait: float
     rung: Rung = Rung.SIGNALLED
@@ -288,7 +287,6 @@ class Birth(Struct, frozen=True):
     created_at: float
     max_depth: Bound
     max_descendants: Bound
-    max_time: float
     permissions: Permissions = FULL
     origin: tuple[tuple[str | None, str], ...] = ()
     """Of a root: the chain it comes from, for the loop rule. What its peer claimed (of any kind: `None`), or the chain of the

@@ -125,8 +125,6 @@ def _executables(directory: Path) -> list[str]:
         return []
 
 
-# ---- Launches the attempts of runs
-
 # ---- The environment of a run: what the client sent, without variables of the daemon or of another run, plus SFA_*
 
 
@@ -199,7 +197,7 @@ def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tupl
     return told + [(key, value) for key, value in optional if value] + agent
 
 
-# ---- launching
+# ---- Launches attempts
 
 
 LAUNCH = 8

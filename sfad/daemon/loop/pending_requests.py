@@ -103,7 +103,7 @@ def _session_policy(config: configuration.SessionsConfig) -> SessionPolicy:
     )
 
 
-# ---- pending requests
+# ---- Requests, and their answers
 
 
 OnAnswer = Callable[[c.Answer], None]
@@ -125,7 +125,7 @@ class PendingSpawn:
     request: bytes | None = None
     """See `Live.request`."""
     sender: str = ""
-    """Who has sent the descriptors, for `closing`."""
+    """Who has sent the descriptors, for `Descriptors`."""
     surroundings: Surroundings | None = None
     """See `Live.surroundings`."""
 

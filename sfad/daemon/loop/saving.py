@@ -109,7 +109,7 @@ class StorageWatch:
                     self.announcer.tell_of_run(EventType.ALERT_DISK_FULL, run, message, "high")
 
 
-# ---- saving
+# ---- Saves what was decided
 
 
 RECORD_STATE_WITHIN = 0.1

@@ -137,8 +137,6 @@ def settle(call: Call, request: Settle) -> None:
     once_priced(call, run, model, lambda: count(pricing.use_of_settlement(run, reservation, request)))
 
 
-# ---- What the gateway asks the daemon: whose a call is, whether it may be made, and what it has used
-
 # ---- `admit_call`: ask whether a model call may be made, and reserve what it may cost
 
 

@@ -225,8 +225,6 @@ class CgroupEvents:
         self._learn(run, group, events)
 
 
-# ---- Containment in cgroup v2: one cgroup a run, nested like the runs, with the processes in its leaf `self`
-
 # ---- Control files that act on a whole cgroup: `cgroup.freeze` and `cgroup.kill`
 
 
@@ -441,7 +439,7 @@ class CgroupMembership:
         return run_id
 
 
-# ---- containment
+# ---- The containment, put together
 
 
 class CgroupContainment(RunContainment):
