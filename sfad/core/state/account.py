@@ -153,7 +153,7 @@ class OpenReservation:
     """The limit that has lowered the call's maximum, and the run that has it; `None` where none has, or a budget."""
     estimated: bool = False
     """`cost` is at the price of another model."""
-    gateway: int | None = None
+    gateway_uid: int | None = None
     """The user whose gateway has asked for it; `None`: the service's own, or no gateway."""
 
     @property

@@ -354,7 +354,7 @@ class State:
     """The child that was the last to end without being completed."""
     awaits: tuple[After, ...] = ()
     """While it is queued: the runs that have to end before it starts."""
-    session: str | None = None
+    agent_session: str | None = None
     """The id of its agent's session, once that is saved where its program can continue it."""
     plan_hold: PlanHold | None = None
     """The window of a subscription whose reset it waits for: paused between two calls, or queued."""

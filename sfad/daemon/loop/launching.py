@@ -319,7 +319,7 @@ class Launching:
 
     def _argv(self, live: Live) -> list[bytes]:
         run = live.run
-        return argv_of(live.spawn, run.attempt, run.session if run.latest.resumes else None)
+        return argv_of(live.spawn, run.attempt, run.agent_session if run.latest.resumes else None)
 
     def _shims(self, live: Live) -> list[bytes]:
         """Return the directories that come first in the run's PATH: the installed shims, then the automatic ones."""

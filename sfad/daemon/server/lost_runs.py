@@ -13,7 +13,7 @@ from ...core.state.policy import Invalid
 from ...core.state.vocabulary import ReasonKind
 from ...protocol.messages import Continuation, Spawn
 from ...protocol.types import RunId, RunInfo
-from ...runs.live import Surroundings
+from ...runs.live import ContinuedWith
 from ...runs.showing import recalled, to_recall
 from ..loop.leading import settings_file
 from ..loop.pending_requests import PendingSpawn
@@ -24,26 +24,26 @@ from .continuing import continued, find_session, resumable_program, wanted_sessi
 from .spawning import SpawnContext, asked_of, asks_for_gateway, completed
 
 
-def surroundings_of(runtime: Runtime, asked: Spawn, decided: Spawn, pending: PendingSpawn, peer: Peer) -> Surroundings | None:
+def continued_with(runtime: Runtime, asked: Spawn, decided: Spawn, pending: PendingSpawn, peer: Peer) -> ContinuedWith | None:
     """Return what a run is continued with if the daemon or the machine ends it; `None` if it will not be. `asked`: the request;
     `decided`: what the daemon has made of it. A run below another is left to that one, which knows of its end."""
     if not runtime.config.service.continue_lost or peer.run is not None or decided.stdio != "files":
         return None
     if not decided.resume_argv and resumable_program([os.fsdecode(word) for word in decided.argv]) is None:
         return None
-    return Surroundings(asked.env, asked.umask, peer.uid, peer.user, pending.user)
+    return ContinuedWith(asked.env, asked.umask, peer.uid, peer.user, pending.user)
 
 
 async def continue_lost(runtime: Runtime) -> None:
     """Continue the trees that ended so, each once, and forget what was kept for others that have ended."""
-    kept, limiter = runtime.spool.surroundings, trio.CapacityLimiter(1)
+    kept, limiter = runtime.spool.continued_with, trio.CapacityLimiter(1)
     for run in kept.runs():
         if run in runtime.catalogue.live:
             continue
-        info, surroundings = runtime.catalogue.info(run), kept.read(run)
-        if info is not None and surroundings is not None and runtime.config.service.continue_lost and _is_lost(info):
+        info, found = runtime.catalogue.info(run), kept.read(run)
+        if info is not None and found is not None and runtime.config.service.continue_lost and _is_lost(info):
             try:
-                await _continue(runtime, info, surroundings, limiter)
+                await _continue(runtime, info, found, limiter)
             except (Invalid, WorktreeImpossible, *EXPECTED) as error:
                 _tell(runtime, run, str(error))
         kept.forget(run)
@@ -53,7 +53,7 @@ def _is_lost(info: RunInfo) -> bool:
     return info.reason is not None and info.reason.kind == ReasonKind.DAEMON and info.continued_by is None
 
 
-async def _continue(runtime: Runtime, info: RunInfo, found: Surroundings, limiter: trio.CapacityLimiter) -> None:
+async def _continue(runtime: Runtime, info: RunInfo, found: ContinuedWith, limiter: trio.CapacityLimiter) -> None:
     request, uid = runtime.catalogue.request(info.id), found.uid
     started_with = recalled(request) if request is not None else None
     if started_with is None:
@@ -91,7 +91,7 @@ async def _continue(runtime: Runtime, info: RunInfo, found: Surroundings, limite
         decided, setups, [], lambda _run: None, program, caller=None, user=found.credentials,
         request=to_recall(spawn, decided, None), sender=peer.who,
     )  # fmt: skip
-    pending.surroundings = surroundings_of(runtime, spawn, decided, pending, peer)
+    pending.continued_with = continued_with(runtime, spawn, decided, pending, peer)
     runtime.requests.spawn(peer, wanted, pending, answer)
 
 

@@ -52,7 +52,7 @@ def identify(
         return Peer(uid=-1, user="unknown", owner=False, unplaced=f"the kernel does not name the process: {error.strerror}")
     user, owner, gids = user_name(uid), uid in (0, os.geteuid()), _gids(connection, gid)
     if (gateway := gateway_at(pid)) is not None and _lives(connection):
-        return Peer(uid=uid, user=user, owner=owner, gateway=True, gateway_of=gateway.uid)
+        return Peer(uid=uid, user=user, owner=owner, gateway=True, gateway_uid=gateway.uid)
     if pid == exporter and _lives(connection):  # a child of the daemon that is in no run
         return Peer(uid=uid, user=user, owner=owner, gids=gids)
     try:
