@@ -3,10 +3,7 @@
 import os
 
 import trio
-from msgspec.structs import replace
 
-from ...agents import NO_SETUPS
-from ...agents.setup_reader import Root
 from ...core import commands as c
 from ...core.state.access import Peer
 from ...core.state.policy import Invalid
@@ -15,13 +12,12 @@ from ...protocol.messages import Continuation, Spawn
 from ...protocol.types import RunId, RunInfo
 from ...runs.live import ContinuedWith
 from ...runs.showing import recalled, to_recall
-from ..loop.leading import settings_file
 from ..loop.pending_requests import PendingSpawn
 from ..loop.runtime import Runtime
 from ..loop.worktrees import WorktreeImpossible, again
 from .call import EXPECTED
 from .continuing import continued, find_session, resumable_program, wanted_session, with_session
-from .spawning import SpawnContext, asked_of, asks_for_gateway, completed
+from .unattended import completed_for
 
 
 def continued_with(runtime: Runtime, asked: Spawn, decided: Spawn, pending: PendingSpawn, peer: Peer) -> ContinuedWith | None:
@@ -63,22 +59,11 @@ async def _continue(runtime: Runtime, info: RunInfo, found: ContinuedWith, limit
     )
     spawn = continued(asked, again(started_with, info, runtime.agents), info)
     spawn = with_session(spawn, await find_session(wanted_session(spawn, info, uid), info, limiter))
-    setups = NO_SETUPS
-    if asks_for_gateway(spawn, by_default=runtime.gateways.enabled):
-        setups = await runtime.setups.read(Root.of(uid, spawn.cwd, found.env))
     peer = Peer(uid=uid, user=found.user, owner=uid in (0, os.geteuid()))
-    context = SpawnContext(
-        peer, None, setups, bool(spawn.gateway), runtime.gateways, runtime.isolating, runtime.agents, runtime.catalogue.live,
-        runtime.fleet,
-    )  # fmt: skip
-    placed = spawn
+    prepared = spawn
     if spawn.worktree is not None:
-        placed = await runtime.worktrees.prepared(spawn, info, None, uid, found.credentials)
-    decided = completed(placed, context)
-    if (file := settings_file(decided)) is not None and decided.gateway:
-        decided = completed(replace(placed, direct=await runtime.setups.why_around(uid, file)), context)
-    if decided.gateway and decided.direct is None:
-        runtime.gateways.demand_soon(uid)
+        prepared = await runtime.worktrees.prepared(spawn, info, None, uid, found.credentials)
+    decided = await completed_for(runtime, prepared, peer, None)
 
     def answer(said: c.Answer) -> None:
         if isinstance(said, c.SpawnRefused):
@@ -86,13 +71,12 @@ async def _continue(runtime: Runtime, info: RunInfo, found: ContinuedWith, limit
         elif isinstance(said, c.ErrorAnswer):
             _tell(runtime, info.id, said.message)
 
-    wanted, program = asked_of(decided, 0)
     pending = PendingSpawn(
-        decided, setups, [], lambda _run: None, program, caller=None, user=found.credentials,
-        request=to_recall(spawn, decided, None), sender=peer.who,
+        decided.spawn, decided.setups, [], lambda _run: None, decided.program, caller=None, user=found.credentials,
+        request=to_recall(spawn, decided.spawn, None), sender=peer.who,
     )  # fmt: skip
-    pending.continued_with = continued_with(runtime, spawn, decided, pending, peer)
-    runtime.requests.spawn(peer, wanted, pending, answer)
+    pending.continued_with = continued_with(runtime, spawn, decided.spawn, pending, peer)
+    runtime.requests.spawn(peer, decided.asked, pending, answer)
 
 
 def _tell(runtime: Runtime, run: RunId, why: str) -> None:

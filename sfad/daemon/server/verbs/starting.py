@@ -41,7 +41,7 @@ from ..continuing import check_ended, continued, find_session, wanted_session, w
 from ..lookup import RequestError, bad_request, check_limits, check_most, find_run, unavailable, wrong_state
 from ..lost_runs import continued_with
 from ..peers import submitter
-from ..spawning import SpawnContext, asked_of, asks_for_gateway, completed, is_own_program, own_command
+from ..spawning import asked_of, asks_for_gateway, completed, context_of, is_own_program, own_command
 from .following import demand_watch, push
 
 # ---- `spawn`: start a run. The guard in the core decides whether the peer may, and records a refusal.
@@ -213,17 +213,7 @@ def _ask(
     user: Credentials | None,
 ) -> None:
     runtime = call.runtime
-    context = SpawnContext(
-        peer,
-        above,
-        setups,
-        bool(request.gateway),
-        runtime.gateways,
-        runtime.isolating,
-        runtime.agents,
-        runtime.catalogue.live,
-        runtime.fleet,
-    )
+    context = context_of(runtime, request, peer, above, setups)
     try:
         if request.shim and above is not None and is_own_program(call.connection.sender, above, request):
             own = OwnProgram(id=call.id, argv=own_command(request, above, context))
