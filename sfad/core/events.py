@@ -9,8 +9,7 @@ from typing import ClassVar, Literal, NamedTuple
 from msgspec import Struct
 
 from ..protocol.requests.fleet import Allowance, AskAllowances
-from ..protocol.requests.gateway import AdmitCall, EndCall
-from ..protocol.requests.plans import Provider, SeenWindow
+from ..protocol.requests.gateway import AdmitCall, EndCall, SeePlan
 from ..protocol.types import ApiTrouble, Limit, LimitKind, Reason, RunId, Source, Status, Survivor, Wanted
 from .state.access import Peer
 from .state.account import NOTHING, OpenReservation, Silence, Use
@@ -191,19 +190,12 @@ class GatewayConnected(At, frozen=True):
 
 
 class PlanSeen(At, frozen=True):
-    """A reply to a run, or its session file, tells of the windows of its subscription. The run may have ended."""
+    """A reply to a run, or its session file, tells of the windows of its subscription. The run may have ended; none is named where
+    another node of the fleet tells of them."""
 
-    run: RunId
-    """Empty: another node of the fleet tells of it."""
-    provider: Provider
     time: datetime
     """When the reply came, in the zone in which people are told of times."""
-    login: str
-    organization: str | None = None
-    plan_type: str | None = None
-    status: str | None = None
-    windows: tuple[SeenWindow, ...] = ()
-    retry_after: float | None = None
+    told: SeePlan
 
 
 class PlansDue(At, frozen=True):

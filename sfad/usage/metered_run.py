@@ -326,10 +326,11 @@ class MeteredRun:
         login = run.root.asked.logins.get("openai") or digest(f"Codex's login of user {run.birth.uid}")
         known = run.subscriptions.get("openai", "").partition("/")[2] or None
         time = datetime.fromtimestamp(told.time, UTC).astimezone()
-        now = trio.current_time()
-        self._feed(
-            e.PlanSeen(now, run.id, "openai", time, "" if known else login, known, plan_type=told.plan_type, windows=told.windows)
-        )
+        seen = m.SeePlan(
+            id=0, run=run.id, provider="openai", time=told.time, login="" if known else login, organization=known,
+            plan_type=told.plan_type, windows=list(told.windows),
+        )  # fmt: skip
+        self._feed(e.PlanSeen(trio.current_time(), time, seen))
 
     def price_again(self) -> None:
         """Count what is known at the prices that are known by now."""

@@ -16,7 +16,7 @@ from sfad.core import events as e
 from sfad.core.life.pausing import REPLY_OUTLIVES
 from sfad.core.state.plans import AFTER_RESET, SPREAD, Window, clock, spread
 from sfad.core.state.policy import PlanPolicy
-from sfad.protocol.requests.gateway import CallAdmitted
+from sfad.protocol.requests.gateway import CallAdmitted, SeePlan
 from sfad.protocol.requests.plans import SeenWindow
 from sfad.protocol.types import LimitKind, RunId, Status
 from tests.core.transcript import NOON, Transcript, use
@@ -50,7 +50,11 @@ class Plan(Transcript):
             window=window, used_ratio=used, resets_at=None if left is None else now.timestamp() + left, rejected=rejected
         )
         status = "rejected" if rejected else "allowed"
-        return e.PlanSeen(self.at, run, "anthropic", now, login, "org", None, status, (seen,))
+        return self.tells(run, now, [seen], login=login, organization="org", status=status)
+
+    def tells(self, run: RunId, time: datetime, windows: list[SeenWindow], *, login: str = "login", **more: Any) -> e.PlanSeen:
+        told = SeePlan(id=0, run=run, provider="anthropic", time=time.timestamp(), login=login, windows=windows, **more)
+        return e.PlanSeen(self.at, time, told)
 
     def due(self) -> e.PlansDue:
         return e.PlansDue(self.at, NOON + timedelta(seconds=self.at))
@@ -151,7 +155,7 @@ def test_a_rejection_without_a_reset_holds_for_a_while() -> None:
     a = t.start("a")
     now = NOON + timedelta(seconds=t.at)
     seen = SeenWindow(window="5h", rejected=True)
-    t.go(e.PlanSeen(t.at, a, "anthropic", now, "login", "org", None, "rejected", (seen,), 7.0))
+    t.go(t.tells(a, now, [seen], organization="org", status="rejected", retry_after=7.0))
     call = t.asks(a)
     t.go(call)
     t.later(6)
@@ -516,7 +520,7 @@ def test_what_another_node_tells_is_nobodys_share_and_no_older_news() -> None:
     (plan,) = (each.shared() for each in other.machine.plans.known.values())
     assert t.machine.plans.is_news(plan)
     time = datetime.fromtimestamp(plan.heard_at, UTC)
-    t.go(e.PlanSeen(t.at, "", plan.provider, time, plan.login, plan.organization, windows=tuple(plan.windows)))
+    t.go(t.tells("", time, plan.windows, login=plan.login, organization=plan.organization))
     assert not t.machine.plans.is_news(plan)
     assert not t.run(a).plan_shares
     call = t.asks(a)

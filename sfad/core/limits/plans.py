@@ -10,7 +10,7 @@ from typing import Literal
 from ...protocol import types
 from ...protocol.event_types import EventType
 from ...protocol.requests.fleet import SharedPlan
-from ...protocol.requests.gateway import AdmitCall, EndCall
+from ...protocol.requests.gateway import AdmitCall, EndCall, SeePlan
 from ...protocol.requests.plans import Provider, SeenWindow
 from ...protocol.types import LimitKind, RunId, Severity, Status
 from .. import commands as c
@@ -90,17 +90,17 @@ class Plans:
 
     def seen(self, ev: e.PlanSeen) -> None:
         """Take what a reply tells. What is older than what is known is not news: two gateways may tell in another order."""
-        now = ev.time.timestamp()
+        told, now = ev.told, ev.time.timestamp()
         self._zone = ev.time.tzinfo or self._zone
-        found, run = self._subscription_of(ev), self._ctx.tree.get(ev.run)
+        found, run = self._subscription_of(told), self._ctx.tree.get(told.run)
         if run is not None:
             self._note_user(found, run)
         if now >= found.heard_at:
             found.heard_at = now
-            found.plan_type, found.status = ev.plan_type or found.plan_type, ev.status or found.status
+            found.plan_type, found.status = told.plan_type or found.plan_type, told.status or found.status
             for window in found.windows.values():
                 self._reset_if_over(found, window)
-            for seen in ev.windows:
+            for seen in told.windows:
                 self._window_seen(found, seen, now, run, ev)
         self._ctx.do(c.SavePlan(found))
         self.look(ev.at)
@@ -118,21 +118,21 @@ class Plans:
         self._zone = ev.time.tzinfo or self._zone  # daylight saving may have begun
         self.look(ev.at)
 
-    def _subscription_of(self, ev: e.PlanSeen) -> Subscription:
+    def _subscription_of(self, told: SeePlan) -> Subscription:
         """Return the subscription that a reply is about. Where the organization is not named, the credential names it, which may
         be known to belong to an organization."""
-        by_login = self._of_login(ev.provider, ev.login)
-        account = ev.organization or (by_login.account if by_login is not None else ev.login)
-        key = f"{ev.provider}/{account}"
+        by_login = self._of_login(told.provider, told.login)
+        account = told.organization or (by_login.account if by_login is not None else told.login)
+        key = f"{told.provider}/{account}"
         found = self.known.get(key)
         if found is None:
             if len(self.known) >= MOST_SUBSCRIPTIONS:
                 del self.known[min(self.known, key=lambda each: self.known[each].heard_at)]
-            found = self.known[key] = Subscription(ev.provider, account)
-        if ev.login:
+            found = self.known[key] = Subscription(told.provider, account)
+        if told.login:
             if by_login is not None and by_login is not found:  # a person has logged in to another organization
-                by_login.logins.remove(ev.login)
-            remember(found.logins, ev.login)
+                by_login.logins.remove(told.login)
+            remember(found.logins, told.login)
         return found
 
     def _of_login(self, provider: Provider, login: str) -> Subscription | None:
@@ -155,12 +155,12 @@ class Plans:
             window = found.windows[seen.window] = Window(seen.window)
         elif not seen.rejected and seen.resets_at is not None and seen.resets_at <= now:
             return  # a reply of before the reset, which comes late: its growth would be counted from 0
-        grown = window.hear(seen, now, ev.retry_after)
+        grown = window.hear(seen, now, ev.told.retry_after)
         if window.over(now):
             window.reset()  # it tells of a window that is over
         if run is not None:
             window.weigh(run.id, 1)  # the call that is answered has cost something, too, which is not known yet
-        if grown and ev.run:  # else other nodes tell of it, whose runs may have used it
+        if grown and ev.told.run:  # else other nodes tell of it, whose runs may have used it
             self._divide(found, window, grown, ev.at)
         keep = self._policy(found.provider).kept(window.of_week)
         for what in events_of(window, keep):

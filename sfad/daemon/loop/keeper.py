@@ -16,7 +16,7 @@ from ...core.state.budgets import to_usd
 from ...durable.budgets import BudgetBooks
 from ...host.clock import wall_clock
 from ...host.log import Log
-from ...protocol.messages import Allowances, Error, SharedPlans, SharePlans
+from ...protocol.messages import Allowances, Error, SeePlan, SharedPlans, SharePlans
 from ...protocol.requests.fleet import Allowance, SharedPlan
 from ..loop.fleet import Fleet, NotConnected
 
@@ -113,12 +113,11 @@ class KeeperRequests:
         for plan in filter(self._machine.plans.is_news, plans):
             # the clocks of nodes differ: what is told from the future would hide what is heard next
             time = min(now, datetime.fromtimestamp(plan.heard_at, now.tzinfo))
-            self._feed(
-                e.PlanSeen(
-                    trio.current_time(), "", plan.provider, time, plan.login, plan.organization, plan.plan_type, plan.status,
-                    tuple(plan.windows),
-                )
+            told = SeePlan(
+                id=0, run="", provider=plan.provider, time=time.timestamp(), login=plan.login, organization=plan.organization,
+                plan_type=plan.plan_type, status=plan.status, windows=plan.windows,
             )  # fmt: skip
+            self._feed(e.PlanSeen(trio.current_time(), time, told))
 
     async def _find_keeper(self) -> None:
         """Wait until it is known who keeps the budgets: the daemon of the cluster's head, unless the config names another."""

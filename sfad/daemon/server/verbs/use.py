@@ -258,20 +258,8 @@ def see_plan(call: Call, request: SeePlan) -> None:
     check_most("windows of a subscription", len(request.windows), MOST_WINDOWS)
     live, gateway = call.runtime.catalogue.live.get(request.run), call.peer.gateway_uid
     if gateway is None or (live is not None and live.uid == gateway):
-        call.runtime.feed(
-            e.PlanSeen(
-                trio.current_time(),
-                request.run,
-                request.provider,
-                datetime.fromtimestamp(request.time, UTC).astimezone(),
-                request.login,
-                request.organization,
-                request.plan_type,
-                request.status,
-                tuple(request.windows),
-                request.retry_after,
-            )
-        )
+        time = datetime.fromtimestamp(request.time, UTC).astimezone()
+        call.runtime.feed(e.PlanSeen(trio.current_time(), time, request))
     call.reply(Done(id=request.id))
 
 
