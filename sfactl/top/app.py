@@ -128,14 +128,14 @@ class TopApp(App[None]):
             self.daemon = reply
             self.table.warn_from(reply.limit_share)
         else:
-            if self._away:
-                self._away = ""
-                self.say("the daemon is back")
             (self.table.replace if isinstance(reply, m.RunList) else self.table.update)(reply.runs, monotonic())
         self.show()
 
     def _lose(self, why: str) -> None:
-        if not self._away:
+        """Show why no answer comes; `""`: all is there again."""
+        if not why:
+            self.say("the daemon is back" if not self.table.of_fleet else "all nodes are back")
+        elif not self._away:
             self._away_since = monotonic()
         self._away = why
         self.show()

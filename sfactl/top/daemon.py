@@ -30,6 +30,8 @@ BEFORE = 64 * 1024
 """Bytes of earlier output that are shown."""
 MAX_TAIL = 1024 * 1024
 """Bytes that are shown of output which comes faster than it is read: the newest."""
+SILENT = 10.0
+"""Seconds without an answer after which a daemon counts as away, although it has not gone."""
 LOOK = 1.0
 """Seconds after which an agent's text is asked for again without a change of its file."""
 
@@ -77,7 +79,8 @@ class Source(Protocol):
     """Whether runs are of several nodes."""
 
     def start(self, take: Take, away: Callable[[str], object]) -> None:
-        """Pass on what comes. Both are called in other threads, `away` with the reason why a daemon cannot be asked."""
+        """Pass on what comes. Both are called in other threads, `away` with the reason why a daemon cannot be asked, and with `""`
+        when it can be again."""
 
     def call(self, request: m.Request, expected: type[R]) -> R:
         """Return the reply to a request. Raise `Quit`, `OSError`."""
@@ -96,6 +99,7 @@ class Feed:
         self._socket, self._wanted = socket, wanted
         self._client: Client | None = connect(socket)
         self.first = self._client.call(wanted, m.RunList)
+        self._is_away = False
 
     def call(self, request: m.Request, expected: type[R]) -> R:
         with connect(self._socket) as client:
@@ -113,30 +117,40 @@ class Feed:
                 if self._client is None:
                     self._client = connect(self._socket)
                     self._client.send(self._wanted)
-                self._follow(self._client, take)
+                self._follow(self._client, take, away)
             except Quit as error:
                 gone = isinstance(error, Unreachable) and error.kind in ("missing", "refused", "gone")
+                self._is_away = True
                 away("the daemon is away" if gone else error.message)
             if self._client is not None:
                 self._client.close()
                 self._client = None
             time.sleep(AGAIN)
 
-    def _follow(self, client: Client, take: Take) -> None:
+    def _follow(self, client: Client, take: Take, away: Callable[[str], object]) -> None:
         """Pass on what comes until the connection ends. Raise `Unreachable`, `DaemonError`."""
         aside = {client.send(m.Events(id=0, types=["alert_*"], rows=1, follow=True))}
-        due = 0.0
+        due, heard_at = 0.0, time.monotonic()
         while True:
             if time.monotonic() >= due:
-                aside.add(client.send(m.DaemonInfo(id=0)))
+                # what has come while this process was stopped is not read yet
+                if time.monotonic() - heard_at > SILENT and not select.select([client], [], [], 0.0)[0]:
+                    self._is_away = True
+                    away("the daemon does not answer")
+                else:
+                    aside.add(client.send(m.DaemonInfo(id=0)))
                 due = time.monotonic() + STATUS_AGAIN
             if not select.select([client], [], [], max(due - time.monotonic(), 0.0))[0]:
                 continue
+            heard_at = time.monotonic()
             for answer in client.arrived():
                 reply = answer.reply
                 if isinstance(reply, m.EventPush):
                     due = 0.0
                 elif isinstance(reply, Told):
+                    if self._is_away:
+                        self._is_away = False
+                        away("")
                     take(reply)
                 elif isinstance(reply, m.Error) and reply.id not in aside:  # a run may see runs, but no alerts
                     raise DaemonError(reply.code, reply.message)

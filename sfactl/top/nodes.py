@@ -1,7 +1,9 @@
 """The runs of all nodes of a fleet, as `app` takes them from one daemon."""
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Literal
 
@@ -10,18 +12,24 @@ from sfad.protocol.structs import replace
 from sfad.protocol.types import AlertState, Event, RunId, RunInfo
 
 from ..connection import connect
+from ..exits import Quit
 from ..fleet import Fleet, merged
 from ..fleet_calls import FleetCalls, on_node
 from .daemon import BEFORE, LOOK, Feed, R, Show, Tail, Take, Told
+
+LOOK_AGAIN = 10.0
+"""Seconds between two looks for nodes that have joined, or that did not answer before."""
 
 
 class Nodes:
     of_fleet = True
 
     def __init__(self, fleet: Fleet, wanted: m.WatchRuns) -> None:
-        """Connect to each node, and receive the first runs. Nodes that do not answer are left out."""
-        self._fleet = fleet
-        self._feeds, self._silent = fleet.each(lambda node: Feed(fleet.place(node), replace(wanted)))
+        """Connect to each node, and receive the first runs. Nodes that do not answer are asked again later."""
+        self._fleet, self._wanted = fleet, wanted
+        self._feeds: dict[str, Feed] = {}
+        self._away: dict[str, str] = {}
+        """Nodes that cannot be asked, and why."""
         self._lock = threading.Lock()
         """Feeds call from threads of their own."""
         self._calls = FleetCalls(fleet)
@@ -29,9 +37,19 @@ class Nodes:
         self._known: dict[str, dict[RunId, RunInfo]] = {}
         """What each node has told, by its ids."""
         self._states: dict[str, m.DaemonStatus] = {}
-        for node, feed in self._feeds.items():
-            self._learn(node, feed.first.runs, whole=True)
+        self._connect()
         self.first = self._all()
+
+    def _connect(self) -> dict[str, Feed]:
+        """Connect to the nodes without a feed. Return the feeds that there are now, too."""
+        found, silent = self._fleet.each(lambda node: Feed(self._fleet.place(node), replace(self._wanted)), without=self._feeds)
+        with self._lock:
+            self._away |= silent
+            for node, feed in found.items():
+                self._away.pop(node, None)
+                self._learn(node, feed.first.runs, whole=True)
+            self._feeds |= found
+        return found
 
     # ---- what the nodes tell
 
@@ -47,9 +65,36 @@ class Nodes:
 
     def start(self, take: Take, away: Callable[[str], object]) -> None:
         for node, feed in self._feeds.items():
-            feed.start(partial(self._take, node, take), lambda why, node=node: away(f"node {node}: {why}"))  # type: ignore[misc]
-        if self._silent:
-            away(f"no answer of {', '.join(sorted(self._silent))}")
+            feed.start(partial(self._take, node, take), partial(self._is_away, node, away))
+        if self._away:
+            away(self._words())
+        threading.Thread(target=self._look, args=(take, away), name="nodes", daemon=True).start()
+
+    def _look(self, take: Take, away: Callable[[str], object]) -> None:
+        """Add nodes that have joined."""
+        while True:
+            time.sleep(LOOK_AGAIN)
+            before = self._words()
+            with suppress(Quit, OSError):  # the feed of this node tells that its daemon is away
+                self._fleet.look()
+                found = self._connect()
+                if self._words() != before:
+                    away(self._words())
+                for node, feed in found.items():
+                    take(self._all())
+                    feed.start(partial(self._take, node, take), partial(self._is_away, node, away))
+
+    def _is_away(self, node: str, away: Callable[[str], object], why: str) -> None:
+        with self._lock:
+            if why:
+                self._away[node] = why
+            else:
+                self._away.pop(node, None)
+            words = self._words()
+        away(words)
+
+    def _words(self) -> str:
+        return "; ".join(f"node {node}: {why}" for node, why in sorted(self._away.items()))
 
     def _take(self, node: str, take: Take, told: Told) -> None:
         """Pass on what a node tells, with the names of the fleet."""

@@ -306,6 +306,21 @@ def test_top_shows_and_steers_the_runs_of_all_nodes(fleet: Daemons) -> None:
     nothing_left(fleet)
 
 
+def test_top_shows_the_runs_of_a_node_that_answers_later(fleet: Daemons) -> None:
+    with fleet["n3"].client() as third:
+        late = started(third, ["sleep", "300"], name="late", limits=time_limit())
+        os.kill(fleet["n3"].pid, signal.SIGSTOP)
+        try:
+            with top(fleet["n1"].env, "--fleet", columns=140, lines=30) as terminal:
+                terminal.until("node n3: .*waiting for it")
+                os.kill(fleet["n3"].pid, signal.SIGCONT)
+                terminal.until(rf"n3/{late.id} late +running +n3")
+                terminal.until(lambda: "waiting for it" not in terminal.text)
+        finally:
+            os.kill(fleet["n3"].pid, signal.SIGCONT)
+        third.call(m.Stop(id=0, runs=[late.id]), m.Stopped)
+
+
 def test_the_console_shows_and_steers_the_runs_of_all_nodes(fleet: Daemons, browser: Browser) -> None:
     with fleet["n1"].client() as client, fleet["n2"].client() as other, console(fleet["n1"], browser) as page:
         near = started(client, ["sleep", "300"], name="web-near", limits=time_limit())

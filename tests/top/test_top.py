@@ -233,8 +233,11 @@ def test_escape_does_not_wait_for_a_daemon_that_hangs(start: Start) -> None:
             terminal.until(lambda: "limits of" not in terminal.text)
             terminal.press("?")
             terminal.until(r"── keys")
+            terminal.until("the daemon does not answer for")
         finally:
             os.kill(daemon.pid, signal.SIGCONT)
+        terminal.until("the daemon is back")
+        terminal.until(lambda: "does not answer" not in terminal.text)
 
 
 def test_a_daemon_that_goes_away_is_waited_for(start: Start) -> None:
