@@ -255,7 +255,7 @@ def messages(nodes: int) -> tuple[int, int]:
 
 
 def test_how_often_the_keeper_is_asked() -> None:
-    """The figures are in docs/fleet.md."""
+    """The figures are in docs/performance.md."""
     for nodes in (3, 30, 100):
         calls, sent = messages(nodes)
         assert sent < calls / 10, nodes
