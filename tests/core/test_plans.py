@@ -510,6 +510,22 @@ def test_a_reply_that_comes_after_the_reset_is_not_divided_once_more() -> None:
     assert known.windows["5h"].used == 0.05, "what is known of the next window stays"
 
 
+def test_a_reply_of_before_the_reset_that_the_gateway_tells_after_it_is_not_divided_once_more() -> None:
+    """A gateway that waits for its daemon keeps what it has to tell, and the daemon knows at once that the window is over."""
+    t = Plan()
+    a = t.start("a")
+    t.go(t.seen(a, 0.10, left=10))
+    t.go(t.seen(a, 0.30, left=10))
+    before, ends = NOON + timedelta(seconds=t.at + 5), NOON.timestamp() + t.at + 10
+    t.later(11)
+    t.go(t.due())
+    late = SeenWindow(window="5h", used_ratio=0.40, resets_at=ends)
+    t.go(t.tells(a, before, [late], organization="org"))
+    assert t.run(a).plan_shares[f"{KEY}/5h"] == pytest.approx(0.2)
+    t.go(t.seen(a, 0.05, left=100))
+    assert t.run(a).plan_shares[f"{KEY}/5h"] == pytest.approx(0.25)
+
+
 def test_what_another_node_tells_is_nobodys_share_and_no_older_news() -> None:
     t, other = Plan(keep=0.5), Plan()
     a, there = t.start("a"), other.start("a")

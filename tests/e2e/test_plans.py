@@ -86,7 +86,9 @@ def beside_sfad(account: Account) -> None:
         time.sleep(2)
 
 
-def test_a_night_of_ten_agents(start: Start, account: Account) -> None:
+@pytest.mark.parametrize("longer_than_the_window", [False, True])
+def test_a_night_of_ten_agents(start: Start, account: Account, longer_than_the_window: bool) -> None:
+    """The daemon is killed, and comes back at once, or when the shorter window has been reset."""
     with selling(Quota("5h", 5.0, 0.07), Quota("7d", 600.0, 0.001), w5h=0.7, w7d=0.8) as openai:
         daemon = start(config=config(account, openai))
         with daemon.client() as client:
@@ -103,6 +105,9 @@ def test_a_night_of_ten_agents(start: Start, account: Account) -> None:
         person = threading.Thread(target=beside_sfad, args=[account])
         person.start()
         daemon.kill()
+        if longer_than_the_window:
+            ends = account.quotas[0].ends
+            wait_until(lambda: time.time() > ends, "the window is reset while no daemon is there")
         daemon.restart()
         restarted = datetime.now(UTC)
         with daemon.client() as client:

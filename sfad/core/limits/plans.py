@@ -153,7 +153,7 @@ class Plans:
             if len(found.windows) >= MOST_WINDOWS:
                 return
             window = found.windows[seen.window] = Window(seen.window)
-        elif not seen.rejected and seen.resets_at is not None and seen.resets_at <= now:
+        elif now < window.began_at or (not seen.rejected and seen.resets_at is not None and seen.resets_at <= now):
             return  # a reply of before the reset, which comes late: its growth would be counted from 0
         grown = window.hear(seen, now, ev.told.retry_after)
         if window.over(now):

@@ -57,6 +57,8 @@ class Window(Struct):
     """`None`: unknown, as after a reset."""
     resets_at: float | None = None
     heard_at: float = 0.0
+    began_at: float = 0.0
+    """When it was reset last, if that is known: what was told before is of another window."""
     since: float = 0.0
     """When it was first heard of after its last reset."""
     seconds: float | None = None
@@ -99,6 +101,7 @@ class Window(Struct):
         return self.ends_at is not None and self.ends_at <= now
 
     def reset(self) -> None:
+        self.began_at = self.ends_at or self.began_at
         self.used = self.resets_at = None
         self.base = 0.0
         self.rejected = self.near = self.full = False
