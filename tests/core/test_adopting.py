@@ -942,7 +942,7 @@ def test_the_next_daemon_answers_like_the_first() -> None:
     (t >> t.used(a, turns=4)).skip()
     (t >> t.next_daemon(a)).skip()
     (t >> t.approve(a, peer=ANN)).skip()
-    answer = t.answers[t._token]
+    answer = t.answers[t.last_token]
     assert isinstance(answer, c.ErrorAnswer)
     assert answer.code is ErrorCode.WRONG_STATE
     assert t.run(a).held_by is t.held(a, "turns")

@@ -191,7 +191,7 @@ def test_a_child_does_not_start_while_its_tree_is_paused() -> None:
     t >> t.exited(other) << "release a2"
     t.quiet()
     t >> t.resume(root)
-    assert t._left[-1] == "launch a3"
+    assert t.left[-1] == "launch a3"
     t.skip()
 
 

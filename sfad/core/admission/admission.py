@@ -1,7 +1,7 @@
 """Admits runs or refuses them. Launches them when the ledger holds their admission, the runs that they wait for have ended, and
 there is a slot."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 # ---- Gives runs the profile of agent programs when one starts in them
 #
@@ -222,6 +222,15 @@ class Admission:
         """Continue the counters of an earlier daemon."""
         self.admitted += admitted
         self.refused += refused
+
+    def number_from(self, number: int) -> None:
+        """Give the next run this number."""
+        self._number = number
+
+    @property
+    def refused_callers(self) -> Collection[str]:
+        """The callers whose refusals are counted: `user NAME`, or the id of a live run."""
+        return self._refusals.keys()
 
     def reconfigure(self) -> None:
         for rate in self._rates.values():
