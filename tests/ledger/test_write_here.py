@@ -51,8 +51,8 @@ async def serving(directory: Path, answers: Answers, **options: Any) -> AsyncIte
 
 
 async def until_idle(ledger: Ledger) -> None:
-    """Wait until the other thread waits for work. It reports what it has written a moment before that."""
-    while not ledger._writer._inbox._asleep:
+    """Wait until the other thread waits for work."""
+    while not ledger.idle:
         await trio.lowlevel.checkpoint()
 
 

@@ -613,7 +613,7 @@ async def test_a_daemon_that_ends_has_bounded_its_runs(rig: Rig) -> None:
 
 
 async def test_a_file_system_that_cannot_free_is_reported_once(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holes, "_libc", Refusing(errno.EOPNOTSUPP))
+    monkeypatch.setattr(holes, "libc", Refusing(errno.EOPNOTSUPP))
     for run in ("a1", "a2"):
         served.begin(run, limit=MIB)
         served.write(numbered(3 * MIB // 64), run)
@@ -625,7 +625,7 @@ async def test_a_file_system_that_cannot_free_is_reported_once(served: Rig, monk
 
 async def test_other_errors_are_reported_once_a_run(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     refusing = Refusing(errno.ENOSPC)
-    monkeypatch.setattr(holes, "_libc", refusing)
+    monkeypatch.setattr(holes, "libc", refusing)
     served.begin(limit=MIB, meter=None)
     served.write(bytes(3 * MIB))
     await until(lambda: refusing.calls == 1)
@@ -754,7 +754,7 @@ async def test_an_overflow_of_inotify_s_queue(rig: Rig, monkeypatch: pytest.Monk
 
 async def test_without_inotify_all_files_are_looked_at(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     refusing = Refusing(errno.EMFILE, times=4)
-    monkeypatch.setattr("sfad.host.displacement._libc", refusing)
+    monkeypatch.setattr("sfad.host.displacement.libc", refusing)
     rig.begin(limit=MIB)
     async with serving(rig):
         rig.write(numbered(3 * MIB // 64))
