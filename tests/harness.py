@@ -192,9 +192,10 @@ class Daemon:
         self.process.kill()
         self.process.wait()
 
-    def restart(self, **environment: str) -> None:
-        """Start another daemon in its place, with these variables in its environment."""
-        self.process = self._start(environment)
+    def restart(self, *, command: Sequence[str] | None = None, **environment: str) -> None:
+        """Start another daemon in its place, with these variables in its environment. `command`: instead of the interpreter and
+        its arguments."""
+        self.process = self._start(environment, command)
 
     def reexecute(self) -> None:
         """Send SIGUSR2, and wait until the daemon serves again."""

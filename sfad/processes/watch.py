@@ -113,7 +113,7 @@ _CALLS_AT_ONCE = 64
 """Calls before the daemon's other tasks get their turn."""
 _RETRY_AFTER = 0.25
 """Seconds until a failed call is made again."""
-_IDLE_CALLS, _MOST_IDLE = 4, 256
+_IDLE_CALLS, MOST_IDLE = 4, 256
 """Calls before an idle loop looks again whether something is ready, and calls that may wait for that."""
 
 
@@ -159,7 +159,7 @@ class Reactor(trio.abc.Instrument):
     def when_idle(self, call: Callable[..., object], *arguments: object) -> None:
         """Call `call` when no task of the daemon has anything to do, for what no client waits for; at once if many calls wait."""
         self._idle.append(partial(call, *arguments))
-        if len(self._idle) > _MOST_IDLE:
+        if len(self._idle) > MOST_IDLE:
             self._try(self._idle.popleft())
 
     def before_io_wait(self, timeout: float) -> None:

@@ -614,7 +614,7 @@ def test_the_gateway_ignores_a_package_in_the_working_directory(start: Start, pr
     daemon.stop()
     (tmp_path / "sfad").mkdir()
     (tmp_path / "sfad" / "__init__.py").write_text("import pathlib\npathlib.Path(__file__).with_name('executed').touch()\n")
-    daemon.process = daemon._start(command=["sh", "-c", 'cd "$0" && exec "$@"', str(tmp_path), sys.executable, "-P", "-m", "sfad"])
+    daemon.restart(command=["sh", "-c", 'cd "$0" && exec "$@"', str(tmp_path), sys.executable, "-P", "-m", "sfad"])
     with daemon.client() as client:
         assert ended(client, calling(client, output=10).id).status is Status.COMPLETED
     assert not (tmp_path / "sfad" / "executed").exists()

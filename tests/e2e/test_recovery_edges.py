@@ -89,7 +89,7 @@ def test_sigusr2_when_the_script_that_it_was_started_by_is_gone(start: Start, tm
     daemon.stop()
     script = tmp_path / "sfad-script"
     script.write_text("from sfad.__main__ import main\nmain()\n")
-    daemon.process = daemon._start(command=[sys.executable, str(script)])
+    daemon.restart(command=[sys.executable, str(script)])
     with daemon.client() as client:
         ticking(client)
     script.unlink()
@@ -106,7 +106,7 @@ def test_runs_have_the_same_descriptor_limit_after_a_reexecution(start: Start) -
     daemon = start()
     daemon.stop()
     limited = ["sh", "-c", 'ulimit -Sn 512; exec "$@"', "sh", sys.executable, "-m", "sfad"]
-    daemon.process = daemon._start(command=limited)
+    daemon.restart(command=limited)
     with daemon.client() as client:
 
         def soft_limit() -> str:

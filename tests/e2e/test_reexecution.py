@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import sys
@@ -53,10 +54,10 @@ def test_connections_and_what_they_wait_for_outlive_a_reexecution(start: Start) 
         stop = other.send(m.Stop(id=other.next_id(), runs=[stubborn.id]))
         wait_until(lambda: info(client, stubborn.id).status is Status.STOPPING, "it is being stopped")
         part = m.pack_message(m.Info(id=99, run=run.id))
-        client._socket.sendall(part[:7])
+        os.write(client.fileno(), part[:7])
         daemon.reexecute()
         assert other.answer(stop, m.Stopped)[0].stopped == [stubborn.id]
-        client._socket.sendall(part[7:])
+        os.write(client.fileno(), part[7:])
         assert client.answer(99, m.RunReply)[0].run.id == run.id
         assert info(client, tied.id).status is Status.RUNNING
         other.call(m.Stop(id=other.next_id(), runs=[run.id]), m.Stopped)
@@ -125,7 +126,7 @@ def test_a_reexecution_ignores_a_package_in_the_working_directory(start: Start, 
     daemon.stop()
     project = tmp_path / "project"
     project.mkdir()
-    daemon.process = daemon._start(command=["sh", "-c", 'cd "$0" && exec "$@"', str(project), sys.executable, "-m", "sfad"])
+    daemon.restart(command=["sh", "-c", 'cd "$0" && exec "$@"', str(project), sys.executable, "-m", "sfad"])
     planted = "import pathlib\npathlib.Path(__file__).with_name('executed').touch()\n"
     with daemon.client() as client:
         script = 'mkdir sfad && touch sfad/__init__.py && printf %s "$0" > sfad/__main__.py'

@@ -60,8 +60,8 @@ NewMeter = Callable[[bytes | None], Meter]
 class Rig:
     """A `Tail` and all that it has told."""
 
-    def __init__(self, directory: Path) -> None:
-        self.store = OutputFiles(directory)
+    def __init__(self, directory: Path, files: type[OutputFiles] = OutputFiles) -> None:
+        self.store = files(directory)
         self.seen: dict[RunId, tuple[Reading, ...]] = {}
         self.calls = 0
         self.lost: dict[RunId, list[str]] = {}
@@ -332,7 +332,7 @@ def test_a_truncated_file_that_has_grown_again_between_two_looks_is_read_from_th
 def test_output_unread_before_a_truncation_is_reported_as_lost(rig: Rig) -> None:
     rig.begin()
     rig.write(numbered(MIB // 64))
-    assert rig.tail._runs["a1"].read(0) is False
+    assert rig.tail.runs["a1"].read(0) is False
     rig.write(numbered(10), "a2")
     os.truncate(rig.store.directory / "a1.out", 0)
     rig.write(b"new\n")
@@ -468,7 +468,7 @@ def test_a_metered_run_holds_one_descriptor_and_a_bounded_one_holds_both_files(r
     rig.tail.forget("a2")
     rig.tail.forget("a2")
     assert len(os.listdir("/proc/self/fd")) == before
-    assert not rig.tail._runs
+    assert not rig.tail.runs
     rig.tail.drain(["a1"])
     rig.tail.begin_attempt("a1")
     rig.tail.look("a1")
@@ -536,7 +536,7 @@ async def test_a_slow_meter_reports_the_bytes_that_it_loses(served: Rig, monkeyp
 def test_a_meter_that_never_catches_up_is_reported_seldom(rig: Rig) -> None:
     rig.write(b"")
     rig.begin()
-    metered = rig.tail._runs["a1"].stdout
+    metered = rig.tail.runs["a1"].stdout
     assert metered is not None
     for number in range(1, 1000):
         metered.file.skip_to(number * MIB)
@@ -565,8 +565,8 @@ class SmallDisk(OutputFiles):
 
 async def test_output_leaves_room_on_the_disk(tmp_path: Path) -> None:
     """A run with a large limit fills the disk; a small file of another run, that grows in the same moment, stays whole."""
-    rig = Rig(tmp_path / "output")
-    rig.store = rig.tail.files = rig.tail._bounds._files = small = SmallDisk(tmp_path / "output")
+    rig = Rig(tmp_path / "output", SmallDisk)
+    small = rig.store
     rig.begin("a1", limit=1 << 40, meter=None)
     rig.begin("a2", limit=1 << 40, meter=None)
     rig.write(numbered(MIB // 64) * 40, "a2")
@@ -589,7 +589,7 @@ async def test_output_leaves_room_on_the_disk(tmp_path: Path) -> None:
 async def test_a_limit_may_change_while_nothing_is_written(served: Rig) -> None:
     served.begin(limit=None, meter=None)
     served.write(bytes(3 * MIB))
-    await until(lambda: not served.tail._behind)
+    await until(lambda: not served.tail.behind)
     assert held(served.store) >= 3 * MIB
     served.tail.set_limit("a1", MIB)
     await until(lambda: held(served.store) <= MIB + 64 * KIB)
