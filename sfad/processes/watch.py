@@ -403,7 +403,7 @@ class OwedEvents:
 # ---- mains
 
 
-_REAPED_WITHIN = 3.0
+REAPED_WITHIN = 3.0
 """Seconds within which the parent of an ended main process is expected to reap it, if we are not the parent. In some
 containers pid 1 looks for zombies every two seconds, in others never."""
 
@@ -500,7 +500,7 @@ class Mains:
         status = exit_status(main.pidfd)
         if status is not None:
             self._ended(run, main, *_code_and_signal(status))
-        elif gone or not tells_exits() or (main.exit_seen is not None and monotonic() - main.exit_seen > _REAPED_WITHIN):
+        elif gone or not tells_exits() or (main.exit_seen is not None and monotonic() - main.exit_seen > REAPED_WITHIN):
             self._ended(run, main, None, None)
         elif main.exit_seen is None:
             main.exit_seen = monotonic()

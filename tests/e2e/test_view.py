@@ -277,7 +277,7 @@ def test_sockets_in_what_is_readable_are_covered(desk: Desk, monkeypatch: pytest
         paths = list(odd_sockets(stack, shared / "odd").values())
         run = desk.run([sys.executable, "connect.py", *paths], readable=[shared])
     assert json.loads(desk.said(run)) == dict.fromkeys(paths, "[Errno 111] Connection refused")
-    monkeypatch.setattr(view, "_MOST_FILES", 3)
+    monkeypatch.setattr(view, "MOST_FILES", 3)
     assert view.below(str(shared)) == (set(), False)
 
 

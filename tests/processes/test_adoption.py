@@ -126,7 +126,7 @@ async def test_the_wait_for_a_pid_1_that_does_not_reap_ends(
     remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
     monkeypatch.setattr("sfad.processes.watch.exit_status", lambda _pidfd: None)
     monkeypatch.setattr("sfad.processes.watch.reaped", lambda _pidfd: False)
-    monkeypatch.setattr("sfad.processes.watch._REAPED_WITHIN", 0.3)
+    monkeypatch.setattr("sfad.processes.watch.REAPED_WITHIN", 0.3)
     async with rigged(containment, instance=instance) as rig:
         adopt(rig, remains)
         await rig.stop("a1")
