@@ -168,6 +168,19 @@ class Daemon:
             [sys.executable, "-m", "sfactl", *words], capture_output=True, text=True, timeout=2 * PATIENCE, env=self.env, **options
         )
 
+    def sfad(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run another `sfad` with the daemon's environment to its end."""
+        command = [sys.executable, "-m", "sfad", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, env=self.env)
+
+    def output(self, run: str) -> str:
+        """Return what a run has printed on its stdout until now."""
+        return (self.state_dir / "output" / f"{run}.out").read_text()
+
+    def errors(self, run: str) -> str:
+        """Return what a run has printed on its stderr until now."""
+        return (self.state_dir / "output" / f"{run}.err").read_text()
+
     def descriptors(self) -> int:
         """Return how many descriptors the daemon has open, once it watches its socket and its state directory."""
         end = time.monotonic() + 5  # where the kernel cannot tell, it does not watch

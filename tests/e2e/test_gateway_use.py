@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,6 @@ from tests.harness import alive, ended, spawn, wait_until
 from .agents import info, limit
 from .provider import Provider, providing
 from .test_gateway import CALLER, calling, config, gateway, results
-
-
-@pytest.fixture
-def provider() -> Iterator[Provider]:
-    """A provider."""
-    with providing() as made:
-        yield made
-
 
 # ---- a run that asks for it
 

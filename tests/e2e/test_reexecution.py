@@ -39,7 +39,7 @@ def test_reexecution_under_load_loses_neither_a_status_nor_a_line(start: Start) 
     for run in long:
         numbers = printed(daemon, run.id)
         assert numbers == list(range(len(numbers)))
-    assert all((daemon.state_dir / "output" / f"{run.id}.out").read_text() == "bye\n" for run in coded)
+    assert all(daemon.output(run.id) == "bye\n" for run in coded)
     for one in clients:
         one.close()
 
@@ -49,7 +49,7 @@ def test_connections_and_what_they_wait_for_outlive_a_reexecution(start: Start) 
     with daemon.client() as client, daemon.client() as other:
         run, watch = watched(client, turns(2, then="time.sleep(60)"), limit("turns", 50))
         stubborn = started(client, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"])
-        wait_until(lambda: (daemon.state_dir / "output" / f"{stubborn.id}.out").read_text(), "the trap is set")
+        wait_until(lambda: daemon.output(stubborn.id), "the trap is set")
         tied = ticking(client, tied=True)
         stop = other.send(m.Stop(id=other.next_id(), runs=[stubborn.id]))
         wait_until(lambda: info(client, stubborn.id).status is Status.STOPPING, "it is being stopped")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -101,6 +102,17 @@ def transactions() -> Iterator[list[bool]]:
 
     with mock.patch.object(Transactions, "write", noted):
         yield tried
+
+
+def traced_reader(executed: list[str]) -> Callable[[Path], sqlite3.Connection]:
+    """Return an `open_reader` whose connections note what they execute."""
+
+    def opened(directory: Path) -> sqlite3.Connection:
+        connection = open_reader(directory)
+        connection.set_trace_callback(executed.append)
+        return connection
+
+    return opened
 
 
 class Answers:

@@ -22,10 +22,9 @@ from sfad.protocol.paths import LEDGER
 from sfad.protocol.requests.advice import Advice
 from sfad.protocol.types import LimitKind, Reason, RunInfo, Status, Usage
 from sfad.storage.ledger import LedgerError, summary
-from sfad.storage.ledger.database import open_reader
 from sfad.storage.ledger.summary import MIN_RUNS, EndedRun, advise, learn, percentile, rounded_up
 
-from .samples import PLAIN, run, started
+from .samples import PLAIN, run, started, traced_reader
 
 TIME, TURNS, MESSAGES, TOKENS, COST = LimitKind.TIME, LimitKind.TURNS, LimitKind.MESSAGES, LimitKind.TOKENS, LimitKind.COST
 
@@ -249,13 +248,7 @@ def test_the_largest_that_any_source_tells(directory: Path, tmp_path: Path) -> N
 
 def test_a_search_by_name_reads_no_other_rows(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executed: list[str] = []
-
-    def traced(where: Path) -> sqlite3.Connection:
-        connection = open_reader(where)
-        connection.set_trace_callback(executed.append)
-        return connection
-
-    monkeypatch.setattr(summary, "open_reader", traced)
+    monkeypatch.setattr(summary, "open_reader", traced_reader(executed))
     plans = {}
     with closing(sqlite3.connect(directory / LEDGER)) as connection:
         for key, query in {"name": {"name": "x"}, "type": {"type": "x"}, "all": {}}.items():

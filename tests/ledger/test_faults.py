@@ -24,6 +24,7 @@ from sfad.storage.ledger.opening import check_whole
 from sfad.storage.ledger.reader import Page
 from sfad.storage.ledger.rows import Op
 from sfad.storage.ledger.writer import Backlog
+from tests.harness import until
 
 from .samples import PLAIN, WHEN, Answers, events, run, runs_of, started, transactions
 
@@ -384,9 +385,7 @@ async def test_a_lock_held_by_another_process_costs_admissions_only(tmp_path: Pa
         holder = await trio.to_thread.run_sync(_hold, tmp_path / "ledger.db")
         longest = await _work_against_a_lock(ledger, answers)
         await trio.to_thread.run_sync(holder.communicate)
-        with trio.fail_after(60):
-            while ledger.backlog or ledger.trouble:  # noqa: ASYNC110
-                await trio.sleep(0.05)
+        await until(lambda: not ledger.backlog and not ledger.trouble)
         # neither queueing nor reading has waited for the lock
         assert longest < 0.5
         assert answers.admitted == ["a1"]

@@ -27,9 +27,9 @@ from sfad.runs import catalogue
 from sfad.runs import catalogue as module
 from sfad.runs.catalogue import EncodedRuns, RunCatalogue, row_of
 from sfad.storage.ledger import ledger
-from sfad.storage.ledger.database import open_reader
 from sfad.storage.ledger.reader import Page
 from tests.harness import until
+from tests.ledger.samples import traced_reader
 from tests.loop.shell import refused, shell, spawned, stopped
 from tests.processes.fake import FakeLauncher
 
@@ -109,13 +109,7 @@ async def ended(runtime: Runtime) -> RunId:
 def sql(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is executed by connections that a ledger reads with."""
     found: list[str] = []
-
-    def traced(directory: Path) -> sqlite3.Connection:
-        connection = open_reader(directory)
-        connection.set_trace_callback(found.append)
-        return connection
-
-    monkeypatch.setattr(ledger, "open_reader", traced)
+    monkeypatch.setattr(ledger, "open_reader", traced_reader(found))
     return found
 
 
