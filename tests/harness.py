@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from socketserver import BaseServer
 from types import MappingProxyType
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import psutil
 import pytest
@@ -56,6 +57,28 @@ async def until(condition: Callable[[], object], what: str = "the condition hold
     while not condition():
         assert time.monotonic() < end, f"not within {PATIENCE:g} s: {what}"
         await trio.sleep(0.002)
+
+
+def failing(code: int) -> Callable[..., Any]:
+    """Return a function that raises `OSError` with this number, whatever it is called with."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@contextmanager
+def serve_in_thread(server: BaseServer) -> Iterator[None]:
+    """Have a server serve until the end of the block, and close it."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.05], name=type(server).__name__)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 PROGRAM = ("-m", "sfad")

@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sfad.storage import spool as journal
 from sfad.storage.spool import Store, StoreError
-from tests.harness import let_others_into
+from tests.harness import failing, let_others_into
 
 ROOT = Path(__file__).parents[2]
 KIB, MIB = 1 << 10, 1 << 20
@@ -454,13 +454,6 @@ def test_a_file_system_without_hard_links(path: Path, monkeypatch: pytest.Monkey
     assert not opened(path).sound
     assert len(list(path.parent.glob("*.corrupt-*"))) == 1
     assert opened(path).sound
-
-
-def failing(code: int) -> Callable[..., int]:
-    def fail(*_: object, **__: object) -> int:
-        raise OSError(code, os.strerror(code))
-
-    return fail
 
 
 # ---- killed

@@ -27,7 +27,7 @@ from sfad.storage.output import OutputFiles, files, holes
 from sfad.usage import tail as module
 from sfad.usage.stdout import READ_AT_ONCE
 from sfad.usage.tail import FREE_AFTER, NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL, RESERVE, Tail
-from tests.harness import until
+from tests.harness import failing, until
 from tests.output.test_holes import KIB, MIB, Refusing, held, numbered
 
 
@@ -443,13 +443,6 @@ def test_another_file_is_not_metered(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
     rig.tail.drain(["a1"])
     assert rig.turns() == 0
     assert rig.lost == {"a1": ["the file of its stdout was taken away: it is not metered and not bounded any more"]}
-
-
-def failing(code: int) -> Callable[..., int]:
-    def fail(*_: object) -> int:
-        raise OSError(code, os.strerror(code))
-
-    return fail
 
 
 def test_a_metered_run_holds_one_descriptor_and_a_bounded_one_holds_both_files(rig: Rig) -> None:
