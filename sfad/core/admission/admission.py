@@ -85,8 +85,8 @@ class Awaiting:
 
     def wait(self, run: Run) -> None:
         """Let the run wait for each of `run.awaits`."""
-        for after in run.awaits:
-            self.waiters.setdefault(after.run, []).append(run.id)
+        for awaited in dict.fromkeys(after.run for after in run.awaits):  # once, also where it waits for an end and for a success
+            self.waiters.setdefault(awaited, []).append(run.id)
 
     def ended(self, ends: Mapping[RunId, Status], at: float) -> list[Run]:
         """Take the ends of these runs, and end each run that waited for the success of one that did not complete. Return those that
