@@ -147,6 +147,8 @@ class Book:
     ended: bool = False
     released: bool = False
     failed_commit: bool = False
+    waited: bool = False
+    """Others had to end before it could start."""
     sources: dict[str, Amounts] = field(default_factory=dict)
     reservations: dict[str, Amounts] = field(default_factory=dict)
     told: dict[tuple[str, float], list[str]] = field(default_factory=dict)
@@ -760,7 +762,7 @@ class World:
         assert run.identity not in [book.run.identity for book in above], "a loop was admitted"
         assert not any(book.run.status is Status.STOPPING for book in above), "born into a tree that is being emptied"
         assert not self.machine.draining
-        self.books[run.id] = Book(run, above, depth, descendants)
+        self.books[run.id] = Book(run, above, depth, descendants, waited=bool(run.awaits))
         self.remember(run)
         self.uncommitted.append(run.id)
 
@@ -802,7 +804,7 @@ class World:
             awaited = self.books[after.run]
             assert awaited.ended, f"{run.id} was launched before {after.run} had ended"
             assert not after.ok or awaited.run.status is Status.COMPLETED
-        assert run.attempt > 1 or run.parent is None or not run.asked.after or not run.standing_still
+        assert run.attempt > 1 or run.parent is None or not self.books[run.id].waited or not run.standing_still
         self.launches.add((run.id, run.attempt))
         box = self._box_for(run)
         assert not box.alive, f"{run.id} was launched over what its last attempt left"
