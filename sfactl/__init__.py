@@ -34,9 +34,8 @@ Connections:
 `sessions`          what `sfactl session` and `sfactl mcp` do
 `over_fleet`        verbs with --fleet, and runs that are named NODE/ID
 `fleet`             the nodes of the fleet, a connection to each, and their runs as one list
-`fleet_calls`       requests about runs that are named NODE/ID, for `top` and the console
+`fleet_calls`       requests about runs that are named NODE/ID, for `top` and the console, and summaries as one
 `fleet_list`        `list` and `tree` of all nodes
-`fleet_summary`     summaries of several nodes as one
 `fleet_reports`     `summary` and `plans` of all nodes
 `fleet_run`         output of runs on other nodes; `run --fleet`
 `shipping`          directories that are sent with runs, and changes that are brought back

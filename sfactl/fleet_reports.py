@@ -14,7 +14,7 @@ from . import connection, output
 from .commands import plans as one_nodes_plans
 from .commands import summary as one_nodes_summary
 from .fleet import Fleet, tell_unanswered
-from .fleet_summary import added, with_node
+from .fleet_calls import added, with_node
 from .waiting import Waiting
 
 TYPE_CHECKING = False

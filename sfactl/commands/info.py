@@ -59,7 +59,7 @@ def moments(run: RunInfo, events: Sequence[Event]) -> Iterator[str]:
         yield f"{output.local(time)}  {f'+{after}':>8}  {'milestone' if event.is_milestone else what}{said}{by}"
 
 
-# ---- info
+# ---- The verb
 
 
 PARAMETERS: tuple[Parameter, ...] = (

@@ -58,7 +58,7 @@ def main(
 
     place = place_of(listen, cert, key, proxy, sender)
     if fleet is not None:
-        from ..web.nodes import Nodes
+        from ..web.source import Nodes
 
         return serve(Nodes(fleet), place, opens=opens)
     connect(socket).close()  # an error belongs here, not into the browser

@@ -164,8 +164,6 @@ class LineChannel:
             yield TooLong()
 
 
-# ---- JSON-RPC 2.0 with one client (https://www.jsonrpc.org/specification): its requests, and the requests to it
-
 # ---- JSON with the functions in C of Python's own package, whose import takes as long as to start Python
 
 
@@ -218,7 +216,7 @@ _compact = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", 
 _readable = make_encoder(None, _refuse, encode_basestring, None, ": ", ", ", False, False, False)
 
 
-# ---- json rpc
+# ---- The connection: requests of the client, and requests to it
 
 
 if TYPE_CHECKING:

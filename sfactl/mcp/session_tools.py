@@ -108,7 +108,7 @@ def _waiting(view: SessionView) -> str:
     return f"sessions_info with run_id '{view.run_id}' and wait_seconds waits for its end, so do not poll with sleep"
 
 
-# ---- session tools
+# ---- The tools
 
 
 if TYPE_CHECKING:

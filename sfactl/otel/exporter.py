@@ -199,8 +199,6 @@ def _error_type(call: CallInfo) -> str | None:
     return "_OTHER" if call.error is not None else None
 
 
-# ---- Follows the ends of runs, and hands their spans to a collector
-
 # ---- Bounds what a library does that has a timeout for each read only: a server may send a byte at a time
 
 
@@ -331,7 +329,7 @@ def parse_headers(source: str, text: str) -> dict[str, str]:
     return headers
 
 
-# ---- exporter
+# ---- Follows the ends of runs
 
 
 ENDS = sorted(f"run_{status}" for status in ENDED)

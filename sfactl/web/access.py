@@ -7,7 +7,6 @@ that it resolves to 127.0.0.1; Origin, and a token that only our pages know, bec
 import hmac
 import secrets
 import time
-from collections.abc import Awaitable, Callable
 from html import escape
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -35,8 +34,6 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-
-Next = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Session:

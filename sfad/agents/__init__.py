@@ -8,7 +8,6 @@
 `text`          the text in an agent's events, for `run --text` and `result`
 `setups`        how a program is led through the gateway, and what its settings and variables say of where its calls go
 `setup_reader`  finds that out for a whole tree, when a person starts its root
-`account_hash`  the short hashes by which subscriptions are told apart
 `registered`    registered agents: a name, and how to start the program behind it
 
     bytes ─▶ lines ─ lines that can matter ─▶ claude, codex … ─ typed events ─▶ Reading

@@ -463,14 +463,11 @@ PROGRAM = Claude()
 # ---- Claude Code (2.1.330): where its calls go
 #
 # Variables in `env` of its settings win over those of its environment. Of the settings the later take precedence:
-# `~/.claude/settings.json` (or that of CLAUDE_CONFIG_DIR), `.claude/settings.json` and `.claude/settings.local.json` of the
-# working
-# directory, those that `--settings` names (the last, of two), and what an administrator sets in `/etc/claude-code`. A file that
-# is
+# `~/.claude/settings.json` (or that of CLAUDE_CONFIG_DIR), `.claude/settings.json` and `.claude/settings.local.json` of the working
+# directory, those that `--settings` names (the last, of two), and what an administrator sets in `/etc/claude-code`. A file that is
 # not JSON does not count.
 #
-# So the address is set in the environment where no settings name one, and by `--settings` where they do. With other settings,
-# that
+# So the address is set in the environment where no settings name one, and by `--settings` where they do. With other settings, that
 # would send their keys elsewhere: a run in another directory, or with another home, is then left as it is. So is one for which a
 # script has chosen another provider.
 #

@@ -29,10 +29,9 @@ from ..protocol.known import KEYS
 from ..protocol.requests.plans import SeenWindow
 from ..protocol.types import Tokens
 from . import counters
-from .account_hash import digest
 from .counters import MAX_NAME, PlanTold
 from .line_meter import AgentFailure, LineMeter, SessionMeter, Speech, ToolCall, WholeText, lines_of_type
-from .program import AgentProgram, SessionFiles, SessionPlace, SessionSearch, arguments, sorted_words, values
+from .program import AgentProgram, SessionFiles, SessionPlace, SessionSearch, arguments, digest, sorted_words, values
 from .setups import GATEWAY, Setup, Surroundings, TreeUpstream, UnreadableError, at, json_file, merged, toml_file
 
 _NOT_CALLS = frozenset({"", "agent_message", "assistant_message", "reasoning", "plan", "todo_list", "error"})
@@ -398,18 +397,14 @@ PROGRAM = Codex()
 # ---- Codex (0.169): where its calls go
 #
 # Its settings, the later taking precedence: `/etc/codex/config.toml`, `config.toml` of CODEX_HOME (`~/.codex`), the profile that
-# `-p
-# NAME` chooses (`NAME.config.toml` beside it), `-c KEY=VALUE` in the order of the command line, and what an administrator sets in
-# `managed_config.toml` and `requirements.toml` of `/etc/codex`. The settings of a project cannot choose an address. Codex ignores
-# OPENAI_BASE_URL.
+# `-p NAME` chooses (`NAME.config.toml` beside it), `-c KEY=VALUE` in the order of the command line, and what an administrator sets
+# in `managed_config.toml` and `requirements.toml` of `/etc/codex`. The settings of a project cannot choose an address. Codex
+# ignores OPENAI_BASE_URL.
 #
 # `openai_base_url` is the address of its own provider, and `model_providers.NAME.base_url` that of another. All providers are led
-# at
-# once, by `-c` right after the program's name, so that a command can still choose one. Without an address, Codex's own provider
-# is
-# the API of OpenAI with a key, and the backend of ChatGPT with a ChatGPT login. With `-c`, Codex does not use its background
-# server,
-# whose calls no run makes.
+# at once, by `-c` right after the program's name, so that a command can still choose one. Without an address, Codex's own provider
+# is the API of OpenAI with a key, and the backend of ChatGPT with a ChatGPT login. With `-c`, Codex does not use its background
+# server, whose calls no run makes.
 
 
 OPENAI = "https://api.openai.com/v1"

@@ -97,7 +97,7 @@ class Meter(Protocol):
         Mostly less than a few KB; at most 150 KB (1 024 message ids) plus the line that has begun."""
 
 
-# ---- counters
+# ---- Numbers that agents say, checked
 
 
 MAX_IDS = 1024

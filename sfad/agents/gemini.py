@@ -278,16 +278,13 @@ PROGRAM = Gemini()
 # ---- Gemini CLI (0.61): where its calls go
 #
 # Its settings, the later taking precedence: the system's defaults, `~/.gemini/settings.json`, `.gemini/settings.json` of the
-# working
-# directory, the system's own. One `.env` file is read: the first that is found upwards from the working directory (`.gemini/.env`
-# before `.env`), then in the home directory. Variables that are set take precedence over it. In a folder that is not trusted, the
-# folder's settings and `.gemini/.env` do not count, and of a `.env` only keys do.
+# working directory, the system's own. One `.env` file is read: the first that is found upwards from the working directory
+# (`.gemini/.env` before `.env`), then in the home directory. Variables that are set take precedence over it. In a folder that is
+# not trusted, the folder's settings and `.gemini/.env` do not count, and of a `.env` only keys do.
 #
 # GOOGLE_GEMINI_BASE_URL is followed with an API key. With a Google account or Vertex AI, calls go elsewhere, whatever it says.
-# Where
-# no setting chooses the key, the variable chooses a login that does not start without a terminal ("Invalid auth method
-# selected"). So
-# then the file `gemini_with_key.json` chooses it, in the place of the system's settings.
+# Where no setting chooses the key, the variable chooses a login that does not start without a terminal ("Invalid auth method
+# selected"). So then the file `gemini_with_key.json` chooses it, in the place of the system's settings.
 
 
 BASE_URL = "GOOGLE_GEMINI_BASE_URL"

@@ -200,13 +200,10 @@ PROGRAM = Opencode()
 #
 # Its configuration is merged, the later taking precedence: `~/.config/opencode/{config.json,opencode.json,opencode.jsonc}`,
 # OPENCODE_CONFIG, `opencode.json(c)` from the top of the project down to the working directory, those in `.opencode` there and in
-# the
-# home directory and in OPENCODE_CONFIG_DIR, OPENCODE_CONFIG_CONTENT, and what an administrator sets in `/etc/opencode`.
+# the home directory and in OPENCODE_CONFIG_DIR, OPENCODE_CONFIG_CONTENT, and what an administrator sets in `/etc/opencode`.
 #
-# `provider.NAME.options.baseURL` is a provider's address. Without it, those of Anthropic and OpenAI follow their variables. So
-# the
-# others, and those that have an address, are led by OPENCODE_CONFIG_CONTENT. A provider that is named there counts as one that
-# the
+# `provider.NAME.options.baseURL` is a provider's address. Without it, those of Anthropic and OpenAI follow their variables. So the
+# others, and those that have an address, are led by OPENCODE_CONFIG_CONTENT. A provider that is named there counts as one that the
 # person wants, so those are named that have a key, and all of them.
 
 

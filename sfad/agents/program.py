@@ -4,6 +4,7 @@ led through the gateway.
 Each program has a module with a subclass of `AgentProgram`, and one of `SessionFiles` if its sessions can be read.
 """
 
+import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -107,7 +108,7 @@ class SessionHead(NamedTuple):
 
 class SessionSearch(NamedTuple):
     env: Mapping[str, str]
-    """Those of `meters.SESSION_VARIABLES` that the run's environment sets."""
+    """Those of `agents.SESSION_VARIABLES` that the run's environment sets."""
     cwd: str
     since: datetime
     session: str | None
@@ -265,3 +266,15 @@ def program_called(name: str) -> AgentProgram:
     """Return the program of this name, from its module."""
     found: AgentProgram = import_module(f".{name}", __package__).PROGRAM
     return found
+
+
+# ---- The short hashes by which subscriptions are told apart
+
+
+_DIGITS = 12
+"""Hex digits that are kept: 48 bits tell the accounts of one machine apart, and lead back to no key."""
+
+
+def digest(secret: str) -> str:
+    """Return a short hash of a credential or an organization."""
+    return hashlib.sha256(f"sfad plan {secret}".encode()).hexdigest()[:_DIGITS]

@@ -120,7 +120,7 @@ def tree_setups(surroundings: Surroundings, programs: Iterable[str]) -> TreeSetu
     return TreeSetups(tuple(programs), tuple(setup for name, setup in found.items() if setup != _USUAL[name]))
 
 
-# ---- reader
+# ---- Reads it, in a process of the user
 
 
 T = TypeVar("T")

@@ -154,8 +154,7 @@ def upwards(directory: str) -> Iterator[str]:
 
 # ---- Proxies and certificates: whether calls through the gateway reach an upstream in the way in which a program would
 #
-# The gateway asks upstreams with the proxy of its own environment, and trusts the authorities that this names. It also trusts
-# those
+# The gateway asks upstreams with the proxy of its own environment, and trusts the authorities that this names. It also trusts those
 # that a person's environment names, because it is a process of this person.
 
 
@@ -190,8 +189,7 @@ def _proxy(env: Mapping[str, str], name: str) -> str:
 # ---- Variables in which any program may look for the address of its model
 #
 # The gateway never sends a credential to another host than the program itself would have. So a variable that the person has set
-# keeps its name, and the gateway asks what it named; and one that is not set leads to the gateway only if no other variable of
-# the
+# keeps its name, and the gateway asks what it named; and one that is not set leads to the gateway only if no other variable of the
 # same provider is set, which the program might have obeyed instead.
 
 

@@ -133,7 +133,7 @@ def _share_of(active: ActiveLimit, used: float) -> str:
     return f"used {amount(kind, used)}, {share} of its {kind} limit of {bare(kind, active.threshold)}"
 
 
-# ---- alerts
+# ---- Raises and clears alerts
 
 
 _BY_A_BOUND = (ReasonKind.LIMIT, ReasonKind.BUDGET)

@@ -55,7 +55,7 @@ class EventRate:
             self._forget_at = max(MAX_CAUSES, 2 * len(self._told))  # so that each is looked at a few times only
 
 
-# ---- context
+# ---- What all components share
 
 
 class Context:

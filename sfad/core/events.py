@@ -147,7 +147,7 @@ class CallAsked(At, frozen=True):
     """Tokens to which its maximum output may be lowered."""
     time: datetime
     """When it was asked for, by the clock of the machine."""
-    gateway: int | None = None
+    gateway_uid: int | None = None
     """As `OpenReservation` has it."""
 
 
@@ -178,7 +178,7 @@ class GatewayStarted(At, frozen=True):
 
     noted: tuple[CallSettled, ...] = ()
     """What the earlier one had noted of its calls."""
-    gateway: int | None = None
+    gateway_uid: int | None = None
     """As `OpenReservation` has it."""
 
 
@@ -186,7 +186,7 @@ class GatewayConnected(At, frozen=True):
     """The gateway has a new connection. Of reservations that are not among these, it never learnt: no call was made for them."""
 
     reservations: frozenset[str]
-    gateway: int | None = None
+    gateway_uid: int | None = None
     """As `OpenReservation` has it."""
 
 

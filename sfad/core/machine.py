@@ -317,8 +317,6 @@ class Machine:
                 self._stopping.polite_due(run)
             case Timer.GRACE:
                 self._stopping.grace_due(run, at)
-            case Timer.KILL:
-                self._stopping.kill_due(run, at)
             case Timer.SURVEY:
                 self._stopping.survey_due(run, at)
             case Timer.APPROVAL:

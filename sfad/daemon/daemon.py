@@ -35,8 +35,8 @@ from .loop.runtime import Runtime
 from .reloading import ConfigFiles
 from .server.lost_runs import continue_lost
 from .server.peers import identify
-from .server.placed_here import complete
 from .server.server import Server
+from .server.unattended import complete_here
 from .startup import DaemonHome, close_all, inherited_listener, open_log, open_state, sweep_others, take_lock
 
 # ---- Re-execution: on SIGUSR2, and on SIGHUP after an upgrade, the daemon becomes the installed program in place. It keeps its
@@ -77,9 +77,9 @@ def installed_version() -> str | None:
 
 async def check(state_dir: Path, config_files: tuple[list[Path], bool]) -> None:
     """Check that the installed program starts, and reads the config and what this one has written. Raises `Unfit`, `OSError`."""
-    # In a thread: a thread's child is not taken for an orphan of a run (`reaper`). The timeout of subprocess.run begins
+    # In a thread: a thread's child is not taken for an orphan of a run (`watch.Orphans`). The timeout of subprocess.run begins
     # after the child's execve(2), which closes a copy of each file that a client has sent; closing the last copy may block for
-    # long (`closing`).
+    # long (`host.descriptors`).
     files, required = config_files
     chosen = ["--config", str(files[0])] if required else []
     command = [*PROGRAM, "check-start", "--state-dir", str(state_dir), *chosen]
@@ -308,7 +308,7 @@ class Daemon:
                 runtime.launcher.watch_children(children)
                 nursery.start_soon(keep_serving, runtime.gateways.serve, log.internal_error)
                 nursery.start_soon(keep_serving, runtime.otel.serve, log.internal_error)
-                runtime.fleet.complete = partial(complete, runtime)
+                runtime.fleet.complete = partial(complete_here, runtime)
                 nursery.start_soon(keep_serving, runtime.fleet_process.serve, log.internal_error)
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(systemd.feed_watchdog)

@@ -69,9 +69,8 @@ def _refused(loaded: Loaded, key: str, message: str) -> ConfigError:
 
 # ---- The config of a live daemon, kept in the state directory for the next one
 #
-# A daemon that died must be replaced, because its runs are alive, even if a config file has been broken since. A daemon that
-# stops in
-# order removes what it kept: the next start has no runs to supervise, and fails with the error.
+# A daemon that died must be replaced, because its runs are alive, even if a config file has been broken since. A daemon that stops
+# in order removes what it kept: the next start has no runs to supervise, and fails with the error.
 
 
 FILE = "config.kept"

@@ -69,7 +69,7 @@ class StoredPidfds:
         self._store.close()
 
 
-# ---- adoption
+# ---- Runs and rows of an earlier daemon
 
 
 Rows = list[tuple[RunInfo, RunExtra]]

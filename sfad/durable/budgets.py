@@ -66,7 +66,7 @@ class SavedCharges:
 
 
 @dataclass(slots=True)
-class BudgetKeeper:
+class BudgetBooks:
     """Tells the core the state of each budget, now and whenever a period begins. Periods are calendar days, weeks (from Monday)
     and months in the daemon's time zone."""
 

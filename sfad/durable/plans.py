@@ -34,7 +34,7 @@ class PlanSpool:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanKeeper:
+class PlanBooks:
     spool: PlanSpool
     ledger: Ledger
     trouble: Callable[[str], None]

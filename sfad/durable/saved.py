@@ -17,14 +17,14 @@ from ..host.probe import current_boot
 from ..processes.procfs import is_alive
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
-from ..runs.live import Live, OnEnd, SavedMain, SpawnKey, Surroundings
+from ..runs.live import ContinuedWith, Live, OnEnd, SavedMain, SpawnKey
 from ..storage.spool import Spawns, Store
 from .snapshots import KEY, METER, NOW, RUN, Changes, RetryingStore, RunSnapshot, encode
 
 # ---- What runs are continued with at the next daemon's start, if this one or the machine ends them
 
 
-class SavedSurroundings:
+class SavedContinuedWith:
     """A file for each run, for its user's secrets may be in there. `trouble` is told of one that cannot be deleted or read. Raises
     `OSError` if `directory` cannot be used."""
 
@@ -32,14 +32,14 @@ class SavedSurroundings:
         self._files = Spawns(directory)
         self._trouble = trouble
 
-    def save(self, run: RunId, surroundings: Surroundings) -> None:
+    def save(self, run: RunId, continued_with: ContinuedWith) -> None:
         """Raises `OSError`."""
-        self._files.save(run, encode(surroundings))
+        self._files.save(run, encode(continued_with))
 
-    def read(self, run: RunId) -> Surroundings | None:
+    def read(self, run: RunId) -> ContinuedWith | None:
         try:
             saved = self._files.read(run)
-            return msgspec.msgpack.decode(saved, type=Surroundings) if saved is not None else None
+            return msgspec.msgpack.decode(saved, type=ContinuedWith) if saved is not None else None
         except (OSError, *UNDECODABLE) as error:
             self._trouble(f"run {run} cannot be continued: its environment in the spool cannot be read: {error}")
             return None

@@ -72,7 +72,7 @@ def _converted(parts: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str
     return parts
 
 
-# ---- snapshots
+# ---- A live run as it is saved
 
 
 RUN, NOW, METER, KEY = "run/", "now/", "meter/", "key/"

@@ -18,8 +18,8 @@ from .saved import (
     EndedRuns,
     HookSpool,
     ReservedNumbers,
+    SavedContinuedWith,
     SavedSpawns,
-    SavedSurroundings,
     on_end_changes,
     this_boot,
 )
@@ -39,17 +39,17 @@ def nowhere(_run: RunId) -> None:
 
 
 class RunJournal:
-    def __init__(self, store: RetryingStore, spawns: SavedSpawns, surroundings: SavedSurroundings) -> None:
+    def __init__(self, store: RetryingStore, spawns: SavedSpawns, continued_with: SavedContinuedWith) -> None:
         self._store = store
         self._spawns = spawns
-        self._surroundings = surroundings
+        self._continued_with = continued_with
 
     def admit(self, live: Live, others: Iterable[Live]) -> None:
         """Save a run that was admitted just now, and others that this has changed. Raises `OSError`, and then it must not be."""
         run = live.run.id
         self._spawns.save(live)
-        if live.surroundings is not None:
-            self._surroundings.save(run, live.surroundings)
+        if live.continued_with is not None:
+            self._continued_with.save(run, live.continued_with)
         own: Changes = on_end_changes(live)
         own |= {f"{RUN}{run}": origin_of(live), f"{NOW}{run}": progress_of(live)}
         if live.key is not None:
@@ -58,7 +58,7 @@ class RunJournal:
             self._store.write(own | self._changes(others, nowhere))
         except OSError:
             self._spawns.forget(run)
-            self._surroundings.forget(run)
+            self._continued_with.forget(run)
             raise
 
     def renew(self, live: Live) -> None:
@@ -98,7 +98,7 @@ class RunJournal:
         return {key: value for key, value in changes.items() if items.get(key) != value or key in unwritten}
 
 
-# ---- spool
+# ---- The parts of `spool/`
 
 
 class Spool:
@@ -117,14 +117,14 @@ class Spool:
     ) -> None:
         damaged = damaged or trouble
         self.spawns = SavedSpawns(directory, trouble, damaged)
-        self.surroundings = SavedSurroundings(directory / "surroundings", trouble)
+        self.continued_with = SavedContinuedWith(directory / "continued_with", trouble)
         store = Store(directory / "runs", lost)
         self.notes = store.take_notes()
         """What had to be repaired, as lines for the log."""
         self._store = RetryingStore(store, timers, turns, trouble, damaged)
         self.earlier = EarlierSpool(store, self._store)
         self._trouble = trouble
-        self.journal = RunJournal(self._store, self.spawns, self.surroundings)
+        self.journal = RunJournal(self._store, self.spawns, self.continued_with)
         self.ended = EndedRuns(self._store, self.spawns)
         self.numbers = ReservedNumbers(self._store)
         self.charges = SavedCharges(self._store)

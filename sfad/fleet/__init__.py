@@ -5,8 +5,7 @@ Nothing else imports Ray. The daemon, and `sfactl`, reach other nodes through so
 `__main__`  makes this node's actor, and ends
 `actor`     the actor: one connection to its daemon, and calls of the other nodes' actors
 `tunnels`   sockets whose bytes go to the daemon of another node
-`placing`   placement groups, one for each tree
-`nodes`     what Ray knows of the nodes
+`placing`   what Ray knows of the nodes; placement groups, one for each tree
 """
 
 NAMESPACE = "sfad"

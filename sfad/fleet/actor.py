@@ -15,8 +15,7 @@ from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
 from ..protocol.messages import FLEET_VERSION, Done, FleetPush, FleetTold, Hello, ServeFleet, Welcome, pack_message, unpack_reply
 from ..protocol.requests.base import Reply, Request
 from . import NAMESPACE, actor_name
-from .nodes import all_nodes, drain, identity
-from .placing import Places
+from .placing import Places, all_nodes, drain, identity
 from .tunnels import Message, Tunnels
 
 AGAIN = 0.3

@@ -86,7 +86,7 @@ class Space:
         self.size += more
 
 
-# ---- call record
+# ---- What one call has used
 
 
 MOST_BYTES_A_TOKEN = 16

@@ -129,7 +129,7 @@ def _names(message: _Reader) -> list[str]:
     return names
 
 
-# ---- egress
+# ---- The proxy
 
 
 MOST_OF_RUN = 64

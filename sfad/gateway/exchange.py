@@ -67,7 +67,7 @@ async def _look_at(client: httpx2.AsyncClient, upstream: Upstream, found: dict[s
         found["error"] = f"no answer within {CHECKUP_SECONDS:g} s"
 
 
-# ---- exchange
+# ---- One request of an agent
 
 
 _METHODS = {"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"}

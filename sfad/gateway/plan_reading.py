@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from ..agents.account_hash import digest
+from ..agents.program import digest
 from ..protocol.requests.gateway import SeePlan
 from ..protocol.requests.plans import Provider, SeenWindow
 from .upstreams import RawHeaders

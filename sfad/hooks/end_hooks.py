@@ -102,8 +102,6 @@ class FairQueue(Generic[T]):
             del self._users[user]
 
 
-# ---- `--on-end`: executes the command that a run was started with, once its end is on record
-
 # ---- What a hook is given: the event as JSON on stdin, and few variables. It gets neither the daemon's keys nor those of a
 # run.
 
@@ -129,7 +127,7 @@ def _one_line(value: object) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-# ---- end hooks
+# ---- Executes `--on-end`
 
 
 TIMEOUT = 30.0

@@ -62,7 +62,7 @@ def _writable_by_others(path: Path) -> str | None:
     return "is writable by others" if found.st_mode & 0o022 and not sticky else None
 
 
-# ---- event hooks
+# ---- Starts the commands
 
 
 WAITING = 256

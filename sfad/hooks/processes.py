@@ -31,8 +31,8 @@ KEPT = 4 * OUTPUT
 BOUNDS = Bounds(memory=512 << 20, pids=64)
 """Where the kernel enforces them."""
 
-KILL_AGAIN, KILLS = 1.0, 30
-"""Seconds between two kills of a hook whose processes do not go, and how often that is tried before it is left to the launcher."""
+KILL_WAIT = 30.0
+"""Seconds that the daemon waits for the end of a killed hook before it is left to the launcher, which goes on killing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +178,9 @@ class HookProcesses:
         """Kill what is left of the hook."""
         how, ok = process.how, process.ok
         with trio.CancelScope(shield=True):
-            for _ in range(KILLS):
-                self._launcher.kill(name)
-                with trio.move_on_after(KILL_AGAIN):
-                    await process.emptied.wait()
-                    break
+            self._launcher.kill(name)
+            with trio.move_on_after(KILL_WAIT):
+                await process.emptied.wait()
         process.how, process.ok = how, ok
 
     def _forget(self, name: RunId) -> None:
@@ -221,8 +219,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 # ---- Counts hooks that end, and tells of those that fail: each time in the log, by an event at most once a minute for each
-# hook of
-# the config, and for each user's commands of `--on-end`.
+# hook of the config, and for each user's commands of `--on-end`.
 
 
 QUIET = 60.0

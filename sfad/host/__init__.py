@@ -3,7 +3,6 @@
 `clock`          the daemon's clocks, and deadlines that call back
 `log`            the JSON log, and `limits.log`; lines to a file or descriptor, without waiting
 `metrics`        what has happened since the start, counted; each metric: its name, what it is, its labels
-`exposition`     metrics as text, by prometheus_client; imported when they are asked for
 `faults`         ends the process at a chosen effect, for the crash test
 `displacement`   tells when files may have been moved, removed, replaced or hidden; inotify(7), which Python does not have
 `descriptors`    reserves the last descriptors of the process, and closes those that clients sent; tells files on FUSE mounts

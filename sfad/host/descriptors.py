@@ -103,10 +103,8 @@ class lifted:  # noqa: N801 - as `contextlib.suppress` is named: it reads like a
 # ---- Closes the descriptors that clients sent, in threads of their own
 #
 # close(2) of such a file may wait as long as the client likes: for unsent data on a TCP socket (SO_LINGER), or for a FUSE server
-# that
-# does not answer FLUSH. It may also fail. The kernel frees the number before it waits. A Unix socket is closed the same way,
-# because
-# with it the kernel drops the files that are still in transit through it.
+# that does not answer FLUSH. It may also fail. The kernel frees the number before it waits. A Unix socket is closed the same way,
+# because with it the kernel drops the files that are still in transit through it.
 #
 # Each sender has a share of the threads: a tree of runs, or a user outside any run. So what one has sent delays only its own.
 

@@ -50,7 +50,7 @@ def _checked(result: int, path: Path | None = None) -> int:
     return result
 
 
-# ---- displacement
+# ---- Whether files have been moved, removed, replaced or hidden
 
 
 LOOK = 5.0

@@ -17,8 +17,7 @@ from ..protocol.redaction import redacted, redacted_object
 from ..protocol.types import Event, RunInfo
 
 # ---- Lines to a descriptor or a file. Writing never raises and never waits, because neither a full disk nor a pipe without a
-# reader
-# may stop the daemon.
+# reader may stop the daemon.
 
 
 STDERR = 2
@@ -113,7 +112,7 @@ def _writable(descriptor: int) -> bool:
     return bool(poll.poll(0))
 
 
-# ---- log
+# ---- What is logged
 
 
 LEVELS = ("debug", "info", "warning", "error")

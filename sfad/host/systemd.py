@@ -180,8 +180,7 @@ FIRST_PASSED = 3
 # ---- Whether logging out ends this daemon, and whether a logout is what ends it now
 #
 # After a user's last session, systemd ends the user's own systemd with all its services, unless lingering is enabled. It ends the
-# processes of a login session with that session only if logind has `KillUserProcesses=yes`. The daemon's cgroup shows which of
-# the
+# processes of a login session with that session only if logind has `KillUserProcesses=yes`. The daemon's cgroup shows which of the
 # two the daemon is in. See loginctl(1) and logind.conf(5).
 
 

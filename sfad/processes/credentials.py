@@ -38,7 +38,7 @@ class Credentials:
     no_new_privs: bool = False
 
     def record(self) -> bytes:
-        """Return them in the form that `trampoline.contract` describes."""
+        """Return them in the form that `trampoline.executable` describes."""
         limits = [value for pair in self._possible() for value in pair]
         head = _HEAD.pack(self.uid, self.gid, self.no_new_privs, len(self.groups), *limits)
         return head + struct.pack(f"={len(self.groups)}I", *self.groups)
@@ -62,8 +62,7 @@ def _may_raise() -> bool:
 # ---- An environment on its way through a program that must not obey it
 #
 # The dynamic loader obeys LD_PRELOAD, libc obeys GCONV_PATH, and a program of the daemon's that starts a command would obey them
-# with more rights than the command will have. So each variable is handed over under another name, which no program knows. Not by
-# a
+# with more rights than the command will have. So each variable is handed over under another name, which no program knows. Not by a
 # descriptor: the trampoline closes all but three. Not as arguments: every user can read those.
 #
 # `trampoline.in_python` unseals as well, and imports nothing of the package.

@@ -67,7 +67,7 @@ def command_of(main: int) -> int | None:
     return None
 
 
-# ---- launched runs
+# ---- Runs, and their marks
 
 
 @dataclass(slots=True)

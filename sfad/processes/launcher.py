@@ -52,7 +52,7 @@ class ChildSignals:
         os.close(self._descriptor)
 
 
-# ---- launcher
+# ---- What the loop needs of a launcher
 
 
 Emit = Callable[[Event], None]

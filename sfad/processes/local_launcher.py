@@ -164,7 +164,7 @@ def _amount(kind: str, pids: list[int], exact_from: float) -> int:
     return resident if resident < exact_from else sum(map(procfs.proportional, pids))
 
 
-# ---- local launcher
+# ---- The launcher, put together
 
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37

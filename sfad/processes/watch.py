@@ -346,8 +346,6 @@ class Complaints:
             self._complain(text)
 
 
-# ---- Main processes: what their trampolines report, and how they end
-
 # ---- The two events that the launcher owes after a request: `Emptied` after a stop, `Frozen` after a freeze
 #
 # A run is empty when no main process of its subtree is unreaped and its containment is unpopulated. That order puts every
@@ -400,7 +398,7 @@ class OwedEvents:
             self._emitter.emit(Frozen, run.id)
 
 
-# ---- mains
+# ---- Main processes: what their trampolines report, and how they end
 
 
 REAPED_WITHIN = 3.0

@@ -106,13 +106,6 @@ METERED_PROGRAMS = {name: program for name, program in KNOWN_PROGRAMS.items() if
 AGENTS = tuple(name for name, program in KNOWN_PROGRAMS.items() if program.title)
 """Built-in agents: programs that can be started by their names."""
 
-BASE_URLS = {
-    "ANTHROPIC_BASE_URL": "anthropic",
-    "OPENAI_BASE_URL": "openai",
-    "GOOGLE_GEMINI_BASE_URL": "gemini",
-}
-"""The variables in which agent programs look for their model, and the upstream of the gateway that each means."""
-
 KEYS = {
     "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
     "openai": ("OPENAI_API_KEY", "CODEX_API_KEY"),

@@ -2,6 +2,5 @@
 
 `catalogue`    the one answer to what is known of a run: live, ended a short while ago, or in the ledger
 `live`         a live run as the shell knows it, beside the core's `Run`, with its stdin; who waits for it
-`showing`      how a live run and its alerts are shown, to clients and in its row of the ledger
-`plans`        how subscriptions are shown
+`showing`      how a live run, its alerts and subscriptions are shown, to clients and in its row of the ledger
 """

@@ -81,7 +81,7 @@ def _size(row: Raw) -> int:
     return memoryview(row).nbytes
 
 
-# ---- catalogue
+# ---- What is known of each run
 
 
 RECENT = 1000

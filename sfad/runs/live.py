@@ -132,8 +132,6 @@ class StdinPipe:
         self._more.set()
 
 
-# ---- A live run as the daemon's shell knows it: what is kept beside the core's `Run`, and who waits for it
-
 # ---- Calls of a live run that the ledger's file may not have yet
 
 
@@ -197,7 +195,7 @@ class SavedMain(Struct, frozen=True, array_like=True):
     """The inodes of its output files; empty if no output is kept."""
 
 
-class Surroundings(Struct, frozen=True, array_like=True):
+class ContinuedWith(Struct, frozen=True, array_like=True):
     """What a run is continued with at the next daemon's start, if this one or the machine ends it (`service.continue_lost`)."""
 
     env: list[bytes]
@@ -246,7 +244,7 @@ class Live:
     """How the agent programs of its tree are led through the gateway."""
     request: bytes | None = None
     """What it was started with, for `recall`."""
-    surroundings: Surroundings | None = None
+    continued_with: ContinuedWith | None = None
     """What it is continued with if the daemon ends it; until it is saved."""
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while none of them is known to be used; `None` if they have changed since."""
@@ -316,7 +314,7 @@ class Live:
 
     @property
     def sender(self) -> str:
-        """Who has sent its descriptors, for `closing`."""
+        """Who has sent its descriptors, for `Descriptors`."""
         return f"the tree of run {self.lineage_ids[0]}" if self.caller is not None else f"user {self.run.birth.user}"
 
     @property
@@ -340,8 +338,8 @@ class Live:
     @property
     def session_id(self) -> str | None:
         """What its agent calls its session: the one that it has saved, else the one that its command names."""
-        if self.run.session is not None or not self.run.attempt:
-            return self.run.session
+        if self.run.agent_session is not None or not self.run.attempt:
+            return self.run.agent_session
         if self.spawn.session is not None:
             return session_of(self.spawn.session, self.run.attempt)
         if self.spawn.continues is not None:

@@ -1,16 +1,19 @@
-"""How a live run and raised alerts are shown: to clients, and in the row of the ledger."""
+"""How a live run, raised alerts and subscriptions are shown: to clients, and in the row of the ledger."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
 
+from ..core.limits.plans import Plans
+from ..core.state.access import Scope
 from ..core.state.account import Use
 from ..core.state.alerts import Key, RaisedAlert, subject_of
 from ..core.state.budgets import to_usd
 from ..core.state.limits import ActiveLimit
+from ..core.state.plans import Window
 from ..core.state.run import Run
 from ..host.clock import wall_clock
 from ..host.files import UNDECODABLE
@@ -18,6 +21,7 @@ from ..processes.launcher import Footprint
 from ..protocol.kinds import COSTS, COUNTS, KINDS
 from ..protocol.known import BY_REPORT
 from ..protocol.messages import Spawn
+from ..protocol.requests.plans import PlanAccount, PlanWindow
 from ..protocol.types import (
     Action,
     AlertState,
@@ -365,3 +369,42 @@ def recalled(kept: bytes) -> Spawn | None:
         return msgspec.msgpack.decode(kept, type=Spawn)
     except UNDECODABLE:
         return None
+
+
+# ---- How subscriptions are shown: what is known of each window, and which runs wait for its reset
+
+
+def accounts_of(plans: Plans, scope: Scope, now: float) -> Iterator[PlanAccount]:
+    """Yield the accounts that a caller may know of: those that runs of its user have used, or inside a run, its own tree. The one
+    that was heard of last comes first. `now`: Unix time."""
+    for found in sorted(plans.known.values(), key=lambda each: -each.heard_at):
+        held = [run.id for run in plans.held_by(found) if scope.knows(run.birth.uid, run.lineage_ids)]
+        if scope.uid is None or scope.uid in found.uids:
+            policy = plans.policy_of(found)
+            yield PlanAccount(
+                account=found.account,
+                provider=found.provider,
+                plan_type=found.plan_type,
+                status=found.status,
+                action=policy.action,
+                heard_at=_moment(found.heard_at),
+                windows=[_window_shown(window, policy.kept, now) for window in found.windows.values()],
+                held=sorted(held),
+            )
+
+
+def _window_shown(window: Window, kept: Callable[[bool], float], now: float) -> PlanWindow:
+    empty_at = window.empty_at(now)
+    return PlanWindow(
+        window=window.name,
+        used_ratio=window.used,
+        resets_at=_moment(window.resets_at) if window.resets_at is not None else None,
+        heard_at=_moment(window.heard_at),
+        keep_ratio=kept(window.of_week),
+        rejected=window.rejected,
+        empty_at=_moment(empty_at) if empty_at is not None else None,
+    )
+
+
+def _moment(unix_time: float) -> datetime:
+    return datetime.fromtimestamp(unix_time, UTC)

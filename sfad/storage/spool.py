@@ -25,7 +25,6 @@ from ..protocol.types import RunId
 
 _SUFFIX = ".spawn"
 _UNFINISHED = ".spawn.new"
-_SPAWN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Spawns:

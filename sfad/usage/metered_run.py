@@ -9,9 +9,9 @@ from typing import Any
 import trio
 
 from ..agents import Reading
-from ..agents.account_hash import digest
 from ..agents.counters import MAX_LINE, PlanTold, printable
 from ..agents.line_meter import OPENAI_FACTORS, factor_of
+from ..agents.program import digest
 from ..core import events as e
 from ..core.state.account import NOTHING, OpenReservation, Use
 from ..core.state.budgets import to_nanos
@@ -317,16 +317,19 @@ class MeteredRun:
         self._tell_plan(max((reading.plan for reading in readings if reading.plan is not None), key=_time_of, default=None))
 
     def _tell_plan(self, told: PlanTold | None) -> None:
-        """Tell what Codex has written of its subscription. Its file does not say whose that is; the login, when its root was
-        started, does."""
+        """Tell what Codex has written of its subscription. Its file does not say whose that is: what the gateway has heard does, or
+        the login, when its root was started."""
         if told is None or told == self._plan:
             return
         self._plan = told
         run = self.live.run
         login = run.root.asked.logins.get("openai") or digest(f"Codex's login of user {run.birth.uid}")
+        known = run.subscriptions.get("openai", "").partition("/")[2] or None
         time = datetime.fromtimestamp(told.time, UTC).astimezone()
         now = trio.current_time()
-        self._feed(e.PlanSeen(now, run.id, "openai", time, login, plan_type=told.plan_type, windows=told.windows))
+        self._feed(
+            e.PlanSeen(now, run.id, "openai", time, "" if known else login, known, plan_type=told.plan_type, windows=told.windows)
+        )
 
     def price_again(self) -> None:
         """Count what is known at the prices that are known by now."""

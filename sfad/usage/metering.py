@@ -298,7 +298,7 @@ class Metering:
         session = None
         if files is not None:
             given = session_of(first, run.attempt) if first is not None else files.session_id(run.asked.argv)
-            given = run.session if _resumes(run) else given
+            given = run.agent_session if _resumes(run) else given
             env = dict(os.fsdecode(item).split("=", 1) for item in live.session_variables)
             session = Session(files, run.asked.argv, env, run.asked.cwd, run.birth.uid, began, given, guesses=not live.gated)
         elif live.spawn.resume_argv and not _resumes(run):
@@ -334,7 +334,7 @@ class Metering:
                 self._session_saved(self._runs[run].live.run, session)
 
     def _session_saved(self, run: Run, session: str) -> None:
-        if session != run.session:
+        if session != run.agent_session:
             self._tell(e.SessionSaved(trio.current_time(), run.id, session))
 
     def _reached(self, live: Live, text: str) -> None:
@@ -353,7 +353,7 @@ class Metering:
 
 def _resumes(run: Run) -> bool:
     """Return whether the run's attempt continues the session of the one before."""
-    return run.latest.resumes and run.session is not None
+    return run.latest.resumes and run.agent_session is not None
 
 
 def _session_of(process: AgentProcess, uid: int) -> Session | None:

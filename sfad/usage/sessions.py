@@ -26,8 +26,6 @@ from ..host.tasks import in_thread
 from ..processes import procfs
 from ..protocol.types import RunId
 
-# ---- Finds the session files of one attempt, and reads them, in a thread
-
 # ---- Searches for session files. They belong to the agent: any name may be there as a FIFO, a link, or a directory of 100 000
 # names.
 #

@@ -93,7 +93,7 @@ class StderrMilestones:
         return text if len(text) <= MAX_MILESTONE else f"{text[: MAX_MILESTONE - 1]}…"
 
 
-# ---- tailed run
+# ---- The output files, and the meter of stdout
 
 
 FORMAT_VERSION = 1

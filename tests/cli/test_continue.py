@@ -238,7 +238,7 @@ def test_everything_is_killed(place: MakeDesk, lost: bool) -> None:
     world = place(lost=lost)
     runs = [hanging(world), hanging(world, "--name", "other")]
     pids = [world.json("info", run)["pid"] for run in runs]
-    kept = world.state / "spool" / "surroundings"
+    kept = world.state / "spool" / "continued_with"
     assert len(list(kept.iterdir())) == (2 if lost else 0)
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in kept.iterdir())
     world.kill()

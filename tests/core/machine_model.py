@@ -60,6 +60,8 @@ class Box:
     strays: int = 0
     """Processes that are not the main one."""
     emptying: bool = False
+    killing: bool = False
+    """Whether it is killed until it is empty."""
     interrupts: int = 0
     """SIGINTs to the main process of this attempt."""
     surveys: int = 0
@@ -75,7 +77,7 @@ class Box:
 
     def forget(self) -> None:
         """Owe no more reports: the daemon that would have made them is gone."""
-        self.emptying, self.surveys, self.freezing = False, 0, False
+        self.emptying, self.killing, self.surveys, self.freezing = False, False, 0, False
 
     def subtree(self) -> Iterator[Box]:
         """This box and those nested in it."""
@@ -673,7 +675,7 @@ class World:
         """Report `Emptied` of a box in `owed_emptied`."""
         assert box.emptying
         assert not box.alive
-        box.emptying = False
+        box.emptying = box.killing = False
         self.feed(e.Emptied(self.now, box.id))
 
     def stands(self, box: Box) -> None:
@@ -818,6 +820,7 @@ class World:
     def _empty_it(self, command: c.Terminate | c.Kill) -> None:
         box = self._box(command.run)
         box.emptying = True
+        box.killing |= isinstance(command, c.Kill)
         for each in box.subtree():
             each.frozen = False
 

@@ -114,7 +114,7 @@ def test_a_peer_that_could_not_be_placed_may_do_nothing() -> None:
 def test_only_the_gateway_asks_as_the_gateway() -> None:
     gateway = Peer(0, "root", gateway=True)
     assert all(refuse_verb(gateway, verb, FULL, ALL_USERS) is None for verb in OF_GATEWAY)
-    users = Peer(1001, "ann", owner=False, gateway=True, gateway_of=1001)
+    users = Peer(1001, "ann", owner=False, gateway=True, gateway_uid=1001)
     for peer, rules in product((gateway, users), (ALL_USERS, OPERATOR_ONLY)):
         allowed = {verb for verb in TABLE if refuse_verb(peer, verb, FULL, rules) is None}
         assert allowed == OF_GATEWAY | {"hello"}

@@ -450,7 +450,7 @@ def test_what_an_earlier_gateway_did_not_settle_is_charged_in_full() -> None:
 def test_a_users_gateway_settles_what_it_has_asked_for_and_nothing_else() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=1")
-    users, _ = t.admitted(replace(t.call(a), gateway=1001))
+    users, _ = t.admitted(replace(t.call(a), gateway_uid=1001))
     own, _ = t.admitted(t.call(a))
     (t >> e.GatewayConnected(t.at, frozenset(), 1002)).skip()
     (t >> e.GatewayStarted(t.at, (), 1002)).skip()

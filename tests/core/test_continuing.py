@@ -32,7 +32,7 @@ def test_an_attempt_after_a_failure_continues_the_session_if_that_is_asked_for()
         (t >> saved(t, a)).skip()
         (t >> t.exited(a, 1)).skip()
         to_next_attempt(t, a)
-        assert (t.run(a).latest.resumes, t.run(a).session) == (resume, "s")
+        assert (t.run(a).latest.resumes, t.run(a).agent_session) == (resume, "s")
         assert ("the next continues its session" in t.progress[0]) is resume
 
 
@@ -90,7 +90,7 @@ def test_what_the_meters_learn_of_a_dead_daemons_run_counts_before() -> None:
     t = Life()
     a = t.start("a", attempts=2, resume=True)
     (t >> t.next_daemon(startable=[a], learnt=[saved(t, a)])).skip()
-    assert (t.run(a).status, t.run(a).session) == (Status.RETRYING, "s")
+    assert (t.run(a).status, t.run(a).agent_session) == (Status.RETRYING, "s")
 
 
 @pytest.mark.parametrize("lacks", ["resume", "session", "attempts", "request", "life"])

@@ -123,11 +123,11 @@ def test_what_an_attempt_left_is_gone_before_the_next() -> None:
     a, b = t.chain("a", "b", attempts=2)
     (t >> t.exited(a, 1, empty=False)).skip()
     assert t.run(b).status is Status.STOPPING
-    t >> t.fired(a, "grace") << "kill a1" << "arm a1 kill +1" << "arm a1 survey +10"
+    t >> t.fired(a, "grace") << "kill a1" << "arm a1 survey +10"
     t >> t.exited(b, None, signal=9, empty=False)
     t >> t.emptied(a) << "release a2" << "ended a2 cancelled"
     # the ladder's timers must not wait for the ladder of the next attempt
-    t << "disarm a1 grace" << "disarm a1 kill" << "disarm a1 survey"
+    t << "disarm a1 grace" << "disarm a1 survey"
     t << f"arm a1 retry +{backoff(a, 1, first=1.0, cap=60.0):g}"
     t.quiet()
     assert t.run(a).status is Status.RETRYING

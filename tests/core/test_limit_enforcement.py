@@ -138,7 +138,7 @@ def test_an_increase_that_is_denied() -> None:
     (t >> t.used(a, turns=11)).skip()
     t >> t.deny(a) << "publish increase_denied a1" << "disarm a1 pause_max" << "disarm a1 approval" << "disarm a1 deadline"
     t << "terminate a1 SIGTERM" << "arm a1 grace +5" << "reply 2 Changed a1 stopping"
-    t >> t.exited(a, 0) << "disarm a1 grace" << "disarm a1 kill" << "disarm a1 survey" << "publish run_failed a1" << "release a1"
+    t >> t.exited(a, 0) << "disarm a1 grace" << "disarm a1 survey" << "publish run_failed a1" << "release a1"
     t << "ended a1 failed"
     t.quiet()
     reason = ended(t, a)
@@ -166,7 +166,7 @@ def test_a_denied_run_whose_containment_never_empties_stays_stopping() -> None:
     (t >> t.used(a, turns=11)).skip()
     (t >> t.deny(a)).skip()
     t.later(5)
-    t >> t.fired(a, "grace") << "kill a1" << "arm a1 kill +1" << "arm a1 survey +10"
+    t >> t.fired(a, "grace") << "kill a1" << "arm a1 survey +10"
     t >> t.fired(a, "approval")
     t >> t.fired(a, "pause_max")
     assert "does not wait" in t.failed(t.deny(a))

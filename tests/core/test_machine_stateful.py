@@ -869,8 +869,11 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert asked or emptying, "no report will come"
 
     def will_be_killed(self, run: Run) -> bool:
-        timers = self.world.timers
-        return run.ladder is not None and any((run.id, timer) in timers for timer in ("polite", "grace", "kill"))
+        if run.ladder is None:
+            return False
+        if run.ladder.rung is Rung.KILLED:
+            return self.world.boxes[run.id].killing
+        return any((run.id, timer) in self.world.timers for timer in ("polite", "grace"))
 
     @invariant()
     def ladders_are_the_stopping_ones(self) -> None:
@@ -878,7 +881,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         for run in self.world.machine.tree:
             emptying = run.status is Status.STOPPING or run.clearing
             assert run.ladder is None or emptying
-            for timer in ("grace", "kill", "survey"):
+            for timer in ("grace", "survey"):
                 assert (run.id, timer) not in self.world.timers or run.ladder is not None
             asked = run.ladder is not None and run.ladder.rung is Rung.INTERRUPTED
             assert ((run.id, "polite") in self.world.timers) == asked
@@ -963,7 +966,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert not run.asked.interactive
             if run.latest.finished and not run.asked.interactive and run.status in {Status.RUNNING, Status.PAUSED}:
                 assert "result" in timers
-            known = {"deadline", "approval", "pause_max", "result", "polite", "grace", "kill", "survey", "retry", "reconnect"}
+            known = {"deadline", "approval", "pause_max", "result", "polite", "grace", "survey", "retry", "reconnect"}
             assert timers <= known | {"alert"}
 
     @invariant()

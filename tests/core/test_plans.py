@@ -41,12 +41,14 @@ class Plan(Transcript):
         return isinstance(answer, CallAdmitted) and answer.reservation is not None
 
     def seen(
-        self, run: RunId, used: float | None, *, window: str = "5h", left: float = HOUR, rejected: bool = False,
+        self, run: RunId, used: float | None, *, window: str = "5h", left: float | None = HOUR, rejected: bool = False,
         login: str = "login",
     ) -> e.PlanSeen:  # fmt: skip
-        """A reply tells of a window that is reset in `left` seconds."""
+        """A reply tells of a window that is reset in `left` seconds, or says nothing of its reset."""
         now = NOON + timedelta(seconds=self.at)
-        seen = SeenWindow(window=window, used_ratio=used, resets_at=now.timestamp() + left, rejected=rejected)
+        seen = SeenWindow(
+            window=window, used_ratio=used, resets_at=None if left is None else now.timestamp() + left, rejected=rejected
+        )
         status = "rejected" if rejected else "allowed"
         return e.PlanSeen(self.at, run, "anthropic", now, login, "org", None, status, (seen,))
 
@@ -380,6 +382,21 @@ def test_however_replies_overtake_each_other_no_growth_is_counted_twice(made: tu
         for second, each in enumerate(order)
     )
     assert counted == pytest.approx(max(figures.values()))
+
+
+def test_a_window_whose_reset_is_not_told_bars_no_longer_than_it_lasts() -> None:
+    t = Plan(keep=0.2)
+    a = t.start("a")
+    t.go(t.seen(a, 0.9, left=None))
+    held = t.asks(a)
+    t.go(held)
+    assert not t.answered(held)
+    t.later(5 * HOUR - 60)
+    t.go(t.due())
+    assert t.run(a).status is Status.PAUSED
+    t.later(60 + AFTER_RESET)
+    t.go(t.due())
+    assert t.run(a).status is Status.RUNNING
 
 
 def test_a_forecast_is_of_the_present_rate() -> None:

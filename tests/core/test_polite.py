@@ -20,7 +20,7 @@ def test_main_process_has_its_time_then_all_are_signalled() -> None:
     t.later(1)
     t >> t.fired(a, "polite") << "terminate a1 SIGTERM" << "arm a1 grace +4"
     t.later(4)
-    t >> t.fired(a, "grace") << "kill a1" << "arm a1 kill +1" << "arm a1 survey +10"
+    t >> t.fired(a, "grace") << "kill a1" << "arm a1 survey +10"
 
 
 def test_one_that_ends_at_sigint_is_cancelled_whatever_it_returns() -> None:
@@ -29,7 +29,7 @@ def test_one_that_ends_at_sigint_is_cancelled_whatever_it_returns() -> None:
     run = t.run(a)
     (t >> t.stop(a)).skip()
     t.later(0.2)
-    t >> t.exited(a, 0) << "disarm a1 polite" << "disarm a1 grace" << "disarm a1 kill" << "disarm a1 survey"
+    t >> t.exited(a, 0) << "disarm a1 polite" << "disarm a1 grace" << "disarm a1 survey"
     t << "release a1" << "reply 2 StopDone a1"
     t.quiet()
     assert run.status is Status.CANCELLED

@@ -25,11 +25,10 @@ def test_the_whole_ladder() -> None:
     t.later(1)
     t >> t.stop(a) << "disarm a1 deadline" << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t.later(5)
-    t >> t.fired(a, "grace") << "kill a1" << "arm a1 kill +1" << "arm a1 survey +10"
+    t >> t.fired(a, "grace") << "kill a1" << "arm a1 survey +10"
     t.later(1)
-    t >> t.fired(a, "kill") << "kill a1" << "arm a1 kill +1"
     t >> t.exited(a, None, signal=9, empty=False)
-    t >> t.emptied(a) << "disarm a1 grace" << "disarm a1 kill" << "disarm a1 survey" << "save a1 cancelled"
+    t >> t.emptied(a) << "disarm a1 grace" << "disarm a1 survey" << "save a1 cancelled"
     t << "publish run_cancelled a1" << "release a1" << "ended a1 cancelled" << "reply 2 StopDone a1"
     t.quiet()
     assert stop_done(t, 2).elapsed_s == 6
@@ -78,7 +77,7 @@ def test_ten_stubborn_descendants_cost_one_grace() -> None:
     below = [t.start(f"child-{number}", inside(a)) for number in range(10)]
     (t >> t.stop(a, *below)) << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t.later(5)
-    t >> t.fired(a, "grace") << "kill a1" << "arm a1 kill +1" << "arm a1 survey +10"
+    t >> t.fired(a, "grace") << "kill a1" << "arm a1 survey +10"
     for run in (a, *below):
         (t >> t.exited(run, None, signal=9, empty=False)).skip()
     (t >> t.emptied(a)).skip()
@@ -94,7 +93,7 @@ def test_a_second_stop_shortens_the_grace() -> None:
     t >> t.stop(a, grace=60)  # later is not possible
     t >> t.stop(a, grace=2) << "arm a1 grace +2"
     t >> t.stop(a, grace=0) << "arm a1 grace +0"
-    t >> t.fired(a, "grace") << "kill a1" << "arm a1 kill +1" << "arm a1 survey +10"
+    t >> t.fired(a, "grace") << "kill a1" << "arm a1 survey +10"
     t >> t.stop(a, grace=0)
     t >> t.exited(a, None, signal=9) << "release a1"
     t << "reply 2 StopDone a1" << "reply 3 StopDone a1" << "reply 4 StopDone a1" << "reply 5 StopDone a1" << "reply 6 StopDone a1"
@@ -132,10 +131,9 @@ def test_survivors_are_told_and_the_run_stays_stopping_with_its_slot() -> None:
     assert stop_done(t, 2).stopped == ()
     assert t.run(a).status is Status.STOPPING
     assert t.machine.slots.count == 1
-    # surveys end; kills continue
+    # surveys end; the containment goes on killing
     t.later(1)
     t >> t.fired(a, "survey")
-    t >> t.fired(a, "kill") << "kill a1" << "arm a1 kill +1"
     # a client that asks now is answered at once
     t >> t.stop(a) << "survey a1"
     t >> t.surveyed(a, a1=77) << "reply 3 StopDone a1:77"
@@ -400,7 +398,7 @@ def test_events_about_ended_runs_call_for_nothing() -> None:
     t = Transcript(hear=frozenset({"save", "publish", "disarm", "ended"}))
     for event in (
         t.committed("zz"), t.commit_failed("zz"), t.launched("zz"), e.LaunchFailed(0, "zz", 2, ""), t.exited("zz"),
-        t.emptied("zz"), e.Frozen(0, "zz"), t.surveyed("zz", zz=1), t.fired("zz", "kill"), e.ClientGone(0, 1),
+        t.emptied("zz"), e.Frozen(0, "zz"), t.surveyed("zz", zz=1), t.fired("zz", "grace"), e.ClientGone(0, 1),
     ):  # fmt: skip
         t >> event
     t.quiet()

@@ -89,6 +89,35 @@ class Account:
             return sum(each.status == 200 for each in self.arrivals)
 
 
+def anthropic_headers(status: int, quotas: list[Quota]) -> dict[str, str]:
+    """Return what Anthropic tells of the windows with an answer."""
+    fullest = max(quotas, key=lambda quota: quota.used)
+    headers = {
+        "anthropic-organization-id": ORGANIZATION,
+        "anthropic-ratelimit-unified-status": (
+            "rejected" if status == 429 else "allowed_warning" if fullest.used >= 0.8 else "allowed"
+        ),
+        "anthropic-ratelimit-unified-representative-claim": {"5h": "five_hour", "7d": "seven_day"}[fullest.name],
+        "anthropic-ratelimit-unified-reset": str(round(fullest.ends, 3)),
+    }
+    for quota in quotas:
+        headers[f"anthropic-ratelimit-unified-{quota.name}-utilization"] = f"{quota.used:.4f}"
+        headers[f"anthropic-ratelimit-unified-{quota.name}-reset"] = str(round(quota.ends, 3))
+    return headers
+
+
+def openai_headers(quotas: list[Quota]) -> dict[str, str]:
+    """Return what OpenAI tells of the windows with an answer to Codex."""
+    headers: dict[str, str] = {}
+    for name, quota in zip(("primary", "secondary"), quotas, strict=False):
+        headers |= {
+            f"x-codex-{name}-used-percent": f"{100 * quota.used:.2f}",
+            f"x-codex-{name}-window-minutes": "300" if name == "primary" else "10080",
+            f"x-codex-{name}-reset-at": f"{quota.ends:.3f}",
+        }
+    return headers
+
+
 class _Server(ThreadingMixIn, HTTPServer):
     daemon_threads = True
     request_queue_size = 256
@@ -114,17 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._anthropic(status, quotas)
 
     def _anthropic(self, status: int, quotas: list[Quota]) -> None:
-        fullest = max(quotas, key=lambda quota: quota.used)
-        named = "rejected" if status == 429 else "allowed_warning" if fullest.used >= 0.8 else "allowed"
-        headers = {
-            "anthropic-organization-id": ORGANIZATION,
-            "anthropic-ratelimit-unified-status": named,
-            "anthropic-ratelimit-unified-representative-claim": {"5h": "five_hour", "7d": "seven_day"}[fullest.name],
-            "anthropic-ratelimit-unified-reset": str(round(fullest.ends, 3)),
-        }
-        for quota in quotas:
-            headers[f"anthropic-ratelimit-unified-{quota.name}-utilization"] = f"{quota.used:.4f}"
-            headers[f"anthropic-ratelimit-unified-{quota.name}-reset"] = str(round(quota.ends, 3))
+        headers = anthropic_headers(status, quotas)
         usage = {"input_tokens": 1000, "output_tokens": 200}
         body: dict[str, Any] = {
             "type": "message",
@@ -138,13 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._say(status, headers, body)
 
     def _openai(self, status: int, quotas: list[Quota]) -> None:
-        headers: dict[str, str] = {}
-        for name, quota in zip(("primary", "secondary"), quotas, strict=False):
-            headers |= {
-                f"x-codex-{name}-used-percent": f"{100 * quota.used:.2f}",
-                f"x-codex-{name}-window-minutes": "300" if name == "primary" else "10080",
-                f"x-codex-{name}-reset-at": f"{quota.ends:.3f}",
-            }
+        headers = openai_headers(quotas)
         usage = {"input_tokens": 1000, "output_tokens": 200, "total_tokens": 1200}
         body: dict[str, Any] = {
             "id": "r",

@@ -125,6 +125,44 @@ def test_a_night_of_ten_agents(start: Start, account: Account) -> None:
         assert not [path for path in kept if TOKEN.encode() in path.read_bytes()]
 
 
+CODEX = """#!{python}
+import datetime, json, os, pathlib, subprocess, time
+subprocess.run([{python!r}, {subscriber!r}, "1", "openai"], check=True)
+now = datetime.datetime.now(datetime.UTC)
+at = now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+place = pathlib.Path({home!r}) / f"sessions/{{now:%Y/%m/%d}}"
+place.mkdir(parents=True)
+limits = {{"primary": {{"used_percent": 11.0, "window_minutes": 300}}}}
+payload = {{"type": "token_count", "info": {{"total_token_usage": {{"total_tokens": 12}}}}, "rate_limits": limits}}
+session = "01a2050d-51a6-7aa1-ab61-8a5c8988effa"
+lines = [
+    {{"timestamp": at, "type": "session_meta", "payload": {{"id": session, "timestamp": at, "cwd": os.getcwd()}}}},
+    {{"timestamp": at, "type": "event_msg", "payload": payload}},
+]
+file = place / f"rollout-{{now:%Y-%m-%dT%H-%M-%S}}-{{session}}.jsonl"
+file.write_text("".join(json.dumps(line) + "\\n" for line in lines))
+time.sleep(300)
+"""
+
+
+def test_what_codex_writes_of_a_subscription_is_of_the_one_that_the_gateway_knows(start: Start, tmp_path: Path) -> None:
+    home, program = str(tmp_path / "home"), tmp_path / "codex"
+    program.write_text(CODEX.format(python=sys.executable, subscriber=SUBSCRIBER, home=home))
+    program.chmod(0o755)
+    with selling(Quota("5h", 600.0, 0.07)) as account:
+        daemon = start(config=config(account))
+        with daemon.client() as client:
+            env = [f"CODEX_HOME={home}".encode(), f"TOKEN={TOKEN}".encode(), f"PATH={tmp_path}:/usr/bin:/bin".encode()]
+            reply = spawn(client, [str(program), "exec", "x"], env=env, cwd=str(tmp_path).encode())
+            assert isinstance(reply, m.RunReply), reply
+            wait_until(lambda: plans(client) and plans(client)["openai"].windows[0].used_ratio == 0.11, "its session file is read")
+            (known,) = client.call(m.Plans(id=0), m.PlanList).accounts
+            (share,) = info(client, reply.run.id).plans
+            assert (share.window, round(share.share, 6)) == ("primary", 0.04)
+            client.call(m.Stop(id=0, runs=[reply.run.id]), m.Stopped)
+        assert known.provider == "openai"
+
+
 def test_one_refused_call_is_enough_and_its_agent_learns_nothing(start: Start) -> None:
     with selling(Quota("5h", 4.0, 0.3)) as account:
         daemon = start(config=config(account).replace('"30%"', '"0%"'))

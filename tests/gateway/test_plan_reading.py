@@ -7,7 +7,7 @@ import json
 import pytest
 import trio
 
-from sfad.agents.account_hash import digest
+from sfad.agents.program import digest
 from sfad.gateway.plan_reading import login_of, seen_plan
 from sfad.protocol.requests.gateway import SeePlan
 from sfad.protocol.requests.plans import SeenWindow

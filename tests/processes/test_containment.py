@@ -240,6 +240,18 @@ async def test_thaw_leaves_a_child_that_was_frozen_by_itself(rig: Rig, tmp_path:
     rig.launcher.release("a2")
 
 
+async def test_a_kill_that_is_repeated_goes_on_once(rig: Rig) -> None:
+    """The core repeats it each second, all night for a process in an uninterruptible sleep."""
+    rig.launch("a1", "sleep", "100")
+    await rig.wait(LaunchSucceeded, "a1")
+    before = trio.lowlevel.current_statistics().tasks_living
+    for _ in range(20):
+        rig.launcher.kill("a1")
+    await rig.wait(Emptied, "a1")
+    assert trio.lowlevel.current_statistics().tasks_living <= before + 2
+    rig.launcher.release("a1")
+
+
 async def test_a_frozen_run_is_killed(rig: Rig) -> None:
     rig.launch("a1", "sleep", "1000")
     await rig.running("a1")

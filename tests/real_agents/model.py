@@ -77,6 +77,8 @@ class Talk:
     """Set while a reply waits in its middle."""
     headers: Callable[[], Mapping[str, str]] = dict
     """Returns more headers of a reply."""
+    decide: Callable[[Body], Reply] | None = None
+    """Returns the reply to a request, instead of the script's next one: for several agents at once."""
     bills: list[float] = field(default_factory=list)
     """USD for each reply that was begun, helpers' included."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -88,7 +90,7 @@ class Talk:
             self.bills.append(self._bill(body, Say("ok")))
             return Say("ok"), self.dialect.answer(body, Say("ok"), 0)
         with self._lock:
-            reply = next(self.script, Say("Done."))
+            reply = self.decide(body) if self.decide is not None else next(self.script, Say("Done."))
             if isinstance(reply, Fail):
                 return reply, ("application/json", b'{"error": {"type": "overloaded_error", "message": "Overloaded"}}', b"")
             self.requests.append(body)

@@ -29,6 +29,12 @@ SCRIPT = (Shell("echo one"), Shell("echo two"), Say("Done."))
 def desk_of(desk: MakeDesk, cli: Cli, config: str, script: Iterable[Reply] = SCRIPT, *, mode: str = "auto") -> Desk:
     """Return a desk where the program finds its model by its variable alone; Codex, which follows none, by its settings."""
     at = desk(config=GATEWAY + config, mode=mode, **{cli.name: script})
+    lead(at, cli)
+    return at
+
+
+def lead(at: Desk, cli: Cli) -> None:
+    """Have the program find its model as in `desk_of`."""
     if cli is CODEX:
         settings = Path(at.env["CODEX_HOME"], "config.toml")
         settings.write_text(f'openai_base_url = "{at.model.url}/codex/v1"\n{CODEX_QUIET}')
@@ -40,7 +46,6 @@ def desk_of(desk: MakeDesk, cli: Cli, config: str, script: Iterable[Reply] = SCR
         del own["provider"]
         at.env["OPENCODE_CONFIG_CONTENT"] = json.dumps(own)
         at.env["ANTHROPIC_BASE_URL"] = f"{at.model.url}/opencode"
-    return at
 
 
 def command(cli: Cli, form: str) -> list[str]:

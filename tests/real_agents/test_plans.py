@@ -5,14 +5,19 @@ SFAD_TEST_HOLD=900 holds them for a quarter of an hour, which is longer than eac
 from __future__ import annotations
 
 import os
+import threading
 import time
+from functools import partial
 
 import pytest
 
+from tests.e2e.subscription import Account, Quota, anthropic_headers, openai_headers
 from tests.harness import wait_until
-from tests.real_agents.clis import CLIS, CODEX, Cli
+from tests.real_agents.clis import CLAUDE, CLIS, CODEX, OPENCODE, Cli
 from tests.real_agents.conftest import MakeDesk
-from tests.real_agents.test_gateway import PRICES, calls, command, desk_of
+from tests.real_agents.model import Body, Talk
+from tests.real_agents.script import Reply, Say, Shell
+from tests.real_agents.test_gateway import GATEWAY, PRICES, calls, command, desk_of, lead
 
 HOLD = float(os.environ.get("SFAD_TEST_HOLD", "15"))
 """Seconds until the reset."""
@@ -68,3 +73,73 @@ def test_a_program_that_is_held_between_two_calls_completes(desk: MakeDesk, name
     assert before <= 2 + at.talk(cli).helped
     made = [call for call in calls(at) if call["state"] == "ended"]
     assert all(call["status"] == 200 for call in made), made
+
+
+TURNS = 4
+"""Calls of each agent of the night."""
+NIGHT = ((CLAUDE, 4), (OPENCODE, 3), (CODEX, 3))
+
+
+def each_its_own(talk: Talk) -> None:
+    """Have each of several agents at once make `TURNS` calls."""
+
+    def decide(body: Body) -> Reply:
+        done = len(talk.dialect.tool_outputs(body))
+        return Shell(f"echo {done}") if done < TURNS - 1 else Say("Done.")
+
+    talk.decide = decide
+
+
+def told_of(account: Account) -> dict[str, str]:
+    """Take a call. Return what the answer tells of the windows."""
+    _, quotas = account.call("agent", "")
+    return openai_headers(quotas) if account.quotas[0].name == "primary" else anthropic_headers(200, quotas)
+
+
+def beside_sfad(account: Account) -> None:
+    """Use the subscription as the person does."""
+    for _ in range(3):
+        account.use(0.1)
+        time.sleep(10)
+
+
+def test_a_night_of_ten_agents_of_three_programs(desk: MakeDesk) -> None:
+    """Claude Code and opencode share an account, Codex has another. A person uses the first one too, and the daemon is killed."""
+    config = GATEWAY + PRICES + '[plans]\nkeep = "30%"\nkeep_week = "20%"\n'
+    at = desk(config=config, claude=(), opencode=(), codex=())
+    anthropic = Account(quotas=[Quota("5h", 20.0, 0.07), Quota("7d", 3600.0, 0.001)], bounds={"5h": 0.7, "7d": 0.8})
+    openai = Account(
+        quotas=[Quota("primary", 25.0, 0.09), Quota("secondary", 3600.0, 0.001)], bounds={"primary": 0.7, "secondary": 0.8}
+    )
+    runs = []
+    for cli, _ in NIGHT:
+        at.talk(cli).headers = partial(told_of, openai if cli is CODEX else anthropic)
+        each_its_own(at.talk(cli))
+    for cli, agents in NIGHT:
+        before = at.env.copy()
+        lead(at, cli)
+        runs.append(at.spawn(f"{cli.name}-0", *command(cli, "argv")))
+        wait_until(partial(at.talk(cli).requests.copy), f"{cli.name} has made its own files: two at once fail")
+        runs += [at.spawn(f"{cli.name}-{number}", *command(cli, "argv")) for number in range(1, agents)]
+        at.env.clear()
+        at.env.update(before)
+
+    def held() -> list[str]:
+        return [each for account in at.json("plans")["accounts"] for each in account["held"]]
+
+    wait_until(lambda: held(), "runs wait for a reset", seconds=240)
+    person = threading.Thread(target=beside_sfad, args=[anthropic])
+    person.start()
+    at.daemon.kill()
+    at.daemon.restart()
+    for run in runs:
+        done = at.sfactl("wait", run)
+        assert done.returncode == 0, at.sfactl("logs", run).stdout + at.sfactl("logs", "--stderr", run).stdout
+    person.join()
+    assert {cli.name: at.talk(cli).answered for cli, _ in NIGHT} == {cli.name: agents * TURNS for cli, agents in NIGHT}
+    for account in (anthropic, openai):
+        assert not [each for each in account.arrivals if each.told >= 0 and each.at - each.told_at > 1.0]
+    assert sorted(account["provider"] for account in at.json("plans")["accounts"]) == ["anthropic", "openai"], "each is known once"
+    shares = [share for run in runs for share in at.json("info", run)["plans"]]
+    taken = sum(len(account.arrivals) * account.quotas[0].each for account in (anthropic, openai))
+    assert 0 < sum(share["share"] for share in shares if share["window"] in {"5h", "primary"}) <= taken + 0.3 + 0.001

@@ -172,4 +172,4 @@ async def test_a_process_with_the_gateways_pid_is_not_the_gateway(rig: Rig, list
         with closing(await accept(listener)) as server:
             for uid in (None, 61001):
                 found = peers.identify(server, rig.launcher, gateway_is(os.getpid(), uid))
-                assert (found.gateway, found.gateway_of) == (True, uid)
+                assert (found.gateway, found.gateway_uid) == (True, uid)

@@ -10,7 +10,7 @@ import pytest
 
 from sfactl.exits import Quit
 from sfactl.fleet_calls import FleetCalls
-from sfactl.web.nodes import Nodes
+from sfactl.web.source import Nodes
 from sfad.core.state.run import run_id
 from sfad.protocol import messages as m
 from sfad.protocol.types import FleetPlace, RunInfo, Status

@@ -2,13 +2,6 @@
 there is a slot."""
 
 from collections.abc import Collection, Iterable, Mapping
-
-# ---- Gives runs the profile of agent programs when one starts in them
-#
-# A night is often `sh night.sh`, and that may run `sh part.sh` as a child run. Their commands are no agent programs, so they have
-# the
-# defaults, which would end them in the middle of their work. Only limits that come from the defaults are raised: not those that a
-# person, the entry of an agent or a type has set.
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -126,7 +119,11 @@ class Awaiting:
                         del self.waiters[after.run]
 
 
-# ---- Admits runs or refuses them. Launches them when the ledger holds their admission, the runs that they wait for have ended, and
+# ---- Gives runs the profile of agent programs when one starts in them
+#
+# A night is often `sh night.sh`, and that may run `sh part.sh` as a child run. Their commands are no agent programs, so they have
+# the defaults, which would end them in the middle of their work. Only limits that come from the defaults are raised: not those that
+# a person, the entry of an agent or a type has set.
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +173,7 @@ def _is_higher(active: ActiveLimit | None, threshold: float) -> bool:
     return active is not None and threshold > active.limit.threshold
 
 
-# ---- admission
+# ---- Admits, queues, refuses and launches
 
 
 REFUSALS_WRITTEN = 10

@@ -180,7 +180,6 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
             policy.descendants_ceiling,
             "descendants",
         ),
-        max_time=policy.max_time,
         # the peer's, not the parent's: to detach is no way out of them
         permissions=permissions.narrowed(
             allow=asked.allow,

@@ -143,7 +143,7 @@ class AttemptTracker:
         """End the attempt of a run, and have the next one continue its agent's session. `why` goes into the event, as in
         "attempt 1 of 3 was silent for 15m"; `empty`: nothing is alive in its containment. Return whether that is possible: else
         nothing has changed."""
-        if run.session is None or not self._has_another(run):
+        if run.agent_session is None or not self._has_another(run):
             return False
         run.latest.cut_short = why
         run.latest.followed = True
@@ -153,12 +153,12 @@ class AttemptTracker:
     @staticmethod
     def _has_another(run: Run) -> bool:
         running = run.status in {Status.RUNNING, Status.PAUSED}
-        return running and run.session is not None and run.attempt < run.asked.attempts and run.cut is None
+        return running and run.agent_session is not None and run.attempt < run.asked.attempts and run.cut is None
 
     def session_saved(self, run: Run, ev: e.SessionSaved) -> None:
         """Take note of the session that a further attempt, or another run, can continue."""
-        if run.session != ev.session:
-            run.session = ev.session
+        if run.agent_session != ev.session:
+            run.agent_session = ev.session
             self._ctx.save_and_record(run)
 
     def _retry(self, run: Run, at: float, *, empty: bool = False) -> None:
@@ -188,7 +188,7 @@ class AttemptTracker:
         self._ctx.changed(run)
         self._ctx.arm(run, Timer.RETRY, run.retry_at)
         how = run.latest.cut_short or (_failure(run.latest).message if run.latest.exit is not None else "failed")
-        next_ = "the next continues its session" if run.latest.followed and run.session is not None else "the next begins"
+        next_ = "the next continues its session" if run.latest.followed and run.agent_session is not None else "the next begins"
         message = f"attempt {run.attempt} of {run.asked.attempts} {how}; {next_} in {wait:.1f} s"
         self._ctx.publish(EventType.RUN_PROGRESS, run, message)
 

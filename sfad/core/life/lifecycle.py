@@ -63,7 +63,7 @@ def _event(what: EventType, change: Change, measure: Measure, message: str, scop
     )  # fmt: skip
 
 
-# ---- lifecycle
+# ---- Launch, clock, end
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Lifecycle:
         if run.ladder is not None:
             if run.ladder.rung is Rung.INTERRUPTED:
                 self._ctx.disarm(run, Timer.POLITE)
-            for timer in (Timer.GRACE, Timer.KILL, Timer.SURVEY):
+            for timer in (Timer.GRACE, Timer.SURVEY):
                 self._ctx.disarm(run, timer)
             run.ladder = None
 

@@ -42,7 +42,7 @@ class CallsUnderWay:
         return self._doubts.get(user, 0)
 
 
-# ---- spending
+# ---- Accounts and budgets
 
 
 _COST = TREE_USE.index(LimitKind.COST)

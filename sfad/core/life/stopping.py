@@ -11,7 +11,7 @@ from .. import events as e
 from ..context import Context, grace_of
 from ..state.naming import program_name
 from ..state.policy import Invalid
-from ..state.run import KILL_AGAIN, Ending, Ladder, Run, Rung, check_grace
+from ..state.run import SURVEY_AGAIN, Ending, Ladder, Run, Rung, check_grace
 from ..state.tree import Ticket
 from ..state.vocabulary import ReasonKind, Timer, signal_name
 from .lifecycle import Lifecycle
@@ -54,7 +54,7 @@ class Stopping:
         self, run: Run, at: float, *, grace: float, signal: int = SIGTERM, frozen: Sequence[RunId] | None = None
     ) -> None:
         """Begin to empty the run's containment. `frozen`: what was paused in it; `None`: no program is given time of its own."""
-        run.ladder = Ladder(signal=signal, began_at=at, grace_ends_at=at + grace, kill_wait=self._ctx.policy.kill_wait)
+        run.ladder = Ladder(signal=signal, grace_ends_at=at + grace, kill_wait=self._ctx.policy.kill_wait)
         polite = min(self._ctx.policy.polite, grace)
         first = self._to_interrupt(run) if polite > 0 and frozen is not None else frozenset()
         if frozen is None or not first:
@@ -99,12 +99,8 @@ class Stopping:
         assert run.ladder is not None
         run.ladder.kill(at)
         self._ctx.changed(run)
-        self._kill_again(run, at)
-        self._ctx.arm(run, Timer.SURVEY, max(at, run.ladder.overdue_at))
-
-    def _kill_again(self, run: Run, at: float) -> None:
         self._ctx.do(c.Kill(run.id))
-        self._ctx.arm(run, Timer.KILL, at + KILL_AGAIN)
+        self._ctx.arm(run, Timer.SURVEY, max(at, run.ladder.overdue_at))
 
     def _hasten(self, run: Run, at: float, *, signal: int, grace: float) -> None:
         """Stop a run again that is being stopped: sooner is possible, later is not."""
@@ -153,15 +149,11 @@ class Stopping:
         if run.ladder is not None:
             self.kill(run, at)
 
-    def kill_due(self, run: Run, at: float) -> None:
-        if run.ladder is not None:
-            self._kill_again(run, at)
-
     def survey_due(self, run: Run, at: float) -> None:
         if run.ladder is not None and not run.ladder.overdue:
             self._ctx.do(c.Survey(run.id))
             # the last process may be ending just now: then the answer is `Emptied`, or survivors the next time
-            self._ctx.arm(run, Timer.SURVEY, at + KILL_AGAIN)
+            self._ctx.arm(run, Timer.SURVEY, at + SURVEY_AGAIN)
 
     def drained_by(self, at: float) -> float:
         """Return when the last ladder ends: what is alive then may stay."""

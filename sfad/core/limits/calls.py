@@ -299,7 +299,7 @@ class Calls:
     def gateway_started(self, ev: e.GatewayStarted) -> None:
         for noted in ev.noted:
             self.settled(noted)
-        lost = self._reservations(ev.gateway)
+        lost = self._reservations(ev.gateway_uid)
         for run, name, reservation in lost:
             self._spending.end_call(run, name, reservation.use, error=_BROKEN_OFF)
         for run in dict.fromkeys(run for run, _, _ in lost):
@@ -307,17 +307,17 @@ class Calls:
             self._plans.freeze_if_idle(run, ev.at)
 
     def gateway_connected(self, ev: e.GatewayConnected) -> None:
-        for run, name, _ in self._reservations(ev.gateway):
+        for run, name, _ in self._reservations(ev.gateway_uid):
             if name not in ev.reservations:
                 self._spending.end_call(run, name, Use(), state="withdrawn", error=_NOT_MADE)
                 self._plans.freeze_if_idle(run, ev.at)
 
-    def _reservations(self, gateway: int | None) -> list[tuple[Run, str, OpenReservation]]:
+    def _reservations(self, gateway_uid: int | None) -> list[tuple[Run, str, OpenReservation]]:
         return [
             (run, name, each)
             for run in self._ctx.tree
             for name, each in run.account.reservations.items()
-            if each.source == "gateway" and each.gateway == gateway
+            if each.source == "gateway" and each.gateway_uid == gateway_uid
         ]
 
     def look(self, at: float) -> None:
@@ -492,7 +492,7 @@ class Calls:
             cost=None if price.input is None else price.input + price.output * output * asked.choices,
             role=None,
             source="gateway",
-            gateway=call.asked.gateway,
+            gateway_uid=call.asked.gateway_uid,
             messages=1,
             more_input=asked.more_input,
             more_cost=price.more_input,

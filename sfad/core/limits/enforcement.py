@@ -153,7 +153,7 @@ def _used(run: Run, kind: LimitKind, at: float) -> float:
     return run.clock.elapsed(at) if kind is LimitKind.TIME else run.account.used(kind) or 0
 
 
-# ---- limit enforcement
+# ---- What is near a limit or above it
 
 
 STRENGTH = (Action.TERMINATE, Action.REFUSE, Action.CONTINUE, Action.REQUEST_INCREASE, Action.PAUSE, Action.WARN)

@@ -372,10 +372,10 @@ class Plans:
     def _arm(self, at: float) -> None:
         """Have `look` called at the next reset, and the next turn."""
         resets = [
-            each.resets_at + AFTER_RESET - self._offset
+            ends_at + AFTER_RESET - self._offset
             for found in self.known.values()
             for each in found.windows.values()
-            if each.resets_at is not None
+            if (ends_at := each.ends_at) is not None
         ]
         turns = [
             hold.goes_on_at for run in self._held.values() if (hold := run.plan_hold) is not None and hold.goes_on_at is not None

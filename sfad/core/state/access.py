@@ -125,7 +125,7 @@ class Peer(Struct, frozen=True):
     """Why the daemon could not find out which run the peer is in. Such a peer may do nothing: it could be inside any run."""
     gateway: bool = False
     """It is a gateway that the daemon has started."""
-    gateway_of: int | None = None
+    gateway_uid: int | None = None
     """Of a gateway: the user whose runs alone it leads; `None`: it is the service's own."""
     gids: frozenset[int] = frozenset()
     """Its groups when it connected."""

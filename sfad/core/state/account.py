@@ -1,6 +1,6 @@
 """What runs use: what each source tells of a run, what it has reserved, and what its descendants add.
 
-Money is in nano-dollars (see `money`).
+Money is in nano-dollars (see `budgets.to_nanos`).
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class OpenReservation:
     """The limit that has lowered the call's maximum, and the run that has it; `None` where none has, or a budget."""
     estimated: bool = False
     """`cost` is at the price of another model."""
-    gateway: int | None = None
+    gateway_uid: int | None = None
     """The user whose gateway has asked for it; `None`: the service's own, or no gateway."""
 
     @property
@@ -189,7 +189,7 @@ _BY_THEMSELVES = (*COUNTS, "planning_cost", "execution_cost")
 class Account:
     """What is known of one run's use.
 
-    No dataclass: msgspec would save that as it is, and money is saved in USD (`durable.accounts`)."""
+    No dataclass: msgspec would save that as it is, and money is saved in USD (`durable.snapshots`)."""
 
     __slots__ = ("below", "doubts", "ended", "ended_unsure", "levels", "reservations", "reserved", "sources", "under_way")
 

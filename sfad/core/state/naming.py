@@ -300,6 +300,8 @@ def _hash(text: str) -> str:
 
 
 def _clean(name: str) -> str:
+    if len(name) <= LONGEST and _PLAIN.fullmatch(name) and name.strip("."):
+        return name  # as nearly all are, and a spawn asks ten times
     cleaned = "".join(c if _fits(c) else "-" for c in one_form(name[: 4 * LONGEST]))[:LONGEST]
     if cleaned and _is_mark(cleaned[0]):
         cleaned = f"-{cleaned[1:]}"

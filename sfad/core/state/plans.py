@@ -36,8 +36,10 @@ MOST_RUNS = 1000
 _SLACK = 1e-9
 """A ratio is a decimal fraction: 0.8 is to be at least 1 - 0.2."""
 
-LENGTHS = {"5h": 5 * 3600.0, "7d": 7 * DAY}
-"""Seconds of windows that providers name by their length."""
+LENGTHS = {"5h": 5 * 3600.0, "7d": 7 * DAY, "primary": 5 * 3600.0, "secondary": 7 * DAY}
+"""Seconds of windows, where a provider does not tell them."""
+LENGTH = 5 * 3600.0
+"""Seconds of any other window."""
 
 
 def provider_of(api: str) -> Provider | None:
@@ -73,9 +75,13 @@ class Window(Struct):
     """When it was heard of, and how much of it was used, as far as that is wanted for a forecast."""
 
     @property
+    def length(self) -> float:
+        """Seconds."""
+        return self.seconds or LENGTHS.get(self.name.partition("_")[0], LENGTH)
+
+    @property
     def of_week(self) -> bool:
-        length = self.seconds or LENGTHS.get(self.name.partition("_")[0])
-        return length >= DAY if length is not None else self.name == "secondary"
+        return self.length >= DAY
 
     def counts(self, model: str | None) -> bool:
         """Return whether calls of a model use it: `7d_opus` is used by the models with that word in their names. `None`: any
@@ -83,8 +89,14 @@ class Window(Struct):
         of_model = self.name.partition("_")[2]
         return not of_model or model is None or of_model in model
 
+    @property
+    def ends_at(self) -> float | None:
+        """When what is known of it is known no more: at its reset; at the end of its length if no reset was told, else it would bar
+        its agents for good."""
+        return self.resets_at if self.resets_at is not None or self.used is None else self.heard_at + self.length
+
     def over(self, now: float) -> bool:
-        return self.resets_at is not None and self.resets_at <= now
+        return self.ends_at is not None and self.ends_at <= now
 
     def reset(self) -> None:
         self.used = self.resets_at = None
@@ -203,9 +215,6 @@ class Subscription(Struct):
         if "5h" in self.windows or "primary" in self.windows:
             return self.windows.get("5h") or self.windows.get("primary")
         return next((each for each in self.windows.values() if not each.of_week), None)
-
-    def fullest(self) -> Window | None:
-        return max((each for each in self.windows.values() if each.used is not None), key=lambda each: each.used or 0, default=None)
 
 
 MOST_LOGINS = 64

@@ -34,8 +34,8 @@ from .vocabulary import ReasonKind
 MAX_GRACE = 60.0
 """Seconds that a request may ask for at most."""
 
-KILL_AGAIN = 1.0
-"""Seconds between repeated kills: a process that was moved into the containment after one is killed by the next."""
+SURVEY_AGAIN = 1.0
+"""Seconds between two looks for what a kill has left alive."""
 
 
 def check_grace(grace: float | None) -> None:
@@ -55,7 +55,6 @@ class Ladder(Struct):
     """A stop under way. Times are those of the core's clock."""
 
     signal: int
-    began_at: float
     grace_ends_at: float
     kill_wait: float
     rung: Rung = Rung.SIGNALLED
@@ -288,7 +287,6 @@ class Birth(Struct, frozen=True):
     created_at: float
     max_depth: Bound
     max_descendants: Bound
-    max_time: float
     permissions: Permissions = FULL
     origin: tuple[tuple[str | None, str], ...] = ()
     """Of a root: the chain it comes from, for the loop rule. What its peer claimed (of any kind: `None`), or the chain of the
@@ -356,7 +354,7 @@ class State:
     """The child that was the last to end without being completed."""
     awaits: tuple[After, ...] = ()
     """While it is queued: the runs that have to end before it starts."""
-    session: str | None = None
+    agent_session: str | None = None
     """The id of its agent's session, once that is saved where its program can continue it."""
     plan_hold: PlanHold | None = None
     """The window of a subscription whose reset it waits for: paused between two calls, or queued."""

@@ -82,8 +82,7 @@ def narrower(asked: Bound | None, inherited: Bound) -> Bound:
 
 # ---- What a daemon finds of an earlier one: saved runs, what there is of them now, and stop requests that wait
 #
-# A run is saved as its `Birth`, once, and its `State`, after each change. `State` is the run's own part, not a copy: it is
-# encoded
+# A run is saved as its `Birth`, once, and its `State`, after each change. `State` is the run's own part, not a copy: it is encoded
 # before the next event is handled. Times are those of the core's clock, which starts again after a reboot (`rebased`).
 
 
@@ -92,7 +91,7 @@ def rebased(birth: Birth, state: State, at: float) -> tuple[Birth, State]:
     been running when the machine went down is not known."""
     ladder = state.ladder
     if ladder is not None:
-        ladder = replaced(ladder, began_at=at, grace_ends_at=at, killed_at=None if ladder.killed_at is None else at)
+        ladder = replaced(ladder, grace_ends_at=at, killed_at=None if ladder.killed_at is None else at)
     return replaced(birth, created_at=at), replace(
         state,
         clock=Clock(counted=state.clock.counted),

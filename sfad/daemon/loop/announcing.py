@@ -66,7 +66,7 @@ class EventFeed:
                     follower(event, lineage)
 
 
-# ---- announcing
+# ---- Numbers, records and logs events
 
 
 RESERVED = 1000

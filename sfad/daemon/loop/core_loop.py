@@ -21,9 +21,9 @@ from ...core.state.run import Run
 from ...core.state.tree import Tree
 from ...core.state.vocabulary import Timer
 from ...durable.adoption import StoredPidfds
-from ...durable.budgets import BudgetKeeper
+from ...durable.budgets import BudgetBooks
 from ...durable.maintenance import SessionArchive
-from ...durable.plans import PlanKeeper
+from ...durable.plans import PlanBooks
 from ...hooks.processes import HookProcesses
 from ...host.clock import Timers, wall_clock
 from ...host.faults import crash_point
@@ -306,8 +306,8 @@ class CoreLoop:
     announcer: Announcer
     adviser: Adviser
     metering: Metering
-    budgets: BudgetKeeper
-    plans: PlanKeeper
+    budgets: BudgetBooks
+    plans: PlanBooks
     saver: Saver
     launching: Launching
     arrivals: Arrivals

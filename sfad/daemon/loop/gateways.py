@@ -139,26 +139,26 @@ class Gateways:
 
     # ---- who calls which upstream
 
-    def settings(self, gateway: int | None) -> dict[str, UpstreamInfo]:
+    def settings(self, gateway_uid: int | None) -> dict[str, UpstreamInfo]:
         """Return the upstreams of the config as a gateway is told them: that of a user, or the service's own. Raises `OSError`."""
         return {
             name: UpstreamInfo(url=each.url, api=each.api, through=self.own.base)
-            if gateway is not None and _has_key(each)
+            if gateway_uid is not None and _has_key(each)
             else UpstreamInfo(url=each.url, api=each.api, key_env=each.key_env, key_file=each.key_file)
             for name, each in self.upstreams.items()
         }
 
-    def leads_keyed_only(self, gateway: int | None, uid: int) -> bool:
+    def leads_keyed_only(self, gateway_uid: int | None, uid: int) -> bool:
         """Return whether a gateway leads a user's runs to upstreams with a key of the operator's only."""
-        return gateway is None and self.of(uid) is not self.own
+        return gateway_uid is None and self.of(uid) is not self.own
 
-    def may_ask(self, gateway: int | None, live: Live, setups: TreeSetups, upstream: str) -> bool:
+    def may_ask(self, gateway_uid: int | None, live: Live, setups: TreeSetups, upstream: str) -> bool:
         """Return whether a gateway may ask about a call of a run to an upstream. `setups`: of the run's tree."""
-        if gateway not in {None, live.uid}:
+        if gateway_uid not in {None, live.uid}:
             return False
         found = self.upstreams.get(upstream) if upstream not in setups.upstreams else None
         keyed = found is not None and _has_key(found)
-        return keyed if self.leads_keyed_only(gateway, live.uid) else gateway is None or not keyed
+        return keyed if self.leads_keyed_only(gateway_uid, live.uid) else gateway_uid is None or not keyed
 
     # ---- names of runs
 
@@ -180,10 +180,10 @@ class Gateways:
         """Return what names a run in an address; `None` where its cgroup tells."""
         return self._signed(run) if self._launcher.containment != "cgroup" and self.own.has_address else None
 
-    def passage(self, gateway: int | None, run: RunId) -> str | None:
+    def passage(self, gateway_uid: int | None, run: RunId) -> str | None:
         """Return what names a run to the service's own gateway, where a gateway passes calls on to that; else `None`. Raises
         `OSError`."""
-        return self._signed(run) if gateway is not None and self._keyed else None
+        return self._signed(run) if gateway_uid is not None and self._keyed else None
 
     def _signed(self, run: RunId) -> str:
         """Return a run's name as only the daemon can write it. Raises `OSError`."""

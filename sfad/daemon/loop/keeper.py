@@ -13,7 +13,7 @@ from ...core import events as e
 from ...core.machine import Machine
 from ...core.state.allowances import Drawing
 from ...core.state.budgets import to_usd
-from ...durable.budgets import BudgetKeeper
+from ...durable.budgets import BudgetBooks
 from ...host.clock import wall_clock
 from ...host.log import Log
 from ...protocol.messages import Allowances, Error, SharedPlans, SharePlans
@@ -30,7 +30,7 @@ class KeeperRequests:
     def __init__(
         self,
         config: FleetConfig,
-        budgets: BudgetKeeper,
+        budgets: BudgetBooks,
         machine: Machine,
         fleet: Fleet,
         feed: Callable[[e.Event], None],

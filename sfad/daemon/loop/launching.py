@@ -125,8 +125,6 @@ def _executables(directory: Path) -> list[str]:
         return []
 
 
-# ---- Launches the attempts of runs
-
 # ---- The environment of a run: what the client sent, without variables of the daemon or of another run, plus SFA_*
 
 
@@ -199,7 +197,7 @@ def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tupl
     return told + [(key, value) for key, value in optional if value] + agent
 
 
-# ---- launching
+# ---- Launches attempts
 
 
 LAUNCH = 8
@@ -321,7 +319,7 @@ class Launching:
 
     def _argv(self, live: Live) -> list[bytes]:
         run = live.run
-        return argv_of(live.spawn, run.attempt, run.session if run.latest.resumes else None)
+        return argv_of(live.spawn, run.attempt, run.agent_session if run.latest.resumes else None)
 
     def _shims(self, live: Live) -> list[bytes]:
         """Return the directories that come first in the run's PATH: the installed shims, then the automatic ones."""

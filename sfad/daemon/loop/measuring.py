@@ -34,7 +34,7 @@ LIVE = [status for status in Status if not status.terminal]
 
 def _text(values: Values) -> str:
     # prometheus_client takes 3 MiB, which a daemon that is never asked need not have
-    from ...host.exposition import text_of
+    from .scrapes import text_of
 
     return text_of(values)
 

@@ -62,7 +62,7 @@ def _reap(pidfd: int) -> str:
     return f"{'exit code' if status.si_code == os.CLD_EXITED else 'signal'} {status.si_status}"
 
 
-# ---- otel process
+# ---- The exporter of spans
 
 
 PAUSE, PAUSE_MAX = 1.0, 300.0

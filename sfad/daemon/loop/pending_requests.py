@@ -24,7 +24,7 @@ from ...protocol.known import CODING_AGENT
 from ...protocol.messages import Spawn
 from ...protocol.types import Action, After, Bound, Limit, LimitKind, RunId, Status
 from ...runs.catalogue import RunCatalogue
-from ...runs.live import Live, StdinPipe, Surroundings
+from ...runs.live import ContinuedWith, Live, StdinPipe
 from .fleet import lease_until
 from .launching import Feed, demand_descriptors
 
@@ -103,7 +103,7 @@ def _session_policy(config: configuration.SessionsConfig) -> SessionPolicy:
     )
 
 
-# ---- pending requests
+# ---- Requests, and their answers
 
 
 OnAnswer = Callable[[c.Answer], None]
@@ -125,9 +125,9 @@ class PendingSpawn:
     request: bytes | None = None
     """See `Live.request`."""
     sender: str = ""
-    """Who has sent the descriptors, for `closing`."""
-    surroundings: Surroundings | None = None
-    """See `Live.surroundings`."""
+    """Who has sent the descriptors, for `Descriptors`."""
+    continued_with: ContinuedWith | None = None
+    """See `Live.continued_with`."""
 
     def live(self, run: Run, launcher: Launcher) -> Live:
         """Return the run that it has become, which holds the descriptors now."""
@@ -143,7 +143,7 @@ class PendingSpawn:
             user=self.user,
             setups=self.setups if run.parent is None else NO_SETUPS,
             request=self.request,
-            surroundings=self.surroundings,
+            continued_with=self.continued_with,
         )
 
     def close(self) -> None:

@@ -19,10 +19,10 @@ from ...core.life.lifecycle import severity_of_end
 from ...core.machine import Machine
 from ...core.state.quotas import HOUR
 from ...durable.adoption import Adoption, Rows, StoredPidfds
-from ...durable.budgets import BudgetKeeper
+from ...durable.budgets import BudgetBooks
 from ...durable.handover import HandedRun
 from ...durable.maintenance import Maintenance, MaintenanceJobs, SessionArchive
-from ...durable.plans import PlanKeeper
+from ...durable.plans import PlanBooks
 from ...host import systemd
 from ...host.clock import wall_clock
 from ...host.descriptors import Descriptors
@@ -68,7 +68,7 @@ class Succession:
     catalogue: RunCatalogue
     announcer: Announcer
     metering: Metering
-    budgets: BudgetKeeper
+    budgets: BudgetBooks
     launching: Launching
     arrivals: Arrivals
     background: Background
@@ -277,11 +277,9 @@ class Runtime:
             self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed,
             self.hooking.processes, self.connections,
         )  # fmt: skip
-        self._budgets = BudgetKeeper(
-            self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
-        )
+        self._budgets = BudgetBooks(self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges)
         self.keeper = KeeperRequests(config.fleet, self._budgets, self.machine, self.fleet, self.feed, self.log)
-        self._plans = PlanKeeper(self.spool.plans, self.ledger, self.log.warning)
+        self._plans = PlanBooks(self.spool.plans, self.ledger, self.log.warning)
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
             resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed, self.run_feed,
@@ -411,7 +409,7 @@ class Runtime:
         self.run_feed.changed([run])
         self.announcer.tell_milestone(run, milestone)
 
-    async def _settle_calls(self, gateway: int | None, noted: list[EndCall]) -> None:
+    async def _settle_calls(self, gateway_uid: int | None, noted: list[EndCall]) -> None:
         """Charge what a gateway that has ended had under way: that of a user, or the service's own."""
         for each in noted:
             await self._price_known(each)
@@ -420,7 +418,7 @@ class Runtime:
         settled = [(e.CallSettled(at, each, pricing.use_of_call(each, reservation)), reservation) for each, reservation in found]
         # a call whose price was known, and is not now, counts as reserved
         sure = (each for each, reservation in settled if each.used.cost is not None or reservation.cost is None)
-        self.feed(e.GatewayStarted(at, tuple(sure), gateway))
+        self.feed(e.GatewayStarted(at, tuple(sure), gateway_uid))
 
     async def _price_known(self, call: EndCall) -> None:
         known = trio.Event()

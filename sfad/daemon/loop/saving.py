@@ -12,7 +12,7 @@ from ...core import events as e
 from ...core.state.alerts import SavedAlerts
 from ...core.state.run import Run, run_number
 from ...core.state.vocabulary import ReasonKind
-from ...durable.budgets import BudgetKeeper
+from ...durable.budgets import BudgetBooks
 from ...durable.spool import nowhere
 from ...host.clock import wall_clock
 from ...host.displacement import Displacement
@@ -109,7 +109,7 @@ class StorageWatch:
                     self.announcer.tell_of_run(EventType.ALERT_DISK_FULL, run, message, "high")
 
 
-# ---- saving
+# ---- Saves what was decided
 
 
 RECORD_STATE_WITHIN = 0.1
@@ -128,7 +128,7 @@ class Saver:
     resources: Resources
     catalogue: RunCatalogue
     subscribers: Subscribers
-    budgets: BudgetKeeper
+    budgets: BudgetBooks
     metering: Metering
     storage: StorageWatch
     feed: Feed
@@ -266,7 +266,7 @@ class Saver:
         elif self.resources.ledger.trouble is not None:
             self._tell_ends([info.id])
         if info.reason is None or info.reason.kind != ReasonKind.DAEMON:
-            self.resources.spool.surroundings.forget(info.id)
+            self.resources.spool.continued_with.forget(info.id)
         if recorded is not None:
             self.resources.counts.run_ended(info)
         live.close()

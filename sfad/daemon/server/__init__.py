@@ -10,7 +10,7 @@
 `spawning`    what a request to start a run becomes, step by step, before the core decides about it
 `continuing`  what a request to continue the session of an ended run becomes
 `lost_runs`   continues, at the daemon's start, what the end of the daemon or the machine has ended
-`placed_here` completes the requests of runs that were to be placed, and whose place is this node
+`unattended`  completes requests for which no client waits: of runs that were placed here, and of lost ones
 `verbs`       what answers each kind of request
 `lookup`      which run an id, a name or a prefix means, and how a request fails
 `results`     the result and the transcript of a run, from its output

@@ -145,7 +145,7 @@ class Connection:
         self.peer = peer
         self.groups = groups
         self.sender_group = str(groups.lane)
-        """Who sends its descriptors, for `closing`."""
+        """Who sends its descriptors, for `Descriptors`."""
         self.greeted = False
         self.counted = ClientLoad()
         """`load` when it was last counted."""

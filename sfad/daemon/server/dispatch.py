@@ -100,7 +100,7 @@ class Dispatcher:
 def _check_user(call: Call, request: Any) -> None:
     """Raise `RequestError` if a user's gateway asks about a run of another user."""
     live = call.runtime.catalogue.live.get(getattr(request, "run", ""))
-    if live is not None and live.uid != call.peer.gateway_of:
+    if live is not None and live.uid != call.peer.gateway_uid:
         raise RequestError(ErrorCode.NOT_PERMITTED, f"run {live.run.id} is of another user than this gateway")
 
 
@@ -109,7 +109,7 @@ def _answer(verb: Verb, call: Call, request: Any) -> None:
     ended. The guard checks a `spawn` itself, so that its refusal is recorded."""
     if verb.permission is not None:
         call.permit(verb.permission)
-    if call.peer.gateway_of is not None:
+    if call.peer.gateway_uid is not None:
         _check_user(call, request)
     if verb.about_run:
         run = call.resolve(request.run)

@@ -3,47 +3,43 @@
 import os
 
 import trio
-from msgspec.structs import replace
 
-from ...agents import NO_SETUPS
-from ...agents.setup_reader import Root
 from ...core import commands as c
 from ...core.state.access import Peer
 from ...core.state.policy import Invalid
 from ...core.state.vocabulary import ReasonKind
 from ...protocol.messages import Continuation, Spawn
 from ...protocol.types import RunId, RunInfo
-from ...runs.live import Surroundings
+from ...runs.live import ContinuedWith
 from ...runs.showing import recalled, to_recall
-from ..loop.leading import settings_file
 from ..loop.pending_requests import PendingSpawn
 from ..loop.runtime import Runtime
 from ..loop.worktrees import WorktreeImpossible, again
 from .call import EXPECTED
 from .continuing import continued, find_session, resumable_program, wanted_session, with_session
-from .spawning import SpawnContext, asked_of, asks_for_gateway, completed
+from .unattended import completed_for
 
 
-def surroundings_of(runtime: Runtime, asked: Spawn, decided: Spawn, pending: PendingSpawn, peer: Peer) -> Surroundings | None:
+def continued_with(runtime: Runtime, asked: Spawn, decided: Spawn, pending: PendingSpawn, peer: Peer) -> ContinuedWith | None:
     """Return what a run is continued with if the daemon or the machine ends it; `None` if it will not be. `asked`: the request;
     `decided`: what the daemon has made of it. A run below another is left to that one, which knows of its end."""
     if not runtime.config.service.continue_lost or peer.run is not None or decided.stdio != "files":
         return None
     if not decided.resume_argv and resumable_program([os.fsdecode(word) for word in decided.argv]) is None:
         return None
-    return Surroundings(asked.env, asked.umask, peer.uid, peer.user, pending.user)
+    return ContinuedWith(asked.env, asked.umask, peer.uid, peer.user, pending.user)
 
 
 async def continue_lost(runtime: Runtime) -> None:
     """Continue the trees that ended so, each once, and forget what was kept for others that have ended."""
-    kept, limiter = runtime.spool.surroundings, trio.CapacityLimiter(1)
+    kept, limiter = runtime.spool.continued_with, trio.CapacityLimiter(1)
     for run in kept.runs():
         if run in runtime.catalogue.live:
             continue
-        info, surroundings = runtime.catalogue.info(run), kept.read(run)
-        if info is not None and surroundings is not None and runtime.config.service.continue_lost and _is_lost(info):
+        info, found = runtime.catalogue.info(run), kept.read(run)
+        if info is not None and found is not None and runtime.config.service.continue_lost and _is_lost(info):
             try:
-                await _continue(runtime, info, surroundings, limiter)
+                await _continue(runtime, info, found, limiter)
             except (Invalid, WorktreeImpossible, *EXPECTED) as error:
                 _tell(runtime, run, str(error))
         kept.forget(run)
@@ -53,7 +49,7 @@ def _is_lost(info: RunInfo) -> bool:
     return info.reason is not None and info.reason.kind == ReasonKind.DAEMON and info.continued_by is None
 
 
-async def _continue(runtime: Runtime, info: RunInfo, found: Surroundings, limiter: trio.CapacityLimiter) -> None:
+async def _continue(runtime: Runtime, info: RunInfo, found: ContinuedWith, limiter: trio.CapacityLimiter) -> None:
     request, uid = runtime.catalogue.request(info.id), found.uid
     started_with = recalled(request) if request is not None else None
     if started_with is None:
@@ -63,22 +59,11 @@ async def _continue(runtime: Runtime, info: RunInfo, found: Surroundings, limite
     )
     spawn = continued(asked, again(started_with, info, runtime.agents), info)
     spawn = with_session(spawn, await find_session(wanted_session(spawn, info, uid), info, limiter))
-    setups = NO_SETUPS
-    if asks_for_gateway(spawn, by_default=runtime.gateways.enabled):
-        setups = await runtime.setups.read(Root.of(uid, spawn.cwd, found.env))
     peer = Peer(uid=uid, user=found.user, owner=uid in (0, os.geteuid()))
-    context = SpawnContext(
-        peer, None, setups, bool(spawn.gateway), runtime.gateways, runtime.isolating, runtime.agents, runtime.catalogue.live,
-        runtime.fleet,
-    )  # fmt: skip
-    placed = spawn
+    prepared = spawn
     if spawn.worktree is not None:
-        placed = await runtime.worktrees.prepared(spawn, info, None, uid, found.credentials)
-    decided = completed(placed, context)
-    if (file := settings_file(decided)) is not None and decided.gateway:
-        decided = completed(replace(placed, direct=await runtime.setups.why_around(uid, file)), context)
-    if decided.gateway and decided.direct is None:
-        runtime.gateways.demand_soon(uid)
+        prepared = await runtime.worktrees.prepared(spawn, info, None, uid, found.credentials)
+    decided = await completed_for(runtime, prepared, peer, None)
 
     def answer(said: c.Answer) -> None:
         if isinstance(said, c.SpawnRefused):
@@ -86,13 +71,12 @@ async def _continue(runtime: Runtime, info: RunInfo, found: Surroundings, limite
         elif isinstance(said, c.ErrorAnswer):
             _tell(runtime, info.id, said.message)
 
-    wanted, program = asked_of(decided, 0)
     pending = PendingSpawn(
-        decided, setups, [], lambda _run: None, program, caller=None, user=found.credentials,
-        request=to_recall(spawn, decided, None), sender=peer.who,
+        decided.spawn, decided.setups, [], lambda _run: None, decided.program, caller=None, user=found.credentials,
+        request=to_recall(spawn, decided.spawn, None), sender=peer.who,
     )  # fmt: skip
-    pending.surroundings = surroundings_of(runtime, spawn, decided, pending, peer)
-    runtime.requests.spawn(peer, wanted, pending, answer)
+    pending.continued_with = continued_with(runtime, spawn, decided.spawn, pending, peer)
+    runtime.requests.spawn(peer, decided.asked, pending, answer)
 
 
 def _tell(runtime: Runtime, run: RunId, why: str) -> None:

@@ -52,7 +52,7 @@ def identify(
         return Peer(uid=-1, user="unknown", owner=False, unplaced=f"the kernel does not name the process: {error.strerror}")
     user, owner, gids = user_name(uid), uid in (0, os.geteuid()), all_groups(connection, gid)
     if (gateway := gateway_at(pid)) is not None and _lives(connection):
-        return Peer(uid=uid, user=user, owner=owner, gateway=True, gateway_of=gateway.uid)
+        return Peer(uid=uid, user=user, owner=owner, gateway=True, gateway_uid=gateway.uid)
     if pid == exporter and _lives(connection):  # a child of the daemon that is in no run
         return Peer(uid=uid, user=user, owner=owner, gids=gids)
     try:
@@ -136,8 +136,7 @@ def peer_pidfd(connection: socket.socket) -> int | None:
 
 # ---- The user that a client's run executes as, where root's daemon serves another user, by what the kernel says of the client
 #
-# User and groups are those of the moment when the client connected (SO_PEERCRED, SO_PEERGROUPS). Limits and no_new_privs are
-# those
+# User and groups are those of the moment when the client connected (SO_PEERCRED, SO_PEERGROUPS). Limits and no_new_privs are those
 # that the process which sent the request has now. It must still be that user's in every respect: a setuid program has limits that
 # its caller has not.
 

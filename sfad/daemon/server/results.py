@@ -72,8 +72,7 @@ def no_output(run: RunInfo, error: OSError) -> RequestError:
 
 # ---- The transcript of a run, for a language model: its events, and the newest lines of its output
 #
-# A session's events say how much output there was when they happened, so output stands between the right events. Between two
-# events
+# A session's events say how much output there was when they happened, so output stands between the right events. Between two events
 # stdout comes before stderr.
 
 

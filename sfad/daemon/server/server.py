@@ -31,8 +31,7 @@ from .shares import ClientBounds
 from .verbs.following import push
 
 # ---- The listening socket: it accepts connections, is bound again when another process removes or replaces it, and is removed
-# at the
-# end, unless systemd bound it.
+# at the end, unless systemd bound it.
 
 
 ACCEPT_PAUSE = 1.0
@@ -240,7 +239,7 @@ class ClientHandover:
                 yield from ((connection, request) for request in each.pending)
 
 
-# ---- server
+# ---- The task that serves every connection
 
 
 class Server:

@@ -12,7 +12,7 @@ from msgspec import convert
 from msgspec.structs import asdict, replace
 
 from ...agents import AGENT_PROGRAMS, NO_SETUPS, UNREAD, AgentProgram, TreeSetups, session_files_of
-from ...agents.account_hash import digest
+from ...agents.program import digest
 from ...agents.registered import Registered, filled_in, resumed_command
 from ...core.state.access import VERBS, Peer
 from ...core.state.naming import AGENT_COMMANDS, derive_name, executes, program_name
@@ -31,6 +31,7 @@ from ..loop.fleet import Fleet
 from ..loop.gateways import Gateways
 from ..loop.isolating import Isolating, IsolationImpossible
 from ..loop.leading import check_base_urls, led
+from ..loop.runtime import Runtime
 from ..loop.shipping import NOT_HERE
 from ..loop.worktrees import shared
 from .lookup import bad_request, check_limits, check_most, too_many, unavailable, wrong_state
@@ -60,6 +61,13 @@ class SpawnContext(NamedTuple):
     agents: Mapping[str, Registered]
     live: Mapping[RunId, Live]
     fleet: Fleet
+
+
+def context_of(runtime: Runtime, request: Spawn, peer: Peer, above: Live | None, setups: TreeSetups) -> SpawnContext:
+    return SpawnContext(
+        peer, above, setups, bool(request.gateway), runtime.gateways, runtime.isolating, runtime.agents, runtime.catalogue.live,
+        runtime.fleet,
+    )  # fmt: skip
 
 
 Step = Callable[[Spawn, SpawnContext], Spawn]

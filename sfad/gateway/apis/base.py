@@ -76,7 +76,7 @@ class EventStream:
             self._size = self._kept = 0
 
 
-# ---- base
+# ---- Calls, replies, and the interface of an API
 
 
 MAX_REPLY = 8 << 20

@@ -98,7 +98,7 @@ class AdoptedTags(AdoptedRuns):
         return run_by_marks(one, inherited, cookies, tags)
 
 
-# ---- membership
+# ---- Which run a process is in
 
 
 class TagsMembership:
@@ -463,7 +463,7 @@ class TagsStops(RunStops):
             self._draining.discard(run)
 
 
-# ---- containment
+# ---- The containment, put together
 
 
 class TagsContainment(RunContainment):

@@ -69,7 +69,7 @@ def _is_socket(path: str) -> bool:
         return False
 
 
-# ---- view
+# ---- What a command sees
 
 
 _MOST_PLACES = 512

@@ -73,7 +73,7 @@ def topmost(paths: Iterable[str]) -> list[str]:
     return found
 
 
-# ---- visible
+# ---- What a command can see and write
 
 
 SYSTEM = (

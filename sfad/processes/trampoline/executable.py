@@ -16,13 +16,12 @@ from .image import IMAGE
 
 # ---- The trampoline: a few hundred instructions between the daemon and a run's command
 #
-# The daemon must not fork itself, nor wait for a mount that does not answer. So it starts this program, in the run's cgroup if
-# that is possible (`clone`); else the program attaches *itself*, which takes 6 to 17 ms. Then it becomes the command. It never
-# runs
-# the command uncontained. Its contract:
+# The daemon must not fork itself, nor wait for a mount that does not answer. So it starts this program, in the run's cgroup if that
+# is possible (`clone`); else the program attaches *itself*, which takes 6 to 17 ms. Then it becomes the command. It never runs the
+# command uncontained. Its contract:
 #
 #     argv    /bin/sh  UMASK(octal)  CWD  FILE…  ""  ARGV0 ARGV1 …      environment: the command's, not looked at;
-#             for a trampoline that has a dynamic loader, `sealed_environment.sealed`
+#             for a trampoline that has a dynamic loader, `credentials.sealed`
 #     fd 0-2  the command's
 #     fd 3    what to write "0" to in order to be contained: the run's cgroup.procs, or /dev/null
 #     fd 4    where failure is reported: 16 bytes, the stage and -errno, in the machine's order
@@ -73,7 +72,7 @@ def reported(report: bytes, name: bytes = ITS_COMMAND, cwd: bytes = ITS_DIRECTOR
     return LaunchError(-number, "cannot execute", name, " (its interpreter is missing)" if missing else "")
 
 
-# ---- executable
+# ---- Which trampoline is executed
 
 
 _NAME = "sfad-trampoline"

@@ -1,4 +1,4 @@
-"""The trampoline in Python (see `contract`). Run as a file with -I -S; imports nothing of the package."""
+"""The trampoline in Python (see `executable`). Run as a file with -I -S; imports nothing of the package."""
 
 import ctypes
 import errno
@@ -26,7 +26,7 @@ def _array(items: list[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
 
 
 def _environment() -> "ctypes.Array[ctypes.c_char_p]":
-    """Return the command's, which came sealed (`sealed_environment`): this program is still root when the loader looks at it.
+    """Return the command's, which came sealed (`credentials.sealed`): this program is still root when the loader looks at it.
 
     It is read as execve(2) got it: `os.environ` drops entries without "=", and Python may add LC_CTYPE when it starts."""
     with open("/proc/self/environ", "rb") as file:

@@ -128,7 +128,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Of the period, by their last runs."""
 
 
-# ---- advice
+# ---- The requests
 
 
 class Recommend(Request, tag="recommend"):

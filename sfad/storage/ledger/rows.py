@@ -72,7 +72,7 @@ def _with_total(info: RunInfo, total: Used) -> RunInfo:
     )
 
 
-# ---- rows
+# ---- Rows of runs, calls and events
 
 
 RESULT_HEAD = 1024

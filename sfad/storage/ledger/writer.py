@@ -125,12 +125,9 @@ def undo(connection: sqlite3.Connection) -> None:
             connection.execute("ROLLBACK")
 
 
-# ---- The thread that writes, and `write_here`, with which the caller writes itself while nothing makes it wait
-
 # ---- The queue of the writer's thread, which wakes it when a transaction is worth its cost
 #
-# A transaction costs some 0.2 ms and a wake-up of the thread, whatever is in it. So only urgent items wake the thread at once;
-# the
+# A transaction costs some 0.2 ms and a wake-up of the thread, whatever is in it. So only urgent items wake the thread at once; the
 # others wait a little and share the transaction of what comes next.
 
 
@@ -201,7 +198,7 @@ class Inbox(Generic[_Item]):
         return [self._items.popleft() for _ in range(len(self._items))]
 
 
-# ---- writer
+# ---- The thread that writes
 
 
 MAX_BATCH = 1024

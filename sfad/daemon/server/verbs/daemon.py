@@ -38,8 +38,7 @@ from ....protocol.messages import (
 from ....protocol.sanitise import clean
 from ....protocol.types import AlertState, BudgetState, QuotaState, Status
 from ....runs.live import Live
-from ....runs.plans import accounts_of
-from ....runs.showing import all_alerts
+from ....runs.showing import accounts_of, all_alerts
 from ...loop.gateways import Gateways
 from ..call import Call, answers
 from ..lookup import MAX_SECONDS, bad_request, check_most, unavailable

@@ -39,9 +39,9 @@ from ...loop.worktrees import WorktreeImpossible, again
 from ..call import EXPECTED, Call, answers, answers_about_run, told
 from ..continuing import check_ended, continued, find_session, wanted_session, with_session
 from ..lookup import RequestError, bad_request, check_limits, check_most, find_run, unavailable, wrong_state
-from ..lost_runs import surroundings_of
+from ..lost_runs import continued_with
 from ..peers import submitter
-from ..spawning import SpawnContext, asked_of, asks_for_gateway, completed, is_own_program, own_command
+from ..spawning import asked_of, asks_for_gateway, completed, context_of, is_own_program, own_command
 from .following import demand_watch, push
 
 # ---- `spawn`: start a run. The guard in the core decides whether the peer may, and records a refusal.
@@ -213,17 +213,7 @@ def _ask(
     user: Credentials | None,
 ) -> None:
     runtime = call.runtime
-    context = SpawnContext(
-        peer,
-        above,
-        setups,
-        bool(request.gateway),
-        runtime.gateways,
-        runtime.isolating,
-        runtime.agents,
-        runtime.catalogue.live,
-        runtime.fleet,
-    )
+    context = context_of(runtime, request, peer, above, setups)
     try:
         if request.shim and above is not None and is_own_program(call.connection.sender, above, request):
             own = OwnProgram(id=call.id, argv=own_command(request, above, context))
@@ -250,7 +240,7 @@ def _ask(
         request, setups, descriptors, on_admit, program, caller=peer.run, user=user, request=kept, sender=peer.who
     )
     if session is None:
-        pending.surroundings = surroundings_of(runtime, first, request, pending, peer)
+        pending.continued_with = continued_with(runtime, first, request, pending, peer)
     ask = partial(runtime.requests.spawn, peer, asked, pending, call)
     if request.gateway and (context.explicit or runtime.gateways.always) and above is None:
         runtime.gateways.demand(peer.uid, _once_served(call, ask, descriptors))

@@ -137,14 +137,12 @@ def settle(call: Call, request: Settle) -> None:
     once_priced(call, run, model, lambda: count(pricing.use_of_settlement(run, reservation, request)))
 
 
-# ---- What the gateway asks the daemon: whose a call is, whether it may be made, and what it has used
-
 # ---- `admit_call`: ask whether a model call may be made, and reserve what it may cost
 
 
 @answers(AdmitCall)
 def admit_call(call: Call, request: AdmitCall) -> None:
-    runtime, time, gateway = call.runtime, wall_clock(), call.peer.gateway_of
+    runtime, time, gateway = call.runtime, wall_clock(), call.peer.gateway_uid
     live = runtime.catalogue.live.get(request.run)
     if live is not None and not runtime.gateways.may_ask(
         gateway, live, runtime.catalogue.live[live.run.root.id].setups, request.upstream
@@ -174,7 +172,7 @@ def end_call(call: Call, request: EndCall) -> None:
 
     def count() -> None:
         found = runtime.machine.reservation(request.reservation)
-        if found is not None and found[1].gateway == call.peer.gateway_of:
+        if found is not None and found[1].gateway_uid == call.peer.gateway_uid:
             used = runtime.metering.report_pricing.use_of_call(request, found[1])
             runtime.feed(e.CallSettled(trio.current_time(), request, used))
             _tell_of_tools(call, request)
@@ -201,7 +199,7 @@ def _tell_of_tools(call: Call, request: EndCall) -> None:
 
 @answers(PlaceCaller)
 def place_caller(call: Call, request: PlaceCaller) -> None:
-    runtime, gateway = call.runtime, call.peer.gateway_of
+    runtime, gateway = call.runtime, call.peer.gateway_uid
     run = runtime.gateways.run_of(request.token) if request.token is not None else None
     if run is None and request.cgroup is not None:
         run = runtime.launcher.run_of_cgroup(request.cgroup)
@@ -258,7 +256,7 @@ MOST_WINDOWS = 16
 @answers(SeePlan)
 def see_plan(call: Call, request: SeePlan) -> None:
     check_most("windows of a subscription", len(request.windows), MOST_WINDOWS)
-    live, gateway = call.runtime.catalogue.live.get(request.run), call.peer.gateway_of
+    live, gateway = call.runtime.catalogue.live.get(request.run), call.peer.gateway_uid
     if gateway is None or (live is not None and live.uid == gateway):
         call.runtime.feed(
             e.PlanSeen(
@@ -282,7 +280,7 @@ def see_plan(call: Call, request: SeePlan) -> None:
 
 @answers(ServeGateway)
 def serve_gateway(call: Call, request: ServeGateway) -> None:
-    runtime, user = call.runtime, call.peer.gateway_of
+    runtime, user = call.runtime, call.peer.gateway_uid
     gateway = runtime.gateways.own if user is None else runtime.gateways.of(user)
     for listener in call.connection.take(request.descriptors) or []:
         gateway.keep(listener)
@@ -305,7 +303,7 @@ def silent_call(call: Call, request: SilentCall) -> None:
     now = trio.current_time()
     silence = Silence(request.host[:MAX_HOST], now - request.silent_s) if request.silent_s is not None else None
     found = call.runtime.machine.reservation(request.reservation)
-    if found is not None and found[1].gateway == call.peer.gateway_of:
+    if found is not None and found[1].gateway_uid == call.peer.gateway_uid:
         call.runtime.feed(e.CallSilent(now, request.reservation, silence))
     call.reply(Done(id=request.id))
 

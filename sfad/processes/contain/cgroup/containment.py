@@ -225,8 +225,6 @@ class CgroupEvents:
         self._learn(run, group, events)
 
 
-# ---- Containment in cgroup v2: one cgroup a run, nested like the runs, with the processes in its leaf `self`
-
 # ---- Control files that act on a whole cgroup: `cgroup.freeze` and `cgroup.kill`
 
 
@@ -312,6 +310,8 @@ class CgroupStops(RunStops):
         self._control = control
         self._events = events
         self._escapes = escapes
+        self._killing: dict[LaunchedRun, int] = {}
+        """The stops in which runs are killed again and again."""
 
     def terminate(self, run: LaunchedRun, number: int) -> None:
         """Freeze, signal every process, and thaw: a process that forks meanwhile cannot outrun the signal."""
@@ -363,22 +363,28 @@ class CgroupStops(RunStops):
                 self._escapes.stop_soon(run)
 
     def kill(self, run: LaunchedRun) -> None:
+        if self._killing.get(run) != run.stop_count:
+            self._killing[run] = run.stop_count
+            self._reactor.task(self._kill_again, run, run.stop_count)
+        self._kill(run)
+
+    def _kill(self, run: LaunchedRun) -> None:
         group = self._cgroups.of(run)
         if group:
             group.killed = True
             self._control.write(group, "cgroup.kill", b"1")
             self._events.watch(run, group)
-            self._reactor.task(self._kill_again, run, group, run.stop_count)
         self._escapes.stop_soon(run)
 
-    async def _kill_again(self, run: LaunchedRun, group: RunCgroup, stop: int) -> None:
-        while True:
+    async def _kill_again(self, run: LaunchedRun, stop: int) -> None:
+        while run.in_stop(stop):
             await trio.sleep(KILL_EVERY)
-            if not run.in_stop(stop):
-                return
-            signal_mains(run, SIGKILL)
-            with lifted():
-                self._control.write(group, "cgroup.kill", b"1")
+            if run.in_stop(stop):
+                signal_mains(run, SIGKILL)
+                with lifted():
+                    self._kill(run)
+        if self._killing.get(run) == stop:
+            del self._killing[run]
 
 
 # ---- Which run a process is in, where runs are contained in cgroups
@@ -433,7 +439,7 @@ class CgroupMembership:
         return run_id
 
 
-# ---- containment
+# ---- The containment, put together
 
 
 class CgroupContainment(RunContainment):
