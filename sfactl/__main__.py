@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 def main() -> None:
     own_standard_descriptors()
-    sys.exit(_guarded(sys.argv[1:]))
+    sys.exit(execute(sys.argv[1:]))
 
 
-def _guarded(arguments: list[str]) -> int:
+def execute(arguments: list[str]) -> int:
+    """Carry out a command line. Return its exit code; errors are printed on stderr."""
     return guarded(lambda: _dispatch(arguments))
 
 

@@ -112,20 +112,20 @@ def connect(flag: str | None, *, tell: bool = True) -> Client:
     raise next((f for f in failures if f.kind == "refused"), failures[0])
 
 
-_told = False
+_told: set[str] = set()
+"""State directories of daemons whose users were told. A program that connects again and again would tell each time."""
 
 
 def _tell_stand_in(failures: Sequence[Unreachable]) -> None:
     """Say once that the system's daemon answers, if the user has a daemon of their own: their runs are not the system's."""
-    global _told  # a program that connects again and again would say it each time
     try:
         state = state_directory(os.environ, os.getuid())
     except ValueError:  # no home, so no daemon either
         return
     left = [failure for failure in failures if failure.kind == "refused"]
-    if _told or state == SYSTEM_STATE or not (left or os.path.exists(f"{state}/ledger.db")):
+    if state in _told or state == SYSTEM_STATE or not (left or os.path.exists(f"{state}/ledger.db")):
         return
-    _told = True
+    _told.add(state)
     print(
         f"sfactl: your own daemon is not running ({(left or failures)[0].path}); the system's daemon answers ({SYSTEM_SOCKET}), "
         "which knows none of its runs. To start yours: systemctl --user start sfad, or sfad serve",

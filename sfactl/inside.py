@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 INSIDE = ("SFA_RUN_ID", "SFA_SOCKET", "SFA_COOKIE", "SFA_CALL_CHAIN", "SFA_DEPTH")
 """Variables that the daemon sets, only for runs."""
 
+OWN_CGROUP = "/proc/self/cgroup"
+"""File in which the kernel names the cgroup of this process."""
+
 
 def inside_run(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the evidence that this process is inside a run, or `None`. No daemon is started inside a run."""
@@ -30,7 +33,7 @@ def of_a_run(name: str) -> bool:
 
 def _own_cgroup() -> str:
     try:
-        with open("/proc/self/cgroup") as file:
+        with open(OWN_CGROUP) as file:
             return next((line[3:].strip() for line in file if line.startswith("0::")), "")
     except OSError:
         return ""

@@ -21,7 +21,7 @@ _OPTIONS = {
 
 
 def main() -> None:
-    options = _plain(sys.argv[1:])
+    options = plain_options(sys.argv[1:])
     if options is not None:
         hide_memory()  # before the imports: the environment may have keys
         # first: the imports take 0.4 s of processor time, which is ten seconds if runs keep all processors busy
@@ -35,7 +35,7 @@ def main() -> None:
     app(prog_name="sfad")
 
 
-def _plain(arguments: list[str]) -> dict[str, Any] | None:
+def plain_options(arguments: list[str]) -> dict[str, Any] | None:
     """Return the options of `serve` if there is nothing else, each once and with a value; else `None`, and typer reads them."""
     words = arguments[1:] if arguments[:1] == ["serve"] else arguments
     names, values = words[::2], words[1::2]

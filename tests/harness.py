@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from socketserver import BaseServer
 from types import MappingProxyType
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import psutil
 import pytest
@@ -56,6 +57,28 @@ async def until(condition: Callable[[], object], what: str = "the condition hold
     while not condition():
         assert time.monotonic() < end, f"not within {PATIENCE:g} s: {what}"
         await trio.sleep(0.002)
+
+
+def failing(code: int) -> Callable[..., Any]:
+    """Return a function that raises `OSError` with this number, whatever it is called with."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@contextmanager
+def serve_in_thread(server: BaseServer) -> Iterator[None]:
+    """Have a server serve until the end of the block, and close it."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.05], name=type(server).__name__)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 PROGRAM = ("-m", "sfad")
@@ -168,6 +191,19 @@ class Daemon:
             [sys.executable, "-m", "sfactl", *words], capture_output=True, text=True, timeout=2 * PATIENCE, env=self.env, **options
         )
 
+    def sfad(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run another `sfad` with the daemon's environment to its end."""
+        command = [sys.executable, "-m", "sfad", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, env=self.env)
+
+    def output(self, run: str) -> str:
+        """Return what a run has printed on its stdout until now."""
+        return (self.state_dir / "output" / f"{run}.out").read_text()
+
+    def errors(self, run: str) -> str:
+        """Return what a run has printed on its stderr until now."""
+        return (self.state_dir / "output" / f"{run}.err").read_text()
+
     def descriptors(self) -> int:
         """Return how many descriptors the daemon has open, once it watches its socket and its state directory."""
         end = time.monotonic() + 5  # where the kernel cannot tell, it does not watch
@@ -192,9 +228,10 @@ class Daemon:
         self.process.kill()
         self.process.wait()
 
-    def restart(self, **environment: str) -> None:
-        """Start another daemon in its place, with these variables in its environment."""
-        self.process = self._start(environment)
+    def restart(self, *, command: Sequence[str] | None = None, **environment: str) -> None:
+        """Start another daemon in its place, with these variables in its environment. `command`: instead of the interpreter and
+        its arguments."""
+        self.process = self._start(environment, command)
 
     def reexecute(self) -> None:
         """Send SIGUSR2, and wait until the daemon serves again."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-_PATIENCE = 10.0
+PATIENCE = 10.0
 """Seconds that what is on its way out gets: a killed process is a zombie until its parent reaps it."""
 _KEPT_THREADS = ("Trio thread", "Trio worker", "MainThread", "pydevd", "Tokio")
 """trio keeps idle worker threads for later use."""
@@ -60,7 +60,7 @@ def no_leaks() -> Iterator[None]:
     children, descriptors, threads = _children(), set(_descriptors()), set(threading.enumerate())
     yield
     left = _left(children, descriptors, threads)
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + PATIENCE
     while left and time.monotonic() < until:
         time.sleep(0.01)
         gc.collect()

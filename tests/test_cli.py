@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sfad import __version__
-from sfad.__main__ import _plain
+from sfad.__main__ import plain_options
 from sfad.cli import app
 
 
@@ -34,8 +34,8 @@ from sfad.cli import app
         (["--help"], None),
     ],
 )
-def test_only_plain_options_are_read_without_typer(arguments: list[str], options: dict[str, object] | None) -> None:
-    assert _plain(arguments) == options
+def test_onlyplain_options_options_are_read_without_typer(arguments: list[str], options: dict[str, object] | None) -> None:
+    assert plain_options(arguments) == options
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_only_plain_options_are_read_without_typer(arguments: list[str], options
     ],
 )
 def test_other_options_are_refused_with_a_message(arguments: list[str], says: str) -> None:
-    assert _plain(arguments) is None
+    assert plain_options(arguments) is None
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
     assert says in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from collections.abc import Collection
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -62,6 +63,88 @@ def test_every_module_is_on_its_packages_map(init: Path) -> None:
     inside = {path.stem for path in init.parent.glob("*.py")} | {path.parent.name for path in init.parent.glob("*/__init__.py")}
     lines = re.findall(r"^(`\w+`(?:, `\w+`)*)  *\S", ast.get_docstring(ast.parse(init.read_text())) or "", re.MULTILINE)
     assert inside - {"__init__"} == {name for line in lines for name in re.findall(r"\w+", line)}
+
+
+PUBLIC = {"_exit", "_replace", "_asdict", "_fields", "_make"}
+"""Documented names of the standard library that begin with an underscore."""
+
+JUSTIFIED = {
+    "tests/conftest.py: config._tmp_path_factory": "pytest gives the directory of a session only to fixtures, and this is a hook",
+    "tests/top/test_keys.py: self.app.screen._compositor": "Textual has no other way to read a screen as text",
+    "tests/usage/test_tail.py: trio._core": "trio has no other way to end the idle threads that it keeps",
+    "tests/usage/test_tail.py: trio._core._thread_cache": "as above",
+    "tests/usage/test_tail.py: '_idle_workers'": "as above",
+}
+"""Private names that tests use nevertheless, and why. All are of libraries."""
+
+
+def test_no_test_reaches_into_a_private_name() -> None:
+    """A test observes what callers can observe. What it must see besides has a public name with a docstring."""
+    paths = modules("tests")
+    trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in paths}
+    declared = {name for tree in trees.values() for node in ast.walk(tree) for name in declared_by(node)}
+    found = [f"{path}: {name}" for path, tree in trees.items() for node in ast.walk(tree) for name in reached_by(node, declared)]
+    assert sorted(set(found)) == sorted(JUSTIFIED)
+
+
+def declared_by(node: ast.AST) -> list[str]:
+    """Return the names that a statement of a test declares, or sets on `self`."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+            return [name]
+        case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+            return [name]
+    return []
+
+
+def reached_by(node: ast.AST, declared: Collection[str]) -> list[str]:
+    """Return the private names of other objects that a node of a test uses. Names of `self` are the test's own if it has `declared`
+    them; else they are those of a class of the product from which it inherits."""
+    match node:
+        case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name) if name in declared:
+            return []
+        case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
+            return []
+        case ast.Attribute(attr=name):
+            return [ast.unparse(node)] if is_private(name) else []
+        case ast.ImportFrom(module=str(module), level=level) if level or module.partition(".")[0] in ("sfad", "sfactl", "tests"):
+            words = [*module.split("."), *(name.name for name in node.names)]
+            return [f"from {module} import {name}" for name in words if is_private(name)]
+        case ast.Call(func=ast.Name(id=what) | ast.Attribute(attr=what)) if what in (
+            "setattr",
+            "delattr",
+            "getattr",
+            "object",
+            "patch",
+        ):
+            # the third argument of `setattr` is a value
+            words = [each.value for each in node.args[:2] if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            return [repr(word) for word in words if any(map(is_private, word.split(".")))]
+    return []
+
+
+def is_private(name: str) -> bool:
+    return re.fullmatch(r"_(?!_)\w+", name) is not None and name not in PUBLIC
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x._y", "x._y = 1", "self.x._y", "self._theirs", "x()._y.z", "from sfad.x import _y", "from sfad._x import y",
+        "monkeypatch.setattr(x, '_y', 1)", "monkeypatch.setattr('sfad.x._y', 1)", "mock.patch('sfad.x._Y')", "getattr(x, '_y')",
+        "patch.object(X, '_y')",
+    ],
+)  # fmt: skip
+def test_a_private_name_is_found(code: str) -> None:
+    assert [name for node in ast.walk(ast.parse(code)) for name in reached_by(node, {"_own"})]
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["self._own", "super()._theirs()", "os._exit(0)", "x._replace(y=1)", "x.__y__", "import _ctypes", "setattr(x, 'y', '_z')"],
+)
+def test_a_public_name_is_not_found(code: str) -> None:
+    assert not [name for node in ast.walk(ast.parse(code)) for name in reached_by(node, {"_own"})]
 
 
 SOURCE = re.compile(r"docs/([\w-]+\.md)")

@@ -204,7 +204,7 @@ def main(
     json: bool = False,
     **chosen: Unpack[SelectionOptions],
 ) -> int:
-    view = View(follow_, stdout, stderr, _start_of(tail), timestamps, json)
+    view = View(follow_, stdout, stderr, start_of(tail), timestamps, json)
     selection = RunSelection("logs", **chosen).checked()
     with connect(socket) as client:
         if selection.filtered:
@@ -304,7 +304,10 @@ def last_lines(file: int, end: int, count: int) -> int:
     return 0
 
 
-def _start_of(tail: str | None) -> Start:
+def start_of(tail: str | None) -> Start:
+    """Return a function that finds where in a file to begin: before its last lines (`20`) or bytes (`4096B`), or at offset 0.
+
+    Raise UsageError if `tail` is neither a number nor a size."""
     if tail is None:
         return lambda _file: 0
     try:

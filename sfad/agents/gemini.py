@@ -296,7 +296,7 @@ _UNCHOSEN = (
 _SYSTEM = "/etc/gemini-cli"
 _KEYS_ONLY = ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_LOCATION")
 _CHOICE = Path(__file__).with_name("gemini_with_key.json")
-_CHOICE_COUNTS = not_only_of_root(_CHOICE) is None
+CHOICE_COUNTS = not_only_of_root(_CHOICE) is None
 """Whether Gemini CLI takes settings from it."""
 _GOOGLE_LOGIN = {"oauth-personal", "cloud-shell", "compute-default-credentials"}
 
@@ -333,7 +333,7 @@ def _choice(surroundings: Surroundings) -> tuple[tuple[str, str], ...] | None:
     """Return the variable that chooses the key; `None` if that would replace other settings, or not count."""
     system = (f"{_SYSTEM}/settings.json", f"{_SYSTEM}/system-defaults.json")
     taken = _SETTINGS in surroundings.env or any(surroundings.read(path) is not None for path in system)
-    return ((_SETTINGS, str(_CHOICE)),) if _CHOICE_COUNTS and not taken else None
+    return ((_SETTINGS, str(_CHOICE)),) if CHOICE_COUNTS and not taken else None
 
 
 def _login_of(env: Mapping[str, str]) -> str | None:

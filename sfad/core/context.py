@@ -32,6 +32,10 @@ class EventRate:
         self._told: dict[Hashable, list[float]] = {}
         self._forget_at = MAX_CAUSES
 
+    def __len__(self) -> int:
+        """Return how many causes are remembered."""
+        return len(self._told)
+
     def admits(self, cause: Hashable, at: float) -> bool:
         """Return whether one more event may be published, and count it."""
         told = self._told.get(cause)

@@ -1,6 +1,6 @@
 """The machine: one event in, its outcome out. It routes each event and each timer to the component that handles it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import assert_never
 
@@ -87,6 +87,8 @@ class Machine:
         self.scope = context.scope
         self.refuse_sessions = context.refuse_sessions
         self.reservation = self._spending.reservation
+        self.used_up = self._spending.used_up
+        self.calls_of_users = self._spending.under_way
         self.waiting_calls = self._calls.waiting_of
         self.calls_under_way = self._calls.under_way_of
         self.tickets = self._stop_requests.tickets
@@ -95,6 +97,7 @@ class Machine:
         self.saved_alerts = self._alerts.saved
         self.recent_cost = self._alerts.cost
         self.count_before = self._admission.count_before
+        self.number_from = self._admission.number_from
         self.quotas = self._admission.quotas
         self.plans = self._plans
         self.spawned_before = self._admission.spawned_before
@@ -120,6 +123,11 @@ class Machine:
     @property
     def refused(self) -> int:
         return self._admission.refused
+
+    @property
+    def refused_callers(self) -> Collection[str]:
+        """The callers whose refusals are counted: `user NAME`, or the id of a live run."""
+        return self._admission.refused_callers
 
     def handle(self, event: e.Event) -> c.Outcome:
         """Return what `event` calls for: commands in their order, and the runs whose snapshots are saved before the first one."""

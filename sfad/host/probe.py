@@ -200,8 +200,8 @@ def plausible_time() -> bool:
 # ---- Whether bubblewrap is there, and may make namespaces
 
 
-_PLACES = ("/usr/bin/bwrap", "/usr/local/bin/bwrap", "/bin/bwrap", "/run/current-system/sw/bin/bwrap")
-"""No PATH is searched: a run's own could have another program of that name."""
+BUBBLEWRAPS = ("/usr/bin/bwrap", "/usr/local/bin/bwrap", "/bin/bwrap", "/run/current-system/sw/bin/bwrap")
+"""Where bubblewrap may be. No PATH is searched: a run's own could have another program of that name."""
 FIX = "install the package bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
 _SYSCTLS = {
     # Debian's and Arch's kernels; Ubuntu from 23.10 on; all
@@ -215,7 +215,7 @@ _SYSCTLS = {
 
 def bubblewrap() -> str | None:
     """Return the path of bubblewrap; `None` if it is not installed."""
-    return next((path for path in _PLACES if os.access(path, os.X_OK)), None)
+    return next((path for path in BUBBLEWRAPS if os.access(path, os.X_OK)), None)
 
 
 def namespaces_forbidden(uid: int) -> str | None:

@@ -158,10 +158,10 @@ class FdStore:
         if pid != str(os.getpid()):
             return found
         try:
-            last = _FIRST_PASSED + parse_whole(count, 0)
+            last = FIRST_PASSED + parse_whole(count, 0)
         except ValueError:
             return found
-        for fd, name in zip(range(_FIRST_PASSED, last), names.split(":"), strict=False):
+        for fd, name in zip(range(FIRST_PASSED, last), names.split(":"), strict=False):
             try:
                 os.set_inheritable(fd, False)
             except OSError:  # the variable promises more than was passed
@@ -173,7 +173,7 @@ class FdStore:
         return found
 
 
-_FIRST_PASSED = 3
+FIRST_PASSED = 3
 """SD_LISTEN_FDS_START."""
 
 

@@ -113,7 +113,7 @@ _CALLS_AT_ONCE = 64
 """Calls before the daemon's other tasks get their turn."""
 _RETRY_AFTER = 0.25
 """Seconds until a failed call is made again."""
-_IDLE_CALLS, _MOST_IDLE = 4, 256
+_IDLE_CALLS, MOST_IDLE = 4, 256
 """Calls before an idle loop looks again whether something is ready, and calls that may wait for that."""
 
 
@@ -159,7 +159,7 @@ class Reactor(trio.abc.Instrument):
     def when_idle(self, call: Callable[..., object], *arguments: object) -> None:
         """Call `call` when no task of the daemon has anything to do, for what no client waits for; at once if many calls wait."""
         self._idle.append(partial(call, *arguments))
-        if len(self._idle) > _MOST_IDLE:
+        if len(self._idle) > MOST_IDLE:
             self._try(self._idle.popleft())
 
     def before_io_wait(self, timeout: float) -> None:
@@ -401,7 +401,7 @@ class OwedEvents:
 # ---- Main processes: what their trampolines report, and how they end
 
 
-_REAPED_WITHIN = 3.0
+REAPED_WITHIN = 3.0
 """Seconds within which the parent of an ended main process is expected to reap it, if we are not the parent. In some
 containers pid 1 looks for zombies every two seconds, in others never."""
 
@@ -498,7 +498,7 @@ class Mains:
         status = exit_status(main.pidfd)
         if status is not None:
             self._ended(run, main, *_code_and_signal(status))
-        elif gone or not tells_exits() or (main.exit_seen is not None and monotonic() - main.exit_seen > _REAPED_WITHIN):
+        elif gone or not tells_exits() or (main.exit_seen is not None and monotonic() - main.exit_seen > REAPED_WITHIN):
             self._ended(run, main, None, None)
         elif main.exit_seen is None:
             main.exit_seen = monotonic()

@@ -176,7 +176,8 @@ class Store:
         self._ask_at = 0
         """A frame that ends beyond this offset makes us ask for more room."""
         self._compact_at = COMPACT_ABOVE
-        self._current = 0
+        self.current_size = 0
+        """Bytes that the current values take in the file."""
         self._damaged = False
         with suppress(OSError):  # the next rewrite sets aside what cannot be unlinked
             os.unlink(self._new)
@@ -212,10 +213,15 @@ class Store:
         if self._descriptor >= 0 and (self._in_place() or self._lost() is not None):
             return True
         lost = self._descriptor >= 0
-        self._rewrite()
+        self.rewrite()
         if lost:
             self.notes.append(f"{self.path} was removed or replaced by another process; it was written again")
         return False
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file up to the end of the last batch. The allocated rest is zeros, or an unfinished frame."""
+        return self._end
 
     def take_notes(self) -> list[str]:
         notes, self.notes = self.notes, []
@@ -251,10 +257,10 @@ class Store:
         for key, value in changes.items():
             old, beside = items.pop(key, None), _RECORD.size + len(key)  # near enough: keys are ASCII
             if old is not None:
-                self._current -= beside + len(old)
+                self.current_size -= beside + len(old)
             if value is not None:
                 items[key] = value
-                self._current += beside + len(value)
+                self.current_size += beside + len(value)
 
     def _make_room(self, end: int) -> None:
         """Allocate a step beyond `end`. Raises `OSError` only if the frame that ends there has no room."""
@@ -271,15 +277,15 @@ class Store:
         self._room, self._ask_at = room, room - SPARE
 
     def _compact(self) -> None:
-        bound = max(COMPACT_ABOVE, COMPACT_RATIO * self._current)
+        bound = max(COMPACT_ABOVE, COMPACT_RATIO * self.current_size)
         if self._end > bound:
             with suppress(OSError):
-                self._rewrite()
+                self.rewrite()
                 return
             bound = self._end + STEP
         self._compact_at = bound
 
-    def _rewrite(self) -> None:
+    def rewrite(self) -> None:
         """Write the current values to a new file in place of the old one. Raises `OSError`; then the old file stays as it was."""
         data = _FILE_HEAD.pack(*_file_head()) + (_frame(_packed(self.items)) if self.items else b"")
         room = len(data) + STEP
@@ -296,7 +302,7 @@ class Store:
         self._use(descriptor)
         self._end = self._dirty = len(data)
         self._has_room(room)
-        self._compact_at = max(COMPACT_ABOVE, COMPACT_RATIO * self._current)
+        self._compact_at = max(COMPACT_ABOVE, COMPACT_RATIO * self.current_size)
 
     def _put_in_place(self) -> None:
         if self._damaged:
@@ -343,7 +349,7 @@ class Store:
 
     def _begin(self) -> None:
         try:
-            self._rewrite()
+            self.rewrite()
         except OSError as error:
             self.notes.append(f"{self.path} cannot be made: {error}; the next write tries again")
 

@@ -271,8 +271,10 @@ class Tail:
     seen: Callable[[RunId, tuple[Reading, ...]], None]
     lost: Callable[[RunId, str], None]
     trouble: Callable[[str], None]
-    _runs: dict[RunId, TailedRun] = field(default_factory=dict)
-    _behind: dict[RunId, TailedRun] = field(default_factory=dict)
+    runs: dict[RunId, TailedRun] = field(default_factory=dict)
+    """Those that are followed."""
+    behind: dict[RunId, TailedRun] = field(default_factory=dict)
+    """Those that may have written something which is not read yet."""
     _away: dict[RunId, TailedRun] = field(default_factory=dict)
     """Metered runs whose stdout was moved: the kernel does not tell when they write."""
     _waiting: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -295,35 +297,35 @@ class Tail:
         except what was freed or truncated meanwhile, which `lost` is told. Return the readings as they were then, without tools;
         `seen` is not called before they change. Return `None` if nothing was saved, or it does not fit: then stdout is read from
         its start, through one meter, whichever attempt wrote it."""
-        tailed = self._runs[run] = TailedRun(
+        tailed = self.runs[run] = TailedRun(
             run, self.files, limit, partial(self.seen, run), partial(self.lost, run), self.trouble, lambda: self._look_at_moved(run)
         )
         return tailed.meter(meter, saved) if meter is not None else None
 
     def tell_milestones(self, run: RunId, name: str, reached: Callable[[str], None]) -> None:
         """Tell `reached` of the milestones of a run that is followed. `name`: its name."""
-        if run in self._runs:
-            self._runs[run].tell_milestones(name, reached)
+        if run in self.runs:
+            self.runs[run].tell_milestones(name, reached)
 
     def read_milestones(self, run: RunId) -> None:
         """Tell of those that it has reached by now."""
-        if run in self._runs:
-            self._runs[run].read_milestones()
+        if run in self.runs:
+            self.runs[run].read_milestones()
 
     def last_line(self, run: RunId) -> str | None:
         """Return the last line that the run's attempt has written on stderr; see `last_line.last_line`."""
-        return self._runs[run].last_line() if run in self._runs else None
+        return self.runs[run].last_line() if run in self.runs else None
 
     def position(self, run: RunId) -> bytes | None:
         """Return where the run's metering is, for `follow`; `None` if it has no meter. What was returned before `begin_attempt`
         knows nothing of the new attempt."""
-        return self._runs[run].position() if run in self._runs else None
+        return self.runs[run].position() if run in self.runs else None
 
     def begin_attempt(self, run: RunId) -> None:
         """Read what the attempt before has written (as `drain` does), then begin a new meter. Call this before each attempt is
         launched, when its files exist and no process of the attempt before is alive. From now on these files are the run's, even if
         they are moved."""
-        tailed = self._runs.get(run)
+        tailed = self.runs.get(run)
         if tailed is not None:
             self._away.pop(run, None)
             tailed.files_may_be_new()
@@ -335,17 +337,17 @@ class Tail:
         """Read what the runs have written until now. The first one, or its main process, has ended: its last line may lack a
         newline. Of what cannot be read in `seconds`, which they share, read only the newest bytes and tell `lost` of the rest.
         `seen` is called before this returns."""
-        self._drains.drain(map(self._runs.get, runs), seconds)
+        self._drains.drain(map(self.runs.get, runs), seconds)
 
     def set_limit(self, run: RunId, limit: int | None) -> None:
-        if run in self._runs:
-            self._runs[run].set_limit(limit)
+        if run in self.runs:
+            self.runs[run].set_limit(limit)
             self.look(run)
 
     def look(self, run: RunId) -> None:
-        tailed = self._runs.get(run)
+        tailed = self.runs.get(run)
         if tailed is not None:
-            self._behind[run] = tailed
+            self.behind[run] = tailed
             self._waiting.cancel()
 
     def look_after(self) -> None:
@@ -355,13 +357,13 @@ class Tail:
 
     def forget(self, run: RunId) -> None:
         """Close the descriptor of a run of which no process is alive, and bound its files one last time."""
-        tailed = self._runs.get(run)
+        tailed = self.runs.get(run)
         if tailed is None:
             return
         self._bounds.check(tailed)
         tailed.close()
-        del self._runs[run]
-        self._behind.pop(run, None)
+        del self.runs[run]
+        self.behind.pop(run, None)
         self._away.pop(run, None)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -369,7 +371,7 @@ class Tail:
             nursery.start_soon(self._bounds.serve)
             while True:
                 growth = self._growth()
-                self._behind |= self._runs
+                self.behind |= self.runs
                 task_status.started()
                 task_status = trio.TASK_STATUS_IGNORED
                 if growth is None:
@@ -385,10 +387,10 @@ class Tail:
                             self._watched = None
 
     def close(self) -> None:
-        for tailed in self._runs.values():
+        for tailed in self.runs.values():
             tailed.close()
-        self._runs.clear()
-        self._behind.clear()
+        self.runs.clear()
+        self.behind.clear()
         self._away.clear()
 
     def _growth(self) -> Inotify | None:
@@ -409,8 +411,8 @@ class Tail:
         while not growth.gone:
             pause = LOOK_EVERY
             if self._burst:
-                pause *= 1 + len(self._runs) / LOOKED_AT
-            elif not self._behind and growth.tells_writes:
+                pause *= 1 + len(self.runs) / LOOKED_AT
+            elif not self.behind and growth.tells_writes:
                 began = trio.current_time()
                 with trio.move_on_after(BLIND_EVERY if self._away else math.inf) as self._waiting:
                     await trio.lowlevel.wait_readable(growth)
@@ -419,8 +421,8 @@ class Tail:
             written = growth.take()
             if growth.tell_writes(not self._burst) or self._burst:
                 written = None
-            self._behind |= self._runs if written is None else {run: self._runs[run] for run in written if run in self._runs}
-            self._behind |= self._away
+            self.behind |= self.runs if written is None else {run: self.runs[run] for run in written if run in self.runs}
+            self.behind |= self._away
             self._burst = False
             await self._work(rested)
             if self._burst:
@@ -429,22 +431,22 @@ class Tail:
 
     async def _work(self, until: float) -> None:
         """Read a slice of each run in turn, until nothing is left or it is time to ask which other runs have written."""
-        while self._behind and trio.current_time() < until:
+        while self.behind and trio.current_time() < until:
             end = time.perf_counter() + TURN
             self._next(end)
-            while self._behind and time.perf_counter() < end:
+            while self.behind and time.perf_counter() < end:
                 self._next(end)
             await trio.lowlevel.checkpoint()
-        for tailed in list(self._behind.values()):
+        for tailed in list(self.behind.values()):
             self._check(tailed)
 
     def _next(self, until: float) -> None:
-        run = next(iter(self._behind))
-        tailed = self._behind.pop(run)
+        run = next(iter(self.behind))
+        tailed = self.behind.pop(run)
         if tailed.read(until):
             self._check(tailed)
-        elif run in self._runs:
-            self._behind[run] = tailed  # at the end: the others first
+        elif run in self.runs:
+            self.behind[run] = tailed  # at the end: the others first
 
     def _check(self, tailed: TailedRun) -> None:
         size = self._bounds.check(tailed)
@@ -452,6 +454,6 @@ class Tail:
         tailed.size = size
 
     def _look_at_moved(self, run: RunId) -> None:
-        if run in self._runs and run not in self._away:
-            self._away[run] = self._runs[run]
+        if run in self.runs and run not in self._away:
+            self._away[run] = self.runs[run]
             self._waiting.cancel()

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.agents.codex import CodexMeter
+from sfad.agents.counters import Meter
 from sfad.agents.program import program_called, sorted_words
-from sfad.agents.qwen import QwenMeter
 from sfad.agents.registered import resumed_command
 from sfad.protocol.known import AGENTS
 from sfad.protocol.messages import Spawn
@@ -103,19 +102,31 @@ def test_what_continues_a_session_names_it_and_is_metered_as_before(name: str) -
 
 
 def test_totals_of_a_session_do_not_count_twice() -> None:
-    codex, qwen = program_called("codex"), program_called("qwen")
-    for resumed_ in (False, True):
-        for meter in (codex.meter(["codex", "exec", "--json", "x"], resumed=resumed_), qwen.meter(["qwen", "x"], resumed=resumed_)):
-            assert isinstance(meter, CodexMeter | QwenMeter)
-            assert meter._resumed is resumed_
+    """Neither program names its session on the command line here, so only the argument tells that it continues one."""
+    thread = (
+        b'{"type":"thread.started","thread_id":"t"}\n{"type":"turn.completed","usage":{"input_tokens":%d,"output_tokens":%d}}\n'
+    )
+    for resumed_, used in ((False, [(4500, 240)]), (True, [])):
+        meter = program_called("codex").meter(["codex", "exec", "--json", "x"], resumed=resumed_)
+        meter.feed(thread % (4500, 240))
+        assert [(tokens.input, tokens.output) for tokens in meter.reading.models.values()] == used
+    for resumed_, used in ((False, [(4500, 240)]), (True, [(1500, 80)])):
+        meter = program_called("qwen").meter(["qwen", "--output-format", "stream-json", "x"], resumed=resumed_)
+        feed_qwen(meter)
+        assert [(tokens.input, tokens.output) for tokens in meter.reading.models.values()] == used
 
 
-def test_a_resumed_qwen_counts_its_answers_and_not_the_totals_of_its_session() -> None:
-    meter = program_called("qwen").meter(["qwen", "--output-format", "stream-json", "--resume", ID])
+def feed_qwen(meter: Meter) -> None:
+    """Feed an answer with 1500 and 80 tokens, and a result with 4500 and 240."""
     usage = b'"usage":{"input_tokens":1500,"output_tokens":80}'
     meter.feed(b'{"type":"system","subtype":"init","session_id":"s","model":"q"}\n')
     meter.feed(b'{"type":"assistant","message":{"id":"m","model":"q","content":[{"type":"text","text":"a"}],' + usage + b"}}\n")
     meter.feed(b'{"type":"result","subtype":"success","is_error":false,"usage":{"input_tokens":4500,"output_tokens":240}}\n')
+
+
+def test_a_resumed_qwen_counts_its_answers_and_not_the_totals_of_its_session() -> None:
+    meter = program_called("qwen").meter(["qwen", "--output-format", "stream-json", "--resume", ID])
+    feed_qwen(meter)
     assert (meter.reading.models["q"].input, meter.reading.models["q"].output) == (1500, 80)
     assert meter.reading.partial, "calls that the program makes beside its answers are not told"
 

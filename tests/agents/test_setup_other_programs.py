@@ -28,7 +28,7 @@ def at(files: dict[str, str] | None = None, **env: str) -> Surroundings:
 @pytest.fixture(autouse=True)
 def choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where root has installed the package."""
-    monkeypatch.setattr(gemini, "_CHOICE_COUNTS", True)
+    monkeypatch.setattr(gemini, "CHOICE_COUNTS", True)
 
 
 def urls(found: Setup) -> dict[str, str]:
@@ -52,7 +52,7 @@ def test_gemini_whose_settings_choose_the_key_needs_no_choice() -> None:
 def test_gemini_is_left_as_it_is_where_the_choice_would_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = at({"/etc/gemini-cli/settings.json": "{}"}, GEMINI_API_KEY="k")
     assert "security.auth.selectedType" in str(gemini.setup(taken).direct)
-    monkeypatch.setattr(gemini, "_CHOICE_COUNTS", False)
+    monkeypatch.setattr(gemini, "CHOICE_COUNTS", False)
     assert "security.auth.selectedType" in str(gemini.setup(at(GEMINI_API_KEY="k")).direct)
 
 

@@ -235,8 +235,8 @@ async def test_from_trio(daemon: Scripted, sfad: Sfad) -> None:
     assert len(daemon.asked) == 3
 
 
-def test_a_fork_has_a_connection_of_its_own(daemon: Scripted, sfad: Sfad) -> None:
+def test_a_fork_has_a_connection_of_its_own(daemon: Scripted, sfad: Sfad, monkeypatch: pytest.MonkeyPatch) -> None:
     sfad.report(turns=1)
-    sfad._process = os.getppid()  # as a child of fork() sees it
+    monkeypatch.setattr(os, "getpid", os.getppid)  # a child of fork() has another pid
     sfad.report(turns=2)
     assert daemon.greeted == 2

@@ -123,22 +123,21 @@ NO_ROOM = m.Error(id=0, code=ErrorCode.UNAVAILABLE, message="run a1 would have 6
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_a_daemon_that_refuses_a_connection_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: bool) -> None:
+def test_a_daemon_that_refuses_a_connection_says_why(tmp_path: Path, closed: bool) -> None:
     def script(connection: socket.socket, receive: Callable[[], m.Request]) -> None:
         if not closed:
             receive()
         connection.sendall(m.pack_message(NO_ROOM))
 
-    def reached(client: Client, seconds: float) -> _socket.socket:
-        sock = reach(client, seconds)
-        if closed:  # the hello finds nobody: EPIPE
-            _wait_for_end(sock)
-        return sock
+    class Late(Client):
+        def _reach(self, seconds: float) -> _socket.socket:
+            sock = super()._reach(seconds)
+            if closed:  # the daemon has closed before the hello: EPIPE
+                _wait_for_end(sock)
+            return sock
 
-    reach = Client._reach
-    monkeypatch.setattr(Client, "_reach", reached)
     with served(tmp_path, script, greet=False) as path, pytest.raises(DaemonError) as error:
-        Client(path)
+        Late(path)
     assert (error.value.message, error.value.code) == (NO_ROOM.message, ExitCode.UNAVAILABLE)
 
 
@@ -284,7 +283,6 @@ def test_the_systems_daemon_in_place_of_the_users_own_is_told_once(
         system = daemon.socket
         monkeypatch.setattr(connection, "client_sockets", lambda *_: [str(own), str(system)])
         monkeypatch.setattr(connection, "SYSTEM_SOCKET", str(system))
-        monkeypatch.setattr(connection, "_told", False)
         connection.connect(None).close()
         assert capsys.readouterr().err == "", "the user never had one"
         (state / "ledger.db").touch()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from sfactl.__main__ import _guarded
+from sfactl.__main__ import execute
 from tests.docs.pages import DOCS
 from tests.harness import wait_until
 
@@ -94,7 +94,7 @@ def test_what_is_metered_and_reported_is_shown_with_its_source(daemon: World) ->
     ],
 )
 def test_usage_errors_need_no_daemon(words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _guarded(list(words)) == 2
+    assert execute(list(words)) == 2
     assert says in capsys.readouterr().err
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sfactl import verbs
-from sfactl.__main__ import _guarded
+from sfactl.__main__ import execute
 from sfactl.exits import ExitCode
 from sfactl.options import Option
 
@@ -73,7 +73,7 @@ def tried(words: list[str], capsys: pytest.CaptureFixture[str], **variables: str
         kept | {"SFAD_SOCKET": "/nonexistent/s", "SFAD_STATE_DIR": "/nonexistent", "SFAD_AUTOSTART": "0"} | variables,
         clear=True,
     ):
-        code = _guarded(words)
+        code = execute(words)
     return code, capsys.readouterr().err
 
 

@@ -149,6 +149,8 @@ class Book:
     ended: bool = False
     released: bool = False
     failed_commit: bool = False
+    waited: bool = False
+    """Others had to end before it could start."""
     sources: dict[str, Amounts] = field(default_factory=dict)
     reservations: dict[str, Amounts] = field(default_factory=dict)
     told: dict[tuple[str, float], list[str]] = field(default_factory=dict)
@@ -762,7 +764,7 @@ class World:
         assert run.identity not in [book.run.identity for book in above], "a loop was admitted"
         assert not any(book.run.status is Status.STOPPING for book in above), "born into a tree that is being emptied"
         assert not self.machine.draining
-        self.books[run.id] = Book(run, above, depth, descendants)
+        self.books[run.id] = Book(run, above, depth, descendants, waited=bool(run.awaits))
         self.remember(run)
         self.uncommitted.append(run.id)
 
@@ -804,7 +806,7 @@ class World:
             awaited = self.books[after.run]
             assert awaited.ended, f"{run.id} was launched before {after.run} had ended"
             assert not after.ok or awaited.run.status is Status.COMPLETED
-        assert run.attempt > 1 or run.parent is None or not run.asked.after or not run.standing_still
+        assert run.attempt > 1 or run.parent is None or not self.books[run.id].waited or not run.standing_still
         self.launches.add((run.id, run.attempt))
         box = self._box_for(run)
         assert not box.alive, f"{run.id} was launched over what its last attempt left"
@@ -957,29 +959,46 @@ def check_account(kept: Account, now: Account, *, noted: bool) -> None:
 
 
 def with_fair_turns(machine: Machine) -> Machine:
-    """Check, whenever a waiting tree gets a slot, that no waiting user who may have one has fewer trees."""
+    """Check, whenever a waiting tree gets a slot, that it is the first of its user, and that no waiting user who may have one has
+    fewer trees."""
     slots, give = machine.slots, machine.slots.next_waiting
 
     def checked() -> RunId | None:
-        able = {lane[0]: slots.user_count(lane[0]) for lane in slots._queues if slots.free_for(*lane)}
+        able = [run for run in machine.tree if slots.place_of(run.id) is not None and slots.free_for(run.user, run.asked.group)]
+        places = {run.id: slots.place_of(run.id) for run in able}
+        trees = {run.id: slots.user_count(run.user) for run in able}
         root = give()
         assert (root is None) == (not able)
-        assert root is None or able[slots._taken[root][0]] == min(able.values())
+        if root is not None:
+            assert trees[root] == min(trees.values())
+            assert (place := places[root]) is not None
+            assert place.place == 1
         return root
 
     slots.next_waiting = checked  # type: ignore[method-assign]
     return machine
 
 
-def snapshot(machine: Machine, at: float) -> dict[str, Any]:
-    """Return everything that a request could see of the machine, without the next number and the counters of refusals."""
+def places_in_queues(machine: Machine) -> dict[tuple[str, str | None], dict[int, Run]]:
+    """Return the waiting trees of each queue by their place: those of a user, or of a group of the user that has no room."""
+    queues: dict[tuple[str, str | None], dict[int, Run]] = {}
+    for run in machine.tree:
+        if (place := machine.slots.place_of(run.id)) is not None:
+            full = machine.slots.group_full(run.user, run.asked.group)
+            queue = queues.setdefault((run.user, run.asked.group if full else None), {})
+            assert place.place not in queue, f"{run.id} and {queue[place.place].id} have the same place"
+            queue[place.place] = run
+    return queues
+
+
+def snapshot(machine: Machine, at: float, users: Iterable[str]) -> dict[str, Any]:
+    """Return everything that a request of these users could see of the machine, without the next number and the counters
+    of refusals."""
     return {
         "runs": {run.id: _of_run(run) for run in machine.tree},
-        "held": dict(machine.slots._taken),
-        "by_user": dict(machine.slots._by_user),
-        "waiting": dict(machine.slots._waiting),
-        "waiting for runs": dict(machine.slots._held),
-        "rates": {user: window.used(at) for user, window in machine._admission._rates.items() if window.used(at)},
+        "slots": (machine.slots.count, machine.slots.queued),
+        "waiting": {run.id: (machine.slots.waits(run.id), machine.slots.place_of(run.id)) for run in machine.tree},
+        "quotas": {user: machine.quotas(user, at) for user in users},
         "tickets": {ticket.token: set(ticket.pending) for ticket in machine.tickets()},
         "budgets": {(b.scope, b.name): (b.charged, b.near, b.over) for b in machine.budgets},
         "draining": machine.draining,

@@ -801,6 +801,18 @@ def test_a_number_that_was_used_up_elsewhere_is_not_used_again() -> None:
 # ---- clients
 
 
+def test_a_client_that_is_suspended_before_it_came_back_is_not_expected_back() -> None:
+    t = Life(hear=frozenset({"disarm"}))
+    a = t.start("a", tied_to=7)
+    (t >> t.next_daemon(a)).skip()
+    t >> t.pause(a, suspended=True)
+    assert "disarm a1 reconnect" in t.left
+    t.skip()
+    t >> t.resume(a)
+    assert "arm a1 reconnect +10" in t.left
+    t.skip()
+
+
 def test_a_suspended_client_is_not_expected_back_before_its_run_is_resumed() -> None:
     t = Life()
     a = t.start("a", tied_to=3)
@@ -942,7 +954,7 @@ def test_the_next_daemon_answers_like_the_first() -> None:
     (t >> t.used(a, turns=4)).skip()
     (t >> t.next_daemon(a)).skip()
     (t >> t.approve(a, peer=ANN)).skip()
-    answer = t.answers[t._token]
+    answer = t.answers[t.last_token]
     assert isinstance(answer, c.ErrorAnswer)
     assert answer.code is ErrorCode.WRONG_STATE
     assert t.run(a).held_by is t.held(a, "turns")

@@ -9,6 +9,7 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
+from sfad.core.state.access import Peer
 from sfad.core.state.run import Run, State
 from sfad.core.state.tree import Remembered
 from sfad.protocol.types import After, Rule, RunId, Status
@@ -50,6 +51,18 @@ def test_a_run_starts_when_the_one_it_waits_for_has_ended(word: str, code: int) 
     t >> t.exited(a, code) << "release a1" << "launch a2"
     assert t.run(b).awaits == ()
     t >> t.launched(b) << "arm a2 deadline +96"
+
+
+@pytest.mark.parametrize("peer", [ANN, inside("a1")], ids=["a root", "a child"])
+def test_a_run_that_waits_for_the_end_and_for_the_success_of_another_starts_once(peer: Peer) -> None:
+    t = Transcript()
+    t.start("root")
+    first = t.start("first")
+    second = waits(t, "second", "a2", "a2:ok", peer=peer)
+    t >> t.exited(first) << "release a2" << "launch a3"
+    (t >> t.launched(second)).skip()
+    (t >> t.exited(second)).skip()
+    assert t.start("third")
 
 
 def test_a_run_that_waits_for_a_success_is_cancelled_by_a_failure() -> None:
@@ -191,7 +204,7 @@ def test_a_child_does_not_start_while_its_tree_is_paused() -> None:
     t >> t.exited(other) << "release a2"
     t.quiet()
     t >> t.resume(root)
-    assert t._left[-1] == "launch a3"
+    assert t.left[-1] == "launch a3"
     t.skip()
 
 

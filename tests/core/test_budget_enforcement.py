@@ -252,7 +252,7 @@ def test_a_call_waits_for_more_of_the_allowance() -> None:
     a = t.start("a")
     (t >> t.call(a, tokens=1000)) << "draw user ann 0.303"
     t.quiet()
-    (t >> gives(t, 0.5)) << "savebudget user ann" << "charge user ann 0.303" << f"reply {t._token} Called {a}-1"
+    (t >> gives(t, 0.5)) << "savebudget user ann" << "charge user ann 0.303" << f"reply {t.last_token} Called {a}-1"
     assert t.run(a).status is Status.RUNNING, "it was not paused meanwhile"
 
 
@@ -262,7 +262,7 @@ def test_a_call_is_lowered_only_when_the_keeper_has_no_more() -> None:
     a = t.start("a")
     (t >> t.call(a, tokens=1000)).skip()
     (t >> gives(t, 0.1, waits="other nodes hold the rest")).skip()
-    answer = t.answers[t._token]
+    answer = t.answers[t.last_token]
     assert isinstance(answer, CallAdmitted)
     assert answer.max_output == 6466
 
@@ -312,11 +312,11 @@ def test_a_reservation_waits_for_the_keeper() -> None:
     (t >> t.reserve(a, 0.5)) << "draw user ann 0.5"
     t.quiet()
     (t >> gives(t, 0.6)).skip()
-    assert isinstance(answer := t.answers[t._token], c.ReserveAnswer)
+    assert isinstance(answer := t.answers[t.last_token], c.ReserveAnswer)
     assert answer.name is not None
     (t >> t.reserve(a, 0.5)).skip()
     (t >> gives(t, 0.6, waits="it is used up", used_up=True)).skip()
-    assert isinstance(answer := t.answers[t._token], c.ReserveAnswer)
+    assert isinstance(answer := t.answers[t.last_token], c.ReserveAnswer)
     assert answer.refusal is not None
 
 
@@ -345,7 +345,7 @@ def test_the_keeper_goes_on_when_a_node_gives_back() -> None:
         return e.AllowancesAsked(t.at, t.token(), AskAllowances(id=1, node="n2", number=number, wanted=[wanted]), "n1")
 
     kept.begins = BEGINS
-    (t >> asks(1, 0, 0, 1.5)) << "savebudget user ann" << f"reply {t._token} Gave 1.5"
+    (t >> asks(1, 0, 0, 1.5)) << "savebudget user ann" << f"reply {t.last_token} Gave 1.5"
     (t >> t.used(a, cost=0.5)).skip()
     assert t.run(a).status is Status.PAUSED
     assert t.run(a).no_money is not None

@@ -41,7 +41,7 @@ def test_a_call_above_the_rate_waits_until_there_is_room() -> None:
     t.later(40)
     t >> t.fired(a, Timer.CALLS)
     assert t.admission(waiting)
-    assert f"arm {a} calls +10" in t._left
+    assert f"arm {a} calls +10" in t.left
     t.skip().later(10)
     (t >> t.fired(a, Timer.CALLS)).skip()
     assert t.admission(next_)

@@ -219,7 +219,7 @@ def test_each_waiting_call_has_its_own_time() -> None:
     t >> t.fired(a, Timer.CALLS)
     assert first.token in t.answers
     assert second.token not in t.answers
-    assert f"arm {a} calls +20" in t._left
+    assert f"arm {a} calls +20" in t.left
     t.skip()
 
 
@@ -269,7 +269,7 @@ def test_a_call_is_held_until_there_is_more_room(action: str) -> None:
     a = t.start("a", limits=f"cost=0.05:{action}")
     held = t.call(a)
     t >> held
-    assert not any(line.startswith("freeze") for line in t._left)
+    assert not any(line.startswith("freeze") for line in t.left)
     t.skip()
     assert held.token not in t.answers
     assert t.run(a).status is Status.PAUSED
@@ -386,7 +386,7 @@ def test_time_does_not_run_while_a_call_is_held() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=0.05:pause")
     t >> t.call(a)
-    assert any(line.startswith(f"arm {a} {Timer.PAUSE_MAX}") for line in t._left)
+    assert any(line.startswith(f"arm {a} {Timer.PAUSE_MAX}") for line in t.left)
     t.skip()
     assert t.run(a).clock.since is None
 
@@ -537,7 +537,7 @@ def test_a_call_that_waits_is_told_and_recorded_once_that_is_decided() -> None:
     first, second = t.call(a), t.call(a)
     for each in (first, second):
         t >> each
-        assert t._left.count(f"waits {a}") == 1
+        assert t.left.count(f"waits {a}") == 1
         t.skip()
     assert [call.state for call in t.machine.waiting_calls(a)] == ["waiting", "waiting"]
     t.later(5)
@@ -755,12 +755,12 @@ def test_use_that_the_gateway_did_not_see_is_told_and_ends_a_run_that_a_person_h
     a = t.start("a", limits=limits, gated=True)
     b = t.start("b", inside(a), gated=True)
     t >> t.used(b, "session", input_tokens=900, output_tokens=100)
-    assert f"publish gateway_bypassed {b}" in t._left
+    assert f"publish gateway_bypassed {b}" in t.left
     t.skip()
     assert (t.run(a).bypassed, t.run(b).bypassed) == ({"below"}, {"session"})
     assert (t.run(b).status is Status.STOPPING, t.run(a).status) == (ends, Status.RUNNING)
     t >> t.used(b, "session", input_tokens=1800, output_tokens=200)
-    assert f"publish gateway_bypassed {b}" not in t._left, "it is told once"
+    assert f"publish gateway_bypassed {b}" not in t.left, "it is told once"
     t.skip()
 
 
@@ -806,7 +806,7 @@ def test_a_connection_to_a_model_tells_of_a_way_around_the_gateway_that_saw_no_c
     t.quiet()
     if not ends:  # another cause is told for itself
         t >> t.used(a, "session", input_tokens=900)
-        assert f"publish gateway_bypassed {a}" in t._left
+        assert f"publish gateway_bypassed {a}" in t.left
         t.skip()
 
 

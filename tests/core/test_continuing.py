@@ -45,31 +45,27 @@ def test_a_session_is_saved_and_recorded_once() -> None:
     t.quiet()
 
 
-def test_continue_session_ends_the_attempt_for_the_next_which_continues() -> None:
+def test_a_limit_ends_an_attempt_for_the_next_which_continues() -> None:
+    """What happens without a session, or in the last attempt: `test_silence`."""
     t = Transcript()
-    a = t.start("a", attempts=2)
-    attempts = t.machine._attempts
-    assert not attempts.continue_session(t.run(a), t.at, "was silent for 15m"), "it has no session"
+    a = t.start("a", attempts=2, limits="silence=900:continue")
     (t >> saved(t, a)).skip()
-    outcome = t.machine._ctx.begin()
-    assert attempts.continue_session(t.run(a), t.at, "was silent for 15m")
-    assert "Terminate" in [type(command).__name__ for command in outcome.commands]
+    t >> t.level(a, "silence", 900)
+    assert "terminate a1 SIGTERM" in t.left
+    t.skip()
     assert t.run(a).status is Status.RETRYING
     (t >> t.exited(a, None, signal=15)).skip()
     to_next_attempt(t, a)
     assert t.run(a).latest.resumes
-    assert t.progress[0].startswith("attempt 1 of 2 was silent for 15m; the next continues its session in ")
-    (t >> t.launched(a)).skip()
-    assert not attempts.continue_session(t.run(a), t.at, "was silent for 15m"), "it is the last attempt"
-    assert t.run(a).status is Status.RUNNING
+    assert t.progress[0].startswith("attempt 1 of 2 gave no sign of life for 15m; the next continues its session in ")
 
 
 def test_a_plain_attempt_follows_one_that_was_continued() -> None:
     t = Transcript()
-    a = t.start("a", attempts=3)
+    a = t.start("a", attempts=3, limits="silence=900:continue")
     (t >> saved(t, a)).skip()
-    t.machine._ctx.begin()
-    t.machine._attempts.continue_session(t.run(a), t.at, "was silent")
+    (t >> t.level(a, "silence", 900)).skip()
+    (t >> t.exited(a, None, signal=15)).skip()
     to_next_attempt(t, a)
     (t >> t.launched(a)).skip()
     (t >> t.exited(a, 1)).skip()

@@ -34,4 +34,4 @@ def test_many_causes_in_one_window_are_looked_at_a_few_times_each() -> None:
     assert Cause.looks <= 6 * count
     for _ in range(count + 1):
         assert rate.admits(Cause(), 2 * WINDOW)
-    assert len(rate._told) <= 2 * count
+    assert len(rate) <= 2 * count

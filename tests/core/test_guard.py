@@ -455,7 +455,7 @@ def test_refusals_of_runs_that_ended_are_forgotten() -> None:
         t.refused("b", inside(a))
         (t >> t.exited(a)).skip()
         t.refused("b", inside(a))
-    assert len(t.machine._admission._refusals) <= 1
+    assert len(t.machine.refused_callers) <= 1
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from sfad.core.state.vocabulary import Timer
 from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.types import Action, After, Bound, Claim, Limit, LimitKind, RunId, Source, Status
 
-from .machine_model import BEFORE, OF_RUNS, OF_TREES, Book, Box, Crashed, World, every_move, snapshot
+from .machine_model import BEFORE, OF_RUNS, OF_TREES, Book, Box, Crashed, World, every_move, places_in_queues, snapshot
 
 USERS = ("ann", "bob")
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -204,11 +204,11 @@ class MachineAgainstShell(RuleBasedStateMachine):
         return Peer(1000, book.run.user, run=run)
 
     def ask(self, asked: Asked, peer: Peer, *, swift: bool = False) -> None:
-        before = snapshot(self.world.machine, self.world.now)
+        before = snapshot(self.world.machine, self.world.now, USERS)
         token = self.world.spawn(asked, peer)
         answer = self.world.answers.get(token)
         if isinstance(answer, c.SpawnRefused | c.ErrorAnswer):
-            assert snapshot(self.world.machine, self.world.now) == before, "a refusal changed something"
+            assert snapshot(self.world.machine, self.world.now, USERS) == before, "a refusal changed something"
             kinds = {type(command) for command in self.world.batch}
             assert kinds <= {c.RecordRefusal, c.CountRefusal, c.Publish, c.AnswerRequest}, "a refusal started something"
         elif swift:
@@ -393,10 +393,10 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @contextmanager
     def nothing_if_failed(self, token: int) -> Iterator[None]:
         """Check that a request that fails changes nothing."""
-        before = snapshot(self.world.machine, self.world.now)
+        before = snapshot(self.world.machine, self.world.now, USERS)
         yield
         if isinstance(self.world.answers.get(token), c.ErrorAnswer):
-            assert snapshot(self.world.machine, self.world.now) == before, "a request that failed changed something"
+            assert snapshot(self.world.machine, self.world.now, USERS) == before, "a request that failed changed something"
             assert {type(command) for command in self.world.batch} == {c.AnswerRequest}
 
     # ---- use
@@ -743,10 +743,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @invariant()
     def queues_are_in_order(self) -> None:
         """Higher priority first, then first come."""
-        slots = self.world.machine.slots
-        for queue in slots._queues.values():
-            assert queue == sorted(queue)
-            runs = [self.world.books[name].run for _, _, name in queue if name in slots._waiting]
+        for places in places_in_queues(self.world.machine).values():
+            assert sorted(places) == list(range(1, len(places) + 1))
+            runs = [places[place] for place in sorted(places)]
             assert [-run.asked.priority for run in runs] == sorted(-run.asked.priority for run in runs)
             # the others came to the queue when what they waited for had ended
             waiting = [run for run in runs if not run.asked.after]
@@ -774,8 +773,8 @@ class MachineAgainstShell(RuleBasedStateMachine):
     def calls_under_way_add_up(self) -> None:
         """What is summed for each user is what the live runs have reserved."""
         machine = self.world.machine
-        under_way = machine._spending.under_way
-        for user in {run.user for run in machine.tree} | set(under_way._counts):
+        under_way = machine.calls_of_users
+        for user in {book.run.user for book in self.world.books.values()}:
             accounts = [run.account for run in machine.tree if run.user == user]
             assert under_way.count(user) == sum(account.under_way.get(LimitKind.MESSAGES, 0) for account in accounts)
             assert under_way.doubts(user) == sum(account.doubts.get(LimitKind.COST, 0) for account in accounts)
@@ -828,7 +827,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
         for each in reached:
             for after in each.awaits:
                 awaited = self.world.machine.tree.get(after.run)
-                assert awaited is not None
+                if awaited is None:
+                    assert each.status is Status.STOPPING, "what is stopped waits for nothing any more"
+                    continue
                 assert awaited not in run.lineage
                 if awaited not in reached:
                     reached.append(awaited)
@@ -894,7 +895,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @invariant()
     def no_tree_goes_on_without_money(self) -> None:
         """Where budgets pause, a tree that can spend is paused for a budget exactly while one has run out."""
-        empty = self.world.machine._spending.used_up(self.world.machine.budgets)
+        empty = self.world.machine.used_up(self.world.machine.budgets)
         budgets = self.world.machine.budgets
         pauses = self.world.machine.policy.budget_action is Action.PAUSE
         for root in self.world.machine.tree.roots():
@@ -1031,7 +1032,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         assert not world.machine.slots.queued
         assert not world.machine.tickets()
         self.add_up(list(world.books.values()))  # what was reserved counts as used, and ended runs still count
-        assert all(caller.startswith("user ") for caller in world.machine._admission._refusals), "kept for runs that are gone"
+        assert all(caller.startswith("user ") for caller in world.machine.refused_callers), "kept for runs that are gone"
         assert all(book.run.status.terminal and book.run.ended_at is not None for book in world.books.values())
         assert bool(world.shutdowns) == self.drained
 

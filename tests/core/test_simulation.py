@@ -28,7 +28,7 @@ def test_ten_thousand_runs() -> None:
     assert not load.timers
     assert machine.slots.count == machine.slots.queued == 0
     assert not machine.tickets()
-    assert all(caller.startswith("user ") for caller in machine._admission._refusals)
+    assert all(caller.startswith("user ") for caller in machine.refused_callers)
 
 
 CALLS = 56

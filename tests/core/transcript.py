@@ -123,9 +123,11 @@ class Transcript:
         """Runs that are saved at once because of the last event."""
         self.noted: set[RunId] = set()
         """Runs that have used more by it."""
-        self._left: list[str] = []
+        self.left: list[str] = []
+        """Commands of the last event that are not expected yet."""
         self._copies: dict[RunId, dict[str, Any]] = {}
-        self._token = 0
+        self.last_token = 0
+        """That of the last request."""
 
     def __rshift__(self, event: e.Event) -> Transcript:
         """Handle an event. Each of its commands must be expected before the next `>>`."""
@@ -139,22 +141,22 @@ class Transcript:
         for command in commands:
             self._note(command)
         shown = [self._show(command) for command in commands]
-        self._left = [line for line in shown if line.split(" ", 1)[0] not in self._quiet]
+        self.left = [line for line in shown if line.split(" ", 1)[0] not in self._quiet]
         return self
 
     def __lshift__(self, line: str) -> Transcript:
         """Expect this command next."""
-        assert self._left, f"nothing more was called for, expected: {line}"
-        assert self._left.pop(0) == line
+        assert self.left, f"nothing more was called for, expected: {line}"
+        assert self.left.pop(0) == line
         return self
 
     def quiet(self) -> None:
         """Expect no more commands."""
-        assert not self._left, f"not expected: {self._left}"
+        assert not self.left, f"not expected: {self.left}"
 
     def skip(self) -> Transcript:
         """Ignore the commands: another test checks them."""
-        self._left = []
+        self.left = []
         return self
 
     def later(self, by: float) -> Transcript:
@@ -196,8 +198,8 @@ class Transcript:
 
     def token(self) -> int:
         """Return a new token; `t.answers` has its replies."""
-        self._token += 1
-        return self._token
+        self.last_token += 1
+        return self.last_token
 
     def spawn(self, name: str, peer: Peer = ANN, **asked: Any) -> e.SpawnRequested:
         """A peer asks for a run. `timeout=seconds(9)` and `limits="turns=10:pause"` are limits."""
@@ -379,7 +381,7 @@ class Transcript:
         """Ask, commit and launch; return the run's id."""
         self >> self.spawn(name, peer, **asked)
         run = next(run for run in reversed(list(self.machine.tree)) if run.name == name)
-        self._left = []
+        self.left = []
         (self >> self.committed(run.id)).skip()
         (self >> self.launched(run.id)).skip()
         return run.id
@@ -394,16 +396,16 @@ class Transcript:
     def refused(self, name: str, peer: Peer = ANN, **asked: Any) -> Refusal:
         """Ask for a run that is refused; return the answer."""
         (self >> self.spawn(name, peer, **asked)).skip()
-        answer = self.answers[self._token]
+        answer = self.answers[self.last_token]
         assert isinstance(answer, c.SpawnRefused), answer
         return answer.refusal
 
     def failed(self, event: e.Event) -> str:
         """Return why the request fails. It changes nothing."""
         self >> event
-        answer = self.answers[self._token]
+        answer = self.answers[self.last_token]
         assert isinstance(answer, c.ErrorAnswer), answer
-        self << f"reply {self._token} Failed {answer.code}"
+        self << f"reply {self.last_token} Failed {answer.code}"
         self.quiet()
         return answer.message
 

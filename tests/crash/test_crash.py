@@ -40,9 +40,8 @@ def info(daemon: Daemon, run: str) -> RunInfo:
 
 
 def kill(daemon: Daemon) -> None:
-    daemon.process.kill()
-    daemon.process.wait()
-    daemon.process = daemon._start()
+    daemon.kill()
+    daemon.restart()
 
 
 def test_the_key_of_a_run_that_has_ended_starts_nothing_after_a_crash(share: Start) -> None:

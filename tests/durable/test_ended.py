@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -12,17 +13,26 @@ from sfad.durable import saved
 from sfad.durable.spool import Spool
 from sfad.host.clock import Timers
 from sfad.host.tasks import LoopTurns
+from sfad.storage.spool import Store
 
 
 def test_ended_runs_are_kept_until_the_ledger_is_checkpointed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved, "SNAPSHOTS_KEPT", 10)
     runs = [run_id(number) for number in range(1, 13)]
+    file = tmp_path / "spool" / "runs"
     with closing(Spool(tmp_path / "spool", Timers(print), LoopTurns(), print)) as spool:
         spool.begin("/state")
-        spool._store.write({f"{kind}/{run}": b"x" for run in runs for kind in ("run", "now", "meter", "key")})
+    with closing(Store(file)) as store:
+        store.write({f"{kind}/{run}": b"x" for run in runs for kind in ("run", "now", "meter", "key")})
+    with closing(Spool(tmp_path / "spool", Timers(print), LoopTurns(), print)) as spool:
+
+        def saved_keys() -> list[str]:
+            shutil.copy(file, tmp_path / "copy")
+            with closing(Store(tmp_path / "copy")) as copy:
+                return list(copy.items)
 
         def kept() -> list[str]:
-            return sorted(key.removeprefix("run/") for key in spool._store.items if key.startswith("run/"))
+            return sorted(key.removeprefix("run/") for key in saved_keys() if key.startswith("run/"))
 
         spool.ended.recorded(runs[:5])
         assert kept() == runs
@@ -30,8 +40,8 @@ def test_ended_runs_are_kept_until_the_ledger_is_checkpointed(tmp_path: Path, mo
         assert kept() == runs[1:]  # the bound for a ledger that is never checkpointed
         spool.ended.checkpointed()
         assert kept() == runs[11:]
-        assert [key for key in spool._store.items if key.startswith(("now/", "meter/"))] == [
+        assert [key for key in saved_keys() if key.startswith(("now/", "meter/"))] == [
             f"now/{runs[11]}",
             f"meter/{runs[11]}",
         ]
-        assert len([key for key in spool._store.items if key.startswith("key/")]) == 12
+        assert len([key for key in saved_keys() if key.startswith("key/")]) == 12

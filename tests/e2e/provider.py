@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import ThreadingMixIn
 from typing import Any
 
+from tests.harness import serve_in_thread
+
 PIECES = 10
 WORD = "word"
 """What a token of output is."""
@@ -172,13 +174,10 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def providing() -> Iterator[Provider]:
     """Yield a provider on a port of its own."""
-    with _Server(("127.0.0.1", 0), _Handler) as server:
-        server.provider = Provider(f"http://127.0.0.1:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever, args=[0.05], name="provider")
-        thread.start()
+    server = _Server(("127.0.0.1", 0), _Handler)
+    server.provider = Provider(f"http://127.0.0.1:{server.server_port}")
+    with serve_in_thread(server):
         try:
             yield server.provider
         finally:
             server.provider.released.set()
-            server.shutdown()
-            thread.join()

@@ -12,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import ThreadingMixIn
 from typing import Any
 
+from tests.harness import serve_in_thread
+
 ORGANIZATION = "00000000-1111-2222-3333-444444444444"
 
 
@@ -185,13 +187,8 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def selling(*quotas: Quota, **bounds: float) -> Iterator[Account]:
     """Yield an account with these windows, on a port of its own. `bounds`: what agents may use of them, as `w5h=0.7`."""
-    with _Server(("127.0.0.1", 0), _Handler) as server:
-        named = {name.removeprefix("w"): bound for name, bound in bounds.items()}
-        server.account = Account(f"http://127.0.0.1:{server.server_port}", list(quotas), named)
-        thread = threading.Thread(target=server.serve_forever, args=[0.05], name="subscription")
-        thread.start()
-        try:
-            yield server.account
-        finally:
-            server.shutdown()
-            thread.join()
+    server = _Server(("127.0.0.1", 0), _Handler)
+    named = {name.removeprefix("w"): bound for name, bound in bounds.items()}
+    server.account = Account(f"http://127.0.0.1:{server.server_port}", list(quotas), named)
+    with serve_in_thread(server):
+        yield server.account

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from tests.conftest import Start
 from tests.harness import Daemon, ended, wait_until
 
 from .agents import info, limit
-from .provider import Provider, providing
+from .provider import Provider
 from .test_gateway import calling, config, frozen, killed_gateway, passed, results
 
 Mark = Literal["exact", "at least", "at most", "about"]
@@ -34,21 +33,6 @@ MARKS: dict[tuple[bool, bool], Mark] = {
     (True, True): "about",
 }
 """By `partial` and `at_most`."""
-
-
-@pytest.fixture(scope="module")
-def _provider() -> Iterator[Provider]:
-    with providing() as made:
-        yield made
-
-
-@pytest.fixture
-def provider(_provider: Provider) -> Iterator[Provider]:
-    """A provider that has billed nothing."""
-    _provider.forget()
-    yield _provider
-    _provider.released.set()
-    wait_until(lambda: _provider.under_way == 0, "no call is under way")
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from sfad.protocol.types import LimitKind, RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, alive, ended, spawn
 
-from .provider import Provider, providing
+from .provider import Provider
 from .test_gateway import CALLER, calling, config, gateway, results
 
 FAKE = """#!{python} -S
@@ -31,12 +30,6 @@ if sys.argv[1:2] == ["again"]:
 if sys.argv[-1:] == ["call"]:
     os.execv({python!r}, [{python!r}, {caller!r}, json.dumps({{"output": 100}})])
 """
-
-
-@pytest.fixture
-def provider() -> Iterator[Provider]:
-    with providing() as made:
-        yield made
 
 
 @pytest.fixture

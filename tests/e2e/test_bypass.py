@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.conftest import Start
 from tests.harness import Daemon, ended, spawn, stopped, wait_until
 
 from .agents import info, limit, state, until_event
-from .provider import Provider, providing
+from .provider import Provider
 from .test_gateway import config
 
 PROGRAM = """#!{python} -S
@@ -44,12 +43,6 @@ while not os.path.exists(sys.argv[2]):
     time.sleep(0.02)
 """
 """A Claude Code that saves one call in its session file, and ends when it may: when the file in its last word is there."""
-
-
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Provider]:
-    with providing() as made:
-        yield made
 
 
 @pytest.fixture

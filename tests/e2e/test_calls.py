@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -21,15 +20,8 @@ from tests.conftest import Start
 from tests.harness import PATIENCE, Daemon, ended, spawn, wait_until
 
 from .agents import info, limit
-from .provider import Provider, providing
+from .provider import Provider
 from .test_gateway import AMPLE, calling, config, held, killed_gateway, passed, results
-
-
-@pytest.fixture
-def provider() -> Iterator[Provider]:
-    """A provider."""
-    with providing() as made:
-        yield made
 
 
 @pytest.fixture
@@ -221,4 +213,4 @@ def test_an_agent_sees_the_calls_of_its_own_subtree_only(gated: Daemon) -> None:
         reply = spawn(client, ["sh", "-c", script])
         assert isinstance(reply, m.RunReply)
         ended(client, reply.run.id)
-    assert (gated.state_dir / "output" / f"{reply.run.id}.out").read_text() == "77\n0\n"
+    assert gated.output(reply.run.id) == "77\n0\n"

@@ -26,19 +26,14 @@ from tests.leaks import cgroups
 from .agents import limit
 
 
-def sfad(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run another `sfad` with the daemon's environment to its end."""
-    return subprocess.run([sys.executable, "-m", "sfad", *words], capture_output=True, text=True, timeout=60, env=daemon.env)
-
-
 def test_one_daemon_per_state_directory(daemon: Daemon, tmp_path: Path) -> None:
-    second = sfad(daemon, "serve", "--socket", str(tmp_path / "other"))
+    second = daemon.sfad("serve", "--socket", str(tmp_path / "other"))
     assert second.returncode == 69
     assert f"held by pid {daemon.pid}: one daemon per state directory" in second.stderr
-    third = sfad(daemon, "serve", "--state-dir", str(tmp_path / "other-state"))
+    third = daemon.sfad("serve", "--state-dir", str(tmp_path / "other-state"))
     assert third.returncode == 69
     assert "a daemon is already listening" in third.stderr
-    swept = sfad(daemon, "sweep")
+    swept = daemon.sfad("sweep")
     assert swept.returncode == 69
     assert "sfactl stop --all" in swept.stderr
 
@@ -50,7 +45,7 @@ def test_sweep_ends_what_a_killed_daemon_left_and_nothing_else(start: Start, con
         kept = started(elsewhere, ["sleep", "300"])
         wait_until(lambda: len(strays(daemon.instance)) >= 3, "three processes")
         daemon.kill()
-        swept = sfad(daemon, "sweep")
+        swept = daemon.sfad("sweep")
         assert swept.returncode == 0, swept.stderr
         assert daemon.leftovers() == []
         assert elsewhere.call(m.Info(id=elsewhere.next_id(), run=kept.id), m.RunReply).run.status is Status.RUNNING
@@ -137,7 +132,7 @@ def test_a_config_that_no_daemon_can_use_does_not_end_runs(start: Start, key: st
         assert client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.pid == run.pid
     daemon.kill()
     (daemon.state_dir / "config.kept").unlink()
-    refused = sfad(daemon, "sweep")
+    refused = daemon.sfad("sweep")
     assert (refused.returncode, alive(run.pid)) == (2, True)
     assert "nothing is killed while the config keeps a daemon from starting" in refused.stderr
     daemon.config.write_text(good)
@@ -175,7 +170,7 @@ def test_a_daemon_that_died_comes_back_whatever_the_config_is_now(start: Start) 
     assert daemon.stop() == 0
     daemon.config.write_text("[guard]\nmax_dept = 3\n")  # a daemon that stopped has left no runs
     assert not kept.exists()
-    done = sfad(daemon, "serve")
+    done = daemon.sfad("serve")
     assert done.returncode == 2
     assert "guard.max_dept: unknown key" in done.stderr
 

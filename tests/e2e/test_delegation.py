@@ -330,7 +330,7 @@ def test_children_and_events_have_the_channel(at: Daemon) -> None:
         script = f"{sys.executable} -m sfactl run --name child -- true"
         parent = started(client, ["sh", "-c", script], channel="cron", watch=True)
         ended(client, parent.id)
-        events = [answer.reply.event for answer in client._answers if isinstance(answer.reply, m.EventPush)]
+        events = [answer.reply.event for answer in client.arrived() if isinstance(answer.reply, m.EventPush)]
         assert {event.channel for event in events} == {"cron"}
         assert len({event.run_id for event in events}) == 2
 

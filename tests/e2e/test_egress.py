@@ -69,8 +69,7 @@ class World:
         return ended(self.client, run.id)
 
     def said(self, run: RunInfo) -> str:
-        output = self.daemon.state_dir / "output"
-        return (output / f"{run.id}.out").read_text() + (output / f"{run.id}.err").read_text()
+        return self.daemon.output(run.id) + self.daemon.errors(run.id)
 
     def attempts(self, *tried: str, **options: Any) -> dict[str, str]:
         """Return how each of these went in a run."""
@@ -388,6 +387,6 @@ def test_a_service_of_this_machine(share: Start, tmp_path: Path) -> None:
                 isolation = Isolation(network=False, egress=[listed])
                 words = ["curl", "-s", f"http://localhost:{port}/file"]
                 run = ended(client, started(client, words, cwd=os.fsencode(tmp_path), isolation=isolation, gateway=True).id)
-                said = (daemon.state_dir / "output" / f"{run.id}.out").read_text()
+                said = daemon.output(run.id)
                 assert expected in said, said
         server.terminate()

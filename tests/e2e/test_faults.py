@@ -301,7 +301,7 @@ def test_a_clock_that_is_set_back_and_forth_ends_nothing_and_loses_no_order(star
     shift, program = tmp_path / "shift", tmp_path / "clocked.py"
     shift.write_text("0")
     program.write_text(CLOCKED)
-    daemon.process = daemon._start(command=[sys.executable, str(program), str(shift)])
+    daemon.restart(command=[sys.executable, str(program), str(shift)])
     with daemon.client() as client:
         run = started(client, ["sleep", "60"], limits=[limit("time", 100)])
         seen = []
@@ -316,7 +316,7 @@ def test_a_clock_that_is_set_back_and_forth_ends_nothing_and_loses_no_order(star
         assert [one.id for one in listed] == [run.id, *(one.id for one in seen)]
         shift.write_text(str(86400 * 365))
         daemon.kill()
-        daemon.process = daemon._start(command=[sys.executable, str(program), str(shift)])
+        daemon.restart(command=[sys.executable, str(program), str(shift)])
     with daemon.client() as client:
         assert info(client, run.id).status is Status.RUNNING
         stopped(client, run.id)

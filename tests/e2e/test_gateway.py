@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +39,6 @@ spawns_per_hour = 100000
 [stop]
 grace = 0.2
 """
-
-
-@pytest.fixture(scope="module")
-def _provider() -> Iterator[Provider]:
-    with providing() as made:
-        yield made
-
-
-@pytest.fixture
-def provider(_provider: Provider) -> Iterator[Provider]:
-    """A provider that has billed nothing. It has one address for all tests, so that they can share a daemon."""
-    _provider.forget()
-    yield _provider
-    _provider.released.set()
-    wait_until(lambda: _provider.under_way == 0, "no call is under way")
 
 
 @pytest.fixture
@@ -93,7 +78,7 @@ def calling(
 
 def results(daemon: Daemon, run: str) -> list[dict[str, Any]]:
     """Return what a run has printed of its calls."""
-    lines = (daemon.state_dir / "output" / f"{run}.out").read_text().splitlines(keepends=True)
+    lines = daemon.output(run).splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
@@ -122,7 +107,7 @@ def held(client: Client, run: str) -> RunInfo:
     return info(client, run)
 
 
-def status(port: int, path: str = "/anthropic/v1/messages") -> int:
+def post(port: int, path: str = "/anthropic/v1/messages") -> int:
     """Return how the gateway answers a call of this process."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
@@ -135,7 +120,7 @@ def status(port: int, path: str = "/anthropic/v1/messages") -> int:
 def answers(port: int) -> bool:
     """Return whether the gateway answers."""
     try:
-        return bool(status(port))
+        return bool(post(port))
     except OSError:
         return False
 
@@ -371,7 +356,7 @@ def test_callers_of_a_gateway_that_cannot_start_are_refused_until_it_can(start: 
         wait_until(lambda: "runs cannot reach their model" in daemon.log.read_text(), "it is said")
         assert daemon.log.read_text().count('"type":"gateway_ended"') < 5
         with pytest.raises(ConnectionRefusedError):
-            status(port)
+            post(port)
         broken.unlink()
         wait_until(lambda: answers(port), "it is back")
         assert ended(client, calling(client, output=10).id).status is Status.COMPLETED
@@ -383,8 +368,8 @@ def test_callers_of_a_gateway_that_cannot_start_are_refused_until_it_can(start: 
 def test_a_caller_outside_any_run_is_refused(share: Start, provider: Provider, containment: str) -> None:
     daemon = share(config=config(provider), mode=containment)
     _, port = gateway(daemon)
-    assert status(port) == 403
-    assert status(port, "/run/a1.0000/anthropic/v1/messages") == 403
+    assert post(port) == 403
+    assert post(port, "/run/a1.0000/anthropic/v1/messages") == 403
     assert provider.bills == []
 
 
@@ -396,7 +381,7 @@ def test_another_user_is_refused_in_a_run_and_outside(share: Start, provider: Pr
         ended(client, run.id)
     assert [each["status"] for each in results(daemon, run.id)] == [403]
     _, port = gateway(daemon)
-    assert as_nobody(lambda: status(port)) == "403"
+    assert as_nobody(lambda: post(port)) == "403"
     assert provider.bills == []
 
 
@@ -614,7 +599,7 @@ def test_the_gateway_ignores_a_package_in_the_working_directory(start: Start, pr
     daemon.stop()
     (tmp_path / "sfad").mkdir()
     (tmp_path / "sfad" / "__init__.py").write_text("import pathlib\npathlib.Path(__file__).with_name('executed').touch()\n")
-    daemon.process = daemon._start(command=["sh", "-c", 'cd "$0" && exec "$@"', str(tmp_path), sys.executable, "-P", "-m", "sfad"])
+    daemon.restart(command=["sh", "-c", 'cd "$0" && exec "$@"', str(tmp_path), sys.executable, "-P", "-m", "sfad"])
     with daemon.client() as client:
         assert ended(client, calling(client, output=10).id).status is Status.COMPLETED
     assert not (tmp_path / "sfad" / "executed").exists()

@@ -27,8 +27,9 @@ from tests.harness import Daemon, spawn, wait_until
 from tests.users import FIRST, SECOND, Failed, as_user, needs_root, open_directory, waiting_as_user
 
 from .agents import limit
-from .provider import Provider, providing
-from .test_users_gateways import PATH, calling, post, record, serving
+from .provider import Provider
+from .test_gateway import post
+from .test_users_gateways import PATH, calling, record, serving
 
 pytestmark = needs_root
 
@@ -57,20 +58,9 @@ def tell(*found):
 
 
 @pytest.fixture(scope="module")
-def provider() -> Iterator[Provider]:
-    with providing() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def everyones(provider: Provider) -> Iterator[Daemon]:
-    with open_directory() as place, serving(place, provider) as daemon:
+def everyones(module_provider: Provider) -> Iterator[Daemon]:
+    with open_directory() as place, serving(place, module_provider) as daemon:
         yield daemon
-
-
-@pytest.fixture(autouse=True)
-def _as_new(provider: Provider) -> None:
-    provider.forget()
 
 
 def start(daemon: Daemon, uid: int, code: str, *env: str, **options: Any) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from sfad.protocol.known import AGENTS
 from tests.conftest import Start
+from tests.harness import serve_in_thread
 
 REAL = "of-the-operator"
 CALLER = """#!/usr/bin/python3
@@ -57,13 +57,10 @@ def serving() -> Iterator[Host]:
         def log_message(self, *_: object) -> None:
             """Print nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        host.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    host.url = f"http://127.0.0.1:{server.server_address[1]}"
+    with serve_in_thread(server):
         yield host
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

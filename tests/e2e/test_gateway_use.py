@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,6 @@ from tests.harness import alive, ended, spawn, wait_until
 from .agents import info, limit
 from .provider import Provider, providing
 from .test_gateway import CALLER, calling, config, gateway, results
-
-
-@pytest.fixture
-def provider() -> Iterator[Provider]:
-    """A provider."""
-    with providing() as made:
-        yield made
-
 
 # ---- a run that asks for it
 
@@ -75,7 +66,7 @@ def test_a_run_whose_gateway_cannot_be_started_is_refused(start: Start, provider
     daemon = start(config=config(provider, enabled=False))
     daemon.stop()
     (tmp_path / "h11.py").write_text("raise ImportError('broken')\n")
-    daemon.process = daemon._start({"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"})
+    daemon.restart(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     before = daemon.descriptors()
     done = daemon.sfactl("run", "--gateway", "--", "true")
     assert (done.returncode, "the gateway cannot be started: exit code 1" in done.stderr) == (75, True), done.stderr
@@ -95,7 +86,7 @@ def test_no_run_gets_a_key_that_the_gateway_has(start: Start, provider: Provider
     where = "REAL_KEY" if source == "key_env" else str(file)
     daemon = start(config=config(provider).replace("[quotas]", f'{source} = "{where}"\n[quotas]'))
     daemon.stop()
-    daemon.process = daemon._start({"REAL_KEY": REAL})
+    daemon.restart(REAL_KEY=REAL)
     env = [f"ANTHROPIC_API_KEY={REAL}", "ANTHROPIC_AUTH_TOKEN=own", "OPENAI_API_KEY=own"]
     env += [f"REAL_KEY={REAL}", f"HEADERS=x-api-key: {REAL}"] if source == "key_env" else []
     plan = {"output": 100, "then": str(done)}

@@ -24,7 +24,7 @@ from tests.loader import traced, tracing
 from tests.users import FIRST, as_user, needs_root, open_directory, readable_by_all
 
 from . import escaping
-from .provider import Provider, providing
+from .provider import Provider
 from .test_gateway import CALLER, calling, config, killed_gateway, results
 
 ON, NET = Isolation(), Isolation(network=False)
@@ -45,11 +45,6 @@ def python(client: Client, work: Path, text: str, *words: object, isolation: Iso
     (work / "program.py").write_text(text)
     argv = [sys.executable, "program.py", *map(str, words)]
     return started(client, argv, cwd=os.fsencode(work), isolation=isolation, **options)
-
-
-def said(daemon: Daemon, run: RunInfo) -> str:
-    """Return what a run has printed."""
-    return (daemon.state_dir / "output" / f"{run.id}.out").read_text()
 
 
 FACTS = """
@@ -77,7 +72,7 @@ def test_what_a_run_is_in_its_sandbox(share: Start, containment: str, tmp_path: 
     with daemon.client() as client:
         allowed = Isolation(writable=[os.fsencode(tmp_path / "more")])
         run = ended(client, python(client, tmp_path / "work", f"PATHS = {paths}\n{FACTS}", isolation=allowed).id)
-    facts = json.loads(said(daemon, run))
+    facts = json.loads(daemon.output(run.id))
     assert facts == {
         "pid": 2,
         "processes": [1, 2],
@@ -141,7 +136,7 @@ def children(
 ) -> list[tuple[int, str, str]]:
     """Return exit code, stdout and stderr of each `sfactl` within an isolated run."""
     run = ended(client, python(client, work, f"WORDS = {list(words)}\n{CHILD}", isolation=isolation).id)
-    return [tuple(ast.literal_eval(line)) for line in said(daemon, run).splitlines()]
+    return [tuple(ast.literal_eval(line)) for line in daemon.output(run.id).splitlines()]
 
 
 def test_children_are_isolated_as_their_parent(share: Start, containment: str, tmp_path: Path) -> None:
@@ -191,7 +186,7 @@ def test_the_config_says_the_least(start: Start, tmp_path: Path) -> None:
         assert ended(client, run.id).exit_code == 0
         assert client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.isolation == "offline"
     assert (more / "a").exists()
-    assert interfaces(said(daemon, run)) == ["lo"]
+    assert interfaces(daemon.output(run.id)) == ["lo"]
 
 
 @pytest.mark.parametrize("network", [True, False])
@@ -216,7 +211,7 @@ def test_more_variables_than_bubblewrap_takes(common: Daemon, tmp_path: Path) ->
             env = [b"PATH=/usr/bin:/bin", *(b"V%d=" % number for number in range(count))]
             run = started(client, ["true"], cwd=os.fsencode(tmp_path), env=env, isolation=ON)
             assert ended(client, run.id).exit_code == code
-    assert "at most 2048 are possible" in (common.state_dir / "output" / f"{run.id}.err").read_text()
+    assert "at most 2048 are possible" in common.errors(run.id)
 
 
 REPLACING = """
@@ -247,7 +242,7 @@ def test_a_working_directory_replaced_by_a_link(share: Start, tmp_path: Path) ->
     assert (tmp_path / "work" / "moved").is_dir()
     assert list(victim.iterdir()) == []
     assert run.exit_code == 126
-    errors = (daemon.state_dir / "output" / f"{run.id}.err").read_text()
+    errors = daemon.errors(run.id)
     assert errors.count(f"leads to {victim} by the link {project}") == 2, errors
 
 
@@ -289,7 +284,7 @@ def test_what_is_refused(common: Daemon) -> None:
         ):
             run = ended(client, started(client, ["true"], isolation=Isolation(writable=[path])).id)
             assert run.exit_code == 126
-            assert why in (common.state_dir / "output" / f"{run.id}.err").read_text()
+            assert why in common.errors(run.id)
         run = ended(client, started(client, ["nosuch"], isolation=ON).id)
         assert (run.exit_code, run.status) == (127, Status.FAILED)
 
@@ -341,7 +336,7 @@ def test_what_the_daemon_executes_is_not_writable(start: Start, tmp_path: Path) 
         ):
             run = ended(client, started(client, ["sh", "-c", script], cwd=os.fsencode(place), isolation=ON).id)
             assert run.exit_code not in (0, 126)
-            said = (daemon.state_dir / "output" / f"{run.id}.err").read_text()
+            said = daemon.errors(run.id)
             assert f"the working directory {place} is read-only, because files of sfad itself are there" in said
         for place in (tmp_path / "work", code):
             run = ended(client, started(client, ["true"], isolation=Isolation(writable=[os.fsencode(place)])).id)
@@ -383,8 +378,8 @@ def test_what_is_mounted_later_is_not_seen(tmp_path: Path) -> None:
         subprocess.run([*mounted, str(disk)], check=True)
         (tmp_path / "work" / "go").touch()
         assert ended(client, run.id).exit_code == 1
-        assert said(daemon, run) == "[]\n"
-        assert "Read-only file system" in (daemon.state_dir / "output" / f"{run.id}.err").read_text()
+        assert daemon.output(run.id) == "[]\n"
+        assert "Read-only file system" in daemon.errors(run.id)
 
 
 def test_a_sandbox_outlives_its_daemon(start: Start, containment: str, tmp_path: Path) -> None:
@@ -406,12 +401,6 @@ def test_a_sandbox_outlives_its_daemon(start: Start, containment: str, tmp_path:
 # ---- the gateway
 
 
-@pytest.fixture
-def provider() -> Iterator[Provider]:
-    with providing() as made:
-        yield made
-
-
 def test_only_the_gateway_is_reached(start: Start, containment: str, provider: Provider) -> None:
     """Calls of several threads pass, also to the next gateway, and are charged to the run. The provider itself is out of reach."""
     daemon = start(config=config(provider), mode=containment)
@@ -425,7 +414,7 @@ def test_only_the_gateway_is_reached(start: Start, containment: str, provider: P
             killed_gateway(daemon)
         failed = ended(client, started(client, [sys.executable, "-c", direct], isolation=NET, gateway=True).id)
         assert failed.exit_code == 1
-        assert "ConnectionRefusedError" in (daemon.state_dir / "output" / f"{failed.id}.err").read_text()
+        assert "ConnectionRefusedError" in daemon.errors(failed.id)
 
 
 def isolated_call(client: Client, **plan: Any) -> RunInfo:
@@ -480,7 +469,7 @@ def test_the_daemon_of_root_isolates_runs_of_others() -> None:
                     return ended(client, started(client, argv, cwd=os.fsencode(work), env=env, isolation=ON).id)
 
             run = as_user(FIRST, ask)
-            assert said(daemon, run) == f"{run.id}\n", (daemon.state_dir / "output" / f"{run.id}.err").read_text()
+            assert daemon.output(run.id) == f"{run.id}\n", daemon.errors(run.id)
 
 
 def _made(directory: Path) -> Path:

@@ -21,7 +21,7 @@ from sfad.gateway.proxy import MAX_CONNECTIONS
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
-from tests.harness import Daemon, ended, spawn, wait_until
+from tests.harness import Daemon, ended, serve_in_thread, spawn, wait_until
 
 from .agents import limit
 
@@ -107,17 +107,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def billing() -> Iterator[Biller]:
-    with _Server(("127.0.0.1", 0), _Handler) as server:
-        server.biller = Biller(
-            f"http://127.0.0.1:{server.server_port}", lambda handler, body: server.biller.bills(handler, len(body))
-        )
-        thread = threading.Thread(target=server.serve_forever, args=[0.05])
-        thread.start()
-        try:
-            yield server.biller
-        finally:
-            server.shutdown()
-            thread.join()
+    server = _Server(("127.0.0.1", 0), _Handler)
+    server.biller = Biller(f"http://127.0.0.1:{server.server_port}", lambda handler, body: server.biller.bills(handler, len(body)))
+    with serve_in_thread(server):
+        yield server.biller
 
 
 @pytest.fixture

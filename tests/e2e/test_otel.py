@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.conftest import GENEROUS, Start
-from tests.harness import Daemon, argv, ended, started, wait_until
+from tests.harness import Daemon, argv, ended, serve_in_thread, started, wait_until
 
 from .provider import providing
 from .test_gateway import AMPLE, calling
@@ -84,14 +84,8 @@ def collecting() -> Iterator[Collector]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = False
     collector.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serve_in_thread(server):
         yield collector
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture
@@ -225,9 +219,8 @@ def test_a_collector_that_answers_a_byte_at_a_time(common: Daemon, tmp_path: Pat
                     self.request.sendall(b"x")
 
     ending = threading.Event()
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Trickle) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Trickle)
+    with serve_in_thread(server):
         url = f"http://127.0.0.1:{server.server_address[1]}"
         command = [sys.executable, "-c", BOUNDED, str(common.socket), url, str(tmp_path)]
         exporter = subprocess.Popen(command, stderr=subprocess.PIPE, env=common.env, text=True)
@@ -241,6 +234,4 @@ def test_a_collector_that_answers_a_byte_at_a_time(common: Daemon, tmp_path: Pat
             exporter.kill()
             exporter.communicate()
             ending.set()
-            server.shutdown()
-            thread.join()
     assert f"cannot export spans to {url}: " in said[1]

@@ -89,7 +89,7 @@ def test_sigusr2_when_the_script_that_it_was_started_by_is_gone(start: Start, tm
     daemon.stop()
     script = tmp_path / "sfad-script"
     script.write_text("from sfad.__main__ import main\nmain()\n")
-    daemon.process = daemon._start(command=[sys.executable, str(script)])
+    daemon.restart(command=[sys.executable, str(script)])
     with daemon.client() as client:
         ticking(client)
     script.unlink()
@@ -106,12 +106,12 @@ def test_runs_have_the_same_descriptor_limit_after_a_reexecution(start: Start) -
     daemon = start()
     daemon.stop()
     limited = ["sh", "-c", 'ulimit -Sn 512; exec "$@"', "sh", sys.executable, "-m", "sfad"]
-    daemon.process = daemon._start(command=limited)
+    daemon.restart(command=limited)
     with daemon.client() as client:
 
         def soft_limit() -> str:
             run = ended(client, started(client, ["sh", "-c", "ulimit -Sn"]).id)
-            return (daemon.state_dir / "output" / f"{run.id}.out").read_text().strip()
+            return daemon.output(run.id).strip()
 
         assert soft_limit() == "512"
         daemon.reexecute()
@@ -188,17 +188,17 @@ def test_runs_of_a_state_directory_that_was_moved_are_not_given_up(start: Start,
     here = daemon.state_dir
     moved = daemon.directory / "moved"
     here.rename(moved)
-    refused = sfad(daemon, "serve", "--state-dir", str(moved))
+    refused = daemon.sfad("serve", "--state-dir", str(moved))
     assert refused.returncode == 69
     assert f"move it back, or end them with 'sfad sweep --state-dir {here}'" in refused.stderr
-    swept = sfad(daemon, "sweep", "--state-dir", str(moved))
+    swept = daemon.sfad("sweep", "--state-dir", str(moved))
     assert (swept.returncode, swept.stdout) == (69, "")
     assert alive(run.pid)
     here.symlink_to(moved)
-    assert f"{moved} was {here} when" in sfad(daemon, "serve", "--state-dir", str(here)).stderr
+    assert f"{moved} was {here} when" in daemon.sfad("serve", "--state-dir", str(here)).stderr
     here.unlink()
-    assert sfad(daemon, "sweep", "--state-dir", str(here)).returncode == 0
-    assert sfad(daemon, "sweep", "--state-dir", str(moved)).returncode == 0
+    assert daemon.sfad("sweep", "--state-dir", str(here)).returncode == 0
+    assert daemon.sfad("sweep", "--state-dir", str(moved)).returncode == 0
     assert not alive(run.pid)
     daemon.state_dir = moved
     daemon.restart()
@@ -220,11 +220,6 @@ def test_the_id_of_a_refused_run_is_not_given_to_another_after_a_crash(start: St
     with daemon.client() as client:
         stopped(client, everything=True)
         assert run_number(started(client, ["true"]).id) > 4
-
-
-def sfad(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
-    """Another `sfad` with the daemon's environment."""
-    return subprocess.run([sys.executable, "-m", "sfad", *words], capture_output=True, text=True, timeout=60, env=daemon.env)
 
 
 def test_a_watcher_is_notified_of_an_end_during_the_execve(daemon: Daemon, tmp_path: Path) -> None:

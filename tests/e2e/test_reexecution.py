@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import sys
@@ -38,7 +39,7 @@ def test_reexecution_under_load_loses_neither_a_status_nor_a_line(start: Start) 
     for run in long:
         numbers = printed(daemon, run.id)
         assert numbers == list(range(len(numbers)))
-    assert all((daemon.state_dir / "output" / f"{run.id}.out").read_text() == "bye\n" for run in coded)
+    assert all(daemon.output(run.id) == "bye\n" for run in coded)
     for one in clients:
         one.close()
 
@@ -48,15 +49,15 @@ def test_connections_and_what_they_wait_for_outlive_a_reexecution(start: Start) 
     with daemon.client() as client, daemon.client() as other:
         run, watch = watched(client, turns(2, then="time.sleep(60)"), limit("turns", 50))
         stubborn = started(client, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"])
-        wait_until(lambda: (daemon.state_dir / "output" / f"{stubborn.id}.out").read_text(), "the trap is set")
+        wait_until(lambda: daemon.output(stubborn.id), "the trap is set")
         tied = ticking(client, tied=True)
         stop = other.send(m.Stop(id=other.next_id(), runs=[stubborn.id]))
         wait_until(lambda: info(client, stubborn.id).status is Status.STOPPING, "it is being stopped")
         part = m.pack_message(m.Info(id=99, run=run.id))
-        client._socket.sendall(part[:7])
+        os.write(client.fileno(), part[:7])
         daemon.reexecute()
         assert other.answer(stop, m.Stopped)[0].stopped == [stubborn.id]
-        client._socket.sendall(part[7:])
+        os.write(client.fileno(), part[7:])
         assert client.answer(99, m.RunReply)[0].run.id == run.id
         assert info(client, tied.id).status is Status.RUNNING
         other.call(m.Stop(id=other.next_id(), runs=[run.id]), m.Stopped)
@@ -125,7 +126,7 @@ def test_a_reexecution_ignores_a_package_in_the_working_directory(start: Start, 
     daemon.stop()
     project = tmp_path / "project"
     project.mkdir()
-    daemon.process = daemon._start(command=["sh", "-c", 'cd "$0" && exec "$@"', str(project), sys.executable, "-m", "sfad"])
+    daemon.restart(command=["sh", "-c", 'cd "$0" && exec "$@"', str(project), sys.executable, "-m", "sfad"])
     planted = "import pathlib\npathlib.Path(__file__).with_name('executed').touch()\n"
     with daemon.client() as client:
         script = 'mkdir sfad && touch sfad/__init__.py && printf %s "$0" > sfad/__main__.py'

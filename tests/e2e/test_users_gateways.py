@@ -6,7 +6,6 @@ anything after it has become its user would fail here.
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
@@ -28,8 +27,8 @@ from tests.harness import Daemon, alive, running, wait_until
 from tests.users import FIRST, SECOND, Failed, as_user, needs_root, open_directory, readable_by_all, waiting_as_user
 
 from .agents import limit
-from .provider import Provider, providing
-from .test_gateway import CONFIG
+from .provider import Provider
+from .test_gateway import CONFIG, post
 
 pytestmark = needs_root
 
@@ -56,12 +55,6 @@ for _ in sys.stdin if then else ():
     call()
 """
 """Makes a call, and another one for each line of its input if it is told to. Prints how each was answered."""
-
-
-@pytest.fixture
-def provider() -> Iterator[Provider]:
-    with providing() as made:
-        yield made
 
 
 @pytest.fixture
@@ -164,15 +157,6 @@ def status_of(pid: int) -> dict[str, list[str]]:
 def family(pid: int) -> list[int]:
     """Return a process and those that it has started."""
     return [pid, *(each for each in procfs.pids() if (found := procfs.stat(each)) is not None and found.parent == pid)]
-
-
-def post(port: int, path: str = "/anthropic/v1/messages") -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        connection.request("POST", path, json.dumps({"model": "claude-sonnet-4-5", "max_tokens": 5, "messages": []}))
-        return connection.getresponse().status
-    finally:
-        connection.close()
 
 
 def openers(provider: Provider) -> set[int]:

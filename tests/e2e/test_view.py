@@ -131,8 +131,7 @@ class Desk:
 
     def said(self, run: RunInfo) -> str:
         """Return what a run has printed."""
-        output = self.daemon.state_dir / "output"
-        return (output / f"{run.id}.out").read_text() + (output / f"{run.id}.err").read_text()
+        return self.daemon.output(run.id) + self.daemon.errors(run.id)
 
 
 @pytest.fixture
@@ -277,7 +276,7 @@ def test_sockets_in_what_is_readable_are_covered(desk: Desk, monkeypatch: pytest
         paths = list(odd_sockets(stack, shared / "odd").values())
         run = desk.run([sys.executable, "connect.py", *paths], readable=[shared])
     assert json.loads(desk.said(run)) == dict.fromkeys(paths, "[Errno 111] Connection refused")
-    monkeypatch.setattr(view, "_MOST_FILES", 3)
+    monkeypatch.setattr(view, "MOST_FILES", 3)
     assert view.below(str(shared)) == (set(), False)
 
 
@@ -336,7 +335,7 @@ def test_where_keyrings_are_forbidden(tmp_path: Path) -> None:
     words = [sys.executable, "-c", FORBIDDING]
     with running(tmp_path, wrap=words) as daemon, daemon.client() as client:
         run = ended(client, started(client, ["true"], cwd=os.fsencode(work), isolation=Isolation()).id)
-        assert run.exit_code == 0, (daemon.state_dir / "output" / f"{run.id}.err").read_text()
+        assert run.exit_code == 0, daemon.errors(run.id)
         asked = [*words, sys.executable, "-m", "sfactl", "doctor", "--json"]
         done = subprocess.run(asked, capture_output=True, text=True, env=daemon.env)
     (found,) = (each for each in json.loads(done.stdout)["findings"] if each["name"] == "isolation")
@@ -361,6 +360,6 @@ def test_the_keyring_of_a_login_stays_outside(tmp_path: Path) -> None:
         keys = []
         for isolation in (None, Isolation()):
             run = ended(client, started(client, ["cat", "/proc/keys"], cwd=os.fsencode(work), isolation=isolation).id)
-            keys.append((daemon.state_dir / "output" / f"{run.id}.out").read_text())
+            keys.append(daemon.output(run.id))
     assert "sfad-test-key" in keys[0]
     assert "sfad-test-key" not in keys[1]

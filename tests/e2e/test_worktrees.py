@@ -93,14 +93,6 @@ def daemon(share: Start) -> Daemon:
     return share(config="[quotas]\nspawns_per_hour = 100000")
 
 
-def output(daemon: Daemon, run: RunInfo) -> str:
-    return (daemon.state_dir / "output" / f"{run.id}.out").read_text()
-
-
-def errors(daemon: Daemon, run: RunInfo) -> str:
-    return (daemon.state_dir / "output" / f"{run.id}.err").read_text()
-
-
 def test_six_at_once_change_nothing_of_the_checkout_and_each_diff_is_its_own(daemon: Daemon, repository: Repository) -> None:
     before = repository.state()
     script = "echo {0} > file; git commit -qam {0}; echo {0} >> file; echo {0} > 'new {0}'; sleep 1"
@@ -131,7 +123,7 @@ def test_it_works_in_the_same_directory_and_no_variable_leads_git_elsewhere(daem
     options["env"] += [b"GIT_DIR=" + os.fsencode(repository.path / ".git"), b"GIT_INDEX_FILE=/nowhere", b"PWD=/elsewhere"]
     run = repository.run(daemon, 'pwd; git rev-parse --show-toplevel; echo "$PWD"', **options | {"worktree": NEW})
     assert run.worktree is not None
-    assert output(daemon, run) == f"{run.cwd}\n{run.worktree}\n{run.cwd}\n"
+    assert daemon.output(run.id) == f"{run.cwd}\n{run.worktree}\n{run.cwd}\n"
     assert run.cwd == f"{run.worktree}/{repository.sub.name}"
     assert Path(run.worktree).parent == repository.home / ".local/share/sfad/worktrees"
 
@@ -172,7 +164,7 @@ def test_a_branch_that_appears_meanwhile_fails_the_run_and_leaves_nothing(daemon
     before = repository.state()
     run = repository.run(daemon, "true", name="second")
     assert (run.status, run.exit_code) == (Status.FAILED, 126)
-    assert f"the branch 'sfad/second-{following}' exists" in errors(daemon, run)
+    assert f"the branch 'sfad/second-{following}' exists" in daemon.errors(run.id)
     assert repository.state() == before
 
 
@@ -190,10 +182,10 @@ def test_submodules_sparse_checkouts_and_hooks_are_as_in_a_worktree_that_a_perso
     person = tmp_path / "person"
     subprocess.run(["git", "worktree", "add", "-q", str(person)], cwd=repository.path, env=repository.env, check=False)
     run = repository.run(daemon, "cd ..; ls -A; git status --short; git submodule update -q --init; ls module; echo y > module/y")
-    assert run.status == "completed", errors(daemon, run)
-    listed, _, module = output(daemon, run).partition("module\n")
+    assert run.status == "completed", daemon.errors(run.id)
+    listed, _, module = daemon.output(run.id).partition("module\n")
     assert listed.split() == sorted(os.listdir(person))[: len(listed.split())]
-    assert "left out" not in output(daemon, run)
+    assert "left out" not in daemon.output(run.id)
     assert module.endswith(f"{other.sub.name}\n")
     assert (repository.home / "hooks").read_text() == "hook 1\nhook 1\n"
     assert "-dirty" in repository.diff(daemon, run)
@@ -209,7 +201,7 @@ def test_lfs(daemon: Daemon, tmp_path: Path) -> None:
     (repository.sub / "large.bin").write_bytes(b"content\n")
     repository.commit("large")
     run = repository.run(daemon, "cat large.bin; git lfs ls-files | wc -l; git status --short")
-    assert output(daemon, run) == "content\n1\n"
+    assert daemon.output(run.id) == "content\n1\n"
     assert repository.diff(daemon, run) == ""
 
 
@@ -228,7 +220,7 @@ def test_children_work_in_the_worktree_of_their_parent_unless_they_ask_for_one(d
     env.append(b"PYTHONPATH=" + os.fsencode(os.getcwd()))
     with daemon.client() as client:
         run = ended(client, started(client, [sys.executable, "-c", CHILD], **repository.options(env=env)).id)
-    shared, own, outside = json.loads(output(daemon, run))
+    shared, own, outside = json.loads(daemon.output(run.id))
     assert (shared["worktree"], shared["branch"], shared["cwd"]) == (run.worktree, run.branch, run.cwd)
     assert own["worktree"] not in (None, run.worktree)
     assert own["branch"] == f"sfad/child-{own['id']}"
@@ -237,17 +229,17 @@ def test_children_work_in_the_worktree_of_their_parent_unless_they_ask_for_one(d
 
 def test_a_rerun_works_there_again_or_has_it_made_again(daemon: Daemon, repository: Repository) -> None:
     first = repository.run(daemon, "echo more >> file; cat file", Worktree(branch="work/one"))
-    assert (first.branch, output(daemon, first)) == ("work/one", "one\nmore\n")
+    assert (first.branch, daemon.output(first.id)) == ("work/one", "one\nmore\n")
     again = repository.sfactl(daemon, "rerun", first.id).split()[0]
     with daemon.client() as client:
         second = ended(client, again)
-    assert (second.worktree, second.branch, output(daemon, second)) == (first.worktree, "work/one", "one\nmore\nmore\n")
+    assert (second.worktree, second.branch, daemon.output(second.id)) == (first.worktree, "work/one", "one\nmore\nmore\n")
     assert repository.diff(daemon, second).count("\n+more") == 1, "what it changed itself"
     assert repository.diff(daemon, first).count("\n+more") == 2
     repository.git("worktree", "remove", "--force", first.worktree or "")
     with daemon.client() as client:
         third = ended(client, repository.sfactl(daemon, "rerun", second.id).split()[0])
-        assert (third.worktree, output(daemon, third)) == (first.worktree, "one\nmore\n")
+        assert (third.worktree, daemon.output(third.id)) == (first.worktree, "one\nmore\n")
         lives = started(client, ["sleep", "1000"], **repository.options(Worktree(of=third.id)))
         reply = spawn(client, ["true"], **repository.options(Worktree(of=third.id)))
         assert f"run {lives.id} works in the worktree of run {third.id}" in getattr(reply, "message", "")
@@ -330,7 +322,7 @@ def test_a_run_whose_daemon_is_killed_while_git_makes_its_worktree_goes_on(
         wait_until(lambda: _pass(repository, client, run), "the run ends")
         run = ended(client, run.id)
     assert (run.status, run.exit_code) == (Status.COMPLETED, 0), run.reason
-    assert output(daemon, run) == "one\n"
+    assert daemon.output(run.id) == "one\n"
     assert "+two" in repository.diff(daemon, run), "of the same size, and perhaps in the second in which git wrote the index"
 
 
@@ -414,8 +406,8 @@ def test_an_isolated_run_commits_in_its_worktree_and_changes_nothing_else(daemon
     ]  # fmt: skip
     with daemon.client() as client:
         run = ended(client, started(client, ["sh", "-c", ESCAPES], **options).id)
-    commits, *wrote = output(daemon, run).splitlines()
-    assert commits == "2", errors(daemon, run)
+    commits, *wrote = daemon.output(run.id).splitlines()
+    assert commits == "2", daemon.errors(run.id)
     # into empty directories of the sandbox's own
     assert wrote == [f"wrote {repository.path}/x", f"wrote {repository.home}/.local/share/sfad/worktrees/x.json"]
     assert not any(os.path.exists(line.removeprefix("wrote ")) for line in wrote)
@@ -451,7 +443,7 @@ def test_git_is_executed_as_the_user_of_the_run() -> None:
             return repository, repository.run(daemon, "echo two > file; id -u")
 
         repository, run = as_user(FIRST, submit)
-        assert output(daemon, run).split() == (repository.home / "who").read_text().split() == [str(FIRST)]
+        assert daemon.output(run.id).split() == (repository.home / "who").read_text().split() == [str(FIRST)]
         assert os.stat(run.worktree or "").st_uid == FIRST
         assert "no run has the id" in as_user(SECOND, lambda: _refusal_of_another(daemon, run, top))
 

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -116,7 +117,8 @@ def test_many_connections_at_the_same_time(kernel: Kernel) -> None:
 def test_an_answer_to_an_earlier_question_is_not_taken(kernel: Kernel) -> None:
     with connection() as (client, accepted):
         kernel.caller(accepted)
-        kernel._ask(accepted)  # its answer stays unread
+        with mock.patch.object(socket.socket, "recv", side_effect=TimeoutError), pytest.raises(TimeoutError):
+            kernel.caller(accepted)  # its answer stays unread
         client.close()
         assert kernel.caller(accepted) is None
 

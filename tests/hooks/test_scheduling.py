@@ -26,10 +26,11 @@ TRUE = HookResult("exit code 0", ok=True, output=b"", elapsed_s=0.0)
 
 
 class Commands:
-    """In place of the processes: commands end at once, but the hanging ones not until they are cancelled."""
+    """In place of the processes: commands end at once, but the hanging ones not until they are cancelled or `released`."""
 
     def __init__(self, hangs: Callable[[HookCommand], bool] = lambda _: True) -> None:
         self._hangs = hangs
+        self.released = trio.Event()
         self.running: list[HookCommand] = []
         self.ended: list[HookCommand] = []
 
@@ -39,7 +40,7 @@ class Commands:
         try:
             with stop:
                 if self._hangs(command):
-                    await trio.sleep_forever()
+                    await self.released.wait()
         finally:
             self.running.remove(command)
             self.ended.append(command)
@@ -105,7 +106,10 @@ async def test_a_user_pushes_no_other_users_event_out() -> None:
         assert [message for message, _ in told] == [
             "hook 'hangs' is not started for each event: more events wait than may, beginning with run_paused attacker-6 (event 6)"
         ]
-        assert [event.root_id for event in hooks._hooks["hangs"].queue].count("victim") == 1
+        commands.released.set()
+        await wait_all_tasks_blocked()
+        assert len(commands.ended) == 4 + WAITING
+        assert [b"run_failed" in command.stdin for command in commands.ended].count(True) == 1, "the event of the victim"
 
 
 async def test_events_that_hooks_cause_themselves_start_them_so_often(mock_clock: MockClock) -> None:

@@ -137,7 +137,7 @@ async def test_looks_go_on_until_nothing_changes(state: Path) -> None:
 def blind(request: pytest.FixtureRequest, state: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A state directory of whose changes the kernel cannot tell."""
     if request.param == "no instance":
-        monkeypatch.setattr(displacement, "_libc", Refusing(errno.EMFILE))
+        monkeypatch.setattr(displacement, "libc", Refusing(errno.EMFILE))
     else:
         os.unlink(state / "s")
     yield state

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import trio
@@ -19,7 +21,8 @@ from sfad.storage.ledger.database import open_reader
 from sfad.storage.ledger.ledger import CallKey
 from sfad.storage.ledger.reader import Page, Reader
 from sfad.storage.ledger.reads import Records
-from sfad.storage.ledger.rows import EVENT_COLUMNS, event_of
+from sfad.storage.ledger.rows import EVENT_COLUMNS, Op, event_of
+from sfad.storage.ledger.writer import Transactions
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
 
@@ -86,6 +89,32 @@ def events(ledger: Ledger | OpenedLedger, since: int = 0) -> list[Event]:
         return [event_of(row) for row in connection.execute(sql, (since,))]
 
 
+@contextmanager
+def transactions() -> Iterator[list[bool]]:
+    """Note of each transaction that is tried, in whatever thread, whether it was committed."""
+    tried: list[bool] = []
+    write = Transactions.write
+
+    def noted(self: Transactions, batch: Sequence[Op], *, wait: bool = True) -> None:
+        tried.append(False)
+        write(self, batch, wait=wait)
+        tried[-1] = True
+
+    with mock.patch.object(Transactions, "write", noted):
+        yield tried
+
+
+def traced_reader(executed: list[str]) -> Callable[[Path], sqlite3.Connection]:
+    """Return an `open_reader` whose connections note what they execute."""
+
+    def opened(directory: Path) -> sqlite3.Connection:
+        connection = open_reader(directory)
+        connection.set_trace_callback(executed.append)
+        return connection
+
+    return opened
+
+
 class Answers:
     """What a ledger has told, and a way to wait for it."""
 
@@ -109,6 +138,7 @@ class Answers:
 
     def recorded(self, runs: list[str]) -> None:
         self.ended += runs
+        self._wake()
 
     def calls_recorded(self, calls: list[CallKey]) -> None:
         self.calls += calls

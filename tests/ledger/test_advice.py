@@ -21,10 +21,10 @@ from sfad.protocol.kinds import KINDS
 from sfad.protocol.paths import LEDGER
 from sfad.protocol.requests.advice import Advice
 from sfad.protocol.types import LimitKind, Reason, RunInfo, Status, Usage
-from sfad.storage.ledger import LedgerError
+from sfad.storage.ledger import LedgerError, summary
 from sfad.storage.ledger.summary import MIN_RUNS, EndedRun, advise, learn, percentile, rounded_up
 
-from .samples import PLAIN, run, started
+from .samples import PLAIN, run, started, traced_reader
 
 TIME, TURNS, MESSAGES, TOKENS, COST = LimitKind.TIME, LimitKind.TURNS, LimitKind.MESSAGES, LimitKind.TOKENS, LimitKind.COST
 
@@ -246,14 +246,16 @@ def test_the_largest_that_any_source_tells(directory: Path, tmp_path: Path) -> N
     assert about(TURNS, learn(tmp_path, EVERYTHING, type="qa")).p95 == 50
 
 
-def test_a_search_by_name_reads_no_other_rows(directory: Path) -> None:
-    from sfad.storage.ledger.summary import _query
-
+def test_a_search_by_name_reads_no_other_rows(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executed: list[str] = []
+    monkeypatch.setattr(summary, "open_reader", traced_reader(executed))
+    plans = {}
     with closing(sqlite3.connect(directory / LEDGER)) as connection:
-        plans = {}
-        for key, query in {"name": (None, "x", 10), "type": ("x", None, 10), "all": (None, None, 10)}.items():
-            sql, values = _query(EVERYTHING, *query)
-            plans[key] = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
+        for key, query in {"name": {"name": "x"}, "type": {"type": "x"}, "all": {}}.items():
+            executed.clear()
+            learn(directory, EVERYTHING, **query)  # type: ignore[arg-type]
+            (sql,) = (statement for statement in executed if " FROM runs " in statement)
+            plans[key] = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}")]
     assert plans == {"name": ["SEARCH runs USING INDEX runs_name (name=?)"], "type": ["SCAN runs"], "all": ["SCAN runs"]}
 
 

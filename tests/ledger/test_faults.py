@@ -24,8 +24,9 @@ from sfad.storage.ledger.opening import check_whole
 from sfad.storage.ledger.reader import Page
 from sfad.storage.ledger.rows import Op
 from sfad.storage.ledger.writer import Backlog
+from tests.harness import until
 
-from .samples import PLAIN, WHEN, Answers, events, run, runs_of, started
+from .samples import PLAIN, WHEN, Answers, events, run, runs_of, started, transactions
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ async def test_a_failed_admission_is_never_written_later(tmp_path: Path) -> None
 
 async def test_many_events_on_a_failing_disk_are_bounded_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "MAX_BACKLOG", 10)
-    monkeypatch.setattr(writer, "_RETRY_LAST", 0.1)
+    monkeypatch.setattr(writer, "RETRY_LAST", 0.1)
     answers = Answers()
     with started(tmp_path, answers, busy_timeout=0.0) as ledger:
         ledger.admit(run(1), PLAIN)
@@ -119,11 +120,9 @@ async def test_many_events_on_a_failing_disk_are_bounded_and_counted(tmp_path: P
 
 
 async def test_held_operations_share_a_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_RETRY_FIRST", 30.0)
+    monkeypatch.setattr(writer, "RETRY_FIRST", 30.0)
     answers = Answers()
-    tries: list[str] = []
-    with started(tmp_path, answers, busy_timeout=0.0) as ledger:
-        ledger._writer._transactions.connection.set_trace_callback(tries.append)
+    with started(tmp_path, answers, busy_timeout=0.0) as ledger, transactions() as tries:
         with locked(tmp_path):
             ledger.event(Event(type="x", time=WHEN))
             await answers.until(lambda: bool(answers.troubles))
@@ -132,7 +131,7 @@ async def test_held_operations_share_a_try(tmp_path: Path, monkeypatch: pytest.M
         ledger.admit(run(1), PLAIN)
         await answers.until(lambda: bool(answers.admitted))
         assert len(events(ledger)) == 101
-    assert tries.count("BEGIN IMMEDIATE") == 2
+    assert tries == [False, True]
 
 
 async def test_flush_now_writes_what_was_queued(tmp_path: Path) -> None:
@@ -386,9 +385,7 @@ async def test_a_lock_held_by_another_process_costs_admissions_only(tmp_path: Pa
         holder = await trio.to_thread.run_sync(_hold, tmp_path / "ledger.db")
         longest = await _work_against_a_lock(ledger, answers)
         await trio.to_thread.run_sync(holder.communicate)
-        with trio.fail_after(60):
-            while ledger.backlog or ledger.trouble:  # noqa: ASYNC110
-                await trio.sleep(0.05)
+        await until(lambda: not ledger.backlog and not ledger.trouble)
         # neither queueing nor reading has waited for the lock
         assert longest < 0.5
         assert answers.admitted == ["a1"]

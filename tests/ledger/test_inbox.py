@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from time import monotonic
 
 import pytest
 import trio
 
+from sfad.core.state.access import EVERYTHING
+from sfad.protocol.messages import List
 from sfad.protocol.types import Event, Status
 from sfad.storage.ledger import Ledger, OpenedLedger, writer
+from sfad.storage.ledger.reader import Page
 from sfad.storage.ledger.writer import Inbox
 from tests.harness import until
 
-from .samples import PLAIN, WHEN, Answers, events, run, started
+from .samples import PLAIN, WHEN, Answers, events, run, started, transactions
 
 LONG = 60.0
+EVERY = Page(List(id=0), EVERYTHING)
 
 
 @pytest.fixture
 def for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Items that are not urgent wait for longer than a test."""
     monkeypatch.setattr(writer, "LINGER", LONG)
-
-
-@contextmanager
-def transactions(ledger: Ledger) -> Iterator[list[str]]:
-    seen: list[str] = []
-    ledger._writer._transactions.connection.set_trace_callback(lambda sql: seen.append(sql) if sql == "COMMIT" else None)
-    yield seen
-    ledger._writer._transactions.connection.set_trace_callback(None)
 
 
 def begin(ledger: Ledger, number: int) -> None:
@@ -46,13 +41,13 @@ def begin(ledger: Ledger, number: int) -> None:
 @pytest.mark.usefixtures("for_ever")
 async def test_short_runs_in_sequence_take_two_transactions_each(tmp_path: Path) -> None:
     answers = Answers()
-    with started(tmp_path, answers) as ledger, transactions(ledger) as seen:
+    with started(tmp_path, answers) as ledger, transactions() as seen:
         for number in range(1, 11):
             ledger.admit(run(number), PLAIN)
             await answers.until(lambda n=number: len(answers.admitted) == n)  # type: ignore[misc]
             begin(ledger, number)
             ledger.record(run(number, status=Status.COMPLETED), PLAIN)
-            await until(lambda: not ledger.records._unwritten)
+            await answers.until(lambda n=number: len(answers.ended) == n)  # type: ignore[misc]
             ledger.event(Event(type="run_completed", time=WHEN, run_id=run(number).id))
         assert len(seen) == 20
         assert len(events(ledger)) == 29
@@ -77,7 +72,7 @@ async def test_lingering_items_are_written_without_an_urgent_one(tmp_path: Path)
     with started(tmp_path) as ledger:
         for number in range(1, 4):
             ledger.refuse(run(number, status=Status.REJECTED_RATE), PLAIN)
-            await until(lambda: not ledger.records._unwritten)
+            await until(lambda: not any(ledger.records.unwritten(EVERY)))
             await trio.sleep(3 * writer.LINGER)  # the thread is asleep again
 
 
@@ -114,7 +109,7 @@ def test_an_idle_taker_sleeps_and_a_late_item_wakes_it() -> None:
     taken: list[list[int]] = []
     taker = threading.Thread(target=lambda: taken.append(taken_from(box, None)))
     taker.start()
-    while not box._asleep:
+    while not box.asleep:
         pass
     box.put(1, urgent=False)
     box.put(2, urgent=False)

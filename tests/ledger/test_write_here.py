@@ -19,6 +19,7 @@ from sfad.protocol.types import Event, Status
 from sfad.storage.ledger import Ledger, writer
 from sfad.storage.ledger.rows import Op
 from sfad.storage.ledger.writer import CHECKPOINT_ROWS, Transactions
+from tests.harness import until
 
 from .samples import PLAIN, WHEN, Answers, events, run, started
 
@@ -51,8 +52,8 @@ async def serving(directory: Path, answers: Answers, **options: Any) -> AsyncIte
 
 
 async def until_idle(ledger: Ledger) -> None:
-    """Wait until the other thread waits for work. It reports what it has written a moment before that."""
-    while not ledger._writer._inbox._asleep:
+    """Wait until the other thread waits for work."""
+    while not ledger.idle:
         await trio.lowlevel.checkpoint()
 
 
@@ -77,9 +78,7 @@ async def test_what_is_not_urgent_lingers_and_is_written_here(tmp_path: Path, wr
     async with serving(tmp_path, Answers()) as ledger:
         for _ in range(3):
             ledger.event(Event(type="x", time=WHEN))
-        with trio.fail_after(60):
-            while len(events(ledger)) < 3:  # noqa: ASYNC110 - nobody tells of events
-                await trio.sleep(0.001)
+        await until(lambda: len(events(ledger)) == 3)
         assert writers == [True]
 
 
@@ -90,9 +89,7 @@ async def test_the_lock_of_another_program_is_not_waited_for_here(tmp_path: Path
         with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             ledger.admit(run(2), PLAIN)
-            with trio.fail_after(30):
-                while len(writers) < 3:  # noqa: ASYNC110 - the other thread tries, and waits
-                    await trio.sleep(0.001)
+            await until(lambda: len(writers) == 3, "the other thread tries, and waits")
             other.execute("ROLLBACK")
         await answers.until(lambda: len(answers.admitted) == 2)
         assert writers == [True, True, False]
@@ -133,7 +130,5 @@ async def test_the_log_is_moved_in_a_quiet_moment(tmp_path: Path, writers: list[
             ledger.admit(run(number), PLAIN)
             if not number % 100:
                 await answers.until(lambda n=number: len(answers.admitted) == n)  # type: ignore[misc]
-        with trio.fail_after(60):
-            while not answers.checkpoints:  # noqa: ASYNC110 - it is told by no event
-                await trio.sleep(0.001)
+        await until(lambda: bool(answers.checkpoints))
         assert all(writers)

@@ -10,7 +10,7 @@ import pytest
 
 from sfad.agents import Surroundings, TreeSetups, tree_setups
 from sfad.daemon.loop.gateways import Gateways
-from sfad.daemon.loop.leading import PLACEHOLDER, _exempt_from_proxies, _merged, led
+from sfad.daemon.loop.leading import PLACEHOLDER, exempt_from_proxies, led, with_objects
 from sfad.protocol.messages import Spawn
 from tests.processes.fake import FakeLauncher
 
@@ -30,7 +30,7 @@ from .shell import shell
     ],
 )
 def test_no_program_looks_for_the_gateway_behind_a_proxy(env: list[bytes], told: bytes) -> None:
-    new = _exempt_from_proxies(env)
+    new = exempt_from_proxies(env)
     values = dict(item.split(b"=", 1) for item in new)
     assert values[b"NO_PROXY"] == told
     assert values.get(b"no_proxy", told) == told
@@ -38,7 +38,7 @@ def test_no_program_looks_for_the_gateway_behind_a_proxy(env: list[bytes], told:
     assert [item for item in new if not item.lower().startswith(b"no_proxy=")] == [
         item for item in env if not item.lower().startswith(b"no_proxy=")
     ]
-    assert _exempt_from_proxies(new) == new
+    assert exempt_from_proxies(new) == new
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_no_program_looks_for_the_gateway_behind_a_proxy(env: list[bytes], told:
         ([b"V=not JSON"], [b"V=not JSON"]),
     ],
 )
-def test_an_object_is_merged_into_what_a_program_is_given(env: list[bytes], told: list[bytes]) -> None:
+def test_an_object_iswith_objects_into_what_a_program_is_given(env: list[bytes], told: list[bytes]) -> None:
     """A child's own settings, or the server of `--mcp`, are in the same variable."""
-    assert _merged(env, [("V", '{"url": "{gateway}/x"}')], "http://g") == told
+    assert with_objects(env, [("V", '{"url": "{gateway}/x"}')], "http://g") == told
 
 
 def tree(env: Mapping[str, str], files: Mapping[str, str] | None = None) -> TreeSetups:

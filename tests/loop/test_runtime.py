@@ -79,7 +79,7 @@ async def test_a_run_whose_snapshot_cannot_be_saved_is_not_launched(tmp_path: Pa
 
 
 async def test_refusals_while_the_ledger_fails_write_nothing_to_the_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_RETRY_LAST", 0.5)
+    monkeypatch.setattr(writer, "RETRY_LAST", 0.5)
     async with shell(tmp_path, FakeLauncher) as runtime:
         with closing(sqlite3.connect(tmp_path / "state" / "ledger.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")

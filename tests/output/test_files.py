@@ -8,11 +8,11 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sfad.storage.output import OutputFiles
-from sfad.storage.output.files import Replaced, _split_character
+from sfad.storage.output.files import Replaced
 
 
 @pytest.fixture
@@ -180,12 +180,15 @@ def test_foreign_files_do_not_use_up_the_numbers(store: OutputFiles) -> None:
     assert store.highest_number() == 32
 
 
-@given(st.text(), st.integers(0, 50))
-def test_a_cut_leaves_whole_characters(text: str, cut: int) -> None:
-    data = text.encode()[cut:]
-    text_end = data[_split_character(data) :].decode()
-    assert text.endswith(text_end)
-    assert len(data) - len(text_end.encode()) <= 3
+@given(text=st.text(), most=st.integers(0, 50))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_cut_leaves_whole_characters(store: OutputFiles, text: str, most: int) -> None:
+    data = text.encode()
+    (store.directory / "a1.out").write_bytes(data)
+    tail, cut = store.tail("a1", most)
+    assert text.endswith(tail.decode())
+    assert cut == (len(data) > most)
+    assert min(len(data), most) - len(tail) in range(4)
 
 
 def test_descriptors_of_a_run_block(store: OutputFiles) -> None:

@@ -177,7 +177,7 @@ def test_a_hole_up_to_the_end_reads_as_nothing(store: OutputFiles) -> None:
 def test_a_file_system_without_holes_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = OutputFiles(tmp_path)
     put(store, "a1", bytes(MIB))
-    monkeypatch.setattr(holes, "_libc", Refusing(errno.EOPNOTSUPP))
+    monkeypatch.setattr(holes, "libc", Refusing(errno.EOPNOTSUPP))
     with pytest.raises(OSError, match="not supported") as caught:
         store.free("a1", ".out", 0, MIB)
     assert caught.value.errno == errno.EOPNOTSUPP
@@ -187,7 +187,7 @@ def test_an_interrupted_call_is_repeated(tmp_path: Path, monkeypatch: pytest.Mon
     store = OutputFiles(tmp_path)
     put(store, "a1", bytes(MIB))
     interrupting = Refusing(errno.EINTR, times=2)
-    monkeypatch.setattr(holes, "_libc", interrupting)
+    monkeypatch.setattr(holes, "libc", interrupting)
     store.free("a1", ".out", 0, MIB)
     assert interrupting.calls > 2
 
@@ -248,7 +248,7 @@ def test_what_a_run_has_written_is_not_taken_for_room_that_it_has_allocated(stor
     put(store, "a1", numbered(4 * MIB // 64))
     descriptor = store.hold("a1", ".out")
     for offset in range(0, 4 * MIB, 8 * KIB):
-        holes._punch(descriptor, offset, 4 * KIB)
+        holes.punch(descriptor, offset, 4 * KIB)
     os.close(descriptor)
     assert not holes.unwritten((store.directory / "a1.out").stat(), 2 * MIB)
 

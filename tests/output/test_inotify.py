@@ -113,7 +113,7 @@ def test_names_are_told_without_writes(store: OutputFiles) -> None:
 
 
 def test_no_inotify_instance_is_left(store: OutputFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(displacement, "_libc", Refusing(errno.EMFILE))
+    monkeypatch.setattr(displacement, "libc", Refusing(errno.EMFILE))
     with pytest.raises(OSError, match="Too many") as caught:
         Inotify(store.directory)
     assert caught.value.errno == errno.EMFILE

@@ -8,7 +8,9 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -16,13 +18,16 @@ import trio
 
 from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited
 from sfad.processes import procfs
+from sfad.processes.contain.cgroup import cgroupfs, controllers
 from sfad.processes.contain.cgroup.containment import CgroupContainment
+from sfad.processes.contain.interface import LauncherParts, RunContainment
 from sfad.processes.contain.tags import TagsContainment
 from sfad.processes.launched_runs import LaunchedRun, MainProcess
 from sfad.processes.launcher import CgroupImpossible, Complain, LaunchSpec, Remains
-from sfad.processes.local_launcher import LocalLauncher, choose_launcher
+from sfad.processes.local_launcher import LocalLauncher
 from sfad.processes.sweep import sweep
 from sfad.processes.trampoline import executable
+from sfad.processes.trampoline.executable import Trampoline
 from sfad.processes.watch import Complaints, Emitter
 from tests.template import close_template
 
@@ -39,21 +44,39 @@ def skip(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
-def make(
-    kind: str, emit: Callable[[Event], None], *, program: str = "elf", instance: str = "", complain: Complain = print
-) -> LocalLauncher:
-    """Return a launcher with that containment; skip the test where there is none."""
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A launcher, and the parts that it is put together from."""
+
+    launcher: LocalLauncher
+    containment: RunContainment
+    parts: LauncherParts
+    trampoline: Trampoline
+
+
+def make(kind: str, emit: Callable[[Event], None], *, program: str = "elf", instance: str = "", complain: Complain = print) -> Made:
+    """Return a launcher with that containment, as `choose_launcher` puts it together; skip the test where there is none."""
     close_template()  # a launcher looks after every child of its process
-    start = {"elf": executable.best, "python": executable.python}[program]
+    trampoline = {"elf": executable.best, "python": executable.python}[program]()
     name = instance or secrets.token_hex(6)
-    if kind == "tags":  # not by `choose_launcher`, which stays in the cgroups of an earlier daemon
-        complaints = Complaints(complain)
-        emitter = Emitter(emit, trio.current_time, complaints.failed)
-        return LocalLauncher(name, emitter, complaints, TagsContainment, trampoline=start())
-    try:
-        return choose_launcher(instance=name, emit=emit, mode="cgroup", complain=complain, trampoline=start())
-    except CgroupImpossible as reason:
-        skip(f"no cgroup containment here: {reason}")
+    contain: Callable[[LauncherParts], RunContainment] = TagsContainment
+    complaints = Complaints(complain)
+    if kind == "cgroup":
+        try:
+            base = controllers.base_of(name, None)
+            controllers.probe(base)
+        except CgroupImpossible as reason:
+            skip(f"no cgroup containment here: {reason}")
+        contain = partial(CgroupContainment, base=base, complain=complain)
+        complaints = Complaints(complain, remedy=partial(cgroupfs.regain_after, base=base.directory))
+    made: list[tuple[RunContainment, LauncherParts]] = []
+
+    def contained(parts: LauncherParts) -> RunContainment:
+        made.append((contain(parts), parts))
+        return made[0][0]
+
+    emitter = Emitter(emit, trio.current_time, complaints.failed)
+    return Made(LocalLauncher(name, emitter, complaints, contained, trampoline=trampoline), *made[0], trampoline)
 
 
 class Rig:
@@ -64,34 +87,35 @@ class Rig:
         self.remembered: list[Remains] = []
         self.forgets = False
         self._more = trio.Event()
-        self._bugs: list[str] = []
-        self.launcher = make(kind, self._note, program=program, instance=instance, complain=self._hear)
+        self.complaints: list[str] = []
+        """What the launcher has told the log."""
+        self.listener: Callable[[Event], object] = lambda _event: None
+        """Is called with each event, from within the launcher."""
+        made = make(kind, self._note, program=program, instance=instance, complain=self.complaints.append)
+        self.launcher, self.containment, self.parts, self.trampoline = made.launcher, made.containment, made.parts, made.trampoline
 
     @property
     def cgroups(self) -> CgroupContainment:
         """The launcher's containment; skips the test if that is by tags."""
-        if not isinstance(self.launcher._containment, CgroupContainment):
+        if not isinstance(self.containment, CgroupContainment):
             skip("only with cgroups")
-        return self.launcher._containment
+        return self.containment
 
     @property
     def tags(self) -> TagsContainment:
         """The launcher's containment; skips the test if that is by cgroups."""
-        if not isinstance(self.launcher._containment, TagsContainment):
+        if not isinstance(self.containment, TagsContainment):
             skip("only with tags")
-        return self.launcher._containment
-
-    def _hear(self, complaint: str) -> None:
-        if "internal error" in complaint:
-            self._bugs.append(complaint)
+        return self.containment
 
     def check(self) -> None:
         """Fail if the launcher has met a bug of its own: it tries again, so a test may pass nevertheless."""
-        assert not self._bugs, "\n".join(self._bugs)
+        bugs = [complaint for complaint in self.complaints if "internal error" in complaint]
+        assert not bugs, "\n".join(bugs)
 
     def launched(self, run: str) -> LaunchedRun:
         """What the launcher knows of a run."""
-        return self.launcher._runs[run]
+        return self.parts.runs[run]
 
     def main(self, run: str) -> MainProcess:
         """Its main process."""
@@ -105,6 +129,7 @@ class Rig:
         return not self.forgets
 
     def _note(self, event: Event) -> None:
+        self.listener(event)
         self.events.append(event)
         self._more.set()
         self._more = trio.Event()
@@ -198,15 +223,17 @@ async def rigged(kind: str, *, program: str = "elf", instance: str = "") -> Asyn
 
 def _end_what_is_left(rig: Rig) -> None:
     """End the processes of a test that failed half-way."""
-    launcher = rig.launcher
-    if isinstance(launcher._containment, TagsContainment):
-        while launcher._containment.stops._kill_slice(set(launcher._runs)):
-            pass
-    sweep(launcher.instance)
-    for held in launcher._runs.values():
+    runs, until = rig.parts.runs.values(), time.monotonic() + PATIENCE
+    if isinstance(rig.containment, TagsContainment):
+        roots = [run for run in runs if run.parent is None]
+        while (found := list(rig.containment.members(*roots))) and time.monotonic() < until:
+            for pid, _ in found:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    sweep(rig.launcher.instance)
+    for held in runs:
         if held.main and held.main.ours:
             os.waitid(os.P_PIDFD, held.main.pidfd, os.WEXITED)
-    until = time.monotonic() + PATIENCE
     while procfs.children() and time.monotonic() < until:
-        launcher._orphans.reap()
+        rig.parts.orphans.reap()
         time.sleep(0.001)

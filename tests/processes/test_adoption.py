@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from sfad.processes.launcher import Adopted, Bounds, Remains
 from sfad.processes.procfs import tells_exits
 from sfad.processes.sweep import sweep
 from sfad.processes.trampoline.executable import is_one
+from sfad.processes.watch import Call, Reactor
 from tests.harness import until, wait_until
 from tests.processes import programs
 from tests.processes.earlier_daemon import Plan, daemon, dead
@@ -44,7 +46,7 @@ def adopt(rig: Rig, remains: dict[str, Remains], parents: dict[str, str] | None 
 
 
 def members(rig: Rig, run: str) -> set[int]:
-    return {pid for pid, _ in rig.launcher._containment.members(rig.launched(run))}
+    return {pid for pid, _ in rig.containment.members(rig.launched(run))}
 
 
 def gathered(rig: Rig, run: str, main: int | None, count: int) -> bool:
@@ -83,11 +85,21 @@ async def test_an_adopted_run_continues_and_its_exit_code_is_known(containment: 
         await rig.stop("a1")
 
 
-async def test_the_signal_that_ended_an_adopted_run_is_known(containment: str, instance: str) -> None:
+async def test_the_signal_that_ended_an_adopted_run_is_known(
+    containment: str, instance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: dict[int, Call] = {}
+    add = Reactor.add
+
+    def noted(reactor: Reactor, fd: int, call: Call, events: int = select.EPOLLIN) -> None:
+        calls[fd] = call
+        add(reactor, fd, call, events)
+
     remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
     async with rigged(containment, instance=instance) as rig:
+        monkeypatch.setattr(Reactor, "add", noted)
         adopt(rig, remains)
-        rig.launcher._mains._reap(rig.launched("a1"), rig.main("a1"))  # a call may be spurious
+        calls[rig.main("a1").pidfd]()  # a call may be spurious
         assert rig.main("a1").exit_seen is None
         rig.launcher.signal_main("a1", signal.SIGUSR1)
         exited = await rig.wait(MainExited, "a1")
@@ -114,7 +126,7 @@ async def test_the_wait_for_a_pid_1_that_does_not_reap_ends(
     remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
     monkeypatch.setattr("sfad.processes.watch.exit_status", lambda _pidfd: None)
     monkeypatch.setattr("sfad.processes.watch.reaped", lambda _pidfd: False)
-    monkeypatch.setattr("sfad.processes.watch._REAPED_WITHIN", 0.3)
+    monkeypatch.setattr("sfad.processes.watch.REAPED_WITHIN", 0.3)
     async with rigged(containment, instance=instance) as rig:
         adopt(rig, remains)
         await rig.stop("a1")
@@ -471,7 +483,7 @@ async def test_an_adoption_without_descriptors_holds_nothing(containment: str, i
         for run, one in remains.items():
             with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
                 rig.launcher.adopt(run, None, one)
-        assert rig.launcher._runs == {}
+        assert rig.parts.runs == {}
         assert set(os.listdir("/proc/self/fd")) == before
         assert [found.empty for found in adopt(rig, remains).values()] == [False, False]
         await rig.stop("a1", "a2")

@@ -185,12 +185,11 @@ async def test_a_bound_that_cannot_be_set_is_logged_and_the_run_starts(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     launcher = rig.launcher
-    contained = launcher._containment
+    contained = rig.containment
     if not isinstance(contained, CgroupContainment) or launcher.enforcement("memory") == "kernel":
         pytest.skip("for a pretended controller")
-    said: list[str] = []
-    launcher._complaints._complain = contained._controllers._complain = said.append
-    contained._controllers.available = {"memory"}
+    said = rig.complaints
+    contained.controllers.available = {"memory"}
     monkeypatch.setattr(cgroupfs, "write", refusing(suffix, []))
     rig.launch("a1", "true", bounds=Bounds(memory=MIB))
     assert (await rig.wait(MainExited, "a1")).code == 0
@@ -199,7 +198,7 @@ async def test_a_bound_that_cannot_be_set_is_logged_and_the_run_starts(
     assert launcher.breaches("a1") == frozenset()
     assert launcher.enforcement("memory") == ("watching" if suffix == "subtree_control" else "kernel")
     monkeypatch.undo()
-    contained._controllers.available = set()
+    contained.controllers.available = set()
     launcher.release("a1")
 
 

@@ -448,7 +448,7 @@ async def test_the_clock_tells_when_a_process_has_started(rig: Rig, monkeypatch:
 async def test_a_command_begins_in_its_cgroup(rig: Rig) -> None:
     if not rig.cgroups:
         pytest.skip("for cgroups")
-    if rig.launcher._spawner._cloner is None:
+    if rig.trampoline.image is None:
         pytest.skip("the image is for x86_64")
     attached: list[str] = []
     opened = os.open
@@ -463,7 +463,7 @@ async def test_a_command_begins_in_its_cgroup(rig: Rig) -> None:
         rig.launch("a1", "sleep", "1000")
         assert not attached
         main = rig.main("a1")
-        members = rig.launcher._containment.members(rig.launched("a1"))
+        members = rig.containment.members(rig.launched("a1"))
         assert [pid for pid, _ in members] == [main.pid]  # at once, before it has executed anything
         await rig.running("a1")
         assert main.memory is None

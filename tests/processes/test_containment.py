@@ -23,6 +23,7 @@ from sfad.core.state.run import run_id
 from sfad.processes import procfs
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.processes.contain.cgroup.cgroupfs import RunCgroups
+from sfad.processes.contain.tags import Census, TagsMembership
 from sfad.processes.launcher import CgroupImpossible
 from sfad.processes.local_launcher import choose_launcher
 from tests.harness import until
@@ -107,10 +108,12 @@ async def test_children_that_come_and_go_between_looks_are_taken_for_live_ones(m
     async with rigged("tags") as rig:
         rig.launch("a1", "sleep", "100")
         await rig.wait(LaunchSucceeded, "a1")
+        adopted = rig.tags.adopted
+        census = Census(rig.parts.orphans, adopted, TagsMembership(rig.parts.runs, rig.parts.orphans, adopted))
         beyond = count(1 << 22)  # there is no such pid: a process that was listed is gone when it is looked at
         with monkeypatch.context() as patched:
             patched.setattr(procfs, "children", lambda: {next(beyond)})
-            assert rig.tags._census.live_children({"a1"}) == [next(beyond) - 1]
+            assert census.live_children({"a1"}) == [next(beyond) - 1]
         await rig.stop("a1")
 
 

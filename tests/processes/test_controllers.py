@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sfad.core.events import Event, LaunchSucceeded, MainExited
+from sfad.core.events import LaunchSucceeded, MainExited
 from sfad.processes import procfs
 from sfad.processes.contain.cgroup import cgroupfs, controllers
 from sfad.processes.contain.cgroup.containment import CgroupContainment
@@ -81,14 +81,7 @@ async def test_a_run_that_needs_too_much_memory_is_ended_and_it_is_known_why(hel
     with (tmp_path / "out").open("wb") as out:
         held.python("a1", programs.HOG, "400", "20", bounds=Bounds(memory=64 * MIB), stdout=out.fileno())
     known: list[frozenset[str]] = []
-    emitter = held.launcher._emitter
-    tell = emitter._emit
-
-    def ask_and_tell(event: Event) -> None:
-        known.append(held.launcher.breaches("a1"))
-        tell(event)
-
-    emitter._emit = ask_and_tell
+    held.listener = lambda _event: known.append(held.launcher.breaches("a1"))
     assert (await held.wait(MainExited, "a1")).signal == signal.SIGKILL
     assert known[-1] == {"memory"}
     assert b"had" not in (tmp_path / "out").read_bytes()
@@ -168,7 +161,7 @@ def ticks(pid: int) -> int:
 
 def test_closing_leaves_the_cgroups_as_they_were() -> None:
     own = procfs.cgroup(os.getpid())
-    launcher = make("cgroup", lambda _event: None)
+    launcher = make("cgroup", lambda _event: None).launcher
     parent = os.path.dirname(launcher.detail)
     if launcher.enforcement("pids") != "kernel":
         launcher.close()
@@ -183,11 +176,11 @@ def test_closing_leaves_the_cgroups_as_they_were() -> None:
 
 
 def test_a_sweep_disables_the_controllers_of_a_dead_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher = make("cgroup", lambda _event: None)
-    contained = launcher._containment
+    made = make("cgroup", lambda _event: None)
+    launcher, contained = made.launcher, made.containment
     assert isinstance(contained, CgroupContainment)
     parent = os.path.dirname(launcher.detail)
-    vacated = contained._controllers._vacated
+    vacated = contained.controllers.vacated
     monkeypatch.setattr(contained, "close", lambda: None)
     launcher.close()  # descriptors only
     try:

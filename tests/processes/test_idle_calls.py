@@ -34,9 +34,9 @@ async def test_idle_calls_wait_until_no_task_is_ready(nursery: trio.Nursery) -> 
 
 def test_few_calls_wait_for_an_idle_loop_and_none_is_lost() -> None:
     reactor, made = Reactor(), list[int]()
-    for number in range(module._MOST_IDLE + 2):
+    for number in range(module.MOST_IDLE + 2):
         reactor.when_idle(made.append, number)
     assert made == [0, 1]
     reactor.finish_idle()
-    assert made == list(range(module._MOST_IDLE + 2))
+    assert made == list(range(module.MOST_IDLE + 2))
     reactor.close()

@@ -89,14 +89,14 @@ def test_a_machine_without_a_filter() -> None:
 
 
 def test_bubblewrap_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_PLACES", ("/nosuch/bwrap",))
+    monkeypatch.setattr(probe, "BUBBLEWRAPS", ("/nosuch/bwrap",))
     assert "apt install bubblewrap" in (impossible(0) or "")
 
 
 def test_a_sandbox_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `sfactl doctor` does."""
     assert tried() is None
-    monkeypatch.setattr(probe, "_PLACES", ("/bin/false",))
+    monkeypatch.setattr(probe, "BUBBLEWRAPS", ("/bin/false",))
     assert tried() == "exit code 1"
 
 

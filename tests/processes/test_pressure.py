@@ -21,6 +21,8 @@ import trio
 from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
 from sfad.processes import procfs
 from sfad.processes.contain.cgroup import cgroupfs
+from sfad.processes.contain.tags import Census
+from sfad.processes.trampoline.spawner import Spawner
 from sfad.processes.watch import Reactor
 from tests.harness import until
 from tests.processes import programs
@@ -119,8 +121,7 @@ async def test_a_run_that_cannot_be_looked_at_is_not_empty(rig: Rig, tmp_path: P
 
 
 async def test_idle_without_descriptors(rig: Rig) -> None:
-    complaints: list[str] = []
-    rig.launcher._complaints._complain = complaints.append
+    complaints = rig.complaints
     with no_descriptors():
         for _ in range(3):
             rig.launcher.child_signalled()
@@ -175,7 +176,7 @@ async def test_a_machine_that_has_no_process_to_give(rig: Rig, monkeypatch: pyte
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     with monkeypatch.context() as patched:
-        patched.setattr(rig.launcher._spawner, "spawn", spawn)
+        patched.setattr(Spawner, "spawn", spawn)
         failed = await rig.failure("a1", "true")
     assert failed.errno == errno.EAGAIN
     assert failed.error.endswith(
@@ -247,7 +248,7 @@ async def test_a_thousand_zombies_of_unknown_parentage(rig: Rig) -> None:
     rig.launch("a1", "sh", "-c", "exit 9")
     assert (await rig.wait(MainExited, "a1")).code == 9
     await until(lambda: not procfs.children(), "all are reaped")
-    assert rig.launcher._orphans.owned == {}
+    assert rig.parts.orphans.owned == {}
     assert set(os.listdir("/proc/self/fd")) == before
     rig.launcher.release("a1")
 
@@ -260,7 +261,7 @@ async def test_a_storm_of_child_signals(rig: Rig, monkeypatch: pytest.MonkeyPatc
         looks += 1
         return 0
 
-    monkeypatch.setattr(rig.launcher._orphans, "reap", reap)
+    monkeypatch.setattr(rig.parts.orphans, "reap", reap)
     rig.launch("a1", "sh", "-c", "exit 9")
     begun = trio.current_time()
     for _ in range(200):
@@ -354,19 +355,27 @@ async def test_a_process_that_moved_itself_out_is_in_the_run_of_its_parent(rig: 
     cgroupfs.remove_tree(outside)
 
 
-async def test_the_tag_of_another_run(rig: Rig) -> None:
+async def test_the_tag_of_another_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tag of another run does not count below a known process, and does not save a process from the stop of its run."""
-    launcher, membership = rig.launcher, rig.tags._membership
+    launcher, take, scanned = rig.launcher, Census.take, list[set[str]]()
+
+    def noted(census: Census, runs: set[str]) -> Iterator[tuple[procfs.Stat, str]]:
+        found = list(take(census, runs))
+        scanned.append(runs)
+        return iter(found)
+
+    assert rig.tags
+    monkeypatch.setattr(Census, "take", noted)
     rig.launch("a1", "sleep", "1000")
     await rig.running("a1")
-    (number,) = launcher._runs.tags
+    (number,) = rig.parts.runs.tags
     script = f"trap '' TERM; env -i /bin/bash -c 'ulimit -S -q {number}; exec sleep 4322'; true"
     rig.launch("a2", "sh", "-c", script)
     pid = await sleeper("4322")
     assert procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE) == number
     assert launcher.run_of(pid, None) == "a2"
     launcher.terminate("a2", signal.SIGTERM)  # it scans, and so knows the run of the process when its parents are gone
-    await until(lambda: membership._strays, "scanned")
+    await until(lambda: {"a2"} in scanned, "scanned")
     await rig.stop("a2")
     assert procfs.stat(pid) is None
     assert not told(rig, MainExited)[1:]

@@ -123,7 +123,7 @@ def test_a_sweep_spares_its_caller() -> None:
 
 
 def test_leaks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.leaks._PATIENCE", 0.1)
+    monkeypatch.setattr("tests.leaks.PATIENCE", 0.1)
     leaked: list[Any] = []
 
     def leak() -> None:

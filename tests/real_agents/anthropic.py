@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.real_agents.script import ANTHROPIC, OPENING, Shell, Told, Tool, Write
+from tests.real_agents.script import ANTHROPIC, OPENING, Shell, Told, Tool, Write, text_of
 
 Body = dict[str, Any]
 
@@ -36,11 +36,7 @@ def maximum(body: Body) -> int | None:
 def tool_outputs(body: Body) -> list[str]:
     """What the tools called so far have answered, in order."""
     blocks = [block for message in body["messages"] if isinstance(message["content"], list) for block in message["content"]]
-    return [_text(block.get("content", "")) for block in blocks if block["type"] == "tool_result"]
-
-
-def _text(content: str | list[Body]) -> str:
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return [text_of(block.get("content", "")) for block in blocks if block["type"] == "tool_result"]
 
 
 def answer(body: Body, reply: Told, number: int) -> tuple[str, bytes, bytes]:

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from tests.real_agents.script import OPENAI, OPENING, Say, Shell, Told, Tool, Write
+from tests.real_agents.script import OPENAI, OPENING, Say, Shell, Told, Tool, Write, text_of
 
 Body = dict[str, Any]
 
@@ -38,12 +38,8 @@ def maximum(body: Body) -> int | None:
 
 def tool_outputs(body: Body) -> list[str]:
     """What the tools called so far have answered, in order."""
-    said = [_text(message["content"]) for message in body["messages"] if message["role"] == "tool"]
+    said = [text_of(message["content"]) for message in body["messages"] if message["role"] == "tool"]
     return [found[1] if (found := _OUTPUT.search(text)) else text for text in said]
-
-
-def _text(content: str | list[Body]) -> str:
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def answer(body: Body, reply: Told, number: int) -> tuple[str, bytes, bytes]:

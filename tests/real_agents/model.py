@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from sfad.gateway.coding import Coding
+from tests.harness import serve_in_thread
 from tests.real_agents import anthropic, chat, gemini, openai
 from tests.real_agents.script import ANTHROPIC, GEMINI, OPENAI, OUTPUT_USD, Fail, Price, Reply, Say, Shell, Stall, Told, Tool, Write
 
@@ -220,15 +221,12 @@ def serving(scripts: Mapping[str, Iterable[Reply]], tls: ssl.SSLContext | None =
     """A model for the agents of these names, on a port of its own. The path of each agent begins with its name. With `tls`, it
     is called by https."""
     talks = {name: Talk(_DIALECTS[name], iter(script), _PRICES[name]) for name, script in scripts.items()}
-    with _Server(("127.0.0.1", 0), _Handler) as server:
-        server.talks, server.released, server.seen = talks, threading.Event(), []
-        if tls is not None:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, args=[0.05], name="scripted model")
-        thread.start()
+    server = _Server(("127.0.0.1", 0), _Handler)
+    server.talks, server.released, server.seen = talks, threading.Event(), []
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    with serve_in_thread(server):
         try:
             yield Model(f"http://127.0.0.1:{server.server_port}", talks, server.released, server.seen)
         finally:
             server.released.set()
-            server.shutdown()
-            thread.join()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.real_agents.script import OPENAI, OPENING, Shell, Told, Tool, Write
+from tests.real_agents.script import OPENAI, OPENING, Shell, Told, Tool, Write, text_of
 
 Body = dict[str, Any]
 
@@ -42,11 +42,7 @@ def maximum(body: Body) -> int | None:
 
 def tool_outputs(body: Body) -> list[str]:
     """What the tools called so far have answered, in order."""
-    return [_text(item["output"]) for item in body["input"] if item["type"] in _OUTPUTS]
-
-
-def _text(output: str | list[Body]) -> str:
-    return output if isinstance(output, str) else "".join(part.get("text", "") for part in output)
+    return [text_of(item["output"]) for item in body["input"] if item["type"] in _OUTPUTS]
 
 
 def answer(body: Body, reply: Told, number: int) -> tuple[str, bytes, bytes]:

@@ -111,3 +111,8 @@ class Price:
 ANTHROPIC = Price(input=1350, cached=300, cache_write=50, output=60)
 OPENAI = Price(input=1500, cached=400, cache_write=0, output=80, reasoning=16)
 GEMINI = Price(input=1700, cached=600, cache_write=0, output=90, reasoning=20)
+
+
+def text_of(content: str | list[dict[str, Any]]) -> str:
+    """Return the text of a message, which is a string or a list of parts."""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)

@@ -26,8 +26,10 @@ from sfad.protocol.types import RunId, RunInfo, Status
 from sfad.runs import catalogue
 from sfad.runs import catalogue as module
 from sfad.runs.catalogue import EncodedRuns, RunCatalogue, row_of
+from sfad.storage.ledger import ledger
 from sfad.storage.ledger.reader import Page
 from tests.harness import until
+from tests.ledger.samples import traced_reader
 from tests.loop.shell import refused, shell, spawned, stopped
 from tests.processes.fake import FakeLauncher
 
@@ -52,7 +54,7 @@ def page_of(catalogue: RunCatalogue, scope: Scope = EVERYTHING, **query: Any) ->
     return reply.runs
 
 
-async def test_a_run_is_known_through_all_of_its_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_is_known_through_all_of_its_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: list[str]) -> None:
     monkeypatch.setattr(module, "RECENT", 1)
     async with shell(tmp_path, FakeLauncher) as runtime:
         catalogue, told = runtime.catalogue, list[RunId]()
@@ -73,21 +75,23 @@ async def test_a_run_is_known_through_all_of_its_life(tmp_path: Path, monkeypatc
 
         other = await spawned(runtime)
         await stopped(runtime, other)
-        assert run not in catalogue._recent
+        assert any("argv" in statement for statement in statements(sql, lambda: catalogue.info(run))), "not in memory"
         assert known(catalogue, run)[:3] == as_recent[:3], "the ledger says the same"
         assert listed(catalogue) == [run, other]
 
 
-async def test_a_row_of_an_ended_run_is_read_and_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_row_of_an_ended_run_is_read_and_encoded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: list[str]
+) -> None:
     monkeypatch.setattr(module, "RECENT", 1)
     async with shell(tmp_path, FakeLauncher) as runtime:
         catalogue, runs = runtime.catalogue, [await ended(runtime) for _ in range(3)]
         known = [info for run in runs if (info := catalogue.info(run)) is not None]
         assert page_of(catalogue) == catalogue.with_totals(known)
-        few = statements(runtime, lambda: listed(catalogue))
+        few = statements(sql, lambda: listed(catalogue))
         runs += [await ended(runtime) for _ in range(5)]
         assert listed(catalogue) == runs
-        assert statements(runtime, lambda: listed(catalogue)) == few
+        assert statements(sql, lambda: listed(catalogue)) == few
         assert not any("argv" in sql for sql in few), "no row is read"
         assert listed(catalogue, rows=2) == runs[-2:]
         assert listed(catalogue, Scope(uid=1, run=None)) == []
@@ -101,14 +105,19 @@ async def ended(runtime: Runtime) -> RunId:
     return run
 
 
-def statements(runtime: Runtime, what: Callable[[], object]) -> list[str]:
-    """The SQL that is executed, without its numbers."""
+@pytest.fixture
+def sql(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is executed by connections that a ledger reads with."""
     found: list[str] = []
-    connection = runtime.ledger.records._reader._connection
-    connection.set_trace_callback(found.append)
+    monkeypatch.setattr(ledger, "open_reader", traced_reader(found))
+    return found
+
+
+def statements(sql: list[str], what: Callable[[], object]) -> list[str]:
+    """The SQL that is executed, without its numbers."""
+    begin = len(sql)
     what()
-    connection.set_trace_callback(None)
-    return [re.sub(r"\d+", "", sql) for sql in found]
+    return [re.sub(r"\d+", "", statement) for statement in sql[begin:]]
 
 
 async def test_the_totals_of_a_tree_are_those_of_its_end(tmp_path: Path) -> None:
@@ -137,9 +146,9 @@ async def test_a_run_that_was_deleted_leaves_memory(tmp_path: Path) -> None:
         run = await ended(runtime)
         assert listed(runtime.catalogue) == [run]
         assert listed(runtime.catalogue, limits=False) == [run]
-        assert all(rows.size > 0 for rows in runtime.catalogue._encoded.values())
+        assert runtime.catalogue.encoded_size > 0
         runtime.catalogue.forget([run])
-        assert all(rows.size == 0 for rows in runtime.catalogue._encoded.values())
+        assert runtime.catalogue.encoded_size == 0
 
 
 async def test_rows_leave_out_what_is_as_its_default_and_the_limits_of_ended_runs_if_asked(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from sfad.core.state.access import Peer
 from sfad.daemon.loop.runtime import Runtime
 from sfad.daemon.server import dispatch
 from sfad.daemon.server import server as package
-from sfad.daemon.server.connection import Connection
 from sfad.daemon.server.dispatch import Receiver
 from sfad.daemon.server.server import Server
 from sfad.protocol import messages as m
@@ -60,7 +59,7 @@ async def served(directory: Path, peers: Sequence[Peer]) -> AsyncIterator[tuple[
     waiting = list(peers)
     with ExitStack() as stack:
         stack.enter_context(patch.object(dispatch, "TURN_TIME", PATIENCE))  # on a busy machine too, they have one turn
-        stack.enter_context(patch.object(Receiver, "_passed_on", return_value=None))  # to the kernel they are one user
+        stack.enter_context(patch.object(Receiver, "passed_on", return_value=None))  # to the kernel they are one user
         async with shell(directory, FakeLauncher, everyone=True) as runtime, trio.open_nursery() as nursery:
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(str(directory / "s"))
@@ -169,8 +168,14 @@ async def test_a_long_list_is_sent_in_one_go(tmp_path: Path) -> None:
         spawn = m.Spawn(id=1, argv=[b"sh", b"-c", b"x" * 100_000], cwd=b"/", env=[])
         for _ in range(70):
             await spawned(runtime, spawn)
-        with patch.object(Connection, "_send_some", autospec=True, side_effect=Connection._send_some) as send:
+        sent, send = list[int](), socket.socket.send
+
+        def noted(sock: socket.socket, data: bytes) -> int:
+            sent.append(len(data))
+            return send(sock, data)
+
+        with patch.object(socket.socket, "send", noted):
             owner.send(m.List(id=1))
             (page,) = await owner.replies(1)
         assert len(m.pack(page)) > 300_000
-        assert send.call_count == 1
+        assert [size > 300_000 for size in sent] == [False, True], "the request and the reply"

@@ -85,7 +85,7 @@ def watchers(daemon: Daemon) -> None:
             if number % 4 == 0:
                 client.send(m.Spawn(id=client.next_id(), argv=[b"sleep", b"100"], cwd=b"/", env=[], tied=True))
                 client.arrived()
-            client._socket.send(b"\0\0")
+            os.write(client.fileno(), b"\0\0")
 
 
 def questions(client: Client) -> None:

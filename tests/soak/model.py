@@ -75,7 +75,7 @@ class Judge:
     # ---- verdicts
 
     def _asked(self, run: RunInfo, at: float) -> None:
-        self._machine._admission._number = run_number(run.id)
+        self._machine.number_from(run_number(run.id))
         self._token += 1
         labels = run.labels
         asked = Asked(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sfad.storage.spool import Spawns
+from tests.harness import failing
 
 
 @pytest.fixture
@@ -73,11 +74,8 @@ def test_an_error_leaves_nothing_behind(directory: Path, monkeypatch: pytest.Mon
     spawns = Spawns(directory)
     spawns.save("a1", b"before")
 
-    def fail(*_: object) -> int:
-        raise OSError(code, os.strerror(code))
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, where, fail)
+        patch.setattr(os, where, failing(code))
         for run in ("a1", "a2"):
             with pytest.raises(OSError, match=os.strerror(code)):
                 spawns.save(run, b"after")

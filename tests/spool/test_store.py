@@ -6,14 +6,17 @@ import errno
 import os
 import random
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
+from itertools import product
 from pathlib import Path
 from unittest import mock
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -22,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sfad.storage import spool as journal
 from sfad.storage.spool import Store, StoreError
-from tests.harness import let_others_into
+from tests.harness import failing, let_others_into
 
 ROOT = Path(__file__).parents[2]
 KIB, MIB = 1 << 10, 1 << 20
@@ -57,12 +60,22 @@ def opened(path: Path) -> Store:
         return one
 
 
+MAGIC = b"sfadjnl\n"
+RECORD = struct.Struct("<HI")
+DELETED = 0xFFFFFFFF
+
+
+def frame(batch: bytes) -> bytes:
+    """Return a batch as it is in the file."""
+    return struct.pack("<III", len(batch), crc32(batch), len(batch) ^ 0xFFFFFFFF) + batch + b"\xff"
+
+
 def written(path: Path, batches: list[Changes]) -> bytes:
     """Write these batches; return the bytes up to the end of the last frame."""
     with closing(Store(path)) as one:
         for batch in batches:
             one.write(batch)
-    return path.read_bytes()[: one._end]
+    return path.read_bytes()[: one.size]
 
 
 @pytest.fixture
@@ -263,13 +276,13 @@ class Against(RuleBasedStateMachine):
     @rule()
     def compact(self) -> None:
         """Rewrite at another time than usual."""
-        self.journal._rewrite()
+        self.journal.rewrite()
 
     @invariant()
     def same(self) -> None:
         """Store and dict agree."""
         assert self.journal.items == self.model
-        assert self.journal._current == sum(journal._RECORD.size + len(key) + len(value) for key, value in self.model.items())
+        assert self.journal.current_size == sum(RECORD.size + len(key) + len(value) for key, value in self.model.items())
 
     def teardown(self) -> None:
         """Store and dict agree after the last close."""
@@ -301,6 +314,17 @@ class Full:
         done = self._pwrite(descriptor, memoryview(data)[: self._left], offset)
         self._left -= done
         return done
+
+
+def killed_after(count: int) -> Callable[[int, bytes, int], int]:
+    """Return a pwrite(2) that writes this many bytes, and whose process is killed before it returns."""
+    pwrite = os.pwrite
+
+    def killed(descriptor: int, data: bytes, offset: int) -> int:
+        pwrite(descriptor, data[:count], offset)
+        raise Killed
+
+    return killed
 
 
 TestAgainst = Against.TestCase
@@ -335,19 +359,22 @@ def test_a_torn_tail_may_be_written_over(path: Path) -> None:
         assert (one.sound, one.notes) == (True, [])
 
 
-@pytest.mark.parametrize("begun", [5, 12, 30, 200, 313])
-def test_a_death_while_a_frame_is_blanked(path: Path, begun: int) -> None:
-    """Also of the batch that follows. 313 bytes are the whole frame, whose write did not return."""
-    frame = journal._frame(journal._packed({"l": b"\xff" * 293}))
-    assert len(frame) == 313
+@pytest.mark.parametrize(("begun", "again"), [*product([5, 12, 30, 200], [False, True]), (313, False)])
+def test_a_death_while_a_frame_is_blanked(path: Path, begun: int, again: bool) -> None:
+    """Also of the batch that follows. 313 bytes are the whole frame, whose write did not return. `again`: another daemon has opened
+    the file before that batch."""
+    assert len(frame(RECORD.pack(1, 293) + b"l" + bytes(293))) == 313
     data = written(path, BATCHES)
     for allowed in (*range(1, 16), *range(16, 400, 43)):
         path.write_bytes(data + bytes(1000))
-        with closing(Store(path)) as one:
-            os.pwrite(one._descriptor, frame[:begun], one._end)
-            one._dirty = one._end + begun
-            with mock.patch.object(os, "pwrite", Full(allowed, Killed)), suppress(Killed):
-                one.write({"short": b"x"})
+        one = Store(path)
+        with mock.patch.object(os, "pwrite", killed_after(begun)), suppress(Killed):
+            one.write({"l": b"\xff" * 293})
+        if again:
+            one.close()
+            one = Store(path)
+        with closing(one), mock.patch.object(os, "pwrite", Full(allowed, Killed)), suppress(Killed):
+            one.write({"short": b"x"})
         one = opened(path)
         assert one.sound
         assert one.items in [STATES[-1], STATES[-1] | {"short": b"x"}]
@@ -404,14 +431,15 @@ def test_another_file_is_set_aside(path: Path, data: bytes) -> None:
 def test_a_right_checksum_of_no_batch(path: Path) -> None:
     """A person must have made it; it counts as damage."""
     good = written(path, BATCHES)
-    for batch in (b"x", journal._RECORD.pack(10, 5) + b"x", journal._RECORD.pack(1, journal._DELETED) + b"\xff"):
-        path.write_bytes(good + journal._frame(batch))
+    for batch in (b"x", RECORD.pack(10, 5) + b"x", RECORD.pack(1, DELETED) + b"\xff"):
+        path.write_bytes(good + frame(batch))
         one = opened(path)
         assert (one.items, one.sound) == (STATES[-1], False)
 
 
 def test_a_newer_version_is_left_alone(path: Path) -> None:
-    data = journal._FILE_HEAD.pack(*journal._file_head(2)) + written(path, BATCHES)[journal._FILE_HEAD.size :]
+    version, good = (2).to_bytes(4, "little"), written(path, BATCHES)
+    data = MAGIC + version + crc32(MAGIC + version).to_bytes(4, "little") + good[16:]
     path.write_bytes(data)
     with pytest.raises(StoreError, match=r"state\.journal is a journal of version 2.*start the sfad"):
         Store(path)
@@ -426,13 +454,6 @@ def test_a_file_system_without_hard_links(path: Path, monkeypatch: pytest.Monkey
     assert not opened(path).sound
     assert len(list(path.parent.glob("*.corrupt-*"))) == 1
     assert opened(path).sound
-
-
-def failing(code: int) -> Callable[..., int]:
-    def fail(*_: object, **__: object) -> int:
-        raise OSError(code, os.strerror(code))
-
-    return fail
 
 
 # ---- killed
@@ -657,21 +678,19 @@ def test_a_batch_that_is_too_large_for_the_disk(small: Path) -> None:
 
 
 def test_a_rewrite_without_room_is_tried_again(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "STEP", 64 * KIB)
     monkeypatch.setattr(journal, "COMPACT_ABOVE", 200 * KIB)
     with closing(Store(small / "j")) as one:
         one.write({"x": bytes(150 * KIB)})
-        os.posix_fallocate(one._descriptor, one._room, MIB)
-        one._has_room(one._room + MIB)
+        monkeypatch.setattr(journal, "STEP", 64 * KIB)  # until now it was larger: there is room for 1 MiB
         fill(small)
-        while one._end < 600 * KIB:
-            one.write({"n": b"%800d" % one._end})
+        while one.size < 600 * KIB:
+            one.write({"n": b"%800d" % one.size})
         inode = (small / "j").stat().st_ino
         assert [file.name for file in small.iterdir() if file.name != "filler"] == ["j"]
         (small / "filler").unlink()
         while (small / "j").stat().st_ino == inode:
-            one.write({"n": b"%800d" % one._end})
-            assert one._end < 700 * KIB
+            one.write({"n": b"%800d" % one.size})
+            assert one.size < 700 * KIB
     assert len(opened(small / "j").items) == 2
 
 
@@ -757,7 +776,7 @@ def test_two_thousand_runs_are_rewritten_in_a_moment(path: Path) -> None:
         for number in range(2000):
             one.write({f"run/{number}": value})
         began = time.perf_counter()
-        one._rewrite()
+        one.rewrite()
         assert time.perf_counter() - began < 5  # 8 ms on a quiet machine
         assert path.stat().st_size < 2000 * 2100 + journal.STEP
         began = time.perf_counter()
@@ -770,5 +789,5 @@ def test_the_file_stays_within_its_bound(path: Path) -> None:
     with closing(Store(path)) as one:
         for number in range(12_000):
             one.write({f"run/{number % 100}": bytes(2000)})
-            assert one._end < journal.COMPACT_ABOVE + 3000
+            assert one.size < journal.COMPACT_ABOVE + 3000
     assert len(opened(path).items) == 100

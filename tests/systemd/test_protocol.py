@@ -100,7 +100,7 @@ def test_nothing_is_kept_if_systemd_does_not_listen(address: str, monkeypatch: p
 
 @pytest.mark.parametrize("count", ["9" * 5000, "-1", "3"])
 def test_descriptors_that_were_not_passed_are_not_taken(count: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(systemd, "_FIRST_PASSED", 1_000_000)  # no descriptor of this process
+    monkeypatch.setattr(systemd, "FIRST_PASSED", 1_000_000)  # no descriptor of this process
     monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
     monkeypatch.setenv("LISTEN_FDS", count)
     monkeypatch.setenv("LISTEN_FDNAMES", "a:b:c")

@@ -66,7 +66,7 @@ def path_of(rig: Rig) -> Path:
 
 
 def read_a_piece(rig: Rig) -> None:
-    rig.tail._runs["a1"].read(0)
+    rig.tail.runs["a1"].read(0)
 
 
 def test_it_continues_where_it_was(again: Again) -> None:
@@ -101,7 +101,7 @@ def test_a_reading_that_was_not_told_before_the_restart_is_told(again: Again) ->
     first.write(b"one\nhalf a line")
     read_a_piece(first)
     first.write(numbered(1000))
-    metered = first.tail._runs["a1"].stdout
+    metered = first.tail.runs["a1"].stdout
     assert metered is not None
     metered.file.skip_to(64 * 500)
     assert first.turns() == 1

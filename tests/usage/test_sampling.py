@@ -6,6 +6,7 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -81,7 +82,14 @@ class Stage:
         self.launcher = FakeLauncher(emit=lambda _event: None, script=lambda _run, _spec: Script(after=None))
         self.machine = machine or Still()
         self.seen: list[tuple[str, str, int, bool]] = []
-        self.sampler = Sampler(self.launcher, lambda *seen: self.seen.append(seen), machine=self.machine)
+        self.forgets: tuple[str, ...] = ()
+        """Runs that the callback forgets."""
+        self.sampler = Sampler(self.launcher, self._see, machine=self.machine)
+
+    def _see(self, *seen: Any) -> None:
+        self.seen.append(seen)
+        for run in self.forgets:
+            self.sampler.forget(run)
 
     def run(self, run: str, kind: str = "pids", threshold: float = 1000, *, fresh: bool = True) -> None:
         self.launcher.launch(run, None, LaunchSpec([b"agent"], b"/", []), lambda _remains: True)
@@ -299,12 +307,7 @@ async def test_without_free_descriptors_it_looks_later(stage: Stage, autojump_cl
 
 
 async def test_the_callback_may_forget_the_run(stage: Stage, autojump_clock: MockClock) -> None:
-    def forget_both(*seen: object) -> None:
-        stage.seen.append(seen)  # type: ignore[arg-type]
-        stage.sampler.forget("a1")
-        stage.sampler.forget("a2")
-
-    stage.sampler._seen = forget_both
+    stage.forgets = ("a1", "a2")
     for run in ("a1", "a2"):
         stage.run(run, threshold=10)
         stage.launcher.used[run, "pids"] = 11

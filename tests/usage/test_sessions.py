@@ -242,13 +242,13 @@ def test_the_number_of_heads_that_one_look_reads_is_bounded(home: Home, monkeypa
 
 def test_an_incomplete_line_stays_in_the_file(home: Home) -> None:
     path, session = home.file(ONE), home.session("--session-id", ONE)
-    whole, line = path.stat().st_size, path.read_bytes()
+    line = path.read_bytes()
     with path.open("ab") as file:
-        file.write(line[:100])
+        file.write(b"x" * 100)
     assert used(session) == 1
-    assert [each.offset for each in session._read.values()] == [whole]
-    with path.open("ab") as file:
-        file.write(line[100:].replace(b'"0"', b'"1"') + b" " * 2_000_000 + b"\n" + line.replace(b'"0"', b'"2"'))
+    with path.open("r+b") as file:  # no agent does that: it shows that the beginning is read again
+        file.seek(len(line))
+        file.write(line[:100] + line[100:].replace(b'"0"', b'"1"') + b" " * 2_000_000 + b"\n" + line.replace(b'"0"', b'"2"'))
     assert used(session) == 3
 
 

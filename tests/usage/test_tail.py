@@ -27,7 +27,7 @@ from sfad.storage.output import OutputFiles, files, holes
 from sfad.usage import tail as module
 from sfad.usage.stdout import READ_AT_ONCE
 from sfad.usage.tail import FREE_AFTER, NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL, RESERVE, Tail
-from tests.harness import until
+from tests.harness import failing, until
 from tests.output.test_holes import KIB, MIB, Refusing, held, numbered
 
 
@@ -60,8 +60,8 @@ NewMeter = Callable[[bytes | None], Meter]
 class Rig:
     """A `Tail` and all that it has told."""
 
-    def __init__(self, directory: Path) -> None:
-        self.store = OutputFiles(directory)
+    def __init__(self, directory: Path, files: type[OutputFiles] = OutputFiles) -> None:
+        self.store = files(directory)
         self.seen: dict[RunId, tuple[Reading, ...]] = {}
         self.calls = 0
         self.lost: dict[RunId, list[str]] = {}
@@ -332,7 +332,7 @@ def test_a_truncated_file_that_has_grown_again_between_two_looks_is_read_from_th
 def test_output_unread_before_a_truncation_is_reported_as_lost(rig: Rig) -> None:
     rig.begin()
     rig.write(numbered(MIB // 64))
-    assert rig.tail._runs["a1"].read(0) is False
+    assert rig.tail.runs["a1"].read(0) is False
     rig.write(numbered(10), "a2")
     os.truncate(rig.store.directory / "a1.out", 0)
     rig.write(b"new\n")
@@ -445,13 +445,6 @@ def test_another_file_is_not_metered(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
     assert rig.lost == {"a1": ["the file of its stdout was taken away: it is not metered and not bounded any more"]}
 
 
-def failing(code: int) -> Callable[..., int]:
-    def fail(*_: object) -> int:
-        raise OSError(code, os.strerror(code))
-
-    return fail
-
-
 def test_a_metered_run_holds_one_descriptor_and_a_bounded_one_holds_both_files(rig: Rig) -> None:
     rig.write(b"")
     rig.write(b"", "a2")
@@ -468,7 +461,7 @@ def test_a_metered_run_holds_one_descriptor_and_a_bounded_one_holds_both_files(r
     rig.tail.forget("a2")
     rig.tail.forget("a2")
     assert len(os.listdir("/proc/self/fd")) == before
-    assert not rig.tail._runs
+    assert not rig.tail.runs
     rig.tail.drain(["a1"])
     rig.tail.begin_attempt("a1")
     rig.tail.look("a1")
@@ -536,7 +529,7 @@ async def test_a_slow_meter_reports_the_bytes_that_it_loses(served: Rig, monkeyp
 def test_a_meter_that_never_catches_up_is_reported_seldom(rig: Rig) -> None:
     rig.write(b"")
     rig.begin()
-    metered = rig.tail._runs["a1"].stdout
+    metered = rig.tail.runs["a1"].stdout
     assert metered is not None
     for number in range(1, 1000):
         metered.file.skip_to(number * MIB)
@@ -565,8 +558,8 @@ class SmallDisk(OutputFiles):
 
 async def test_output_leaves_room_on_the_disk(tmp_path: Path) -> None:
     """A run with a large limit fills the disk; a small file of another run, that grows in the same moment, stays whole."""
-    rig = Rig(tmp_path / "output")
-    rig.store = rig.tail.files = rig.tail._bounds._files = small = SmallDisk(tmp_path / "output")
+    rig = Rig(tmp_path / "output", SmallDisk)
+    small = rig.store
     rig.begin("a1", limit=1 << 40, meter=None)
     rig.begin("a2", limit=1 << 40, meter=None)
     rig.write(numbered(MIB // 64) * 40, "a2")
@@ -589,7 +582,7 @@ async def test_output_leaves_room_on_the_disk(tmp_path: Path) -> None:
 async def test_a_limit_may_change_while_nothing_is_written(served: Rig) -> None:
     served.begin(limit=None, meter=None)
     served.write(bytes(3 * MIB))
-    await until(lambda: not served.tail._behind)
+    await until(lambda: not served.tail.behind)
     assert held(served.store) >= 3 * MIB
     served.tail.set_limit("a1", MIB)
     await until(lambda: held(served.store) <= MIB + 64 * KIB)
@@ -613,7 +606,7 @@ async def test_a_daemon_that_ends_has_bounded_its_runs(rig: Rig) -> None:
 
 
 async def test_a_file_system_that_cannot_free_is_reported_once(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holes, "_libc", Refusing(errno.EOPNOTSUPP))
+    monkeypatch.setattr(holes, "libc", Refusing(errno.EOPNOTSUPP))
     for run in ("a1", "a2"):
         served.begin(run, limit=MIB)
         served.write(numbered(3 * MIB // 64), run)
@@ -625,7 +618,7 @@ async def test_a_file_system_that_cannot_free_is_reported_once(served: Rig, monk
 
 async def test_other_errors_are_reported_once_a_run(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     refusing = Refusing(errno.ENOSPC)
-    monkeypatch.setattr(holes, "_libc", refusing)
+    monkeypatch.setattr(holes, "libc", refusing)
     served.begin(limit=MIB, meter=None)
     served.write(bytes(3 * MIB))
     await until(lambda: refusing.calls == 1)
@@ -754,7 +747,7 @@ async def test_an_overflow_of_inotify_s_queue(rig: Rig, monkeypatch: pytest.Monk
 
 async def test_without_inotify_all_files_are_looked_at(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     refusing = Refusing(errno.EMFILE, times=4)
-    monkeypatch.setattr("sfad.host.displacement._libc", refusing)
+    monkeypatch.setattr("sfad.host.displacement.libc", refusing)
     rig.begin(limit=MIB)
     async with serving(rig):
         rig.write(numbered(3 * MIB // 64))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sfactl.exits import Quit
+from sfactl.fleet_calls import FleetCalls
 from sfactl.web.source import Nodes
 from sfad.core.state.run import run_id
 from sfad.protocol import messages as m
@@ -37,9 +38,8 @@ class Paper:
 
 def nodes(monkeypatch: pytest.MonkeyPatch, runs: dict[str, list[RunInfo]]) -> Nodes:
     paper = Paper(runs)
-    made = Nodes(paper)  # type: ignore[arg-type]
-    monkeypatch.setattr(made._calls, "ask", paper.ask)
-    return made
+    monkeypatch.setattr(FleetCalls, "ask", lambda _calls, node, request, expected: paper.ask(node, request, expected))
+    return Nodes(paper)  # type: ignore[arg-type]
 
 
 def past(number: int, minutes: float) -> RunInfo:

@@ -1,7 +1,7 @@
 """Admits runs or refuses them. Launches them when the ledger holds their admission, the runs that they wait for have ended, and
 there is a slot."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -78,8 +78,8 @@ class Awaiting:
 
     def wait(self, run: Run) -> None:
         """Let the run wait for each of `run.awaits`."""
-        for after in run.awaits:
-            self.waiters.setdefault(after.run, []).append(run.id)
+        for awaited in dict.fromkeys(after.run for after in run.awaits):  # once, also where it waits for an end and for a success
+            self.waiters.setdefault(awaited, []).append(run.id)
 
     def ended(self, ends: Mapping[RunId, Status], at: float) -> list[Run]:
         """Take the ends of these runs, and end each run that waited for the success of one that did not complete. Return those that
@@ -219,6 +219,15 @@ class Admission:
         """Continue the counters of an earlier daemon."""
         self.admitted += admitted
         self.refused += refused
+
+    def number_from(self, number: int) -> None:
+        """Give the next run this number."""
+        self._number = number
+
+    @property
+    def refused_callers(self) -> Collection[str]:
+        """The callers whose refusals are counted: `user NAME`, or the id of a live run."""
+        return self._refusals.keys()
 
     def reconfigure(self) -> None:
         for rate in self._rates.values():

@@ -56,6 +56,8 @@ class Pausing:
         run.paused = Paused(
             at + self._ctx.policy.pause_max, suspended, no_money, frozen=freeze, frozen_at=at if freeze else None, by_giver=by_giver
         )
+        if suspended:
+            self._stop_requests.expect_no_client(run)
         for each in run.subtree():
             if each.status is Status.RUNNING:
                 each.move(Status.PAUSED)

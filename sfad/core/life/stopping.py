@@ -264,6 +264,11 @@ class StopRequests:
         if run.tied_to == GONE:
             self._ctx.arm(run, Timer.RECONNECT, at + RECONNECT)
 
+    def expect_no_client(self, run: Run) -> None:
+        """Wait for that client no longer: it is stopped, and cannot come back before it is continued."""
+        if run.tied_to == GONE:
+            self._ctx.disarm(run, Timer.RECONNECT)
+
     def reconnect_due(self, run: Run, at: float) -> None:
         message = (
             f"its foreground client did not come back within {RECONNECT:g} s of the daemon's restart "

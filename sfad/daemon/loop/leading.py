@@ -54,7 +54,7 @@ def led(
         return _around(request, direct, setups, gateways, explicit=explicit)
     argv = request.argv if at is None else [*request.argv[: at + 1], *map(os.fsencode, [*more, *given])]
     env = keyless(request.env, program, gateways.upstreams, setups, setup)
-    env = _merged(env, setup.merged, address)
+    env = with_objects(env, setup.merged, address)
     variables = {variable: value for variable, value in setups.env_of(setup).items() if variable not in moved}
     return replace(request, argv=argv, env=_with(env, variables, setup.unset, address))
 
@@ -128,7 +128,7 @@ def _with(env: Iterable[bytes], variables: Mapping[str, str], unset: Iterable[st
     told = {variable.encode(): value.replace(GATEWAY, address).encode() for variable, value in variables.items()}
     left_out = {*told, *(variable.encode() for variable in unset)}
     kept = [item for item in env if item.partition(b"=")[0] not in left_out]
-    return _exempt_from_proxies(kept) + [variable + b"=" + value for variable, value in told.items()]
+    return exempt_from_proxies(kept) + [variable + b"=" + value for variable, value in told.items()]
 
 
 def _direct(env: Sequence[bytes], setups: TreeSetups, gateways: Gateways) -> list[bytes]:
@@ -178,7 +178,7 @@ def keyless(
     return kept + [variable + f"={PLACEHOLDER}".encode() for variable in sorted(missing)]
 
 
-def _merged(env: Sequence[bytes], objects: Iterable[tuple[str, str]], address: str) -> list[bytes]:
+def with_objects(env: Sequence[bytes], objects: Iterable[tuple[str, str]], address: str) -> list[bytes]:
     """Return the environment with these objects merged into those of its variables. What is not JSON stays as it is."""
     result = list(env)
     for variable, text in objects:
@@ -193,7 +193,7 @@ def _merged(env: Sequence[bytes], objects: Iterable[tuple[str, str]], address: s
     return result
 
 
-def _exempt_from_proxies(env: list[bytes]) -> list[bytes]:
+def exempt_from_proxies(env: list[bytes]) -> list[bytes]:
     """Return an environment in which no program looks for the gateway behind a proxy."""
     if not any(item.lower().startswith(_PROXIES) and not item.endswith(b"=") for item in env):
         return env

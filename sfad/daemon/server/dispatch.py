@@ -217,7 +217,7 @@ class Receiver:
             self._clients.drop_with_error(connection, ErrorCode.NOT_PERMITTED, MAY_HANG)
             return
         self._bounds.count(connection.groups, connection.count())
-        if (refusal := self._passed_on(connection)) is not None:
+        if (refusal := self.passed_on(connection)) is not None:
             self._clients.drop_with_error(connection, ErrorCode.NOT_PERMITTED, refusal)
             return
         if connection.bodies:
@@ -233,7 +233,7 @@ class Receiver:
         if connection.ended and not connection.bodies:
             self._clients.drop(connection)
 
-    def _passed_on(self, connection: Connection) -> str | None:
+    def passed_on(self, connection: Connection) -> str | None:
         """Say why the sender may not use a connection that another process made: it would have that one's rights."""
         peer = connection.peer
         if connection.sender_uid != peer.uid and not peer.unplaced:

@@ -50,7 +50,7 @@ def identify(
         pid, uid, gid = UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
     except OSError as error:
         return Peer(uid=-1, user="unknown", owner=False, unplaced=f"the kernel does not name the process: {error.strerror}")
-    user, owner, gids = user_name(uid), uid in (0, os.geteuid()), _gids(connection, gid)
+    user, owner, gids = user_name(uid), uid in (0, os.geteuid()), all_groups(connection, gid)
     if (gateway := gateway_at(pid)) is not None and _lives(connection):
         return Peer(uid=uid, user=user, owner=owner, gateway=True, gateway_uid=gateway.uid)
     if pid == exporter and _lives(connection):  # a child of the daemon that is in no run
@@ -65,7 +65,7 @@ def identify(
     return Peer(uid=uid, user=user, owner=owner, run=run, gids=gids)
 
 
-def _gids(connection: socket.socket, gid: int) -> frozenset[int]:
+def all_groups(connection: socket.socket, gid: int) -> frozenset[int]:
     """Return the groups of the process that connected, as the kernel knows them: the group database is not asked."""
     try:
         return frozenset({gid, *peer_groups(connection)})

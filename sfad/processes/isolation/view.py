@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _MOST = 256
-_MOST_FILES = 100_000
+MOST_FILES = 100_000
 """A tenth of a second."""
 
 
@@ -46,7 +46,7 @@ def below(directory: str) -> tuple[set[str], bool]:
         except OSError:  # the command cannot look into it either, or it is a file
             continue
         seen += len(entries)
-        if seen > _MOST_FILES:
+        if seen > MOST_FILES:
             return found, False
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

@@ -307,6 +307,11 @@ class Ledger:
         else:
             self._told(result)
 
+    @property
+    def idle(self) -> bool:
+        """Whether the thread that writes waits for work. It reports what it has written a moment before that."""
+        return self._writer.idle
+
     async def flush(self) -> bool:
         """Return once everything queued before has been tried: true if all of it is in the file."""
         outcome: list[bool] = []

@@ -146,7 +146,7 @@ class Inbox(Generic[_Item]):
         self._items: deque[_Item] = deque()
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """A wake-up for the taker; true if it should take at once."""
-        self._asleep = False
+        self.asleep = False
         """Whether the taker waits without a time limit of its own, and must be woken to begin its wait of `LINGER`."""
 
     def __len__(self) -> int:
@@ -158,8 +158,8 @@ class Inbox(Generic[_Item]):
         if urgent:
             return
         enough = len(self._items) == ENOUGH
-        if enough or self._asleep:
-            self._asleep = False
+        if enough or self.asleep:
+            self.asleep = False
             self._calls.put(enough)
 
     def wake(self) -> None:
@@ -173,12 +173,12 @@ class Inbox(Generic[_Item]):
             self._called(LINGER)
 
     def _sleep(self, timeout: float | None) -> bool:
-        self._asleep = True
+        self.asleep = True
         try:
             # an item that was put before the flag was set has not woken the taker
             return not self._items and self._called(timeout)
         finally:
-            self._asleep = False
+            self.asleep = False
 
     def _called(self, timeout: float | None) -> bool:
         try:
@@ -208,7 +208,7 @@ MAX_BACKLOG = 50_000
 """Events and refusals that wait while the disk refuses them, some 50 MB. Ends of runs have no bound of their own:
 while admissions fail, there are only as many as runs were live when the trouble began."""
 
-_RETRY_FIRST, _RETRY_LAST = 0.1, 5.0
+RETRY_FIRST, RETRY_LAST = 0.1, 5.0
 """Seconds between two tries to write the backlog."""
 
 _CHECKPOINT_OVERDUE = 16 * CHECKPOINT_ROWS
@@ -346,6 +346,11 @@ class Writer:
 
     def wake(self) -> None:
         self._inbox.wake()
+
+    @property
+    def idle(self) -> bool:
+        """Whether the thread has written everything that was queued, and waits for work."""
+        return self._inbox.asleep
 
     def write_here(self, heard: int) -> WriteResult | None:
         """Write what is queued in the caller's thread: so the two threads need not wake each other. `heard`: how many reports of
@@ -504,7 +509,7 @@ class Writer:
         return 1, None
 
     def _try_later(self, ops: list[Op], error: Exception) -> None:
-        self._delay = min(_RETRY_LAST, 2 * self._delay or _RETRY_FIRST)
+        self._delay = min(RETRY_LAST, 2 * self._delay or RETRY_FIRST)
         self._next_try = time.monotonic() + self._delay
         if is_full(error):
             self._checkpoint()  # once all of the log is in the database, it is written from its beginning again

@@ -23,8 +23,9 @@ PUNCH = 4 << 20
 """Bytes freed by one system call: 0.8 ms on tmpfs, 0.3 ms on ext4. The run's own writes wait for the lock that long."""
 
 # CDLL and not PyDLL: other threads run meanwhile. Before Linux 6.14, ext4 writes dirty pages to the disk before it frees them.
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+libc = ctypes.CDLL(None, use_errno=True)
+libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+"""The C library. A test puts one in its place whose calls fail."""
 
 
 def free(descriptor: int, keep: int, until: int, between: Callable[[], object] = lambda: None) -> int:
@@ -38,7 +39,7 @@ def free(descriptor: int, keep: int, until: int, between: Callable[[], object] =
     offset = data_from(descriptor, 0)
     while offset is not None and offset < end:
         length = min(PUNCH, end - offset)
-        _punch(descriptor, offset, length)
+        punch(descriptor, offset, length)
         between()
         freed += length
         offset = data_from(descriptor, offset + length)  # past holes: a run may extend its file to 8 EiB
@@ -59,7 +60,7 @@ def _free_unwritten(descriptor: int, end: int, keep: int) -> int:
 
     before = os.fstat(descriptor)
     if end and too_large(before):
-        _punch(descriptor, 0, end)
+        punch(descriptor, 0, end)
     if too_large(os.fstat(descriptor)):
         _free_behind(descriptor)
         # on ext4 a hole is not punched behind the end. What the run writes between the two calls is lost, a few microseconds'
@@ -74,7 +75,7 @@ def _free_behind(descriptor: int) -> None:
     start = -(-status.st_size // status.st_blksize) * status.st_blksize
     if start < _MAX:
         try:
-            _punch(descriptor, start, _MAX - start)
+            punch(descriptor, start, _MAX - start)
         except OSError as error:
             if error.errno not in (errno.EFBIG, errno.EINVAL):  # the file system has shorter files
                 raise
@@ -118,8 +119,9 @@ def read_into(descriptor: int, buffer: memoryview, offset: int) -> tuple[int, me
     return offset, buffer[:0]
 
 
-def _punch(descriptor: int, offset: int, length: int) -> None:
-    while _libc.fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
+def punch(descriptor: int, offset: int, length: int) -> None:
+    """Free so many bytes from an offset on; the size of the file stays. Raises `OSError`."""
+    while libc.fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
         code = ctypes.get_errno()
         if code != errno.EINTR:
             raise OSError(code, os.strerror(code))

@@ -455,14 +455,14 @@ class CgroupContainment(RunContainment):
         self._runs = parts.runs
         self._owed = parts.owed
         self._base = base
-        self._controllers = Controllers(base, complain)
-        self._controllers.prepare()
+        self.controllers = Controllers(base, complain)
+        self.controllers.prepare()
         self._begins = controllers.begins(base)
         self._control = CgroupControl(base)
         self._cgroups = RunCgroups(base, parts.reactor)
-        self._maker = CgroupMaker(self._cgroups, self._controllers, parts.reactor)
+        self._maker = CgroupMaker(self._cgroups, self.controllers, parts.reactor)
         self._events = CgroupEvents(self._cgroups, parts.reactor, parts.complaints, self._learn)
-        self.limits = KernelLimits(self._cgroups, self._controllers, parts.complaints)
+        self.limits = KernelLimits(self._cgroups, self.controllers, parts.complaints)
         self._escapes = Escapes(parts, self._cgroups)
         self.adopted = AdoptedCgroups(parts.runs, self._cgroups, self._maker, self.limits)
         self.pauses = CgroupPauses(parts, self._cgroups, self._control, self._events, self._escapes)

@@ -46,7 +46,8 @@ class Controllers:
         self._enabled: dict[str, set[str]] = {}
         """By directory: the controllers of the cgroups in it."""
         self._before = _words(f"{self._parent}/cgroup.subtree_control")
-        self._vacated = False
+        self.vacated = False
+        """Whether the processes in PARENT were moved away, so that it can enable controllers."""
         self.available = _words(f"{self._parent}/cgroup.controllers") & set(KINDS)
         """The kinds of bound that can be enforced, as far as is known."""
 
@@ -56,7 +57,7 @@ class Controllers:
             return
         self._enabled.pop(self._parent, None)  # another process may have undone it, with the base
         try:
-            self._vacated = _vacate(self._parent) or _was_vacated(self._parent)
+            self.vacated = _vacate(self._parent) or _was_vacated(self._parent)
             if "pids" in self.available:
                 self._enable("pids", self._base)
         except OSError as error:
@@ -99,7 +100,7 @@ class Controllers:
         self._enabled.clear()
         if os.path.exists(self._base):
             return
-        if self._vacated:
+        if self.vacated:
             undo(self._parent, move_back=True)
         elif not _others(self._parent):
             _disable(self._parent, set(KINDS) - self._before)
