@@ -905,7 +905,7 @@ class World:
             assert event.run_id is not None
             told = self.books[event.run_id].told.setdefault((kind, threshold), [])
             assert over or used >= threshold * self.policy.nearing - 1e-6
-            assert not over or used > threshold or (kind == "time" and used == threshold)
+            assert not over or used > threshold or (kind in {"time", "silence"} and used == threshold)
         word = "refused" if event.refused and event.action is Action.REFUSE else "over" if over else "near"
         assert word not in told, f"{word} was said twice of {kind} {threshold}"
         assert over or "over" not in told, "near after over"
