@@ -196,7 +196,7 @@ def _plan(limits: _CodexLimits, timestamp: Any) -> PlanTold | None:
         return None
     try:
         time = datetime.fromisoformat(timestamp).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     told = (("primary", limits.primary), ("secondary", limits.secondary))
     windows = tuple(_window(name, window, time) for name, window in told if window is not None and _is_number(window.used_percent))

@@ -15,6 +15,7 @@ from ..agents.line_meter import OPENAI_FACTORS, factor_of
 from ..core import events as e
 from ..core.state.account import NOTHING, OpenReservation, Use
 from ..core.state.budgets import to_nanos
+from ..host.clock import wall_clock
 from ..protocol import messages as m
 from ..protocol.event_types import EventType
 from ..protocol.kinds import COUNTS
@@ -324,7 +325,8 @@ class MeteredRun:
         self._plan = told
         run = self.live.run
         login = run.root.asked.logins.get("openai") or digest(f"Codex's login of user {run.birth.uid}")
-        time = datetime.fromtimestamp(told.time, UTC).astimezone()
+        # what an agent writes with a date in the future would hide what is heard next
+        time = datetime.fromtimestamp(min(max(told.time, 0.0), wall_clock().timestamp()), UTC).astimezone()
         now = trio.current_time()
         self._feed(e.PlanSeen(now, run.id, "openai", time, login, plan_type=told.plan_type, windows=told.windows))
 

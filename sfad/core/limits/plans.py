@@ -23,6 +23,7 @@ from ..state.naming import program_name
 from ..state.plans import (
     AFTER_RESET,
     MOST_WINDOWS,
+    OVERTAKEN,
     PlanHold,
     Subscription,
     Window,
@@ -95,6 +96,8 @@ class Plans:
         found, run = self._subscription_of(ev), self._ctx.tree.get(ev.run)
         if run is not None:
             self._note_user(found, run)
+        if found.heard_at > max(now, ev.at + self._offset) + OVERTAKEN:  # the clock was wrong then, and has been set since
+            found.heard_at, found.windows = now, {}
         if now >= found.heard_at:
             found.heard_at = now
             found.plan_type, found.status = ev.plan_type or found.plan_type, ev.status or found.status
