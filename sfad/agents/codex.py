@@ -33,7 +33,7 @@ from .account_hash import digest
 from .counters import MAX_NAME, PlanTold
 from .line_meter import AgentFailure, LineMeter, SessionMeter, Speech, ToolCall, WholeText, lines_of_type
 from .program import AgentProgram, SessionFiles, SessionPlace, SessionSearch, arguments, sorted_words, values
-from .setups import GATEWAY, Setup, Surroundings, TreeUpstream, UnreadableError, at, json_file, merged, toml_file
+from .setups import GATEWAY, Setup, Surroundings, TreeUpstream, UnreadableError, at, json_file, merged, savable, toml_file
 
 _NOT_CALLS = frozenset({"", "agent_message", "assistant_message", "reasoning", "plan", "todo_list", "error"})
 """Items that are not tool calls. An item that a later version adds counts as one: too much rather than too little."""
@@ -493,7 +493,7 @@ def _place(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 def _changed(setup: Setup, env: Mapping[str, str]) -> str | None:
     """Return a variable with which other settings or another login count than those of the root."""
-    place = next((name for name, value in setup.only_with if env.get(name, "") != value), None)
+    place = next((name for name, value in setup.only_with if savable(env.get(name, "")) != value), None)
     if place is not None:
         return place
     urls = {upstream.url for upstream in setup.upstreams} | ({OPENAI} if _USUAL_WORD in setup.words else set())
