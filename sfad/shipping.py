@@ -20,7 +20,7 @@ import tempfile
 import zlib
 from contextlib import contextmanager, suppress
 
-from .worktrees import own
+from .worktrees import complaint, own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -249,8 +249,7 @@ def _git(*words: str, cwd: str, env: Mapping[str, str], codes: Sequence[int] = (
     except FileNotFoundError:
         raise ShippingError("git is not in the PATH; install it") from None
     if done.returncode not in codes:
-        said = os.fsdecode(done.stderr).strip().splitlines() or [f"git {words[0]} ended with {done.returncode}"]
-        raise ShippingError(said[-1].removeprefix("fatal: "))
+        raise ShippingError(complaint(done.stderr) or f"git {words[0]} ended with {done.returncode}")
     return done.stdout
 
 

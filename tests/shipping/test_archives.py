@@ -103,6 +103,13 @@ def test_without_git_everything_is_sent_but_repositories_and_what_is_no_file(tmp
     assert (unpacked(packed(root), tmp_path / "b") / "empty").is_dir()
 
 
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="takes a directory on another file system than its parent")
+def test_without_git_on_a_file_system_of_its_own_everything_is_sent() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+        (Path(place) / "file").touch()
+        assert shipping.survey(place, os.environ).paths == ["file"]
+
+
 def test_where_git_refuses_nothing_is_sent(tmp_path: Path) -> None:
     root = fill(tmp_path / "a", {".git": b"gitdir: /nonexistent\n", "secret": b""})
     with pytest.raises(ShippingError, match="not a git repository"):
