@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -41,7 +40,7 @@ from ..continuing import check_ended, continued, find_session, wanted_session, w
 from ..lookup import RequestError, bad_request, check_limits, check_most, find_run, unavailable, wrong_state
 from ..lost_runs import surroundings_of
 from ..peers import submitter
-from ..spawning import SpawnContext, asked_of, asks_for_gateway, completed, is_own_program, own_command
+from ..spawning import SpawnContext, asked_of, asks_for_gateway, check_worktree, completed, is_own_program, own_command
 from .following import demand_watch, push
 
 # ---- `spawn`: start a run. The guard in the core decides whether the peer may, and records a refusal.
@@ -251,7 +250,15 @@ def _ask(
     )
     if session is None:
         pending.surroundings = surroundings_of(runtime, first, request, pending, peer)
-    ask = partial(runtime.requests.spawn, peer, asked, pending, call)
+
+    def ask() -> None:
+        try:
+            check_worktree(request, context)  # the gateway may have been waited for
+        except Invalid as error:
+            pending.close()
+            raise bad_request(str(error)) from None
+        runtime.requests.spawn(peer, asked, pending, call)
+
     if request.gateway and (context.explicit or runtime.gateways.always) and above is None:
         runtime.gateways.demand(peer.uid, _once_served(call, ask, descriptors))
         return
