@@ -269,6 +269,15 @@ def test_two_that_ask_at_once_for_the_worktree_of_a_run_do_not_both_get_it(daemo
     assert said == [f"run {run} works in the worktree of run {first.id}: wait for its end, or take another"] * 3
 
 
+def test_a_request_for_the_worktree_of_a_run_may_be_repeated(daemon: Daemon, repository: Repository) -> None:
+    first = repository.run(daemon, "true")
+    with daemon.client() as client:
+        options = repository.options(Worktree(of=first.id), key=f"again-{first.id}")
+        run = started(client, ["sleep", "9"], **options)
+        assert started(client, ["sleep", "9"], **options).id == run.id
+        stopped(client, run.id)
+
+
 def test_a_repository_whose_name_is_not_utf8(daemon: Daemon, tmp_path: Path) -> None:
     repository = Repository(tmp_path / os.fsdecode(b"caf\xe9"), directory=os.fsdecode(b"d\xe9p"))
     repository.env["XDG_DATA_HOME"] = str(tmp_path / "data")

@@ -57,6 +57,8 @@ def spawn(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
     was found. Raise `RequestError`, `OSError`."""
     descriptors = _claim(call, request)
     request = msgspec.structs.replace(request, direct=None, resume_argv=[])
+    if _answered_again(call, request, descriptors):
+        return
     if request.continues is None:
         _spawn_by(call, request, call.peer, descriptors, session)
         return
@@ -76,6 +78,27 @@ def spawn(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
     done: Callable[[str | Exception], None] = _later(call, descriptors, go_on)
     threads = call.services.session_checks.setdefault(peer.uid, trio.CapacityLimiter(2))
     call.runtime.background.answer(lambda: find_session(wanted, info, threads), done, done, EXPECTED)
+
+
+def _answered_again(call: Call, request: Spawn, descriptors: list[int]) -> bool:
+    """Answer a request whose run was started, but whose client lost the reply. What the first one has made of a session or of a
+    worktree would refuse the second."""
+    runtime, peer = call.runtime, call.peer
+    if request.key is None or (request.continues is None and request.worktree is None):
+        return False
+    callers = [peer.run]
+    if request.continues is not None and (info := runtime.catalogue.info(request.continues.run)) is not None:
+        callers.append(info.parent_id)
+    found = (runtime.catalogue.answer_to((peer.uid, caller, request.key)) for caller in callers)
+    run = next((each for each in found if each is not None), None)
+    if run is None:
+        return False
+    close_soon(descriptors, call.connection.sender_group)
+    if request.watch:
+        demand_watch(call)
+        push(call, run)
+    runtime.requests.answer_again(run, call.connection.number if request.tied else None, call)
+    return True
 
 
 def _continued(call: Call, request: Spawn, session: SessionAsked | None) -> tuple[RunInfo, Spawn, Peer]:
