@@ -281,9 +281,13 @@ def test_a_request_for_the_worktree_of_a_run_may_be_repeated(daemon: Daemon, rep
 def test_a_repository_whose_name_is_not_utf8(daemon: Daemon, tmp_path: Path) -> None:
     repository = Repository(tmp_path / os.fsdecode(b"caf\xe9"), directory=os.fsdecode(b"d\xe9p"))
     repository.env["XDG_DATA_HOME"] = str(tmp_path / "data")
-    run = repository.run(daemon, "echo two > file")
+    run = repository.run(daemon, "printf 'caf\\351\\n' > file")
     assert run.status == "completed", errors(daemon, run)
-    assert "+two" in repository.diff(daemon, run)
+    assert "\n+caf\\xe9" in repository.diff(daemon, run)
+    repository.env["XDG_DATA_HOME"] = os.fsdecode(b"%b/d\xe9" % os.fsencode(tmp_path))
+    run = repository.run(daemon, "echo two > file")
+    kept = json.loads(repository.sfactl(daemon, "prune", "--keep", "0", "--json"))["worktrees_kept"]
+    assert kept[0]["path"] == run.worktree
 
 
 @needs_root
