@@ -352,7 +352,8 @@ def diff(record: Record, run: str, env: Mapping[str, str], *, stat: bool, text: 
         look.git("add", "--intent-to-add", "--ignore-errors", "--", ".", codes=(0, 1, 128))
         words = ["diff", look.submodules, *(["--stat"] if stat else []), record.starts.get(run, record.start), "--"]
         if text:
-            return look.git(*words)
+            found = look.git(*words)
+            return found and f"{found}\n"  # git apply takes no patch whose last line does not end
         if code := look.show(*words):
             raise GitError(f"git diff ended with {code}")
         return None

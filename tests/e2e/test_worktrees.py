@@ -278,6 +278,13 @@ def test_a_request_for_the_worktree_of_a_run_may_be_repeated(daemon: Daemon, rep
         stopped(client, run.id)
 
 
+def test_a_diff_in_json_can_be_applied(daemon: Daemon, repository: Repository, tmp_path: Path) -> None:
+    patch = tmp_path / "patch"
+    patch.write_text(repository.diff(daemon, repository.run(daemon, "echo two >> file")))
+    repository.git("apply", str(patch))
+    assert (repository.sub / "file").read_text() == "one\ntwo\n"
+
+
 def test_a_repository_whose_name_is_not_utf8(daemon: Daemon, tmp_path: Path) -> None:
     repository = Repository(tmp_path / os.fsdecode(b"caf\xe9"), directory=os.fsdecode(b"d\xe9p"))
     repository.env["XDG_DATA_HOME"] = str(tmp_path / "data")
