@@ -51,6 +51,11 @@ def note(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+def utf8(text: str) -> str:
+    """Return a path, or what a file holds, as JSON can have it: a byte that is not UTF-8 as `\\xNN`."""
+    return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def content(reply: Struct) -> dict[str, Any]:
     """Return the fields of a reply without its id."""
     return {field: getattr(reply, field) for field in reply.__struct_fields__ if field != "id"}

@@ -129,8 +129,8 @@ def bring_back(archive: IO[bytes], root: str, *, force: bool, elsewhere: bool) -
             done = shipping.apply(archive, found, tree)
     except (ShippingError, OSError) as error:
         raise Quit(ExitCode.REFUSED, f"the changes cannot be brought to {root}: {_words(error)}") from None
-    shown = {kind: [_path(each.path) for each in done if each.kind == kind] for kind in ("added", "changed", "deleted")}
-    return {**shown, "left_out": list(map(_path, found.left_out))}
+    shown = {kind: [output.utf8(each.path) for each in done if each.kind == kind] for kind in ("added", "changed", "deleted")}
+    return {**shown, "left_out": list(map(output.utf8, found.left_out))}
 
 
 def _changed_since(root: str, wrong: list[str]) -> str:
@@ -139,10 +139,6 @@ def _changed_since(root: str, wrong: list[str]) -> str:
         f"changed in {root} since it was sent: {named}; nothing was brought back. --force overwrites them, --to DIR brings the "
         "changes elsewhere, and --patch shows them"
     )
-
-
-def _path(path: str) -> str:
-    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def tell(done: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ import tempfile
 import zlib
 from contextlib import contextmanager, suppress
 
-from .worktrees import own
+from .worktrees import complaint, own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -142,19 +142,29 @@ class Tree:
         return found is not None and stat.S_ISDIR(found.st_mode)
 
     def below(self, path: str) -> Iterator[str]:
-        """Yield the files and the empty directories in a directory."""
+        """Yield the files in a directory and in all below it."""
+        for each in self._entries(path):
+            if self.is_directory(each):
+                yield from self.below(each)
+            else:
+                yield each
+
+    def _entries(self, path: str) -> list[str]:
         at, _ = self._parent(f"{path}/-")
         try:
-            names = os.listdir(at)
+            return [f"{path}/{name}" for name in os.listdir(at)]
         finally:
             os.close(at)
-        if not names:
-            yield path
-        for name in names:
-            if self.is_directory(f"{path}/{name}"):
-                yield from self.below(f"{path}/{name}")
-            else:
-                yield f"{path}/{name}"
+
+    def remove_directories(self, path: str) -> None:
+        """Remove a directory in which there is nothing but directories. Raise `OSError` for another one."""
+        for each in self._entries(path):
+            self.remove_directories(each)
+        at, name = self._parent(path)
+        try:
+            os.rmdir(name, dir_fd=at)
+        finally:
+            os.close(at)
 
     def obstacle(self, path: str) -> str | None:
         """Return what is in the place of a directory above a path."""
@@ -249,8 +259,7 @@ def _git(*words: str, cwd: str, env: Mapping[str, str], codes: Sequence[int] = (
     except FileNotFoundError:
         raise ShippingError("git is not in the PATH; install it") from None
     if done.returncode not in codes:
-        said = os.fsdecode(done.stderr).strip().splitlines() or [f"git {words[0]} ended with {done.returncode}"]
-        raise ShippingError(said[-1].removeprefix("fatal: "))
+        raise ShippingError(complaint(done.stderr) or f"git {words[0]} ended with {done.returncode}")
     return done.stdout
 
 
@@ -593,13 +602,20 @@ def conflicts(found: Changes, tree: Tree, *, may_miss: bool = False) -> list[str
 
 
 def _fits(change: Change, tree: Tree, deleted: set[str], *, may_miss: bool) -> bool:
-    obstacle = tree.obstacle(change.path)
-    if obstacle is not None:
-        return obstacle in deleted or change.new is None
-    if tree.is_directory(change.path) and change.new is not None:
-        return deleted.issuperset(tree.below(change.path))
+    if change.new is not None and _in_the_way(change.path, tree, deleted) is not None:
+        return False
+    if tree.obstacle(change.path) is not None or (tree.is_directory(change.path) and change.new is not None):
+        return True
     now = tree.identity(change.path)
     return now in (change.base, change.new) or (may_miss and now is None)
+
+
+def _in_the_way(path: str, tree: Tree, deleted: set[str]) -> str | None:
+    """Return what stays in the place of a file, or of a directory above it, and is of another kind; `None` if nothing does."""
+    obstacle = tree.obstacle(path)
+    if obstacle is not None:
+        return obstacle if obstacle not in deleted else None
+    return next((each for each in tree.below(path) if each not in deleted), None) if tree.is_directory(path) else None
 
 
 def apply(archive: IO[bytes], found: Changes, tree: Tree) -> list[Change]:
@@ -608,9 +624,16 @@ def apply(archive: IO[bytes], found: Changes, tree: Tree) -> list[Change]:
         if (why := why_unsafe(each.path)) is not None:
             raise ShippingError(f"{each.path!r} in the archive of changes: {why}")
     done = [each for each in found.changes if tree.identity(each.path) != each.new]
+    deleted = {each.path for each in found.changes if each.new is None}
+    for each in done:  # before anything is written: half of the changes are worse than none
+        if each.new is not None and (other := _in_the_way(each.path, tree, deleted)) is not None:
+            raise ShippingError(f"{other} is in the way of {each.path}; move it away, or bring the changes elsewhere")
     for each in done:
         if each.new is None and tree.identity(each.path) is not None:
             tree.delete(each.path)
+    for each in done:
+        if each.new is not None and tree.is_directory(each.path):
+            tree.remove_directories(each.path)
     wanted = {NEW + each.path for each in done if each.new is not None}
     archive.seek(0)
     with _reading(archive) as opened:

@@ -79,9 +79,16 @@ def _run(words: Sequence[str], at: _At, codes: Sequence[int] = (0,)) -> tuple[in
     except FileNotFoundError:
         raise GitError("git is not in the PATH; install it") from None
     if done.returncode not in codes:
-        said = os.fsdecode(done.stderr).strip().splitlines() or [f"git {words[0]} ended with {done.returncode}"]
-        raise GitError(said[-1].removeprefix("fatal: ").removeprefix("error: "))
+        raise GitError(complaint(done.stderr) or f"git {words[0]} ended with {done.returncode}")
     return done.returncode, os.fsdecode(done.stdout).removesuffix("\n")
+
+
+def complaint(stderr: bytes) -> str:
+    """Return what git says of a failure. Advice may follow in more lines."""
+    lines = os.fsdecode(stderr).strip().splitlines() or [""]
+    said = next((line for line in reversed(lines) if line.startswith(("fatal: ", "error: "))), lines[-1])
+    said = said.removeprefix("fatal: ").removeprefix("error: ")
+    return f"{said}; to trust it: {lines[-1].strip()}" if "dubious ownership" in said else said
 
 
 def own(env: Mapping[str, str]) -> dict[str, str]:
@@ -345,7 +352,8 @@ def diff(record: Record, run: str, env: Mapping[str, str], *, stat: bool, text: 
         look.git("add", "--intent-to-add", "--ignore-errors", "--", ".", codes=(0, 1, 128))
         words = ["diff", look.submodules, *(["--stat"] if stat else []), record.starts.get(run, record.start), "--"]
         if text:
-            return look.git(*words)
+            found = look.git(*words)
+            return found and f"{found}\n"  # git apply takes no patch whose last line does not end
         if code := look.show(*words):
             raise GitError(f"git diff ended with {code}")
         return None

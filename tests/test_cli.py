@@ -114,6 +114,27 @@ def test_garbage_in_a_variable_is_an_error(tmp_path: Path, variable: str, value:
     assert done.stderr.rstrip().endswith("unset it")
 
 
+@pytest.mark.parametrize(
+    ("variable", "what"), [("SFAD_SOCKET", "socket"), ("SFAD_STATE_DIR", "state directory"), ("SFAD_CONFIG", "config file")]
+)
+def test_a_path_that_is_not_utf8_is_an_error(tmp_path: Path, variable: str, what: str) -> None:
+    odd = os.fsencode(tmp_path) + b"/\xe9"
+    Path(os.fsdecode(odd)).touch()
+    env = os.environb | {
+        b"SFAD_STATE_DIR": os.fsencode(tmp_path),
+        b"SFAD_SOCKET": os.fsencode(tmp_path / "s"),
+        variable.encode(): odd,
+    }
+    done = subprocess.run([sys.executable, "-m", "sfad"], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"sfad: the path of the {what}, {tmp_path}/\\xe9, is not UTF-8; to choose another: {_ways(variable)}\n"
+
+
+def _ways(variable: str) -> str:
+    option = {"SFAD_SOCKET": "--socket", "SFAD_STATE_DIR": "--state-dir", "SFAD_CONFIG": "--config"}[variable]
+    return f"{option} or {variable}"
+
+
 def test_an_endless_device_as_the_handover(tmp_path: Path) -> None:
     with open("/dev/zero", "rb") as zero:
         number = zero.fileno()

@@ -44,8 +44,8 @@ def main(*, run: str, stat: bool = False, socket: str | None = None, json: bool 
         text = worktrees.diff(record, found.id, os.environ, stat=stat, text=json)
     except (worktrees.GitError, OSError) as error:
         raise Quit(ExitCode.REFUSED, f"what run {found.id} has changed cannot be shown: {error}") from None
-    if json:
-        output.print_json({"id": found.id, "worktree": found.worktree, "branch": found.branch, "diff": text})
+    if text is not None:
+        output.print_json({"id": found.id, "worktree": found.worktree, "branch": found.branch, "diff": output.utf8(text)})
     return ExitCode.DONE
 
 

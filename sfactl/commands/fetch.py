@@ -43,7 +43,7 @@ def main(
         root = _root(packed, to, socket)
         done = shipping.bring_back(archive, root, force=force, elsewhere=to is not None)
     if json:
-        output.print_json({"run": run, "directory": root, **done})
+        output.print_json({"run": run, "directory": output.utf8(root), **done})
     else:
         shipping.tell(done)
     return ExitCode.DONE

@@ -106,7 +106,7 @@ def _worktrees(client: Client, wanted: Prune, *, every: bool, alone: bool) -> tu
             client, record.run, wanted, alone=alone
         ):
             continue
-        named = {"path": record.path, "branch": record.branch, "run": record.run}
+        named = {"path": output.utf8(record.path), "branch": output.utf8(record.branch), "run": record.run}
         try:
             commits = worktrees.has_commits(record, os.environ)
             why = worktrees.changes(record, os.environ) or ("it has commits that are in no other branch" if commits else None)
@@ -115,9 +115,9 @@ def _worktrees(client: Client, wanted: Prune, *, every: bool, alone: bool) -> tu
                 continue
             if not wanted.dry_run:
                 worktrees.remove(record, os.environ, branch=not commits)
-            removed.append(record.path)
+            removed.append(named["path"])
         except (worktrees.GitError, OSError) as error:
-            failed.append({**named, "why": str(error)})
+            failed.append({**named, "why": output.utf8(str(error))})
     return removed, kept, failed
 
 

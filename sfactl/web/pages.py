@@ -288,7 +288,7 @@ def _since(text: str) -> float | None:
 async def _events(console: Console, request: Request) -> Any:
     """Return the events before one, the newest first."""
     query = request.query_params
-    before = int(query["before"]) if query.get("before", "").isdecimal() else 0
+    before = views.number(query.get("before", "")) or 0
     wanted = m.Events(id=0, rows=1000, types=[each for each in query.get("type", "").split(",") if each])
     wanted.severity = _severity(query.get("severity", "low"))
     # the daemon reads forward: begin so far back that some are found, farther each time

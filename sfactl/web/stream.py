@@ -54,9 +54,11 @@ class EventStream(Response):
     def _resume(self, last: str) -> None:
         """Take up where the page is, as it says in the id of its last message."""
         epoch, *rest = last.split(".")
-        if len(rest) == 3 and rest[0].isdecimal() and rest[1].isdecimal():
-            self._version = int(rest[0]) if epoch == self._feed.epoch else 0
-            self._seq, self._cursor = int(rest[1]), rest[2]
+        if len(rest) == 3:
+            version, seq = views.number(rest[0]), views.number(rest[1])
+            if version is not None and seq is not None:
+                self._version = version if epoch == self._feed.epoch else 0
+                self._seq, self._cursor = seq, rest[2]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]

@@ -20,6 +20,7 @@ from ..connection import Client, DaemonError, Unreachable
 from ..exits import Quit
 from ..fleet import ANSWER
 from ..follower import FileWatch, Follower, data_from
+from . import views
 from .source import Source
 
 BEFORE = 64 * 1024
@@ -107,6 +108,11 @@ async def _growth(growth: FileWatch) -> None:
     growth.drain()
 
 
+def _offset(cursor: str) -> int | None:
+    """Return the position in a file of bytes that a cursor names."""
+    return views.number(cursor[1:]) if cursor[:1] == "b" else None
+
+
 def _before(cursor: str, decoder: codecs.IncrementalDecoder) -> str:
     """Return the cursor before the bytes of a character that is not whole yet."""
     return f"b{int(cursor[1:]) - len(decoder.getstate()[0])}" if cursor.startswith("b") else cursor
@@ -117,7 +123,7 @@ async def _bytes(file: int, cursor: str) -> AsyncIterator[tuple[bytes, str]]:
     notes: list[str] = []
     reader = Follower(file, file, notes.append)
     start = data_from(file, 0) or 0
-    reader.offset = max(start, int(cursor[1:])) if cursor[:1] == "b" and cursor[1:].isdecimal() else start
+    reader.offset = max(start, _offset(cursor) or 0)
     room = MOST if reader.offset > start else BEFORE
     while True:
         least = os.fstat(file).st_size - room
@@ -189,7 +195,8 @@ async def _has_text(client: Client, run: RunId) -> bool:
 
 async def _parts(client: Client, run: RunId, stream: Literal["stdout", "stderr"], cursor: str) -> AsyncIterator[tuple[bytes, str]]:
     """Yield what the output has more; nothing while it does not grow."""
-    offset = int(cursor[1:]) if cursor[:1] == "b" and cursor[1:].isdecimal() else -BEFORE
+    offset = _offset(cursor)
+    offset = -BEFORE if offset is None else offset
     ended = False
     while not ended:
         request = m.ReadOutput(id=0, run=run, stream=stream, offset=offset)

@@ -26,6 +26,11 @@ LONGEST = 400
 """Characters of a text of a run in a row."""
 
 
+def number(text: str) -> int | None:
+    """Return a number that a page has sent; `None` for other text, and for one that no count or position can have."""
+    return int(text) if len(text) <= 18 and text.isdecimal() else None
+
+
 def now() -> float:
     return datetime.now(UTC).timestamp()
 

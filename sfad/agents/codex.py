@@ -32,7 +32,7 @@ from . import counters
 from .counters import MAX_NAME, PlanTold
 from .line_meter import AgentFailure, LineMeter, SessionMeter, Speech, ToolCall, WholeText, lines_of_type
 from .program import AgentProgram, SessionFiles, SessionPlace, SessionSearch, arguments, digest, sorted_words, values
-from .setups import GATEWAY, Setup, Surroundings, TreeUpstream, UnreadableError, at, json_file, merged, toml_file
+from .setups import GATEWAY, Setup, Surroundings, TreeUpstream, UnreadableError, at, json_file, merged, savable, toml_file
 
 _NOT_CALLS = frozenset({"", "agent_message", "assistant_message", "reasoning", "plan", "todo_list", "error"})
 """Items that are not tool calls. An item that a later version adds counts as one: too much rather than too little."""
@@ -195,7 +195,7 @@ def _plan(limits: _CodexLimits, timestamp: Any) -> PlanTold | None:
         return None
     try:
         time = datetime.fromisoformat(timestamp).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     told = (("primary", limits.primary), ("secondary", limits.secondary))
     windows = tuple(_window(name, window, time) for name, window in told if window is not None and _is_number(window.used_percent))
@@ -488,7 +488,7 @@ def _place(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 def _changed(setup: Setup, env: Mapping[str, str]) -> str | None:
     """Return a variable with which other settings or another login count than those of the root."""
-    place = next((name for name, value in setup.only_with if env.get(name, "") != value), None)
+    place = next((name for name, value in setup.only_with if savable(env.get(name, "")) != value), None)
     if place is not None:
         return place
     urls = {upstream.url for upstream in setup.upstreams} | ({OPENAI} if _USUAL_WORD in setup.words else set())

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import trio
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,7 +23,7 @@ from ..protocol import shim_files
 from ..protocol.known import AGENTS, KNOWN_PROGRAMS
 from . import claude, gemini, setups
 from .program import program_called
-from .setups import Setup, Surroundings, TreeUpstream, UnreadableError, upwards
+from .setups import Setup, Surroundings, TreeUpstream, UnreadableError, savable, upwards
 
 # ---- What is known of a tree: how each agent program in it is led through the gateway
 
@@ -117,7 +118,26 @@ NO_SETUPS = TreeSetups()
 def tree_setups(surroundings: Surroundings, programs: Iterable[str]) -> TreeSetups:
     """Return what to keep with a tree. `programs`: those of its PATH."""
     found = all_setups(surroundings)
-    return TreeSetups(tuple(programs), tuple(setup for name, setup in found.items() if setup != _USUAL[name]))
+    return TreeSetups(
+        tuple(map(savable, programs)), tuple(_savable(setup) for name, setup in found.items() if setup != _USUAL[name])
+    )
+
+
+def _savable(setup: Setup) -> Setup:
+    """Return a setup whose texts can all be saved. Variables, directories and settings may hold what is not UTF-8."""
+    try:
+        msgspec.msgpack.encode(setup)
+    except UnicodeEncodeError:
+        return msgspec.convert(_texts_savable(msgspec.to_builtins(setup)), Setup)
+    return setup
+
+
+def _texts_savable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {savable(key): _texts_savable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_texts_savable(each) for each in value]
+    return savable(value) if isinstance(value, str) else value
 
 
 # ---- Reads it, in a process of the user

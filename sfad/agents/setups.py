@@ -17,6 +17,12 @@ GATEWAY = "{gateway}"
 """Stands for the gateway's address, which a run has from its launch on."""
 
 
+def savable(text: str) -> str:
+    """Return a text as it is kept with a tree, which takes UTF-8 only: half a surrogate pair, and a byte that is not UTF-8, as
+    `\\uNNNN`."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 class TreeUpstream(Struct, frozen=True):
     """Where calls of a tree go through the gateway, beside the upstreams of the config, or instead of one of the same name."""
 

@@ -68,13 +68,30 @@ def place(socket: str | None, state_dir: str | None, config: str | None) -> Daem
     try:
         uid = os.geteuid()
         state = resolve_state_dir(os.environ, uid, state_dir)
-        return DaemonHome(
+        home = DaemonHome(
             socket=daemon_socket(os.environ, uid, socket),
             state_dir=state,
             config_files=configuration.config_files(os.environ, state, config),
         )
+        _check_utf8(home)
     except ValueError as error:
         die(str(error), exits.USAGE)
+    return home
+
+
+def _check_utf8(home: DaemonHome) -> None:
+    """Raise `ValueError` for a path that is not UTF-8. The daemon tells its clients its paths, and messages are UTF-8."""
+    configs = [path for path in home.config_files[0] if os.path.exists(path)]
+    for what, path, other in (
+        ("socket", home.socket, "--socket or SFAD_SOCKET"),
+        ("state directory", home.state_dir, "--state-dir or SFAD_STATE_DIR"),
+        *(("config file", path, "--config or SFAD_CONFIG") for path in configs),
+    ):
+        try:
+            os.fsencode(path).decode()
+        except UnicodeDecodeError:
+            shown = os.fsencode(path).decode(errors="backslashreplace")
+            raise ValueError(f"the path of the {what}, {shown}, is not UTF-8; to choose another: {other}") from None
 
 
 def load(home: DaemonHome) -> configuration.Loaded:

@@ -4,11 +4,10 @@ Credentials and organizations become short hashes here, and go no further. No re
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..agents.program import digest
 from ..protocol.requests.gateway import SeePlan
@@ -19,10 +18,14 @@ MOST_READ = 64 << 10
 """Bytes of the body of a refusal that are looked at."""
 
 _UNIFIED = "anthropic-ratelimit-unified-"
-_UTILIZATION = re.compile(rf"{_UNIFIED}([a-z0-9_]{{1,40}})-utilization")
+_NAME = re.compile(r"[a-z0-9_]{1,40}")
+_UTILIZATION = re.compile(rf"{_UNIFIED}({_NAME.pattern})-utilization")
 _CLAIMS = {"five_hour": "5h", "seven_day": "7d"}
 """Windows by the names that `representative-claim` has for them; `seven_day_opus` is `7d_opus`."""
 _NO_WINDOW = "overage"
+_MOST_NUMBER = 1e12
+_MOST_WORD = 64
+"""Characters of the name of a status or plan."""
 _CODEX = "x-codex-"
 
 
@@ -59,6 +62,7 @@ def _account_id(asked: RawHeaders) -> str:
 
 
 def _plan(provider: Provider, windows: list[SeenWindow], status: str | None, plan_type: str | None = None) -> SeePlan:
+    status, plan_type = status and status[:_MOST_WORD], plan_type and plan_type[:_MOST_WORD]
     return SeePlan(
         id=0, run="", provider=provider, time=0.0, login="", status=status, plan_type=plan_type, windows=windows
     )  # fmt: skip
@@ -91,7 +95,7 @@ def _rejected(reply: Mapping[str, str], names: list[str]) -> list[str]:
         return own
     claim = reply.get(f"{_UNIFIED}representative-claim", "")
     for long, short in _CLAIMS.items():
-        if claim == long or claim.startswith(f"{long}_"):
+        if claim == long or (claim.startswith(f"{long}_") and _NAME.fullmatch(claim)):
             return [f"{short}{claim.removeprefix(long)}"]
     fullest = max(names, key=lambda name: _ratio(reply[f"{_UNIFIED}{name}-utilization"]) or 0.0, default="5h")
     return [fullest]
@@ -129,7 +133,7 @@ def _codex_window(reply: Mapping[str, str], name: str, time: float) -> SeenWindo
 
 def _usage_limit(body: bytes) -> dict[str, Any] | None:
     """Return the error of a refusal that Codex takes for a used-up window."""
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         said = json.loads(body)
         error = said.get("error") if isinstance(said, dict) else None
         return error if isinstance(error, dict) and error.get("type") == "usage_limit_reached" else None
@@ -138,16 +142,20 @@ def _usage_limit(body: bytes) -> dict[str, Any] | None:
 
 def _reset_of(refusal: Mapping[str, Any], time: float) -> float | None:
     at, after = refusal.get("resets_at"), refusal.get("resets_in_seconds")
-    if isinstance(at, int | float) and math.isfinite(at):
+    if _is_number(at):
         return float(at)
-    return time + after if isinstance(after, int | float) and math.isfinite(after) else None
+    return time + after if _is_number(after) else None
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and 0 <= value < _MOST_NUMBER
 
 
 def _number(text: str | None) -> float | None:
     """Return a number that is not negative, as a header has it; `None` for anything else."""
     with suppress(ValueError):
         number = float(text) if text is not None else -1.0
-        return number if 0 <= number < 1e12 else None
+        return number if _is_number(number) else None
     return None
 
 

@@ -38,7 +38,7 @@ def look(words: Sequence[str]) -> None:
         found = worktrees.look(os.getcwd(), None if default else branch[1:], again, os.environ)
     except (worktrees.GitError, OSError) as error:
         found = {"error": str(error)}
-    os.write(1, b"\n" + ANSWER + json.dumps(found).encode() + b"\n")
+    os.write(1, b"\n" + ANSWER + json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape") + b"\n")
 
 
 # ---- The first step of an attempt

@@ -15,6 +15,7 @@ from ..agents.program import digest
 from ..core import events as e
 from ..core.state.account import NOTHING, OpenReservation, Use
 from ..core.state.budgets import to_nanos
+from ..host.clock import wall_clock
 from ..protocol import messages as m
 from ..protocol.event_types import EventType
 from ..protocol.kinds import COUNTS
@@ -325,9 +326,10 @@ class MeteredRun:
         run = self.live.run
         login = run.root.asked.logins.get("openai") or digest(f"Codex's login of user {run.birth.uid}")
         known = run.subscriptions.get("openai", "").partition("/")[2] or None
-        time = datetime.fromtimestamp(told.time, UTC).astimezone()
+        # what an agent writes with a date in the future would hide what is heard next
+        time = datetime.fromtimestamp(min(max(told.time, 0.0), wall_clock().timestamp()), UTC).astimezone()
         seen = m.SeePlan(
-            id=0, run=run.id, provider="openai", time=told.time, login="" if known else login, organization=known,
+            id=0, run=run.id, provider="openai", time=time.timestamp(), login="" if known else login, organization=known,
             plan_type=told.plan_type, windows=list(told.windows),
         )  # fmt: skip
         self._feed(e.PlanSeen(trio.current_time(), time, seen))

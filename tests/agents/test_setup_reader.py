@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sfad.agents.setup_reader import LARGEST, Root, SetupReader, TreeSetups
@@ -87,3 +88,15 @@ async def test_settings_that_a_command_of_claude_names(tmp_path: Path, content: 
     why = await SetupReader().why_around(os.geteuid(), str(file))
     assert (why is None) if words is None else (words in str(why))
     assert "another process" in str(await SetupReader().why_around(os.geteuid(), "/dev/fd/3"))
+
+
+async def test_settings_that_are_not_utf8_can_be_saved(tmp_path: Path) -> None:
+    home = tmp_path / os.fsdecode(b"h\xe9")
+    file = home / FILES["claude"]
+    file.parent.mkdir(parents=True)
+    file.write_text('{"env": {"ANTHROPIC_BASE_URL": "http://127.0.0.1/\\ud800"}}')
+    env = [b"HOME=" + os.fsencode(home), b"SSL_CERT_FILE=/c\xe9", b"OPENAI_BASE_URL=http://127.0.0.1/\xe9"]
+    setups = await SetupReader().read(Root.of(os.geteuid(), os.fsencode(home), env))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(setups), type=TreeSetups) == setups
+    assert setups.of("codex", (), {"HOME": str(home)}).direct is None
+    assert setups.of("codex", (), {"HOME": "/elsewhere"}).direct is not None

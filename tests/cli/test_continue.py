@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.harness import alive, wait_until
+from sfactl.connection import Client
+from sfad.protocol import messages as m
+from tests.harness import alive, started, wait_until
 
 from .conftest import World
 
@@ -142,6 +144,17 @@ def test_a_run_is_continued_once(place: MakeDesk) -> None:
     waited(world, new)
     third = waited(world, world.sfactl("continue", new).stdout.strip())
     assert (third["continues"], third["line"]["runs"]) == (new, [first, new, third["id"]])
+
+
+def test_a_request_whose_reply_was_lost_may_be_repeated(place: MakeDesk) -> None:
+    world = place()
+    first = ended(world, "claude", "please fail")["id"]
+    env = [f"{key}={value}".encode() for key, value in world.env.items()]
+    options = {"cwd": b"/", "env": env, "key": "once", "continues": m.Continuation(run=first)}
+    with Client(Path(world.env["SFAD_SOCKET"])) as client:
+        run = started(client, [], **options)
+        assert started(client, [], **options).id == run.id
+    waited(world, run.id)
 
 
 def test_the_rows_remember_who_continues_whom(place: MakeDesk) -> None:

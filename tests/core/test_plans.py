@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as changed
 
 from sfad.core import commands as c
 from sfad.core import events as e
@@ -542,3 +543,49 @@ def test_what_another_node_tells_is_nobodys_share_and_no_older_news() -> None:
     call = t.asks(a)
     t.go(call)
     assert not t.answered(call), "the window is used by other nodes beyond what agents may"
+
+
+@pytest.mark.parametrize("left", [9e11, 1e300, float("inf"), float("nan"), -1e300])
+@pytest.mark.parametrize("rejected", [True, False])
+def test_a_reset_that_no_window_can_have_is_not_believed(left: float, *, rejected: bool) -> None:
+    t = Plan(keep=0.2)
+    a = t.start("a")
+    t.go(t.seen(a, 0.9, left=left, rejected=rejected))
+    known = t.machine.plans.known[KEY].windows["5h"]
+    assert known.resets_at in (None, (NOON + timedelta(seconds=t.at)).timestamp() + 60)
+    t.go(changed(t.seen(a, 0.95, rejected=rejected), retry_after=9e11))
+    assert known.used == 0.95
+    assert t.go(t.due())
+
+
+def test_a_reset_that_no_window_can_have_is_forgotten_if_it_was_saved() -> None:
+    t = Plan(keep=0.2)
+    a = t.start("a")
+    t.go(t.seen(a, 0.9))
+    known = t.machine.plans.known[KEY].windows["5h"]
+    known.resets_at = 9e11
+    t.go(t.due())
+    assert known.used is None
+
+
+def test_a_forecast_beyond_the_calendar_is_none() -> None:
+    window = Window("5h")
+    window.hear(SeenWindow(window="5h", used_ratio=0.1), 0.0, None)
+    window.hear(SeenWindow(window="5h", used_ratio=0.100001), 100 * 86400.0, None)
+    assert window.empty_at(100 * 86400.0) is None
+
+
+def test_what_was_heard_before_a_wrong_clock_was_set_hides_no_news() -> None:
+    t = Plan(keep=0.2)
+    a = t.start("a")
+    later = t.seen(a, 0.1)
+    ahead = later.time + timedelta(days=3650)
+    t.go(changed(t.due(), time=ahead))
+    t.go(changed(later, time=ahead))
+    assert t.machine.plans.known[KEY].heard_at == ahead.timestamp()
+    t.go(t.due())
+    t.go(t.seen(a, 0.9))
+    assert t.machine.plans.known[KEY].windows["5h"].used == 0.9
+    call = t.asks(a)
+    t.go(call)
+    assert not t.answered(call)

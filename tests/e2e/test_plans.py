@@ -17,9 +17,10 @@ import pytest
 
 from sfactl.connection import Client
 from sfad.protocol import messages as m
+from sfad.protocol.requests.plans import PlanAccount
 from sfad.protocol.types import RunId, RunInfo, Status
 from tests.conftest import Start
-from tests.harness import PATIENCE, Daemon, ended, spawn, wait_until
+from tests.harness import PATIENCE, Daemon, ended, running, spawn, started, stopped, wait_until
 
 from .agents import info, limit
 from .subscription import Account, Quota, selling
@@ -244,3 +245,42 @@ def test_a_held_run_in_the_foreground_ends_at_ctrl_c(start: Start) -> None:
             run = info(client, held)
         assert (foreground.returncode, run.status) == (130, Status.CANCELLED), told
         assert "resets at" in told
+
+
+CODEX = """#!{python}
+import datetime, json, pathlib, time
+now = datetime.datetime.now(datetime.UTC)
+at = now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+place = pathlib.Path({home!r}) / f"sessions/{{now:%Y/%m/%d}}"
+place.mkdir(parents=True)
+usage = {{"input_tokens": 10, "output_tokens": 2, "total_tokens": 12}}
+with (place / f"rollout-{{now:%Y-%m-%dT%H-%M-%S}}-{session}.jsonl").open("w") as file:
+    meta = {{"id": {session!r}, "timestamp": at, "cwd": {home!r}}}
+    print(json.dumps({{"timestamp": at, "type": "session_meta", "payload": meta}}), file=file)
+    for told, percent, reset in (("9999-12-31T23:59:59-23:00", 81, 9e11), ("9000-01-01T00:00:00Z", 85, 9e11)):
+        limits = {{"primary": {{"used_percent": percent, "window_minutes": 300, "resets_at": reset}}}}
+        payload = {{"type": "token_count", "info": {{"total_token_usage": usage}}, "rate_limits": limits}}
+        print(json.dumps({{"timestamp": told, "type": "event_msg", "payload": payload}}), file=file)
+time.sleep(300)
+"""
+
+
+def test_what_an_agent_writes_of_a_subscription_breaks_nothing(tmp_path: Path) -> None:
+    home, program = tmp_path / "home", tmp_path / "codex"
+    session = "01a2050d-51a6-7aa1-ab61-8a5c8988effa"
+    program.write_text(CODEX.format(python=sys.executable, home=str(home), session=session))
+    program.chmod(0o755)
+    with running(tmp_path) as daemon, daemon.client() as client:
+        env = [b"CODEX_HOME=" + os.fsencode(home), b"PATH=/usr/bin:/bin"]
+        home.mkdir()
+        run = started(client, [str(program), "exec", "x"], cwd=os.fsencode(home), env=env)
+
+        def told() -> list[PlanAccount]:
+            return client.call(m.Plans(id=0), m.PlanList).accounts
+
+        wait_until(told, "it is heard of")
+        (account,) = told()
+        assert account.heard_at <= datetime.now(UTC)
+        assert [(each.used_ratio, each.resets_at) for each in account.windows] == [(0.85, None)]
+        assert client.call(m.DaemonInfo(id=0), m.DaemonStatus).plans == [account]
+        stopped(client, run.id)

@@ -19,7 +19,7 @@ from sfad.host.probe import bubblewrap
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status, Worktree
 from tests.conftest import Start
-from tests.harness import Daemon, ended, running, spawn, started, strays, wait_until
+from tests.harness import Daemon, ended, running, spawn, started, stopped, strays, wait_until
 from tests.users import FIRST, SECOND, as_user, needs_root, open_directory, readable_by_all
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed (Debian: git)")
@@ -58,7 +58,7 @@ class Repository:
         return (self.git("worktree", "list"), self.git("branch", "-a"), self.git("status", "--porcelain"), str(records), kept)
 
     def options(self, worktree: Worktree | None = NEW, **more: Any) -> dict[str, Any]:
-        env = [f"{name}={value}".encode() for name, value in self.env.items()]
+        env = [os.fsencode(f"{name}={value}") for name, value in self.env.items()]
         return {"cwd": os.fsencode(self.sub), "env": env, "worktree": worktree} | more
 
     def run(self, daemon: Daemon, script: str, worktree: Worktree | None = NEW, **more: Any) -> RunInfo:
@@ -244,6 +244,58 @@ def test_a_rerun_works_there_again_or_has_it_made_again(daemon: Daemon, reposito
         reply = spawn(client, ["true"], **repository.options(Worktree(of=third.id)))
         assert f"run {lives.id} works in the worktree of run {third.id}" in getattr(reply, "message", "")
         client.call(m.Stop(id=client.next_id(), runs=[lives.id]), m.Stopped)
+
+
+def test_two_that_ask_at_once_for_the_worktree_of_a_run_do_not_both_get_it(daemon: Daemon, repository: Repository) -> None:
+    first = repository.run(daemon, "true")
+    with daemon.client() as client:
+        env, cwd = (repository.options()[name] for name in ("env", "cwd"))
+        for _ in range(4):
+            client.send(m.Spawn(id=client.next_id(), argv=[b"sleep", b"9"], cwd=cwd, env=env, worktree=Worktree(of=first.id)))
+        replies: list[m.Reply] = []
+        while len(replies) < 4:
+            replies += [answer.reply for answer in client.arrived()]
+        [run] = [reply.run.id for reply in replies if isinstance(reply, m.RunReply)]
+        said = [reply.message for reply in replies if isinstance(reply, m.Error)]
+        stopped(client, run)
+    assert said == [f"run {run} works in the worktree of run {first.id}: wait for its end, or take another"] * 3
+
+
+def test_a_request_for_the_worktree_of_a_run_may_be_repeated(daemon: Daemon, repository: Repository) -> None:
+    first = repository.run(daemon, "true")
+    with daemon.client() as client:
+        options = repository.options(Worktree(of=first.id), key=f"again-{first.id}")
+        run = started(client, ["sleep", "9"], **options)
+        assert started(client, ["sleep", "9"], **options).id == run.id
+        stopped(client, run.id)
+
+
+def test_a_diff_in_json_can_be_applied(daemon: Daemon, repository: Repository, tmp_path: Path) -> None:
+    patch = tmp_path / "patch"
+    patch.write_text(repository.diff(daemon, repository.run(daemon, "echo two >> file")))
+    repository.git("apply", str(patch))
+    assert (repository.sub / "file").read_text() == "one\ntwo\n"
+
+
+def test_a_repository_whose_name_is_not_utf8(daemon: Daemon, tmp_path: Path) -> None:
+    repository = Repository(tmp_path / os.fsdecode(b"caf\xe9"), directory=os.fsdecode(b"d\xe9p"))
+    repository.env["XDG_DATA_HOME"] = str(tmp_path / "data")
+    run = repository.run(daemon, "printf 'caf\\351\\n' > file")
+    assert run.status == "completed", daemon.errors(run.id)
+    assert "\n+caf\\xe9" in repository.diff(daemon, run)
+    repository.env["XDG_DATA_HOME"] = os.fsdecode(b"%b/d\xe9" % os.fsencode(tmp_path))
+    run = repository.run(daemon, "echo two > file")
+    kept = json.loads(repository.sfactl(daemon, "prune", "--keep", "0", "--json"))["worktrees_kept"]
+    assert kept[0]["path"] == run.worktree
+
+
+@needs_root
+def test_a_repository_of_another_user_is_refused_with_the_way_out(daemon: Daemon, repository: Repository) -> None:
+    for place in (repository.path, repository.path / ".git", repository.sub):
+        os.chown(place, FIRST, FIRST)
+    said = repository.refused(daemon)
+    assert "detected dubious ownership" in said
+    assert "git config --global --add safe.directory" in said
 
 
 def test_prune_removes_what_has_no_changes_and_names_the_others(start: Start, repository: Repository) -> None:

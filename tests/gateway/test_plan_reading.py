@@ -106,6 +106,23 @@ def test_a_refusal_of_codex_without_headers() -> None:
     assert seen.windows == [SeenWindow(window="primary", resets_at=NOW + 60, rejected=True)]
 
 
+@pytest.mark.parametrize("more", ['"resets_at": 1' + 400 * "0", '"resets_in_seconds": -1e300', '"x": ' + 60_000 * "["])
+def test_junk_in_a_refusal_of_codex_is_no_reset(more: str) -> None:
+    body = f'{{"error": {{"type": "usage_limit_reached", {more}}}}}'.encode()
+    seen = seen_plan("openai", "a1", "login", [], {"x-codex-primary-used-percent": "100"}, 429, body, NOW)
+    assert seen is not None
+    assert seen.windows == [SeenWindow(window="primary", used_ratio=1.0, rejected=True)]
+
+
+def test_names_are_short() -> None:
+    seen = anthropic({f"{UNIFIED}status": "x" * 9000, f"{UNIFIED}representative-claim": "five_hour_" + "x" * 9000})
+    assert seen is not None
+    assert len(seen.status or "") == 64
+    seen = anthropic({f"{UNIFIED}status": "rejected", f"{UNIFIED}representative-claim": "five_hour_" + "x" * 9000}, 429)
+    assert seen is not None
+    assert [each.window for each in seen.windows if each.rejected] == ["7d_opus"]
+
+
 def test_a_credential_is_told_as_a_short_hash() -> None:
     bearer, key = login_of([(b"Authorization", b"Bearer sk-ant-oat-1")], None), login_of([(b"x-api-key", b"sk-ant-2")], None)
     assert bearer == digest("sk-ant-oat-1")

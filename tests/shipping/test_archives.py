@@ -103,6 +103,13 @@ def test_without_git_everything_is_sent_but_repositories_and_what_is_no_file(tmp
     assert (unpacked(packed(root), tmp_path / "b") / "empty").is_dir()
 
 
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="takes a directory on another file system than its parent")
+def test_without_git_on_a_file_system_of_its_own_everything_is_sent() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+        (Path(place) / "file").touch()
+        assert shipping.survey(place, os.environ).paths == ["file"]
+
+
 def test_where_git_refuses_nothing_is_sent(tmp_path: Path) -> None:
     root = fill(tmp_path / "a", {".git": b"gitdir: /nonexistent\n", "secret": b""})
     with pytest.raises(ShippingError, match="not a git repository"):
@@ -311,9 +318,36 @@ def test_through_a_link_nothing_is_written_even_by_force(tmp_path: Path, sent: i
     (tmp_path / "outside").mkdir()
     (tmp_path / "here" / "new").symlink_to(tmp_path / "outside")
     found = changes_of(sent, tmp_path / "there", git=True)
-    with Tree(str(tmp_path / "here")) as tree, pytest.raises(OSError, match="Not a directory"):
+    with Tree(str(tmp_path / "here")) as tree, pytest.raises(ShippingError, match="in the way"):
         shipping.apply(found, shipping.read_changes(found), tree)
     assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_an_empty_directory_may_become_a_file(tmp_path: Path) -> None:
+    before = tmp_path / "before"
+    (before / "d" / "below").mkdir(parents=True)
+    node = unpacked(packed(before), tmp_path / "node")
+    shutil.rmtree(node / "d")
+    (node / "d").write_text("x")
+    changes = changes_of(packed(before), node)
+    with Tree(str(before)) as tree:
+        found = shipping.read_changes(changes)
+        assert shipping.conflicts(found, tree) == []
+        shipping.apply(changes, found, tree)
+    assert content_of(before) == content_of(node)
+
+
+@pytest.mark.parametrize("obstacle", ["z/file", "z"])
+def test_by_force_all_is_written_or_nothing(tmp_path: Path, obstacle: str) -> None:
+    before = fill(tmp_path / "before", {"a": b"1"})
+    node = unpacked(packed(before), tmp_path / "node")
+    fill(node, {"a": b"2", ("z" if obstacle == "z/file" else "z/file"): b"3"})
+    changes = changes_of(packed(before), node)
+    fill(before, {obstacle: b"mine"})
+    kept = content_of(before)
+    with Tree(str(before)) as tree, pytest.raises(ShippingError, match="in the way"):
+        shipping.apply(changes, shipping.read_changes(changes), tree)
+    assert content_of(before) == kept
 
 
 def test_the_rights_of_a_file_stay(tmp_path: Path, sent: io.BytesIO) -> None:

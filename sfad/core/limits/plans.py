@@ -23,6 +23,7 @@ from ..state.naming import program_name
 from ..state.plans import (
     AFTER_RESET,
     MOST_WINDOWS,
+    OVERTAKEN,
     PlanHold,
     Subscription,
     Window,
@@ -95,6 +96,8 @@ class Plans:
         found, run = self._subscription_of(told), self._ctx.tree.get(told.run)
         if run is not None:
             self._note_user(found, run)
+        if found.heard_at > max(now, ev.at + self._offset) + OVERTAKEN:  # the clock was wrong then, and has been set since
+            found.heard_at, found.windows = now, {}
         if now >= found.heard_at:
             found.heard_at = now
             found.plan_type, found.status = told.plan_type or found.plan_type, told.status or found.status
@@ -157,7 +160,7 @@ class Plans:
             return  # a reply of before the reset, which comes late: its growth would be counted from 0
         grown = window.hear(seen, now, ev.told.retry_after)
         if window.over(now):
-            window.reset()  # it tells of a window that is over
+            window.reset(now)  # it tells of a window that is over
         if run is not None:
             window.weigh(run.id, 1)  # the call that is answered has cost something, too, which is not known yet
         if grown and ev.told.run:  # else other nodes tell of it, whose runs may have used it
@@ -290,7 +293,7 @@ class Plans:
         now = found.heard_at if at is None else at + self._offset - AFTER_RESET
         if window.over(now):
             rejected, window_used = window.rejected, window.used
-            window.reset()
+            window.reset(now)
             if found.status == "rejected" and not any(each.rejected for each in found.windows.values()):
                 found.status = None
             if window is found.shorter:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, tzinfo
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ...protocol.requests.fleet import SharedPlan
 from ...protocol.requests.plans import Provider, SeenWindow
@@ -30,6 +31,9 @@ which is as long for five hours."""
 OVERTAKEN = 60.0
 """Replies of parallel calls overtake each other: within so many seconds after a figure was first told, a lower one is older, and so
 is a reply that says nothing of a refusal. A reset that is later by more than this is of another window."""
+FARTHEST = 400 * DAY
+"""Seconds. No window is so long, so a reset or a wait that is farther away is not believed: no calendar has a moment that a header
+can name in error."""
 MOST_WINDOWS = 16
 MOST_RUNS = 1000
 """Runs that have a part in the next growth of a window. A thousand are a leak."""
@@ -98,10 +102,11 @@ class Window(Struct):
         return self.resets_at if self.resets_at is not None or self.used is None else self.heard_at + self.length
 
     def over(self, now: float) -> bool:
-        return self.ends_at is not None and self.ends_at <= now
+        """Return whether it has ended. An end that no window can have is none, as an earlier version may have saved it."""
+        return self.ends_at is not None and not now < self.ends_at <= now + FARTHEST
 
-    def reset(self) -> None:
-        self.began_at = self.ends_at or self.began_at
+    def reset(self, now: float) -> None:
+        self.began_at = min(self.ends_at or self.began_at, now)
         self.used = self.resets_at = None
         self.base = 0.0
         self.rejected = self.near = self.full = False
@@ -119,6 +124,8 @@ class Window(Struct):
 
     def hear(self, seen: SeenWindow, now: float, retry_after: float | None) -> float:
         """Take what a reply says of it. Return how much it has grown since it was heard of last."""
+        if seen.resets_at is not None and not seen.resets_at <= now + FARTHEST:
+            seen = replace(seen, resets_at=None)
         if self.used is None and not self.rejected:
             self.since = now
         older = self._is_older(seen, now)
@@ -126,7 +133,7 @@ class Window(Struct):
         self.seconds = seen.seconds or self.seconds
         self.resets_at = seen.resets_at if seen.resets_at is not None and not older else self.resets_at
         if seen.rejected and (self.resets_at is None or self.resets_at <= now):
-            self.resets_at = now + (retry_after or UNTOLD)
+            self.resets_at = now + (retry_after if retry_after and retry_after <= FARTHEST else UNTOLD)
         if seen.rejected:
             self.rejected, self.rejected_at = True, now
         elif now - self.rejected_at >= OVERTAKEN:
@@ -172,7 +179,7 @@ class Window(Struct):
             return None  # a burst of calls is no rate
         rate = (self.used - ratio) / max(1.0, now - began)
         at = now + (1 - self.used) / rate if rate > 0 else None
-        return at if at is not None and (self.resets_at is None or at < self.resets_at) else None
+        return at if at is not None and at < (self.resets_at or now + FARTHEST) else None
 
 
 class Subscription(Struct):

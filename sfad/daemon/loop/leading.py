@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from ...agents import TreeSetups, claude
-from ...agents.setups import GATEWAY, VARIABLES, Setup, UnreadableError, json_object, merged
+from ...agents.setups import GATEWAY, VARIABLES, Setup, UnreadableError, json_object, merged, savable
 from ...config import UpstreamConfig
 from ...config_values import is_base_url
 from ...core.state.naming import executed_word, program_name
@@ -78,12 +78,16 @@ def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
     """Return why other settings may count for a run than those that were found; `None` if none do."""
     if setup.undone_by is not None and any(re.fullmatch(setup.undone_by, word) for word in options):  # a word may hold a key
         return f"with the settings in its command, others may count than those that lead {setup.program} through the gateway"
-    if setup.only_in is not None and os.fsdecode(request.cwd) != setup.only_in:
+    if setup.only_in is not None and savable(os.fsdecode(request.cwd)) != setup.only_in:
         return f"the address in the settings of {setup.program} is known for {setup.only_in} only, where this tree was started"
     env = dict(item.decode(errors="surrogateescape").split("=", 1) for item in request.env if b"=" in item)
     set_above = dict(setup.env)  # the run above may be one of the same program
     other = next(
-        (variable for variable, value in setup.only_with if env.get(variable, "") not in (value, set_above.get(variable, value))),
+        (
+            variable
+            for variable, value in setup.only_with
+            if savable(env.get(variable, "")) not in (value, set_above.get(variable, value))
+        ),
         None,
     )
     return f"{other} is not what it was where this tree was started, so other settings of {setup.program} count" if other else None

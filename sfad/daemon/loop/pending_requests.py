@@ -179,7 +179,7 @@ class PendingRequests:
         if known is not None:
             pending.close()
             pending.on_admit(known)
-            self._answer_again(known, asked.tied_to, answer)
+            self.answer_again(known, asked.tied_to, answer)
             return
         try:
             demand_descriptors(self.descriptors)
@@ -241,7 +241,8 @@ class PendingRequests:
         self._askers[self.last_token] = [answer]
         return self.last_token
 
-    def _answer_again(self, run: RunId, client: int | None, answer: OnAnswer) -> None:
+    def answer_again(self, run: RunId, client: int | None, answer: OnAnswer) -> None:
+        """Answer a request that was repeated with its key. `client`: the one that the run is tied to."""
         if client is not None:
             self.feed(e.ClientBack(trio.current_time(), run, client))
         live = self.catalogue.live.get(run)

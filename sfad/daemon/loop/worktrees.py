@@ -1,6 +1,7 @@
 """Worktrees of runs: which run gets one, where, and what its launch needs. Git itself is executed as the run's user, in a contained
 helper before the run is admitted, and as the first step of each attempt (`processes.worktree`)."""
 
+import json
 import os
 import secrets
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from ...processes.credentials import Credentials
 from ...processes.helper import ANSWER
 from ...processes.worktree import look_words, step_words
 from ...protocol.messages import Spawn
-from ...protocol.types import Isolation, RunInfo, Worktree
+from ...protocol.types import Isolation, RunId, RunInfo, Worktree
 from ...runs.live import Live
 from ...worktrees import LOCAL, Record, branch_of, slug
 
@@ -67,7 +68,7 @@ class Worktrees:
             branch, path = earlier.branch, self._free(earlier)
         found = await self._look(request, branch, path, uid, user)
         if found.error is not None:
-            raise Invalid(f"--worktree: {found.error}")
+            raise Invalid(f"--worktree: {os.fsencode(found.error).decode(errors='backslashreplace')}")
         if not path:
             name = request.name or request.agent or derive_name(tuple(map(os.fsdecode, request.argv)))
             path = os.fsencode(f"{found.directory}/{slug(name)}-{secrets.token_hex(4)}")
@@ -81,10 +82,9 @@ class Worktrees:
         """Return the path of an earlier run's worktree, if no run works there. Raise `Invalid`."""
         if earlier.worktree is None:
             raise Invalid(f"run {earlier.id} had no worktree: leave out --worktree-of")
-        for live in self.live.values():
-            if live.spawn.worktree is not None and os.fsdecode(live.spawn.worktree.path) == earlier.worktree:
-                raise Invalid(f"run {live.run.id} works in the worktree of run {earlier.id}: wait for its end, or take another")
-        return os.fsencode(earlier.worktree)
+        path = os.fsencode(earlier.worktree)
+        check_free(path, earlier.id, self.live)
+        return path
 
     async def _look(self, request: Spawn, branch: str | None, again: bytes, uid: int, user: Credentials | None) -> _Looked:
         env = [item for item in request.env if not item.startswith(_LOCAL)]
@@ -93,10 +93,18 @@ class Worktrees:
             result = await self.processes.run(command, trio.CancelScope(), operators=False)
         answer = result.output.rpartition(b"\n" + ANSWER)[2]
         try:
-            return msgspec.json.decode(answer, type=_Looked)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            # not by msgspec: paths need not be UTF-8
+            return msgspec.convert(json.loads(answer.decode(errors="surrogateescape")), _Looked)
+        except (ValueError, msgspec.ValidationError):
             said = result.output.decode(errors="replace").strip()[-200:]
             raise WorktreeImpossible(f"git could not look at the repository: {said or result.how}") from None
+
+
+def check_free(path: bytes, of: RunId, live: Mapping[RunId, Live]) -> None:
+    """Raise `Invalid` if a live run works in the worktree of the ended run `of`."""
+    for each in live.values():
+        if each.spawn.worktree is not None and each.spawn.worktree.path == path:
+            raise Invalid(f"run {each.run.id} works in the worktree of run {of}: wait for its end, or take another")
 
 
 def isolated(isolation: Isolation, worktree: Worktree | None) -> Isolation:

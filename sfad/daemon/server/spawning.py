@@ -33,7 +33,7 @@ from ..loop.isolating import Isolating, IsolationImpossible
 from ..loop.leading import check_base_urls, led
 from ..loop.runtime import Runtime
 from ..loop.shipping import NOT_HERE
-from ..loop.worktrees import shared
+from ..loop.worktrees import check_free, shared
 from .lookup import bad_request, check_limits, check_most, too_many, unavailable, wrong_state
 
 MAX_EXEC = 6 << 20
@@ -315,6 +315,13 @@ def check_values(request: Spawn, _: SpawnContext) -> None:
         raise bad_request(f"unknown verb to allow or deny: {', '.join(sorted(unknown))}; choose from: {known}")
 
 
+def check_worktree(request: Spawn, context: SpawnContext) -> None:
+    """Refuse the worktree of an earlier run that another request has taken while git looked at the repository."""
+    worktree = request.worktree
+    if worktree is not None and worktree.of is not None and not worktree.shared:
+        check_free(worktree.path, worktree.of, context.live)
+
+
 def check_meter(request: Spawn, _: SpawnContext) -> None:
     if request.meter is None or request.meter in UNREAD:
         return
@@ -473,6 +480,7 @@ CHECKS: tuple[Callable[[Spawn, SpawnContext], None], ...] = (
     check_characters,
     check_bounds,
     check_values,
+    check_worktree,
     check_meter,
     check_on_end,
 )

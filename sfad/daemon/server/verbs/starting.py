@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -41,7 +40,7 @@ from ..continuing import check_ended, continued, find_session, wanted_session, w
 from ..lookup import RequestError, bad_request, check_limits, check_most, find_run, unavailable, wrong_state
 from ..lost_runs import continued_with
 from ..peers import submitter
-from ..spawning import asked_of, asks_for_gateway, completed, context_of, is_own_program, own_command
+from ..spawning import asked_of, asks_for_gateway, check_worktree, completed, context_of, is_own_program, own_command
 from .following import demand_watch, push
 
 # ---- `spawn`: start a run. The guard in the core decides whether the peer may, and records a refusal.
@@ -58,6 +57,8 @@ def spawn(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
     was found. Raise `RequestError`, `OSError`."""
     descriptors = _claim(call, request)
     request = msgspec.structs.replace(request, direct=None, resume_argv=[])
+    if _answered_again(call, request, descriptors):
+        return
     if request.continues is None:
         _spawn_by(call, request, call.peer, descriptors, session)
         return
@@ -77,6 +78,27 @@ def spawn(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
     done: Callable[[str | Exception], None] = _later(call, descriptors, go_on)
     threads = call.services.session_checks.setdefault(peer.uid, trio.CapacityLimiter(2))
     call.runtime.background.answer(lambda: find_session(wanted, info, threads), done, done, EXPECTED)
+
+
+def _answered_again(call: Call, request: Spawn, descriptors: list[int]) -> bool:
+    """Answer a request whose run was started, but whose client lost the reply. What the first one has made of a session or of a
+    worktree would refuse the second."""
+    runtime, peer = call.runtime, call.peer
+    if request.key is None or (request.continues is None and request.worktree is None):
+        return False
+    callers = [peer.run]
+    if request.continues is not None and (info := runtime.catalogue.info(request.continues.run)) is not None:
+        callers.append(info.parent_id)
+    found = (runtime.catalogue.answer_to((peer.uid, caller, request.key)) for caller in callers)
+    run = next((each for each in found if each is not None), None)
+    if run is None:
+        return False
+    close_soon(descriptors, call.connection.sender_group)
+    if request.watch:
+        demand_watch(call)
+        push(call, run)
+    runtime.requests.answer_again(run, call.connection.number if request.tied else None, call)
+    return True
 
 
 def _continued(call: Call, request: Spawn, session: SessionAsked | None) -> tuple[RunInfo, Spawn, Peer]:
@@ -241,7 +263,15 @@ def _ask(
     )
     if session is None:
         pending.continued_with = continued_with(runtime, first, request, pending, peer)
-    ask = partial(runtime.requests.spawn, peer, asked, pending, call)
+
+    def ask() -> None:
+        try:
+            check_worktree(request, context)  # the gateway may have been waited for
+        except Invalid as error:
+            pending.close()
+            raise bad_request(str(error)) from None
+        runtime.requests.spawn(peer, asked, pending, call)
+
     if request.gateway and (context.explicit or runtime.gateways.always) and above is None:
         runtime.gateways.demand(peer.uid, _once_served(call, ask, descriptors))
         return
