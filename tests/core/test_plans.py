@@ -553,7 +553,8 @@ def test_a_reset_that_no_window_can_have_is_not_believed(left: float, *, rejecte
     t.go(t.seen(a, 0.9, left=left, rejected=rejected))
     known = t.machine.plans.known[KEY].windows["5h"]
     assert known.resets_at in (None, (NOON + timedelta(seconds=t.at)).timestamp() + 60)
-    t.go(changed(t.seen(a, 0.95, rejected=rejected), retry_after=9e11))
+    again = t.seen(a, 0.95, rejected=rejected)
+    t.go(changed(again, told=changed(again.told, retry_after=9e11)))
     assert known.used == 0.95
     assert t.go(t.due())
 

@@ -19,6 +19,7 @@ from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.requests.plans import PlanAccount
 from sfad.protocol.types import RunId, RunInfo, Status
+from tests.codex import codex
 from tests.conftest import Start
 from tests.harness import PATIENCE, Daemon, ended, running, spawn, started, stopped, wait_until
 
@@ -131,30 +132,10 @@ def test_a_night_of_ten_agents(start: Start, account: Account, longer_than_the_w
         assert not [path for path in kept if TOKEN.encode() in path.read_bytes()]
 
 
-CODEX = """#!{python}
-import datetime, json, os, pathlib, subprocess, time
-subprocess.run([{python!r}, {subscriber!r}, "1", "openai"], check=True)
-now = datetime.datetime.now(datetime.UTC)
-at = now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-place = pathlib.Path({home!r}) / f"sessions/{{now:%Y/%m/%d}}"
-place.mkdir(parents=True)
-limits = {{"primary": {{"used_percent": 11.0, "window_minutes": 300}}}}
-payload = {{"type": "token_count", "info": {{"total_token_usage": {{"total_tokens": 12}}}}, "rate_limits": limits}}
-session = "01a2050d-51a6-7aa1-ab61-8a5c8988effa"
-lines = [
-    {{"timestamp": at, "type": "session_meta", "payload": {{"id": session, "timestamp": at, "cwd": os.getcwd()}}}},
-    {{"timestamp": at, "type": "event_msg", "payload": payload}},
-]
-file = place / f"rollout-{{now:%Y-%m-%dT%H-%M-%S}}-{{session}}.jsonl"
-file.write_text("".join(json.dumps(line) + "\\n" for line in lines))
-time.sleep(300)
-"""
-
-
 def test_what_codex_writes_of_a_subscription_is_of_the_one_that_the_gateway_knows(start: Start, tmp_path: Path) -> None:
-    home, program = str(tmp_path / "home"), tmp_path / "codex"
-    program.write_text(CODEX.format(python=sys.executable, subscriber=SUBSCRIBER, home=home))
-    program.chmod(0o755)
+    home = tmp_path / "home"
+    told = {"used_percent": 11.0, "window_minutes": 300}
+    program = codex(tmp_path, (None, told), first=[sys.executable, SUBSCRIBER, "1", "openai"])
     with selling(Quota("5h", 600.0, 0.07)) as account:
         daemon = start(config=config(account))
         with daemon.client() as client:
@@ -247,29 +228,13 @@ def test_a_held_run_in_the_foreground_ends_at_ctrl_c(start: Start) -> None:
         assert "resets at" in told
 
 
-CODEX = """#!{python}
-import datetime, json, pathlib, time
-now = datetime.datetime.now(datetime.UTC)
-at = now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-place = pathlib.Path({home!r}) / f"sessions/{{now:%Y/%m/%d}}"
-place.mkdir(parents=True)
-usage = {{"input_tokens": 10, "output_tokens": 2, "total_tokens": 12}}
-with (place / f"rollout-{{now:%Y-%m-%dT%H-%M-%S}}-{session}.jsonl").open("w") as file:
-    meta = {{"id": {session!r}, "timestamp": at, "cwd": {home!r}}}
-    print(json.dumps({{"timestamp": at, "type": "session_meta", "payload": meta}}), file=file)
-    for told, percent, reset in (("9999-12-31T23:59:59-23:00", 81, 9e11), ("9000-01-01T00:00:00Z", 85, 9e11)):
-        limits = {{"primary": {{"used_percent": percent, "window_minutes": 300, "resets_at": reset}}}}
-        payload = {{"type": "token_count", "info": {{"total_token_usage": usage}}, "rate_limits": limits}}
-        print(json.dumps({{"timestamp": told, "type": "event_msg", "payload": payload}}), file=file)
-time.sleep(300)
-"""
-
-
 def test_what_an_agent_writes_of_a_subscription_breaks_nothing(tmp_path: Path) -> None:
-    home, program = tmp_path / "home", tmp_path / "codex"
-    session = "01a2050d-51a6-7aa1-ab61-8a5c8988effa"
-    program.write_text(CODEX.format(python=sys.executable, home=str(home), session=session))
-    program.chmod(0o755)
+    home = tmp_path / "home"
+    absurd = [
+        (at, {"used_percent": percent, "window_minutes": 300, "resets_at": 9e11})
+        for at, percent in (("9999-12-31T23:59:59-23:00", 81), ("9000-01-01T00:00:00Z", 85))
+    ]
+    program = codex(tmp_path, *absurd)
     with running(tmp_path) as daemon, daemon.client() as client:
         env = [b"CODEX_HOME=" + os.fsencode(home), b"PATH=/usr/bin:/bin"]
         home.mkdir()

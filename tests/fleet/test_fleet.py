@@ -25,6 +25,7 @@ from sfactl.connection import Client
 from sfactl.exits import Quit
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, Bound, BudgetState, Limit, LimitKind, Placing, RunInfo, Status
+from tests.codex import codex
 from tests.harness import PATIENCE, Daemon, ended, spawn, started, wait_until
 from tests.leaks import stays
 from tests.top.terminal import ENTER, top
@@ -726,33 +727,12 @@ def test_without_the_keeper_a_node_uses_what_it_has_and_then_holds(fleet: Daemon
 # ---- Windows of subscriptions
 
 
-CODEX = """#!{python}
-import datetime, json, pathlib, time
-now = datetime.datetime.now(datetime.UTC)
-at = now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-place = pathlib.Path({home!r}) / f"sessions/{{now:%Y/%m/%d}}"
-place.mkdir(parents=True)
-primary = {{"used_percent": 85.0, "window_minutes": 300, "resets_at": now.timestamp() + 3600}}
-usage = {{"input_tokens": 10, "output_tokens": 2, "total_tokens": 12}}
-limits = {{"limit_id": "codex", "primary": primary}}
-payload = {{"type": "token_count", "info": {{"total_token_usage": usage}}, "rate_limits": limits}}
-lines = [
-    {{"timestamp": at, "type": "session_meta", "payload": {{"id": {session!r}, "timestamp": at, "cwd": {cwd!r}}}}},
-    {{"timestamp": at, "type": "event_msg", "payload": payload}},
-]
-(place / f"rollout-{{now:%Y-%m-%dT%H-%M-%S}}-{session}.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
-time.sleep(300)
-"""
-
-
 def test_a_node_hears_what_others_know_of_a_subscription(fleet: Daemons, tmp_path: Path) -> None:
-    home, session = str(tmp_path / "home"), "01a2050d-51a6-7aa1-ab61-8a5c8988effa"
-    program = tmp_path / "codex"
-    program.write_text(CODEX.format(python=sys.executable, home=home, session=session, cwd=str(tmp_path)))
-    program.chmod(0o755)
+    home = tmp_path / "home"
+    program = codex(tmp_path, (None, {"used_percent": 85.0, "window_minutes": 300, "resets_at": time.time() + 3600}))
     with fleet["n2"].client() as client, fleet["n3"].client() as other:
         env = [f"CODEX_HOME={home}".encode(), f"PATH={tmp_path}:/usr/bin:/bin".encode()]
-        codex = started(client, [str(program), "exec", "x"], limits=time_limit(), cwd=str(tmp_path).encode(), env=env)
+        agent = started(client, [str(program), "exec", "x"], limits=time_limit(), cwd=str(tmp_path).encode(), env=env)
         bystander = started(other, ["sleep", "300"], limits=time_limit())
 
         def told(where: Client) -> list[tuple[str, float | None]]:
@@ -763,7 +743,7 @@ def test_a_node_hears_what_others_know_of_a_subscription(fleet: Daemons, tmp_pat
         wait_until(lambda: told(other) == [("primary", 0.85)], "another node does")
         (account,) = json.loads(fleet["n1"].sfactl("plans", "--fleet", "--json").stdout)["accounts"]
         assert [(each["window"], each["used_ratio"]) for each in account["windows"]] == [("primary", 0.85)]
-        client.call(m.Stop(id=0, runs=[codex.id]), m.Stopped)
+        client.call(m.Stop(id=0, runs=[agent.id]), m.Stopped)
         other.call(m.Stop(id=0, runs=[bystander.id]), m.Stopped)
 
 
