@@ -14,7 +14,9 @@ import trio
 from sfad.core import events as e
 from sfad.core.state.request import Asked
 from sfad.core.state.vocabulary import Timer
+from sfad.daemon.loop.pending_requests import PendingSpawn
 from sfad.daemon.server.spawning import MAX_SHOWN, asked_of
+from sfad.durable.spool import RunJournal
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Status
 from sfad.storage.ledger import writer
@@ -76,6 +78,22 @@ async def test_a_run_whose_snapshot_cannot_be_saved_is_not_launched(tmp_path: Pa
         assert found.reason is not None
         assert "no room to save" in found.reason.message
         assert await spawned(runtime) in runtime.catalogue.live
+
+
+@pytest.mark.parametrize("where", ["PendingSpawn.live", "RunJournal.admit"])
+async def test_a_run_that_a_bug_keeps_from_being_admitted_keeps_no_slot_and_no_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    cls, method = where.split(".")
+    owner = {"PendingSpawn": PendingSpawn, "RunJournal": RunJournal}[cls]
+    async with shell(tmp_path, FakeLauncher, "[quotas]\ntrees = 1") as runtime:
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, method, Mock(side_effect=TypeError("a bug")))
+            assert "internal error; the daemon's log has the traceback" in await refused(runtime)
+        assert not runtime.catalogue.live
+        run = await spawned(runtime)
+        await until(lambda: runtime.catalogue.live[run].run.status is Status.RUNNING)
+    assert "a bug" in (tmp_path / "log").read_text()
 
 
 async def test_refusals_while_the_ledger_fails_write_nothing_to_the_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -295,6 +295,9 @@ class EventQueue:
         self._handle, self._busy = handle, False
 
 
+INTERNAL_ERROR = "internal error; the daemon's log has the traceback"
+
+
 @dataclass(frozen=True, slots=True)
 class CoreLoop:
     """Has the machine decide about an event, saves what it decided, and applies its commands."""
@@ -325,7 +328,7 @@ class CoreLoop:
             self.resources.log.internal_error(event)
             token = getattr(event, "token", None)
             if token is not None:
-                answer = c.ErrorAnswer(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
+                answer = c.ErrorAnswer(ErrorCode.INTERNAL, INTERNAL_ERROR)
                 self.requests.answer(token, answer)
             return
         if isinstance(event, _SIGNS):
@@ -338,6 +341,8 @@ class CoreLoop:
                 self._apply(command, changed)
             except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
                 self.resources.log.internal_error(command)
+                if isinstance(command, c.Admit):  # else its client would wait for good, and the run would keep a slot
+                    self.saver.commit_failed([command.run.id], INTERNAL_ERROR)
         if outcome.changed:
             if self.fleet.remote:
                 self.fleet.look()
