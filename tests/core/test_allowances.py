@@ -190,7 +190,7 @@ def replace_budget(saved: Budget) -> Budget:
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_nodes_never_charge_more_together_than_the_budget(random: Random, nodes: int) -> None:
     fleet = Fleet(random, nodes, usd=1.0)
     for _ in range(200):
