@@ -73,12 +73,17 @@ class Tunnels:
         with self._lock:
             for tunnel in list(self._tunnels.values()):
                 self._close(tunnel, tell=False)
-        self._poll.close()
-        os.close(self._wake)
+            self._poll.close()
+            if self._wake >= 0:
+                os.close(self._wake)
+            self._wake = -1  # calls that are under way still return, and its number may soon be another file's
 
     def open(self, node: str, sock: socket.socket) -> None:
         """Pass on what comes through a socket to the daemon of a node, and what that answers."""
         with self._lock:
+            if self._wake < 0:
+                sock.close()
+                return
             self._number += 1
             name = f"{self._node}.{self._nonce}.{self._number}"
             self._say(node, (name, OPEN, str(FLEET_VERSION).encode()))
@@ -91,7 +96,9 @@ class Tunnels:
         for name, kind, data in messages:
             with self._lock:
                 tunnel = self._tunnels.get(name)
-                if kind == OPEN and tunnel is None:
+                if self._wake < 0:
+                    unknown.append(name)
+                elif kind == OPEN and tunnel is None:
                     self._opened(node, name, data)
                 elif tunnel is None and kind == DATA:
                     unknown.append(name)
@@ -170,7 +177,9 @@ class Tunnels:
     # ---- the thread
 
     def _notify(self) -> None:
-        os.eventfd_write(self._wake, 1)
+        with self._lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
         while not self._closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.fleet.tunnels import OPEN, PIECE, Message, Tunnels
+from sfad.fleet.tunnels import DATA, OPEN, PIECE, Message, Tunnels
 from tests.harness import wait_until
 
 Then = Callable[[list[str] | None], None]
@@ -80,6 +81,20 @@ def test_bytes_go_both_ways_in_their_order(pair: Pair) -> None:
     assert _received(far, len(sent)) == sent
     threading.Thread(target=far.sendall, args=(sent[::-1],), daemon=True).start()
     assert _received(mine, len(sent)) == sent[::-1]
+
+
+def test_a_call_that_comes_after_the_end_reaches_no_other_file(pair: Pair) -> None:
+    pair.open()
+    pair.nodes["b"].close()
+    others = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(64)]  # one of them has the number of what it woke its thread by
+    try:
+        assert pair.nodes["b"].deliver("a", [("a.x.1", OPEN, b"1"), ("a.x.1", DATA, b"x")]) == ["a.x.1", "a.x.1"]
+        for each in others:
+            with pytest.raises(BlockingIOError):
+                os.eventfd_read(each)
+    finally:
+        for each in others:
+            os.close(each)
 
 
 def test_an_end_reaches_the_other_end_after_the_last_byte(pair: Pair) -> None:
