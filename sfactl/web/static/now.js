@@ -56,10 +56,9 @@ export function show() {
 
   const live = new Live({ runs: "all" }, {
     runs: (told) => {
-      const known = ready;
       ready = true;
       const before = list.take(told);
-      if (known && !told.fresh) for (const run of told.rows) notice(before.get(run.id), run);
+      for (const run of told.rows) notice(before.get(run.id), run); // also of what has changed while the connection was lost
       tell();
     },
     daemon: (told) => {
