@@ -360,8 +360,16 @@ def test_a_window_that_the_provider_has_renewed_early_is_believed_at_once() -> N
     window.hear(SeenWindow(window="5h", used_ratio=0.9, resets_at=HOUR), 0.0, None)
     window.hear(SeenWindow(window="5h", used_ratio=0.1, resets_at=6 * HOUR), 1.0, None)
     assert (window.used, window.resets_at) == (0.1, 6 * HOUR)
-    assert window.hear(SeenWindow(window="5h", used_ratio=0.92, resets_at=HOUR), 2.0, None) == 0
-    assert (window.used, window.resets_at) == (0.1, 6 * HOUR), "that reply was sent before"
+
+
+def test_a_reset_that_moves_hides_no_use() -> None:
+    """A provider may align its windows, and a reset that was told once may have been wrong."""
+    window = Window("5h")
+    window.hear(SeenWindow(window="5h", used_ratio=0.2, resets_at=5 * HOUR), 0.0, None)
+    assert window.hear(SeenWindow(window="5h", used_ratio=0.75, resets_at=2 * HOUR), 1.0, None) == 0, "of which window?"
+    assert (window.used, window.resets_at) == (0.75, 2 * HOUR)
+    assert window.bars(0.3)
+    assert window.hear(SeenWindow(window="5h", used_ratio=0.8, resets_at=2 * HOUR), 2.0, None) == pytest.approx(0.05)
 
 
 def test_a_provider_that_corrects_itself_is_believed_after_a_minute_of_calls() -> None:

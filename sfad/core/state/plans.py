@@ -129,6 +129,8 @@ class Window(Struct):
         if self.used is None and not self.rejected:
             self.since = now
         older = self._is_older(seen, now)
+        if seen.resets_at is not None and self.resets_at is not None and seen.resets_at < self.resets_at - OVERTAKEN and not older:
+            self.base = None  # of another window than its growth was counted in; that agents stop too early is the lesser harm
         self.heard_at = now
         self.seconds = seen.seconds or self.seconds
         self.resets_at = seen.resets_at if seen.resets_at is not None and not older else self.resets_at
@@ -157,7 +159,7 @@ class Window(Struct):
         if self.used is None or seen.used_ratio is None or now - self.samples[-1][0] >= OVERTAKEN:
             return False
         later = seen.resets_at - self.resets_at if seen.resets_at is not None and self.resets_at is not None else 0.0
-        return later < -OVERTAKEN or (later <= OVERTAKEN and seen.used_ratio < self.used)
+        return later <= OVERTAKEN and seen.used_ratio < self.used
 
     def weigh(self, run: RunId, cost: int) -> None:
         if run in self.weights or len(self.weights) < MOST_RUNS:
