@@ -156,13 +156,16 @@ class Opencode(AgentProgram):
     def setup(self, surroundings: Surroundings) -> Setup:
         return setup(surroundings)
 
+    # its --prompt has no effect beside --session (seen with 1.18.33)
+    resumes_with_task_in_terminal = False
+
     def resumed(self, words: Sequence[str], session: str, task: str | None, *, terminal: bool) -> list[str] | None:
         runs = words[:1] == ["run"]
         without = _OF_SESSION if terminal or runs else _OF_SESSION | _ONLY_IN_TERMINAL
         options, others = sorted_words(words[1:] if runs else words, valued=_VALUED, listed=_LISTED, without=without)
         options += ["--session", session]
         if terminal and not runs:
-            return [*others[:1], *options, *([f"--prompt={task}"] if task is not None else [])]
+            return [*others[:1], *options]
         return ["run", *options, *(["--", task] if task is not None else [])]
 
     def directory(self, words: Sequence[str]) -> str | None:

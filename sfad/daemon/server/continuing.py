@@ -48,8 +48,7 @@ def continued(request: Spawn, kept: Spawn, info: RunInfo) -> Spawn:
     if terminal and asked.task is not None and program is not None and not program.resumes_with_task_in_terminal:
         title = KNOWN_PROGRAMS[program.name].title
         raise bad_request(
-            f"{title}, continued in a terminal, would send the task before it has loaded the session: leave the task out, and type "
-            "it there"
+            f"{title} takes no task where it continues a session in a terminal: leave the task out, and type it there"
         )
     if terminal and kept.stdio != "inherit":
         raise bad_request(f"run {info.id} did not use a terminal, so it continues in the background or in the foreground only")
