@@ -60,19 +60,21 @@ def main(
     with connect(socket) as client:
         nothing = Pruned(id=0, trees=0, runs=0, events=0, files=0, output_bytes=0, ledger_bytes=0)
         found = nothing if alone else client.call(wanted, Pruned)
-        removed, kept, failed = _worktrees(client, wanted, every=worktrees, alone=alone)
+        removed, lost, kept, failed = _worktrees(client, wanted, every=worktrees, alone=alone)
     if json:
-        names = {"worktrees_removed": removed, "worktrees_kept": kept, "worktrees_failed": failed}
+        names = {"worktrees_removed": removed, "worktrees_lost": lost, "worktrees_kept": kept, "worktrees_failed": failed}
         output.print_json({**output.content(found), "dry_run": dry_run, **names})
     else:
         if not alone:
             _tell(found, dry_run=dry_run)
         if removed:
             print(f"{'would remove' if dry_run else 'removed'} {counted(len(removed), 'worktree')}")
+        for each in lost:
+            print(output.plain(f"  with its changes: {each['path']} (branch {each['branch']}, run {each['run']}): {each['why']}"))
         for each in kept:
             output.note(output.plain(f"kept the worktree {each['path']} (branch {each['branch']}): {each['why']}"))
         if kept:
-            output.note("to remove them: sfactl prune --worktrees")
+            output.note("sfactl prune --worktrees removes them, and those of all other ended runs; --dry-run shows which")
     for each in failed:
         output.note(output.plain(f"sfactl: the worktree {each['path']} cannot be removed: {each['why']}"))
     return ExitCode.UNAVAILABLE if failed else ExitCode.DONE
@@ -93,12 +95,15 @@ def _tell(found: Pruned, *, dry_run: bool) -> None:
 Named = dict[str, str]
 
 
-def _worktrees(client: Client, wanted: Prune, *, every: bool, alone: bool) -> tuple[list[str], list[Named], list[Named]]:
-    """Remove worktrees of the caller's runs that were removed, or with `alone` have ended. Return the removed ones, those that are
-    kept, and those that could not be removed. `every`: also those with changes."""
+def _worktrees(
+    client: Client, wanted: Prune, *, every: bool, alone: bool
+) -> tuple[list[str], list[Named], list[Named], list[Named]]:
+    """Remove worktrees of the caller's runs that were removed, or with `alone` have ended. Return the removed ones, those of them
+    that had changes, those that are kept, and those that could not be removed. `every`: also those with changes."""
     from sfad import worktrees
 
     removed: list[str] = []
+    lost: list[Named] = []
     kept: list[Named] = []
     failed: list[Named] = []
     for record in worktrees.records(os.environ):
@@ -116,9 +121,11 @@ def _worktrees(client: Client, wanted: Prune, *, every: bool, alone: bool) -> tu
             if not wanted.dry_run:
                 worktrees.remove(record, os.environ, branch=not commits)
             removed.append(named["path"])
+            if why is not None:
+                lost.append({**named, "why": why})
         except (worktrees.GitError, OSError) as error:
             failed.append({**named, "why": output.utf8(str(error))})
-    return removed, kept, failed
+    return removed, lost, kept, failed
 
 
 def _is_over(client: Client, run: str, wanted: Prune, *, alone: bool) -> bool:

@@ -106,6 +106,8 @@ def _waits(run: RunInfo) -> str:
         return after_others(run)
     if run.fleet is not None:
         return run.fleet.waits or "it is being placed"
+    if run.reason is not None:  # as for a window of a subscription that is reset later
+        return run.reason.message
     return "every slot for trees is taken" + (f", or every slot of its group '{run.group}'" if run.group is not None else "")
 
 

@@ -189,6 +189,9 @@ def test_new_roots_queue_and_are_told_why(start: Start) -> None:
             assert run.reason is not None
             assert "agents may use 70 %" in run.reason.message
             assert "resets at" in daemon.sfactl("why", second).stdout
+            third = daemon.sfactl("spawn", "--name", "third", "--", sys.executable, SUBSCRIBER, "1")
+            assert "agents may use 70 %" in third.stderr
+            assert daemon.sfactl("stop", third.stdout.strip()).returncode == 0
             assert second in daemon.sfactl("plans").stdout
             daemon.reexecute()
             assert second in daemon.sfactl("plans").stdout

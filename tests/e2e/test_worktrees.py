@@ -425,6 +425,14 @@ def test_a_run_that_is_stopped_while_git_makes_its_worktree_leaves_nothing_after
     assert repository.state() == before
 
 
+def test_prune_names_the_changes_that_go_with_a_worktree(daemon: Daemon, repository: Repository) -> None:
+    run = repository.run(daemon, "echo kept-by-nobody > notes")
+    would = repository.sfactl(daemon, "prune", "--worktrees", "--dry-run")
+    assert f"with its changes: {run.worktree} (branch {run.branch}, run {run.id})" in would
+    (lost,) = json.loads(repository.sfactl(daemon, "prune", "--worktrees", "--json"))["worktrees_lost"]
+    assert (lost["path"], lost["run"]) == (run.worktree, run.id)
+
+
 # ---- Isolated runs
 
 

@@ -125,12 +125,17 @@ def wanted_session(request: Spawn, info: RunInfo, uid: int) -> WantedSession | N
         if info.session_id is None:
             raise wrong_state(
                 f"run {info.id} cannot be continued: its command ('{program_name(info.argv)}') is no agent program whose sessions "
-                "sfad knows. To start it again from the beginning: sfactl rerun " + info.id
+                f"sfad knows; an agent's entry can say how with `resume`. {_from_the_beginning(info)}"
             )
         return None
     env = dict(os.fsdecode(item).partition("=")[::2] for item in request.env)
     began, ended = info.started_at or info.created_at, info.ended_at or wall_clock()
     return WantedSession(program, info.session_id, env, directory(program, info), uid, began, ended)
+
+
+def _from_the_beginning(info: RunInfo) -> str:
+    again = "sfactl session spawn" if info.session else f"sfactl rerun {info.id}"
+    return f"To start it again from the beginning: {again}"
 
 
 def directory(program: AgentProgram, info: RunInfo) -> str:
@@ -159,9 +164,7 @@ async def find_session(wanted: WantedSession | None, info: RunInfo, limiter: tri
     except trio.TooSlowError:
         raise unavailable(f"the sessions of run {info.id} cannot be read: their file system has not answered for 10 s") from None
     except NotResumable as why:
-        raise wrong_state(
-            f"run {info.id} cannot be continued: {why}. To start it again from the beginning: sfactl rerun {info.id}"
-        ) from None
+        raise wrong_state(f"run {info.id} cannot be continued: {why}. {_from_the_beginning(info)}") from None
 
 
 def with_session(request: Spawn, session: str) -> Spawn:

@@ -334,7 +334,7 @@ def _claim(call: Call, request: Spawn) -> list[int]:
 @answers_about_run(Recall)
 def recall(call: Call, _: Recall, run: RunInfo) -> None:
     if run.session:
-        raise wrong_state(f"run {run.id} is a session, which has rules of its own; start another: sfactl session start")
+        raise wrong_state(f"run {run.id} is a session, which has rules of its own; start another: sfactl session spawn")
     spawn = _kept(call, run)
     owner = None if run.user == call.peer.user else run.user
     call.reply(Recalled(id=call.id, run=run.id, request=replace(spawn, labels=run.labels), owner=owner))
