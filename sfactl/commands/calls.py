@@ -108,7 +108,9 @@ def _next(page: CallPage) -> ListCalls | None:
 def _none(first: Sequence[CallPage], *, refused: bool) -> str:
     who = first[0].run if len(first) == 1 else "these runs"
     if not any(page.gateway or page.calls for page in first):
-        return f"{who}: no calls, because the gateway was not used (--gateway, or gateway.enabled in the config)"
+        return (
+            f"{who}: no calls: the gateway was not used, or nothing was asked of it (--gateway, or gateway.enabled in the config)"
+        )
     return f"{who}: no call was refused" if refused else f"{who}: no call was made through the gateway"
 
 

@@ -174,7 +174,8 @@ def _breaches(found: Summary) -> Iterator[str]:
     for one in found.breaches[-SHOWN:]:
         numbers = share(one.limit_kind, one.used, one.threshold)
         what = f"budget of its {one.scope}," if one.scope in ("user", "team") else ""
-        yield "  ".join(["", one.run_id, " ".join(filter(None, (what, output.plain(one.limit_kind), numbers)))])
+        refused = ", the last of it refused" if one.refused else ""
+        yield "  ".join(["", one.run_id, " ".join(filter(None, (what, output.plain(one.limit_kind), numbers))) + refused])
     if len(found.breaches) > SHOWN:
         yield f"  and {len(found.breaches) - SHOWN} before these: see --json"
 

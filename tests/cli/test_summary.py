@@ -113,12 +113,14 @@ def test_a_night_without_runs() -> None:
     found = msgspec.convert(empty | nothing, Summary)
     assert [line for part in summary.parts(found, "name") for line in part][1:] == ["0 runs"]
     budget = Breach(run_id="a7", limit_kind="cost", used=3.14, threshold=3.0, scope="user")
-    exceeded = msgspec.structs.replace(found, runs=1, breaches=[budget, msgspec.structs.replace(budget, scope="tree")])
+    exceeded = msgspec.structs.replace(
+        found, runs=1, breaches=[budget, msgspec.structs.replace(budget, scope="tree", refused=True)]
+    )
     assert list(summary.parts(exceeded, "name"))[1:] == [
         [
             "limits exceeded",
             "  a7  budget of its user, cost 3.14 of 3.00 USD",
-            "  a7  cost 3.14 of 3.00 USD",
+            "  a7  cost 3.14 of 3.00 USD, the last of it refused",
         ]
     ]
 

@@ -61,6 +61,8 @@ class Breach(Struct, frozen=True, kw_only=True):
     threshold: float | None
     scope: str = "run"
     """Whose limit it is. `user` and `team`: a budget, of which the run has used the last part."""
+    refused: bool = False
+    """`used` includes what was asked for and refused."""
 
 
 class Failed(Struct, frozen=True, kw_only=True):

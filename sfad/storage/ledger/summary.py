@@ -385,6 +385,7 @@ def _breach(event: Event) -> Breach:
         used=event.used,
         threshold=event.threshold,
         scope=event.scope or "run",
+        refused=event.refused or False,
     )
 
 
