@@ -42,7 +42,7 @@ def test_a_night_in_numbers_each_run_counted_once(night: World) -> None:
         {"key": "clerk", "runs": 600, "cost_usd": 150.0, "tokens": 60_000, "failed": 6, "partial": True} | whole,
         {"key": "boss", "runs": 100, "cost_usd": 25.0, "tokens": 10_000, "failed": 1, "partial": False} | whole,
     ]
-    turns = {"limit_kind": "turns", "used": 26.0, "threshold": 25.0, "scope": "run"}
+    turns = {"limit_kind": "turns", "used": 26.0, "threshold": 25.0, "scope": "run", "refused": False}
     assert found["breaches"] == [{"run_id": run_id(number), **turns} for number in (200, 699)]
     assert [one["reason"] for one in found["failed"]] == ["exited with 3"] * 7
 
