@@ -233,7 +233,8 @@ class DaemonLink:
         await _send_with(stream, m.pack_message(serve), self._listener)
         # first, because calls that wait are asked for again, and must not be made for want of this
         told = {seen.id: _Open(seen) for seen in self._plans.values()}
-        self._open = {**told, **{number: open_ for number, open_ in self._open.items() if number not in told}}
+        told |= {number: open_ for number, open_ in self._open.items() if isinstance(open_.request, SeePlan)}
+        self._open = {**dict(sorted(told.items())), **{number: open_ for number, open_ in self._open.items() if number not in told}}
         again = dict(self._open)
         self._to_send, self._sending = trio.open_memory_channel[bytes](float("inf"))
         self.alone_since = None

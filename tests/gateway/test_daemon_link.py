@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from msgspec.structs import replace
 
 from sfad.gateway.gate import DaemonLink
 from sfad.gateway.journal import Journal
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
+from sfad.protocol.requests.plans import SeenWindow
 from sfad.protocol.types import Tokens
 
 ASKED = m.AdmitCall(id=0, run="a1", upstream="up", model="m", input_tokens=10, more_input=5, max_output=100, api="anthropic")
@@ -89,3 +91,32 @@ async def test_a_reservation_for_a_caller_that_has_hung_up_meanwhile_is_given_ba
                             assert again == ended
                             await daemon.say(m.Done(id=again.id))
                 nursery.cancel_scope.cancel()
+
+
+async def test_a_new_daemon_hears_of_every_window_before_it_is_asked_about_a_call(tmp_path: Path) -> None:
+    """Replies overtake each other: the last one that came need not be the one that tells most."""
+    path = os.fspath(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as plain, closing(Journal(os.fspath(tmp_path / "calls"), print)) as journal:
+        plain.bind(path)
+        plain.listen()
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(plain))
+        link = DaemonLink(path, plain.fileno(), journal)
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.serve)
+                async with await listener.accept() as stream:
+                    daemon = ScriptedDaemon(stream)
+                    assert isinstance(await daemon.next(), m.Hello)
+                    assert isinstance(await daemon.next(), m.ServeGateway)
+                    nursery.start_soon(link.admit, replace(ASKED))
+                    assert isinstance(await daemon.next(), m.AdmitCall)
+                for used in (0.6, 0.7, 0.65):
+                    window = SeenWindow(window="5h", used_ratio=used)
+                    link.plan_seen(m.SeePlan(id=0, run="a1", provider="anthropic", time=1.0, login="l", windows=[window]))
+                async with await listener.accept() as stream:
+                    daemon = ScriptedDaemon(stream)
+                    asked = [await daemon.next() for _ in range(6)][2:]
+                    assert isinstance(asked[-1], m.AdmitCall)
+                    told = [each.windows[0].used_ratio for each in asked if isinstance(each, m.SeePlan)]
+                    assert told == [0.6, 0.7, 0.65]
+                    nursery.cancel_scope.cancel()
