@@ -15,8 +15,9 @@ the default for an AGENT, and in a run that itself has a meter.
 With --json, prints the ended run as one object instead of the output, which `sfactl logs` shows.
 
 Limits (--limit, repeatable): KIND is time (seconds), turns (tool calls), messages, tokens, cost, planning_cost or execution_cost
-(USD), output or memory (bytes), pids (processes) or cpu (cores). ACTION is terminate, pause, warn, refuse or request_increase.
-Turns, messages, tokens and cost can only be enforced if the agent reports them, or prints JSON events that a meter reads.
+(USD), output or memory (bytes), pids (processes), cpu (cores), silence (seconds) or plan (% of a subscription's window). ACTION is
+terminate, pause, warn, refuse, request_increase or, for silence, continue. Turns, messages, tokens and cost can only be enforced if
+the gateway sees the calls, the agent reports them, or it prints JSON events that a meter reads.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ Prints only the id of the run on stdout, and at a terminal its limits on stderr.
 and /dev/null as its stdin. With --wait it does what `sfactl run` does.
 
 Limits (--limit, repeatable): KIND is time (seconds), turns (tool calls), messages, tokens, cost, planning_cost or execution_cost
-(USD), output or memory (bytes), pids (processes) or cpu (cores). ACTION is terminate, pause, warn, refuse or request_increase.
-Turns, messages, tokens and cost can only be enforced if the agent reports them, or prints JSON events that a meter reads.
+(USD), output or memory (bytes), pids (processes), cpu (cores), silence (seconds) or plan (% of a subscription's window). ACTION is
+terminate, pause, warn, refuse, request_increase or, for silence, continue. Turns, messages, tokens and cost can only be enforced if
+the gateway sees the calls, the agent reports them, or it prints JSON events that a meter reads.
 """
 
 from __future__ import annotations

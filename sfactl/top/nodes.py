@@ -74,14 +74,20 @@ class Nodes:
         """Add nodes that have joined."""
         while True:
             time.sleep(LOOK_AGAIN)
-            before = self._words()
+            with self._lock:
+                before = self._words()
             with suppress(Quit, OSError):  # the feed of this node tells that its daemon is away
                 self._fleet.look()
                 found = self._connect()
-                if self._words() != before:
-                    away(self._words())
+                with self._lock:
+                    words = self._words()
+                if words != before:
+                    away(words)
+                if found:
+                    with self._lock:
+                        runs = self._all()
+                    take(runs)
                 for node, feed in found.items():
-                    take(self._all())
                     feed.start(partial(self._take, node, take), partial(self._is_away, node, away))
 
     def _is_away(self, node: str, away: Callable[[str], object], why: str) -> None:

@@ -118,6 +118,13 @@ def openai_headers(quotas: list[Quota]) -> dict[str, str]:
     return headers
 
 
+def beside_sfad(account: Account, every: float) -> None:
+    """Use the subscription as the person does, three times."""
+    for _ in range(3):
+        account.use(0.1)
+        time.sleep(every)
+
+
 class _Server(ThreadingMixIn, HTTPServer):
     daemon_threads = True
     request_queue_size = 256

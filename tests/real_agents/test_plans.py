@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from tests.e2e.subscription import Account, Quota, anthropic_headers, openai_headers
+from tests.e2e.subscription import Account, Quota, anthropic_headers, beside_sfad, openai_headers
 from tests.harness import wait_until
 from tests.real_agents.clis import CLAUDE, CLIS, CODEX, OPENCODE, Cli
 from tests.real_agents.conftest import MakeDesk
@@ -103,13 +103,6 @@ def told_of(account: Account) -> dict[str, str]:
     return openai_headers(quotas) if account.quotas[0].name == "primary" else anthropic_headers(200, quotas)
 
 
-def beside_sfad(account: Account) -> None:
-    """Use the subscription as the person does."""
-    for _ in range(3):
-        account.use(0.1)
-        time.sleep(10)
-
-
 def test_a_night_of_ten_agents_of_three_programs(desk: MakeDesk) -> None:
     """Claude Code and opencode share an account, Codex has another. A person uses the first one too, and the daemon is killed."""
     config = GATEWAY + PRICES + '[plans]\nkeep = "30%"\nkeep_week = "20%"\n'
@@ -135,7 +128,7 @@ def test_a_night_of_ten_agents_of_three_programs(desk: MakeDesk) -> None:
         return [each for account in at.json("plans")["accounts"] for each in account["held"]]
 
     wait_until(lambda: held(), "runs wait for a reset", seconds=240)
-    person = threading.Thread(target=beside_sfad, args=[anthropic])
+    person = threading.Thread(target=beside_sfad, args=[anthropic, 10.0])
     person.start()
     at.daemon.kill()
     at.daemon.restart()
