@@ -5,6 +5,7 @@ import ipaddress
 import math
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -96,6 +97,7 @@ _WORDS = {
 _HOST = re.compile(r"[^\s\x00-\x1f\x7f\"%<>\\\\^`{|}@]+")
 
 
+@lru_cache
 def is_base_url(url: str) -> bool:
     """Return whether requests can be sent to paths below a URL."""
     try:

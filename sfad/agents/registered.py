@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ..config import BUILT_IN, Agent, Configuration, entry_key
-from ..core.state.naming import executed_word, program_name
+from ..core.state.naming import named_word, program_name
 from ..core.state.policy import Invalid
 from ..protocol.known import AGENTS, KNOWN_PROGRAMS
 from ..protocol.limits import parse_limit
@@ -123,7 +123,7 @@ def resumed_command(spawn: Spawn, session: str, task: str | None) -> list[bytes]
         return _command([os.fsdecode(word) for word in spawn.resume_argv], (), values)
     words = [os.fsdecode(word) for word in spawn.argv]
     name = program_name(words)
-    at = executed_word(words, name)
+    at = named_word(words, name)
     known = KNOWN_PROGRAMS.get(name)
     if at is None or known is None or not known.title:
         return None

@@ -10,7 +10,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -75,14 +75,10 @@ class TreeSetups(Struct, frozen=True, omit_defaults=True):
     def of(self, program: str, options: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Setup:
         """Return the setup of a program by its name for the guard, as it is for a command with these words after the program and
         this environment."""
-        found = self._all
+        found = _all(self.unusual)
         setup = found.get(program) or found[ANY_PROGRAM]
         known = _PROGRAMS.get(program)
         return setup if known is None else known.setup_of_command(setup, options, env or {})
-
-    @property
-    def _all(self) -> dict[str, Setup]:
-        return _USUAL | {setup.program: setup for setup in self.unusual}
 
     def env_of(self, setup: Setup) -> dict[str, str]:
         """Return the variables to set for a program: its own, and those of any program that it may start."""
@@ -97,15 +93,11 @@ class TreeSetups(Struct, frozen=True, omit_defaults=True):
     @property
     def keys(self) -> set[str]:
         """Variables with keys for addresses of the person's own, which some program of the tree may need."""
-        return {variable for setup in self._setups for variable in setup.keys}
+        return {variable for setup in _with_profiles(self.unusual) for variable in setup.keys}
 
     @property
-    def upstreams(self) -> dict[str, TreeUpstream]:
-        return {upstream.name: upstream for setup in self._setups for upstream in setup.upstreams}
-
-    @property
-    def _setups(self) -> list[Setup]:
-        return [each for setup in self._all.values() for each in (setup, *(profile for _, profile in setup.profiles))]
+    def upstreams(self) -> Mapping[str, TreeUpstream]:
+        return _upstreams(self.unusual)
 
     @property
     def certificates(self) -> list[str]:
@@ -114,6 +106,23 @@ class TreeSetups(Struct, frozen=True, omit_defaults=True):
 
 
 NO_SETUPS = TreeSetups()
+
+
+# Each start asks for these several times, and nearly all trees have the same setups
+
+
+@lru_cache
+def _all(unusual: tuple[Setup, ...]) -> Mapping[str, Setup]:
+    return _USUAL | {setup.program: setup for setup in unusual}
+
+
+@lru_cache
+def _upstreams(unusual: tuple[Setup, ...]) -> Mapping[str, TreeUpstream]:
+    return {upstream.name: upstream for setup in _with_profiles(unusual) for upstream in setup.upstreams}
+
+
+def _with_profiles(unusual: tuple[Setup, ...]) -> list[Setup]:
+    return [each for setup in _all(unusual).values() for each in (setup, *(profile for _, profile in setup.profiles))]
 
 
 def tree_setups(surroundings: Surroundings, programs: Iterable[str]) -> TreeSetups:

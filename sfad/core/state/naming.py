@@ -126,8 +126,11 @@ def executes(argv: Sequence[str], program: str) -> bool:
 def executed_word(argv: Sequence[str], program: str) -> int | None:
     """Return where a command names the program that it executes; `None` if it executes another, or does not say so in a word of
     its own, as `sh -c` and `env -S` do not."""
-    if program_name(argv) != program:
-        return None
+    return named_word(argv, program) if program_name(argv) == program else None
+
+
+def named_word(argv: Sequence[str], program: str) -> int | None:
+    """Return where a command names its program, which is known; `None` if that is not a word of its own."""
     names = (_clean(_base(_package(word))) for word in argv)
     return next((at for at, name in enumerate(names) if _BY_PACKAGE.get(name, name) == program), None)
 

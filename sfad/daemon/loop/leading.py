@@ -11,7 +11,7 @@ from ...agents import TreeSetups, claude
 from ...agents.setups import GATEWAY, VARIABLES, Setup, UnreadableError, json_object, merged, savable
 from ...config import UpstreamConfig
 from ...config_values import is_base_url
-from ...core.state.naming import executed_word, program_name
+from ...core.state.naming import executed_word, named_word, program_name
 from ...core.state.policy import Invalid
 from ...protocol.known import KEYS, KNOWN_PROGRAMS
 from ...protocol.messages import Spawn
@@ -36,7 +36,7 @@ def led(
         return request
     words = [os.fsdecode(word) for word in request.argv]
     program = program_name(words)
-    at = executed_word(words, program)
+    at = named_word(words, program)
     setup = setups.of(program, *_asked(words, at, request.env, gateways.of(uid).base)) if request.gateway else setups.of(program)
     if not request.gateway or setup.direct is not None:
         return _around(request, setup.direct, setups, gateways, explicit=explicit)
@@ -95,13 +95,16 @@ def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
 
 def _moved(env: Iterable[bytes], setups: TreeSetups, setup: Setup, gateways: Gateways) -> list[str]:
     """Return the variables in which a run above has put another address. They stay: the key of what follows them is for that."""
+    led = {variable: value.split("/")[1] for variable, value in setups.env_of(setup).items() if value.startswith(f"{GATEWAY}/")}
+    inherited = [item for item in env if item.startswith(tuple(f"{variable}=".encode() for variable in led))]
+    if not inherited:
+        return []
     moved = []
     urls = {name: upstream.url for name, upstream in gateways.upstreams.items()}
     urls |= {name: upstream.url for name, upstream in setups.upstreams.items()}
-    led = {variable: value.split("/")[1] for variable, value in setups.env_of(setup).items() if value.startswith(f"{GATEWAY}/")}
-    for item in env:
+    for item in inherited:
         variable, _, value = item.decode(errors="surrogateescape").partition("=")
-        if not value or variable not in led or gateways.is_own(value):
+        if not value or gateways.is_own(value):
             continue
         if not f"{value}/".startswith(f"{urls[led[variable]]}/"):
             moved.append(variable)

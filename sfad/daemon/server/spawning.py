@@ -417,15 +417,17 @@ _LOGINS: Mapping[bytes, Provider] = {
     b"CODEX_API_KEY": "openai",
 }
 """Variables with a credential that programs prefer to their login."""
+_LOGIN_VARIABLES = tuple(name + b"=" for name in _LOGINS)
 
 
 def _logins(env: Iterable[bytes], setups: TreeSetups) -> dict[str, str]:
     """Return hashes of the credentials in an environment, and of Codex's login, by provider: they tell which subscription a run
     will use, or that it will use none."""
-    found = ((_LOGINS.get(name), value) for name, _, value in (item.partition(b"=") for item in env))
+    # the comparison is made here first, because an environment has a hundred variables, and nearly none of these
+    found = [item.partition(b"=") for item in env if item.startswith(_LOGIN_VARIABLES)]
     codex = setups.of("codex").account
     own = {"openai": codex} if codex else {}
-    return own | {provider: digest(value.decode("latin-1")) for provider, value in found if provider is not None and value}
+    return own | {_LOGINS[name]: digest(value.decode("latin-1")) for name, _, value in found if value}
 
 
 def _uncounted(spawn: Spawn) -> str | None:

@@ -140,7 +140,7 @@ Identities = tuple[tuple[int, int] | None, ...]
 """Device and inode of the database, its log and the log's index; `None` for a missing file."""
 
 
-def identities(directory: Path) -> Identities:
+def identities(directory: str) -> Identities:
     """Return which files have the ledger's names now. Costs three stat(2) calls, a twentieth of a transaction."""
     return identity(f"{directory}/{LEDGER}"), identity(f"{directory}/{LEDGER}-wal"), identity(f"{directory}/{LEDGER}-shm")
 

@@ -48,7 +48,8 @@ class Transactions:
         self.connection = connection
         self._directory = directory
         self._state_dir_lost = state_dir_lost
-        self._identity = identities(directory)
+        self._place = str(directory)
+        self._identity = identities(self._place)
         self._guard = open_reader(directory)
         """Keeps the connection that writes from being its file's last one. When the last connection to a file that has lost its
         name is closed, SQLite deletes the log by name, and by then that is another file's log."""
@@ -95,7 +96,7 @@ class Transactions:
         """Whether another process has removed or replaced the file. From any thread.
 
         False if the whole directory is elsewhere: the open file went with it, and its path is not ours to write to."""
-        return identities(self._directory) != self._identity and self._state_dir_lost() is None
+        return identities(self._place) != self._identity and self._state_dir_lost() is None
 
     def put_back(self) -> PutBack:
         """Write the file again in its place. Raises `LedgerError`."""
@@ -104,7 +105,7 @@ class Transactions:
             with contextlib.suppress(sqlite3.Error):  # its file is gone, and all of it is in the copy
                 connection.close()
         self.connection, self._guard, self._waits = found.writer, found.guard, self._patience
-        self._identity = identities(self._directory)
+        self._identity = identities(self._place)
         return found
 
     def suspect(self, why: str) -> None:
