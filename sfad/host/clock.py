@@ -21,8 +21,8 @@ class MonotonicClock(trio.abc.Clock):
     def start_clock(self) -> None:
         """The kernel has started it."""
 
-    def current_time(self) -> float:
-        return time.monotonic()
+    current_time = staticmethod(time.monotonic)
+    """A function of C, because a run asks for the time twenty times."""
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
         return deadline - time.monotonic()

@@ -423,7 +423,20 @@ class State:
 class Run(State):
     """A live run: its state, its birth and its place in the tree. Only the machine changes it; the shell reads it."""
 
-    __slots__ = ("ancestors", "asked", "birth", "chain", "children", "id", "identity", "lineage_ids", "name", "parent", "user")
+    __slots__ = (
+        "ancestors",
+        "asked",
+        "birth",
+        "chain",
+        "children",
+        "id",
+        "identity",
+        "lineage_ids",
+        "name",
+        "parent",
+        "root",
+        "user",
+    )
 
     def __init__(self, birth: Birth, state: State, parent: Run | None) -> None:
         super().__init__(*_PARTS(state))
@@ -434,6 +447,7 @@ class Run(State):
         self.parent = parent
         self.ancestors: tuple[Run, ...] = (*parent.ancestors, parent) if parent is not None else ()
         """Root first."""
+        self.root: Run = self.ancestors[0] if self.ancestors else self
         self.lineage_ids: tuple[RunId, ...] = (*parent.lineage_ids, birth.id) if parent is not None else (birth.id,)
         self.chain: tuple[str, ...] = (*parent.chain, birth.name) if parent is not None else (birth.name,)
         """Names, root first."""
@@ -443,10 +457,6 @@ class Run(State):
         """Take another request, which the daemon has completed. Its name stays."""
         self.asked = asked
         self.birth = changed(self.birth, asked=asked)
-
-    @property
-    def root(self) -> Run:
-        return self.ancestors[0] if self.ancestors else self
 
     @property
     def lineage(self) -> list[Run]:

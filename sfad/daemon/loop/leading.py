@@ -80,6 +80,8 @@ def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
         return f"with the settings in its command, others may count than those that lead {setup.program} through the gateway"
     if setup.only_in is not None and savable(os.fsdecode(request.cwd)) != setup.only_in:
         return f"the address in the settings of {setup.program} is known for {setup.only_in} only, where this tree was started"
+    if not setup.only_with:
+        return None
     env = dict(item.decode(errors="surrogateescape").split("=", 1) for item in request.env if b"=" in item)
     set_above = dict(setup.env)  # the run above may be one of the same program
     other = next(
@@ -96,7 +98,8 @@ def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
 def _moved(env: Iterable[bytes], setups: TreeSetups, setup: Setup, gateways: Gateways) -> list[str]:
     """Return the variables in which a run above has put another address. They stay: the key of what follows them is for that."""
     led = {variable: value.split("/")[1] for variable, value in setups.env_of(setup).items() if value.startswith(f"{GATEWAY}/")}
-    inherited = [item for item in env if item.startswith(tuple(f"{variable}=".encode() for variable in led))]
+    names = tuple([f"{variable}=".encode() for variable in led])
+    inherited = [item for item in env if item.startswith(names)]
     if not inherited:
         return []
     moved = []

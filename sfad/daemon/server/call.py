@@ -58,22 +58,23 @@ class Services:
     """By uid: for threads that look for the sessions of ended runs. A user's file system may not answer."""
 
 
-@dataclass(eq=False, slots=True)
 class Call:
     """One request. The core calls this object with its answer."""
 
-    services: Services
-    connection: Connection
-    id: int
-    permission: str | None = None
-    """The verb that the peer must be permitted to use; `None` where the core, or the function that answers, checks that."""
-    waits: bool = False
-    """Whether it is counted as a request that is not answered. One that is answered at once never is."""
-    answered: bool = False
+    __slots__ = ("answered", "connection", "id", "permission", "runtime", "services", "waits")
 
-    @property
-    def runtime(self) -> Runtime:
-        return self.services.runtime
+    def __init__(
+        self, services: Services, connection: Connection, request_id: int, permission: str | None = None, *, waits: bool = False
+    ) -> None:
+        self.services = services
+        self.runtime = services.runtime
+        self.connection = connection
+        self.id = request_id
+        self.permission = permission
+        """The verb that the peer must be permitted to use; `None` where the core, or the function that answers, checks that."""
+        self.waits = waits
+        """Whether it is counted as a request that is not answered. One that is answered at once never is."""
+        self.answered = False
 
     @property
     def peer(self) -> Peer:
