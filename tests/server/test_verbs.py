@@ -8,7 +8,7 @@ import pytest
 
 from sfad.core.state.access import TABLE
 from sfad.daemon.server import verbs
-from sfad.daemon.server.call import REGISTRY
+from sfad.daemon.server.asker import REGISTRY
 from sfad.protocol import messages as m
 
 

@@ -21,7 +21,7 @@ from ...protocol.types import ErrorCode, RunId
 from ..loop.launching import Feed
 from ..loop.pending_requests import PendingRequests
 from ..loop.resources import Resources
-from .call import withdraw_calls
+from .asker import withdraw_calls
 from .connection import MAX_UNSENT, Connection
 from .shares import ClientBounds, PeerGroups, ShareGroup
 

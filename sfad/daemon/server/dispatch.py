@@ -21,7 +21,7 @@ from ..loop.fleet import PASSED_ON
 from ..loop.resources import Resources
 from ..loop.shipping import PACK_SECONDS
 from . import verbs  # noqa: F401 - each file registers its verb
-from .call import EXPECTED, INTERNAL, REGISTRY, Call, Services, Verb
+from .asker import EXPECTED, INTERNAL, REGISTRY, Asker, Services, Verb
 from .clients import ClientTable
 from .connection import LOOKS, Connection, DescriptorsLost
 from .lookup import RequestError, bad_request
@@ -62,81 +62,81 @@ class Dispatcher:
 
     def handle(self, connection: Connection, request: m.Request) -> None:
         verb = REGISTRY.get(type(request))
-        call = Call(self._services, connection, request.id, verb.permission if verb is not None else None)
+        asker = Asker(self._services, connection, request.id, verb.permission if verb is not None else None)
         if not isinstance(request, LOOKS):
             self._services.looks.forget()  # what it changes must be seen by the requests after it
         try:
-            self._check(call, request)
+            self._check(asker, request)
             if verb is None:
                 raise bad_request("'hello' is sent only once")
-            _answer(verb, call, request)
+            _answer(verb, asker, request)
         except RequestError as error:
-            call.fail(error.code, str(error))
+            asker.fail(error.code, str(error))
         except EXPECTED as error:
-            call.fail(ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
+            asker.fail(ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
         except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
             self._resources.log.internal_error(request)
-            call.fail(ErrorCode.INTERNAL, INTERNAL)
-        if not call.answered:
-            call.wait()
+            asker.fail(ErrorCode.INTERNAL, INTERNAL)
+        if not asker.answered:
+            asker.wait()
 
-    def open(self, connection: Connection, request: int) -> Call:
+    def open(self, connection: Connection, request: int) -> Asker:
         """Count a request that is to be answered."""
-        call = Call(self._services, connection, request)
-        call.wait()
-        return call
+        asker = Asker(self._services, connection, request)
+        asker.wait()
+        return asker
 
-    def _check(self, call: Call, request: m.Request) -> None:
+    def _check(self, asker: Asker, request: m.Request) -> None:
         try:
-            if request.id in call.connection.pending:
+            if request.id in asker.connection.pending:
                 raise bad_request(f"request id {request.id} is still in use on this connection")
-            call.demand(self._services.bounds.requests, 1)
+            asker.demand(self._services.bounds.requests, 1)
         except RequestError:
             if isinstance(request, m.Spawn):
-                close_soon(call.connection.take(request.descriptors) or (), call.connection.sender_group)
+                close_soon(asker.connection.take(request.descriptors) or (), asker.connection.sender_group)
             raise
 
 
-def _check_user(call: Call, request: Any) -> None:
+def _check_user(asker: Asker, request: Any) -> None:
     """Raise `RequestError` if a user's gateway asks about a run of another user."""
-    live = call.runtime.catalogue.live.get(getattr(request, "run", ""))
-    if live is not None and live.uid != call.peer.gateway_uid:
+    live = asker.runtime.catalogue.live.get(getattr(request, "run", ""))
+    if live is not None and live.uid != asker.peer.gateway_uid:
         raise RequestError(ErrorCode.NOT_PERMITTED, f"run {live.run.id} is of another user than this gateway")
 
 
-def _answer(verb: Verb, call: Call, request: Any) -> None:
+def _answer(verb: Verb, asker: Asker, request: Any) -> None:
     """Check the permission and find the run of a request. The core checks again what it decides about: meanwhile a run may have
     ended. The guard checks a `spawn` itself, so that its refusal is recorded."""
     if verb.permission is not None:
-        call.permit(verb.permission)
-    if call.peer.gateway_uid is not None:
-        _check_user(call, request)
+        asker.permit(verb.permission)
+    if asker.peer.gateway_uid is not None:
+        _check_user(asker, request)
     if verb.about_run:
-        run = call.resolve(request.run)
+        run = asker.resolve(request.run)
         if run.fleet is not None and run.fleet.run and isinstance(request, ANSWERED_THERE):
-            _pass_on(call, request, run.fleet)
+            _pass_on(asker, request, run.fleet)
         else:
-            verb.answer(call, request, run)
+            verb.answer(asker, request, run)
     else:
-        verb.answer(call, request)
+        verb.answer(asker, request)
 
 
 ANSWERED_THERE = (m.ReadOutput, m.Result, m.Send, m.FetchFiles, m.GetFiles)
 """Requests about a run that the node answers where it executes."""
 
 
-def _pass_on(call: Call, request: Any, place: FleetPlace) -> None:
+def _pass_on(asker: Asker, request: Any, place: FleetPlace) -> None:
     """Have the node answer where the run executes. The peer was permitted to ask."""
     assert place.node is not None
     node = place.node
-    there, fleet = replace(request, id=1, run=place.run), call.runtime.fleet
+    there, fleet = replace(request, id=1, run=place.run), asker.runtime.fleet
     within = PACK_SECONDS if isinstance(request, m.FetchFiles) else PASSED_ON
 
     def here(reply: m.Reply) -> m.Reply:
         more = {"asked": fleet.node} if isinstance(reply, m.FilesPacked) else {}
-        return replace(reply, id=call.id, **more)
+        return replace(reply, id=asker.id, **more)
 
-    call.later(lambda: fleet.pass_on(node, there, within), here)
+    asker.later(lambda: fleet.pass_on(node, there, within), here)
 
 
 # ---- What clients send: frames are read, and the requests in them are handled in turns

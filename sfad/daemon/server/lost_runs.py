@@ -15,7 +15,7 @@ from ...runs.showing import recalled, to_recall
 from ..loop.pending_requests import PendingSpawn
 from ..loop.runtime import Runtime
 from ..loop.worktrees import WorktreeImpossible, again
-from .call import EXPECTED
+from .asker import EXPECTED
 from .continuing import continued, find_session, resumable_program, wanted_session, with_session
 from .unattended import completed_for
 

@@ -23,7 +23,7 @@ from ...protocol.messages import Events, Wait, Watch, WatchRuns
 from ...protocol.types import ErrorCode, Severity
 from ..loop.resources import Resources
 from ..loop.runtime import Runtime
-from .call import Call, Services, withdraw_calls
+from .asker import Asker, Services, withdraw_calls
 from .clients import ClientTable
 from .connection import Connection, Looks
 from .dispatch import Dispatcher, Receiver
@@ -190,7 +190,7 @@ class ClientHandover:
                 self._give_up(connection)
         answers = {
             token: [
-                (asker.connection.number, asker.id) for asker in askers if isinstance(asker, Call) and not asker.connection.closed
+                (asker.connection.number, asker.id) for asker in askers if isinstance(asker, Asker) and not asker.connection.closed
             ]
             for token, askers in self.services.runtime.requests.askers().items()
         }
@@ -202,7 +202,7 @@ class ClientHandover:
         """Fail the requests that another thread works on."""
         for request in sorted(connection.deferred):
             message = "the daemon restarted itself before this was done; try again"
-            Call(self.services, connection, request, waits=True).fail(ErrorCode.UNAVAILABLE, message)
+            Asker(self.services, connection, request, waits=True).fail(ErrorCode.UNAVAILABLE, message)
         connection.deferred.clear()
 
     def take_over(self, handed: Clients, last_token: int) -> None:
@@ -224,7 +224,7 @@ class ClientHandover:
         """Push events to the clients that watch runs."""
         for connection, request in self._pending(handed):
             if isinstance(request, Watch):
-                push(Call(self.services, connection, request.id), request.run, calls=request.calls)
+                push(Asker(self.services, connection, request.id), request.run, calls=request.calls)
 
     def continue_waiting(self, handed: Clients) -> None:
         """Continue the requests that wait for runs, once the core knows the runs."""

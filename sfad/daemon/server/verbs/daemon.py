@@ -40,7 +40,7 @@ from ....protocol.types import AlertState, BudgetState, QuotaState, Status
 from ....runs.live import Live
 from ....runs.showing import accounts_of, all_alerts
 from ...loop.gateways import Gateways
-from ..call import Call, answers
+from ..asker import Asker, answers
 from ..lookup import MAX_SECONDS, bad_request, check_most, unavailable
 from .steering import own_scope
 
@@ -48,19 +48,19 @@ from .steering import own_scope
 
 
 @answers(DaemonInfo)
-def status(call: Call, _request: DaemonInfo) -> None:
-    runtime, machine = call.runtime, call.runtime.machine
+def status(asker: Asker, _request: DaemonInfo) -> None:
+    runtime, machine = asker.runtime, asker.runtime.machine
     backup = runtime.ledger.file.backup
     runtime.shims.look()  # so that the answer is what the next run finds
-    scope = call.scope
+    scope = asker.scope
     mine = runtime.catalogue.live_runs(scope).values()
     everything = scope == EVERYTHING
-    budgets = (b for b in machine.budgets if scope.uid is None or call.peer.user in b.members) if scope.run is None else ()
-    gateway = runtime.gateways.known(call.peer.uid)
-    trusted = call.peer.uid in (0, os.geteuid())
-    call.reply(
+    budgets = (b for b in machine.budgets if scope.uid is None or asker.peer.user in b.members) if scope.run is None else ()
+    gateway = runtime.gateways.known(asker.peer.uid)
+    trusted = asker.peer.uid in (0, os.geteuid())
+    asker.reply(
         DaemonStatus(
-            id=call.id,
+            id=asker.id,
             version=__version__,
             pid=os.getpid(),
             uptime_s=round(trio.current_time() - runtime.began, 3),
@@ -73,7 +73,7 @@ def status(call: Call, _request: DaemonInfo) -> None:
             queued=sum(live.run.status is Status.QUEUED for live in mine),
             admitted=machine.admitted if everything else None,
             refused=machine.refused if everything else None,
-            connections=len(call.services.connections) if everything else None,
+            connections=len(asker.services.connections) if everything else None,
             memory_bytes=_memory(),
             ledger_bytes=runtime.ledger.records.size_bytes,
             ledger_trouble=runtime.storage.unwritable,
@@ -94,29 +94,29 @@ def status(call: Call, _request: DaemonInfo) -> None:
             metrics=runtime.metrics.listen if trusted else None,
             metrics_trouble=runtime.metrics.trouble if trusted else None,
             shim_dir=str(runtime.shims.path),
-            quotas=_quotas(call) if scope.run is None else [],
-            alerts=_alerts(call, mine),
+            quotas=_quotas(asker) if scope.run is None else [],
+            alerts=_alerts(asker, mine),
             hooks=runtime.hooking.events.states() if everything else [],
             on_ends=[each for each in runtime.hooking.ends.states() if runtime.catalogue.knows(each.run_id, scope)],
-            cost_usd=_cost(call),
+            cost_usd=_cost(asker),
             window_s=runtime.machine.policy.alerts.window,
-            plans=_plans(call),
+            plans=_plans(asker),
             limit_share=runtime.machine.policy.alerts.limit_share,
-            shims=list(runtime.shims.programs) if runtime.shims.open_to(call.peer.uid) else [],
+            shims=list(runtime.shims.programs) if runtime.shims.open_to(asker.peer.uid) else [],
         )
     )
 
 
-def _plans(call: Call) -> list[PlanAccount]:
-    return list(accounts_of(call.runtime.machine.plans, call.scope, wall_clock().timestamp()))
+def _plans(asker: Asker) -> list[PlanAccount]:
+    return list(accounts_of(asker.runtime.machine.plans, asker.scope, wall_clock().timestamp()))
 
 
 # ---- `plans`: the windows of subscriptions
 
 
 @answers(Plans)
-def plans(call: Call, _request: Plans) -> None:
-    call.reply(PlanList(id=call.id, accounts=_plans(call)))
+def plans(asker: Asker, _request: Plans) -> None:
+    asker.reply(PlanList(id=asker.id, accounts=_plans(asker)))
 
 
 # ---- parts of `status`
@@ -134,29 +134,29 @@ def _memory() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def _quotas(call: Call) -> list[QuotaState]:
-    found, slots = call.runtime.machine.quotas(call.peer.user, trio.current_time()), call.runtime.machine.slots
-    everyones = [QuotaUse("quotas.trees", slots.count, slots.total)] if call.scope == EVERYTHING else []
+def _quotas(asker: Asker) -> list[QuotaState]:
+    found, slots = asker.runtime.machine.quotas(asker.peer.user, trio.current_time()), asker.runtime.machine.slots
+    everyones = [QuotaUse("quotas.trees", slots.count, slots.total)] if asker.scope == EVERYTHING else []
     return [
         QuotaState(key=one.key, used=one.used, limit=one.limit, possible_in_s=None if one.wait is None else round(one.wait, 3))
         for one in (*everyones, *found)
     ]
 
 
-def _cost(call: Call) -> float | None:
-    scope = call.scope
+def _cost(asker: Asker) -> float | None:
+    scope = asker.scope
     if scope.run is not None:
         return None
-    nanos = call.runtime.machine.recent_cost(None if scope.uid is None else call.peer.user, trio.current_time())
+    nanos = asker.runtime.machine.recent_cost(None if scope.uid is None else asker.peer.user, trio.current_time())
     return round(to_usd(nanos), 6)
 
 
-def _alerts(call: Call, mine: Iterable[Live]) -> list[AlertState]:
+def _alerts(asker: Asker, mine: Iterable[Live]) -> list[AlertState]:
     """Return the alerts about the peer's own runs, and about all runs or the runs of a user where that concerns the peer."""
-    scope, shared = call.scope, call.runtime.machine.shared_alerts
+    scope, shared = asker.scope, asker.runtime.machine.shared_alerts
     if scope != EVERYTHING:
-        teams = {each.name for each in call.runtime.machine.budgets.of(call.peer.user) if each.scope == "team"}
-        own = {("user", call.peer.user), *(("team", name) for name in teams)} if scope.run is None else set()
+        teams = {each.name for each in asker.runtime.machine.budgets.of(asker.peer.user) if each.scope == "team"}
+        own = {("user", asker.peer.user), *(("team", name) for name in teams)} if scope.run is None else set()
         shared = {key: alert for key, alert in shared.items() if subject_of(key) in own}
     return all_alerts((live.run for live in mine), shared, trio.current_time())
 
@@ -181,44 +181,44 @@ def _state(budget: Budget, tree: Iterable[Run]) -> BudgetState:
 
 
 @answers(Config)
-def config(call: Call, _request: Config) -> None:
-    call.reply(ConfigReply(id=call.id, settings=call.runtime.settings))
+def config(asker: Asker, _request: Config) -> None:
+    asker.reply(ConfigReply(id=asker.id, settings=asker.runtime.settings))
 
 
 # ---- `reload`: read the config again
 
 
 @answers(Reload)
-def reload(call: Call, _request: Reload) -> None:
+def reload(asker: Asker, _request: Reload) -> None:
     try:
-        loaded, changed = call.runtime.reload()
+        loaded, changed = asker.runtime.reload()
     except ConfigError as error:
         raise bad_request(f"nothing was changed: {error}") from None
-    call.reply(Reloaded(id=call.id, files=[str(path) for path in loaded.files], changed=changed))
+    asker.reply(Reloaded(id=asker.id, files=[str(path) for path in loaded.files], changed=changed))
 
 
 # ---- `agents`: the registered agents
 
 
 @answers(Agents)
-def agents(call: Call, _request: Agents) -> None:
-    call.reply(AgentList(id=call.id, agents=[entry.info for entry in call.runtime.agents.values()]))
+def agents(asker: Asker, _request: Agents) -> None:
+    asker.reply(AgentList(id=asker.id, agents=[entry.info for entry in asker.runtime.agents.values()]))
 
 
 # ---- `metrics`: the daemon's figures, as Prometheus reads them
 
 
 @answers(Metrics)
-def metrics(call: Call, _request: Metrics) -> None:
-    call.later(call.runtime.measuring.text, lambda text: MetricsText(id=call.id, text=text))
+def metrics(asker: Asker, _request: Metrics) -> None:
+    asker.later(asker.runtime.measuring.text, lambda text: MetricsText(id=asker.id, text=text))
 
 
 # ---- `test_hook`: execute a hook of the config for an invented event
 
 
 @answers(TryHook)
-def test_hook(call: Call, request: TryHook) -> None:
-    hooking = call.runtime.hooking
+def test_hook(asker: Asker, request: TryHook) -> None:
+    hooking = asker.runtime.hooking
     check_most("characters of an event's type", len(request.event), 64)
     if request.name not in hooking.events.names:
         known = ", ".join(hooking.events.names) or "none"
@@ -236,18 +236,20 @@ def test_hook(call: Call, request: TryHook) -> None:
 
     def reply(result: HookResult) -> HookTested:
         output = clean(result.output)[-OUTPUT:]
-        return HookTested(id=call.id, how=result.how, ok=result.ok, output=output, elapsed_s=result.elapsed_s)
+        return HookTested(id=asker.id, how=result.how, ok=result.ok, output=output, elapsed_s=result.elapsed_s)
 
-    call.later(execute, reply)
+    asker.later(execute, reply)
 
 
 # ---- `prune`: remove rows and output of trees that have ended
 
 
 @answers(Prune)
-def prune(call: Call, request: Prune) -> None:
+def prune(asker: Asker, request: Prune) -> None:
     if request.keep < 0 or not 0 <= (request.older_than or 0) <= MAX_SECONDS:
         raise bad_request(f"keep must be 0 or more, and older_than 0 to {MAX_SECONDS:.0f} seconds")
-    runtime, uid, failing = call.runtime, own_scope(call).uid, "not everything was removed: "
-    asker = call.connection.groups.all
-    call.later(lambda: runtime.maintenance.prune(request, uid, runtime.forget_pruned, asker), lambda found: found, failing=failing)
+    runtime, uid, failing = asker.runtime, own_scope(asker).uid, "not everything was removed: "
+    groups = asker.connection.groups.all
+    asker.later(
+        lambda: runtime.maintenance.prune(request, uid, runtime.forget_pruned, groups), lambda found: found, failing=failing
+    )

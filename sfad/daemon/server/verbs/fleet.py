@@ -26,40 +26,40 @@ from ....protocol.messages import (
 )
 from ....protocol.types import ErrorCode, RunId, RunInfo
 from ...loop.fleet import lease_until, stamp
-from ..call import Call, answers
+from ..asker import Asker, answers
 from ..lookup import MAX_CHOSEN, check_most, unavailable
 
 # ---- `open_fleet`, `fleet_status`, `forget_node`: for clients
 
 
 @answers(OpenFleet)
-def open_fleet(call: Call, request: OpenFleet) -> None:
-    fleet = call.runtime.fleet
+def open_fleet(asker: Asker, request: OpenFleet) -> None:
+    fleet = asker.runtime.fleet
     if request.node is not None:
         way = fleet.way(request.node)
         way.setblocking(True)
-        call.reply(FleetWay(id=call.id, node=fleet.node, descriptors=1), [way.detach()])
+        asker.reply(FleetWay(id=asker.id, node=fleet.node, descriptors=1), [way.detach()])
         return
-    is_wanted = call.defer()
+    is_wanted = asker.defer()
 
     def told(told: FleetTold) -> None:
         if not is_wanted():
             return
         if told.refused is not None:
-            call.fail(ErrorCode.UNAVAILABLE, told.refused)
+            asker.fail(ErrorCode.UNAVAILABLE, told.refused)
         else:
-            call.reply(FleetWay(id=call.id, node=fleet.node, nodes=[node.name for node in told.nodes]))
+            asker.reply(FleetWay(id=asker.id, node=fleet.node, nodes=[node.name for node in told.nodes]))
 
     fleet.ask_nodes(told)
 
 
 @answers(FleetStatus)
-def fleet_status(call: Call, _request: FleetStatus) -> None:
-    runtime = call.runtime
+def fleet_status(asker: Asker, _request: FleetStatus) -> None:
+    runtime = asker.runtime
     fleet = runtime.fleet
     granted, taken, away = fleet.counts()
     state = FleetState(
-        id=call.id,
+        id=asker.id,
         node=fleet.node,
         address=runtime.config.fleet.address or "",
         connected=fleet.is_connected,
@@ -71,42 +71,42 @@ def fleet_status(call: Call, _request: FleetStatus) -> None:
         unreachable=away,
     )
     if not fleet.is_connected:
-        call.reply(state)
+        asker.reply(state)
         return
-    is_wanted = call.defer()
+    is_wanted = asker.defer()
 
     def told(told: FleetTold) -> None:
         if is_wanted():
             state.nodes, state.trouble = told.nodes, told.refused
-            call.reply(state)
+            asker.reply(state)
 
     fleet.ask_nodes(told)
 
 
 @answers(ForgetNode)
-def forget_node(call: Call, request: ForgetNode) -> None:
-    call.reply(Forgotten(id=call.id, runs=call.runtime.fleet.forget(request.node)))
+def forget_node(asker: Asker, request: ForgetNode) -> None:
+    asker.reply(Forgotten(id=asker.id, runs=asker.runtime.fleet.forget(request.node)))
 
 
 @answers(DrainNode)
-def drain_node(call: Call, request: DrainNode) -> None:
-    is_wanted = call.defer()
+def drain_node(asker: Asker, request: DrainNode) -> None:
+    is_wanted = asker.defer()
 
     def told(told: FleetTold) -> None:
         if is_wanted() and told.refused is not None:
-            call.fail(ErrorCode.UNAVAILABLE, told.refused)
-        elif not call.answered:
-            call.reply(Done(id=call.id))
+            asker.fail(ErrorCode.UNAVAILABLE, told.refused)
+        elif not asker.answered:
+            asker.reply(Done(id=asker.id))
 
-    call.runtime.fleet.ask(FleetPush(id=0, what="undrain" if request.undo else "drain", node=request.node), told)
+    asker.runtime.fleet.ask(FleetPush(id=0, what="undrain" if request.undo else "drain", node=request.node), told)
 
 
 # ---- `serve_fleet`, `fleet_told`: for the node's actor
 
 
 @answers(ServeFleet)
-def serve_fleet(call: Call, request: ServeFleet) -> None:
-    fleet, connection = call.runtime.fleet, call.connection
+def serve_fleet(asker: Asker, request: ServeFleet) -> None:
+    fleet, connection = asker.runtime.fleet, asker.connection
     if request.version != FLEET_VERSION or request.node != fleet.node:
         theirs = f"node {request.node} with version {request.version}"
         raise unavailable(
@@ -120,79 +120,79 @@ def serve_fleet(call: Call, request: ServeFleet) -> None:
             fleet.gone(push)
 
     connection.on_close = lambda: fleet.gone(push)
-    call.reply(Done(id=call.id))
+    asker.reply(Done(id=asker.id))
     fleet.serves(push)
 
 
 @answers(FleetTold)
-def fleet_told(call: Call, request: FleetTold) -> None:
-    call.reply(Done(id=call.id))
-    call.runtime.fleet.told(request)
+def fleet_told(asker: Asker, request: FleetTold) -> None:
+    asker.reply(Done(id=asker.id))
+    asker.runtime.fleet.told(request)
 
 
 # ---- `ask_allowances`, `share_plans`, `tend`: for the daemon of another node
 
 
 @answers(AskAllowances)
-def ask_allowances(call: Call, request: AskAllowances) -> None:
+def ask_allowances(asker: Asker, request: AskAllowances) -> None:
     """Give a node its parts of the budgets that this one keeps."""
-    here = _kept_here(call)
-    call.runtime.requests.ask(call, lambda token, now: e.AllowancesAsked(now, token, request, here))
+    here = _kept_here(asker)
+    asker.runtime.requests.ask(asker, lambda token, now: e.AllowancesAsked(now, token, request, here))
 
 
 @answers(SharePlans)
-def share_plans(call: Call, request: SharePlans) -> None:
+def share_plans(asker: Asker, request: SharePlans) -> None:
     """Learn what a node knows of subscriptions, and tell it what all know."""
-    _kept_here(call)
-    keeper = call.runtime.keeper
+    _kept_here(asker)
+    keeper = asker.runtime.keeper
     keeper.learn(request.plans)
-    call.reply(SharedPlans(id=call.id, plans=keeper.plans()))
+    asker.reply(SharedPlans(id=asker.id, plans=keeper.plans()))
 
 
-def _kept_here(call: Call) -> str:
+def _kept_here(asker: Asker) -> str:
     """Return this node, which is the fleet's keeper. Raise `RequestError` if it is not."""
-    here, keeper = call.runtime.fleet.node, call.runtime.keeper.node
+    here, keeper = asker.runtime.fleet.node, asker.runtime.keeper.node
     if keeper != here:
         raise unavailable(f"node {here} does not keep the budgets of this fleet; for it the keeper is {keeper or 'not known yet'}")
     return here
 
 
 @answers(Tend)
-def tend(call: Call, request: Tend) -> None:
+def tend(asker: Asker, request: Tend) -> None:
     """Do what the giver wants of its runs, and tell it how they are as soon as it does not know."""
     check_most("runs in one request", len(request.runs), 64 * MAX_CHOSEN)
-    runtime, now = call.runtime, trio.current_time()
+    runtime, now = asker.runtime, trio.current_time()
     for run_id, wanted in request.runs.items():
         live = runtime.catalogue.live.get(run_id)
         grant = live.run.asked.grant if live is not None else None
         if grant is not None and grant.giver == request.giver:
             until = lease_until(request.echo, grant.lease) if grant.lease is not None else None
             runtime.feed(e.GrantTended(now, run_id, wanted, until))
-    runtime.granted.tend(_Tending(call, request))
+    runtime.granted.tend(_Tending(asker, request))
 
 
 class _Tending:
     """One request that waits until there is something to tell."""
 
-    def __init__(self, call: Call, request: Tend) -> None:
-        self._call = call
+    def __init__(self, asker: Asker, request: Tend) -> None:
+        self._asker = asker
         self._request = request
         self.giver = request.giver
-        self._is_wanted = call.defer()
+        self._is_wanted = asker.defer()
 
     def answer(self, *, whatever: bool) -> bool:
         """Answer if there is anything to tell, or `whatever` there is. Return whether it was answered, or need not be."""
-        call, request = self._call, self._request
-        if call.connection.closed:
-            call.end()
+        asker, request = self._asker, self._request
+        if asker.connection.closed:
+            asker.end()
             return True
         rows: list[RunInfo] = []
         gone: list[RunId] = []
         for run_id in request.runs:
-            live = call.runtime.catalogue.live.get(run_id)
+            live = asker.runtime.catalogue.live.get(run_id)
             if live is not None and request.seen.get(run_id) == live.run.status:
                 continue
-            info = call.runtime.catalogue.info(run_id)
+            info = asker.runtime.catalogue.info(run_id)
             if info is None or info.fleet is None or info.fleet.giver != request.giver:
                 gone.append(run_id)
             elif info.status != request.seen.get(run_id):
@@ -200,7 +200,7 @@ class _Tending:
         if not (rows or gone or whatever):
             return False
         if self._is_wanted():
-            call.reply(Tended(id=call.id, stamp=stamp(), runs=call.runtime.catalogue.with_totals(rows), gone=gone))
+            asker.reply(Tended(id=asker.id, stamp=stamp(), runs=asker.runtime.catalogue.with_totals(rows), gone=gone))
         return True
 
     @property
@@ -209,4 +209,4 @@ class _Tending:
 
     @property
     def key(self) -> tuple[str, int]:
-        return "tend", self._call.connection.number
+        return "tend", self._asker.connection.number

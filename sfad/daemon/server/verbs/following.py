@@ -14,7 +14,7 @@ from ....runs.catalogue import KnownRun
 from ....storage.ledger.reader import Page
 from ....storage.ledger.reads import EventFilter, read_event_page
 from ...loop.announcing import INTERVAL
-from ..call import EXPECTED, Call, answers, answers_about_run, told
+from ..asker import EXPECTED, Asker, answers, answers_about_run, told
 from ..connection import Pending, RunRows
 from ..lookup import MAX_CHOSEN, MAX_SECONDS, bad_request, check_filters, check_most, unavailable
 from .looking import MAX_ROWS
@@ -27,45 +27,45 @@ MAX_EACH = 64
 
 
 @answers_about_run(Watch)
-def watch(call: Call, request: Watch, run: RunInfo) -> None:
+def watch(asker: Asker, request: Watch, run: RunInfo) -> None:
     if request.calls:
-        call.permit("calls", call.runtime.catalogue.lineage(run.id))
-    demand_watch(call)
-    push(call, run.id, calls=request.calls)
-    call.reply(Done(id=call.id))
+        asker.permit("calls", asker.runtime.catalogue.lineage(run.id))
+    demand_watch(asker)
+    push(asker, run.id, calls=request.calls)
+    asker.reply(Done(id=asker.id))
 
 
-def demand_watch(call: Call) -> None:
-    open_here = sum(isinstance(pending.request, Watch) for pending in call.connection.pending.values())
+def demand_watch(asker: Asker) -> None:
+    open_here = sum(isinstance(pending.request, Watch) for pending in asker.connection.pending.values())
     if open_here >= MAX_EACH:
         raise unavailable(
             f"this connection has {open_here} open watches, at most {MAX_EACH} are allowed; watch a run that is above others",
         )
-    call.demand(call.services.bounds.watches, 1)
+    asker.demand(asker.services.bounds.watches, 1)
 
 
-def push(call: Call, run: RunId, *, calls: bool = False) -> None:
+def push(asker: Asker, run: RunId, *, calls: bool = False) -> None:
     """Push the events, or the `calls`, of the run and its descendants from now on, until the run is over or the connection is
     closed."""
-    connection, watches, subscribers = call.connection, call.services.bounds.watches, call.runtime.subscribers
+    connection, watches, subscribers = asker.connection, asker.services.bounds.watches, asker.runtime.subscribers
 
-    uid, lineage = call.runtime.catalogue.uid(run), call.runtime.catalogue.lineage(run)
+    uid, lineage = asker.runtime.catalogue.uid(run), asker.runtime.catalogue.lineage(run)
 
     def send(push: EventPush | CallPush) -> None:
-        if call.scope.knows(uid, lineage):  # until a reload takes the peer's rights away
+        if asker.scope.knows(uid, lineage):  # until a reload takes the peer's rights away
             connection.send(push)
 
     forget = (
-        subscribers.watch_calls(run, lambda info: send(CallPush(id=call.id, call=info)))
+        subscribers.watch_calls(run, lambda info: send(CallPush(id=asker.id, call=info)))
         if calls
-        else subscribers.watch(run, lambda event: send(EventPush(id=call.id, event=event)))
+        else subscribers.watch(run, lambda event: send(EventPush(id=asker.id, event=event)))
     )
-    if call.runtime.catalogue.over(run):
+    if asker.runtime.catalogue.over(run):
         forget()
         return
 
     def over(_info: RunInfo | None = None) -> None:
-        if connection.pending.pop(call.id, None) is None:
+        if connection.pending.pop(asker.id, None) is None:
             return
         forget()
         unwait()
@@ -73,7 +73,7 @@ def push(call: Call, run: RunId, *, calls: bool = False) -> None:
 
     unwait = subscribers.on_end(run, over)
     watches.add(connection.groups, 1)
-    connection.pending[call.id] = Pending(Watch(id=call.id, run=run, calls=calls), over)
+    connection.pending[asker.id] = Pending(Watch(id=asker.id, run=run, calls=calls), over)
 
 
 # ---- `watch_runs`: runs as in `list`, and then each that changes
@@ -84,22 +84,22 @@ STALLED = 30.0
 
 
 @answers(WatchRuns)
-def watch_runs(call: Call, request: WatchRuns) -> None:
+def watch_runs(asker: Asker, request: WatchRuns) -> None:
     check_filters(request)
-    demand_watch(call)
-    call.demand(call.services.bounds.run_feeds, 1)
-    root = call.resolve(request.root).id if request.root is not None else None
+    demand_watch(asker)
+    asker.demand(asker.services.bounds.run_feeds, 1)
+    root = asker.resolve(request.root).id if request.root is not None else None
     query = List(
         id=0, name=request.name, user=request.user, labels=request.labels, rows=max(0, min(request.rows, MAX_ROWS)), live=True
     )
-    _Watching(call, request, query, root).begin()
+    _Watching(asker, request, query, root).begin()
 
 
 @dataclass(eq=False, slots=True)
 class _Watching:
     """One client that watches runs. It gets one push at a time: while that is unread, further changes are only noted."""
 
-    call: Call
+    asker: Asker
     request: WatchRuns
     query: List
     root: RunId | None
@@ -109,19 +109,19 @@ class _Watching:
     unread_since: float | None = None
 
     def begin(self) -> None:
-        connection, bounds = self.call.connection, self.call.services.bounds
-        unfollow = self.call.runtime.run_feed.follow(lambda: self.call.scope, self.changed)
+        connection, bounds = self.asker.connection, self.asker.services.bounds
+        unfollow = self.asker.runtime.run_feed.follow(lambda: self.asker.scope, self.changed)
         bounds.watches.add(connection.groups, 1)
         bounds.run_feeds.add(connection.groups, 1)
 
         def forget() -> None:
             unfollow()
-            self.call.runtime.timers.disarm(self._timer)
+            self.asker.runtime.timers.disarm(self._timer)
             bounds.watches.add(connection.groups, -1)
             bounds.run_feeds.add(connection.groups, -1)
 
-        connection.pending[self.call.id] = Pending(self.request, forget)
-        self.call.reply(self._everything())
+        connection.pending[self.asker.id] = Pending(self.request, forget)
+        self.asker.reply(self._everything())
 
     def changed(self, runs: list[KnownRun] | None) -> None:
         if runs is None:
@@ -132,43 +132,43 @@ class _Watching:
         self.all_again |= len(self.waiting) > MAX_ROWS
         if self.all_again:
             self.waiting.clear()
-        if self.call.connection.unsent:
+        if self.asker.connection.unsent:
             self._stalled()
             return
         self.unread_since = None
         if self.all_again:
             self.all_again = False
-            self.call.connection.send(self._everything())
+            self.asker.connection.send(self._everything())
         elif self.waiting:
-            push = RunsPush(id=self.call.id, runs=[known.info for known in self.waiting.values()])
+            push = RunsPush(id=self.asker.id, runs=[known.info for known in self.waiting.values()])
             self.waiting.clear()
-            self.call.connection.send(push)
+            self.asker.connection.send(push)
 
     def _everything(self) -> RunRows:
-        catalogue, feed = self.call.runtime.catalogue, self.call.runtime.run_feed
+        catalogue, feed = self.asker.runtime.catalogue, self.asker.runtime.run_feed
         found = catalogue.select(self._page)
         live = [known.info if (known := feed.known(info.id)) is not None else info for info in found.live]
-        return RunRows(id=self.call.id, runs=found.rows(live))
+        return RunRows(id=self.asker.id, runs=found.rows(live))
 
     def _stalled(self) -> None:
-        connection, runtime, now = self.call.connection, self.call.runtime, trio.current_time()
+        connection, runtime, now = self.asker.connection, self.asker.runtime, trio.current_time()
         if self.unread_since is None:
             self.unread_since = now
         if now - self.unread_since < STALLED:
             runtime.timers.arm(self._timer, now + INTERVAL, lambda: self.changed([]))
             return
-        connection.pending.pop(self.call.id).forget()
+        connection.pending.pop(self.asker.id).forget()
         message = f"it left {connection.unsent_size} bytes unread for {STALLED:g} s, so it is not told of runs any more; ask again"
         runtime.log.warning(f"a slow client: {message}", connection=connection.number, user=connection.peer.user)
-        connection.send(Error(id=self.call.id, code=ErrorCode.UNAVAILABLE, message=message))
+        connection.send(Error(id=self.asker.id, code=ErrorCode.UNAVAILABLE, message=message))
 
     @property
     def _page(self) -> Page:
-        return Page(self.query, self.call.scope, within=self.root)
+        return Page(self.query, self.asker.scope, within=self.root)
 
     @property
     def _timer(self) -> tuple[str, int, int]:
-        return "watch runs", self.call.connection.number, self.call.id
+        return "watch runs", self.asker.connection.number, self.asker.id
 
 
 # ---- `events`: events of the ledger, and then each one that is recorded
@@ -181,24 +181,24 @@ MAX_PATTERN = 64
 
 
 @answers(Events)
-def events(call: Call, request: Events) -> None:
-    wanted = _filter(call, request)
+def events(asker: Asker, request: Events) -> None:
+    wanted = _filter(asker, request)
     rows = max(1, min(request.rows, MAX_EVENTS))
-    runtime = call.runtime
+    runtime = asker.runtime
     if request.follow:
-        demand_watch(call)
-    following = _Following(call, replace(request, runs=list(wanted.runs)), wanted) if request.follow else None
-    is_wanted = call.defer()
+        demand_watch(asker)
+    following = _Following(asker, replace(request, runs=list(wanted.runs)), wanted) if request.follow else None
+    is_wanted = asker.defer()
 
     async def read() -> EventPage:
         await runtime.ledger.flush()
         page = partial(read_event_page, runtime.ledger.file.directory, wanted, request, rows)
-        return await runtime.background.walk(page, call.connection.groups.all)
+        return await runtime.background.walk(page, asker.connection.groups.all)
 
     def done(page: EventPage) -> None:
         answered = is_wanted()
         if answered:
-            call.reply(page)
+            asker.reply(page)
         if following is None:
             return
         if answered and not page.more:
@@ -210,12 +210,12 @@ def events(call: Call, request: Events) -> None:
         if following is not None:
             following.forget()
         if is_wanted():
-            call.fail(*told(error))
+            asker.fail(*told(error))
 
     runtime.background.answer(read, done, failed, EXPECTED)
 
 
-def _filter(call: Call, request: Events) -> EventFilter:
+def _filter(asker: Asker, request: Events) -> EventFilter:
     check_most("runs", len(request.runs), MAX_CHOSEN)
     check_most("patterns of types", len(request.types), MAX_CHOSEN)
     for pattern in request.types:
@@ -225,29 +225,29 @@ def _filter(call: Call, request: Events) -> EventFilter:
     if request.after is not None and not 0 <= request.after < 2**63:
         raise bad_request(f"after = {request.after} is no number of an event")
     milestones = request.milestones or "run_progress" in request.types
-    runs: list[RunId] = [call.resolve(run).id for run in request.runs]
-    return EventFilter(call.scope, tuple(runs), tuple(request.types), request.severity, request.since, milestones)
+    runs: list[RunId] = [asker.resolve(run).id for run in request.runs]
+    return EventFilter(asker.scope, tuple(runs), tuple(request.types), request.severity, request.since, milestones)
 
 
 class _Following:
     """One client that follows, from the moment before the ledger is read for it."""
 
-    def __init__(self, call: Call, request: Events, wanted: EventFilter) -> None:
-        self._call = call
+    def __init__(self, asker: Asker, request: Events, wanted: EventFilter) -> None:
+        self._asker = asker
         self._request = request
         self._wanted = wanted
         self._early: list[Event] | None = []
         """What came before `begin`."""
-        self._unfollow = call.runtime.announcer.feed.follow(lambda: call.scope, self._take)
-        call.services.bounds.watches.add(call.connection.groups, 1)
+        self._unfollow = asker.runtime.announcer.feed.follow(lambda: asker.scope, self._take)
+        asker.services.bounds.watches.add(asker.connection.groups, 1)
 
     def begin(self, after: int) -> None:
         """Push what came meanwhile with a higher number, and everything from now on."""
-        if self._call.connection.closed:
+        if self._asker.connection.closed:
             self.forget()
             return
         self._request.after = after
-        self._call.connection.pending[self._call.id] = Pending(self._request, self.forget)
+        self._asker.connection.pending[self._asker.id] = Pending(self._request, self.forget)
         early, self._early = self._early or [], None
         for event in early:
             if event.number > after:
@@ -263,41 +263,41 @@ class _Following:
 
     def _push(self, event: Event) -> None:
         self._request.after = event.number  # where a daemon that executes itself again goes on
-        self._call.connection.send(EventPush(id=self._call.id, event=event))
+        self._asker.connection.send(EventPush(id=self._asker.id, event=event))
 
     def forget(self) -> None:
         self._unfollow()
-        self._call.services.bounds.watches.add(self._call.connection.groups, -1)
+        self._asker.services.bounds.watches.add(self._asker.connection.groups, -1)
 
 
 # ---- `wait`: reply when a run has ended and the ledger has saved that, or after a time
 
 
 @answers_about_run(Wait)
-def wait(call: Call, request: Wait, run: RunInfo) -> None:
-    runtime, connection = call.runtime, call.connection
+def wait(asker: Asker, request: Wait, run: RunInfo) -> None:
+    runtime, connection = asker.runtime, asker.connection
     if request.tie:
-        call.permit("stop", runtime.catalogue.lineage(run.id))  # a tied run is stopped with its client
+        asker.permit("stop", runtime.catalogue.lineage(run.id))  # a tied run is stopped with its client
         runtime.feed(ClientBack(trio.current_time(), run.id, connection.number))
     if runtime.catalogue.over(run.id) or request.timeout == 0:
-        call.show(run)
+        asker.show(run)
         return
-    timer = ("wait", connection.number, call.id)
+    timer = ("wait", connection.number, asker.id)
 
     def answer(info: RunInfo | None) -> None:
-        if connection.pending.pop(call.id, None) is None:
+        if connection.pending.pop(asker.id, None) is None:
             return  # the connection was closed while waiters were told
         forget()
         runtime.timers.disarm(timer)
-        if info is not None and not runtime.catalogue.knows(info.id, call.scope):
-            call.fail(ErrorCode.NO_SUCH_RUN, unknown_run(info.id))  # a reload has taken the peer's rights away
+        if info is not None and not runtime.catalogue.knows(info.id, asker.scope):
+            asker.fail(ErrorCode.NO_SUCH_RUN, unknown_run(info.id))  # a reload has taken the peer's rights away
         elif info is not None:
-            call.show(info)
+            asker.show(info)
         else:
-            call.end()
+            asker.end()
 
     forget = runtime.subscribers.on_end(run.id, answer)
     until = trio.current_time() + max(0.0, request.timeout) if request.timeout is not None else None
-    connection.pending[call.id] = Pending(request, lambda: answer(None), until)
+    connection.pending[asker.id] = Pending(request, lambda: answer(None), until)
     if until is not None:
         runtime.timers.arm(timer, until, lambda: answer(runtime.catalogue.info(run.id)))

@@ -42,7 +42,7 @@ from ....storage.ledger.summary import page_of, summarise
 from ....storage.output import holes
 from ....storage.output.times import told
 from ...loop.runtime import Runtime
-from ..call import Call, answers, answers_about_run
+from ..asker import Asker, answers, answers_about_run
 from ..connection import RunRow, RunRows
 from ..lookup import MAX_SECONDS, bad_request, check_filters, check_most, unavailable, wrong_state
 from ..results import MAX_LINES, NOT_KEPT, final_text, no_output
@@ -57,15 +57,15 @@ MAX_ROWS = 1000
 
 
 @answers(List)
-def list_(call: Call, request: List) -> None:
+def list_(asker: Asker, request: List) -> None:
     check_filters(request)
     check_most("statuses", len(request.status), MAX_LABELS)
-    root = call.find(request.root) if request.root is not None else None
+    root = asker.find(request.root) if request.root is not None else None
     query = replace(request, id=0, root=None, rows=max(0, min(request.rows, MAX_ROWS)), limits=True)
-    page, limits = Page(query, call.scope, within=root), request.limits
+    page, limits = Page(query, asker.scope, within=root), request.limits
     key = pack(query), page.scope, root, limits
-    rows, more = call.services.looks.of(key, lambda: _look_at_page(call.runtime, page, limits=limits))
-    call.reply(RunRows(id=call.id, runs=rows, next=more))
+    rows, more = asker.services.looks.of(key, lambda: _look_at_page(asker.runtime, page, limits=limits))
+    asker.reply(RunRows(id=asker.id, runs=rows, next=more))
 
 
 def _look_at_page(runtime: Runtime, page: Page, *, limits: bool) -> tuple[list[Raw], RunId | None]:
@@ -81,10 +81,10 @@ def _look_at_page(runtime: Runtime, page: Page, *, limits: bool) -> tuple[list[R
 
 
 @answers(Info)
-def info(call: Call, request: Info) -> None:
-    run = call.find(request.run)
-    row = call.services.looks.of(run, lambda: Raw(pack(_look_at_run(call.runtime, run))))
-    call.reply(RunRow(id=call.id, run=row))
+def info(asker: Asker, request: Info) -> None:
+    run = asker.find(request.run)
+    row = asker.services.looks.of(run, lambda: Raw(pack(_look_at_run(asker.runtime, run))))
+    asker.reply(RunRow(id=asker.id, run=row))
 
 
 def _look_at_run(runtime: Runtime, run: RunId) -> RunInfo:
@@ -121,44 +121,44 @@ def _queue(machine: Machine, run: Run) -> QueueState | None:
 
 
 @answers_about_run(ListCalls)
-def calls(call: Call, request: ListCalls, run: RunInfo) -> None:
+def calls(asker: Asker, request: ListCalls, run: RunInfo) -> None:
     after = (request.after.timestamp() if request.after is not None else 0.0, request.after_number)
-    found, more = call.runtime.calls.page(run.id, after)
-    live = call.runtime.catalogue.live.get(run.id)
+    found, more = asker.runtime.calls.page(run.id, after)
+    live = asker.runtime.catalogue.live.get(run.id)
     uses = bool(live.spawn.gateway) if live is not None else run.by_gateway
-    call.reply(CallPage(id=call.id, run=run.id, calls=found, more=more, ended=live is None, gateway=uses))
+    asker.reply(CallPage(id=asker.id, run=run.id, calls=found, more=more, ended=live is None, gateway=uses))
 
 
 # ---- `result`: a finished run's final answer, made safe for a language model
 
 
 @answers_about_run(Result)
-def result(call: Call, request: Result, run: RunInfo) -> None:
+def result(asker: Asker, request: Result, run: RunInfo) -> None:
     if not run.status.terminal:
         raise wrong_state(f"run {run.id} is {run.status}; wait for its end, or read its logs")
-    work = partial(result_of, call.runtime.output, run, request)
-    call.later(lambda: call.runtime.background.walk(work, call.connection.groups.all), lambda found: found)
+    work = partial(result_of, asker.runtime.output, run, request)
+    asker.later(lambda: asker.runtime.background.walk(work, asker.connection.groups.all), lambda found: found)
 
 
 # ---- `transcript`: a run's events and output, made safe for a language model. It needs the permission for `logs`.
 
 
 @answers_about_run(Transcript)
-def transcript(call: Call, request: Transcript, run: RunInfo) -> None:
+def transcript(asker: Asker, request: Transcript, run: RunInfo) -> None:
     if not 0 < request.tail <= MAX_LINES:
         raise bad_request(f"tail = {request.tail} is outside 1 to {MAX_LINES}")
-    directory = call.runtime.ledger.file.directory
-    work = partial(transcript_of, directory, call.runtime.output, run, request)
-    call.later(lambda: call.runtime.background.walk(work, call.connection.groups.all), lambda found: found)
+    directory = asker.runtime.ledger.file.directory
+    work = partial(transcript_of, directory, asker.runtime.output, run, request)
+    asker.later(lambda: asker.runtime.background.walk(work, asker.connection.groups.all), lambda found: found)
 
 
 # ---- `logs`: a run's output files, opened for reading
 
 
 @answers_about_run(Logs)
-def logs(call: Call, request: Logs, run: RunInfo) -> None:
-    runtime = call.runtime
-    refusal = call.services.bounds.refusal(call.connection.groups, uncounted=2, unopened=2)
+def logs(asker: Asker, request: Logs, run: RunInfo) -> None:
+    runtime = asker.runtime
+    refusal = asker.services.bounds.refusal(asker.connection.groups, uncounted=2, unopened=2)
     if refusal is not None:
         raise unavailable(refusal)
     live = run.id in runtime.catalogue.live
@@ -166,15 +166,15 @@ def logs(call: Call, request: Logs, run: RunInfo) -> None:
         descriptors = runtime.output.open_for_reader(run.id, create=live)
     except NOT_KEPT as error:
         raise no_output(run, error) from None
-    text = named(run.meter) is not None and _wants_text(call, request)
+    text = named(run.meter) is not None and _wants_text(asker, request)
     kept = runtime.catalogue.kept(run.id)
     out, err = told(runtime.output, run, descriptors) if request.times else ([], [])
-    reply = LogFiles(id=call.id, run=run.id, ended=not live, kept=kept, text=text, name=run.name, out_times=out, err_times=err)
-    call.reply(reply, descriptors)
+    reply = LogFiles(id=asker.id, run=run.id, ended=not live, kept=kept, text=text, name=run.name, out_times=out, err_times=err)
+    asker.reply(reply, descriptors)
 
 
-def _wants_text(call: Call, request: Logs) -> bool:
-    caller = call.runtime.catalogue.live.get(call.peer.run) if call.peer.run is not None else None
+def _wants_text(asker: Asker, request: Logs) -> bool:
+    caller = asker.runtime.catalogue.live.get(asker.peer.run) if asker.peer.run is not None else None
     return request.form == "text" or (request.form == "auto" and caller is not None and caller.program is not None)
 
 
@@ -186,8 +186,8 @@ PIECE = 128 * 1024
 
 
 @answers_about_run(ReadOutput)
-def read_output(call: Call, request: ReadOutput, run: RunInfo) -> None:
-    runtime = call.runtime
+def read_output(asker: Asker, request: ReadOutput, run: RunInfo) -> None:
+    runtime = asker.runtime
     ended = run.id not in runtime.catalogue.live
     try:
         descriptors = runtime.output.open_for_reader(run.id, create=not ended)
@@ -203,27 +203,27 @@ def read_output(call: Call, request: ReadOutput, run: RunInfo) -> None:
     finally:
         for each in descriptors:
             os.close(each)
-    call.reply(OutputPart(id=call.id, data=data, offset=offset, ended=ended and offset + len(data) >= size))
+    asker.reply(OutputPart(id=asker.id, data=data, offset=offset, ended=ended and offset + len(data) >= size))
 
 
 # ---- `text`: the next part of the text in the events of a run's stdout. It needs the permission for `logs`.
 
 
 @answers_about_run(Text)
-def text(call: Call, request: Text, run: RunInfo) -> None:
+def text(asker: Asker, request: Text, run: RunInfo) -> None:
     program = named(run.meter)
     if program is None:
         raise wrong_state(f"run {run.id} has no meter that knows its events; read its logs")
     cursor = _cursor(request.cursor)
     ended = run.status.terminal
     try:
-        with call.runtime.output.stdout(run.id) as descriptor:
+        with asker.runtime.output.stdout(run.id) as descriptor:
             size = os.fstat(descriptor).st_size
             shown = TextReader(program, cursor, partial(holes.read, descriptor), size).step(ended=ended)
     except NOT_KEPT as error:
         raise no_output(run, error) from None
     part = TextPart(
-        id=call.id,
+        id=asker.id,
         run=run.id,
         text=b"" if request.final else bytes(shown.text),
         cursor=msgspec.msgpack.encode(cursor),
@@ -233,10 +233,12 @@ def text(call: Call, request: Text, run: RunInfo) -> None:
         ended=ended,
     )
     if request.final and ended and not shown.more:
-        work = partial(final_text, call.runtime.output, run, program)
-        call.later(lambda: call.runtime.background.walk(work, call.connection.groups.all), lambda found: replace(part, text=found))
+        work = partial(final_text, asker.runtime.output, run, program)
+        asker.later(
+            lambda: asker.runtime.background.walk(work, asker.connection.groups.all), lambda found: replace(part, text=found)
+        )
     else:
-        call.reply(part)
+        asker.reply(part)
 
 
 def _cursor(data: bytes) -> Cursor:
@@ -253,15 +255,16 @@ def _cursor(data: bytes) -> Cursor:
 
 
 @answers(Summarise)
-def summary(call: Call, request: Summarise) -> None:
+def summary(asker: Asker, request: Summarise) -> None:
     check_filters(request)
     if not (abs(request.since) <= MAX_SECONDS and abs(request.until or 0.0) <= MAX_SECONDS):  # also false for a NaN
         raise bad_request(f"since and until must be Unix seconds, at most {MAX_SECONDS:.0f} from 1970")
-    page = page_of(request, call.scope)
-    unwritten = call.runtime.catalogue.unwritten(page)
-    work = partial(summarise, call.runtime.ledger.file.directory, page, request, unwritten)
-    call.later(
-        lambda: call.runtime.background.walk(work, call.connection.groups.all), lambda found: Summarised(id=call.id, summary=found)
+    page = page_of(request, asker.scope)
+    unwritten = asker.runtime.catalogue.unwritten(page)
+    work = partial(summarise, asker.runtime.ledger.file.directory, page, request, unwritten)
+    asker.later(
+        lambda: asker.runtime.background.walk(work, asker.connection.groups.all),
+        lambda found: Summarised(id=asker.id, summary=found),
     )
 
 
@@ -269,13 +272,13 @@ def summary(call: Call, request: Summarise) -> None:
 
 
 @answers(m.Recommend)
-def recommend(call: Call, request: m.Recommend) -> None:
-    scope, asked = call.scope, Asked(argv=(), name=request.name, type=request.run_type)
+def recommend(asker: Asker, request: m.Recommend) -> None:
+    scope, asked = asker.scope, Asked(argv=(), name=request.name, type=request.run_type)
 
     def reply(found: list[Advice]) -> m.Reply:
-        in_force = [held.limit for held in limits_of(asked, None, call.runtime.machine.policy, call.peer.uid).values()]
+        in_force = [held.limit for held in limits_of(asked, None, asker.runtime.machine.policy, asker.peer.uid).values()]
         runs = max((advice.runs for advice in found), default=0)
-        return m.Recommended(id=call.id, runs=runs, advice=found, in_force=in_force)
+        return m.Recommended(id=asker.id, runs=runs, advice=found, in_force=in_force)
 
-    asker = call.connection.groups.all
-    call.later(lambda: call.runtime.adviser.advise(scope, request.run_type, request.name, asker), reply)
+    groups = asker.connection.groups.all
+    asker.later(lambda: asker.runtime.adviser.advise(scope, request.run_type, request.name, groups), reply)

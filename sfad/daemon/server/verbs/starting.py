@@ -35,7 +35,7 @@ from ....runs.showing import recalled, to_recall
 from ...loop.leading import settings_file
 from ...loop.pending_requests import PendingSpawn
 from ...loop.worktrees import WorktreeImpossible, again
-from ..call import EXPECTED, Call, answers, answers_about_run, told
+from ..asker import EXPECTED, Asker, answers, answers_about_run, told
 from ..continuing import check_ended, continued, find_session, wanted_session, with_session
 from ..lookup import RequestError, bad_request, check_limits, check_most, find_run, unavailable, wrong_state
 from ..lost_runs import continued_with
@@ -52,38 +52,38 @@ MAX_AFTER = 64
 """Runs that one run may wait for. Each is looked up."""
 
 
-def spawn(call: Call, request: Spawn, session: SessionAsked | None = None) -> None:
+def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = None) -> None:
     """Have the core decide about the request once the surroundings of a person's root are known, and the session that it continues
     was found. Raise `RequestError`, `OSError`."""
-    descriptors = _claim(call, request)
+    descriptors = _claim(asker, request)
     request = msgspec.structs.replace(request, direct=None, resume_argv=[])
-    if _answered_again(call, request, descriptors):
+    if _answered_again(asker, request, descriptors):
         return
     if request.continues is None:
-        _spawn_by(call, request, call.peer, descriptors, session)
+        _spawn_by(asker, request, asker.peer, descriptors, session)
         return
     try:
-        info, request, peer = _continued(call, request, session)
+        info, request, peer = _continued(asker, request, session)
         wanted = wanted_session(request, info, peer.uid)
     except RequestError:
-        close_soon(descriptors, call.connection.sender_group)
+        close_soon(descriptors, asker.connection.sender_group)
         raise
 
     def go_on(found: str | Exception) -> None:
         if isinstance(found, Exception):
-            close_soon(descriptors, call.connection.sender_group)
+            close_soon(descriptors, asker.connection.sender_group)
             raise found
-        _spawn_by(call, with_session(request, found), peer, descriptors, session)
+        _spawn_by(asker, with_session(request, found), peer, descriptors, session)
 
-    done: Callable[[str | Exception], None] = _later(call, descriptors, go_on)
-    threads = call.services.session_checks.setdefault(peer.uid, trio.CapacityLimiter(2))
-    call.runtime.background.answer(lambda: find_session(wanted, info, threads), done, done, EXPECTED)
+    done: Callable[[str | Exception], None] = _later(asker, descriptors, go_on)
+    threads = asker.services.session_checks.setdefault(peer.uid, trio.CapacityLimiter(2))
+    asker.runtime.background.answer(lambda: find_session(wanted, info, threads), done, done, EXPECTED)
 
 
-def _answered_again(call: Call, request: Spawn, descriptors: list[int]) -> bool:
+def _answered_again(asker: Asker, request: Spawn, descriptors: list[int]) -> bool:
     """Answer a request whose run was started, but whose client lost the reply. What the first one has made of a session or of a
     worktree would refuse the second."""
-    runtime, peer = call.runtime, call.peer
+    runtime, peer = asker.runtime, asker.peer
     if request.key is None or (request.continues is None and request.worktree is None):
         return False
     callers = [peer.run]
@@ -93,20 +93,20 @@ def _answered_again(call: Call, request: Spawn, descriptors: list[int]) -> bool:
     run = next((each for each in found if each is not None), None)
     if run is None:
         return False
-    close_soon(descriptors, call.connection.sender_group)
+    close_soon(descriptors, asker.connection.sender_group)
     if request.watch:
-        demand_watch(call)
-        push(call, run)
-    runtime.requests.answer_again(run, call.connection.number if request.tied else None, call)
+        demand_watch(asker)
+        push(asker, run)
+    runtime.requests.answer_again(run, asker.connection.number if request.tied else None, asker)
     return True
 
 
-def _continued(call: Call, request: Spawn, session: SessionAsked | None) -> tuple[RunInfo, Spawn, Peer]:
+def _continued(asker: Asker, request: Spawn, session: SessionAsked | None) -> tuple[RunInfo, Spawn, Peer]:
     """Return the ended run whose session a request continues, what the request becomes, and who asks: a live parent of that run, so
     that the new one is a child again. Raise `RequestError`."""
     assert request.continues is not None
-    catalogue, peer = call.runtime.catalogue, call.peer
-    info = call.resolve(request.continues.run, "recall")
+    catalogue, peer = asker.runtime.catalogue, asker.peer
+    info = asker.resolve(request.continues.run, "recall")
     if catalogue.uid(info.id) != peer.uid:
         raise RequestError(
             ErrorCode.NOT_PERMITTED,
@@ -121,26 +121,26 @@ def _continued(call: Call, request: Spawn, session: SessionAsked | None) -> tupl
         raise wrong_state(
             f"run {info.id} was continued by {info.continued_by} already; to continue that one: sfactl continue {info.continued_by}"
         )
-    continued_request = continued(request, _kept(call, info), info)
+    continued_request = continued(request, _kept(asker, info), info)
     above = catalogue.live.get(info.parent_id) if info.parent_id is not None else None
     if above is not None and not request.detach and above.run.status is not Status.STOPPING:
         peer = msgspec.structs.replace(peer, run=above.run.id)
     return info, continued_request, peer
 
 
-def _spawn_by(call: Call, request: Spawn, peer: Peer, descriptors: list[int], session: SessionAsked | None) -> None:
-    runtime = call.runtime
+def _spawn_by(asker: Asker, request: Spawn, peer: Peer, descriptors: list[int], session: SessionAsked | None) -> None:
+    runtime = asker.runtime
     try:
         if request.placing is not None and not runtime.fleet.enabled:
             raise unavailable("this daemon is in no fleet: set fleet.address in its config (docs/fleet.md), or leave out --fleet")
-        request = _with_awaited(call, request)
+        request = _with_awaited(asker, request)
         if request.placing is None:
-            request = _with_worktree(call, request, peer)
+            request = _with_worktree(asker, request, peer)
         elif request.worktree is not None:
             raise bad_request("--worktree and --fleet exclude each other: a worktree is made where the repository is")
-        user = submitter(call.connection, runtime.launcher.containment)
+        user = submitter(asker.connection, runtime.launcher.containment)
     except RequestError:
-        close_soon(descriptors, call.connection.sender_group)
+        close_soon(descriptors, asker.connection.sender_group)
         raise
     above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
     if above is not None:
@@ -153,66 +153,66 @@ def _spawn_by(call: Call, request: Spawn, peer: Peer, descriptors: list[int], se
         setups = None if _is_agent(request) else runtime.setups.known(root)
     file = settings_file(request) if setups is not NO_SETUPS else None
     if setups is not None and file is None and request.worktree is None:
-        _ask(call, request, request, peer, descriptors, above, setups, session, user)
+        _ask(asker, request, request, peer, descriptors, above, setups, session, user)
         return
 
     async def find() -> tuple[TreeSetups, str | None, Spawn | RequestError]:
         why = await runtime.setups.why_around(peer.uid, file) if file is not None else None
-        place = await _prepared(call, request, above, user) if request.worktree is not None else request
+        place = await _prepared(asker, request, above, user) if request.worktree is not None else request
         return await runtime.setups.read(root) if setups is None else setups, why, place
 
     def ask(found: tuple[TreeSetups, str | None, Spawn | RequestError]) -> None:
         found_setups, why, prepared = found
         if isinstance(prepared, RequestError):
-            close_soon(descriptors, call.connection.sender_group)
+            close_soon(descriptors, asker.connection.sender_group)
             raise prepared
         placed = msgspec.structs.replace(prepared, direct=why)
-        _ask(call, request, placed, peer, descriptors, above, found_setups, session, user)
+        _ask(asker, request, placed, peer, descriptors, above, found_setups, session, user)
 
-    found = _later(call, descriptors, ask)
+    found = _later(asker, descriptors, ask)
     runtime.background.answer(find, found, lambda _: found((unknown(), None, request)), EXPECTED)
 
 
-def _with_awaited(call: Call, request: Spawn) -> Spawn:
+def _with_awaited(asker: Asker, request: Spawn) -> Spawn:
     """Return the request with the ids of the runs that the new one is to wait for. Raise `RequestError`."""
     if not request.after:
         return request
     check_most("runs to wait for", len(request.after), MAX_AFTER)
-    catalogue, peer = call.runtime.catalogue, call.peer
+    catalogue, peer = asker.runtime.catalogue, asker.peer
     above = catalogue.lineage(peer.run) if peer.run is not None else []
     found: list[After] = []
     for after in request.after:
-        run = find_run(catalogue, after.run, call.scope)
+        run = find_run(catalogue, after.run, asker.scope)
         if run not in above:  # else the core says that this would be a circle, or it is detached
-            call.permit("wait", catalogue.lineage(run))
+            asker.permit("wait", catalogue.lineage(run))
         found.append(After(run=run, ok=after.ok))
     return msgspec.structs.replace(request, after=found)
 
 
-def _with_worktree(call: Call, request: Spawn, peer: Peer) -> Spawn:
+def _with_worktree(asker: Asker, request: Spawn, peer: Peer) -> Spawn:
     """Return the request with what it asks for of a worktree, or what its agent's entry does. Raise `RequestError`."""
-    asked, catalogue = request.worktree, call.runtime.catalogue
+    asked, catalogue = request.worktree, asker.runtime.catalogue
     above = catalogue.live.get(peer.run) if peer.run is not None else None
     if asked is None:
-        entry = call.runtime.agents.get(request.agent or "")
+        entry = asker.runtime.agents.get(request.agent or "")
         isolated = above is not None and above.spawn.isolation is not None  # it stays in its worktree
         return replace(request, worktree=Worktree()) if entry is not None and entry.agent.worktree and not isolated else request
     of = None
     if asked.of is not None:
-        of = find_run(catalogue, asked.of, call.scope)
+        of = find_run(catalogue, asked.of, asker.scope)
         info = catalogue.info(of)
-        if info is not None and info.user != call.peer.user:
+        if info is not None and info.user != asker.peer.user:
             raise bad_request(f"run {of} belongs to {info.user}, and only a run of theirs may work in its worktree")
     check_most("characters of --worktree", len(asked.branch or ""), 200)
     return replace(request, worktree=Worktree(branch=asked.branch, of=of))
 
 
-async def _prepared(call: Call, request: Spawn, above: Live | None, user: Credentials | None) -> Spawn | RequestError:
+async def _prepared(asker: Asker, request: Spawn, above: Live | None, user: Credentials | None) -> Spawn | RequestError:
     """Return the request with its worktree, or why it cannot have one."""
     of = request.worktree.of if request.worktree is not None else None
-    earlier = call.runtime.catalogue.info(of) if of is not None else None
+    earlier = asker.runtime.catalogue.info(of) if of is not None else None
     try:
-        return await call.runtime.worktrees.prepared(request, earlier, above, call.peer.uid, user)
+        return await asker.runtime.worktrees.prepared(request, earlier, above, asker.peer.uid, user)
     except Invalid as error:
         return bad_request(str(error))
     except (WorktreeImpossible, OSError) as error:
@@ -224,7 +224,7 @@ def _is_agent(request: Spawn) -> bool:
 
 
 def _ask(
-    call: Call,
+    asker: Asker,
     first: Spawn,
     request: Spawn,
     peer: Peer,
@@ -234,30 +234,30 @@ def _ask(
     session: SessionAsked | None,
     user: Credentials | None,
 ) -> None:
-    runtime = call.runtime
+    runtime = asker.runtime
     context = context_of(runtime, request, peer, above, setups)
     try:
-        if request.shim and above is not None and is_own_program(call.connection.sender, above, request):
-            own = OwnProgram(id=call.id, argv=own_command(request, above, context))
-            close_soon(descriptors, call.connection.sender_group)
-            call.reply(own)
+        if request.shim and above is not None and is_own_program(asker.connection.sender, above, request):
+            own = OwnProgram(id=asker.id, argv=own_command(request, above, context))
+            close_soon(descriptors, asker.connection.sender_group)
+            asker.reply(own)
             return
         request = completed(request, context)
         kept = to_recall(first, request, above)
         if request.watch:
-            demand_watch(call)
+            demand_watch(asker)
     except Invalid as error:
-        close_soon(descriptors, call.connection.sender_group)
+        close_soon(descriptors, asker.connection.sender_group)
         raise bad_request(str(error)) from None
     except (RequestError, OSError):
-        close_soon(descriptors, call.connection.sender_group)
+        close_soon(descriptors, asker.connection.sender_group)
         raise
 
     def on_admit(run: RunId) -> None:
         if request.watch:
-            push(call, run)
+            push(asker, run)
 
-    asked, program = asked_of(request, call.connection.number, session, setups)
+    asked, program = asked_of(request, asker.connection.number, session, setups)
     pending = PendingSpawn(
         request, setups, descriptors, on_admit, program, caller=peer.run, user=user, request=kept, sender=peer.who
     )
@@ -270,10 +270,10 @@ def _ask(
         except Invalid as error:
             pending.close()
             raise bad_request(str(error)) from None
-        runtime.requests.spawn(peer, asked, pending, call)
+        runtime.requests.spawn(peer, asked, pending, asker)
 
     if request.gateway and (context.explicit or runtime.gateways.always) and above is None:
-        runtime.gateways.demand(peer.uid, _once_served(call, ask, descriptors))
+        runtime.gateways.demand(peer.uid, _once_served(asker, ask, descriptors))
         return
     if request.gateway and request.direct is None and _is_agent(request):
         runtime.gateways.demand_soon(peer.uid)
@@ -283,46 +283,46 @@ def _ask(
 answers(Spawn, checked_later=True)(spawn)
 
 
-def _later(call: Call, descriptors: list[int], go_on: Callable[[T], None]) -> Callable[[T], None]:
+def _later(asker: Asker, descriptors: list[int], go_on: Callable[[T], None]) -> Callable[[T], None]:
     """Return what is called with the result of something that the request waits for. If the request is still wanted then, it calls
     `go_on`, which may raise `RequestError` and `OSError`."""
-    is_wanted = call.defer()
+    is_wanted = asker.defer()
 
     def then(result: T) -> None:
         if not is_wanted():
-            close_soon(descriptors, call.connection.sender_group)
-        elif call.connection.closed:
-            close_soon(descriptors, call.connection.sender_group)
-            call.end()
+            close_soon(descriptors, asker.connection.sender_group)
+        elif asker.connection.closed:
+            close_soon(descriptors, asker.connection.sender_group)
+            asker.end()
         else:
             try:
                 go_on(result)
             except (RequestError, OSError) as error:
-                call.fail(*told(error))
+                asker.fail(*told(error))
 
     return then
 
 
-def _once_served(call: Call, ask: Callable[[], None], descriptors: list[int]) -> Callable[[str | None], None]:
+def _once_served(asker: Asker, ask: Callable[[], None], descriptors: list[int]) -> Callable[[str | None], None]:
     """Return what is called once the gateway serves, or cannot be started for a reason."""
 
     def go_on(trouble: str | None) -> None:
         if trouble is None:
             ask()
             return
-        close_soon(descriptors, call.connection.sender_group)
-        way_out = ". --no-gateway starts the run without it" if call.peer.run is None else ""
+        close_soon(descriptors, asker.connection.sender_group)
+        way_out = ". --no-gateway starts the run without it" if asker.peer.run is None else ""
         raise unavailable(f"the gateway cannot be started: {trouble}; the daemon's log says more{way_out}")
 
-    return _later(call, descriptors, go_on)
+    return _later(asker, descriptors, go_on)
 
 
-def _claim(call: Call, request: Spawn) -> list[int]:
+def _claim(asker: Asker, request: Spawn) -> list[int]:
     expected = 3 if request.stdio == "inherit" else 1 if request.stdin == "descriptor" else 0
-    descriptors = call.connection.take(request.descriptors) if request.descriptors <= MAX_DESCRIPTORS else None
+    descriptors = asker.connection.take(request.descriptors) if request.descriptors <= MAX_DESCRIPTORS else None
     if descriptors is not None and len(descriptors) == expected:
         return descriptors
-    close_soon(descriptors or [], call.connection.sender_group)
+    close_soon(descriptors or [], asker.connection.sender_group)
     raise bad_request(
         f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} descriptors; {request.descriptors} announced",
     )
@@ -332,24 +332,24 @@ def _claim(call: Call, request: Spawn) -> list[int]:
 
 
 @answers_about_run(Recall)
-def recall(call: Call, _: Recall, run: RunInfo) -> None:
+def recall(asker: Asker, _: Recall, run: RunInfo) -> None:
     if run.session:
         raise wrong_state(f"run {run.id} is a session, which has rules of its own; start another: sfactl session spawn")
-    spawn = _kept(call, run)
-    owner = None if run.user == call.peer.user else run.user
-    call.reply(Recalled(id=call.id, run=run.id, request=replace(spawn, labels=run.labels), owner=owner))
+    spawn = _kept(asker, run)
+    owner = None if run.user == asker.peer.user else run.user
+    asker.reply(Recalled(id=asker.id, run=run.id, request=replace(spawn, labels=run.labels), owner=owner))
 
 
-def _kept(call: Call, run: RunInfo) -> Spawn:
+def _kept(asker: Asker, run: RunInfo) -> Spawn:
     """Return what a run was started with. Raise `RequestError`."""
-    kept = call.runtime.catalogue.request(run.id)
+    kept = asker.runtime.catalogue.request(run.id)
     spawn = recalled(kept) if kept is not None else None
     if spawn is None:
         raise wrong_state(
             f"what run {run.id} was started with is not kept: an earlier version of sfad started it, its command was longer than "
             "64 KiB, or its row in the ledger is damaged; start it again with: sfactl spawn"
         )
-    return again(spawn, run, call.runtime.agents)
+    return again(spawn, run, asker.runtime.agents)
 
 
 # ---- `start_session`: start a registered agent with a task, under `[sessions]`. The guard decides whether the peer may.
@@ -360,8 +360,8 @@ MAX_TEXT = 120_000
 
 
 @answers(StartSession, checked_later=True)
-def start_session(call: Call, request: StartSession) -> None:
-    runtime = call.runtime
+def start_session(asker: Asker, request: StartSession) -> None:
+    runtime = asker.runtime
     texts = {"task": request.task, "model": request.model, "provider": request.provider, "instructions": request.instructions}
     given = {name: text for name, text in texts.items() if text is not None}
     for name, text in given.items():
@@ -372,7 +372,7 @@ def start_session(call: Call, request: StartSession) -> None:
         raise bad_request("the task is blank; say what to do")
     limits = check_limits(request.limits)
     if request.continues is not None:
-        spawn(call, _spawn(request, None, {}), SessionAsked(limits, time.time()))
+        spawn(asker, _spawn(request, None, {}), SessionAsked(limits, time.time()))
         return
     agent = request.agent or runtime.config.sessions.default_agent
     if agent is None:
@@ -380,7 +380,7 @@ def start_session(call: Call, request: StartSession) -> None:
         raise bad_request(f"no agent was named, and {key} is not set; choose one: {', '.join(runtime.agents)}")
     if agent not in runtime.agents:
         raise bad_request(f"there is no agent {agent[:64]!r}; choose from: {', '.join(runtime.agents)}")
-    spawn(call, _spawn(request, agent, given), SessionAsked(limits, time.time()))
+    spawn(asker, _spawn(request, agent, given), SessionAsked(limits, time.time()))
 
 
 def _spawn(request: StartSession, agent: str | None, placeholders: dict[str, str]) -> Spawn:
@@ -410,15 +410,15 @@ def _spawn(request: StartSession, agent: str | None, placeholders: dict[str, str
 
 
 @answers(SessionRights, checked_later=True)
-def session_rights(call: Call, _request: SessionRights) -> None:
-    runtime = call.runtime
+def session_rights(asker: Asker, _request: SessionRights) -> None:
+    runtime = asker.runtime
     rules, config = runtime.machine.policy.sessions, runtime.config.sessions
-    refused = runtime.machine.refuse_sessions(call.peer)
+    refused = runtime.machine.refuse_sessions(asker.peer)
     if refused is None and not rules.enabled:
         refused = f"sessions are off: set {runtime.machine.policy.where_set('sessions.enabled')} to true, then run: sfactl reload"
-    call.reply(
+    asker.reply(
         SessionRules(
-            id=call.id,
+            id=asker.id,
             refused=refused,
             default_agent=config.default_agent,
             sync_timeout_s=config.sync_timeout_seconds,

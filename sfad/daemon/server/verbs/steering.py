@@ -9,7 +9,7 @@ from ....core.state.access import OUTSIDE, VERBS, Scope
 from ....protocol.messages import Approve, ChangeLimits, Deny, Done, Failure, Pause, Resume, Select, Selected, Send, Signal, Stop
 from ....protocol.types import ErrorCode, RunId, RunInfo, Status
 from ....runs.live import Live
-from ..call import Call, answers, answers_about_run
+from ..asker import Asker, answers, answers_about_run
 from ..lookup import (
     MAX_CHOSEN,
     RequestError,
@@ -26,19 +26,19 @@ from ..lookup import (
 
 
 @answers(Select, checked_later=True)
-def select(call: Call, request: Select) -> None:
+def select(asker: Asker, request: Select) -> None:
     if request.verb not in VERBS | OUTSIDE:
         raise bad_request(f"unknown verb '{request.verb[:80]}'")
-    call.permit(request.verb)
+    asker.permit(request.verb)
     check_choice(request)
     named, failed = [], []
     for handle in dict.fromkeys(request.runs):
         try:
-            named.append(call.resolve(handle, request.verb).id)
+            named.append(asker.resolve(handle, request.verb).id)
         except RequestError as error:
             failed.append(Failure(run=handle, code=error.code, message=str(error)))
-    runs = dict.fromkeys([*named, *filtered(call, request, request.verb)])
-    call.reply(Selected(id=call.id, runs=list(runs), failed=failed))
+    runs = dict.fromkeys([*named, *filtered(asker, request, request.verb)])
+    asker.reply(Selected(id=asker.id, runs=list(runs), failed=failed))
 
 
 def check_choice(request: Stop | Select) -> None:
@@ -49,24 +49,24 @@ def check_choice(request: Stop | Select) -> None:
 _CHANGES = ("stop", "pause", "resume", "limit", "approve", "deny")
 
 
-def own_scope(call: Call) -> Scope:
+def own_scope(asker: Asker) -> Scope:
     """Return the runs that the peer means where it names none: a member of the admin group must not end the work of all users by
     `stop --all`. The operator and root mean all."""
-    return call.scope if call.peer.owner else Scope(call.peer.uid, call.peer.run)
+    return asker.scope if asker.peer.owner else Scope(asker.peer.uid, asker.peer.run)
 
 
 def has_filters(request: Stop | Select) -> bool:
     return request.everything or request.name is not None or bool(request.labels)
 
 
-def filtered(call: Call, request: Stop | Select, verb: str) -> list[RunId]:
+def filtered(asker: Asker, request: Stop | Select, verb: str) -> list[RunId]:
     """Return the live runs that the request's filters choose and `verb` makes sense for, parents first. For a peer inside a run,
     these are the runs below its own."""
     if not has_filters(request):
         return []
-    own = call.peer.run
-    scope = own_scope(call) if verb in _CHANGES else call.scope
-    found = call.runtime.catalogue.live_runs(scope, name=request.name, labels=request.labels)
+    own = asker.peer.run
+    scope = own_scope(asker) if verb in _CHANGES else asker.scope
+    found = asker.runtime.catalogue.live_runs(scope, name=request.name, labels=request.labels)
     if own is not None:
         found.pop(own, None)
     if verb == "pause":
@@ -83,28 +83,28 @@ def _is_below_any(live: Live, found: Mapping[RunId, Live]) -> bool:
 
 
 @answers(Stop)
-def stop(call: Call, request: Stop) -> None:
+def stop(asker: Asker, request: Stop) -> None:
     if request.sessions:
-        _check_sessions(call, request)
+        _check_sessions(asker, request)
     check_signal(request.signal, valid_signals())
     check_choice(request)
     if not (request.runs or has_filters(request)):
         raise bad_request("say what to stop: runs, a name, labels, or everything")
-    named = [call.resolve(handle).id for handle in request.runs]
+    named = [asker.resolve(handle).id for handle in request.runs]
     for run in named:
-        call.runtime.hooking.ends.cancel(run)
-    runs = tuple(dict.fromkeys([*named, *filtered(call, request, "stop")]))
-    call.ask(e.StopRequested, runs, request.signal, request.grace)
+        asker.runtime.hooking.ends.cancel(run)
+    runs = tuple(dict.fromkeys([*named, *filtered(asker, request, "stop")]))
+    asker.ask(e.StopRequested, runs, request.signal, request.grace)
 
 
-def _check_sessions(call: Call, request: Stop) -> None:
-    refused = call.runtime.machine.refuse_sessions(call.peer)
+def _check_sessions(asker: Asker, request: Stop) -> None:
+    refused = asker.runtime.machine.refuse_sessions(asker.peer)
     if refused is not None:
         raise RequestError(ErrorCode.NOT_PERMITTED, refused)
     if not request.runs or has_filters(request):
         raise bad_request("to stop sessions, name each in `runs`")
     for handle in request.runs:
-        run = call.resolve(handle)
+        run = asker.resolve(handle)
         if not run.session:
             raise bad_request(f"run {run.id} ('{run.name}') is not a session; stop it with: sfactl stop {run.id}")
 
@@ -113,42 +113,42 @@ def _check_sessions(call: Call, request: Stop) -> None:
 
 
 @answers_about_run(Pause)
-def pause(call: Call, request: Pause, run: RunInfo) -> None:
-    call.ask(e.PauseRequested, run.id, request.suspended)
+def pause(asker: Asker, request: Pause, run: RunInfo) -> None:
+    asker.ask(e.PauseRequested, run.id, request.suspended)
 
 
 # ---- `resume`: thaw a paused run
 
 
 @answers_about_run(Resume)
-def resume(call: Call, request: Resume, run: RunInfo) -> None:
-    call.ask(e.ResumeRequested, run.id, check_limits(request.limits), request.suspended)
+def resume(asker: Asker, request: Resume, run: RunInfo) -> None:
+    asker.ask(e.ResumeRequested, run.id, check_limits(request.limits), request.suspended)
 
 
 # ---- `approve`: grant the increase that a run waits for
 
 
 @answers_about_run(Approve)
-def approve(call: Call, request: Approve, run: RunInfo) -> None:
-    call.ask(e.ApproveRequested, run.id, check_limits(request.limits))
+def approve(asker: Asker, request: Approve, run: RunInfo) -> None:
+    asker.ask(e.ApproveRequested, run.id, check_limits(request.limits))
 
 
 # ---- `deny`: refuse the increase that a run waits for
 
 
 @answers_about_run(Deny)
-def deny(call: Call, _request: Deny, run: RunInfo) -> None:
-    call.ask(e.DenyRequested, run.id)
+def deny(asker: Asker, _request: Deny, run: RunInfo) -> None:
+    asker.ask(e.DenyRequested, run.id)
 
 
 # ---- `limit`: change the limits of a live run
 
 
 @answers_about_run(ChangeLimits)
-def limit(call: Call, request: ChangeLimits, run: RunInfo) -> None:
+def limit(asker: Asker, request: ChangeLimits, run: RunInfo) -> None:
     if not request.limits:
         raise bad_request("say which limits: KIND=VALUE")
-    call.ask(e.LimitRequested, run.id, check_limits(request.limits))
+    asker.ask(e.LimitRequested, run.id, check_limits(request.limits))
 
 
 # ---- `signal`: send a signal to a run's main process, for the client of a run in the foreground
@@ -162,21 +162,21 @@ MAIN_SIGNALS = frozenset({
 
 
 @answers_about_run(Signal)
-def signal(call: Call, request: Signal, run: RunInfo) -> None:
+def signal(asker: Asker, request: Signal, run: RunInfo) -> None:
     check_signal(request.signal, MAIN_SIGNALS)
     if request.signal == os_signal.SIGCONT and run.status is Status.PAUSED:
         raise wrong_state(f"run {run.id} is paused; 'sfactl resume {run.id}' thaws it")
-    if not call.runtime.launcher.signal_main(run.id, request.signal):
+    if not asker.runtime.launcher.signal_main(run.id, request.signal):
         raise wrong_state(f"run {run.id} is {run.status}; it has no main process to signal")
-    call.reply(Done(id=call.id))
+    asker.reply(Done(id=asker.id))
 
 
 # ---- `send`: write to the stdin of a run that was started with a pipe for it
 
 
 @answers_about_run(Send)
-def send(call: Call, request: Send, run: RunInfo) -> None:
-    live = call.runtime.catalogue.live.get(run.id)
+def send(asker: Asker, request: Send, run: RunInfo) -> None:
+    live = asker.runtime.catalogue.live.get(run.id)
     if live is None:
         raise wrong_state(f"run {run.id} is {run.status}; it reads no input any more")
     if live.stdin is None and live.spawn.stdin == "pipe":
@@ -192,4 +192,4 @@ def send(call: Call, request: Send, run: RunInfo) -> None:
     if refused is not None:
         code = wrong_state if live.stdin.over is not None else unavailable
         raise code(f"could not send {len(request.data)} bytes to run {run.id}: {refused}")
-    call.reply(Done(id=call.id))
+    asker.reply(Done(id=asker.id))

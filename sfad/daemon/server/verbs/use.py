@@ -31,39 +31,39 @@ from ....protocol.messages import (
 )
 from ....protocol.types import CallInfo, ErrorCode, RunId
 from ....protocol.units import MOST_COUNTED, MOST_SPENT
-from ..call import Call, answers, withdraw_calls
+from ..asker import Asker, answers, withdraw_calls
 from ..lookup import bad_request, check_most
 
 # ---- `report`: count what an agent says it has used. `reserve` and `settle` share its checks, and the wait for the price.
 
 
 @answers(Report)
-def report(call: Call, request: Report) -> None:
+def report(asker: Asker, request: Report) -> None:
     check_amounts(request)
-    run = spender(call, request.run)
+    run = spender(asker, request.run)
 
     def count() -> None:
-        use = call.runtime.metering.report_pricing.use_of_report(run, request)
-        call.ask(e.ReportRequested, run, use)
+        use = asker.runtime.metering.report_pricing.use_of_report(run, request)
+        asker.ask(e.ReportRequested, run, use)
 
     # tokens were used whether or not their price can be found now
-    once_priced(call, run, request.model if request.cost_usd is None else None, count)
+    once_priced(asker, run, request.model if request.cost_usd is None else None, count)
 
 
-def spender(call: Call, run: str | None) -> RunId:
+def spender(asker: Asker, run: str | None) -> RunId:
     """Return the run whose use is meant: the one that is named, else the one that the peer is in."""
-    name = run if run is not None else call.peer.run
+    name = run if run is not None else asker.peer.run
     if name is None:
-        raise bad_request(f"say which run to {call.permission} for: this process is in no run")
-    return call.resolve(name).id
+        raise bad_request(f"say which run to {asker.permission} for: this process is in no run")
+    return asker.resolve(name).id
 
 
 def once_priced(
-    call: Call, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None] | None = None
+    asker: Asker, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None] | None = None
 ) -> None:
     """Call `then` once the price of the model is known, or known to be missing. `unsure` is called instead where the daemon cannot
     find out now."""
-    is_wanted = call.defer()
+    is_wanted = asker.defer()
 
     def go_on(why: str | None = None) -> None:
         if not is_wanted():
@@ -73,7 +73,7 @@ def once_priced(
         else:
             unsure(why)
 
-    call.runtime.metering.report_pricing.when_known(run, model, go_on, go_on)
+    asker.runtime.metering.report_pricing.when_known(run, model, go_on, go_on)
 
 
 def check_amounts(request: Report | Reserve | Settle) -> None:
@@ -102,128 +102,130 @@ def _check_cached(whole: int, cached: int, written: int) -> None:
 
 
 @answers(Reserve)
-def reserve(call: Call, request: Reserve) -> None:
+def reserve(asker: Asker, request: Reserve) -> None:
     check_amounts(request)
-    run = spender(call, request.run)
+    run = spender(asker, request.run)
 
     def reserve_estimate() -> None:
-        estimate = call.runtime.metering.report_pricing.reservation_of(run, request)
-        call.ask(e.ReserveRequested, run, estimate)
+        estimate = asker.runtime.metering.report_pricing.reservation_of(run, request)
+        asker.ask(e.ReserveRequested, run, estimate)
 
     def unsure(why: str) -> None:
-        call.fail(ErrorCode.UNAVAILABLE, f"nothing is reserved: the price of the call is not known now: {why}")
+        asker.fail(ErrorCode.UNAVAILABLE, f"nothing is reserved: the price of the call is not known now: {why}")
 
-    once_priced(call, run, request.model, reserve_estimate, unsure)
+    once_priced(asker, run, request.model, reserve_estimate, unsure)
 
 
 # ---- `settle`: replace a reservation by what was used
 
 
 @answers(Settle)
-def settle(call: Call, request: Settle) -> None:
+def settle(asker: Asker, request: Settle) -> None:
     check_amounts(request)
 
     def count(use: Use) -> None:
-        call.ask(e.SettleRequested, request.reservation, use)
+        asker.ask(e.SettleRequested, request.reservation, use)
 
-    found = call.runtime.machine.reservation(request.reservation)
-    if found is None or not call.scope.knows(found[0].birth.uid, found[0].lineage_ids):
+    found = asker.runtime.machine.reservation(request.reservation)
+    if found is None or not asker.scope.knows(found[0].birth.uid, found[0].lineage_ids):
         count(NOTHING)  # the core says that there is no such reservation
         return
     run, reservation = found[0].id, found[1]
-    call.resolve(run)
-    pricing, model = call.runtime.metering.report_pricing, reservation.model if request.cost_usd is None else None
+    asker.resolve(run)
+    pricing, model = asker.runtime.metering.report_pricing, reservation.model if request.cost_usd is None else None
     # after a re-execution the daemon has not yet loaded the prices that the reservation was made with
-    once_priced(call, run, model, lambda: count(pricing.use_of_settlement(run, reservation, request)))
+    once_priced(asker, run, model, lambda: count(pricing.use_of_settlement(run, reservation, request)))
 
 
 # ---- `admit_call`: ask whether a model call may be made, and reserve what it may cost
 
 
 @answers(AdmitCall)
-def admit_call(call: Call, request: AdmitCall) -> None:
-    runtime, time, gateway = call.runtime, wall_clock(), call.peer.gateway_uid
+def admit_call(asker: Asker, request: AdmitCall) -> None:
+    runtime, time, gateway = asker.runtime, wall_clock(), asker.peer.gateway_uid
     live = runtime.catalogue.live.get(request.run)
     if live is not None and not runtime.gateways.may_ask(
         gateway, live, runtime.catalogue.live[live.run.root.id].setups, request.upstream
     ):
-        call.fail(ErrorCode.NOT_PERMITTED, f"calls of run {request.run} to upstream '{request.upstream}' are another gateway's")
+        asker.fail(ErrorCode.NOT_PERMITTED, f"calls of run {request.run} to upstream '{request.upstream}' are another gateway's")
         return
     least = request.max_output if request.fixed else min(runtime.config.gateway.min_output, request.max_output)
 
     def ask(price: e.CallPrice) -> None:
-        if call.connection.closed:  # while the price was looked up
-            call.end()
+        if asker.connection.closed:  # while the price was looked up
+            asker.end()
         else:
-            runtime.requests.ask(call, lambda token, now: e.CallAsked(now, token, request, price, least, time, gateway))
+            runtime.requests.ask(asker, lambda token, now: e.CallAsked(now, token, request, price, least, time, gateway))
 
     def priced() -> None:
         ask(runtime.metering.report_pricing.price_of_call(request))
 
-    once_priced(call, request.run, request.model, priced, lambda why: ask(e.CallPrice(None, unsure=why)))
+    once_priced(asker, request.run, request.model, priced, lambda why: ask(e.CallPrice(None, unsure=why)))
 
 
 # ---- `end_call`: count what a model call has used
 
 
 @answers(EndCall)
-def end_call(call: Call, request: EndCall) -> None:
-    runtime = call.runtime
+def end_call(asker: Asker, request: EndCall) -> None:
+    runtime = asker.runtime
 
     def count() -> None:
         found = runtime.machine.reservation(request.reservation)
-        if found is not None and found[1].gateway_uid == call.peer.gateway_uid:
+        if found is not None and found[1].gateway_uid == asker.peer.gateway_uid:
             used = runtime.metering.report_pricing.use_of_call(request, found[1])
             runtime.feed(e.CallSettled(trio.current_time(), request, used))
-            _tell_of_tools(call, request)
+            _tell_of_tools(asker, request)
             runtime.arrivals.call_settled()
-        call.reply(Done(id=request.id))
+        asker.reply(Done(id=request.id))
 
-    once_priced(call, request.run, request.model if request.tokens is not None else None, count)
+    once_priced(asker, request.run, request.model if request.tokens is not None else None, count)
 
 
-def _tell_of_tools(call: Call, request: EndCall) -> None:
+def _tell_of_tools(asker: Asker, request: EndCall) -> None:
     """Tell the core which tools a reply asks for, where the run may not use all."""
-    live = call.runtime.catalogue.live.get(request.run)
+    live = asker.runtime.catalogue.live.get(request.run)
     if live is None or not (live.spawn.allowed_tools or live.spawn.blocked_tools):
         return
     tools = tuple(name for name, _ in request.tools)
     if live.program is not None and not live.program.names_tools_like_calls:
         # the names of its events, by which tools are allowed, are not those of its calls
         tools = tuple(name for name in tools if name in live.spawn.blocked_tools)
-    call.runtime.feed(e.ToolsCalled(trio.current_time(), request.run, tools))
+    asker.runtime.feed(e.ToolsCalled(trio.current_time(), request.run, tools))
 
 
 # ---- `place_caller`: find the run of a process that calls a model through the gateway
 
 
 @answers(PlaceCaller)
-def place_caller(call: Call, request: PlaceCaller) -> None:
-    runtime, gateway = call.runtime, call.peer.gateway_uid
+def place_caller(asker: Asker, request: PlaceCaller) -> None:
+    runtime, gateway = asker.runtime, asker.peer.gateway_uid
     run = runtime.gateways.run_of(request.token) if request.token is not None else None
     if run is None and request.cgroup is not None:
         run = runtime.launcher.run_of_cgroup(request.cgroup)
-    live = call.runtime.catalogue.live.get(run) if run is not None else None
+    live = asker.runtime.catalogue.live.get(run) if run is not None else None
     if live is not None and request.uid not in {None, 0, os.geteuid(), live.uid}:
         live = None  # a run's calls are its user's: who has read its token may not make them
     if live is not None and gateway not in {None, live.uid}:
-        call.fail(ErrorCode.NOT_PERMITTED, "this is another user's gateway: the addresses of your run's own are in its environment")
+        asker.fail(
+            ErrorCode.NOT_PERMITTED, "this is another user's gateway: the addresses of your run's own are in its environment"
+        )
         return
     if live is None:
         message = "the calling process is in no run of this daemon: start the agent with 'sfactl run' or 'sfactl spawn'"
-        call.fail(ErrorCode.NOT_PERMITTED, message)
+        asker.fail(ErrorCode.NOT_PERMITTED, message)
         return
     if not live.spawn.gateway:
         # it would spend the operator's key without the checks that its limits count on
         message = f"run {live.run.id} was started without the gateway, so it may not call it: start the tree with --gateway"
-        call.fail(ErrorCode.NOT_PERMITTED, message)
+        asker.fail(ErrorCode.NOT_PERMITTED, message)
         return
-    root = call.runtime.catalogue.live[live.run.root.id]
+    root = asker.runtime.catalogue.live[live.run.root.id]
     upstreams = {name: UpstreamInfo(url=each.url, api=each.api) for name, each in root.setups.upstreams.items()}
     keyed_only = runtime.gateways.leads_keyed_only(gateway, live.uid)
     # a file that another user names could stand for any authority
     trusts = not keyed_only and root.uid == live.uid
-    call.reply(
+    asker.reply(
         CallerPlaced(
             id=request.id,
             run=live.run.id,
@@ -240,10 +242,10 @@ def place_caller(call: Call, request: PlaceCaller) -> None:
 
 
 @answers(RefusedEgress)
-def refused_egress(call: Call, request: RefusedEgress) -> None:
-    if request.run in call.runtime.catalogue.live:
-        call.runtime.feed(e.EgressRefused(trio.current_time(), request.run, request.host, request.port, request.why))
-    call.reply(Done(id=request.id))
+def refused_egress(asker: Asker, request: RefusedEgress) -> None:
+    if request.run in asker.runtime.catalogue.live:
+        asker.runtime.feed(e.EgressRefused(trio.current_time(), request.run, request.host, request.port, request.why))
+    asker.reply(Done(id=request.id))
 
 
 # ---- `see_plan`: take what a reply tells of a subscription
@@ -254,31 +256,31 @@ MOST_WINDOWS = 16
 
 
 @answers(SeePlan)
-def see_plan(call: Call, request: SeePlan) -> None:
+def see_plan(asker: Asker, request: SeePlan) -> None:
     check_most("windows of a subscription", len(request.windows), MOST_WINDOWS)
-    live, gateway = call.runtime.catalogue.live.get(request.run), call.peer.gateway_uid
+    live, gateway = asker.runtime.catalogue.live.get(request.run), asker.peer.gateway_uid
     if gateway is None or (live is not None and live.uid == gateway):
         now = wall_clock()
         # a user's gateway is the user's process: what it tells of the future would hide what is heard next
         time = datetime.fromtimestamp(request.time, UTC) if 0 <= request.time <= now.timestamp() else now
-        call.runtime.feed(e.PlanSeen(trio.current_time(), time.astimezone(), request))
-    call.reply(Done(id=request.id))
+        asker.runtime.feed(e.PlanSeen(trio.current_time(), time.astimezone(), request))
+    asker.reply(Done(id=request.id))
 
 
 # ---- `serve_gateway`: what the gateway needs to know of the config, and its listener, which its next process needs
 
 
 @answers(ServeGateway)
-def serve_gateway(call: Call, request: ServeGateway) -> None:
-    runtime, user = call.runtime, call.peer.gateway_uid
+def serve_gateway(asker: Asker, request: ServeGateway) -> None:
+    runtime, user = asker.runtime, asker.peer.gateway_uid
     gateway = runtime.gateways.own if user is None else runtime.gateways.of(user)
-    for listener in call.connection.take(request.descriptors) or []:
+    for listener in asker.connection.take(request.descriptors) or []:
         gateway.keep(listener)
     gateway.serves()
     if request.reservations is not None:
         runtime.feed(e.GatewayConnected(trio.current_time(), frozenset(request.reservations), user))
     ungated = runtime.config.gateway.ungated
-    call.reply(GatewaySettings(id=request.id, upstreams=runtime.gateways.settings(user), ungated=ungated))
+    asker.reply(GatewaySettings(id=request.id, upstreams=runtime.gateways.settings(user), ungated=ungated))
 
 
 # ---- `silent_call`: note that a model call gets no answer, or gets one after all
@@ -289,21 +291,21 @@ MAX_HOST = 255
 
 
 @answers(SilentCall)
-def silent_call(call: Call, request: SilentCall) -> None:
+def silent_call(asker: Asker, request: SilentCall) -> None:
     now = trio.current_time()
     silence = Silence(request.host[:MAX_HOST], now - request.silent_s) if request.silent_s is not None else None
-    found = call.runtime.machine.reservation(request.reservation)
-    if found is not None and found[1].gateway_uid == call.peer.gateway_uid:
-        call.runtime.feed(e.CallSilent(now, request.reservation, silence))
-    call.reply(Done(id=request.id))
+    found = asker.runtime.machine.reservation(request.reservation)
+    if found is not None and found[1].gateway_uid == asker.peer.gateway_uid:
+        asker.runtime.feed(e.CallSilent(now, request.reservation, silence))
+    asker.reply(Done(id=request.id))
 
 
 # ---- `unasked_call`: record a request that costs money and about which the gateway decided by itself
 
 
 @answers(UnaskedCall)
-def unasked_call(call: Call, request: UnaskedCall) -> None:
-    live = call.runtime.catalogue.live.get(request.run)
+def unasked_call(asker: Asker, request: UnaskedCall) -> None:
+    live = asker.runtime.catalogue.live.get(request.run)
     if live is not None:
         info = CallInfo(
             time=datetime.fromtimestamp(request.time, UTC),
@@ -319,14 +321,14 @@ def unasked_call(call: Call, request: UnaskedCall) -> None:
             elapsed_s=rounded(request.seconds),
             path=request.path,
         )
-        call.runtime.saver.record_call(info, live.lineage_ids)
-    call.reply(Done(id=request.id))
+        asker.runtime.saver.record_call(info, live.lineage_ids)
+    asker.reply(Done(id=request.id))
 
 
 # ---- `withdraw_call`: the caller of a call that waits has hung up
 
 
 @answers(WithdrawCall)
-def withdraw_call(call: Call, request: WithdrawCall) -> None:
-    withdraw_calls(call.runtime.requests, call.connection, request.call, "the caller hung up while the call waited")
-    call.reply(Done(id=request.id))
+def withdraw_call(asker: Asker, request: WithdrawCall) -> None:
+    withdraw_calls(asker.runtime.requests, asker.connection, request.call, "the caller hung up while the call waited")
+    asker.reply(Done(id=request.id))

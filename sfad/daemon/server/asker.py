@@ -38,8 +38,8 @@ RequestT = TypeVar("RequestT", bound=m.Request)
 OfRun = TypeVar("OfRun", bound="NamesRun")
 Function = TypeVar("Function", bound=Callable[..., None])
 
-Answer = Callable[["Call", RequestT], None]
-AnswerAboutRun = Callable[["Call", OfRun, RunInfo], None]
+Answer = Callable[["Asker", RequestT], None]
+AnswerAboutRun = Callable[["Asker", OfRun, RunInfo], None]
 
 
 class NamesRun(Protocol):
@@ -58,8 +58,8 @@ class Services:
     """By uid: for threads that look for the sessions of ended runs. A user's file system may not answer."""
 
 
-class Call:
-    """One request. The core calls this object with its answer."""
+class Asker:
+    """Who waits for the answer to one request. The core calls this object with it."""
 
     __slots__ = ("answered", "connection", "id", "permission", "runtime", "services", "waits")
 
@@ -214,7 +214,7 @@ def withdraw_calls(requests: PendingRequests, connection: Connection, number: in
     `CallWithdrawn`."""
     for token, askers in requests.askers().items():
         for asker in list(askers):
-            if isinstance(asker, Call) and asker.connection is connection and number in {None, asker.id}:
+            if isinstance(asker, Asker) and asker.connection is connection and number in {None, asker.id}:
                 asker.end()
                 requests.withdraw(asker, token, why)
 
