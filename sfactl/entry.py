@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -10,6 +11,9 @@ from .exits import ExitCode, Quit
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def own_standard_descriptors() -> None:
@@ -45,7 +49,9 @@ def guarded(work: Callable[[], int]) -> int:
         return _unread()
     except OSError as error:
         _unread()
-        print(f"sfactl: {error}", file=sys.stderr)
+        # the error of write(2) names no file, and only stdout can have no room for what is written to it here
+        where = "stdout: " if error.filename is None and error.errno in _NO_ROOM else ""
+        print(f"sfactl: {where}{error}", file=sys.stderr)
         return ExitCode.UNAVAILABLE
 
 

@@ -29,6 +29,7 @@ def said(daemon: World, *words: bytes, stdout: str = os.devnull) -> tuple[int, s
 def test_a_stdout_that_takes_nothing_is_named(daemon: World, words: tuple[bytes, ...]) -> None:
     code, stderr = said(daemon, *words, stdout="/dev/full")
     assert code == 75
+    assert "stdout" in stderr
     assert "No space left on device" in stderr
     assert "Traceback" not in stderr
 
