@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import ClassVar, Literal, NamedTuple
 
@@ -504,3 +504,5 @@ OfDaemon = (
 )
 
 Event = OfRuns | OfPeersOnRuns | OfPeers | OfGateway | OfPlans | OfDaemon
+Feed = Callable[[Event], None]
+"""Hands an event to the machine."""

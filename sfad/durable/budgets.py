@@ -73,7 +73,7 @@ class BudgetBooks:
     known: Budgets
     ledger: Ledger
     timers: Timers
-    feed: Callable[[e.Event], None]
+    feed: e.Feed
     trouble: Callable[[str], None]
     charges: SavedCharges
     keeper: str | None = None

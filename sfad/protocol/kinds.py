@@ -9,8 +9,6 @@ from __future__ import annotations
 from .structs import Literal, Struct
 from .types import LimitKind
 
-Scope = Literal["run", "tree"]
-
 
 class LimitSpec(Struct, frozen=True):
     letter: str
@@ -18,7 +16,7 @@ class LimitSpec(Struct, frozen=True):
     unit: Literal["s", "USD", "bytes", "cores", "%", ""]
     """Of thresholds and amounts on the wire; empty for a plain number."""
     counts: str
-    scope: Scope
+    scope: Literal["run", "tree"]
     """Whose use counts: the run's own, or also its descendants'."""
     counted_by: Literal["clock", "meter", "kernel", "output", "signs", "plan"]
     """`meter`: the agent's events, session files and reports, so the limit holds only where one of them tells the use. `signs`:

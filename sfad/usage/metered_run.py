@@ -247,13 +247,10 @@ class MeterNotices:
 # ---- What the sources tell of the use of one run, told to the core
 
 
-Feed = Callable[[e.Event], None]
-
-
 class MeteredRun:
     """Takes what the meters of a run read, in its stdout and in its session files."""
 
-    def __init__(self, live: Live, price_list: PriceList, *, feed: Feed, publish: Publish) -> None:
+    def __init__(self, live: Live, price_list: PriceList, *, feed: e.Feed, publish: Publish) -> None:
         self.live = live
         self.notices = MeterNotices(live, price_list, publish)
         self.prices = price_list.current

@@ -28,7 +28,7 @@ from ..protocol.known import NO_METER
 from ..protocol.types import LimitKind, RunId, Tokens
 from ..runs.live import Live, bounds_of
 from ..storage.output.files import OutputFiles
-from .metered_run import Feed, MeteredRun, PriceGaps, Publish, report_of_settlement, reservation_of, use_of_report
+from .metered_run import MeteredRun, PriceGaps, Publish, report_of_settlement, reservation_of, use_of_report
 from .pricing import PriceList, Prices
 from .sampling import KernelLevels
 from .sessions import Session, Sessions
@@ -137,7 +137,7 @@ class Metering:
     def __init__(
         self,
         *,
-        feed: Feed,
+        feed: e.Feed,
         publish: Publish,
         milestone: Callable[[RunId, str], None],
         trouble: Callable[[str], None],

@@ -28,7 +28,6 @@ from ..processes import procfs
 from ..processes.launcher import Launcher
 from ..protocol.kinds import BY_KERNEL, KINDS
 from ..protocol.types import LimitKind, RunId
-from .metered_run import Feed
 
 Seen = Callable[[RunId, str, int, bool], object]
 """Takes a run, `memory` or `pids`, what the run uses (bytes, processes), and whether the kernel had to enforce the limit. Decides
@@ -292,7 +291,7 @@ _WATCHED = tuple(kind for kind in BY_KERNEL if KINDS[kind].acts)
 class KernelLevels:
     """What the kernel counts of runs that have a limit of it, memory and processes, told to the core."""
 
-    def __init__(self, launcher: Launcher, feed: Feed, *, nearing: float) -> None:
+    def __init__(self, launcher: Launcher, feed: e.Feed, *, nearing: float) -> None:
         self.sampler = Sampler(launcher, self._seen, nearing=nearing)
         self._launcher = launcher
         self._feed = feed

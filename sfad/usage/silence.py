@@ -20,7 +20,6 @@ from ..processes.launcher import Footprint, Launcher
 from ..protocol.types import LimitKind, RunId, Status
 from ..runs.live import Live
 from ..storage.output.files import OutputFiles
-from .metered_run import Feed
 
 LOOKS = 16
 """Looks within a limit, so that a silence is found so late at most, as a share of it."""
@@ -89,7 +88,7 @@ class _Watched:
 class SilenceWatch:
     signs: Signs
     launcher: Launcher
-    feed: Feed
+    feed: e.Feed
     nearing: float
     """The share of a limit from which on it is worth telling."""
     _watched: dict[RunId, _Watched] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from ...protocol.types import ENDED, Action, ApiTrouble, ErrorCode, Event, Limit
 from .. import commands as c
 from ..context import Context
 from ..state.account import NOTHING
-from ..state.alerts import Change, Measure, Scope
+from ..state.alerts import AlertScope, Change, Measure
 from ..state.run import Attempt, Ending, FailedBelow, Run, Rung
 from ..state.vocabulary import ReasonKind, Timer
 from .spending import Spending
@@ -27,7 +27,7 @@ class AlertBoard:
     def tell_of_run(self, what: EventType, change: Change, measure: Measure, message: str, run: Run) -> None:
         self._ctx.tell(_event(what, change, measure, message, "run"), run)
 
-    def tell_of_all(self, what: EventType, change: Change, measure: Measure, message: str, scope: Scope) -> None:
+    def tell_of_all(self, what: EventType, change: Change, measure: Measure, message: str, scope: AlertScope) -> None:
         """Publish an alert about all runs, or those of a user or a team."""
         self._ctx.do(c.Publish(_event(what, change, measure, message, scope), ()))
 

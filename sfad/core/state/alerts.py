@@ -110,7 +110,7 @@ class SummedWindow:
 Key = tuple[str, str]
 """The type of an alert, and the user that it is about, `team NAME`, or an empty text."""
 
-Scope = Literal["user", "team", "daemon"]
+AlertScope = Literal["user", "team", "daemon"]
 
 _TEAM = "team "
 
@@ -125,7 +125,7 @@ def key_of_budget(budget: Budget) -> Key:
     return EventType.ALERT_BUDGET, budget.name if budget.scope == "user" else _TEAM + budget.name
 
 
-def subject_of(key: Key) -> tuple[Scope, str]:
+def subject_of(key: Key) -> tuple[AlertScope, str]:
     """Return whom an alert is about: a user, a team, or everybody (an empty name)."""
     what, name = key
     if what == EventType.ALERT_PLAN:

@@ -62,9 +62,7 @@ class Adviser:
     While `limits.adaptive` is on, the core is told what was learnt. An admission does not wait for that, so the first run of a
     type starts without advice."""
 
-    def __init__(
-        self, directory: Path, background: Background, feed: Callable[[e.Event], None], trouble: Callable[[str], None]
-    ) -> None:
+    def __init__(self, directory: Path, background: Background, feed: e.Feed, trouble: Callable[[str], None]) -> None:
         self.adaptive = False
         self._policy = Policy()
         self._directory = directory
@@ -141,7 +139,7 @@ class Arrivals:
     metering: Metering
     pidfds: StoredPidfds
     background: Background
-    feed: Callable[[e.Event], None]
+    feed: e.Feed
     hooks: HookProcesses
     connections: ConnectionWatch
     _pending: dict[RunId, _PendingTree] = field(default_factory=dict)
@@ -276,7 +274,7 @@ class EventQueue:
     def __init__(self) -> None:
         self._events: deque[e.Event] = deque()
         self._busy = True
-        self._handle: Callable[[e.Event], None] = self._events.append
+        self._handle: e.Feed = self._events.append
 
     def feed(self, event: e.Event) -> None:
         self._events.append(event)
@@ -289,7 +287,7 @@ class EventQueue:
         finally:
             self._busy = False
 
-    def begin(self, handle: Callable[[e.Event], None]) -> None:
+    def begin(self, handle: e.Feed) -> None:
         while self._events:
             handle(self._events.popleft())
         self._handle, self._busy = handle, False

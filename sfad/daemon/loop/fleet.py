@@ -95,7 +95,7 @@ class Fleet:
         config: FleetConfig,
         machine: Machine,
         catalogue: RunCatalogue,
-        feed: Callable[[e.Event], None],
+        feed: e.Feed,
         log: Log,
         sent: Callable[[RunId], None],
         save: Callable[[Live], None],

@@ -255,7 +255,7 @@ class ConnectionWatch:
         live: Mapping[RunId, Live],
         launcher: Launcher,
         upstreams: Callable[[], Collection[str]],
-        feed: Callable[[e.Event], None],
+        feed: e.Feed,
     ) -> None:
         """`upstreams` returns the URLs of the config's."""
         self._live = live

@@ -1,7 +1,7 @@
 """Asks the keeper of the fleet what this node may spend of budgets, regularly, and at once when something lacks money. Tells it
 what is heard of subscriptions, and hears what other nodes know."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
 
@@ -33,7 +33,7 @@ class KeeperRequests:
         budgets: BudgetBooks,
         machine: Machine,
         fleet: Fleet,
-        feed: Callable[[e.Event], None],
+        feed: e.Feed,
         log: Log,
     ) -> None:
         self._interval = config.lease

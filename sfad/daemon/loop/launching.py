@@ -204,7 +204,6 @@ LAUNCH = 8
 """Descriptors that a launch takes for some milliseconds: files for the output, pipes of the trampoline, the way into the
 containment, a pidfd."""
 
-Feed = Callable[[e.Event], None]
 Arm = Callable[[RunId, Timer, float], None]
 """Run, timer, time."""
 
@@ -224,7 +223,7 @@ class Launching:
     catalogue: RunCatalogue
     metering: Metering
     descriptors: Descriptors
-    feed: Feed
+    feed: e.Feed
     arm: Arm
     gateways: Gateways
     shims: ShimDirectory

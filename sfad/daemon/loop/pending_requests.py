@@ -26,7 +26,7 @@ from ...protocol.types import Action, After, Bound, Limit, LimitKind, RunId, Sta
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import ContinuedWith, Live, StdinPipe
 from .fleet import lease_until
-from .launching import Feed, demand_descriptors
+from .launching import demand_descriptors
 
 # ---- The config in the core's terms
 
@@ -156,7 +156,7 @@ class PendingSpawn:
 class PendingRequests:
     """Puts requests to the core, each with a token, and passes the core's answers on."""
 
-    feed: Feed
+    feed: e.Feed
     catalogue: RunCatalogue
     descriptors: Descriptors
     counts: Counts

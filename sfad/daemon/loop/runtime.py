@@ -72,7 +72,7 @@ class Succession:
     launching: Launching
     arrivals: Arrivals
     background: Background
-    feed: Callable[[e.Event], None]
+    feed: e.Feed
     adopted: int = 0
     """Live runs that were adopted."""
 

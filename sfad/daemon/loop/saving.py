@@ -26,7 +26,6 @@ from ...storage.ledger.ledger import CallKey
 from ...usage.metering import Metering
 from .announcing import Announcer, RunFeed
 from .hooking import Hooking
-from .launching import Feed
 from .resources import Resources
 
 # ---- Watches over the state directory: whether it is in its place, whether the ledger can be written, whether the disk is full
@@ -131,7 +130,7 @@ class Saver:
     budgets: BudgetBooks
     metering: Metering
     storage: StorageWatch
-    feed: Feed
+    feed: e.Feed
     run_feed: RunFeed
     alerts: Callable[[], SavedAlerts]
     """Returns the alerts to be saved that are about no single run."""

@@ -11,14 +11,13 @@ from contextlib import suppress
 
 import trio
 
-from ...core.events import ClientGone
+from ...core import events as e
 from ...core.state.access import Peer
 from ...durable.handover import Connected
 from ...host import descriptors
 from ...host.descriptors import close_soon
 from ...protocol.messages import Error, pack_message
 from ...protocol.types import ErrorCode, RunId
-from ..loop.launching import Feed
 from ..loop.pending_requests import PendingRequests
 from ..loop.resources import Resources
 from .asker import withdraw_calls
@@ -37,7 +36,7 @@ class ClientTable:
         epoll: select.epoll,
         resources: Resources,
         requests: PendingRequests,
-        feed: Feed,
+        feed: e.Feed,
         root: Callable[[RunId], RunId],
         bounds: ClientBounds,
         identify: Callable[[socket.socket], Peer],
@@ -168,4 +167,4 @@ class ClientTable:
             withdraw_calls(self._requests, connection, None, "the gateway ended while the call waited")
         connection.close()
         self._bounds.count(connection.groups, connection.count())
-        self._feed(ClientGone(trio.current_time(), connection.number))
+        self._feed(e.ClientGone(trio.current_time(), connection.number))

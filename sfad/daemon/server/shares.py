@@ -36,13 +36,13 @@ MAX_WATCHES = 2048
 MAX_RUN_FEEDS = 64
 """Clients that are told of changed runs, of all connections together. Each push is encoded for each of them."""
 
-Scope = Literal["run", "tree", "unplaced", "user", "others", "owner"]
+Level = Literal["run", "tree", "unplaced", "user", "others", "owner"]
 
-FRACTIONS: dict[Scope, float] = {"run": 1 / 8, "tree": 1 / 4, "unplaced": 1 / 8, "user": 1 / 2, "others": 3 / 4, "owner": 1}
+FRACTIONS: dict[Level, float] = {"run": 1 / 8, "tree": 1 / 4, "unplaced": 1 / 8, "user": 1 / 2, "others": 3 / 4, "owner": 1}
 """The part of the whole that each group may take. `others` is everything but the owner outside any run."""
 
 
-NAMES: dict[Scope, str] = {
+NAMES: dict[Level, str] = {
     "run": "run {}",
     "tree": "the tree of run {}",
     "unplaced": "processes that could not be placed",
@@ -55,7 +55,7 @@ NAMES: dict[Scope, str] = {
 class ShareGroup(NamedTuple):
     """Peers that share a bound."""
 
-    scope: Scope
+    scope: Level
     name: str = ""
 
     def __str__(self) -> str:
