@@ -20,13 +20,13 @@ $(READY): pyproject.toml
 demo: $(READY) ## see a tree of agents refused, limited and stopped, in under 15 seconds
 	$(BIN)/sfactl demo
 
-# Four processes keep two cores busy, because tests wait for programs most of the time. The tests of a file share its daemons.
+# Six processes keep two cores busy, because tests wait for programs most of the time. The tests of a file share its daemons.
 # mypy runs beside them, because it needs half a minute in a fresh clone; its output comes after theirs.
 test: $(READY) ## lint, types, and the whole test suite
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/mypy >$(VENV)/types.log 2>&1 & types=$$!; \
-	$(BIN)/python -m tests.suite --numprocesses 4 --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	$(BIN)/python -m tests.suite --numprocesses 6 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$types; code=$$?; cat $(VENV)/types.log; exit $$((tests | code))
 
 agents: $(READY) ## tests with the real agents (ten minutes on two cores; 550 MB from npm the first time)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +66,23 @@ def _why(skipped: BaseException) -> str:
     return str(given)
 
 
-_LONGEST = ("docs", "systemd", "e2e", "crash", "cli", "processes")
-"""Packages whose files take longest, because their tests start programs and wait for them."""
+_LONGEST = (
+    "fleet/test_faults", "fleet", "systemd", "web/test_live", "e2e/test_plans", "e2e/test_attacks", "crash", "e2e/test_gateway",
+    "core/test_storm", "core/test_allowances", "e2e/test_quiet_runs", "e2e/test_users_gateways", "docs", "web", "top", "e2e", "cli",
+    "processes", "usage", "gateway",
+)  # fmt: skip
+"""Files and packages that take longest, because their tests start programs and wait for them, the longest first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the longest files: a worker that gets one of them last keeps the others waiting."""
+    items.sort(key=lambda item: _turn(item.path.relative_to(Path(__file__).parent)))
 
-    def turn(item: pytest.Item) -> int:
-        package = item.path.parent.name
-        return _LONGEST.index(package) if package in _LONGEST else len(_LONGEST)
 
-    items.sort(key=turn)
+@cache
+def _turn(file: Path) -> int:
+    names = str(file.with_suffix("")), *map(str, file.parents)
+    return min((_LONGEST.index(name) for name in names if name in _LONGEST), default=len(_LONGEST))
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ fails twice does, and so does everything else that pytest finds wrong, such as a
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,9 @@ def main(words: list[str]) -> int:
 
 
 def _pytest(*words: str) -> int:
-    process = subprocess.Popen([sys.executable, "-m", "pytest", *words])
+    # otherwise pytest rewrites the modules that it imports before tests/conftest.py can say so, each time in each process
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    process = subprocess.Popen([sys.executable, "-m", "pytest", *words], env=env)
     while True:
         try:
             return process.wait()

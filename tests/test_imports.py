@@ -206,6 +206,11 @@ def test_the_daemon_loads_nothing_of_the_gateways_and_no_psutil() -> None:
     }  # fmt: skip
 
 
+def test_what_reads_bodies_loads_no_trio() -> None:
+    """Each gateway of a user has such a process."""
+    assert not loaded_by("import sfad.gateway.reading") & {*HEAVY, "typer", "sqlite3"}
+
+
 def test_the_protocol_loads_little() -> None:
     assert not loaded_by("import sfad.protocol.messages, sfad.protocol.framing") & {*HEAVY, "typer", "sqlite3"}
 

@@ -30,9 +30,6 @@ from ..core.state.naming import program_name
 from ..protocol.known import ANY_PROGRAM, BY_REPORT, METERED_PROGRAMS, NO_METER
 from .counters import Meter, Reading
 from .program import AgentProgram, SessionFiles, arguments, program_called
-from .setup_reader import NO_SETUPS as NO_SETUPS
-from .setup_reader import TreeSetups as TreeSetups
-from .setup_reader import tree_setups as tree_setups
 from .setups import Setup as Setup
 from .setups import Surroundings as Surroundings
 from .setups import TreeUpstream as TreeUpstream

@@ -15,7 +15,8 @@ import msgspec
 import trio
 from msgspec import Struct
 
-from ..agents import NO_SETUPS, Reading, TreeSetups
+from ..agents import Reading
+from ..agents.setup_reader import NO_SETUPS, TreeSetups
 from ..core.state.account import Account, OpenReservation, Use
 from ..core.state.budgets import to_nanos, to_usd
 from ..core.state.run import Birth, State

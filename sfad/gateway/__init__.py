@@ -6,7 +6,8 @@
 `exchange`     one request: whose it is, whether its tree can pay for it, and the reply as it comes; what `sfactl doctor` asks
 `call_record`  what a call has used, read from its reply while that passes, within bounds of memory
 `journal`      what calls under way have used, for the daemon if this process is killed
-`reading`      what the body of a call says: read by a process of its own, if it is not small
+`bodies`       has the bodies of calls read: by a process of its own, if one is not small
+`reading`      that process: what the body of a call says
 `apis`         the formats of the providers: what a call asks for, what its reply has used
 `coding`       what a body holds under its content encoding
 `plan_reading` what calls and their replies tell of a subscription's windows

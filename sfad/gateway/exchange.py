@@ -23,6 +23,7 @@ from ..protocol.requests.gateway import AdmitCall
 from ..protocol.requests.plans import Provider
 from ..protocol.types import SILENT_AFTER
 from .apis import Api, most_output
+from .bodies import BodyReader
 from .call_record import CallRecord, Memory, NoMemoryError, RequestRecord, Space, UnaskedRecord
 from .callers import Caller
 from .egress import Egress, NoWayError, is_outward, target_of
@@ -31,7 +32,7 @@ from .estimate import Estimates
 from .gate import CallRefusedError, Gate, Placed
 from .http_server import ClientGoneError, HttpServer
 from .plan_reading import MOST_READ, login_of, seen_plan
-from .reading import MAX_BODY, BodyAnswer, BodyQuestion, BodyReader
+from .reading import MAX_BODY, BodyAnswer, BodyQuestion
 from .upstreams import RawHeaders, Route, Trust, Upstream, downward, proxy_token, proxy_variable, route_of, upward
 
 # ---- What `sfactl doctor` asks the gateway: whether upstreams answer, their keys can be read, and the kernel tells who calls

@@ -3,6 +3,7 @@
 Reading a body takes some milliseconds for each megabyte, and one made for it takes seconds and gigabytes. So what is not small is
 read by a process of its own, which has bounds of memory and time. `python -m sfad.gateway.reading` forks these processes: a gateway
 that has become another user may not be able to execute the interpreter any more, and to fork the gateway would copy what it knows.
+It imports no trio, which is most of a start.
 """
 
 import argparse
@@ -10,13 +11,10 @@ import os
 import resource
 import signal
 import socket
-import subprocess
 import sys
 from contextlib import suppress
-from weakref import WeakValueDictionary
 
 import msgspec
-import trio
 
 from ..host.secrecy import become_user, hide_memory
 from .apis import APIS, ModelCall
@@ -25,15 +23,11 @@ from .estimate import text_size
 
 MAX_BODY = 64 << 20
 """Bytes of a call's body. The providers take 32 MiB at most, or 100 MiB of which nearly all is an uploaded file."""
-SMALL = 128 << 10
-"""Bytes of a body that is read at once. Whatever it holds, that takes some milliseconds."""
-ANSWER_SECONDS = 10.0
-"""Seconds that one body may take. One of 64 MiB takes about one."""
 MAX_MEMORY = 1 << 30
 """Bytes of address space of the process. JSON can take thirty times its size."""
 LEAVES_AT = 256 << 10
 """KiB of memory after which the process ends: the allocator gives little of it back."""
-_SIZE_BYTES = 4
+SIZE_BYTES = 4
 
 
 class BodyQuestion(msgspec.Struct, frozen=True):
@@ -53,7 +47,7 @@ class BodyAnswer(msgspec.Struct, frozen=True):
     """The reply would not tell its usage."""
 
 
-class _Told(msgspec.Struct):
+class Told(msgspec.Struct):
     answer: BodyAnswer | None = None
     refused: str = ""
     leaves: bool = False
@@ -80,130 +74,12 @@ def answer_to(question: BodyQuestion, raw: bytes, most: int = MAX_BODY) -> tuple
     return BodyAnswer(call, text_size(plain), completed is not plain), changed
 
 
-class BodyReader:
-    """Reads the bodies of calls, for the gateway; one after the other if they are not small.
-
-    Of each run and each user, one at most waits for its turn: so many bodies of one delay those of others by one body."""
-
-    def __init__(self, user: int | None = None) -> None:
-        """`user`: whom its processes become; `None`: they stay what this process is."""
-        self._user = user
-        self._forker: trio.Process | None = None
-        self._orders: socket.socket | None = None
-        """To the process that forks."""
-        self._reader: trio.SocketStream | None = None
-        """It waits for a question."""
-        self._turn = trio.Lock()
-        self._turns: WeakValueDictionary[str | int | None, trio.Lock] = WeakValueDictionary()
-
-    async def ask(self, run: str, user: int | None, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
-        """As `answer_to`."""
-        if len(raw) <= SMALL:
-            try:
-                return answer_to(question, raw, SMALL)
-            except ValueError as error:
-                if not isinstance(error.__cause__, UnreadableBodyError):
-                    raise
-        of_run, of_user = (self._turns.setdefault(whose, trio.Lock()) for whose in (run, user))
-        async with of_run, of_user, self._turn:
-            try:
-                with trio.fail_after(ANSWER_SECONDS):
-                    return await self._ask(question, raw)
-            except trio.TooSlowError:
-                raise ValueError(f"it takes more than {ANSWER_SECONDS:g} s") from None
-            except (trio.BrokenResourceError, EOFError, OSError):
-                raise ValueError("the process that reads it has ended, as by lack of memory") from None
-
-    async def _ask(self, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
-        reader, self._reader = self._reader or await self._begin(), None
-        try:
-            told, changed = await _asked(reader, question, raw)
-        except BaseException:
-            await self._end(reader)
-            raise
-        if told.leaves:
-            await self._end(reader)
-        else:
-            self._reader = reader
-        if told.answer is None:
-            raise ValueError(told.refused)
-        return told.answer, changed
-
-    async def start(self) -> None:
-        """Start the process that forks the others. Without this, the first body does. Raises `OSError`."""
-        if self._orders is not None:
-            self._orders.close()
-        self._orders, theirs = socket.socketpair()
-        with theirs, trio.CancelScope(shield=True):
-            # the environment may hold keys of the operator's
-            env = {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "LD_LIBRARY_PATH"))}
-            words = [sys.executable, "-P", "-m", __name__, *(["--user", str(self._user)] if self._user is not None else [])]
-            self._forker = await trio.lowlevel.open_process(
-                words, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=env, start_new_session=True
-            )
-
-    async def ended(self) -> None:
-        """Return when the process that forks the others has ended."""
-        if self._forker is not None:
-            await self._forker.wait()
-
-    async def _begin(self) -> trio.SocketStream:
-        """Start a process for questions. Raises `OSError`."""
-        if self._forker is None or self._forker.poll() is not None:
-            await self.start()
-        assert self._orders is not None
-        ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._orders, [b"f"], [theirs.fileno()])
-        return trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-
-    async def _end(self, reader: trio.SocketStream) -> None:
-        """Have the process killed, before another one begins."""
-        await trio.aclose_forcefully(reader)
-        assert self._orders is not None
-        with suppress(OSError):
-            self._orders.send(b"k")
-
-    async def close(self) -> None:
-        if self._reader is not None:
-            await trio.aclose_forcefully(self._reader)
-        if self._orders is not None:
-            self._orders.close()
-        with trio.CancelScope(shield=True):
-            await self.ended()
+def size_of(part: bytes) -> bytes:
+    return len(part).to_bytes(SIZE_BYTES, "big")
 
 
-async def _asked(reader: trio.SocketStream, question: BodyQuestion, raw: bytes) -> tuple["_Told", bytes]:
-    """Put a question to the process. Raises `trio.BrokenResourceError` and `EOFError` if it ends."""
-    for part in (_ENCODER.encode(question), raw):
-        await reader.send_all(_size_of(part))
-        await reader.send_all(part)
-    return _TOLD.decode(await _part(reader)), await _part(reader)
-
-
-async def _part(stream: trio.abc.ReceiveStream) -> bytes:
-    """Return the next part of an answer. Raises `EOFError`."""
-    size = int.from_bytes(await _exactly(stream, _SIZE_BYTES), "big")
-    return await _exactly(stream, size)
-
-
-async def _exactly(stream: trio.abc.ReceiveStream, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        piece = await stream.receive_some(min(size - len(data), 1 << 20))
-        if not piece:
-            raise EOFError
-        data += piece
-    return bytes(data)
-
-
-def _size_of(part: bytes) -> bytes:
-    return len(part).to_bytes(_SIZE_BYTES, "big")
-
-
-_ENCODER = msgspec.msgpack.Encoder()
+ENCODER = msgspec.msgpack.Encoder()
 _QUESTION = msgspec.msgpack.Decoder(BodyQuestion)
-_TOLD = msgspec.msgpack.Decoder(_Told)
 
 
 def main() -> None:
@@ -248,17 +124,17 @@ def _answer(descriptor: int) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the gateway has ended
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     source, sink = os.fdopen(descriptor, "rb"), os.fdopen(os.dup(descriptor), "wb")
-    while head := source.read(_SIZE_BYTES):
+    while head := source.read(SIZE_BYTES):
         question = _QUESTION.decode(source.read(int.from_bytes(head, "big")))
-        raw = source.read(int.from_bytes(source.read(_SIZE_BYTES), "big"))
-        told, changed = _Told(), b""
+        raw = source.read(int.from_bytes(source.read(SIZE_BYTES), "big"))
+        told, changed = Told(), b""
         try:
             told.answer, changed = answer_to(question, raw)
         except ValueError as error:
             told.refused = str(error)
         told.leaves = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > LEAVES_AT
-        for part in (_ENCODER.encode(told), changed):
-            sink.write(_size_of(part) + part)
+        for part in (ENCODER.encode(told), changed):
+            sink.write(size_of(part) + part)
         sink.flush()
 
 

@@ -10,9 +10,10 @@ import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..agents import NO_SETUPS, SESSION_VARIABLES, AgentProgram, Reading, TreeSetups, session_files_of
+from ..agents import SESSION_VARIABLES, AgentProgram, Reading, session_files_of
 from ..agents.program import SessionFiles
 from ..agents.registered import session_of
+from ..agents.setup_reader import NO_SETUPS, TreeSetups
 from ..core.state.run import Run
 from ..host.descriptors import close_soon
 from ..processes.credentials import Credentials

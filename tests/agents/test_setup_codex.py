@@ -8,8 +8,8 @@ import tomllib
 import msgspec
 import pytest
 
-from sfad.agents import Setup, Surroundings, TreeSetups, TreeUpstream, codex
-from sfad.agents.setup_reader import all_setups, tree_setups
+from sfad.agents import Setup, Surroundings, TreeUpstream, codex
+from sfad.agents.setup_reader import TreeSetups, all_setups, tree_setups
 from sfad.agents.setups import merged
 from sfad.gateway.upstreams import route_of
 

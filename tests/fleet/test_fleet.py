@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -31,52 +31,10 @@ from tests.leaks import stays
 from tests.top.terminal import ENTER, top
 from tests.web.console import Console
 
-from .cluster import LEASE, NAMES, Cluster, actor_pid, cluster, connected, daemons, kill
+from .asking import CHANGE, Daemons, live_named, nothing_left, on, there, time_limit
+from .cluster import NAMES
 
 pytest.importorskip("ray", reason="the extra `fleet` is not installed")
-
-Daemons = Mapping[str, Daemon]
-
-
-@pytest.fixture(scope="module")
-def ray() -> Iterator[Cluster]:
-    with cluster() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def fleet(ray: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
-    with daemons(ray, tmp_path_factory.mktemp("fleet")) as found:
-        yield found
-
-
-def time_limit(seconds: float = 300) -> list[Limit]:
-    return [Limit(kind=LimitKind.TIME, threshold=seconds, source="--timeout")]
-
-
-def on(node: str) -> dict[str, Any]:
-    return {"placing": Placing(node=node), "limits": time_limit(), "key": os.urandom(8).hex()}
-
-
-def nothing_left(fleet: Daemons) -> None:
-    def live() -> list[RunInfo]:
-        found = []
-        for daemon in fleet.values():
-            with daemon.client() as client:
-                found += [run for run in client.call(m.List(id=0, rows=0), m.RunList).runs if not run.status.terminal]
-        return found
-
-    wait_until(lambda: not live(), "no run is live on any node")
-
-
-def there(fleet: Daemons, run: RunInfo, giver: str = "n1") -> RunInfo:
-    """Return a run as the node tells where it executes, once that has it."""
-    with fleet[giver].client() as client:
-        place = wait_until(
-            lambda: (found := client.call(m.Info(id=0, run=run.id), m.RunReply).run.fleet) and found.run and found, "it is taken"
-        )
-    with fleet[place.node].client() as client:
-        return client.call(m.Info(id=0, run=place.run), m.RunReply).run
 
 
 TREE = """
@@ -177,7 +135,7 @@ def test_64_descendants_are_exact_with_200_asking_from_three_nodes(fleet: Daemon
 
         def answers() -> list[list[int]]:
             found = []
-            for run in (top, *(_live_named(fleet, "n1", f"ask-{node}") for node in ("n2", "n3"))):
+            for run in (top, *(live_named(fleet, "n1", f"ask-{node}") for node in ("n2", "n3"))):
                 if run is None:
                     return []
                 text = client.call(m.ReadOutput(id=0, run=run.id, stream="stdout"), m.OutputPart).data.decode()
@@ -193,12 +151,6 @@ def test_64_descendants_are_exact_with_200_asking_from_three_nodes(fleet: Daemon
     nothing_left(fleet)
 
 
-def _live_named(fleet: Daemons, node: str, name: str) -> RunInfo | None:
-    with fleet[node].client() as client:
-        runs = client.call(m.List(id=0, name=name, rows=0), m.RunList).runs
-    return next((run for run in runs if not run.status.terminal), None)
-
-
 def test_a_cost_limit_is_exact_over_parent_and_remote_child(fleet: Daemons) -> None:
     cost = [*time_limit(), Limit(kind=LimitKind.COST, threshold=1.0, action=Action.REFUSE, source="--limit")]
     with fleet["n1"].client() as client:
@@ -212,7 +164,7 @@ def test_a_cost_limit_is_exact_over_parent_and_remote_child(fleet: Daemons) -> N
             name="parent", limits=cost, meter="report",
             env=[f"PATH={Path(sys.executable).parent}:/usr/bin:/bin".encode()],
         )  # fmt: skip
-        child = wait_until(lambda: _live_named(fleet, "n1", "spender"), "the child was granted")
+        child = wait_until(lambda: live_named(fleet, "n1", "spender"), "the child was granted")
         far = there(fleet, child)
         with fleet["n2"].client() as other:
             for _ in range(5):
@@ -305,21 +257,6 @@ def test_top_shows_and_steers_the_runs_of_all_nodes(fleet: Daemons) -> None:
             assert terminal.exit_code() == 0
         assert fleet["n1"].sfactl("top", "--fleet", far.id).returncode == 2
     nothing_left(fleet)
-
-
-def test_top_shows_the_runs_of_a_node_that_answers_later(fleet: Daemons) -> None:
-    with fleet["n3"].client() as third:
-        late = started(third, ["sleep", "300"], name="late", limits=time_limit())
-        os.kill(fleet["n3"].pid, signal.SIGSTOP)
-        try:
-            with top(fleet["n1"].env, "--fleet", columns=140, lines=30) as terminal:
-                terminal.until("node n3: .*waiting for it")
-                os.kill(fleet["n3"].pid, signal.SIGCONT)
-                terminal.until(rf"n3/{late.id} late +running +n3")
-                terminal.until(lambda: "waiting for it" not in terminal.text)
-        finally:
-            os.kill(fleet["n3"].pid, signal.SIGCONT)
-        third.call(m.Stop(id=0, runs=[late.id]), m.Stopped)
 
 
 def test_the_console_shows_and_steers_the_runs_of_all_nodes(fleet: Daemons, browser: Browser) -> None:
@@ -442,115 +379,6 @@ def test_pending_and_infeasible_are_told_apart(fleet: Daemons) -> None:
     assert (told.returncode, f"there, sfactl continue {place.run}" in told.stderr) == (1, True), told
     told = fleet["n1"].sfactl("spawn", "--fleet", "--worktree", "--", "true")
     assert (told.returncode, "exclude each other" in told.stderr) == (2, True), told
-    nothing_left(fleet)
-
-
-@pytest.mark.parametrize("who", ["actor of n1", "actor of n2", "daemon n1", "daemon n2"])
-def test_a_kill_loses_doubles_and_leaves_nothing(fleet: Daemons, who: str) -> None:
-    with fleet["n1"].client() as client:
-        runs = [started(client, ["sleep", "300"], **on("n2")) for _ in range(50)]
-    before = {there(fleet, run).pid for run in runs}
-    assert len(before) == 50
-    what, node = who.split()[0], who.split()[-1]
-    if what == "daemon":
-        fleet[node].kill()
-        fleet[node].restart()
-        stays(fleet[node].pid)
-    else:
-        kill(actor_pid(fleet[node]))
-        wait_until(lambda: connected(fleet[node]), "another actor is connected", seconds=2 * PATIENCE)
-    wait_until(lambda: all(connected(daemon) for daemon in fleet.values()), "all nodes are connected", seconds=4 * PATIENCE)
-    with fleet["n1"].client() as client:
-        assert {there(fleet, run).pid for run in runs} == before
-        again = started(client, ["sleep", "300"], **on("n2"))
-        stopped = client.call(m.Stop(id=0, runs=[*(run.id for run in runs), again.id]), m.Stopped)
-        assert stopped.survivors == []
-    assert not any(psutil.pid_exists(pid or -1) for pid in before)
-    nothing_left(fleet)
-
-
-def test_a_killed_raylet_loses_no_run(ray: Cluster, fleet: Daemons) -> None:
-    with fleet["n1"].client() as client:
-        runs = [started(client, ["sleep", "300"], **on("n3")) for _ in range(50)]
-        pids = {there(fleet, run).pid for run in runs}
-        actor = actor_pid(fleet["n3"])
-        kill(psutil.Process(actor).ppid())
-        wait_until(lambda: not psutil.pid_exists(actor), "its actor has ended with it", seconds=120)
-        assert all(psutil.pid_exists(pid or -1) for pid in pids)
-        ray.join("n3")
-        wait_until(lambda: connected(fleet["n3"]), "the actor is back on the new raylet", seconds=240)
-        assert {there(fleet, run).pid for run in runs} == pids
-        stopped = client.call(m.Stop(id=0, runs=[run.id for run in runs]), m.Stopped)
-        assert stopped.survivors == []
-    nothing_left(fleet)
-
-
-def test_a_node_that_stands_still_for_less_and_for_more_than_the_lease(fleet: Daemons) -> None:
-    with fleet["n1"].client() as client:
-        starts = f"{Path(sys.executable).with_name('sfactl')} spawn --on n2 --name far --timeout 200 -- sleep 300; sleep 300"
-        top = started(client, ["sh", "-c", starts], name="near", limits=time_limit())
-        far = wait_until(lambda: _live_named(fleet, "n1", "far"), "the child was granted")
-        pid = there(fleet, far).pid
-        assert pid is not None
-        os.kill(fleet["n2"].pid, signal.SIGSTOP)
-        time.sleep(LEASE / 2)  # the length is what is tested
-        os.kill(fleet["n2"].pid, signal.SIGCONT)
-        time.sleep(LEASE / 2)
-        assert _live_named(fleet, "n1", "far") is not None
-        assert psutil.pid_exists(pid)
-        os.kill(fleet["n2"].pid, signal.SIGSTOP)
-        try:
-            lost = ended(client, far.id)
-        finally:
-            os.kill(fleet["n2"].pid, signal.SIGCONT)
-        assert lost.status is Status.LOST
-        assert "node n2 was not heard of" in (lost.reason.message if lost.reason is not None else "")
-        wait_until(lambda: not psutil.pid_exists(pid), "the node has stopped it")
-        client.call(m.Stop(id=0, runs=[top.id]), m.Stopped)
-    nothing_left(fleet)
-
-
-def test_a_run_restarts_elsewhere_though_only_the_daemon_of_its_node_stands_still(fleet: Daemons) -> None:
-    with fleet["n1"].client() as client:
-        full = started(client, ["sleep", "300"], **(on("n1") | {"placing": Placing(node="n1", cpus=4)}))
-        assert fleet["n1"].sfactl("fleet", "drain", "n3").returncode == 0
-        placing = Placing(cpus=1, restart_elsewhere=True)
-        run = started(client, ["sleep", "300"], **(on("n2") | {"placing": placing, "attempts": 2}))
-        first = there(fleet, run)
-        assert fleet["n1"].sfactl("fleet", "drain", "n3", "--undo").returncode == 0
-        os.kill(fleet["n2"].pid, signal.SIGSTOP)
-        try:
-
-            def elsewhere() -> bool:
-                place = client.call(m.Info(id=0, run=run.id), m.RunReply).run.fleet
-                return place is not None and place.node == "n3" and bool(place.run)
-
-            wait_until(elsewhere, "its second attempt began on the third node", seconds=2 * PATIENCE)
-        finally:
-            os.kill(fleet["n2"].pid, signal.SIGCONT)
-        wait_until(lambda: not psutil.pid_exists(first.pid or -1), "the first was stopped at the end of its lease")
-        client.call(m.Stop(id=0, runs=[run.id, full.id]), m.Stopped)
-    nothing_left(fleet)
-
-
-def test_a_node_that_does_not_answer_is_named_and_can_be_given_up(fleet: Daemons) -> None:
-    with fleet["n1"].client() as client:
-        run = started(client, ["sleep", "300"], **on("n3"))
-        pid = there(fleet, run).pid
-        os.kill(fleet["n3"].pid, signal.SIGSTOP)
-        try:
-            listed = fleet["n1"].sfactl("list", "--fleet", "--json")
-            assert json.loads(listed.stdout)["unanswered"] == ["n3"]
-            assert listed.returncode == 75
-            given_up = fleet["n1"].sfactl("fleet", "forget", "n3", "--json")
-            assert json.loads(given_up.stdout) == {"node": "n3", "runs": [run.id]}
-        finally:
-            os.kill(fleet["n3"].pid, signal.SIGCONT)
-        assert ended(client, run.id).status is Status.LOST
-    assert psutil.pid_exists(pid or -1)  # a tree goes on without its asker
-    far = _live_named(fleet, "n3", "sleep")
-    assert far is not None
-    assert fleet["n1"].sfactl("stop", f"n3/{far.id}").returncode == 0
     nothing_left(fleet)
 
 
@@ -747,33 +575,6 @@ def test_a_node_hears_what_others_know_of_a_subscription(fleet: Daemons, tmp_pat
         other.call(m.Stop(id=0, runs=[bystander.id]), m.Stopped)
 
 
-CHANGE = """
-pwd; git log --format=%s; git status --porcelain
-echo more >> kept.txt; rm gone.txt; mkdir -p new/deep; echo fresh > new/deep/file; chmod +x tool.sh; echo scrap > scrap.log
-git add --all; git commit --quiet -m work
-"""
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A repository with tracked, untracked and ignored files."""
-    root = tmp_path / "project"
-    (root / "sub").mkdir(parents=True)
-    for name, text in (
-        ("kept.txt", "one\n"),
-        ("gone.txt", "two\n"),
-        ("tool.sh", "true\n"),
-        ("sub/here", ""),
-        (".gitignore", "*.log\n"),
-    ):
-        (root / name).write_text(text)
-    (root / "secret.log").write_text("not sent\n")
-    (root / "big").write_bytes(os.urandom(3 << 20))  # several pieces
-    subprocess.run(["git", "init", "--quiet", root], check=True)
-    subprocess.run(["git", "-C", root, "add", "kept.txt"], check=True)
-    return root
-
-
 @pytest.mark.parametrize("node", ["n1", "n2"])
 def test_files_are_sent_and_changes_brought_back(fleet: Daemons, project: Path, node: str) -> None:
     n1 = fleet["n1"]
@@ -830,31 +631,4 @@ def test_what_is_sent_is_bounded_and_refused_with_what_to_do(fleet: Daemons, tmp
     with n1.client() as client:
         run = ended(client, started(client, ["true"], **on("n2")).id)
     assert "no files were sent with it" in n1.sfactl("fetch", run.id).stderr
-    nothing_left(fleet)
-
-
-def test_files_come_although_both_daemons_are_killed(fleet: Daemons, project: Path) -> None:
-    n1 = fleet["n1"]
-    with n1.client() as client:
-        full = started(client, ["sleep", "300"], **(on("n2") | {"placing": Placing(node="n2", cpus=4)}))
-    command = ("sh", "-c", f"{CHANGE} sleep 300")
-    words = ("--on", "n2", "--cpus", "1", "--timeout", "200", "--ship", str(project))
-    run = n1.sfactl("spawn", *words, "--", *command).stdout.strip()
-    n1.kill()
-    n1.restart()
-    stays(n1.pid)
-    wait_until(lambda: connected(n1), "another actor is connected", seconds=4 * PATIENCE)
-    with n1.client() as client:
-        client.call(m.Stop(id=0, runs=[full.id]), m.Stopped)
-        wait_until(
-            lambda: client.call(m.Info(id=0, run=run), m.RunReply).run.status is Status.RUNNING, "it runs", seconds=2 * PATIENCE
-        )
-    fleet["n2"].kill()
-    fleet["n2"].restart()
-    stays(fleet["n2"].pid)
-    wait_until(lambda: all(connected(daemon) for daemon in fleet.values()), "all nodes are connected", seconds=4 * PATIENCE)
-    wait_until(lambda: "new/deep/file" in n1.sfactl("fetch", run, "--patch").stdout, "its changes can be fetched")
-    with n1.client() as client:
-        client.call(m.Stop(id=0, runs=[run]), m.Stopped)
-    assert "added new/deep/file" in n1.sfactl("fetch", run).stdout
     nothing_left(fleet)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import h11
 import trio
 
+from sfad.gateway.bodies import BodyReader
 from sfad.gateway.call_record import Memory
 from sfad.gateway.callers import Caller
 from sfad.gateway.egress import Egress
@@ -17,7 +18,6 @@ from sfad.gateway.estimate import Estimates
 from sfad.gateway.exchange import Shared, new_client
 from sfad.gateway.gate import CallRefusedError, Placed
 from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
-from sfad.gateway.reading import BodyReader
 from sfad.gateway.upstreams import Trust, Upstream
 from sfad.protocol.egress import destination
 from sfad.protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SeePlan, SilentCall, UnaskedCall

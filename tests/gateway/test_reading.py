@@ -11,9 +11,10 @@ import pytest
 import trio
 import trio.testing
 
-from sfad.gateway import reading
+from sfad.gateway import bodies
+from sfad.gateway.bodies import BodyReader
 from sfad.gateway.estimate import text_size
-from sfad.gateway.reading import MAX_BODY, BodyQuestion, BodyReader, answer_to
+from sfad.gateway.reading import MAX_BODY, BodyQuestion, answer_to
 
 from .scripted import Provider, ScriptedGate, house, post, reply, saying
 from .test_proxy import CALL, JSON, MESSAGES, WHOLE
@@ -85,7 +86,7 @@ async def test_a_body_with_millions_of_fields_takes_no_memory_of_the_gateway(rea
 
 
 async def test_a_body_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch, reader: BodyReader) -> None:
-    monkeypatch.setattr(reading, "ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(bodies, "ANSWER_SECONDS", 0.0)
     with pytest.raises(ValueError, match="takes more than 0 s"):
         await reader.ask("run", 0, QUESTION, call_with(b"x" * MIB))
     monkeypatch.undo()

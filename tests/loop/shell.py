@@ -9,7 +9,7 @@ from pathlib import Path
 import trio
 
 from sfad import config as configuration
-from sfad.agents import NO_SETUPS
+from sfad.agents.setup_reader import NO_SETUPS
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.state.access import Peer

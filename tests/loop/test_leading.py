@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sfad.agents import Surroundings, TreeSetups, tree_setups
+from sfad.agents import Surroundings
+from sfad.agents.setup_reader import TreeSetups, tree_setups
 from sfad.daemon.loop.gateways import Gateways
 from sfad.daemon.loop.leading import PLACEHOLDER, exempt_from_proxies, led, with_objects
 from sfad.protocol.messages import Spawn

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import trio
 
-from ...agents import TreeSetups
+from ...agents.setup_reader import TreeSetups
 from ...config import GatewayConfig, UpstreamConfig
 from ...core import events as e
 from ...gateway.callers import Kernel, Opened

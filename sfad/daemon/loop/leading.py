@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from ...agents import TreeSetups, claude
+from ...agents import claude
+from ...agents.setup_reader import TreeSetups
 from ...agents.setups import GATEWAY, VARIABLES, Setup, UnreadableError, json_object, merged, savable
 from ...config import UpstreamConfig
 from ...config_values import is_base_url

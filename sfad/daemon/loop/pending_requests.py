@@ -7,7 +7,8 @@ import trio
 from msgspec.structs import asdict
 
 from ... import config as configuration
-from ...agents import NO_SETUPS, AgentProgram, TreeSetups
+from ...agents import AgentProgram
+from ...agents.setup_reader import NO_SETUPS, TreeSetups
 from ...core import commands as c
 from ...core import events as e
 from ...core.state.access import AccessRules, Peer

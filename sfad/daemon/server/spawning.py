@@ -11,9 +11,10 @@ from typing import NamedTuple
 from msgspec import convert
 from msgspec.structs import asdict, replace
 
-from ...agents import AGENT_PROGRAMS, NO_SETUPS, UNREAD, AgentProgram, TreeSetups, session_files_of
+from ...agents import AGENT_PROGRAMS, UNREAD, AgentProgram, session_files_of
 from ...agents.program import digest
 from ...agents.registered import Registered, filled_in, resumed_command
+from ...agents.setup_reader import NO_SETUPS, TreeSetups
 from ...core.state.access import VERBS, Peer
 from ...core.state.naming import AGENT_COMMANDS, derive_name, executes, program_name
 from ...core.state.policy import MAX_LABELS, Invalid

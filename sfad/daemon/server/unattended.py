@@ -6,8 +6,8 @@ from typing import NamedTuple
 import trio
 from msgspec.structs import replace
 
-from ...agents import NO_SETUPS, AgentProgram, TreeSetups, session_files_of
-from ...agents.setup_reader import Root
+from ...agents import AgentProgram, session_files_of
+from ...agents.setup_reader import NO_SETUPS, Root, TreeSetups
 from ...core.state.access import Peer
 from ...core.state.policy import Invalid
 from ...core.state.request import Asked

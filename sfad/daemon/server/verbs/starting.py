@@ -9,8 +9,7 @@ import msgspec
 import trio
 from msgspec.structs import replace
 
-from ....agents import NO_SETUPS, TreeSetups
-from ....agents.setup_reader import Root, unknown
+from ....agents.setup_reader import NO_SETUPS, Root, TreeSetups, unknown
 from ....core.state.access import Peer
 from ....core.state.naming import program_name
 from ....core.state.policy import Invalid
