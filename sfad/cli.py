@@ -15,7 +15,7 @@ import typer
 from . import __version__, exits
 from . import config as configuration
 from .daemon import reloading, serving
-from .daemon.serving import die, load, place
+from .daemon.serving import die, home, load
 from .daemon.startup import DaemonHome
 from .durable.spool import Spool
 from .hooks.event_hooks import program_trouble
@@ -94,7 +94,7 @@ def check_config(state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Check the config, and print its settings.
 
     Exit 0; 2 with a message if a daemon that is started here would refuse it."""
-    where = place(None, state_dir, config)
+    where = home(None, state_dir, config)
     try:
         loaded = reloading.read(where.config_files)
         _check_containment(loaded.config, where)
@@ -120,7 +120,7 @@ def _check_containment(config: configuration.Configuration, where: DaemonHome) -
 @app.command("check-start", hidden=True)
 def check_start(state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Exit 0 if this sfad could replace the one that serves this state directory."""
-    where = place(None, state_dir, config)
+    where = home(None, state_dir, config)
     load(where)
     try:
         check_known(where.state_dir)
@@ -134,7 +134,7 @@ def sweep(state_dir: StateDir = None, config: ConfigFile = None, stop_post: Stop
     """Kill processes that a dead daemon left behind.
 
     The daemon is that of this state directory. Refuses while one is alive, and while only its config keeps one from starting."""
-    where = place(None, state_dir, config)
+    where = home(None, state_dir, config)
     try:
         # held until this process ends: no daemon may start meanwhile. A live daemon's directory may have been removed
         (lock_state_dir if where.state_dir.is_dir() else claim_instance)(where.state_dir, where.instance)
@@ -159,7 +159,7 @@ def backup(file: BackupFile, state_dir: StateDir = None) -> None:
     """Copy the ledger to FILE, with or without a daemon.
 
     FILE must not exist."""
-    where = place(None, state_dir, None)
+    where = home(None, state_dir, None)
     if not (where.state_dir / LEDGER_FILE).exists():
         die(f"there is no ledger in {where.state_dir}", exits.UNAVAILABLE)
     try:

@@ -27,7 +27,7 @@ from .startup import DaemonHome
 def serve(socket: str | None = None, state_dir: str | None = None, config: str | None = None, ready_fd: int | None = None) -> None:
     hide_memory()
     keep_one_heap()
-    where = place(socket, state_dir, config)
+    where = home(socket, state_dir, config)
     try:
         loaded = reloading.load_kept(where)
     except configuration.ConfigError as wrong:
@@ -63,7 +63,7 @@ def _check_descriptor(ready_fd: int) -> None:
         die(f"--ready-fd {ready_fd}: not an open descriptor: {error}", exits.USAGE)
 
 
-def place(socket: str | None, state_dir: str | None, config: str | None) -> DaemonHome:
+def home(socket: str | None, state_dir: str | None, config: str | None) -> DaemonHome:
     """Return where this daemon lives. Exits if a path cannot be one."""
     try:
         uid = os.geteuid()

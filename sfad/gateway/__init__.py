@@ -15,6 +15,6 @@
 `upstreams`    where calls go, which certificates are trusted, and what is changed in heads
 `egress`       the proxy of isolated runs, to hosts that are no model
 `egress_rules` which hosts those are
-`gate`         the gateway's connection to its daemon, and what it asks about each call
+`daemon_link`  the gateway's connection to its daemon, and what it asks about each call
 `__main__`     starts it
 """

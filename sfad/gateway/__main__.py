@@ -23,10 +23,10 @@ from ..host.secrecy import become_user, hide_memory
 from .bodies import BodyReader
 from .call_record import Memory
 from .coding import import_decoders
+from .daemon_link import ALONE_MAX, DaemonLink
 from .egress import Egress
 from .estimate import Estimates
 from .exchange import Shared, new_client
-from .gate import ALONE_MAX, DaemonLink
 from .journal import Journal
 from .proxy import MAX_CONNECTIONS, SPARE_DESCRIPTORS, Proxy
 from .upstreams import Trust

@@ -15,8 +15,8 @@ from ..protocol.types import Tokens
 from ..protocol.units import format_elapsed
 from .apis import Api, ModelCall
 from .coding import Coding, UnreadableBodyError
+from .daemon_link import Daemon
 from .estimate import Estimates
-from .gate import Gate
 from .http_server import ClientGoneError
 
 # ---- The memory that the bodies of requests and what is kept of replies may take
@@ -152,8 +152,8 @@ class RequestRecord(Protocol):
 class UnaskedRecord:
     """Of a request whose use cannot be told."""
 
-    def __init__(self, gate: Gate, run: str, upstream: str, path: str) -> None:
-        self._gate = gate
+    def __init__(self, daemon: Daemon, run: str, upstream: str, path: str) -> None:
+        self._daemon = daemon
         self._run, self._upstream, self._path = run, upstream, path
         self._asked = time.time()
         self._began = time.monotonic()
@@ -186,7 +186,7 @@ class UnaskedRecord:
 
     def close(self, refused: str | None = None) -> None:
         seconds = time.monotonic() - self._began if refused is None else None
-        self._gate.unasked(
+        self._daemon.unasked(
             UnaskedCall(
                 id=0, number=0, run=self._run, time=self._asked, upstream=self._upstream, path=self._path, refused=refused,
                 status=self._status, first_byte_s=self._first_byte, seconds=seconds, error=self.error,
@@ -199,7 +199,7 @@ class CallRecord:
 
     def __init__(
         self,
-        gate: Gate,
+        daemon: Daemon,
         estimates: Estimates,
         asked: AdmitCall,
         admitted: CallAdmitted,
@@ -217,7 +217,7 @@ class CallRecord:
         self._space = space
         self._held = 0
         """Bytes of `space` that were taken."""
-        self._gate = gate
+        self._daemon = daemon
         self._estimates = estimates
         assert admitted.reservation is not None
         self._asked = asked
@@ -286,7 +286,7 @@ class CallRecord:
         if used.partial and self._reply.tokens is None and not self._reply.written:
             used = _AS_RESERVED  # whether the model had begun, and how far it was, is not known
         how = "as reserved" if used.tokens is None else "for what had passed"
-        self._gate.passed(self._ended(used, f"the gateway was killed before it ended; it was charged {how}"))
+        self._daemon.passed(self._ended(used, f"the gateway was killed before it ended; it was charged {how}"))
 
     def _stop_reading(self, error: Exception) -> None:
         self._coding, self._unreadable, self.error = None, True, f"the reply cannot be read: {error}"
@@ -308,7 +308,7 @@ class CallRecord:
             self._tell_silence(time.monotonic() - self._began)
 
     def _tell_silence(self, seconds: float | None) -> None:
-        self._gate.silent(SilentCall(id=0, run=self._asked.run, reservation=self._reservation, host=self._host, silent_s=seconds))
+        self._daemon.silent(SilentCall(id=0, run=self._asked.run, reservation=self._reservation, host=self._host, silent_s=seconds))
 
     def close(self) -> None:
         if self.whole:
@@ -316,7 +316,7 @@ class CallRecord:
         used = self._used()
         if used.tokens is not None and not used.partial:
             self._estimates.learn(self._asked.run, self._call, self._size, used.tokens, self._reply.written)
-        self._gate.ended(self._ended(used, self.error))
+        self._daemon.ended(self._ended(used, self.error))
 
     def _ended(self, used: _Used, error: str | None) -> EndCall:
         return EndCall(

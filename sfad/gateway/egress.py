@@ -18,8 +18,8 @@ import h11
 import trio
 
 from ..protocol.egress import MAX_PORT, host_of
+from .daemon_link import CallerRun
 from .egress_rules import OWN_ADDRESSES, Address, EgressRefusedError, Way, check_address, is_model_api, plain, way
-from .gate import Placed
 from .http_server import MAX_HEAD, HttpServer
 from .upstreams import downward, upward
 
@@ -206,12 +206,12 @@ class Egress:
         http: HttpServer,
         request: h11.Request,
         target: Target,
-        placed: Placed,
+        found_run: CallerRun,
         upstreams: Collection[Endpoint],
     ) -> None:
         """Answer a request of a run. Raises `EgressRefusedError`, `NoWayError`, `ClientGoneError`."""
-        found = way(target.host, target.port, placed.egress, upstreams)
-        with self._room(placed.run):
+        found = way(target.host, target.port, found_run.egress, upstreams)
+        with self._room(found_run.run):
             server = await self._connected(found, upstreams)
             async with server:
                 server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)

@@ -26,10 +26,10 @@ from .apis import Api, most_output
 from .bodies import BodyReader
 from .call_record import CallRecord, Memory, NoMemoryError, RequestRecord, Space, UnaskedRecord
 from .callers import Caller
+from .daemon_link import CallRefusedError, Daemon, CallerRun
 from .egress import Egress, NoWayError, is_outward, target_of
 from .egress_rules import EgressRefusedError, plain
 from .estimate import Estimates
-from .gate import CallRefusedError, Gate, Placed
 from .http_server import ClientGoneError, HttpServer
 from .plan_reading import MOST_READ, login_of, seen_plan
 from .reading import MAX_BODY, BodyAnswer, BodyQuestion
@@ -112,7 +112,7 @@ class _BrokenOffError(Exception):
 class Shared:
     """What all connections share."""
 
-    gate: Gate
+    daemon: Daemon
     client: httpx2.AsyncClient
     """Makes the requests to upstreams."""
     passing: httpx2.AsyncClient
@@ -252,17 +252,17 @@ class Exchange:
                 raise _AnsweredError(426, "the gateway speaks HTTP only; use a POST")
             upstream = self._shared.upstreams().get(route.upstream) if route is not None else None
             api = upstream.api_of(route.path) if route is not None and upstream is not None else None
-            placed = await self._place(route.token) if route is not None else None
-            upstreams = {**self._shared.upstreams(), **(placed.upstreams if placed is not None else {})}
-            for path in placed.certificates if placed is not None else ():
+            found_run = await self._place(route.token) if route is not None else None
+            upstreams = {**self._shared.upstreams(), **(found_run.upstreams if found_run is not None else {})}
+            for path in found_run.certificates if found_run is not None else ():
                 await self._shared.trust.add(path)
-            if route is None or placed is None or route.upstream not in upstreams:
+            if route is None or found_run is None or route.upstream not in upstreams:
                 raise _AnsweredError(404, f"no upstream is at this address; there are {', '.join(upstreams)}")
             upstream = upstreams[route.upstream]
-            if placed.keyed_only and not upstream.keyed:
+            if found_run.keyed_only and not upstream.keyed:
                 raise _AnsweredError(404, f"upstream '{upstream.name}' is not at this address, but at that of your own gateway")
             api = upstream.api_of(route.path)
-            await self._forward(placed, upstream, api, route)
+            await self._forward(found_run, upstream, api, route)
         except _AnsweredError as answer:
             await self._say(answer.status, str(answer), api, headers=answer.headers)
         except CallRefusedError as refusal:
@@ -275,10 +275,10 @@ class Exchange:
             raise _AnsweredError(403, "only the daemon's own user may ask how the gateway is")
         await self._http.answer(200, [_JSON], await checkup(self._shared.client, self._shared.upstreams(), self._caller))
 
-    async def _place(self, token: str | None) -> Placed:
+    async def _place(self, token: str | None) -> CallerRun:
         # for each request of a connection: it may outlive its run
         try:
-            return await self._shared.gate.place(self._caller, token)
+            return await self._shared.daemon.find_run(self._caller, token)
         except CallRefusedError as refusal:
             raise _AnsweredError(403, str(refusal)) from refusal
 
@@ -286,17 +286,17 @@ class Exchange:
         """Serve as the proxy of an isolated run."""
         token = proxy_token(self._request.headers)
         try:
-            placed = await self._place(token)
+            found_run = await self._place(token)
         except _AnsweredError as error:
             # git tells its name after it was asked for it
             raise _AnsweredError(HTTPStatus.PROXY_AUTHENTICATION_REQUIRED, str(error)) if token is None else error from error
-        known = [*self._shared.upstreams().values(), *placed.upstreams.values()]
+        known = [*self._shared.upstreams().values(), *found_run.upstreams.values()]
         upstreams = {endpoint for each in known for endpoint in each.endpoints}
         try:
             target = target_of(self._request)
-            await self._shared.egress.serve(self._http, self._request, target, placed, upstreams)
+            await self._shared.egress.serve(self._http, self._request, target, found_run, upstreams)
         except EgressRefusedError as refusal:
-            self._shared.gate.egress_refused(placed.run, target.host, target.port, str(refusal))
+            self._shared.daemon.egress_refused(found_run.run, target.host, target.port, str(refusal))
             raise _AnsweredError(403, f"sfad refuses {target.shown}: {refusal}") from refusal
         except NoWayError as error:
             raise _AnsweredError(error.status, str(error)) from error
@@ -317,11 +317,11 @@ class Exchange:
         reason = message.encode("ascii", "replace") if self._method == "CONNECT" else b""
         await self._http.answer(status, headers, body, reason)
 
-    async def _forward(self, placed: Placed, upstream: Upstream, api: Api, route: Route) -> None:
-        with self._shared.memory.space(placed.run, self._user) as space:
+    async def _forward(self, found_run: CallerRun, upstream: Upstream, api: Api, route: Route) -> None:
+        with self._shared.memory.space(found_run.run, self._user) as space:
             raw = await self._body(space)
             try:
-                await self._forward_whole(placed, upstream, api, route, raw, space)
+                await self._forward_whole(found_run, upstream, api, route, raw, space)
             except _BrokenOffError as error:
                 # the client sees what it would have seen without the gateway: the connection ends in the middle
                 await self._while_there(self._http.flush)
@@ -337,23 +337,23 @@ class Exchange:
             body += piece
         return bytes(body)
 
-    async def _forward_whole(self, placed: Placed, upstream: Upstream, api: Api, route: Route, raw: bytes, space: Space) -> None:
+    async def _forward_whole(self, found_run: CallerRun, upstream: Upstream, api: Api, route: Route, raw: bytes, space: Space) -> None:
         path = api.path(route.path)
         if upstream.through is not None:  # the gateway there asks about the call
-            await self._pass(placed, upstream, route, raw, self._headers, None, space)
+            await self._pass(found_run, upstream, route, raw, self._headers, None, space)
             return
         if self._method != "POST" or api.calls.search(path) is None:
-            unasked = self._unasked(placed, upstream, api, path)
+            unasked = self._unasked(found_run, upstream, api, path)
             with _closing(unasked):
-                await self._pass(placed, upstream, route, raw, self._headers, unasked, space)
+                await self._pass(found_run, upstream, route, raw, self._headers, unasked, space)
             return
         encodings = b",".join(value for name, value in self._headers if name.lower() == b"content-encoding").decode("latin-1")
-        found, _ = await self._read(placed, BodyQuestion(api.name, path, encodings), raw)
+        found, _ = await self._read(found_run, BodyQuestion(api.name, path, encodings), raw)
         call, size = found.call, found.size
-        estimate = self._shared.estimates.input(placed.run, call, size)
+        estimate = self._shared.estimates.input(found_run.run, call, size)
         asked = AdmitCall(
             id=0,
-            run=placed.run,
+            run=found_run.run,
             upstream=upstream.name,
             model=call.model,
             input_tokens=estimate.tokens,
@@ -375,20 +375,20 @@ class Exchange:
                 asked.login = login_of(self._headers, upstream.key())
         while True:
             began = trio.current_time()
-            admitted = await self._while_there(partial(self._shared.gate.admit, replace(asked)))
+            admitted = await self._while_there(partial(self._shared.daemon.admit, replace(asked)))
             waited = trio.current_time() - began
             holds = admitted.holds_rejected and (not self._rejected or waited >= REJECTED_AGAIN)
             plan = partial(self._plan_seen, provider, asked, holds=holds) if provider is not None else None
             record = CallRecord(
-                self._shared.gate, self._shared.estimates, asked, admitted, api, call, size, upstream.host, space, plan
+                self._shared.daemon, self._shared.estimates, asked, admitted, api, call, size, upstream.host, space, plan
             )
             with suppress(_RejectedError), _closing(record):
                 sent, headers = raw, self._headers
                 if admitted.max_output is not None or found.incomplete:
-                    _, sent = await self._read(placed, BodyQuestion(api.name, path, encodings, True, admitted.max_output), raw)
+                    _, sent = await self._read(found_run, BodyQuestion(api.name, path, encodings, True, admitted.max_output), raw)
                     space.grow(len(sent))
                     headers = [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
-                await self._pass(placed, upstream, route, sent, headers, record, space)
+                await self._pass(found_run, upstream, route, sent, headers, record, space)
                 return
 
     def _plan_seen(
@@ -399,22 +399,22 @@ class Exchange:
         seen = seen_plan(provider, asked.run, asked.login, self._headers, response.headers, status, body, time_)
         if seen is None:
             return
-        self._shared.gate.plan_seen(seen)
+        self._shared.daemon.plan_seen(seen)
         if holds and status == HTTPStatus.TOO_MANY_REQUESTS and any(window.rejected for window in seen.windows):
             self._rejected = True
             raise _RejectedError("the provider refuses calls until a window is reset; it is made again then")
 
-    async def _read(self, placed: Placed, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
+    async def _read(self, found_run: CallerRun, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
         try:
-            return await self._while_there(partial(self._shared.reader.ask, placed.run, self._user, question, raw))
+            return await self._while_there(partial(self._shared.reader.ask, found_run.run, self._user, question, raw))
         except ValueError as error:
             raise _AnsweredError(400, f"the gateway cannot read the request: {error}") from error
 
-    def _unasked(self, placed: Placed, upstream: Upstream, api: Api, path: str) -> UnaskedRecord | None:
+    def _unasked(self, found_run: CallerRun, upstream: Upstream, api: Api, path: str) -> UnaskedRecord | None:
         """Return the record of a request that is not a model call, if it may cost money."""
         if api.is_free(self._method, path):
             return None
-        record = UnaskedRecord(self._shared.gate, placed.run, upstream.name, path[:MAX_PATH])
+        record = UnaskedRecord(self._shared.daemon, found_run.run, upstream.name, path[:MAX_PATH])
         if not self._shared.ungated():
             why = (
                 f"{self._method} {path[:MAX_PATH]} may cost money that the gateway cannot bound; set gateway.ungated to let it pass"
@@ -456,7 +456,7 @@ class Exchange:
 
     async def _pass(
         self,
-        placed: Placed,
+        found_run: CallerRun,
         upstream: Upstream,
         route: Route,
         body: bytes,
@@ -471,7 +471,7 @@ class Exchange:
         url = (
             upstream.target(route.rest, route.query, keyed=key is not None)
             if upstream.through is None
-            else upstream.passage(route.rest, route.query, placed.token)
+            else upstream.passage(route.rest, route.query, found_run.token)
         )
         try:
             request = httpx2.Request(

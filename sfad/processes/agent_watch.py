@@ -19,7 +19,7 @@ from ..protocol.known import KNOWN_PROGRAMS
 from . import procfs
 from .contain.interface import RunContainment
 from .launched_runs import LaunchedRun, LaunchedRuns
-from .launcher import Unplaceable
+from .launcher import Unidentifiable
 from .watch import Emitter
 
 _LOOK_EVERY = 0.5
@@ -144,7 +144,7 @@ class AgentWatch:
             return False  # it is its parent's program, until it executes one
         try:
             run_id = self._containment.run_of(pid, None)
-        except Unplaceable:
+        except Unidentifiable:
             return False
         run = self._runs.get(run_id) if run_id is not None else None
         if run is not None:

@@ -212,7 +212,7 @@ class Launcher(Protocol):
         which amount on it must be exact: a smaller one may be too high, because the exact one takes longer."""
 
     def run_of(self, pid: int, pidfd: int | None) -> RunId | None:
-        """Return the run that a process is in, from the kernel; `None` if it is in none. Raises `Unplaceable`."""
+        """Return the run that a process is in, from the kernel; `None` if it is in none. Raises `Unidentifiable`."""
 
     def run_of_cgroup(self, inode: int) -> RunId | None:
         """Return the run whose processes are in this cgroup; `None` if there is none, or where runs have no cgroups."""
@@ -276,7 +276,7 @@ class LaunchError(Exception):
         super().__init__(self.text)
 
 
-class Unplaceable(Exception):
+class Unidentifiable(Exception):
     """The kernel's answers about a process contradict each other, or the process is gone: it gets no rights."""
 
 

@@ -46,7 +46,7 @@ POSITIONS = {
 OF_GATEWAY = {
     "admit_call",
     "end_call",
-    "place_caller",
+    "find_caller",
     "refused_egress",
     "see_plan",
     "serve_gateway",
@@ -108,7 +108,7 @@ def test_a_daemon_of_its_own_user_serves_no_other(user: str) -> None:
 
 def test_a_peer_that_could_not_be_placed_may_do_nothing() -> None:
     for user, verb in product(USERS.values(), TABLE):
-        assert refuse_verb(replace(user, unplaced="hidden"), verb, FULL, ALL_USERS) is not None
+        assert refuse_verb(replace(user, unidentified="hidden"), verb, FULL, ALL_USERS) is not None
 
 
 def test_only_the_gateway_asks_as_the_gateway() -> None:

@@ -111,9 +111,9 @@ def test_nothing_is_born_into_what_a_failed_attempt_left() -> None:
 
 
 def test_a_peer_that_cannot_be_placed_is_refused() -> None:
-    refusal = Transcript().refused("a", Peer(1000, "ann", unplaced="it ended before it could be placed"))
+    refusal = Transcript().refused("a", Peer(1000, "ann", unidentified="it ended before it could be identified"))
     assert refusal.kind is Rule.PERMISSION
-    assert refusal.detail == "the calling process could not be placed: it ended before it could be placed"
+    assert refusal.detail == "the calling process could not be identified: it ended before it could be identified"
 
 
 @pytest.mark.parametrize("detach", [False, True])
@@ -123,7 +123,7 @@ def test_a_peer_whose_run_has_ended_is_refused_and_not_taken_for_a_person(detach
     (t >> t.exited(a)).skip()
     refusal = t.refused("b", inside(a), detach=detach)
     assert refusal.kind is Rule.PERMISSION
-    assert refusal.detail == f"the calling process could not be placed: its run {a} has ended"
+    assert refusal.detail == f"the calling process could not be identified: its run {a} has ended"
 
 
 def test_another_users_peer_is_refused_even_inside_a_run() -> None:

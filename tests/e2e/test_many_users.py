@@ -242,7 +242,7 @@ def test_a_submitter_that_died_before_it_was_looked_at_is_refused(everyones: Dae
         answered = b""
         while more := sock.recv(65536):
             answered += more
-    assert b"ended before it could be placed" in answered
+    assert b"ended before it could be identified" in answered
 
 
 def test_attempts_after_a_crash_are_still_the_users(place: Path) -> None:

@@ -407,7 +407,7 @@ def test_no_other_process_of_the_user_is_let_in_as_the_gateway(everyones: Daemon
 
         def ask() -> str:
             with Client(everyones.socket) as client:
-                client.send(m.PlaceCaller(id=client.next_id(), uid=FIRST, cgroup=1))
+                client.send(m.FindCaller(id=client.next_id(), uid=FIRST, cgroup=1))
                 return str(client.arrived()[0].reply)
 
         assert "only the daemon's own gateway may" in as_user(FIRST, ask)

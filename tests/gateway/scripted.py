@@ -1,4 +1,4 @@
-"""A provider that answers from a script, a gate that says yes, and the proxy between them and a client."""
+"""A provider that answers from a script, a daemon that says yes, and the proxy between them and a client."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import trio
 from sfad.gateway.bodies import BodyReader
 from sfad.gateway.call_record import Memory
 from sfad.gateway.callers import Caller
+from sfad.gateway.daemon_link import CallRefusedError, CallerRun
 from sfad.gateway.egress import Egress
 from sfad.gateway.estimate import Estimates
 from sfad.gateway.exchange import Shared, new_client
-from sfad.gateway.gate import CallRefusedError, Placed
 from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
 from sfad.gateway.upstreams import Trust, Upstream
 from sfad.protocol.egress import destination
@@ -98,18 +98,18 @@ def reply(body: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:
 
 
 @dataclass
-class ScriptedGate:
+class ScriptedDaemon:
     """Admits each call, unless told otherwise."""
 
     max_output: int | None = None
     refuses: str | None = None
     retry_after: float | None = None
-    unplaced: str | None = None
+    no_run: str | None = None
     run: str = "run"
     hold: trio.Event | None = None
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     certificates: list[str] = field(default_factory=list)
-    placed: list[tuple[Caller | None, str | None]] = field(default_factory=list)
+    callers: list[tuple[Caller | None, str | None]] = field(default_factory=list)
     asked: list[AdmitCall] = field(default_factory=list)
     passing: list[EndCall] = field(default_factory=list)
     told: list[EndCall] = field(default_factory=list)
@@ -122,12 +122,12 @@ class ScriptedGate:
     refused_hosts: list[tuple[str, str, int, str]] = field(default_factory=list)
     withdrawn: int = 0
 
-    async def place(self, caller: Caller | None, token: str | None) -> Placed:
+    async def find_run(self, caller: Caller | None, token: str | None) -> CallerRun:
         await trio.lowlevel.checkpoint()
-        self.placed.append((caller, token))
-        if self.unplaced is not None:
-            raise CallRefusedError(self.unplaced)
-        return Placed(self.run, self.upstreams, self.certificates, tuple(map(destination, self.egress)), self.keyed_only, "TOKEN")
+        self.callers.append((caller, token))
+        if self.no_run is not None:
+            raise CallRefusedError(self.no_run)
+        return CallerRun(self.run, self.upstreams, self.certificates, tuple(map(destination, self.egress)), self.keyed_only, "TOKEN")
 
     async def admit(self, asked: AdmitCall) -> CallAdmitted:
         self.asked.append(asked)
@@ -168,7 +168,7 @@ class ScriptedGate:
 class House:
     """A gateway with its clients' door."""
 
-    gate: ScriptedGate
+    daemon: ScriptedDaemon
     port: int
     direct: int
     proxy: Proxy
@@ -187,15 +187,15 @@ class House:
 
     async def told(self) -> EndCall:
         """Return the first call that has ended, as soon as it has."""
-        await until(lambda: bool(self.gate.told))
-        return self.gate.told[0]
+        await until(lambda: bool(self.daemon.told))
+        return self.daemon.told[0]
 
 
 @asynccontextmanager
 async def house(
     provider: Provider,
     *,
-    gate: ScriptedGate | None = None,
+    daemon: ScriptedDaemon | None = None,
     api: str = "anthropic",
     ungated: bool = False,
     upstreams: Mapping[str, Upstream] | None = None,
@@ -203,7 +203,7 @@ async def house(
     prefix: str = "",
     most: int = MAX_CONNECTIONS,
 ) -> AsyncIterator[House]:
-    gate = gate or ScriptedGate()
+    daemon = daemon or ScriptedDaemon()
     trouble: list[str] = []
     trust = Trust(trouble.append)
     async with trio.open_nursery() as nursery, new_client(trust) as client, new_client(trust, proxies=False) as passing:
@@ -213,12 +213,12 @@ async def house(
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         known = upstreams or {name: Upstream(name, f"http://127.0.0.1:{direct}{prefix}", api)}
         shared = Shared(
-            gate, client, passing, lambda: known, lambda: ungated, Estimates(), Memory(), trust, Egress(most=most), BodyReader()
+            daemon, client, passing, lambda: known, lambda: ungated, Estimates(), Memory(), trust, Egress(most=most), BodyReader()
         )
         proxy = Proxy(shared, most=most, trouble=trouble.append)
         nursery.start_soon(proxy.serve, listener, nursery)
         try:
-            yield House(gate, listener.socket.getsockname()[1], direct, proxy, shared, trouble)
+            yield House(daemon, listener.socket.getsockname()[1], direct, proxy, shared, trouble)
         finally:
             nursery.cancel_scope.cancel()
             listener.socket.close()

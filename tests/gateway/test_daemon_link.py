@@ -12,7 +12,7 @@ from typing import Any
 import trio
 from msgspec.structs import replace
 
-from sfad.gateway.gate import DaemonLink
+from sfad.gateway.daemon_link import DaemonLink
 from sfad.gateway.journal import Journal
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder

@@ -17,7 +17,7 @@ from sfad.gateway import egress
 from sfad.gateway.upstreams import Upstream
 from tests.harness import until
 
-from .scripted import Answer, House, Provider, ScriptedGate, house, post, read_request, reply, saying
+from .scripted import Answer, House, Provider, ScriptedDaemon, house, post, read_request, reply, saying
 
 Serve = Callable[[Any], Awaitable[None]]
 """Serves a stream."""
@@ -35,8 +35,8 @@ async def reaching(*listed: str, serve: Serve | None = None, context: ssl.SSLCon
         else:
             tls = await nursery.start(partial(trio.serve_ssl_over_tcp, serving, 0, context, host="127.0.0.1"))
             port = tls[0].transport_listener.socket.getsockname()[1]
-        gate = ScriptedGate(egress=tuple(text.format(port) for text in listed))
-        async with house(Provider(saying()), gate=gate) as the:
+        daemon = ScriptedDaemon(egress=tuple(text.format(port) for text in listed))
+        async with house(Provider(saying()), daemon=daemon) as the:
             yield the, port
         nursery.cancel_scope.cancel()
 
@@ -153,7 +153,7 @@ async def test_what_is_refused(target: str, why: bytes) -> None:
             assert why in head
         answer = await asked(the, f"http://{target}/")
         assert (answer.status, why in answer.body) == (403, True)
-        assert [each[0] for each in the.gate.refused_hosts] == ["run", "run"]
+        assert [each[0] for each in the.daemon.refused_hosts] == ["run", "run"]
         assert not the.trouble
 
 
@@ -164,14 +164,14 @@ async def test_a_name_by_a_pattern_does_not_lead_into_this_machine() -> None:
         async with stream:
             assert head.startswith(b"HTTP/1.1 403 sfad refuses ")
             assert b"not one of the internet" in head
-        assert [each[:3] for each in the.gate.refused_hosts] == [("run", "localhost", 443)]
+        assert [each[:3] for each in the.daemon.refused_hosts] == [("run", "localhost", 443)]
 
 
 async def test_a_model_of_the_gateway_is_refused_where_it_is_listed() -> None:
     """In each spelling; its own address leads to it."""
     async with reaching("127.0.0.1", "localhost", "*") as (the, port):
-        the.gate.upstreams["own"] = Upstream("own", f"http://LOCALHOST:{port}", "anthropic")
-        the.gate.egress = (f"localhost:{port}", f"127.0.0.1:{the.direct}")
+        the.daemon.upstreams["own"] = Upstream("own", f"http://LOCALHOST:{port}", "anthropic")
+        the.daemon.egress = (f"localhost:{port}", f"127.0.0.1:{the.direct}")
         for target in (f"localhost:{port}", f"LocalHost.:{port}", f"127.0.0.1:{the.direct}", f"[::ffff:127.0.0.1]:{the.direct}"):
             assert (await asked(the, f"http://{target}/")).status == 403, target
 
@@ -179,7 +179,7 @@ async def test_a_model_of_the_gateway_is_refused_where_it_is_listed() -> None:
 async def test_without_egress_or_outside_of_any_run() -> None:
     async with reaching() as (the, port):
         assert b"no --egress" in (await asked(the, f"http://127.0.0.1:{port}/")).body
-        the.gate.unplaced = "the calling process is in no run of this daemon"
+        the.daemon.no_run = "the calling process is in no run of this daemon"
         stream, head = await connected(the, f"127.0.0.1:{port}")
         async with stream:
             assert b"407 the calling process is in no run" in head
@@ -187,7 +187,7 @@ async def test_without_egress_or_outside_of_any_run() -> None:
         stream, head = await connected(the, f"127.0.0.1:{port}", "Proxy-Authorization: Basic eDp5")
         async with stream:
             assert b"403 the calling process is in no run" in head
-        assert len(the.gate.refused_hosts) == 1
+        assert len(the.daemon.refused_hosts) == 1
 
 
 @pytest.mark.parametrize("target", ["http://", "http:///x", "http://a:b/", "http://u@127.0.0.1/", "https://a/", "ftp://a/", "http://%61/",
@@ -196,7 +196,7 @@ async def test_without_egress_or_outside_of_any_run() -> None:
 async def test_an_address_that_means_nothing(target: str) -> None:
     async with reaching("*") as (the, _):
         assert (await asked(the, target)).status == 400
-        assert not the.gate.refused_hosts
+        assert not the.daemon.refused_hosts
 
 
 async def test_plain_http() -> None:
@@ -216,7 +216,7 @@ async def test_plain_http() -> None:
         assert lines[0] == "POST /?q=http://b/ HTTP/1.1"
         assert sorted(lines[1:]) == sorted([f"Host: 127.0.0.1:{port}", "X-Kept: 1", "Content-Length: 4", "Connection: close"])
         assert seen[0].endswith(b"\r\n\r\nbody")
-        assert the.gate.placed[0][1] == "x"
+        assert the.daemon.callers[0][1] == "x"
 
 
 async def test_a_length_beside_chunks_is_left_out() -> None:
@@ -277,7 +277,7 @@ async def test_a_server_that_does_not_answer() -> None:
         for target in (f"127.0.0.1:{port}", "127.0.0.1:1", "nosuch.invalid:80"):
             answer = await asked(the, f"http://{target}/")
             assert (answer.status, target.encode().partition(b":")[0] in answer.body) == (502, True)
-        assert not the.gate.refused_hosts
+        assert not the.daemon.refused_hosts
 
 
 async def handshake(the: House, port: int, context: ssl.SSLContext, name: str) -> bytes:
@@ -301,7 +301,7 @@ async def test_the_name_in_tls_is_the_one_that_was_asked_for() -> None:
         with pytest.raises(trio.BrokenResourceError) as caught:
             await handshake(the, port, client, "api.anthropic.com")
         assert "UNRECOGNIZED_NAME" in str(caught.value.__cause__)
-        assert the.gate.refused_hosts == [("run", "localhost", port, "its TLS is meant for 'api.anthropic.com'")]
+        assert the.daemon.refused_hosts == [("run", "localhost", port, "its TLS is meant for 'api.anthropic.com'")]
         assert not the.trouble
 
 

@@ -174,7 +174,7 @@ async def test_a_usage_that_cannot_be_true_is_estimated(usage: dict[str, Any]) -
         answer: Answer = await the.ask(post(MESSAGES, CALL))
         assert answer.body == body
         told = await the.told()
-        assert told.tokens == Tokens(input=the.gate.asked[0].input_tokens, output=1000)
+        assert told.tokens == Tokens(input=the.daemon.asked[0].input_tokens, output=1000)
         assert told.partial
 
 
@@ -199,7 +199,7 @@ async def test_a_reply_that_unzips_to_millions_of_lines_delays_no_other_call() -
             answered.append(name)
 
         nursery.start_soon(ask, "bomb")
-        await until(lambda: len(the.gate.passing) > 2)
+        await until(lambda: len(the.daemon.passing) > 2)
         provider.script = saying(reply(WHOLE, JSON))
         await ask("other")
     assert answered == ["other", "bomb"]

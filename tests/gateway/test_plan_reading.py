@@ -11,7 +11,7 @@ from sfad.agents.program import digest
 from sfad.gateway.plan_reading import login_of, seen_plan
 from sfad.protocol.requests.gateway import SeePlan
 from sfad.protocol.requests.plans import SeenWindow
-from tests.gateway.scripted import Provider, ScriptedGate, house, reply
+from tests.gateway.scripted import Provider, ScriptedDaemon, house, reply
 from tests.harness import until
 
 UNIFIED = "anthropic-ratelimit-unified-"
@@ -161,21 +161,21 @@ async def test_each_reply_is_told_before_its_call_has_ended() -> None:
     provider = refusing(0)
     async with house(provider) as found:
         answer = await found.ask(REQUEST)
-        await until(lambda: bool(found.gate.told))
+        await until(lambda: bool(found.daemon.told))
     assert answer.status == 200
-    assert [seen.status for seen in found.gate.plans] == ["allowed_warning"]
-    assert found.gate.asked[0].login == digest("secret-token")
-    assert b"secret-token" not in repr((found.gate.asked, found.gate.plans, found.gate.told)).encode()
+    assert [seen.status for seen in found.daemon.plans] == ["allowed_warning"]
+    assert found.daemon.asked[0].login == digest("secret-token")
+    assert b"secret-token" not in repr((found.daemon.asked, found.daemon.plans, found.daemon.told)).encode()
 
 
 async def test_a_call_that_waits_for_the_reset_is_made_again_and_its_agent_learns_nothing() -> None:
     provider = refusing(1)
-    async with house(provider, gate=ScriptedGate(holds_rejected=True)) as found:
+    async with house(provider, daemon=ScriptedDaemon(holds_rejected=True)) as found:
         answer = await found.ask(REQUEST)
-        await until(lambda: len(found.gate.told) == 2)
+        await until(lambda: len(found.daemon.told) == 2)
     assert (answer.status, answer.body) == (200, DONE)
-    assert [each.status for each in found.gate.told] == [429, 200]
-    assert [seen.status for seen in found.gate.plans] == ["rejected", "allowed_warning"]
+    assert [each.status for each in found.daemon.told] == [429, 200]
+    assert [seen.status for seen in found.daemon.plans] == ["rejected", "allowed_warning"]
     assert provider.requests[0] == provider.requests[1], "as the agent has sent it"
 
 
@@ -186,6 +186,6 @@ async def test_a_call_that_does_not_wait_gets_the_refusal() -> None:
 
 async def test_a_call_that_is_admitted_at_once_and_refused_again_is_not_made_for_ever() -> None:
     provider = refusing(100)
-    async with house(provider, gate=ScriptedGate(holds_rejected=True)) as found:
+    async with house(provider, daemon=ScriptedDaemon(holds_rejected=True)) as found:
         assert (await found.ask(REQUEST)).status == 429
     assert len(provider.requests) == 2

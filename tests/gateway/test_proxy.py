@@ -24,7 +24,7 @@ from tests.gateway.scripted import (
     Answer,
     House,
     Provider,
-    ScriptedGate,
+    ScriptedDaemon,
     house,
     post,
     read_answer,
@@ -124,7 +124,7 @@ async def test_a_program_that_leaves_out_v1() -> None:
     async with house(provider) as the:
         assert (await the.ask(post("/up/messages", CALL))).body == WHOLE
         assert provider.requests[0].startswith(b"POST /v1/messages HTTP/1.1\r\n")
-        assert len(the.gate.asked) == 1
+        assert len(the.daemon.asked) == 1
     async with house(provider, prefix="/base/v1") as the:
         assert (await the.ask(post("/up/messages", CALL))).body == WHOLE
         assert provider.requests[1].startswith(b"POST /base/v1/messages HTTP/1.1\r\n")
@@ -147,7 +147,7 @@ async def test_what_a_whole_reply_used() -> None:
         assert [name for name, _ in told.tools] == ["Bash"]
         assert told.first_byte_s is not None
         assert told.first_byte_s <= told.seconds
-        (asked,) = the.gate.asked
+        (asked,) = the.daemon.asked
         assert (asked.run, asked.upstream, asked.model, asked.max_output, asked.caches) == ("run", "up", "claude-x", 1000, False)
 
 
@@ -297,7 +297,7 @@ async def test_a_client_that_hangs_up_while_the_provider_thinks(streamed: bool) 
             await provider.hung_up.wait()
         told = await the.told()
         assert told.partial is streamed
-        assert told.tokens == (Tokens(input=the.gate.asked[0].input_tokens) if streamed else None)
+        assert told.tokens == (Tokens(input=the.daemon.asked[0].input_tokens) if streamed else None)
         assert told.error == "it hung up"
 
 
@@ -313,8 +313,8 @@ async def test_a_silent_provider_is_told_and_a_call_given_up_then_has_failed(mon
     async with house(provider) as the:
         stream = await the.connect()
         await stream.send_all(post(MESSAGES, CALL))
-        await until(lambda: bool(the.gate.silent_calls))
-        silent = the.gate.silent_calls[0]
+        await until(lambda: bool(the.daemon.silent_calls))
+        silent = the.daemon.silent_calls[0]
         assert (silent.host, silent.reservation) == ("127.0.0.1", "reservation 1")
         assert silent.silent_s is not None
         await stream.aclose()
@@ -322,7 +322,7 @@ async def test_a_silent_provider_is_told_and_a_call_given_up_then_has_failed(mon
         assert told.failed
         assert told.error is not None
         assert "without a byte from 127.0.0.1" in told.error
-        assert len(the.gate.silent_calls) == 1
+        assert len(the.daemon.silent_calls) == 1
 
 
 async def test_the_first_byte_after_a_silence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,11 +335,11 @@ async def test_the_first_byte_after_a_silence_is_told(monkeypatch: pytest.Monkey
 
     async with house(Provider(script)) as the, trio.open_nursery() as nursery:
         nursery.start_soon(the.ask, post(MESSAGES, CALL))
-        await until(lambda: bool(the.gate.silent_calls))
+        await until(lambda: bool(the.daemon.silent_calls))
         goes_on.set()
         told = await the.told()
         assert not told.failed
-        assert [call.silent_s is None for call in the.gate.silent_calls] == [False, True]
+        assert [call.silent_s is None for call in the.daemon.silent_calls] == [False, True]
 
 
 @pytest.mark.parametrize("how", ["closes", "resets"])
@@ -370,26 +370,26 @@ async def test_a_client_that_hangs_up_in_a_stream(how: str) -> None:
 
 async def test_a_client_that_hangs_up_while_its_call_is_held() -> None:
     provider = Provider(saying())
-    async with house(provider, gate=ScriptedGate(hold=trio.Event())) as the:
+    async with house(provider, daemon=ScriptedDaemon(hold=trio.Event())) as the:
         stream = await the.connect()
         await stream.send_all(post(MESSAGES, CALL))
         with trio.fail_after(5):
-            await until(lambda: bool(the.gate.asked))
+            await until(lambda: bool(the.daemon.asked))
             await stream.aclose()
-            await until(lambda: bool(the.gate.withdrawn))
-        assert not the.gate.told
+            await until(lambda: bool(the.daemon.withdrawn))
+        assert not the.daemon.told
         assert not provider.requests
 
 
 async def test_a_held_call_goes_on() -> None:
-    gate = ScriptedGate(hold=trio.Event())
-    async with house(Provider(saying(reply(WHOLE, JSON))), gate=gate) as the, trio.open_nursery() as nursery:
+    daemon = ScriptedDaemon(hold=trio.Event())
+    async with house(Provider(saying(reply(WHOLE, JSON))), daemon=daemon) as the, trio.open_nursery() as nursery:
 
         @nursery.start_soon
         async def _() -> None:
             await trio.sleep(0.2)
-            assert gate.hold is not None
-            gate.hold.set()
+            assert daemon.hold is not None
+            daemon.hold.set()
 
         answer = await the.ask(post(MESSAGES, CALL))
         assert answer.body == WHOLE
@@ -407,8 +407,8 @@ async def test_the_reply_to_a_paused_client_is_read_and_charged_and_kept(*, brea
         request = post(MESSAGES, STREAMED)
         await stream.send_all(request)
         with trio.fail_after(60):
-            await until(lambda: bool(the.gate.told))
-            (told,) = the.gate.told
+            await until(lambda: bool(the.daemon.told))
+            (told,) = the.daemon.told
             assert (told.tokens is not None and told.tokens.output == 50, told.partial) == (not breaks_off, breaks_off)
             assert len(raw) + (1 << 20) > the.shared.memory.held > 10_000_000
             answer = await read_answer(stream, request)
@@ -514,14 +514,14 @@ async def test_a_body_that_is_too_long() -> None:
 
 async def test_bodies_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_record, "MAX_BODIES", 200_000)
-    gate = ScriptedGate(hold=trio.Event())
-    async with house(Provider(saying(reply(WHOLE, JSON))), gate=gate) as the:
+    daemon = ScriptedDaemon(hold=trio.Event())
+    async with house(Provider(saying(reply(WHOLE, JSON))), daemon=daemon) as the:
         big = json.dumps(ASKED | {"padding": "x" * 90_000}).encode()
         async with await the.connect() as stream:
             await stream.send_all(post(MESSAGES, big))
-            await until(lambda: bool(gate.asked))
+            await until(lambda: bool(daemon.asked))
             assert (await the.ask(post(MESSAGES, big))).status == 503
-            gate.run, gate.hold = "other", None
+            daemon.run, daemon.hold = "other", None
             assert (await the.ask(post(MESSAGES, big))).status == 503
             assert (await the.ask(post(MESSAGES, big[:40_000] + b'"}'))).status == 200
         await until(lambda: not the.shared.memory.held)
@@ -547,9 +547,9 @@ async def test_what_is_kept_of_replies_counts_as_memory_of_the_run(monkeypatch: 
         assert (await the.told()).error is None
         monkeypatch.setattr(call_record, "MAX_BODIES", len(document))
         assert (await the.ask(post(MESSAGES, CALL))).body == body
-        await until(lambda: len(the.gate.told) == 2)
-        assert the.gate.told[1].tokens is None
-        assert "no memory" in (the.gate.told[1].error or "")
+        await until(lambda: len(the.daemon.told) == 2)
+        assert the.daemon.told[1].tokens is None
+        assert "no memory" in (the.daemon.told[1].error or "")
     assert the.shared.memory.held == 0
 
 
@@ -586,7 +586,7 @@ async def test_a_connection_is_used_again() -> None:
         await stream.send_all(post(MESSAGES, CALL))
         assert (await read_answer(stream, b"POST / HTTP/1.1")).body == WHOLE
         assert provider.connections == 1
-        await until(lambda: len(the.gate.told) == 8)
+        await until(lambda: len(the.daemon.told) == 8)
 
 
 async def test_a_connection_that_the_provider_has_closed_is_not_used_again() -> None:
@@ -613,7 +613,7 @@ async def test_a_fault_in_one_exchange_ends_no_other(monkeypatch: pytest.MonkeyP
     async with house(Provider(saying(reply(WHOLE, JSON)), keeps=True)) as the, await the.connect() as other:
         await other.send_all(post(MESSAGES, CALL)[:-1])
         with monkeypatch.context() as broken:
-            broken.setattr(the.gate, "admit", None)
+            broken.setattr(the.daemon, "admit", None)
             assert (await the.ask(post(MESSAGES, CALL))).broken
         assert len(the.trouble) == 1
         assert the.trouble[0].startswith("internal error in a connection: TypeError: ")
@@ -660,17 +660,17 @@ async def test_a_websocket_is_answered_so_that_programs_post_at_once() -> None:
             b"GET /up/v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n"
         )
         assert (await the.ask(upgrade)).status == 426
-        assert not the.gate.placed
+        assert not the.daemon.callers
 
 
 async def test_a_caller_that_is_in_no_run() -> None:
     provider = Provider(saying())
-    async with house(provider, gate=ScriptedGate(unplaced="you are in no run")) as the:
+    async with house(provider, daemon=ScriptedDaemon(no_run="you are in no run")) as the:
         answer = await the.ask(post(MESSAGES, CALL))
         assert answer.status == 403
         assert json.loads(answer.body)["error"]["message"] == "you are in no run"
         assert not provider.requests
-        ((caller, token),) = the.gate.placed
+        ((caller, token),) = the.daemon.callers
         assert caller is not None
         assert caller.uid == os.getuid()
         assert token is None
@@ -680,7 +680,7 @@ async def test_a_token_in_the_path() -> None:
     provider = Provider(saying(reply(WHOLE, JSON)))
     async with house(provider) as the:
         await the.ask(post(f"/run/abc{MESSAGES}", CALL))
-        assert the.gate.placed[0][1] == "abc"
+        assert the.daemon.callers[0][1] == "abc"
         assert provider.requests[0].startswith(b"POST /v1/messages HTTP/1.1\r\n")
 
 
@@ -700,17 +700,17 @@ REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
 async def test_a_refused_call_is_told_in_the_providers_words(api: str) -> None:
     provider = Provider(saying())
     path, body = REFUSALS[api]
-    async with house(provider, api=api, gate=ScriptedGate(refuses="no room")) as the:
+    async with house(provider, api=api, daemon=ScriptedDaemon(refuses="no room")) as the:
         answer = await the.ask(post(path, CALL))
         assert (answer.status, answer.header("content-type")) == (400, "application/json")
         assert json.loads(answer.body) == body
         assert not provider.requests
-        assert not the.gate.told
+        assert not the.daemon.told
 
 
 @pytest.mark.parametrize("api", REFUSALS)
 async def test_a_call_that_may_be_made_later_is_told_as_a_rate(api: str) -> None:
-    async with house(Provider(saying()), api=api, gate=ScriptedGate(refuses="not now", retry_after=41.2)) as the:
+    async with house(Provider(saying()), api=api, daemon=ScriptedDaemon(refuses="not now", retry_after=41.2)) as the:
         answer = await the.ask(post(REFUSALS[api][0], CALL))
         assert (answer.status, answer.header("retry-after")) == (429, "42")
         assert json.loads(answer.body)["error"]["message"] == "not now"
@@ -731,16 +731,16 @@ async def test_what_costs_money_uncounted(ungated: bool) -> None:
         answer = await the.ask(post("/up/v1/messages/batches", b"{}"))
         assert answer.status == (200 if ungated else 400)
         assert len(provider.requests) == ungated
-        assert not the.gate.asked
-        await until(lambda: bool(the.gate.unasked_for))
-        (told,) = the.gate.unasked_for
+        assert not the.daemon.asked
+        await until(lambda: bool(the.daemon.unasked_for))
+        (told,) = the.daemon.unasked_for
         assert (told.upstream, told.path, told.status) == ("up", "/v1/messages/batches", 200 if ungated else None)
         assert (told.refused is None, told.first_byte_s is None) == (ungated, not ungated)
 
 
 async def test_a_call_that_is_lowered() -> None:
     provider = Provider(saying(reply(WHOLE, JSON)))
-    async with house(provider, gate=ScriptedGate(max_output=500)) as the:
+    async with house(provider, daemon=ScriptedDaemon(max_output=500)) as the:
         body = gzip.compress(CALL)
         await the.ask(post(MESSAGES, body, "Content-Encoding: gzip", "X-A: 1"))
         head, _, sent = provider.requests[0].partition(b"\r\n\r\n")
@@ -756,12 +756,12 @@ async def test_a_call_that_is_not_changed_keeps_its_encoding() -> None:
         body = gzip.compress(CALL)
         await the.ask(post(MESSAGES, body, "Content-Encoding: gzip"))
         assert provider.requests[0].endswith(b"\r\n\r\n" + body)
-        assert the.gate.asked[0].model == "claude-x"
+        assert the.daemon.asked[0].model == "claude-x"
 
 
 async def test_the_upstream_of_a_run() -> None:
     async with house(Provider(saying(reply(b"own")))) as other, house(Provider(saying(reply(b"built in")))) as the:
-        the.gate.upstreams["up"] = Upstream("up", f"http://127.0.0.1:{other.direct}/base", "anthropic")
+        the.daemon.upstreams["up"] = Upstream("up", f"http://127.0.0.1:{other.direct}/base", "anthropic")
         assert (await the.ask(post("/up/v1/files", b"{}"))).body == b"own"
 
 
@@ -781,11 +781,11 @@ async def test_the_operators_key(monkeypatch: pytest.MonkeyPatch, api: str, head
             assert header in provider.requests[0]
             assert b"theirs" not in provider.requests[0]
             assert provider.requests[0].startswith(b"POST /v1/files?a=%2F&alt=sse HTTP/1.1\r\n")
-            keyed.gate.upstreams["up"] = Upstream("up", url, api)
+            keyed.daemon.upstreams["up"] = Upstream("up", url, api)
             await keyed.ask(post("/up/v1/files", b"{}", *theirs))
             assert b"real" not in provider.requests[1]
             monkeypatch.delenv("KEY_OF_TEST")
-            keyed.gate.upstreams.clear()
+            keyed.daemon.upstreams.clear()
             answer = await keyed.ask(post("/up/v1/files", b"{}"))
             assert answer.status == 502
             assert b"KEY_OF_TEST" in answer.body
@@ -796,11 +796,11 @@ async def test_a_call_that_another_gateway_has_the_key_for_passes_unasked(monkey
     provider = Provider(saying(reply(WHOLE, JSON)))
     async with house(provider) as the:
         there = f"http://127.0.0.1:{the.direct}"
-        the.gate.upstreams["up"] = Upstream("up", "https://provider.example/v1", "anthropic", through=there)
+        the.daemon.upstreams["up"] = Upstream("up", "https://provider.example/v1", "anthropic", through=there)
         answer = await the.ask(post(f"{MESSAGES}?beta=true", b"no call", "X-Api-Key: placeholder"))
-        assert (answer.status, answer.body, the.gate.asked, the.gate.passing) == (200, WHOLE, [], [])
+        assert (answer.status, answer.body, the.daemon.asked, the.daemon.passing) == (200, WHOLE, [], [])
         assert provider.requests[0].startswith(b"POST /run/TOKEN/up/v1/messages?beta=true HTTP/1.1")
-        the.gate.upstreams["up"] = Upstream("up", "https://provider.example", "anthropic", through="http://127.0.0.1:1")
+        the.daemon.upstreams["up"] = Upstream("up", "https://provider.example", "anthropic", through="http://127.0.0.1:1")
         answer = await the.ask(post(MESSAGES, CALL))
         assert answer.status == 502
         assert b"the gateway that has the key of upstream 'up' does not answer" in answer.body
@@ -809,12 +809,12 @@ async def test_a_call_that_another_gateway_has_the_key_for_passes_unasked(monkey
 
 async def test_a_gateway_leads_another_users_run_to_upstreams_with_a_key_only(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("real")
-    gate = ScriptedGate(keyed_only=True)
-    async with house(Provider(saying(reply(WHOLE, JSON)), keeps=True), gate=gate) as the:
+    daemon = ScriptedDaemon(keyed_only=True)
+    async with house(Provider(saying(reply(WHOLE, JSON)), keeps=True), daemon=daemon) as the:
         answer = await the.ask(post(MESSAGES, CALL))
-        assert (answer.status, gate.asked) == (404, [])
+        assert (answer.status, daemon.asked) == (404, [])
         assert b"at that of your own gateway" in answer.body
-        gate.upstreams["up"] = Upstream("up", f"http://127.0.0.1:{the.direct}", "anthropic", key_file=str(tmp_path / "key"))
+        daemon.upstreams["up"] = Upstream("up", f"http://127.0.0.1:{the.direct}", "anthropic", key_file=str(tmp_path / "key"))
         assert (await the.ask(post(MESSAGES, CALL))).status == 200
         assert (await the.ask(b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com\r\n\r\n")).status == 403
 
@@ -822,21 +822,21 @@ async def test_a_gateway_leads_another_users_run_to_upstreams_with_a_key_only(tm
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "2130706433", "[::ffff:127.0.0.1]", "0.0.0.0", "[::]", "0"])  # noqa: S104
 async def test_the_gateway_is_not_its_own_upstream(host: str) -> None:
     async with house(Provider(saying(b""))) as the:
-        the.gate.upstreams["up"] = Upstream("up", f"http://{host}:{the.port}/up", "anthropic")
+        the.daemon.upstreams["up"] = Upstream("up", f"http://{host}:{the.port}/up", "anthropic")
         with trio.fail_after(10):
             answer = await the.ask(post(MESSAGES, CALL))
         assert answer.status == 400
         assert b"is this gateway itself" in answer.body
-        assert (len(the.gate.asked), (await the.told()).tokens) == (1, Tokens())
+        assert (len(the.daemon.asked), (await the.told()).tokens) == (1, Tokens())
 
 
 # ---- many at a time
 
 
 async def test_a_run_at_its_share_of_connections_closes_its_own_without_a_request() -> None:
-    gate = ScriptedGate(hold=trio.Event())
+    daemon = ScriptedDaemon(hold=trio.Event())
     provider = Provider(saying(reply(WHOLE, JSON)), keeps=True)
-    async with house(provider, gate=gate, most=16) as the, AsyncExitStack() as stack:
+    async with house(provider, daemon=daemon, most=16) as the, AsyncExitStack() as stack:
 
         async def begin(data: bytes) -> trio.SocketStream:
             stream = await stack.enter_async_context(await the.connect())
@@ -845,17 +845,17 @@ async def test_a_run_at_its_share_of_connections_closes_its_own_without_a_reques
 
         with trio.fail_after(10):
             served = [await begin(post(MESSAGES, CALL))]
-            await until(lambda: len(gate.asked) == 1)
+            await until(lambda: len(daemon.asked) == 1)
             useless = [await begin(begun) for begun in (b"", b"POST", post(MESSAGES, CALL)[:-1])]
             served += [await begin(post(MESSAGES, CALL)) for _ in range(3)]
-            await until(lambda: len(gate.asked) == 4)
+            await until(lambda: len(daemon.asked) == 4)
             for stream in useless:
                 with suppress(trio.BrokenResourceError):
                     assert await stream.receive_some(1) == b""
             refused = await begin(b"")
             assert (await read_answer(refused, b"POST / HTTP/1.1")).status == 503  # all others have a request
-            assert gate.hold is not None
-            gate.hold.set()
+            assert daemon.hold is not None
+            daemon.hold.set()
             for stream in served:
                 assert (await read_answer(stream, b"POST / HTTP/1.1")).body == WHOLE
     assert the.shared.memory.held == 0
@@ -863,11 +863,11 @@ async def test_a_run_at_its_share_of_connections_closes_its_own_without_a_reques
 
 async def test_a_run_that_reopens_connections_closes_none_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel tells whose a connection is before it has sent a byte; here the test tells it."""
-    gate = ScriptedGate(hold=trio.Event())
+    daemon = ScriptedDaemon(hold=trio.Event())
     provider = Provider(saying(reply(WHOLE, JSON)), keeps=True)
     run = Caller(os.geteuid(), 1)
     monkeypatch.setattr(Kernel, "caller", lambda *_: run)
-    async with house(provider, gate=gate, most=64) as the, AsyncExitStack() as stack:
+    async with house(provider, daemon=daemon, most=64) as the, AsyncExitStack() as stack:
         slow = await stack.enter_async_context(await the.connect())
         await slow.send_all(post(MESSAGES, CALL)[:-1])
         await until(lambda: the.proxy.under_way == 1)
@@ -881,8 +881,8 @@ async def test_a_run_that_reopens_connections_closes_none_of_another_run(monkeyp
         await slow.send_all(CALL[-1:])
         other = await stack.enter_async_context(await the.connect())
         await other.send_all(post(MESSAGES, CALL))
-        assert gate.hold is not None
-        gate.hold.set()
+        assert daemon.hold is not None
+        daemon.hold.set()
         with trio.fail_after(10):
             assert (await read_answer(slow, b"POST / HTTP/1.1")).body == WHOLE
             assert (await read_answer(other, b"POST / HTTP/1.1")).body == WHOLE
@@ -892,7 +892,7 @@ async def test_a_connection_that_outlives_its_run_is_refused() -> None:
     async with house(Provider(saying(reply(WHOLE, JSON)), keeps=True)) as the, await the.connect() as stream:
         await stream.send_all(post(MESSAGES, CALL))
         assert (await read_answer(stream, b"POST / HTTP/1.1")).status == 200
-        the.gate.unplaced = "the run has ended"
+        the.daemon.no_run = "the run has ended"
         await stream.send_all(post("/up/v1/files", b"{}"))
         assert (await read_answer(stream, b"POST / HTTP/1.1")).status == 403
 
@@ -923,8 +923,8 @@ async def test_200_streams_at_a_time() -> None:
             async with trio.open_nursery() as nursery:
                 for _ in range(200):
                     nursery.start_soon(one, the)
-        await until(lambda: len(the.gate.told) == 200)
-        assert [told.tokens for told in the.gate.told] == [Tokens(input=10, output=50)] * 200
+        await until(lambda: len(the.daemon.told) == 200)
+        assert [told.tokens for told in the.daemon.told] == [Tokens(input=10, output=50)] * 200
         await until(lambda: len(os.listdir("/proc/self/fd")) <= before + 120)  # 100 are kept for the next calls
         await until(lambda: not the.proxy.under_way)
         assert the.shared.memory.held == 0

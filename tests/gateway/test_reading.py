@@ -16,7 +16,7 @@ from sfad.gateway.bodies import BodyReader
 from sfad.gateway.estimate import text_size
 from sfad.gateway.reading import MAX_BODY, BodyQuestion, answer_to
 
-from .scripted import Provider, ScriptedGate, house, post, reply, saying
+from .scripted import Provider, ScriptedDaemon, house, post, reply, saying
 from .test_proxy import CALL, JSON, MESSAGES, WHOLE
 
 MIB = 1 << 20
@@ -56,8 +56,8 @@ async def test_a_body_that_unzips_to_much_delays_no_other_run() -> None:
     bomb = gzip.compress(nearly_images())
     assert len(bomb) < MIB // 2
     answered: list[str] = []
-    gate = ScriptedGate()
-    async with house(Provider(saying(reply(WHOLE, JSON))), gate=gate) as the, trio.open_nursery() as nursery:
+    daemon = ScriptedDaemon()
+    async with house(Provider(saying(reply(WHOLE, JSON))), daemon=daemon) as the, trio.open_nursery() as nursery:
 
         async def ask(name: str, request: bytes) -> None:
             assert (await the.ask(request)).status == 200
@@ -65,7 +65,7 @@ async def test_a_body_that_unzips_to_much_delays_no_other_run() -> None:
 
         nursery.start_soon(ask, "bomb", post(MESSAGES, bomb, "Content-Encoding: gzip"))
         await trio.testing.wait_all_tasks_blocked(0.05)
-        gate.run = "other"
+        daemon.run = "other"
         for _ in range(3):
             await ask("other", post(MESSAGES, CALL))
     assert answered == ["other"] * 3 + ["bomb"]

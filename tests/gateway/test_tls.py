@@ -70,7 +70,7 @@ async def test_a_certificate_of_an_authority_that_the_environment_of_a_tree_name
     provider = Provider(saying(reply(WHOLE, JSON), reply(WHOLE, JSON)))
     async with behind_tls(provider, authority.issue_cert("localhost")) as upstreams, house(provider, upstreams=upstreams) as the:
         assert (await the.ask(post(MESSAGES, CALL))).status == 502
-        the.gate.certificates = [str(tmp_path / "ca.pem"), str(tmp_path)]
+        the.daemon.certificates = [str(tmp_path / "ca.pem"), str(tmp_path)]
         assert (await the.ask(post(MESSAGES, CALL))).body == WHOLE
         assert (await the.ask(post(MESSAGES, CALL))).body == WHOLE
         assert the.trouble == [f"the certificates in {tmp_path} cannot be loaded: it is not a regular file"]

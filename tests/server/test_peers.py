@@ -58,7 +58,7 @@ async def test_a_peer_outside_any_run(rig: Rig, listener: socket.socket) -> None
         client.connect(listener.getsockname())
         with closing(await accept(listener)) as server:
             peer = peers.identify(server, rig.launcher)
-    assert (peer.uid, peer.run, peer.unplaced, peer.owner) == (os.geteuid(), None, "", True)
+    assert (peer.uid, peer.run, peer.unidentified, peer.owner) == (os.geteuid(), None, "", True)
     assert peer.user == pwd.getpwuid(os.geteuid()).pw_name
 
 
@@ -87,7 +87,7 @@ async def test_a_peer_that_has_died(rig: Rig, listener: socket.socket, tmp_path:
             await trio.lowlevel.wait_readable(server)
         await rig.wait(MainExited, "a1")
         peer = peers.identify(server, rig.launcher)
-    assert peer.run == "a1" or peer.unplaced
+    assert peer.run == "a1" or peer.unidentified
     await rig.stop("a1")
 
 
@@ -96,7 +96,7 @@ async def test_kernel_without_pidfds(monkeypatch: pytest.MonkeyPatch, rig: Rig, 
     with closing(socket.socket(socket.AF_UNIX)) as client:
         client.connect(listener.getsockname())
         with closing(await accept(listener)) as server:
-            assert peers.identify(server, rig.launcher).unplaced == ""
+            assert peers.identify(server, rig.launcher).unidentified == ""
 
 
 class Answers:
@@ -117,7 +117,7 @@ class Answers:
 def test_another_user_whose_process_is_gone() -> None:
     peer = peers.identify(cast(socket.socket, Answers(1, 54321)), FakeLauncher(emit=lambda _event: None))
     assert (peer.user, peer.owner) == ("54321", False)
-    assert "ended" in peer.unplaced
+    assert "ended" in peer.unidentified
 
 
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")])
@@ -131,7 +131,7 @@ def test_a_kernel_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, error: E
     monkeypatch.setattr(peers, "peer_pidfd", lambda _connection: None)
     peer = peers.identify(cast(socket.socket, Answers(os.getpid(), os.geteuid())), launcher)
     assert peer.run is None
-    assert "could not be looked at" in peer.unplaced
+    assert "could not be looked at" in peer.unidentified
 
 
 @needs_root

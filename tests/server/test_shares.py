@@ -20,9 +20,9 @@ def inside(run: str, root: str, user: str = "root", uid: int = 0) -> PeerGroups:
     return PeerGroups.of(Peer(uid, user, run=run), root)
 
 
-UNPLACED = PeerGroups.of(Peer(0, "root", unplaced="it left its cgroup"), None)
+UNIDENTIFIED = PeerGroups.of(Peer(0, "root", unidentified="it left its cgroup"), None)
 STRANGER = PeerGroups.of(Peer(1000, "alice", owner=False), None)
-GROUPS = [OWNER, UNPLACED, STRANGER, *(inside(f"a{run}", f"a{run % 3}", f"u{run % 2}", run % 2) for run in range(9))]
+GROUPS = [OWNER, UNIDENTIFIED, STRANGER, *(inside(f"a{run}", f"a{run % 3}", f"u{run % 2}", run % 2) for run in range(9))]
 
 steps = st.lists(st.tuples(st.sampled_from(GROUPS), st.integers(-50, 50)), max_size=200)
 

@@ -275,7 +275,7 @@ class Admission:
     def _question(self, ev: e.SpawnRequested, run: Run, caller: Run | None, *, waits: bool) -> Question:
         peer = ev.peer
         if peer.run is not None and caller is None:
-            peer = replace(peer, unplaced=f"its run {peer.run} has ended")
+            peer = replace(peer, unidentified=f"its run {peer.run} has ended")
         is_session = run.asked.session is not None
         return Question(
             at=ev.at,

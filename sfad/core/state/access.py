@@ -63,7 +63,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "metrics": Access("admin", inside=False, narrowed_by=None, scope="none"),
     "open_fleet": _OF_FLEET,
     "pause": _ONE,
-    "place_caller": _FOR_GATEWAY,
+    "find_caller": _FOR_GATEWAY,
     "plans": _MANY,
     "prune": Access(inside=False, narrowed_by=None, scope="many"),
     "put_files": Access(leaf=False, narrowed_by="spawn", scope="none"),
@@ -121,7 +121,7 @@ class Peer(Struct, frozen=True):
     owner: bool = True
     """Whether the peer has the operator's uid, or is root."""
     run: RunId | None = None
-    unplaced: str = ""
+    unidentified: str = ""
     """Why the daemon could not find out which run the peer is in. Such a peer may do nothing: it could be inside any run."""
     gateway: bool = False
     """It is a gateway that the daemon has started."""
@@ -218,8 +218,8 @@ FULL = Permissions(sessions=True)
 def refuse_verb(peer: Peer, verb: str, permissions: Permissions, rules: AccessRules) -> str | None:
     """Return why the peer may not use this verb at all, or `None`. `permissions` are those of the run that it is in."""
     access = TABLE[verb]
-    if peer.unplaced:
-        return f"the calling process could not be placed: {peer.unplaced}"
+    if peer.unidentified:
+        return f"the calling process could not be identified: {peer.unidentified}"
     if peer.gateway:  # it reads what agents send, so it gets no other rights, whatever its user may do
         return None if access.outside == "gateway" or verb == "hello" else f"the gateway may not '{verb}'"
     if not rules.serves(peer):

@@ -91,7 +91,7 @@ class ClientTable:
             return self._identify(sock)
         except Exception as error:  # noqa: BLE001 - a peer with odd data in /proc must not crash the daemon
             self._resources.log.error("a peer could not be identified", traceback=traceback.format_exc())
-            return Peer(-1, "unknown", owner=False, unplaced=f"it could not be identified: {error}")
+            return Peer(-1, "unknown", owner=False, unidentified=f"it could not be identified: {error}")
 
     def _groups(self, peer: Peer) -> PeerGroups:
         return PeerGroups.of(peer, self._root(peer.run) if peer.run is not None else None)

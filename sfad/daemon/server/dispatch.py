@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ... import __version__
 from ...host import descriptors
 from ...host.descriptors import close_soon
-from ...processes.launcher import Unplaceable
+from ...processes.launcher import Unidentifiable
 from ...protocol import messages as m
 from ...protocol.encoding import request_id
 from ...protocol.framing import SUPPORTED, BadMessage, ProtocolError
@@ -236,7 +236,7 @@ class Receiver:
     def passed_on(self, connection: Connection) -> str | None:
         """Say why the sender may not use a connection that another process made: it would have that one's rights."""
         peer = connection.peer
-        if connection.sender_uid != peer.uid and not peer.unplaced:
+        if connection.sender_uid != peer.uid and not peer.unidentified:
             return (
                 f"this connection was made by uid {peer.uid} and is used by uid {connection.sender_uid}; after a change "
                 "of user, connect again"
@@ -245,8 +245,8 @@ class Receiver:
             return None
         try:
             run = run_of(connection.sender, self._resources.launcher)
-        except (Unplaceable, OSError) as error:
-            return f"process {connection.sender}, which did not make this connection, could not be placed: {error}"
+        except (Unidentifiable, OSError) as error:
+            return f"process {connection.sender}, which did not make this connection, could not be identified: {error}"
         if run == connection.peer.run:
             return None
         made_in, sent_in = (f"run {each}" if each is not None else "no run" for each in (connection.peer.run, run))

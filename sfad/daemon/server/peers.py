@@ -16,7 +16,7 @@ from ...core.state.access import Peer
 from ...host.probe import SO_PEERPIDFD, UCRED, user_name
 from ...processes import procfs
 from ...processes.credentials import LIMIT_KINDS, MAX_GROUPS, UNLIMITED, Credentials, Rlimits
-from ...processes.launcher import Launcher, Unplaceable
+from ...processes.launcher import Launcher, Unidentifiable
 from ...protocol.types import ErrorCode, RunId
 from .connection import Connection
 from .lookup import RequestError
@@ -42,14 +42,14 @@ def identify(
     gateway_at: Callable[[int], Gateway | None] = lambda _pid: None,
     exporter: int | None = None,
 ) -> Peer:
-    """Return the peer and the run that it is in. A peer that cannot be placed says why, and is refused everything. `gateway_at`
+    """Return the peer and the run that it is in. A peer that cannot be identified says why, and is refused everything. `gateway_at`
     returns the gateway that is a process, `exporter` is a process, too.
 
     The credentials are those of the time when it connected. Takes less than 0.1 ms, because names of users are cached."""
     try:
         pid, uid, gid = UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
     except OSError as error:
-        return Peer(uid=-1, user="unknown", owner=False, unplaced=f"the kernel does not name the process: {error.strerror}")
+        return Peer(uid=-1, user="unknown", owner=False, unidentified=f"the kernel does not name the process: {error.strerror}")
     user, owner, gids = user_name(uid), uid in (0, os.geteuid()), all_groups(connection, gid)
     if (gateway := gateway_at(pid)) is not None and _lives(connection):
         return Peer(uid=uid, user=user, owner=owner, gateway=True, gateway_uid=gateway.uid)
@@ -57,11 +57,11 @@ def identify(
         return Peer(uid=uid, user=user, owner=owner, gids=gids)
     try:
         run = _place(pid, peer_pidfd(connection), launcher)
-    except Unplaceable as why:
-        return Peer(uid=uid, user=user, owner=owner, unplaced=str(why))
+    except Unidentifiable as why:
+        return Peer(uid=uid, user=user, owner=owner, unidentified=str(why))
     except (OSError, ValueError) as error:  # as when no descriptor is free
         what = error.strerror if isinstance(error, OSError) else type(error).__name__
-        return Peer(uid=uid, user=user, owner=owner, unplaced=f"the process could not be looked at: {what}")
+        return Peer(uid=uid, user=user, owner=owner, unidentified=f"the process could not be looked at: {what}")
     return Peer(uid=uid, user=user, owner=owner, run=run, gids=gids)
 
 
@@ -93,7 +93,7 @@ def _lives(connection: socket.socket) -> bool:
     """Return whether the process that connected is alive still, so that no other process has its pid."""
     try:
         held = peer_pidfd(connection)
-    except Unplaceable:
+    except Unidentifiable:
         return False
     if held is None:  # before Linux 6.5 its pid is all that is known
         return True
@@ -104,11 +104,11 @@ def _lives(connection: socket.socket) -> bool:
 
 
 def run_of(pid: int, launcher: Launcher) -> RunId | None:
-    """Return the run that a process is in now; `None` if it is in none. Raises `Unplaceable` and `OSError`."""
+    """Return the run that a process is in now; `None` if it is in none. Raises `Unidentifiable` and `OSError`."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError as error:
-        raise Unplaceable("it ended before it could be placed") from error
+        raise Unidentifiable("it ended before it could be identified") from error
     return _place(pid, pidfd, launcher)
 
 
@@ -121,16 +121,16 @@ def _place(pid: int, pidfd: int | None, launcher: Launcher) -> RunId | None:
 
 
 def peer_pidfd(connection: socket.socket) -> int | None:
-    """Return the peer's pidfd; `None` on a kernel before Linux 6.5. Raises `Unplaceable`."""
+    """Return the peer's pidfd; `None` on a kernel before Linux 6.5. Raises `Unidentifiable`."""
     # a recycled pid may be another process by now; the pidfd is always the one that connected
     try:
         answer = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4)
     except ProcessLookupError as error:
-        raise Unplaceable("the process ended before it could be placed") from error
+        raise Unidentifiable("the process ended before it could be identified") from error
     except OSError as error:
         if error.errno == errno.ENOPROTOOPT:
             return None
-        raise Unplaceable(f"the kernel does not name the process: {error.strerror}") from error
+        raise Unidentifiable(f"the kernel does not name the process: {error.strerror}") from error
     return int.from_bytes(answer, sys.byteorder, signed=True)
 
 
@@ -150,13 +150,13 @@ _LIMIT = re.compile(rb"^Max .{21} (\d+|unlimited) +(\d+|unlimited) ", re.MULTILI
 def submitter(connection: Connection, containment: str) -> Credentials | None:
     """Return the user that executes what the client submits; `None` is the daemon's own user. Raise `RequestError`."""
     peer = connection.peer
-    if os.geteuid() != 0 or peer.uid == 0 or peer.unplaced:  # the guard refuses who is not placed
+    if os.geteuid() != 0 or peer.uid == 0 or peer.unidentified:  # the guard refuses who is not identified
         return None
     if containment != "cgroup":
         raise _refused(peer, "runs of several users need cgroups: by tags their orphans cannot be told apart")
     try:
         return _credentials(connection)
-    except (OSError, ValueError, KeyError, Unplaceable) as error:
+    except (OSError, ValueError, KeyError, Unidentifiable) as error:
         raise _refused(peer, f"the kernel does not tell what process {connection.sender} is: {error}") from error
 
 

@@ -36,16 +36,16 @@ MAX_WATCHES = 2048
 MAX_RUN_FEEDS = 64
 """Clients that are told of changed runs, of all connections together. Each push is encoded for each of them."""
 
-Level = Literal["run", "tree", "unplaced", "user", "others", "owner"]
+Level = Literal["run", "tree", "unidentified", "user", "others", "owner"]
 
-FRACTIONS: dict[Level, float] = {"run": 1 / 8, "tree": 1 / 4, "unplaced": 1 / 8, "user": 1 / 2, "others": 3 / 4, "owner": 1}
+FRACTIONS: dict[Level, float] = {"run": 1 / 8, "tree": 1 / 4, "unidentified": 1 / 8, "user": 1 / 2, "others": 3 / 4, "owner": 1}
 """The part of the whole that each group may take. `others` is everything but the owner outside any run."""
 
 
 NAMES: dict[Level, str] = {
     "run": "run {}",
     "tree": "the tree of run {}",
-    "unplaced": "processes that could not be placed",
+    "unidentified": "processes that could not be identified",
     "user": "user {}",
     "others": "all runs and other users",
     "owner": "the owner of the daemon",
@@ -71,8 +71,8 @@ class PeerGroups:
     @classmethod
     def of(cls, peer: Peer, root: RunId | None) -> Self:
         """Return the groups of a peer. `root`: the root of the tree that it is in."""
-        if peer.unplaced:
-            inside = [ShareGroup("unplaced")]
+        if peer.unidentified:
+            inside = [ShareGroup("unidentified")]
         elif peer.run is None or root is None:
             if peer.owner:
                 return cls((ShareGroup("owner"),))

@@ -16,7 +16,7 @@ from ...protocol.types import RunId
 from .. import procfs
 from ..credentials import COOKIE
 from ..launched_runs import LaunchedRun, LaunchedRuns, cookie, cookie_run
-from ..launcher import Bounds, Unplaceable
+from ..launcher import Bounds, Unidentifiable
 from ..procfs import Stat, reaped
 from .interface import RunContainment
 
@@ -27,14 +27,14 @@ _ANCESTRY_READS = 5
 
 
 def run_by_cookie(pid: int, runs: LaunchedRuns) -> RunId | None:
-    """Return the run whose cookie a process carries. Raises `Unplaceable` for a cookie of this instance that no run has."""
+    """Return the run whose cookie a process carries. Raises `Unidentifiable` for a cookie of this instance that no run has."""
     value = cookie(pid, runs.instance)
     if value is None:
         return None
     run_id = cookie_run(value)
     if run_id in runs and runs[run_id].cookie == value:
         return run_id
-    raise Unplaceable(f"process {pid} carries the cookie of run {run_id}, which is not running")
+    raise Unidentifiable(f"process {pid} carries the cookie of run {run_id}, which is not running")
 
 
 def ancestors(pid: int) -> tuple[Stat, ...]:
@@ -51,13 +51,13 @@ _Found = TypeVar("_Found")
 
 def with_steady_ancestors(pid: int, look: Callable[[tuple[Stat, ...]], _Found]) -> _Found:
     """Return what `look` says of the ancestors of a process, if that was the same before and after: the pid of a parent that ends
-    meanwhile may be used again. Raises `Unplaceable` if they keep changing."""
+    meanwhile may be used again. Raises `Unidentifiable` if they keep changing."""
     for _ in range(_ANCESTRY_READS):
         chain = ancestors(pid)
         answer = look(chain)
         if [(one.pid, one.started) for one in chain] == [(one.pid, one.started) for one in ancestors(pid)]:
             return answer
-    raise Unplaceable(f"the ancestors of process {pid} keep changing")
+    raise Unidentifiable(f"the ancestors of process {pid} keep changing")
 
 
 def descends(chain: tuple[Stat, ...]) -> bool:
@@ -67,7 +67,7 @@ def descends(chain: tuple[Stat, ...]) -> bool:
 
 def run_by_ancestors(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[RunId | None, bool]:
     """Return the run of the nearest process that `run_of` knows, of `pid` and its ancestors; and whether `pid` descends from this
-    process. Raises `Unplaceable`."""
+    process. Raises `Unidentifiable`."""
 
     def look(chain: tuple[Stat, ...]) -> tuple[RunId | None, bool]:
         run_id = next((run_id for one in chain if one.pid != os.getpid() and (run_id := run_of(one.pid))), None)
@@ -76,10 +76,10 @@ def run_by_ancestors(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[R
     return with_steady_ancestors(pid, look)
 
 
-def unmarked(pid: int) -> Unplaceable:
+def unmarked(pid: int) -> Unidentifiable:
     """Return the refusal of a descendant of the daemon that is in no known run: it is in some run, and must not have the rights of
     a person."""
-    return Unplaceable(
+    return Unidentifiable(
         f"process {pid} was started within a run of this daemon, but has left its run's containment and removed its marks; "
         "ask from a process that has not"
     )

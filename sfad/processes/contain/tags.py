@@ -16,7 +16,7 @@ import trio
 from ...protocol.types import RunId
 from .. import procfs
 from ..launched_runs import LaunchedRun, LaunchedRuns, run_ids
-from ..launcher import Unplaceable
+from ..launcher import Unidentifiable
 from ..procfs import Stat, send
 from ..trampoline.spawner import Door
 from ..watch import Orphans, reap_orphan, wait_ended
@@ -114,13 +114,13 @@ class TagsMembership:
 
     def run_of(self, pid: int, pidfd: int | None) -> RunId | None:
         """Return the run of a descendant by its nearest ancestor that is known; of an orphan by tag, else by cookie; of any other
-        process by cookie. Raises `Unplaceable`, `OSError`."""
+        process by cookie. Raises `Unidentifiable`, `OSError`."""
         if pid <= 0:
-            raise Unplaceable("the process is in another pid namespace")
+            raise Unidentifiable("the process is in another pid namespace")
         run_id, ours = with_steady_ancestors(pid, self._by_descent)
         run_id = run_id or run_by_cookie(pid, self._runs)
         if procfs.stat(pid) is None or not still_there(pidfd):
-            raise Unplaceable(f"process {pid} ended before it could be placed")
+            raise Unidentifiable(f"process {pid} ended before it could be identified")
         if run_id is None and ours:
             raise unmarked(pid)
         return run_id

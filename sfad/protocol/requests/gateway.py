@@ -17,8 +17,8 @@ class ServeGateway(Request, tag="serve_gateway"):
     """On a new connection: the reservations of calls whose end is not answered yet. All others are given back."""
 
 
-class PlaceCaller(Request, tag="place_caller"):
-    """Find the run of a process that calls a model. Answered by `CallerPlaced`."""
+class FindCaller(Request, tag="find_caller"):
+    """Find the run of a process that calls a model. Answered by `CallerFound`."""
 
     uid: int | None = None
     cgroup: int | None = None
@@ -166,7 +166,7 @@ class GatewaySettings(Reply, tag="gateway_settings"):
     ungated: bool = False
 
 
-class CallerPlaced(Reply, tag="caller_placed"):
+class CallerFound(Reply, tag="caller_found"):
     """`upstreams`: those of the caller's tree, which stand beside the gateway's, or replace those of the same name. `certificates`:
     files of those to trust, beside the gateway's. `keyed_only`: the caller's user has another gateway, for all upstreams without a
     key of the operator's."""

@@ -144,7 +144,7 @@ def _spawn_by(asker: Asker, request: Spawn, peer: Peer, descriptors: list[int], 
     above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
     if above is not None:
         setups: TreeSetups | None = runtime.catalogue.live[above.run.root.id].setups
-    elif peer.unplaced or not asks_for_gateway(request, by_default=runtime.gateways.enabled):
+    elif peer.unidentified or not asks_for_gateway(request, by_default=runtime.gateways.enabled):
         setups = NO_SETUPS
     else:
         env = [item for item in request.env if not runtime.gateways.is_own(os.fsdecode(item.partition(b"=")[2]))]

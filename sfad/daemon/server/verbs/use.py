@@ -13,11 +13,11 @@ from ....core.state.account import NOTHING, Silence, Use
 from ....host.clock import wall_clock
 from ....protocol.messages import (
     AdmitCall,
-    CallerPlaced,
+    CallerFound,
     Done,
     EndCall,
     GatewaySettings,
-    PlaceCaller,
+    FindCaller,
     RefusedEgress,
     Report,
     Reserve,
@@ -194,11 +194,11 @@ def _tell_of_tools(asker: Asker, request: EndCall) -> None:
     asker.runtime.feed(e.ToolsCalled(trio.current_time(), request.run, tools))
 
 
-# ---- `place_caller`: find the run of a process that calls a model through the gateway
+# ---- `find_caller`: find the run of a process that calls a model through the gateway
 
 
-@answers(PlaceCaller)
-def place_caller(asker: Asker, request: PlaceCaller) -> None:
+@answers(FindCaller)
+def find_caller(asker: Asker, request: FindCaller) -> None:
     runtime, gateway = asker.runtime, asker.peer.gateway_uid
     run = runtime.gateways.run_of(request.token) if request.token is not None else None
     if run is None and request.cgroup is not None:
@@ -226,7 +226,7 @@ def place_caller(asker: Asker, request: PlaceCaller) -> None:
     # a file that another user names could stand for any authority
     trusts = not keyed_only and root.uid == live.uid
     asker.reply(
-        CallerPlaced(
+        CallerFound(
             id=request.id,
             run=live.run.id,
             upstreams=upstreams,

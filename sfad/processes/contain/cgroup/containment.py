@@ -25,7 +25,7 @@ from ....host.descriptors import lifted
 from ....protocol.types import RunId
 from ... import procfs
 from ...launched_runs import LaunchedRun, LaunchedRuns, run_ids
-from ...launcher import Complain, Unplaceable
+from ...launcher import Complain, Unidentifiable
 from ...procfs import cgroup_id
 from ...trampoline.spawner import Door
 from ...watch import Complaints, Orphans, Reactor, signal_mains, wait_ended
@@ -399,7 +399,7 @@ class CgroupMembership:
     def run_of(self, pid: int, pidfd: int | None) -> RunId | None:
         """Return the run whose cgroup the process is in. A process that was moved to another cgroup, by `systemd-run --scope` for
         example, is still in its run: that of its nearest ancestor that is in one, else that whose cookie it carries. Raises
-        `Unplaceable`, `OSError`."""
+        `Unidentifiable`, `OSError`."""
         run_id = self._cgroups.run_with_inode(cgroup_id(pidfd)) if pidfd is not None else None
         if run_id is not None:
             self._refuse_moved(pid, run_id)
@@ -410,7 +410,7 @@ class CgroupMembership:
             run_id, ours = run_by_ancestors(pid, self._run_of)
             run_id = run_id or run_by_cookie(pid, self._runs)
         if path is None or not still_there(pidfd):
-            raise Unplaceable(f"process {pid} ended before it could be placed")
+            raise Unidentifiable(f"process {pid} ended before it could be identified")
         if run_id is None and ours:
             raise unmarked(pid)
         if run_id is not None:
@@ -418,11 +418,11 @@ class CgroupMembership:
         return run_id
 
     def _refuse_moved(self, pid: int, run_id: RunId) -> None:
-        """Raise `Unplaceable` for a process in the cgroup of a run that it was not started in: it would have that run's rights."""
+        """Raise `Unidentifiable` for a process in the cgroup of a run that it was not started in: it would have that run's rights."""
         line = (self._orphans.owned.get(each) for each in procfs.ancestry(pid))
         began = next((each for each in line if each is not None), None) or self._runs.by_cookie(pid)
         if began is not None and not self._runs.within(run_id, began):
-            raise Unplaceable(f"process {pid} was started in run {began} and has moved itself into the cgroup of run {run_id}")
+            raise Unidentifiable(f"process {pid} was started in run {began} and has moved itself into the cgroup of run {run_id}")
 
     def _run_of(self, pid: int) -> RunId | None:
         owned = self._orphans.owned.get(pid)
@@ -435,7 +435,7 @@ class CgroupMembership:
             return None
         run_id = self._cgroups.nearest(directory)
         if run_id is None:
-            raise Unplaceable(f"its cgroup {printable_path(path)} belongs to no run that is known")
+            raise Unidentifiable(f"its cgroup {printable_path(path)} belongs to no run that is known")
         return run_id
 
 

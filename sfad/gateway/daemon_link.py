@@ -28,7 +28,7 @@ class CallRefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class CallerRun:
     """The run that a caller is in."""
 
     run: str
@@ -44,10 +44,10 @@ class Placed:
     """Names the run to the gateway that has the operator's keys."""
 
 
-class Gate(Protocol):
+class Daemon(Protocol):
     """The daemon. It takes messages of the protocol without an `id`, which is the connection's to give."""
 
-    async def place(self, caller: Caller | None, token: str | None) -> Placed:
+    async def find_run(self, caller: Caller | None, token: str | None) -> CallerRun:
         """Return the run of a caller. Raises `CallRefusedError`."""
 
     async def admit(self, asked: AdmitCall) -> CallAdmitted:
@@ -100,7 +100,7 @@ class _Open:
 
 
 class DaemonLink:
-    """Implements `Gate`. Requests that were not answered when a connection was lost are sent again on the next."""
+    """Implements `Daemon`. Requests that were not answered when a connection was lost are sent again on the next."""
 
     def __init__(self, path: str, listener: int, journal: Journal) -> None:
         """`listener`: the descriptor that the daemon keeps for the next gateway."""
@@ -138,16 +138,16 @@ class DaemonLink:
             await trio.sleep(pause)
             pause = min(2 * pause, RETRY_MAX)
 
-    # ---- Gate
+    # ---- Daemon
 
-    async def place(self, caller: Caller | None, token: str | None) -> Placed:
+    async def find_run(self, caller: Caller | None, token: str | None) -> CallerRun:
         if caller is None:
             raise CallRefusedError("the connection was closed before its caller could be found out")
-        placed = await self._ask(
-            m.CallerPlaced, m.PlaceCaller(id=self._number(), uid=caller.uid, cgroup=caller.cgroup, token=token)
+        found_run = await self._ask(
+            m.CallerFound, m.FindCaller(id=self._number(), uid=caller.uid, cgroup=caller.cgroup, token=token)
         )
-        egress = tuple(map(destination, placed.egress))
-        return Placed(placed.run, _upstreams(placed.upstreams), placed.certificates, egress, placed.keyed_only, placed.token)
+        egress = tuple(map(destination, found_run.egress))
+        return CallerRun(found_run.run, _upstreams(found_run.upstreams), found_run.certificates, egress, found_run.keyed_only, found_run.token)
 
     async def admit(self, asked: m.AdmitCall) -> m.CallAdmitted:
         answer = await self._ask(m.CallAdmitted, self._numbered(asked))
