@@ -113,9 +113,9 @@ class Context:
 
     def publish(self, what: EventType, run: Run, message: str = "", severity: Severity = "low") -> None:
         """Have an event numbered, recorded, logged, and sent to each client that watches the run or an ancestor."""
-        self.tell(Event(type=what, severity=severity, message=message), run)
+        self.publish_event(Event(type=what, severity=severity, message=message), run)
 
-    def tell(self, event: Event, run: Run) -> None:
+    def publish_event(self, event: Event, run: Run) -> None:
         """Publish an event that tells more than words; the fields about its run are filled in here."""
         lineage = run.lineage_ids
         birth = run.birth
@@ -131,7 +131,7 @@ class Context:
         """Publish that a run was refused a host, unless it was too often: a program that tries again would fill the ledger."""
         if self._event_rate.admits((EventType.EGRESS_REFUSED, run.id), at):
             message = f"the gateway refused {host}, port {port}: {why}"
-            self.tell(Event(type=EventType.EGRESS_REFUSED, severity="medium", message=message, host=host, port=port), run)
+            self.publish_event(Event(type=EventType.EGRESS_REFUSED, severity="medium", message=message, host=host, port=port), run)
 
     def end(self, run: Run) -> None:
         self.tree.remove(run)

@@ -126,7 +126,7 @@ def origin_of(live: Live) -> bytes:
     bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=live.session_variables, placeholders={})
     program = live.program.name if live.program is not None else None
     return encode(
-        Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.caller, live.user, live.setups, live.request)
+        Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.caller, live.user, live.setups, live.for_recall)
     )
 
 

@@ -286,7 +286,7 @@ class CallRecord:
         if used.partial and self._reply.tokens is None and not self._reply.written:
             used = _AS_RESERVED  # whether the model had begun, and how far it was, is not known
         how = "as reserved" if used.tokens is None else "for what had passed"
-        self._daemon.passed(self._ended(used, f"the gateway was killed before it ended; it was charged {how}"))
+        self._daemon.note(self._ended(used, f"the gateway was killed before it ended; it was charged {how}"))
 
     def _stop_reading(self, error: Exception) -> None:
         self._coding, self._unreadable, self.error = None, True, f"the reply cannot be read: {error}"

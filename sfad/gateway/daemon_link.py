@@ -57,7 +57,7 @@ class Daemon(Protocol):
     def ended(self, call: EndCall) -> None:
         """Tell what a call has used."""
 
-    def passed(self, call: EndCall) -> None:
+    def note(self, call: EndCall) -> None:
         """Note what a call has used by now, in case this process is killed."""
 
     def silent(self, call: SilentCall) -> None:
@@ -147,7 +147,9 @@ class DaemonLink:
             m.CallerFound, m.FindCaller(id=self._number(), uid=caller.uid, cgroup=caller.cgroup, token=token)
         )
         egress = tuple(map(destination, found_run.egress))
-        return CallerRun(found_run.run, _upstreams(found_run.upstreams), found_run.certificates, egress, found_run.keyed_only, found_run.token)
+        return CallerRun(
+            found_run.run, _upstreams(found_run.upstreams), found_run.certificates, egress, found_run.keyed_only, found_run.token
+        )
 
     async def admit(self, asked: m.AdmitCall) -> m.CallAdmitted:
         answer = await self._ask(m.CallAdmitted, self._numbered(asked))
@@ -159,7 +161,7 @@ class DaemonLink:
         self._journal.note(self._numbered(call))  # it may be killed before the daemon has heard of it
         self._send(_Open(call))
 
-    def passed(self, call: m.EndCall) -> None:
+    def note(self, call: m.EndCall) -> None:
         self._journal.note(call)
 
     def silent(self, call: m.SilentCall) -> None:

@@ -26,7 +26,7 @@ from .apis import Api, most_output
 from .bodies import BodyReader
 from .call_record import CallRecord, Memory, NoMemoryError, RequestRecord, Space, UnaskedRecord
 from .callers import Caller
-from .daemon_link import CallRefusedError, Daemon, CallerRun
+from .daemon_link import CallerRun, CallRefusedError, Daemon
 from .egress import Egress, NoWayError, is_outward, target_of
 from .egress_rules import EgressRefusedError, plain
 from .estimate import Estimates
@@ -262,7 +262,7 @@ class Exchange:
             if found_run.keyed_only and not upstream.keyed:
                 raise _AnsweredError(404, f"upstream '{upstream.name}' is not at this address, but at that of your own gateway")
             api = upstream.api_of(route.path)
-            await self._forward(found_run, upstream, api, route)
+            await self._with_body(found_run, upstream, api, route)
         except _AnsweredError as answer:
             await self._say(answer.status, str(answer), api, headers=answer.headers)
         except CallRefusedError as refusal:
@@ -317,11 +317,11 @@ class Exchange:
         reason = message.encode("ascii", "replace") if self._method == "CONNECT" else b""
         await self._http.answer(status, headers, body, reason)
 
-    async def _forward(self, found_run: CallerRun, upstream: Upstream, api: Api, route: Route) -> None:
+    async def _with_body(self, found_run: CallerRun, upstream: Upstream, api: Api, route: Route) -> None:
         with self._shared.memory.space(found_run.run, self._user) as space:
             raw = await self._body(space)
             try:
-                await self._forward_whole(found_run, upstream, api, route, raw, space)
+                await self._make_call(found_run, upstream, api, route, raw, space)
             except _BrokenOffError as error:
                 # the client sees what it would have seen without the gateway: the connection ends in the middle
                 await self._while_there(self._http.flush)
@@ -337,15 +337,15 @@ class Exchange:
             body += piece
         return bytes(body)
 
-    async def _forward_whole(self, found_run: CallerRun, upstream: Upstream, api: Api, route: Route, raw: bytes, space: Space) -> None:
+    async def _make_call(self, found_run: CallerRun, upstream: Upstream, api: Api, route: Route, raw: bytes, space: Space) -> None:
         path = api.path(route.path)
         if upstream.through is not None:  # the gateway there asks about the call
-            await self._pass(found_run, upstream, route, raw, self._headers, None, space)
+            await self._send(found_run, upstream, route, raw, self._headers, None, space)
             return
         if self._method != "POST" or api.calls.search(path) is None:
             unasked = self._unasked(found_run, upstream, api, path)
             with _closing(unasked):
-                await self._pass(found_run, upstream, route, raw, self._headers, unasked, space)
+                await self._send(found_run, upstream, route, raw, self._headers, unasked, space)
             return
         encodings = b",".join(value for name, value in self._headers if name.lower() == b"content-encoding").decode("latin-1")
         found, _ = await self._read(found_run, BodyQuestion(api.name, path, encodings), raw)
@@ -371,7 +371,7 @@ class Exchange:
         )
         provider = provider_of(api.name)
         if provider is not None:
-            with suppress(OSError, LookupError):  # `_pass` tells of it
+            with suppress(OSError, LookupError):  # `_send` tells of it
                 asked.login = login_of(self._headers, upstream.key())
         while True:
             began = trio.current_time()
@@ -388,7 +388,7 @@ class Exchange:
                     _, sent = await self._read(found_run, BodyQuestion(api.name, path, encodings, True, admitted.max_output), raw)
                     space.grow(len(sent))
                     headers = [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
-                await self._pass(found_run, upstream, route, sent, headers, record, space)
+                await self._send(found_run, upstream, route, sent, headers, record, space)
                 return
 
     def _plan_seen(
@@ -454,7 +454,7 @@ class Exchange:
         except ClientGoneError:
             scope.cancel()
 
-    async def _pass(
+    async def _send(
         self,
         found_run: CallerRun,
         upstream: Upstream,

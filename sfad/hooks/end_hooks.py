@@ -4,131 +4,20 @@ Only a run that was started from outside any run has one, so a tree has one. It 
 executed: at least once, whatever becomes of the daemon.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
-import msgspec
 import trio
 from msgspec import UNSET
 
 from ..core.life.lifecycle import severity_of_end
 from ..host.tasks import Background
 from ..protocol.messages import OnEndState
-from ..protocol.redaction import redacted_object
 from ..protocol.types import Event, Isolation, RunId, RunInfo
 from ..runs.live import OnEnd
-from .processes import HookCommand, HookProcesses, HookReports, HookResult, Reported
-
-# ---- A bounded queue that no user, and no tree, can fill for the others, and in which nothing important yields to something less
-# important.
-
-T = TypeVar("T")
-
-RANKS = 3
-"""Severities."""
-
-
-class FairQueue(Generic[T]):
-    """Hands out one item of each user in turn, and of a user one of each tree in turn; of a tree, the most severe first, then the
-    oldest."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._users: dict[Hashable, dict[Hashable, list[deque[T]]]] = {}
-        """Of each user, by tree and rank. The user and the tree whose turn it is come first."""
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[T]:
-        return (item for trees in self._users.values() for ranks in trees.values() for items in ranks for item in items)
-
-    def push(self, user: Hashable, tree: Hashable, rank: int, item: T) -> T | None:
-        """Add an item; return what had to be dropped for it, which may be the item itself. Of the lowest rank, that is the oldest
-        of the user who has most of them, and of this user's tree that has most."""
-        dropped = None
-        if self._length >= self._most:
-            held = [ranks for trees in self._users.values() for ranks in trees.values()]
-            lowest = min(rank for ranks in held for rank, items in enumerate(ranks) if items)
-            if lowest > rank:
-                return item
-            dropped = self._take(*self._fullest(lowest), lowest)
-        trees = self._users.setdefault(user, {})
-        trees.setdefault(tree, [deque() for _ in range(RANKS)])[rank].append(item)
-        self._length += 1
-        return dropped
-
-    def pop(self, passed_over: Collection[Hashable] = ()) -> T | None:
-        """Take the next item, of the users who are not `passed_over`."""
-        for user, trees in self._users.items():
-            if user not in passed_over:
-                tree, ranks = next(iter(trees.items()))
-                item = self._take(user, tree, max(rank for rank, items in enumerate(ranks) if items))
-                if tree in trees:  # the next turn is after the others'
-                    trees[tree] = trees.pop(tree)
-                if user in self._users:
-                    self._users[user] = self._users.pop(user)
-                return item
-        return None
-
-    def remove(self, item: T) -> None:
-        """Remove an item that is in the queue."""
-        for user, trees in self._users.items():
-            for tree, ranks in trees.items():
-                for items in ranks:
-                    if item in items:
-                        items.remove(item)
-                        self._removed(user, tree)
-                        return
-
-    def _fullest(self, rank: int) -> tuple[Hashable, Hashable]:
-        counts = {user: {tree: len(ranks[rank]) for tree, ranks in trees.items()} for user, trees in self._users.items()}
-        user = max(counts, key=lambda each: sum(counts[each].values()))
-        return user, max(counts[user], key=counts[user].__getitem__)
-
-    def _take(self, user: Hashable, tree: Hashable, rank: int) -> T:
-        item = self._users[user][tree][rank].popleft()
-        self._removed(user, tree)
-        return item
-
-    def _removed(self, user: Hashable, tree: Hashable) -> None:
-        self._length -= 1
-        if not any(self._users[user][tree]):
-            del self._users[user][tree]
-        if not self._users[user]:
-            del self._users[user]
-
-
-# ---- What a hook is given: the event as JSON on stdin, and few variables. It gets neither the daemon's keys nor those of a
-# run.
-
-
-_VALUE = 2000
-"""Characters of a variable."""
-
-
-def event_json(event: Event) -> bytes:
-    return msgspec.json.encode(redacted_object(msgspec.to_builtins(event))) + b"\n"
-
-
-def event_variables(event: Event, socket: str) -> list[bytes]:
-    shown = redacted_object(msgspec.to_builtins(event))
-    names = {"agent_name": "NAME"}
-    fields = ("type", "severity", "time", "seq", "run_id", "root_id", "agent_name", "user", "message", "state")
-    told = {f"SFAD_EVENT_{names.get(field, field.upper())}": _one_line(shown.get(field, "")) for field in fields}
-    return [f"{key}={value}".encode() for key, value in ({"SFAD_SOCKET": socket} | told).items()]
-
-
-def _one_line(value: object) -> str:
-    text = str(value if value is not None else "")[:_VALUE]
-    return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
-# ---- Executes `--on-end`
-
+from .fair_queue import FairQueue
+from .processes import HookCommand, HookLabel, HookProcesses, HookReports, HookResult, event_json, event_variables
 
 TIMEOUT = 30.0
 """Seconds that one may take."""
@@ -200,8 +89,8 @@ class EndHooks:
         command = HookCommand(argv, hook.cwd, env, event_json(event), TIMEOUT, hook.user, sandbox)
         return await self.processes.run(command, scope, operators=False)
 
-    def _submitters(self, run: RunId) -> Reported:
-        return Reported(f"--on-end of run {run}", f"--on-end of user {self._ended[run][0].uid}", run)
+    def _submitters(self, run: RunId) -> HookLabel:
+        return HookLabel(f"--on-end of run {run}", f"--on-end of user {self._ended[run][0].uid}", run)
 
     def _done(self, run: RunId) -> None:
         del self._ended[run]

@@ -21,8 +21,8 @@ from ..host.tasks import Background
 from ..protocol.event_types import HOOK_TYPES
 from ..protocol.messages import HookState
 from ..protocol.types import SEVERITIES, Event, RunId
-from .end_hooks import FairQueue, event_json, event_variables
-from .processes import HookCommand, HookProcesses, HookReports, HookResult, Reported
+from .fair_queue import FairQueue
+from .processes import HookCommand, HookLabel, HookProcesses, HookReports, HookResult, event_json, event_variables
 
 # ---- Whether the program of a hook can be executed, and whether only its user and root can change it
 
@@ -255,8 +255,8 @@ class EventHooks:
         self.save({name: hook.finished for name, hook in self._hooks.items()})
 
 
-def _reported(name: str) -> Reported:
-    return Reported(f"'{name}'", f"'{name}'")
+def _reported(name: str) -> HookLabel:
+    return HookLabel(f"'{name}'", f"'{name}'")
 
 
 def _about(event: Event) -> str:

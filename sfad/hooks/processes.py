@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+import msgspec
 import trio
 
 from ..core import events as e
@@ -19,9 +20,9 @@ from ..host.metrics import Counts
 from ..processes.credentials import Credentials
 from ..processes.launcher import UNBOUND, Bounds, Launcher, LaunchSpec
 from ..protocol.event_types import EventType
-from ..protocol.redaction import redacted_end
+from ..protocol.redaction import redacted_end, redacted_object
 from ..protocol.sanitise import clean
-from ..protocol.types import RunId, Severity
+from ..protocol.types import Event, RunId, Severity
 
 OUTPUT = 4096
 """Characters that are shown of what a hook prints: the last ones, where the error is."""
@@ -230,7 +231,7 @@ SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class HookLabel:
     """What is told of."""
 
     name: str
@@ -248,7 +249,7 @@ class HookReports:
         self._counts = counts
         self._told: dict[str, float] = {}
 
-    def ended(self, hook: Reported, result: HookResult, about: str) -> None:
+    def ended(self, hook: HookLabel, result: HookResult, about: str) -> None:
         self._counts.hook_ended("completed" if result.ok else "failed")
         output = redacted_end(clean(result.output), OUTPUT).strip()
         fields = {"hook": hook.name, "about": about, "elapsed_s": result.elapsed_s, "output": output}
@@ -259,14 +260,39 @@ class HookReports:
         last = output.splitlines()[-1][:SHOWN] if output else ""
         self._tell_sometimes(hook, f"hook {hook.name} failed for {about}: {result.how}" + (f": {last}" if last else ""))
 
-    def dropped(self, hook: Reported, about: str, why: str) -> None:
+    def dropped(self, hook: HookLabel, about: str, why: str) -> None:
         self._counts.hook_ended("dropped")
         self._log.warning(f"hook {hook.name} is not started for an event: {why}", hook=hook.name, about=about)
         self._tell_sometimes(hook, f"hook {hook.name} is not started for each event: {why}, beginning with {about}")
 
-    def _tell_sometimes(self, hook: Reported, message: str) -> None:
+    def _tell_sometimes(self, hook: HookLabel, message: str) -> None:
         now = trio.current_time()
         self._told = {name: at for name, at in self._told.items() if now < at + QUIET}
         if hook.quota not in self._told:
             self._told[hook.quota] = now
             self._tell(EventType.HOOK_FAILED, message, "medium", hook.run)
+
+
+# ---- What a hook is given: the event as JSON on stdin, and few variables. It gets neither the daemon's keys nor those of a
+# run.
+
+
+_VALUE = 2000
+"""Characters of a variable."""
+
+
+def event_json(event: Event) -> bytes:
+    return msgspec.json.encode(redacted_object(msgspec.to_builtins(event))) + b"\n"
+
+
+def event_variables(event: Event, socket: str) -> list[bytes]:
+    shown = redacted_object(msgspec.to_builtins(event))
+    names = {"agent_name": "NAME"}
+    fields = ("type", "severity", "time", "seq", "run_id", "root_id", "agent_name", "user", "message", "state")
+    told = {f"SFAD_EVENT_{names.get(field, field.upper())}": _one_line(shown.get(field, "")) for field in fields}
+    return [f"{key}={value}".encode() for key, value in ({"SFAD_SOCKET": socket} | told).items()]
+
+
+def _one_line(value: object) -> str:
+    text = str(value if value is not None else "")[:_VALUE]
+    return "".join(letter if letter.isprintable() else " " for letter in text)

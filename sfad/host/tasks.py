@@ -89,7 +89,7 @@ class Background:
         else:
             self._nursery.start_soon(task, *args)
 
-    def answer(
+    def run_then(
         self,
         work: Callable[[], Awaitable[T]],
         done: Callable[[T], None],

@@ -271,7 +271,7 @@ class RunCatalogue:
     def request(self, run: RunId) -> bytes | None:
         """Return what the run was started with, as `to_recall` made it, if that is known."""
         live = self.live.get(run)
-        return live.request if live is not None else self._records.request(run)
+        return live.for_recall if live is not None else self._records.request(run)
 
     def lineage(self, run: RunId) -> list[RunId]:
         """Return the ids from the root to the run."""

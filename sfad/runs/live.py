@@ -243,8 +243,8 @@ class Live:
     """Who executes its command (`LaunchSpec.user`)."""
     setups: TreeSetups = NO_SETUPS
     """How the agent programs of its tree are led through the gateway."""
-    request: bytes | None = None
-    """What it was started with, for `recall`."""
+    for_recall: bytes | None = None
+    """The request that it was started with, as `recall` shows it."""
     continued_with: ContinuedWith | None = None
     """What it is continued with if the daemon ends it; until it is saved."""
     unused: list[LimitState] | None = None
@@ -365,7 +365,7 @@ class Live:
             blocked_tools=spawn.blocked_tools,
             pid_started=self.main.started if self.main is not None and self.run.pid is not None else None,
             model=self.model,
-            request=self.request,
+            request=self.for_recall,
         )
 
 
@@ -411,7 +411,7 @@ GiveUp = Callable[[], None]
 T = TypeVar("T")
 
 
-class Subscribers:
+class Watchers:
     def __init__(self) -> None:
         self._waiters: dict[RunId, set[Waiter]] = {}
         self._watchers: dict[RunId, set[Watcher]] = {}

@@ -39,7 +39,7 @@ from .tail import Tail
 
 
 @dataclass(frozen=True, slots=True)
-class ReportPricing:
+class UsePricing:
     """Uses the prices that a run began with. A run that has not been launched has none yet."""
 
     runs: Mapping[RunId, MeteredRun]
@@ -159,7 +159,7 @@ class Metering:
         self._sessions = Sessions(seen=self._read_in_session, lost=self._session_lost, trouble=trouble)
         self._levels = KernelLevels(launcher, self._tell, nearing=nearing)
         self._silence = silence
-        self.report_pricing = ReportPricing(self._runs, self._prices)
+        self.use_pricing = UsePricing(self._runs, self._prices)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:

@@ -13,7 +13,7 @@ import trio
 from sfad.gateway.bodies import BodyReader
 from sfad.gateway.call_record import Memory
 from sfad.gateway.callers import Caller
-from sfad.gateway.daemon_link import CallRefusedError, CallerRun
+from sfad.gateway.daemon_link import CallerRun, CallRefusedError
 from sfad.gateway.egress import Egress
 from sfad.gateway.estimate import Estimates
 from sfad.gateway.exchange import Shared, new_client
@@ -127,7 +127,8 @@ class ScriptedDaemon:
         self.callers.append((caller, token))
         if self.no_run is not None:
             raise CallRefusedError(self.no_run)
-        return CallerRun(self.run, self.upstreams, self.certificates, tuple(map(destination, self.egress)), self.keyed_only, "TOKEN")
+        egress = tuple(map(destination, self.egress))
+        return CallerRun(self.run, self.upstreams, self.certificates, egress, self.keyed_only, "TOKEN")
 
     async def admit(self, asked: AdmitCall) -> CallAdmitted:
         self.asked.append(asked)
@@ -148,7 +149,7 @@ class ScriptedDaemon:
     def silent(self, call: SilentCall) -> None:
         self.silent_calls.append(call)
 
-    def passed(self, call: EndCall) -> None:
+    def note(self, call: EndCall) -> None:
         self.passing.append(call)
 
     def ended(self, call: EndCall) -> None:

@@ -15,11 +15,11 @@ from sfad.core.state.account import OpenReservation
 from sfad.protocol import messages as m
 from sfad.protocol.types import ApiTrouble, Tokens
 from sfad.usage.metered_run import use_of_readings
-from sfad.usage.metering import ReportPricing
+from sfad.usage.metering import UsePricing
 from sfad.usage.pricing import PriceList
 
 OWN = {"m": Price(input_mtok=1, output_mtok=5, cached_mtok=0.1, cache_write_mtok=1.25)}
-PRICING = ReportPricing({}, PriceList(OWN, loaded=lambda: None, trouble=lambda _: None))
+PRICING = UsePricing({}, PriceList(OWN, loaded=lambda: None, trouble=lambda _: None))
 RESERVED = OpenReservation("m", 1, 1, 1, None, source="gateway")
 
 
@@ -62,7 +62,7 @@ def test_what_a_call_has_cost(call: dict[str, Any], cost: float | None) -> None:
 def test_a_model_without_a_price_costs_what_the_dearest_of_its_provider_does() -> None:
     listed = PriceList(OWN, loaded=lambda: None, trouble=lambda _: None)
     trio.run(listed.current.library.load)
-    pricing = ReportPricing({}, listed)
+    pricing = UsePricing({}, listed)
     asked = m.AdmitCall(id=1, run="a", model="brand-new", input_tokens=1000, max_output=10, api="anthropic")
     price = pricing.price_of_call(asked)
     dearest = pricing.price_of_call(msgspec.structs.replace(asked, model="claude-opus-4-1"))

@@ -247,7 +247,7 @@ class Admission:
             )
             if run.asked.placing is not None:
                 budgets = self._spending.budgets_of(run) if self._ctx.policy.budget_action is not Action.WARN else ()
-                if any(self._spending.draws(each, least) for each in budgets if (least := least_share(run)) > each.left):
+                if any(self._spending.draw_if_possible(each, least) for each in budgets if (least := least_share(run)) > each.left):
                     self._spending.postponed.append(ev)
                     return
                 share_out(run, budgets, self._ctx.policy.lease)

@@ -25,7 +25,7 @@ class AlertBoard:
         """When the timer `alert` of a run fires."""
 
     def tell_of_run(self, what: EventType, change: Change, measure: Measure, message: str, run: Run) -> None:
-        self._ctx.tell(_event(what, change, measure, message, "run"), run)
+        self._ctx.publish_event(_event(what, change, measure, message, "run"), run)
 
     def tell_of_all(self, what: EventType, change: Change, measure: Measure, message: str, scope: AlertScope) -> None:
         """Publish an alert about all runs, or those of a user or a team."""

@@ -228,12 +228,12 @@ class Spending:
     def refusing_budget(self, run: Run, cost: int) -> Budget | None:
         """Return the budget in which so much more is not left. It is published once a period."""
         budget = next((budget for budget in self.budgets_of(run) if not budget.admits(cost)), None)
-        if budget is not None and not (budget.refused or budget.over or self.draws(budget, cost)):
+        if budget is not None and not (budget.refused or budget.over or self.draw_if_possible(budget, cost)):
             budget.refused = True
             self._publish(EventType.LIMIT_EXCEEDED, run, budget, cost)
         return budget
 
-    def draws(self, budget: Budget, nanos: int) -> bool:
+    def draw_if_possible(self, budget: Budget, nanos: int) -> bool:
         """Return whether other nodes may give this one more of a budget, so that what needs it waits. `nanos`: how much has to be
         left of it."""
         if budget.keeper is None or budget.used_up or self._ctx.policy.budget_action is Action.WARN:
@@ -271,7 +271,7 @@ class Spending:
         return {
             (budget.scope, budget.name)
             for budget in budgets
-            if (budget.short or (budget.exhausted and self._is_used_up(budget))) and not self.draws(budget, 1)
+            if (budget.short or (budget.exhausted and self._is_used_up(budget))) and not self.draw_if_possible(budget, 1)
         }
 
     def _is_used_up(self, budget: Budget) -> bool:
@@ -301,4 +301,4 @@ class Spending:
             used=round(to_usd(used), 6),
             exceeded_by=over if what is EventType.LIMIT_EXCEEDED else None,
         )
-        self._ctx.tell(event, run)
+        self._ctx.publish_event(event, run)

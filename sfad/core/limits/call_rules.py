@@ -151,4 +151,4 @@ class Repeats:
             type=EventType.RUN_REPEATING, severity="high", message=message, scope="run", limit_kind="repeats", threshold=most,
             used=repetition.count,
         )  # fmt: skip
-        self._ctx.tell(event, run)
+        self._ctx.publish_event(event, run)

@@ -57,11 +57,11 @@ class UseRequests:
         if run.status is Status.STOPPING or len(run.account.reservations) >= MAX_RESERVATIONS:
             why = "is being stopped" if run.status is Status.STOPPING else f"holds {MAX_RESERVATIONS} reservations; settle some"
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"nothing is reserved: run {run.id} {why}")
-        elif not self._refused(run, ev):
+        elif not self._refuse_reservation(run, ev):
             self._ctx.reply(ev.token, c.ReserveAnswer(run, self._spending.reserve(run, ev.reservation)))
             self._limit_enforcement.enforce(run, ev.at)
 
-    def _refused(self, run: Run, ev: e.ReserveRequested) -> bool:
+    def _refuse_reservation(self, run: Run, ev: e.ReserveRequested) -> bool:
         for limited in run.lineage:
             for kind, more in ev.reservation.amounts.items():
                 active = limited.limits.get(kind)
@@ -72,7 +72,7 @@ class UseRequests:
                     return True
         cost = ev.reservation.cost or 0
         budget = self._spending.refusing_budget(run, cost)
-        if budget is not None and self._spending.draws(budget, cost):
+        if budget is not None and self._spending.draw_if_possible(budget, cost):
             self._spending.postponed.append(ev)
         elif budget is not None:
             self._ctx.reply(ev.token, c.ReserveAnswer(run, None, over_budget(budget, cost)))
@@ -226,7 +226,7 @@ class Calls:
         self._plans.tell_time(ev.at, ev.time)
         call = WaitingCall(ev, self._info(ev))
         ahead = Counter(each.rate.key for each in self.waiting.values() if each.rate is not None)
-        if not self._answered(call, ev.at, ahead):
+        if not self._decide(call, ev.at, ahead):
             run = ev.call.run
             if sum(each.asked.call.run == run for each in self.waiting.values()) < MAX_WAITING:
                 self.waiting[ev.token] = call
@@ -327,7 +327,7 @@ class Calls:
         for token, call in list(self.waiting.items()):
             name = call.asked.call.run
             looked_at = stay[name] < MAX_LOOKED_AT or self._is_over(call, at)
-            if looked_at and self._answered(call, at, ahead):
+            if looked_at and self._decide(call, at, ahead):
                 del self.waiting[token]
                 continue
             stay[name] += 1
@@ -367,7 +367,7 @@ class Calls:
 
     # ---- one call
 
-    def _answered(self, call: WaitingCall, at: float, ahead: Counter[str]) -> bool:
+    def _decide(self, call: WaitingCall, at: float, ahead: Counter[str]) -> bool:
         """Answer the call, unless it has to wait. `ahead`: as `CallRates.barrier` takes it."""
         call.rate = None
         asked, price = call.asked.call, call.asked.price
@@ -418,13 +418,13 @@ class Calls:
             output = float(asked.max_output)
             if lowest is not None:
                 output = max(lowest.output(lowest.doubt + lowest.doubts), *(room.least for room in short))
-            return self._admitted(run, call, int(min(output, asked.max_output)), at, ahead, lowest)
+            return self._admit_or_wait(run, call, int(min(output, asked.max_output)), at, ahead, lowest)
         if tight.output(-self._reserved(tight)) >= tight.least:
             words = f"the rest of the {tight.kind} limit is reserved for other calls"
             if tight.output(0) >= tight.least:
                 words = f"the {tight.kind} limit has room for this call only once others have told how much input they have"
-            return self._postponed(call, f"{words}; try again when one has ended", 1.0, at)
-        return self._refused(run, call, tight, at)
+            return self._refuse_for_now(call, f"{words}; try again when one has ended", 1.0, at)
+        return self._refuse_or_pause(run, call, tight, at)
 
     def _has_waited(self, call: WaitingCall, at: float) -> bool:
         """Return whether the call has waited for others to be settled for as long as it may."""
@@ -457,7 +457,9 @@ class Calls:
                 kind, doubts = LimitKind.COST, self._spending.doubts_of(budget)
                 yield _Room(budget.left, *takes[kind], kind, ev.least_output, doubt[kind], doubts, budget=budget)
 
-    def _admitted(self, run: Run, call: WaitingCall, output: int, at: float, ahead: Counter[str], lowest: _Room | None) -> bool:
+    def _admit_or_wait(
+        self, run: Run, call: WaitingCall, output: int, at: float, ahead: Counter[str], lowest: _Room | None
+    ) -> bool:
         """Admit a call that is affordable, unless it has to wait for its rate or for other calls. `lowest`: what has lowered its
         maximum, if anything has."""
         barrier = self._rates.barrier(run, at, ahead)
@@ -469,9 +471,9 @@ class Calls:
         if call.until > at and (barrier.free_at is None or barrier.free_at <= call.until):
             call.rate = barrier if barrier.free_at is not None else None
             return False
-        return self._postponed(call, barrier.message, max(1.0, (barrier.free_at or at) - at), at)
+        return self._refuse_for_now(call, barrier.message, max(1.0, (barrier.free_at or at) - at), at)
 
-    def _postponed(self, call: WaitingCall, why: str, retry_after: float, at: float) -> bool:
+    def _refuse_for_now(self, call: WaitingCall, why: str, retry_after: float, at: float) -> bool:
         self._refuse(call, why, at, retry_after)
         return True
 
@@ -521,9 +523,9 @@ class Calls:
     def _draws(self, room: _Room, output: int) -> bool:
         """Return whether the call waits for more of a budget from another node."""
         needed = room.needed(output) + room.doubt + room.doubts
-        return room.budget is not None and self._spending.draws(room.budget, needed)
+        return room.budget is not None and self._spending.draw_if_possible(room.budget, needed)
 
-    def _refused(self, run: Run, call: WaitingCall, tight: _Room, at: float) -> bool:
+    def _refuse_or_pause(self, run: Run, call: WaitingCall, tight: _Room, at: float) -> bool:
         """Take the action of the limit or budget, and answer the call unless the run is held by it."""
         more = tight.needed(tight.least)
         if tight.budget is not None:

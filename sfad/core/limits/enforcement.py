@@ -306,7 +306,7 @@ class LimitEnforcement:
             type=what, severity=severity, message=message, scope=KINDS[kind].scope, action=active.action, limit_kind=kind,
             threshold=active.limit.threshold, used=used, exceeded_by=exceeded_by, refused=refused, by=by,
         )  # fmt: skip
-        self._ctx.tell(event, run)
+        self._ctx.publish_event(event, run)
 
     def clock_due(self, run: Run, at: float) -> None:
         if run.status is Status.STARTING and not run.standing_still:

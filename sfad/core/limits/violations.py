@@ -51,7 +51,7 @@ class Unadmitted:
                 type=EventType.UNADMITTED, severity="medium", message=f"{message}; {advice}", action=Action(policy),
                 program=process.program, pid=process.pid, command=process.command, depth=depth,
             )  # fmt: skip
-            self._ctx.tell(event, run)
+            self._ctx.publish_event(event, run)
         if policy == "terminate":
             why = f'{message}; guard.unadmitted = "terminate" ends the run; {advice}'
             self._stopping.stop_for(run, Reason(kind=ReasonKind.LIMIT, message=why, limit_kind="unadmitted"), ev.at)
@@ -176,7 +176,7 @@ class ToolRules:
             type=EventType.LIMIT_EXCEEDED, severity="medium", message=message, scope="run", limit_kind="tool", threshold=0, used=1,
             exceeded_by=1,
         )  # fmt: skip
-        self._ctx.tell(event, run)
+        self._ctx.publish_event(event, run)
         if run.asked.on_limit is not Action.WARN:
             self._stopping.stop_for(run, Reason(kind=ReasonKind.LIMIT, message=message, limit_kind="tool"), at)
 

@@ -16,7 +16,7 @@ from ...processes.launcher import Footprint, Launcher
 from ...protocol.event_types import EventType
 from ...protocol.types import Event, RunId, Severity
 from ...runs.catalogue import KnownRun, RunCatalogue
-from ...runs.live import Subscribers
+from ...runs.live import Watchers
 from ...storage.ledger import Ledger
 from .resources import Resources
 
@@ -74,16 +74,14 @@ RESERVED = 1000
 
 
 class Announcer:
-    def __init__(
-        self, resources: Resources, catalogue: RunCatalogue, subscribers: Subscribers, happened: Callable[[], None]
-    ) -> None:
+    def __init__(self, resources: Resources, catalogue: RunCatalogue, watchers: Watchers, happened: Callable[[], None]) -> None:
         """`happened` is called after each event."""
         self._ledger, self._numbers, self._log = resources.ledger, resources.spool.numbers, resources.log
         self._limit_log = LimitLog(Path(resources.state_dir), resources.log.warning)
         self._output = resources.output
         self._counts = resources.counts
         self._catalogue = catalogue
-        self._subscribers = subscribers
+        self._watchers = watchers
         self._happened = happened
         self.feed = EventFeed(resources.ledger, catalogue.uid)
         self._milestones = EventRate()
@@ -91,7 +89,7 @@ class Announcer:
         """The highest number that is reserved."""
         self._ledger.skip_events(self._numbers.highest_event)
 
-    def publish(self, event: Event, lineage: tuple[RunId, ...]) -> None:
+    def publish_event(self, event: Event, lineage: tuple[RunId, ...]) -> None:
         """Announce an event of the run at the end of `lineage`, or of the daemon."""
         if not lineage:
             self._numbered(event, lineage)
@@ -101,7 +99,7 @@ class Announcer:
             event = self._with_output(event, lineage[-1])
         if event.type is EventType.RUN_STARTED and live is not None and live.run.attempt == 1:
             self._counts.run_started(live.run.id, trio.current_time() - live.run.birth.created_at)
-        self._subscribers.happened(self._numbered(event, lineage), lineage)
+        self._watchers.happened(self._numbered(event, lineage), lineage)
 
     def tell_milestone(self, run: RunId, text: str) -> None:
         """Announce what a live run says that it has reached, unless it says too much."""
@@ -126,7 +124,7 @@ class Announcer:
                 by=by,
                 channel=live.run.birth.channel,
             )
-            self.publish(event, live.lineage_ids)
+            self.publish_event(event, live.lineage_ids)
 
     def tell(self, what: EventType, message: str, severity: Severity = "low") -> None:
         """Announce an event of the daemon itself."""

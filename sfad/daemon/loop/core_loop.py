@@ -352,7 +352,7 @@ class CoreLoop:
             return
         match command:  # each case is a test: what every run needs comes first
             case c.Publish(event, lineage):
-                self.announcer.publish(event, lineage)
+                self.announcer.publish_event(event, lineage)
             case c.Record(run):
                 self.saver.record(run)
             case c.Arm(run_id, timer, at):
@@ -388,7 +388,7 @@ class CoreLoop:
                 self.resources.ledger.count_refusal(run_id)
             case c.TellCall(call, lineage):
                 self._hear(call.run_id, trio.current_time())
-                self.saver.subscribers.called(call, lineage)
+                self.saver.watchers.called(call, lineage)
             case c.RecordCall(call, lineage):
                 self._hear(call.run_id, trio.current_time())
                 self.saver.record_call(call, lineage)

@@ -47,7 +47,7 @@ class Hooking:
         self.events = EventHooks(
             self.processes, reports, background, env, resources.socket, self._spool.save_done, catalogue.uid
         )  # fmt: skip
-        self.ends = EndHooks(self.processes, reports, background, resources.socket, self._spool.forget, isolating.sandbox_of)
+        self.on_ends = EndHooks(self.processes, reports, background, resources.socket, self._spool.forget, isolating.sandbox_of)
 
     def begin(self, hooks: Mapping[str, Hook]) -> None:
         """Follow the config, and continue with the events that an earlier daemon had not finished."""
@@ -85,13 +85,13 @@ class Hooking:
                 self._resources.log.error(f"--on-end of run {run} is not executed: the ledger does not know the run")
                 self._spool.forget([run])
             elif info.status.terminal:
-                self.ends.ended(info, hook)
+                self.on_ends.ended(info, hook)
 
     def run_ended(self, info: RunInfo) -> None:
         """The end of a run is on record."""
         hook = self._spool.on_end(info.id)
         if hook is not None:
-            self.ends.ended(info, hook)
+            self.on_ends.ended(info, hook)
 
     def never_admitted(self, run: RunId) -> None:
         self._spool.forget([run])
@@ -110,17 +110,17 @@ class Hooking:
     async def finish(self) -> None:
         """Let hooks do what the end of the daemon gives them to do."""
         await self.events.rest(LAST_HOOKS, queued=True)
-        await self.ends.rest(LAST_HOOKS, queued=True)
+        await self.on_ends.rest(LAST_HOOKS, queued=True)
         await self.processes.rest()
 
     async def rest(self) -> None:
         """Start no more, and end what runs, before a re-execution."""
         await self.events.rest(BEFORE_REEXECUTION, queued=False)
-        await self.ends.rest(BEFORE_REEXECUTION, queued=False)
+        await self.on_ends.rest(BEFORE_REEXECUTION, queued=False)
         await self.processes.rest()
 
     def go_on(self) -> None:
         """Undo `rest`."""
         self.processes.go_on()
         self.events.go_on()
-        self.ends.go_on()
+        self.on_ends.go_on()

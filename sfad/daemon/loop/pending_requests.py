@@ -123,8 +123,8 @@ class PendingSpawn:
     caller: RunId | None
     stdin: StdinPipe | None = None
     user: Credentials | None = None
-    request: bytes | None = None
-    """See `Live.request`."""
+    for_recall: bytes | None = None
+    """See `Live.for_recall`."""
     sender: str = ""
     """Who has sent the descriptors, for `Descriptors`."""
     continued_with: ContinuedWith | None = None
@@ -143,7 +143,7 @@ class PendingSpawn:
             stdin=self.stdin,
             user=self.user,
             setups=self.setups if run.parent is None else NO_SETUPS,
-            request=self.request,
+            for_recall=self.for_recall,
             continued_with=self.continued_with,
         )
 
@@ -166,12 +166,12 @@ class PendingRequests:
     """Several, where a client lost its connection and has sent its request again on another."""
     _spawns: dict[int, PendingSpawn] = field(default_factory=dict)
 
-    def ask(self, answer: OnAnswer, make: Callable[[int, float], e.Event]) -> None:
-        """Feed the event that `make(token, now)` returns. `answer` is called once, with the core's answer."""
-        self.feed(make(self._token(answer), trio.current_time()))
+    def ask(self, asker: OnAnswer, make: Callable[[int, float], e.Event]) -> None:
+        """Feed the event that `make(token, now)` returns. `asker` is called once, with the core's answer."""
+        self.feed(make(self._token(asker), trio.current_time()))
 
-    def spawn(self, peer: Peer, asked: Asked, pending: PendingSpawn, answer: OnAnswer) -> None:
-        """Ask for a run. It takes over the descriptors, whatever the answer. `on_admit` is called before `answer` if it is yes. A
+    def spawn(self, peer: Peer, asked: Asked, pending: PendingSpawn, asker: OnAnswer) -> None:
+        """Ask for a run. It takes over the descriptors, whatever the answer. `on_admit` is called before `asker` if it is yes. A
         request with the key of an earlier one gets the same answer.
 
         Raises `OSError` where too few descriptors are left. Then nothing was asked."""
@@ -180,7 +180,7 @@ class PendingRequests:
         if known is not None:
             pending.close()
             pending.on_admit(known)
-            self.answer_again(known, asked.tied_to, answer)
+            self.answer_again(known, asked.tied_to, asker)
             return
         try:
             demand_descriptors(self.descriptors)
@@ -189,7 +189,7 @@ class PendingRequests:
         except OSError:
             pending.close()
             raise
-        token = self._token(answer)
+        token = self._token(asker)
         self._spawns[token] = pending
         continued = self.catalogue.info(asked.continues) if asked.continues is not None else None
         by = continued.continued_by if continued is not None else None
@@ -210,7 +210,7 @@ class PendingRequests:
         """Return a refused run, which holds no descriptors."""
         assert run.admit_token is not None
         pending, now = self._spawns[run.admit_token], wall_clock()
-        return Live(run, pending.spawn, launcher, now, ended_at=now, request=pending.request)
+        return Live(run, pending.spawn, launcher, now, ended_at=now, for_recall=pending.for_recall)
 
     def answer(self, token: int, answer: c.Answer) -> None:
         unclaimed = self._spawns.pop(token, None)  # a spawn that was not admitted
@@ -237,17 +237,17 @@ class PendingRequests:
         self._askers |= {token: list(waiting) for token, waiting in askers.items()}
         self.last_token = last_token
 
-    def _token(self, answer: OnAnswer) -> int:
+    def _token(self, asker: OnAnswer) -> int:
         self.last_token += 1
-        self._askers[self.last_token] = [answer]
+        self._askers[self.last_token] = [asker]
         return self.last_token
 
-    def answer_again(self, run: RunId, client: int | None, answer: OnAnswer) -> None:
+    def answer_again(self, run: RunId, client: int | None, asker: OnAnswer) -> None:
         """Answer a request that was repeated with its key. `client`: the one that the run is tied to."""
         if client is not None:
             self.feed(e.ClientBack(trio.current_time(), run, client))
         live = self.catalogue.live.get(run)
         if live is not None and live.run.admit_token is not None:
-            self._askers[live.run.admit_token].append(answer)
+            self._askers[live.run.admit_token].append(asker)
         else:
-            answer(c.Known(run))
+            asker(c.Known(run))

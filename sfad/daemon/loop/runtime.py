@@ -33,7 +33,7 @@ from ...protocol.messages import Change, EndCall
 from ...protocol.types import Event, RunId, RunInfo
 from ...protocol.units import counted
 from ...runs.catalogue import CallList, RunCatalogue
-from ...runs.live import Subscribers
+from ...runs.live import Watchers
 from ...storage.shipped import ShippedFiles
 from ...usage.metering import Metering
 from ...usage.silence import Signs, SilenceWatch
@@ -138,7 +138,7 @@ class Succession:
             why = info.reason.message if info.reason is not None else ""
             event = Event(type=what, severity=severity_of_end(info.status), run_id=info.id, root_id=info.root_id,
                           agent_name=info.name, user=info.user, message=why, channel=info.channel)  # fmt: skip
-            self.announcer.publish(event, tuple(self.catalogue.lineage(info.id)))
+            self.announcer.publish_event(event, tuple(self.catalogue.lineage(info.id)))
 
     def _tell_of_lost_stdin(self) -> None:
         for run, live in self.catalogue.live.items():
@@ -212,12 +212,12 @@ class Runtime:
         self.descriptors = Descriptors(resources.turns)
         self.background = Background(self.log.internal_error)
         self.pidfds = StoredPidfds()
-        self.subscribers = Subscribers()
+        self.watchers = Watchers()
         self.status_text = StatusText(self._describe, self._show)
         self.spool.begin(os.path.realpath(self.state_dir))
         self.catalogue = RunCatalogue(self.ledger.records, self.spool.earlier.keys(), self.output.forget)
         self.calls = CallList(self.ledger.records, self.catalogue.live, self.machine.waiting_calls, self.machine.calls_under_way)
-        self.announcer = Announcer(resources, self.catalogue, self.subscribers, self.status_text.outdated)
+        self.announcer = Announcer(resources, self.catalogue, self.watchers, self.status_text.outdated)
         signs = Signs(self.catalogue.live, self.output)
         silence = SilenceWatch(signs, self.launcher, self.feed, _nearing(config))
         self.catalogue.heard = silence.heard
@@ -282,7 +282,7 @@ class Runtime:
         self._plans = PlanBooks(self.spool.plans, self.ledger, self.log.warning)
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
-            resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed, self.run_feed,
+            resources, self.catalogue, self.watchers, self._budgets, self.metering, self.storage, self.feed, self.run_feed,
             self.machine.saved_alerts, self.hooking,
         )  # fmt: skip
         self.ledger.report_to(self.saver)
@@ -413,7 +413,7 @@ class Runtime:
         """Charge what a gateway that has ended had under way: that of a user, or the service's own."""
         for each in noted:
             await self._price_known(each)
-        at, pricing = trio.current_time(), self.metering.report_pricing
+        at, pricing = trio.current_time(), self.metering.use_pricing
         found = [(each, open_[1]) for each in noted if (open_ := self.machine.reservation(each.reservation)) is not None]
         settled = [(e.CallSettled(at, each, pricing.use_of_call(each, reservation)), reservation) for each, reservation in found]
         # a call whose price was known, and is not now, counts as reserved
@@ -422,7 +422,7 @@ class Runtime:
 
     async def _price_known(self, call: EndCall) -> None:
         known = trio.Event()
-        self.metering.report_pricing.when_known(call.run, call.model, known.set, lambda _: known.set())
+        self.metering.use_pricing.when_known(call.run, call.model, known.set, lambda _: known.set())
         await known.wait()
 
     def _sent_to_node(self, run: RunId) -> None:

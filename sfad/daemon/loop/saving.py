@@ -20,7 +20,7 @@ from ...host.faults import crash_point
 from ...protocol.event_types import EventType
 from ...protocol.types import CallInfo, RunId, RunInfo
 from ...runs.catalogue import RunCatalogue
-from ...runs.live import Live, Subscribers
+from ...runs.live import Live, Watchers
 from ...runs.showing import info_of
 from ...storage.ledger.ledger import CallKey
 from ...usage.metering import Metering
@@ -126,7 +126,7 @@ _SAVED_WITH = frozenset({c.Launch, c.Charge, c.SaveBudget, c.Admit, c.SaveAlerts
 class Saver:
     resources: Resources
     catalogue: RunCatalogue
-    subscribers: Subscribers
+    watchers: Watchers
     budgets: BudgetBooks
     metering: Metering
     storage: StorageWatch
@@ -237,7 +237,7 @@ class Saver:
             call = live.unrecorded_calls.add_not_made(call, trio.current_time())
         self.resources.counts.call_recorded(call)
         self.resources.ledger.record_call(call)
-        self.subscribers.called(call, lineage)
+        self.watchers.called(call, lineage)
 
     def calls_recorded(self, calls: Iterable[CallKey]) -> None:
         for run, time, number in calls:
@@ -292,7 +292,7 @@ class Saver:
         for run in runs:
             info = self.catalogue.recorded(run)
             if info is not None:
-                self.subscribers.ended(info)
+                self.watchers.ended(info)
                 self.hooking.run_ended(info)
 
     def committed(self, runs: Iterable[RunId]) -> None:

@@ -38,8 +38,8 @@ RequestT = TypeVar("RequestT", bound=m.Request)
 OfRun = TypeVar("OfRun", bound="NamesRun")
 Function = TypeVar("Function", bound=Callable[..., None])
 
-Answer = Callable[["Asker", RequestT], None]
-AnswerAboutRun = Callable[["Asker", OfRun, RunInfo], None]
+Handler = Callable[["Asker", RequestT], None]
+HandlerOfRun = Callable[["Asker", OfRun, RunInfo], None]
 
 
 class NamesRun(Protocol):
@@ -206,7 +206,7 @@ class Asker:
             if is_wanted():
                 self.fail(code, f"{failing}{said}")
 
-        self.runtime.background.answer(work, done, failed, EXPECTED)
+        self.runtime.background.run_then(work, done, failed, EXPECTED)
 
 
 def withdraw_calls(requests: PendingRequests, connection: Connection, number: int | None, why: str | None) -> None:
@@ -247,12 +247,12 @@ REGISTRY: dict[type, Verb] = {}
 """By kind of request. Complete once `sfad.daemon.server.verbs` is imported."""
 
 
-def answers(kind: type[RequestT], *, checked_later: bool = False) -> Callable[[Answer[RequestT]], Answer[RequestT]]:
+def answers(kind: type[RequestT], *, checked_later: bool = False) -> Callable[[Handler[RequestT]], Handler[RequestT]]:
     """Register the decorated function for requests of this kind. `checked_later`: it, or the core, checks the permission."""
     return _register(kind, about_run=False, checked_later=checked_later)
 
 
-def answers_about_run(kind: type[OfRun]) -> Callable[[AnswerAboutRun[OfRun]], AnswerAboutRun[OfRun]]:
+def answers_about_run(kind: type[OfRun]) -> Callable[[HandlerOfRun[OfRun]], HandlerOfRun[OfRun]]:
     """Register the decorated function for requests of this kind, which name one run."""
     return _register(kind, about_run=True)
 

@@ -155,7 +155,7 @@ class Connection:
         """The client will send nothing more. Its earlier requests are still handled, and answered if that takes no time."""
         self.deferred: set[int] = set()
         """Ids of requests whose reply comes later, from another thread's work."""
-        self.pending: dict[int, Pending] = {}
+        self.waits: dict[int, Pending] = {}
         self.on_close: Callable[[], None] | None = None
         """Of the fleet's actor."""
 
@@ -169,7 +169,7 @@ class Connection:
             bodies=list(self.bodies),
             received=list(self.received),
             unsent=[(bytes(data), descriptors) for data, descriptors in self.unsent],
-            pending=[_as_of(pending, now) for pending in self.pending.values()],
+            pending=[_as_of(pending, now) for pending in self.waits.values()],
             ended=self.ended,
             greeted=self.greeted,
         )
@@ -312,9 +312,9 @@ class Connection:
         self.unsent.clear()
         close_soon([*self.received, self.sock.detach()], self.sender_group, unwelcome=self.may_hang)
         self.received.clear()
-        for pending in list(self.pending.values()):
+        for pending in list(self.waits.values()):
             pending.forget()
-        self.pending.clear()
+        self.waits.clear()
         if self.on_close is not None:
             self.on_close()
 

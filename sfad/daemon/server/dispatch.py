@@ -88,7 +88,7 @@ class Dispatcher:
 
     def _check(self, asker: Asker, request: m.Request) -> None:
         try:
-            if request.id in asker.connection.pending:
+            if request.id in asker.connection.waits:
                 raise bad_request(f"request id {request.id} is still in use on this connection")
             asker.demand(self._services.bounds.requests, 1)
         except RequestError:

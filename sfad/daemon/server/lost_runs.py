@@ -73,7 +73,7 @@ async def _continue(runtime: Runtime, info: RunInfo, found: ContinuedWith, limit
 
     pending = PendingSpawn(
         decided.spawn, decided.setups, [], lambda _run: None, decided.program, caller=None, user=found.credentials,
-        request=to_recall(spawn, decided.spawn, None), sender=peer.who,
+        for_recall=to_recall(spawn, decided.spawn, None), sender=peer.who,
     )  # fmt: skip
     pending.continued_with = continued_with(runtime, spawn, decided.spawn, pending, peer)
     runtime.requests.spawn(peer, decided.asked, pending, answer)

@@ -97,7 +97,7 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             quotas=_quotas(asker) if scope.run is None else [],
             alerts=_alerts(asker, mine),
             hooks=runtime.hooking.events.states() if everything else [],
-            on_ends=[each for each in runtime.hooking.ends.states() if runtime.catalogue.knows(each.run_id, scope)],
+            on_ends=[each for each in runtime.hooking.on_ends.states() if runtime.catalogue.knows(each.run_id, scope)],
             cost_usd=_cost(asker),
             window_s=runtime.machine.policy.alerts.window,
             plans=_plans(asker),

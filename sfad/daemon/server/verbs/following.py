@@ -36,7 +36,7 @@ def watch(asker: Asker, request: Watch, run: RunInfo) -> None:
 
 
 def demand_watch(asker: Asker) -> None:
-    open_here = sum(isinstance(pending.request, Watch) for pending in asker.connection.pending.values())
+    open_here = sum(isinstance(pending.request, Watch) for pending in asker.connection.waits.values())
     if open_here >= MAX_EACH:
         raise unavailable(
             f"this connection has {open_here} open watches, at most {MAX_EACH} are allowed; watch a run that is above others",
@@ -47,7 +47,7 @@ def demand_watch(asker: Asker) -> None:
 def push(asker: Asker, run: RunId, *, calls: bool = False) -> None:
     """Push the events, or the `calls`, of the run and its descendants from now on, until the run is over or the connection is
     closed."""
-    connection, watches, subscribers = asker.connection, asker.services.bounds.watches, asker.runtime.subscribers
+    connection, watches, watchers = asker.connection, asker.services.bounds.watches, asker.runtime.watchers
 
     uid, lineage = asker.runtime.catalogue.uid(run), asker.runtime.catalogue.lineage(run)
 
@@ -56,24 +56,24 @@ def push(asker: Asker, run: RunId, *, calls: bool = False) -> None:
             connection.send(push)
 
     forget = (
-        subscribers.watch_calls(run, lambda info: send(CallPush(id=asker.id, call=info)))
+        watchers.watch_calls(run, lambda info: send(CallPush(id=asker.id, call=info)))
         if calls
-        else subscribers.watch(run, lambda event: send(EventPush(id=asker.id, event=event)))
+        else watchers.watch(run, lambda event: send(EventPush(id=asker.id, event=event)))
     )
     if asker.runtime.catalogue.over(run):
         forget()
         return
 
     def over(_info: RunInfo | None = None) -> None:
-        if connection.pending.pop(asker.id, None) is None:
+        if connection.waits.pop(asker.id, None) is None:
             return
         forget()
         unwait()
         watches.add(connection.groups, -1)
 
-    unwait = subscribers.on_end(run, over)
+    unwait = watchers.on_end(run, over)
     watches.add(connection.groups, 1)
-    connection.pending[asker.id] = Pending(Watch(id=asker.id, run=run, calls=calls), over)
+    connection.waits[asker.id] = Pending(Watch(id=asker.id, run=run, calls=calls), over)
 
 
 # ---- `watch_runs`: runs as in `list`, and then each that changes
@@ -120,7 +120,7 @@ class _Watching:
             bounds.watches.add(connection.groups, -1)
             bounds.run_feeds.add(connection.groups, -1)
 
-        connection.pending[self.asker.id] = Pending(self.request, forget)
+        connection.waits[self.asker.id] = Pending(self.request, forget)
         self.asker.reply(self._everything())
 
     def changed(self, runs: list[KnownRun] | None) -> None:
@@ -157,7 +157,7 @@ class _Watching:
         if now - self.unread_since < STALLED:
             runtime.timers.arm(self._timer, now + INTERVAL, lambda: self.changed([]))
             return
-        connection.pending.pop(self.asker.id).forget()
+        connection.waits.pop(self.asker.id).forget()
         message = f"it left {connection.unsent_size} bytes unread for {STALLED:g} s, so it is not told of runs any more; ask again"
         runtime.log.warning(f"a slow client: {message}", connection=connection.number, user=connection.peer.user)
         connection.send(Error(id=self.asker.id, code=ErrorCode.UNAVAILABLE, message=message))
@@ -212,7 +212,7 @@ def events(asker: Asker, request: Events) -> None:
         if is_wanted():
             asker.fail(*told(error))
 
-    runtime.background.answer(read, done, failed, EXPECTED)
+    runtime.background.run_then(read, done, failed, EXPECTED)
 
 
 def _filter(asker: Asker, request: Events) -> EventFilter:
@@ -247,7 +247,7 @@ class _Following:
             self.forget()
             return
         self._request.after = after
-        self._asker.connection.pending[self._asker.id] = Pending(self._request, self.forget)
+        self._asker.connection.waits[self._asker.id] = Pending(self._request, self.forget)
         early, self._early = self._early or [], None
         for event in early:
             if event.number > after:
@@ -285,7 +285,7 @@ def wait(asker: Asker, request: Wait, run: RunInfo) -> None:
     timer = ("wait", connection.number, asker.id)
 
     def answer(info: RunInfo | None) -> None:
-        if connection.pending.pop(asker.id, None) is None:
+        if connection.waits.pop(asker.id, None) is None:
             return  # the connection was closed while waiters were told
         forget()
         runtime.timers.disarm(timer)
@@ -296,8 +296,8 @@ def wait(asker: Asker, request: Wait, run: RunInfo) -> None:
         else:
             asker.end()
 
-    forget = runtime.subscribers.on_end(run.id, answer)
+    forget = runtime.watchers.on_end(run.id, answer)
     until = trio.current_time() + max(0.0, request.timeout) if request.timeout is not None else None
-    connection.pending[asker.id] = Pending(request, lambda: answer(None), until)
+    connection.waits[asker.id] = Pending(request, lambda: answer(None), until)
     if until is not None:
         runtime.timers.arm(timer, until, lambda: answer(runtime.catalogue.info(run.id)))

@@ -76,7 +76,7 @@ def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = None) -> 
 
     done: Callable[[str | Exception], None] = _later(asker, descriptors, go_on)
     threads = asker.services.session_checks.setdefault(peer.uid, trio.CapacityLimiter(2))
-    asker.runtime.background.answer(lambda: find_session(wanted, info, threads), done, done, EXPECTED)
+    asker.runtime.background.run_then(lambda: find_session(wanted, info, threads), done, done, EXPECTED)
 
 
 def _answered_again(asker: Asker, request: Spawn, descriptors: list[int]) -> bool:
@@ -169,7 +169,7 @@ def _spawn_by(asker: Asker, request: Spawn, peer: Peer, descriptors: list[int], 
         _ask(asker, request, placed, peer, descriptors, above, found_setups, session, user)
 
     found = _later(asker, descriptors, ask)
-    runtime.background.answer(find, found, lambda _: found((unknown(), None, request)), EXPECTED)
+    runtime.background.run_then(find, found, lambda _: found((unknown(), None, request)), EXPECTED)
 
 
 def _with_awaited(asker: Asker, request: Spawn) -> Spawn:
@@ -258,7 +258,7 @@ def _ask(
 
     asked, program = asked_of(request, asker.connection.number, session, setups)
     pending = PendingSpawn(
-        request, setups, descriptors, on_admit, program, caller=peer.run, user=user, request=kept, sender=peer.who
+        request, setups, descriptors, on_admit, program, caller=peer.run, user=user, for_recall=kept, sender=peer.who
     )
     if session is None:
         pending.continued_with = continued_with(runtime, first, request, pending, peer)

@@ -16,8 +16,8 @@ from ....protocol.messages import (
     CallerFound,
     Done,
     EndCall,
-    GatewaySettings,
     FindCaller,
+    GatewaySettings,
     RefusedEgress,
     Report,
     Reserve,
@@ -43,7 +43,7 @@ def report(asker: Asker, request: Report) -> None:
     run = spender(asker, request.run)
 
     def count() -> None:
-        use = asker.runtime.metering.report_pricing.use_of_report(run, request)
+        use = asker.runtime.metering.use_pricing.use_of_report(run, request)
         asker.ask(e.ReportRequested, run, use)
 
     # tokens were used whether or not their price can be found now
@@ -73,7 +73,7 @@ def once_priced(
         else:
             unsure(why)
 
-    asker.runtime.metering.report_pricing.when_known(run, model, go_on, go_on)
+    asker.runtime.metering.use_pricing.when_known(run, model, go_on, go_on)
 
 
 def check_amounts(request: Report | Reserve | Settle) -> None:
@@ -107,7 +107,7 @@ def reserve(asker: Asker, request: Reserve) -> None:
     run = spender(asker, request.run)
 
     def reserve_estimate() -> None:
-        estimate = asker.runtime.metering.report_pricing.reservation_of(run, request)
+        estimate = asker.runtime.metering.use_pricing.reservation_of(run, request)
         asker.ask(e.ReserveRequested, run, estimate)
 
     def unsure(why: str) -> None:
@@ -132,7 +132,7 @@ def settle(asker: Asker, request: Settle) -> None:
         return
     run, reservation = found[0].id, found[1]
     asker.resolve(run)
-    pricing, model = asker.runtime.metering.report_pricing, reservation.model if request.cost_usd is None else None
+    pricing, model = asker.runtime.metering.use_pricing, reservation.model if request.cost_usd is None else None
     # after a re-execution the daemon has not yet loaded the prices that the reservation was made with
     once_priced(asker, run, model, lambda: count(pricing.use_of_settlement(run, reservation, request)))
 
@@ -158,7 +158,7 @@ def admit_call(asker: Asker, request: AdmitCall) -> None:
             runtime.requests.ask(asker, lambda token, now: e.CallAsked(now, token, request, price, least, time, gateway))
 
     def priced() -> None:
-        ask(runtime.metering.report_pricing.price_of_call(request))
+        ask(runtime.metering.use_pricing.price_of_call(request))
 
     once_priced(asker, request.run, request.model, priced, lambda why: ask(e.CallPrice(None, unsure=why)))
 
@@ -173,7 +173,7 @@ def end_call(asker: Asker, request: EndCall) -> None:
     def count() -> None:
         found = runtime.machine.reservation(request.reservation)
         if found is not None and found[1].gateway_uid == asker.peer.gateway_uid:
-            used = runtime.metering.report_pricing.use_of_call(request, found[1])
+            used = runtime.metering.use_pricing.use_of_call(request, found[1])
             runtime.feed(e.CallSettled(trio.current_time(), request, used))
             _tell_of_tools(asker, request)
             runtime.arrivals.call_settled()

@@ -418,7 +418,7 @@ class CgroupMembership:
         return run_id
 
     def _refuse_moved(self, pid: int, run_id: RunId) -> None:
-        """Raise `Unidentifiable` for a process in the cgroup of a run that it was not started in: it would have that run's rights."""
+        """Raise `Unidentifiable` for a process in the cgroup of a run that has not started it: it would have its rights."""
         line = (self._orphans.owned.get(each) for each in procfs.ancestry(pid))
         began = next((each for each in line if each is not None), None) or self._runs.by_cookie(pid)
         if began is not None and not self._runs.within(run_id, began):
