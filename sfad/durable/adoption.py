@@ -225,7 +225,7 @@ class EarlierRuns:
             attempted_at=progress.attempted_at,
             sessions=progress.sessions,
             milestone=progress.milestone,
-            request=origin.request,
+            for_recall=origin.request,
         )
 
     def _never_was(self, run: Run) -> bool:

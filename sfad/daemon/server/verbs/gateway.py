@@ -1,0 +1,226 @@
+"""What gateways ask and tell: which run calls, whether a call may be made, what it has used, and what else they see."""
+
+import os
+from datetime import UTC, datetime
+
+import trio
+
+from ....core import events as e
+from ....core.limits.calls import MAX_WORDS, rounded
+from ....core.state.account import Silence
+from ....host.clock import wall_clock
+from ....protocol.messages import (
+    AdmitCall,
+    CallerFound,
+    Done,
+    EndCall,
+    FindCaller,
+    GatewaySettings,
+    RefusedEgress,
+    SeePlan,
+    ServeGateway,
+    SilentCall,
+    UnaskedCall,
+    UpstreamInfo,
+    WithdrawCall,
+)
+from ....protocol.types import CallInfo, ErrorCode
+from ..asker import Asker, answers, withdraw_calls
+from ..lookup import check_most
+from .use import once_priced
+
+# ---- `admit_call`: ask whether a model call may be made, and reserve what it may cost
+
+
+@answers(AdmitCall)
+def admit_call(asker: Asker, request: AdmitCall) -> None:
+    runtime, time, gateway = asker.runtime, wall_clock(), asker.peer.gateway_uid
+    live = runtime.catalogue.live.get(request.run)
+    if live is not None and not runtime.gateways.may_ask(
+        gateway, live, runtime.catalogue.live[live.run.root.id].setups, request.upstream
+    ):
+        asker.fail(ErrorCode.NOT_PERMITTED, f"calls of run {request.run} to upstream '{request.upstream}' are another gateway's")
+        return
+    least = request.max_output if request.fixed else min(runtime.config.gateway.min_output, request.max_output)
+
+    def ask(price: e.CallPrice) -> None:
+        if asker.connection.closed:  # while the price was looked up
+            asker.end()
+        else:
+            runtime.requests.ask(asker, lambda token, now: e.CallAsked(now, token, request, price, least, time, gateway))
+
+    def priced() -> None:
+        ask(runtime.metering.use_pricing.price_of_call(request))
+
+    once_priced(asker, request.run, request.model, priced, lambda why: ask(e.CallPrice(None, unsure=why)))
+
+
+# ---- `end_call`: count what a model call has used
+
+
+@answers(EndCall)
+def end_call(asker: Asker, request: EndCall) -> None:
+    runtime = asker.runtime
+
+    def count() -> None:
+        found = runtime.machine.reservation(request.reservation)
+        if found is not None and found[1].gateway_uid == asker.peer.gateway_uid:
+            used = runtime.metering.use_pricing.use_of_call(request, found[1])
+            runtime.feed(e.CallSettled(trio.current_time(), request, used))
+            _tell_of_tools(asker, request)
+            runtime.arrivals.call_settled()
+        asker.reply(Done(id=request.id))
+
+    once_priced(asker, request.run, request.model if request.tokens is not None else None, count)
+
+
+def _tell_of_tools(asker: Asker, request: EndCall) -> None:
+    """Tell the core which tools a reply asks for, where the run may not use all."""
+    live = asker.runtime.catalogue.live.get(request.run)
+    if live is None or not (live.spawn.allowed_tools or live.spawn.blocked_tools):
+        return
+    tools = tuple(name for name, _ in request.tools)
+    if live.program is not None and not live.program.names_tools_like_calls:
+        # the names of its events, by which tools are allowed, are not those of its calls
+        tools = tuple(name for name in tools if name in live.spawn.blocked_tools)
+    asker.runtime.feed(e.ToolsCalled(trio.current_time(), request.run, tools))
+
+
+# ---- `find_caller`: find the run of a process that calls a model through the gateway
+
+
+@answers(FindCaller)
+def find_caller(asker: Asker, request: FindCaller) -> None:
+    runtime, gateway = asker.runtime, asker.peer.gateway_uid
+    run = runtime.gateways.run_of(request.token) if request.token is not None else None
+    if run is None and request.cgroup is not None:
+        run = runtime.launcher.run_of_cgroup(request.cgroup)
+    live = asker.runtime.catalogue.live.get(run) if run is not None else None
+    if live is not None and request.uid not in {None, 0, os.geteuid(), live.uid}:
+        live = None  # a run's calls are its user's: who has read its token may not make them
+    if live is not None and gateway not in {None, live.uid}:
+        asker.fail(
+            ErrorCode.NOT_PERMITTED, "this is another user's gateway: the addresses of your run's own are in its environment"
+        )
+        return
+    if live is None:
+        message = "the calling process is in no run of this daemon: start the agent with 'sfactl run' or 'sfactl spawn'"
+        asker.fail(ErrorCode.NOT_PERMITTED, message)
+        return
+    if not live.spawn.gateway:
+        # it would spend the operator's key without the checks that its limits count on
+        message = f"run {live.run.id} was started without the gateway, so it may not call it: start the tree with --gateway"
+        asker.fail(ErrorCode.NOT_PERMITTED, message)
+        return
+    root = asker.runtime.catalogue.live[live.run.root.id]
+    upstreams = {name: UpstreamInfo(url=each.url, api=each.api) for name, each in root.setups.upstreams.items()}
+    keyed_only = runtime.gateways.leads_keyed_only(gateway, live.uid)
+    # a file that another user names could stand for any authority
+    trusts = not keyed_only and root.uid == live.uid
+    asker.reply(
+        CallerFound(
+            id=request.id,
+            run=live.run.id,
+            upstreams=upstreams,
+            certificates=root.setups.certificates if trusts else [],
+            egress=live.spawn.isolation.egress if live.spawn.isolation is not None and not keyed_only else [],
+            keyed_only=keyed_only,
+            token=runtime.gateways.passage(gateway, live.run.id),
+        )
+    )
+
+
+# ---- `refused_egress`: tell that the gateway has refused a run a host
+
+
+@answers(RefusedEgress)
+def refused_egress(asker: Asker, request: RefusedEgress) -> None:
+    if request.run in asker.runtime.catalogue.live:
+        asker.runtime.feed(e.EgressRefused(trio.current_time(), request.run, request.host, request.port, request.why))
+    asker.reply(Done(id=request.id))
+
+
+# ---- `see_plan`: take what a reply tells of a subscription
+
+
+MOST_WINDOWS = 16
+"""Windows that one reply may tell of."""
+
+
+@answers(SeePlan)
+def see_plan(asker: Asker, request: SeePlan) -> None:
+    check_most("windows of a subscription", len(request.windows), MOST_WINDOWS)
+    live, gateway = asker.runtime.catalogue.live.get(request.run), asker.peer.gateway_uid
+    if gateway is None or (live is not None and live.uid == gateway):
+        now = wall_clock()
+        # a user's gateway is the user's process: what it tells of the future would hide what is heard next
+        time = datetime.fromtimestamp(request.time, UTC) if 0 <= request.time <= now.timestamp() else now
+        asker.runtime.feed(e.PlanSeen(trio.current_time(), time.astimezone(), request))
+    asker.reply(Done(id=request.id))
+
+
+# ---- `serve_gateway`: what the gateway needs to know of the config, and its listener, which its next process needs
+
+
+@answers(ServeGateway)
+def serve_gateway(asker: Asker, request: ServeGateway) -> None:
+    runtime, user = asker.runtime, asker.peer.gateway_uid
+    gateway = runtime.gateways.own if user is None else runtime.gateways.of(user)
+    for listener in asker.connection.take(request.descriptors) or []:
+        gateway.keep(listener)
+    gateway.serves()
+    if request.reservations is not None:
+        runtime.feed(e.GatewayConnected(trio.current_time(), frozenset(request.reservations), user))
+    ungated = runtime.config.gateway.ungated
+    asker.reply(GatewaySettings(id=request.id, upstreams=runtime.gateways.settings(user), ungated=ungated))
+
+
+# ---- `silent_call`: note that a model call gets no answer, or gets one after all
+
+
+MAX_HOST = 255
+"""Characters: DNS has no longer names (RFC 1035, section 2.3.4)."""
+
+
+@answers(SilentCall)
+def silent_call(asker: Asker, request: SilentCall) -> None:
+    now = trio.current_time()
+    silence = Silence(request.host[:MAX_HOST], now - request.silent_s) if request.silent_s is not None else None
+    found = asker.runtime.machine.reservation(request.reservation)
+    if found is not None and found[1].gateway_uid == asker.peer.gateway_uid:
+        asker.runtime.feed(e.CallSilent(now, request.reservation, silence))
+    asker.reply(Done(id=request.id))
+
+
+# ---- `unasked_call`: record a request that costs money and about which the gateway decided by itself
+
+
+@answers(UnaskedCall)
+def unasked_call(asker: Asker, request: UnaskedCall) -> None:
+    live = asker.runtime.catalogue.live.get(request.run)
+    if live is not None:
+        info = CallInfo(
+            time=datetime.fromtimestamp(request.time, UTC),
+            run_id=request.run,
+            number=request.number,
+            state="ended" if request.refused is None else "refused",
+            upstream=request.upstream,
+            model=None,
+            status=request.status,
+            refused=request.refused,
+            error=request.error[:MAX_WORDS] if request.error is not None else None,
+            first_byte_s=rounded(request.first_byte_s),
+            elapsed_s=rounded(request.seconds),
+            path=request.path,
+        )
+        asker.runtime.saver.record_call(info, live.lineage_ids)
+    asker.reply(Done(id=request.id))
+
+
+# ---- `withdraw_call`: the caller of a call that waits has hung up
+
+
+@answers(WithdrawCall)
+def withdraw_call(asker: Asker, request: WithdrawCall) -> None:
+    withdraw_calls(asker.runtime.requests, asker.connection, request.call, "the caller hung up while the call waited")
+    asker.reply(Done(id=request.id))
