@@ -43,7 +43,7 @@ def asked(agent: str, *words: str, **fields: object) -> Spawn:
 def command(agent: str, *words: str, **fields: object) -> list[str]:
     """Return the command of the agent, with SESSION for its session id."""
     spawn = filled_in(asked(agent, *words, **fields), AGENTS)
-    return ["SESSION" if spawn.session and word == spawn.session.encode() else word.decode() for word in spawn.argv]
+    return ["SESSION" if spawn.agent_session and word == spawn.agent_session.encode() else word.decode() for word in spawn.argv]
 
 
 CLAUDE = ["claude", "-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages", "--session-id", "SESSION"]
@@ -124,11 +124,11 @@ def test_a_task_that_is_not_utf_8_is_unchanged() -> None:
 def test_each_attempt_has_a_session_of_its_own() -> None:
     spawn = filled_in(asked("claude", "go"), AGENTS)
     sessions = [argv_of(spawn, attempt)[7].decode() for attempt in (1, 2, 3, 2)]
-    assert sessions[0] == spawn.session
+    assert sessions[0] == spawn.agent_session
     assert len(set(sessions)) == 3
     assert sessions[1] == sessions[3], "the next daemon knows it, too"
     assert [str(uuid.UUID(session)) for session in sessions] == sessions
-    assert filled_in(asked("claude", "go"), AGENTS).session != spawn.session
+    assert filled_in(asked("claude", "go"), AGENTS).agent_session != spawn.agent_session
 
 
 def test_a_built_in_agent_is_not_an_identity_and_prints_what_its_meter_reads() -> None:

@@ -99,7 +99,7 @@ def filled_in(request: Spawn, agents: Mapping[str, Registered], gateway: str | N
         meter=request.meter or (agent.meter if kept and agent.meter != "auto" else None),
         limits=[*request.limits, *_other_limits(entry, request.limits)],
         stdin="pipe" if agent.stdin and request.stdin == "null" else request.stdin,
-        session=session,
+        agent_session=session,
         resume_argv=resume if continues is not None or request.attempts > 1 else [],
         placeholders={name: text for name in _TOLD if (text := given.get(name)) is not None},
     )
@@ -146,9 +146,9 @@ def argv_of(spawn: Spawn, attempt: int, session: str | None = None) -> list[byte
         resumed = resumed_command(spawn, session, None if spawn.stdio == "inherit" else going_on())
         if resumed is not None:
             return resumed
-    if spawn.session is None or attempt <= 1:
+    if spawn.agent_session is None or attempt <= 1:
         return argv
-    first, fresh = spawn.session.encode(), session_of(spawn.session, attempt).encode()
+    first, fresh = spawn.agent_session.encode(), session_of(spawn.agent_session, attempt).encode()
     return [fresh if word == first else word for word in argv]
 
 

@@ -215,7 +215,7 @@ class ToolsCalled(OfRun, frozen=True):
     tools: tuple[str, ...]
 
 
-class SessionSaved(OfRun, frozen=True):
+class AgentSessionSaved(OfRun, frozen=True):
     """The agent of a run has saved its session, which its program can continue."""
 
     session: str
@@ -479,7 +479,7 @@ class Reconfigured(At, frozen=True):
 
 
 OfLauncher = LaunchSucceeded | LaunchFailed | MainExited | Emptied | Frozen | Surveyed | AgentSeen | ModelReached
-OfMeters = SessionSaved | UseSeen | LevelSeen | ToolsCalled | AgentSaid
+OfMeters = AgentSessionSaved | UseSeen | LevelSeen | ToolsCalled | AgentSaid
 OfFleet = PlacementWaits | Placed | GrantRefused | GrantSeen | GrantLost | GrantTended
 OfRuns = OfLauncher | OfMeters | OfFleet | ClientBack | TimerFired | EgressRefused
 OfAgentsOnRuns = ReportRequested | ReserveRequested

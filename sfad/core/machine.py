@@ -264,8 +264,8 @@ class Machine:
                 self._tool_rules.tools_called(run, event)
             case e.AgentSaid():
                 self._attempts.agent_said(run, event)
-            case e.SessionSaved():
-                self._attempts.session_saved(run, event)
+            case e.AgentSessionSaved():
+                self._attempts.agent_session_saved(run, event)
             case e.ClientBack():
                 self._stop_requests.client_back(run, event)
             case e.PlacementWaits():

@@ -341,10 +341,10 @@ class Live:
         """What its agent calls its session: the one that it has saved, else the one that its command names."""
         if self.run.agent_session is not None or not self.run.attempt:
             return self.run.agent_session
-        if self.spawn.session is not None:
-            return session_of(self.spawn.session, self.run.attempt)
+        if self.spawn.agent_session is not None:
+            return session_of(self.spawn.agent_session, self.run.attempt)
         if self.spawn.continues is not None:
-            return self.spawn.continues.session
+            return self.spawn.continues.agent_session
         return self.session_files.session_id(self.run.asked.argv) if self.session_files is not None else None
 
     @property

@@ -293,7 +293,7 @@ class Metering:
         return readings
 
     def _find_session(self, live: Live) -> None:
-        files, run, first = live.session_files, live.run, live.spawn.session
+        files, run, first = live.session_files, live.run, live.spawn.agent_session
         began = live.attempted_at or live.started_at or live.created_at
         session = None
         if files is not None:
@@ -304,7 +304,9 @@ class Metering:
         elif live.spawn.resume_argv and not _resumes(run):
             # where an agent of the config keeps its sessions is not known: one is taken to be there from its start
             continues = live.spawn.continues
-            given = session_of(first, run.attempt) if first is not None else continues.session if continues is not None else None
+            given = (
+                session_of(first, run.attempt) if first is not None else continues.agent_session if continues is not None else None
+            )
             if given is not None:
                 self._session_saved(run, given)
         self._sessions.begin(run.id, session, live.sessions)
@@ -335,7 +337,7 @@ class Metering:
 
     def _session_saved(self, run: Run, session: str) -> None:
         if session != run.agent_session:
-            self._tell(e.SessionSaved(trio.current_time(), run.id, session))
+            self._tell(e.AgentSessionSaved(trio.current_time(), run.id, session))
 
     def _reached(self, live: Live, text: str) -> None:
         if text == live.milestone:

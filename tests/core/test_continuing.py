@@ -15,9 +15,9 @@ from .transcript import Transcript
 DIED = "the daemon died while it ran; how it ended cannot be known"
 
 
-def saved(t: Transcript, run: RunId, session: str = "s") -> e.SessionSaved:
+def saved(t: Transcript, run: RunId, session: str = "s") -> e.AgentSessionSaved:
     """Return the event that the run's agent has saved its session."""
-    return e.SessionSaved(t.at, run, session)
+    return e.AgentSessionSaved(t.at, run, session)
 
 
 def to_next_attempt(t: Transcript, run: RunId) -> None:

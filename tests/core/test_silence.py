@@ -63,7 +63,7 @@ def test_a_paused_run_gets_more_room_or_is_only_warned_about() -> None:
 def test_the_session_of_a_silent_run_is_continued_as_often_as_there_are_attempts() -> None:
     t = Transcript()
     a = t.start("a", limits="silence=900:continue", attempts=2, retry_delay=1)
-    (t >> e.SessionSaved(t.at, a, "s")).skip()
+    (t >> e.AgentSessionSaved(t.at, a, "s")).skip()
     (t >> t.level(a, "silence", 900)).skip()
     assert t.run(a).status is Status.RETRYING
     assert t.run(a).latest.followed

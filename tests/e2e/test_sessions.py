@@ -107,7 +107,7 @@ def test_the_usage_of_an_earlier_attempt_is_known_to_the_next_daemon(tmp_path: P
     desk, daemon = Desk(tmp_path), start()
     desk.program.write_text(TWICE)
     with daemon.client() as client:
-        run = desk.started(client, "-p", "x", "--session-id", SESSION, session=SESSION, attempts=2, retry_delay=0.01)
+        run = desk.started(client, "-p", "x", "--session-id", SESSION, agent_session=SESSION, attempts=2, retry_delay=0.01)
         wait_until(lambda: info(client, run.id).usage.turns == 1, "the first attempt is read")
         desk.open_gate()
         wait_until(lambda: info(client, run.id).usage.turns == 2, "so is the second")

@@ -155,7 +155,7 @@ class AttemptTracker:
         running = run.status in {Status.RUNNING, Status.PAUSED}
         return running and run.agent_session is not None and run.attempt < run.asked.attempts and run.cut is None
 
-    def session_saved(self, run: Run, ev: e.SessionSaved) -> None:
+    def agent_session_saved(self, run: Run, ev: e.AgentSessionSaved) -> None:
         """Take note of the session that a further attempt, or another run, can continue."""
         if run.agent_session != ev.session:
             run.agent_session = ev.session

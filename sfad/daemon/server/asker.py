@@ -54,7 +54,7 @@ class Services:
     connections: Sized
     """The open ones."""
     looks: Looks
-    session_checks: dict[int, trio.CapacityLimiter]
+    agent_session_checks: dict[int, trio.CapacityLimiter]
     """By uid: for threads that look for the sessions of ended runs. A user's file system may not answer."""
 
 

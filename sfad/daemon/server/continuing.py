@@ -26,8 +26,8 @@ MAX_TASK = 120_000
 """Bytes. execve(2) takes an argument of 128 KiB at most."""
 
 _OF_REQUEST = frozenset(
-    {"id", "argv", "cwd", "env", "umask", "agent", "placeholders", "session", "tied", "watch", "key", "claim", "stdin", "stdio",
-     "descriptors", "shim", "automatic", "env_set", "limits", "labels", "continues", "detach", "log", "after"}
+    {"id", "argv", "cwd", "env", "umask", "agent", "placeholders", "agent_session", "tied", "watch", "key", "claim", "stdin",
+     "stdio", "descriptors", "shim", "automatic", "env_set", "limits", "labels", "continues", "detach", "log", "after"}
 )  # fmt: skip
 """Fields of which not simply the one that differs from its default counts."""
 
@@ -153,7 +153,7 @@ def resumable_program(argv: Sequence[str]) -> AgentProgram | None:
     return program if program is not None and program.resumed([], "0", None, terminal=False) is not None else None
 
 
-async def find_session(wanted: WantedSession | None, info: RunInfo, limiter: trio.CapacityLimiter) -> str:
+async def find_agent_session(wanted: WantedSession | None, info: RunInfo, limiter: trio.CapacityLimiter) -> str:
     """Return the id of the session, once it is known that its program can continue it. Raise `RequestError`, `OSError`."""
     if wanted is None:
         assert info.session_id is not None
@@ -167,9 +167,9 @@ async def find_session(wanted: WantedSession | None, info: RunInfo, limiter: tri
         raise wrong_state(f"run {info.id} cannot be continued: {why}. {_from_the_beginning(info)}") from None
 
 
-def with_session(request: Spawn, session: str) -> Spawn:
+def with_agent_session(request: Spawn, session: str) -> Spawn:
     assert request.continues is not None
-    return replace(request, continues=replace(request.continues, session=session))
+    return replace(request, continues=replace(request.continues, agent_session=session))
 
 
 def check_ended(info: RunInfo) -> None:

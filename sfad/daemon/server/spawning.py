@@ -182,11 +182,12 @@ def continue_session(request: Spawn, _: SpawnContext) -> Spawn:
     continues = request.continues
     if continues is None:
         return request
-    argv = resumed_command(request, continues.session, continues.task)
+    session = continues.agent_session
+    argv = resumed_command(request, session, continues.task)
     if argv is None:
         shown = " ".join(word.decode(errors="backslashreplace") for word in request.argv[:8])[:200]
         raise wrong_state(
-            f"run {continues.run} cannot be continued: sfad knows no command that continues its session {continues.session}, or "
+            f"run {continues.run} cannot be continued: sfad knows no command that continues its session {session}, or "
             f"cannot tell which words of its command are its task: {shown}"
         )
     return replace(request, argv=argv)
@@ -283,7 +284,7 @@ def check_bounds(request: Spawn, _: SpawnContext) -> None:
         ("bytes of the directory of --ship", len(request.ship.directory) if request.ship is not None else 0, 4096),
         ("characters of the author of commits", len(request.ship.author) if request.ship is not None else 0, 256),
         ("characters of key", len(request.key or ""), 64),
-        ("characters of session", len(request.session or ""), 64),
+        ("characters of session", len(request.agent_session or ""), 64),
         ("labels", len(request.labels), MAX_LABELS),
         ("characters of a label", labels, 256),
         ("characters of --type", len(request.run_type or ""), 64),

@@ -16,7 +16,7 @@ class Continuation(Struct, frozen=True, kw_only=True):
     """What its agent is told first. `None`: why the run ended, and to go on; in a terminal nothing."""
     rest: bool = False
     """Give the new run what is left of the limits of the ended one, as far as the request names no limit of the kind."""
-    session: str = ""
+    agent_session: str = ""
     """The id of the session. Set by the daemon only."""
 
 
@@ -48,7 +48,7 @@ class Spawn(Request, tag="spawn"):
     """A registered agent (docs/agents.md). Its entry and `argv`, where one word after `--` is the task, make the command."""
     placeholders: dict[str, str] = {}
     """With `agent`: `task`, `model`, `provider`, `instructions`. With a `task`, all of `argv` goes to the program."""
-    session: str | None = None
+    agent_session: str | None = None
     """Without `agent`: a session id of at most 64 characters that is a word of `argv`. Each further attempt gets a new id in its
     place."""
     name: str | None = None

@@ -35,7 +35,7 @@ from ...loop.leading import settings_file
 from ...loop.pending_requests import PendingSpawn
 from ...loop.worktrees import WorktreeImpossible, again
 from ..asker import EXPECTED, Asker, answers, answers_about_run, told
-from ..continuing import check_ended, continued, find_session, wanted_session, with_session
+from ..continuing import check_ended, continued, find_agent_session, wanted_session, with_agent_session
 from ..lookup import RequestError, bad_request, check_limits, check_most, find_run, unavailable, wrong_state
 from ..lost_runs import continued_with
 from ..peers import submitter
@@ -72,11 +72,11 @@ def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = None) -> 
         if isinstance(found, Exception):
             close_soon(descriptors, asker.connection.sender_group)
             raise found
-        _spawn_by(asker, with_session(request, found), peer, descriptors, session)
+        _spawn_by(asker, with_agent_session(request, found), peer, descriptors, session)
 
     done: Callable[[str | Exception], None] = _later(asker, descriptors, go_on)
-    threads = asker.services.session_checks.setdefault(peer.uid, trio.CapacityLimiter(2))
-    asker.runtime.background.run_then(lambda: find_session(wanted, info, threads), done, done, EXPECTED)
+    threads = asker.services.agent_session_checks.setdefault(peer.uid, trio.CapacityLimiter(2))
+    asker.runtime.background.run_then(lambda: find_agent_session(wanted, info, threads), done, done, EXPECTED)
 
 
 def _answered_again(asker: Asker, request: Spawn, descriptors: list[int]) -> bool:
