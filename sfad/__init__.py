@@ -2,7 +2,7 @@
 
 A pure core decides; a thin trio shell does.
 
-    client ─ frames ─▶ server ─ event ─▶ ┌──────────────┐ ─ Admit/Record/Publish ─▶ journal, then ledger
+    client ─ frames ─▶ server ─ event ─▶ ┌──────────────┐ ─ Admit/Record ─▶ journal, then ledger
                                          │     core     │ ─ Launch/Terminate/Kill/Freeze ─▶ processes
     processes ─ LaunchSucceeded/MainExited ▶│  one machine │ ─ Arm/Disarm ─▶ timers
     timers ─ TimerFired ───────────────▶ │   (no I/O)   │ ─ AnswerRequest ─▶ server ─▶ client

@@ -30,7 +30,7 @@ from .processes.sweep import sweep as sweep_instance
 from .protocol.paths import LEDGER as LEDGER_FILE
 from .storage.ledger import LedgerError, back_up
 from .storage.ledger.opening import check_known
-from .storage.spool import StoreError, check_version
+from .storage.store import StoreError, check_version
 
 app = typer.Typer(
     add_completion=False,

@@ -25,8 +25,8 @@ from .protocol.framing import MAX_REQUEST, SUPPORTED, FrameDecoder
 from .protocol.types import ErrorCode, Reason, RunId, RunInfo
 from .storage.ledger.database import LedgerError
 from .storage.ledger.opening import open_past
-from .storage.ledger.reader import CALLS, Page, Reader
-from .storage.ledger.reads import EventFilter, event_page
+from .storage.ledger.queries import CALLS, Page, Reader
+from .storage.ledger.records import EventFilter, event_page
 from .storage.ledger.rows import with_totals
 from .storage.ledger.summary import Summariser, page_of
 from .storage.output.files import OutputFiles

@@ -28,7 +28,7 @@ from sfactl.connection import Client
 from sfad.processes import procfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
-from sfad.storage.spool import Store
+from sfad.storage.store import Store
 from tests.leaks import cgroups
 from tests.template import Child, template
 from tests.unprivileged import Place

@@ -34,7 +34,7 @@ class Admit(WithRun, frozen=True):
 
 
 class Record(WithRun, frozen=True):
-    """Write the run as it is now to the ledger: it was launched, or it reached a terminal status."""
+    """Write the run as it is now to the ledger: what a list of runs shows of it has changed for good, as its status has."""
 
 
 class Rebound(WithRun, frozen=True):
@@ -101,7 +101,7 @@ class Offer(WithRun, frozen=True):
 
 
 class Tend(WithId, frozen=True):
-    """What is wanted of a run on another node has changed (`grants.wanted_of`): tell its node."""
+    """What is wanted of a run on another node has changed (`giving.wanted_of`): tell its node."""
 
 
 class Terminate(WithId, frozen=True):

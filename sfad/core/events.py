@@ -1,4 +1,6 @@
-"""What happened. Every event carries `at`, seconds on the shell's monotonic clock."""
+"""What happened: the input of the machine. Every event carries `at`, seconds on the shell's monotonic clock.
+
+What clients, hooks and the ledger are told, and call events, are `protocol.types.Event`s, which the machine publishes."""
 
 from __future__ import annotations
 
@@ -124,11 +126,11 @@ class SettleRequested(OfPeer, frozen=True):
 class CallPrice(Struct, frozen=True):
     """What a call may cost, in nano-dollars."""
 
-    input: int | None
+    input_cost: int | None
     """Of the input as it is estimated; `None`: no price of the model is known."""
-    output: int = 0
+    output_token: int = 0
     """Of a token of output."""
-    more_input: int = 0
+    more_input_cost: int = 0
     """Of the input that the call may have beyond the estimate."""
     estimated: bool = False
     """It is the price of another model."""
@@ -153,7 +155,7 @@ class CallAsked(At, frozen=True):
 class CallWithdrawn(At, frozen=True):
     """A call that waits is not to be made."""
 
-    call: Token
+    token: Token
     why: str | None
     """`None` if it will be asked for again."""
 

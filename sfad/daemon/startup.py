@@ -35,7 +35,7 @@ from ..protocol.types import RunId
 from ..protocol.units import counted
 from ..storage.ledger import Ledger, LedgerError, OpenedLedger
 from ..storage.output.files import OutputFiles
-from ..storage.spool import StoreError
+from ..storage.store import StoreError
 from .loop.resources import EarlyEvents, Resources
 
 

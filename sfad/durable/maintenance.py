@@ -28,7 +28,7 @@ from ..storage.ledger import Ledger, LedgerError, back_up
 from ..storage.ledger.backup import BACKUP, Backup
 from ..storage.ledger.database import LedgerDamaged, open_reader
 from ..storage.ledger.opening import check_whole, suspect
-from ..storage.ledger.reader import Reader
+from ..storage.ledger.queries import Reader
 from ..storage.ledger.retention import Pruner
 from ..storage.output import OutputFiles
 from ..storage.output.files import remove, remove_old

@@ -18,7 +18,7 @@ from ..processes.procfs import is_alive
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
 from ..runs.live import ContinuedWith, Live, OnEnd, SavedMain, SpawnKey
-from ..storage.spool import Spawns, Store
+from ..storage.store import Spawns, Store
 from .snapshots import KEY, METER, NOW, RUN, Changes, RetryingStore, RunSnapshot, encode
 
 # ---- What runs are continued with at the next daemon's start, if this one or the machine ends them

@@ -29,7 +29,7 @@ from ..protocol.kinds import COSTS
 from ..protocol.messages import Spawn
 from ..protocol.types import CallInfo, LimitKind, RunId, Source
 from ..runs.live import Live, SavedMain
-from ..storage.spool import Store
+from ..storage.store import Store
 
 # ---- Accounts as they are saved: money in USD, as everywhere outside the core. These are hooks for msgspec.
 

@@ -7,7 +7,7 @@ from ..host.clock import Timers
 from ..host.tasks import LoopTurns
 from ..protocol.types import RunId
 from ..runs.live import Live
-from ..storage.spool import Store
+from ..storage.store import Store
 from .budgets import SavedCharges
 from .plans import PlanSpool
 from .saved import (

@@ -4,7 +4,7 @@
 `http_server`  one connection: requests in, replies out
 `callers`      the user and the cgroup of a connection's other end
 `exchange`     one request: whose it is, whether its tree can pay for it, and the reply as it comes; what `sfactl doctor` asks
-`call_record`  what a call has used, read from its reply while that passes, within bounds of memory
+`call_tally`   what a call has used, read from its reply while that passes, within bounds of memory
 `journal`      what calls under way have used, for the daemon if this process is killed
 `bodies`       has the bodies of calls read: by a process of its own, if one is not small
 `reading`      that process: what the body of a call says

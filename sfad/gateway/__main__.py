@@ -21,7 +21,7 @@ import trio
 
 from ..host.secrecy import become_user, hide_memory
 from .bodies import BodyReader
-from .call_record import Memory
+from .call_tally import Memory
 from .coding import import_decoders
 from .daemon_link import ALONE_MAX, DaemonLink
 from .egress import Egress

@@ -24,7 +24,7 @@ from ..protocol.requests.plans import Provider
 from ..protocol.types import SILENT_AFTER
 from .apis import Api, most_output
 from .bodies import BodyReader
-from .call_record import CallRecord, Memory, NoMemoryError, RequestRecord, Space, UnaskedRecord
+from .call_tally import CallTally, Memory, NoMemoryError, RequestRecord, Space, UnaskedRecord
 from .callers import Caller
 from .daemon_link import CallerRun, CallRefusedError, Daemon
 from .egress import Egress, NoWayError, is_outward, target_of
@@ -379,7 +379,7 @@ class Exchange:
             waited = trio.current_time() - began
             holds = admitted.holds_rejected and (not self._rejected or waited >= REJECTED_AGAIN)
             plan = partial(self._plan_seen, provider, asked, holds=holds) if provider is not None else None
-            record = CallRecord(
+            record = CallTally(
                 self._shared.daemon, self._shared.estimates, asked, admitted, api, call, size, upstream.host, space, plan
             )
             with suppress(_RejectedError), _closing(record):

@@ -20,8 +20,8 @@ from ..protocol.encoding import lean
 from ..protocol.messages import List
 from ..protocol.structs import pack
 from ..protocol.types import CallInfo, RunId, RunInfo, Status, Usage
-from ..storage.ledger.reader import CALLS, Page, Selection
-from ..storage.ledger.reads import Records
+from ..storage.ledger.queries import CALLS, Page, Selection
+from ..storage.ledger.records import Records
 from ..storage.ledger.rows import used_by, with_totals
 from ..storage.ledger.summary import Unwritten
 from .live import Live, SpawnKey

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
-from sfad.storage.spool import Store
+from sfad.storage.store import Store
 from tests.bench.ours import directory
 
 RUNS, BATCHES, SNAPSHOT = 2000, 6, bytes(range(200)) * 2

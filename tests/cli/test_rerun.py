@@ -137,8 +137,8 @@ def test_the_words_ask_for_the_same(request: Spawn) -> None:
 
 def test_each_field_of_a_request_is_kept_or_left_out_on_purpose() -> None:
     left_out = {
-        "id", "env", "umask", "placeholders", "agent_session", "tied", "detach", "after", "quiet", "shim", "stdio", "claim", "watch",
-        "key", "descriptors", "automatic", "direct", "env_set", "continues", "resume_argv", "grant",
+        "id", "env", "umask", "placeholders", "agent_session", "tied", "detach", "after", "quiet", "shim", "stdio", "claim",
+        "watch", "key", "descriptors", "automatic", "direct", "env_set", "continues", "resume_argv", "grant",
     }  # fmt: skip
     base = Spawn(id=0, argv=[b"x"], cwd=b"/", env=[])
     other = Spawn(

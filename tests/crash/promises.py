@@ -19,7 +19,7 @@ from sfactl.connection import Client
 from sfad.core.state.run import run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId, RunInfo, Status
-from sfad.storage.spool import Store
+from sfad.storage.store import Store
 from tests.e2e.provider import IN_USD, OUT_USD, Provider
 from tests.harness import Daemon, alive, carriers
 from tests.leaks import cgroups

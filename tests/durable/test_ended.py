@@ -13,7 +13,7 @@ from sfad.durable import saved
 from sfad.durable.spool import Spool
 from sfad.host.clock import Timers
 from sfad.host.tasks import LoopTurns
-from sfad.storage.spool import Store
+from sfad.storage.store import Store
 
 
 def test_ended_runs_are_kept_until_the_ledger_is_checkpointed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from sfad.durable.snapshots import RETRY_EVERY, RetryingStore
 from sfad.durable.spool import RunJournal
 from sfad.host.clock import Timers
 from sfad.host.tasks import LoopTurns
-from sfad.storage.spool import Store
+from sfad.storage.store import Store
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

@@ -15,7 +15,7 @@ from sfad.host.faults import STATUS
 from sfad.protocol import messages as m
 from sfad.protocol.types import CallInfo
 from sfad.storage.ledger.database import open_reader
-from sfad.storage.ledger.reader import Reader
+from sfad.storage.ledger.queries import Reader
 from tests.conftest import Start
 from tests.harness import PATIENCE, Daemon, ended, spawn, wait_until
 

@@ -13,7 +13,7 @@ from sfactl.connection import Client
 from sfad.durable.budgets import Charged
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event, RunInfo, Status
-from sfad.storage.spool import Store
+from sfad.storage.store import Store
 from tests.conftest import Start
 from tests.harness import Daemon, alive, ended, started, stopped, wait_until
 

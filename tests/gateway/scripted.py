@@ -11,7 +11,7 @@ import h11
 import trio
 
 from sfad.gateway.bodies import BodyReader
-from sfad.gateway.call_record import Memory
+from sfad.gateway.call_tally import Memory
 from sfad.gateway.callers import Caller
 from sfad.gateway.daemon_link import CallerRun, CallRefusedError
 from sfad.gateway.egress import Egress

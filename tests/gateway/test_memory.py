@@ -6,7 +6,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from sfad.gateway.call_record import MAX_BODIES, Memory, NoMemoryError
+from sfad.gateway.call_tally import MAX_BODIES, Memory, NoMemoryError
 
 
 def test_a_run_leaves_as_much_as_it_takes() -> None:

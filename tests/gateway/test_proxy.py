@@ -16,7 +16,7 @@ import brotli  # type: ignore[import-untyped]
 import pytest
 import trio
 
-from sfad.gateway import call_record, exchange, http_server, reading
+from sfad.gateway import call_tally, exchange, http_server, reading
 from sfad.gateway.callers import Caller, Kernel
 from sfad.gateway.upstreams import Upstream
 from sfad.protocol.types import Tokens
@@ -303,7 +303,7 @@ async def test_a_client_that_hangs_up_while_the_provider_thinks(streamed: bool) 
 
 async def test_a_silent_provider_is_told_and_a_call_given_up_then_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sfad.gateway.exchange.SILENT_AFTER", 0.05)
-    monkeypatch.setattr("sfad.gateway.call_record.GIVEN_UP_AFTER", 0.05)
+    monkeypatch.setattr("sfad.gateway.call_tally.GIVEN_UP_AFTER", 0.05)
     provider = Provider(saying())
 
     async def script(stream: trio.SocketStream, _: bytes) -> None:
@@ -427,7 +427,7 @@ async def test_a_client_that_takes_nothing_of_too_long_a_reply_holds_the_provide
     if bound == "one":
         monkeypatch.setattr(exchange, "MAX_UNSENT", 1_000_000)
     else:
-        monkeypatch.setattr(call_record, "MAX_BODIES", 2_000_000)
+        monkeypatch.setattr(call_tally, "MAX_BODIES", 2_000_000)
     sent = 0
     provider = Provider(saying())
 
@@ -513,7 +513,7 @@ async def test_a_body_that_is_too_long() -> None:
 
 
 async def test_bodies_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_record, "MAX_BODIES", 200_000)
+    monkeypatch.setattr(call_tally, "MAX_BODIES", 200_000)
     daemon = ScriptedDaemon(hold=trio.Event())
     async with house(Provider(saying(reply(WHOLE, JSON))), daemon=daemon) as the:
         big = json.dumps(ASKED | {"padding": "x" * 90_000}).encode()
@@ -545,7 +545,7 @@ async def test_what_is_kept_of_replies_counts_as_memory_of_the_run(monkeypatch: 
         await until(lambda: the.shared.memory.held > len(document))
         more.set()
         assert (await the.told()).error is None
-        monkeypatch.setattr(call_record, "MAX_BODIES", len(document))
+        monkeypatch.setattr(call_tally, "MAX_BODIES", len(document))
         assert (await the.ask(post(MESSAGES, CALL))).body == body
         await until(lambda: len(the.daemon.told) == 2)
         assert the.daemon.told[1].tokens is None

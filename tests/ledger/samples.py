@@ -19,8 +19,8 @@ from sfad.protocol.types import Action, CallInfo, Event, LimitKind, LimitState, 
 from sfad.storage.ledger import Ledger, OpenedLedger, RunExtra
 from sfad.storage.ledger.database import open_reader
 from sfad.storage.ledger.ledger import CallKey
-from sfad.storage.ledger.reader import Page, Reader
-from sfad.storage.ledger.reads import Records
+from sfad.storage.ledger.queries import Page, Reader
+from sfad.storage.ledger.records import Records
 from sfad.storage.ledger.rows import EVENT_COLUMNS, Op, event_of
 from sfad.storage.ledger.writer import Transactions
 

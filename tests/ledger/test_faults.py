@@ -21,7 +21,7 @@ from sfad.protocol.messages import List
 from sfad.protocol.types import Event, Status
 from sfad.storage.ledger import Ledger, LedgerError, LedgerTooNew, OpenedLedger, writer
 from sfad.storage.ledger.opening import check_whole
-from sfad.storage.ledger.reader import Page
+from sfad.storage.ledger.queries import Page
 from sfad.storage.ledger.rows import Op
 from sfad.storage.ledger.writer import Backlog
 from tests.harness import until

@@ -15,7 +15,7 @@ from sfad.core.state.access import EVERYTHING
 from sfad.protocol.messages import List
 from sfad.protocol.types import Event, Status
 from sfad.storage.ledger import Ledger, OpenedLedger, writer
-from sfad.storage.ledger.reader import Page
+from sfad.storage.ledger.queries import Page
 from sfad.storage.ledger.writer import Inbox
 from tests.harness import until
 

@@ -24,7 +24,7 @@ from sfad.host.tasks import LoopTurns
 from sfad.protocol.messages import List
 from sfad.protocol.types import Action, CallInfo, Event, LimitKind, LimitState, Reason, RunInfo, Source, Status, Usage
 from sfad.storage.ledger import Ledger, OpenedLedger, RunExtra, schema, writer
-from sfad.storage.ledger.reader import Page, Reader
+from sfad.storage.ledger.queries import Page, Reader
 from sfad.storage.ledger.rows import RUN_COLUMNS, call_op, event_of, event_op, insert_op, run_extra, run_info, statements
 
 from .samples import PLAIN, WHEN, Answers, call, calls, events, run, runs_of, started

@@ -16,7 +16,7 @@ from sfad.core.state.access import EVERYTHING
 from sfad.protocol.messages import List
 from sfad.protocol.types import Event, Status
 from sfad.storage.ledger import OpenedLedger
-from sfad.storage.ledger.reader import Page
+from sfad.storage.ledger.queries import Page
 
 from .samples import PLAIN, WHEN, Answers, run, runs_of, started
 

@@ -15,7 +15,7 @@ from sfad.core.state.access import EVERYTHING
 from sfad.protocol.messages import List
 from sfad.protocol.types import CallInfo, Event, RunInfo, Status
 from sfad.storage.ledger import Ledger, OpenedLedger, retention
-from sfad.storage.ledger.reader import Page
+from sfad.storage.ledger.queries import Page
 from sfad.storage.ledger.retention import Deleted, Pruner
 from sfad.storage.ledger.rows import RunExtra
 

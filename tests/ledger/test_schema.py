@@ -14,7 +14,7 @@ from sfad.core.state.access import EVERYTHING
 from sfad.protocol.messages import List
 from sfad.protocol.types import Reason, Status
 from sfad.storage.ledger import LedgerTooNew, OpenedLedger, schema
-from sfad.storage.ledger.reader import Page
+from sfad.storage.ledger.queries import Page
 from tests.ledger.samples import events, runs_of
 
 DUMPS = sorted(Path(__file__).parent.glob("v*.sql"))

@@ -21,7 +21,7 @@ from sfad.core.state.run import run_id
 from sfad.protocol.messages import List
 from sfad.protocol.types import RunInfo, Status
 from sfad.storage.ledger import RunExtra
-from sfad.storage.ledger.reader import Page, Reader, Selection, ended_queries, live_queries
+from sfad.storage.ledger.queries import Page, Reader, Selection, ended_queries, live_queries
 from sfad.storage.ledger.rows import insert_op, number_of, numbers_of, state_op, statements
 from sfad.storage.ledger.schema import migrate
 
@@ -177,7 +177,7 @@ def test_sql_and_python_agree_on_every_filter_page_by_page(
     fitting = [info.id for info, extra in rows if page.admits(info, extra.uid, chain(info.id))]
     with (
         closing(memory(rows)) as connection,
-        patch.multiple("sfad.storage.ledger.reader", MAX_WALKED=walked, MOST_BELOW=most_below),
+        patch.multiple("sfad.storage.ledger.queries", MAX_WALKED=walked, MOST_BELOW=most_below),
     ):
         found = list(pages(Reader(connection), page))
         by_prefix = Reader(connection).find("a", page.scope, 20)

@@ -11,7 +11,7 @@ from sfad.core.state.access import EVERYTHING
 from sfad.protocol.messages import List, Summarise
 from sfad.protocol.types import RunInfo, Source, Status, Usage
 from sfad.storage.ledger import OpenedLedger, RunExtra
-from sfad.storage.ledger.reader import Page
+from sfad.storage.ledger.queries import Page
 from sfad.storage.ledger.summary import summarise
 
 from .samples import PLAIN, call, run

@@ -15,7 +15,7 @@ from sfad.host.tasks import LoopTurns
 from sfad.protocol.messages import List
 from sfad.protocol.types import Reason, RunInfo, Status
 from sfad.storage.ledger import Ledger, OpenedLedger, RunExtra
-from sfad.storage.ledger.reader import Page
+from sfad.storage.ledger.queries import Page
 
 from .samples import PLAIN, WHEN, Answers, run, runs_of, started
 

@@ -20,7 +20,7 @@ from sfad.durable.spool import RunJournal
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Status
 from sfad.storage.ledger import writer
-from sfad.storage.spool import Store
+from sfad.storage.store import Store
 from tests.harness import until
 from tests.loop.shell import refused, shell, spawned, stopped
 from tests.processes.fake import FakeLauncher

@@ -27,7 +27,7 @@ from sfad.runs import catalogue
 from sfad.runs import catalogue as module
 from sfad.runs.catalogue import EncodedRuns, RunCatalogue, row_of
 from sfad.storage.ledger import ledger
-from sfad.storage.ledger.reader import Page
+from sfad.storage.ledger.queries import Page
 from tests.harness import until
 from tests.ledger.samples import traced_reader
 from tests.loop.shell import refused, shell, spawned, stopped

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.storage.spool import Spawns
+from sfad.storage.store import Spawns
 from tests.harness import failing
 
 

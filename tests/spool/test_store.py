@@ -23,8 +23,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sfad.storage import spool as journal
-from sfad.storage.spool import Store, StoreError
+from sfad.storage import store as journal
+from sfad.storage.store import Store, StoreError
 from tests.harness import failing, let_others_into
 
 ROOT = Path(__file__).parents[2]
@@ -188,7 +188,7 @@ def test_a_removed_store_is_written_again(tmp_path: Path, how: str) -> None:
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from sfad.storage.spool import Store
+from sfad.storage.store import Store
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
 path = Path(sys.argv[1])
@@ -563,7 +563,7 @@ def test_a_death_while_a_damaged_file_is_set_aside(path: Path) -> None:
 WRITER = """
 import os, sys
 from pathlib import Path
-from sfad.storage.spool import Store
+from sfad.storage.store import Store
 from sfad.storage import spool as journal
 journal.COMPACT_ABOVE = 300_000
 one = Store(Path(sys.argv[1]))

@@ -66,7 +66,7 @@ def test_a_model_without_a_price_costs_what_the_dearest_of_its_provider_does() -
     asked = m.AdmitCall(id=1, run="a", model="brand-new", input_tokens=1000, max_output=10, api="anthropic")
     price = pricing.price_of_call(asked)
     dearest = pricing.price_of_call(msgspec.structs.replace(asked, model="claude-opus-4-1"))
-    assert (price.input, price.output, price.estimated) == (dearest.input, dearest.output, True)
+    assert (price.input_cost, price.output_token, price.estimated) == (dearest.input_cost, dearest.output_token, True)
     assert not dearest.estimated
     told = m.EndCall(
         id=1, run="a", reservation="r", model="brand-new", tokens=Tokens(input=1000, output=10), api="anthropic", long_cached=0

@@ -250,7 +250,7 @@ class Calls:
 
     def withdrawn(self, ev: e.CallWithdrawn) -> None:
         """Forget a call that is not to be made."""
-        call = self.waiting.pop(ev.call, None)
+        call = self.waiting.pop(ev.token, None)
         if call is not None and ev.why is not None:
             waited = _seconds(ev.at - call.asked.at)
             self._record(changed(call.info, state="withdrawn", error=ev.why, waited_s=waited))
@@ -400,7 +400,7 @@ class Calls:
             self._fail(call, ErrorCode.WRONG_STATE, message, at)
             return True
         rooms = list(self._rooms(run, call.asked))
-        if price.input is None and any(room.kind is LimitKind.COST for room in rooms):
+        if price.input_cost is None and any(room.kind is LimitKind.COST for room in rooms):
             message = (
                 f"neither a price of the model '{asked.model}' is known nor its provider's, "
                 f'so no limit of money could bound the call; set [prices."{asked.model}"] in the config (0 where it is free)'
@@ -441,9 +441,9 @@ class Calls:
             LimitKind.TURNS: (1, 0),
             LimitKind.MESSAGES: (1, 0),
             LimitKind.TOKENS: (asked.input_tokens, asked.choices),
-            LimitKind.COST: (price.input or 0, price.output * asked.choices),
+            LimitKind.COST: (price.input_cost or 0, price.output_token * asked.choices),
         }
-        doubt = {LimitKind.TOKENS: asked.more_input, LimitKind.COST: price.more_input}
+        doubt = {LimitKind.TOKENS: asked.more_input, LimitKind.COST: price.more_input_cost}
         for limited in run.lineage:
             for kind, (fixed, each) in takes.items():
                 active = limited.limits.get(kind)
@@ -491,13 +491,13 @@ class Calls:
             model=asked.model,
             input_tokens=asked.input_tokens,
             output_tokens=output * asked.choices,
-            cost=None if price.input is None else price.input + price.output * output * asked.choices,
+            cost=None if price.input_cost is None else price.input_cost + price.output_token * output * asked.choices,
             role=None,
             source="gateway",
             gateway_uid=call.asked.gateway_uid,
             messages=1,
             more_input=asked.more_input,
-            more_cost=price.more_input,
+            more_cost=price.more_input_cost,
             call=info,
             lowered_by=(lowest.limited.id, lowest.kind) if lowest is not None and lowest.limited is not None else None,
         )
@@ -518,7 +518,7 @@ class Calls:
             return self._spending.reserved_of(room.budget)
         assert room.limited is not None
         accounts = (run.account for run in room.limited.subtree())
-        return sum(account.under_way.get(room.kind, 0) + account.reserved.get(room.kind, 0) for account in accounts)
+        return sum(account.under_way.get(room.kind, 0) + account.reserved_by_agent.get(room.kind, 0) for account in accounts)
 
     def _draws(self, room: _Room, output: int) -> bool:
         """Return whether the call waits for more of a budget from another node."""

@@ -19,7 +19,7 @@ from ...protocol.messages import Events
 from ...protocol.types import Event, RunId, RunInfo
 from ...runs.catalogue import RunCatalogue
 from ...storage.ledger import LedgerError
-from ...storage.ledger.reads import EventFilter, read_event_page
+from ...storage.ledger.records import EventFilter, read_event_page
 from .announcing import Announcer
 from .isolating import Isolating
 from .resources import Resources

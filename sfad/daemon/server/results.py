@@ -16,7 +16,7 @@ from ...protocol.messages import Transcript, TranscriptText
 from ...protocol.sanitise import SafeText, cut_oldest, newest_text, sanitise, wrap
 from ...protocol.types import Event, RunInfo, Status
 from ...storage.ledger.database import open_reader
-from ...storage.ledger.reader import Reader
+from ...storage.ledger.queries import Reader
 from ...storage.output.files import OutputFiles, Replaced
 from .lookup import RequestError, wrong_state
 

@@ -1,4 +1,4 @@
-"""Starting the process that executes a trampoline: by `clone`, or where that is impossible by posix_spawn(3).
+"""Starting the process that executes a trampoline: by clone3(2), or where that is impossible by posix_spawn(3).
 
 The daemon never forks itself. posix_spawn(3) suspends it until the child has executed the trampoline (vfork). It is called through
 ctypes, because `os.posix_spawn` makes every descriptor that it passes on inheritable. The calls keep the interpreter's lock
@@ -175,7 +175,7 @@ def free(memory: int) -> None:
     _pylibc.free(memory)
 
 
-# ---- Starting the process that executes a trampoline: by `clone`, or where that is impossible by posix_spawn(3)
+# ---- Starting the process that executes a trampoline: by clone3(2), or where that is impossible by posix_spawn(3)
 
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
 _libc = ctypes.PyDLL(None)
@@ -200,14 +200,14 @@ class Door(NamedTuple):
     cgroup: int | None = None
     """The directory of its cgroup. The launcher closes it."""
     attach: bool = False
-    """Whether a child must attach itself, and not begin there: see `clone`. In a frozen cgroup it would stand still before it has
+    """Whether a child must attach itself, and not begin there: see `Cloner.clone`. In a frozen cgroup it would stand still before it has
     executed, with all descriptors of the daemon."""
     msgqueue: int | None = None
     """The soft RLIMIT_MSGQUEUE that tags it."""
 
 
 class Spawned(NamedTuple):
-    """A new child. `memory` is to be freed by `clone.free` once it has executed or ended."""
+    """A new child. `memory` is to be freed by `free` once it has executed or ended."""
 
     pid: int
     pidfd: int = -1

@@ -22,8 +22,8 @@ from ...protocol.types import CallInfo, Event, RunId, RunInfo
 from .backup import Backup, PutBack, keep_apart, newest_backup
 from .database import LedgerError, open_reader
 from .opening import open_writer
-from .reader import Reader
-from .reads import Records
+from .queries import Reader
+from .records import Records
 from .rows import Op, RunExtra, Statement, call_op, charge_op, event_op, insert_op, plan_op, set_charge, state_op, upserts
 from .writer import LINGER, Checkpointed, Report, Transactions, Writer, WriteResult
 

@@ -16,7 +16,7 @@ from ...host.files import create, free_name, is_regular, keep_damaged, regain, s
 from ...protocol.paths import LEDGER
 from ...protocol.types import RunId, RunInfo
 from .database import LedgerError, beside, corrupt, is_damage, lenient, log_of, open_reader, size
-from .reader import OPEN_RUNS, Reader
+from .queries import OPEN_RUNS, Reader
 from .rows import READ_COLUMNS, is_damaged, run_info
 from .schema import VERSION, check_ours, migrate, version_of
 

@@ -20,7 +20,7 @@ from ...host.files import UNDECODABLE
 from ...protocol.paths import LEDGER
 from ...protocol.types import Status
 from .database import open_reader
-from .reader import LIVE
+from .queries import LIVE
 from .rows import number_of
 
 STEP_RUNS, STEP_EVENTS = 50, 250

@@ -27,7 +27,7 @@ from ...protocol.requests.advice import Advice, Breach, By, ContinuedLine, Costl
 from ...protocol.types import ENDED, Event, LimitKind, LimitState, PlanShare, Reason, RunId, RunInfo, Status
 from ...protocol.units import counted
 from .database import LedgerError, open_reader
-from .reader import Page, count_of, filters
+from .queries import Page, count_of, filters
 from .rows import EVENT_COLUMNS, NOTHING, READ_COLUMNS, Used, event_of, is_damaged, run_info, used_by
 
 GROUPS, LISTED, COSTLY = 100, 1000, 5

@@ -11,8 +11,8 @@ from ....core.state.access import unknown_run
 from ....protocol.messages import CallPush, Done, Error, EventPage, EventPush, Events, List, RunsPush, Wait, Watch, WatchRuns
 from ....protocol.types import ErrorCode, Event, RunId, RunInfo
 from ....runs.catalogue import KnownRun
-from ....storage.ledger.reader import Page
-from ....storage.ledger.reads import EventFilter, read_event_page
+from ....storage.ledger.queries import Page
+from ....storage.ledger.records import EventFilter, read_event_page
 from ...loop.announcing import INTERVAL
 from ..asker import EXPECTED, Asker, answers, answers_about_run, told
 from ..connection import Pending, RunRows

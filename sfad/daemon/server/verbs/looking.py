@@ -37,7 +37,7 @@ from ....protocol.messages import (
 from ....protocol.requests.advice import Advice
 from ....protocol.structs import pack
 from ....protocol.types import QueueState, RunId, RunInfo, Status
-from ....storage.ledger.reader import Page
+from ....storage.ledger.queries import Page
 from ....storage.ledger.summary import page_of, summarise
 from ....storage.output import holes
 from ....storage.output.times import told

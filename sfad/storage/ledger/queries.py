@@ -37,7 +37,7 @@ from .rows import (
     numbers_of,
     run_extra,
     run_info,
-)  # fmt: skip
+)
 
 _COLUMNS = ", ".join(f"runs.{name}" for name in READ_COLUMNS)
 

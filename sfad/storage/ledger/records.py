@@ -13,7 +13,7 @@ from ...core.state.access import Scope
 from ...protocol.messages import EventPage, Events
 from ...protocol.types import SEVERITIES, CallInfo, Event, RunId, RunInfo, Severity
 from .database import LedgerError, open_reader
-from .reader import CALLS, Page, Reader, Selection
+from .queries import CALLS, Page, Reader, Selection
 from .rows import EVENT_COLUMNS, Op, RunExtra, Used, event_of, number_of, used_by
 
 # ---- Synchronous reads of the ledger that also see queued writes

@@ -194,7 +194,7 @@ class UnaskedRecord:
         )  # fmt: skip
 
 
-class CallRecord:
+class CallTally:
     """What is known of a call, until it is told to the daemon."""
 
     def __init__(
