@@ -952,7 +952,7 @@ def check_account(kept: Account, now: Account, *, noted: bool) -> None:
     """Check that all of an account is saved. What meters and the kernel tell is saved later, and sums over descendants are computed
     again."""
     assert kept.reservations == now.reservations
-    assert kept.reserved_by_agent == now.reserved
+    assert kept.reserved == now.reserved
     assert kept.ended == now.ended
     assert kept.sources.get("report") == now.sources.get("report")
     assert noted or kept.sources == now.sources

@@ -38,7 +38,7 @@ def test_dollars_are_loaded_as_nano_dollars() -> None:
     assert account.sources["report"].cost == 310_000_000
     assert account.sources["report"].planning_cost == account.below[LimitKind.COST] == 300_000_000
     assert account.reservations["a1-1"] == OpenReservation("m", 9, 1, 100_000_000, "planning", (("user", "ann", "today"),))
-    assert account.reserved_by_agent == {"tokens": 10, "cost": 100_000_000, "planning_cost": 100_000_000}
+    assert account.reserved == {"tokens": 10, "cost": 100_000_000, "planning_cost": 100_000_000}
     assert account.used(LimitKind.TOKENS) == 12 + 1115 + 10
 
 

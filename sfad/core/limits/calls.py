@@ -518,7 +518,7 @@ class Calls:
             return self._spending.reserved_of(room.budget)
         assert room.limited is not None
         accounts = (run.account for run in room.limited.subtree())
-        return sum(account.under_way.get(room.kind, 0) + account.reserved_by_agent.get(room.kind, 0) for account in accounts)
+        return sum(account.under_way.get(room.kind, 0) + account.reserved.get(room.kind, 0) for account in accounts)
 
     def _draws(self, room: _Room, output: int) -> bool:
         """Return whether the call waits for more of a budget from another node."""

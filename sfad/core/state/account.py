@@ -191,7 +191,7 @@ class Account:
 
     No dataclass: msgspec would save that as it is, and money is saved in USD (`durable.snapshots`)."""
 
-    __slots__ = ("below", "doubts", "ended", "ended_unsure", "levels", "reservations", "reserved_by_agent", "sources", "under_way")
+    __slots__ = ("below", "doubts", "ended", "ended_unsure", "levels", "reservations", "reserved", "sources", "under_way")
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class Account:
     ) -> None:
         self.sources = dict(sources)
         self.reservations = dict(reservations)
-        self.reserved_by_agent = dict(reserved)
+        self.reserved = dict(reserved)
         """The sum of the reservations that the agent asked for."""
         self.under_way: dict[LimitKind, int] = {}
         """The sum of the gateway's reservations, for calls under way."""
@@ -306,7 +306,7 @@ class Account:
         return [each.silence for each in self.reservations.values() if each.silence is not None]
 
     def _sums_of(self, reservation: OpenReservation) -> dict[LimitKind, int]:
-        return self.under_way if reservation.source == "gateway" else self.reserved_by_agent
+        return self.under_way if reservation.source == "gateway" else self.reserved
 
     def own(self, kind: LimitKind, *, sure: bool = False) -> int | None:
         """Return what the run itself has used and reserved: the largest figure of any source. Reservations add to the reports and
@@ -315,7 +315,7 @@ class Account:
             return None
         of = Use.sure_of if sure else Use.of
         figures = [figure for use in self.sources.values() if (figure := of(use, kind)) is not None]
-        if reserved := self.reserved_by_agent.get(kind, 0):
+        if reserved := self.reserved.get(kind, 0):
             figures.append(reserved + (of(self.sources.get("report", NOTHING), kind) or 0))
         if under_way := self.under_way.get(kind, 0):
             figures.append(under_way + (of(self.sources.get("gateway", NOTHING), kind) or 0))

@@ -17,8 +17,8 @@ from .image import IMAGE
 # ---- The trampoline: a few hundred instructions between the daemon and a run's command
 #
 # The daemon must not fork itself, nor wait for a mount that does not answer. So it starts this program, in the run's cgroup if that
-# is possible (`Cloner.clone`); else the program attaches *itself*, which takes 6 to 17 ms. Then it becomes the command. It never runs the
-# command uncontained. Its contract:
+# is possible (`Cloner.clone`); else the program attaches *itself*, which takes 6 to 17 ms. Then it becomes the command. It never
+# runs the command uncontained. Its contract:
 #
 #     argv    /bin/sh  UMASK(octal)  CWD  FILE…  ""  ARGV0 ARGV1 …      environment: the command's, not looked at;
 #             for a trampoline that has a dynamic loader, `credentials.sealed`
@@ -47,7 +47,7 @@ from .image import IMAGE
 
 ATTACH, ENTER, CLOSE, EXEC, INTERPRET, BECOME, START = 1, 2, 3, 4, 5, 6, 7
 """Stages of a failure: writing to fd 3, chdir(2), close_range(2), execve(2), and execve(2) of a file that is there (if that
-fails with ENOENT, the interpreter is missing), becoming the user, and what `Cloner.clone` does before the trampoline is executed."""
+fails with ENOENT, the interpreter is missing), becoming the user, and what `Cloner.clone` does before the program is executed."""
 AS_IT_IS, AS_USER = b"\n", b"u"
 """What opens the gate."""
 REPORT = struct.Struct("=qq")
