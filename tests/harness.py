@@ -43,11 +43,13 @@ def instance_of(state_dir: Path) -> str:
 
 
 def wait_until(condition: Callable[[], Any], what: str, *, seconds: float = PATIENCE, pause: float = 0.01) -> Any:
-    """Poll until the condition holds; return its value. Only for conditions that no event reports."""
-    end = time.monotonic() + seconds
+    """Poll until the condition holds; return its value. Only for conditions that no event reports. What takes long is asked about
+    less often, because to ask takes processor time of this process and of a daemon."""
+    began = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
-        time.sleep(pause)
+        waited = time.monotonic() - began
+        assert waited < seconds, f"not within {seconds:g} s: {what}"
+        time.sleep(max(pause, min(waited / 20, 0.1)))
     return value
 
 

@@ -25,8 +25,11 @@ BUSY = """
 import subprocess, sys, time
 end = time.monotonic() + {seconds}
 while time.monotonic() < end:
+    began = time.monotonic()
     {work}
+    time.sleep(4 * (time.monotonic() - began))
 """
+"""Works for a fifth of the time: a hundredth of a CPU is a sign of life, and two CPUs at work would hold up other tests."""
 
 
 def silence(seconds: float = QUIET, action: Action = Action.TERMINATE) -> list[Limit]:
@@ -45,7 +48,7 @@ def daemon(share: Start, containment: str) -> Daemon:
 def test_hung_agents_are_found_and_working_ones_are_not(daemon: Daemon, tmp_path: Path) -> None:
     """One is blocked on a pipe, one stopped, one in a sleep of an hour. The others compile, print, or have a child that does."""
     os.mkfifo(tmp_path / "pipe")
-    alone = BUSY.format(seconds=3 * QUIET, work="pass")
+    alone = BUSY.format(seconds=3 * QUIET, work="sum(range(500_000))")
     compiler = BUSY.format(seconds=3 * QUIET, work="subprocess.run([sys.executable, '-c', 'sum(range(5_000_000))'])")
     parent = (
         f"{sys.executable} -m sfactl run -q --name child -- sh -c 'for i in 1 2 3 4 5 6; do echo $i; sleep 1; done' > /dev/null"

@@ -117,6 +117,20 @@ def test_an_idle_taker_sleeps_and_a_late_item_wakes_it() -> None:
     assert (taken, len(box)) == ([[1, 2]], 0)
 
 
+def test_a_call_while_the_taker_lingers_ends_its_wait_though_nothing_is_queued() -> None:
+    """It would sleep until the next item, and the checkpoint for which it was called would wait that long."""
+    box: Inbox[int] = Inbox()
+    box.wake()
+    taken: list[list[int]] = []
+    taker = threading.Thread(target=lambda: taken.append(taken_from(box, None)))
+    taker.start()
+    taker.join(5)
+    early = not taker.is_alive()
+    box.wake()  # else it would not end where this fails
+    taker.join()
+    assert (early, taken) == (True, [[]])
+
+
 def test_many_items_from_another_thread_arrive_once_and_in_order() -> None:
     box: Inbox[int] = Inbox()
 

@@ -169,8 +169,9 @@ class Inbox(Generic[_Item]):
     def wait(self, timeout: float | None) -> None:
         """Return once what is queued is worth a transaction, or if nothing came for `timeout` seconds."""
         # waiting right after a transaction, and not from the next item on, spares that item a wake-up
-        self._called(LINGER)
-        if not self._items and not self._sleep(timeout) and self._items:
+        called = self._called(LINGER)
+        # a call without an item tells that `timeout` is not true any more
+        if not called and not self._items and not self._sleep(timeout) and self._items:
             self._called(LINGER)
 
     def _sleep(self, timeout: float | None) -> bool:
