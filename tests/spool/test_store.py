@@ -564,7 +564,7 @@ WRITER = """
 import os, sys
 from pathlib import Path
 from sfad.storage.store import Store
-from sfad.storage import spool as journal
+from sfad.storage import store as journal
 journal.COMPACT_ABOVE = 300_000
 one = Store(Path(sys.argv[1]))
 assert one.sound, one.notes

@@ -200,8 +200,8 @@ class Door(NamedTuple):
     cgroup: int | None = None
     """The directory of its cgroup. The launcher closes it."""
     attach: bool = False
-    """Whether a child must attach itself, and not begin there: see `Cloner.clone`. In a frozen cgroup it would stand still before it
-    has executed, with all descriptors of the daemon."""
+    """Whether a child must attach itself, and not begin there: see `Cloner.clone`. In a frozen cgroup it would stand still before
+    it has executed, with all descriptors of the daemon."""
     msgqueue: int | None = None
     """The soft RLIMIT_MSGQUEUE that tags it."""
 
