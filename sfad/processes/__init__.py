@@ -1,7 +1,7 @@
 """How a run becomes processes, and how these are contained, signalled, counted and reaped.
 
 `local_launcher`   the launcher of this machine, put together from the parts below; the choice of a containment
-`starting`         starts one attempt: enters the containment, spawns a trampoline, opens its gate when it is saved; adopts runs
+`command_starter`  starts one attempt: enters the containment, spawns a trampoline, opens its gate when it is saved; adopts runs
 `agent_watch`      notices agent programs that are started within runs
 `sweep`            kills what a dead daemon left
 

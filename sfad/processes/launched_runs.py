@@ -91,7 +91,7 @@ class MainProcess:
     isolated: bool = False
     """Whether it keeps the command in a sandbox, and is not the command itself."""
     memory: int | None = None
-    """What it reads until it executes the trampoline; see `trampoline.spawner`."""
+    """What it reads until it executes the trampoline; see `trampoline.creating`."""
 
     @property
     def command(self) -> int:

@@ -15,6 +15,7 @@ from ..core.events import Emptied, Frozen, Surveyed
 from ..protocol.types import RunId, Survivor
 from . import procfs
 from .agent_watch import AgentWatch
+from .command_starter import Adopter, CommandStarter
 from .contain.cgroup import cgroupfs, controllers
 from .contain.cgroup.containment import CgroupContainment
 from .contain.interface import LauncherParts, RunContainment
@@ -36,9 +37,8 @@ from .launcher import (
     Remains,
     Remember,
 )
-from .starting import Adopter, CommandStarter
+from .trampoline.creating import ProcessCreator
 from .trampoline.executable import EXEC, REPORT, Trampoline, best
-from .trampoline.spawner import Spawner
 from .watch import NO_RUN, Complaints, Emitter, Mains, Orphans, OwedEvents, Reactor, all_executed, signal_mains
 
 # ---- Handing runs over to the process that this one becomes by execve(2)
@@ -190,7 +190,7 @@ class LocalLauncher(Launcher):
         self._runs = LaunchedRuns(instance)
         self._reactor = Reactor(complaints.failed)
         self._orphans = Orphans()
-        self._spawner = Spawner(trampoline or best())
+        self._creator = ProcessCreator(trampoline or best())
         self._owed = OwedEvents(emitter, complaints, self._reactor, lambda run, poll: self._containment.populated(run, poll))
         was_subreaper = ctypes.c_int()
         _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(was_subreaper), 0, 0, 0)
@@ -200,7 +200,7 @@ class LocalLauncher(Launcher):
         self._mains = Mains(self._reactor, self._orphans, emitter, self._owed)
         self._cpus = RunCpus(self._runs, self._containment)
         self._starter = CommandStarter(
-            self._spawner,
+            self._creator,
             self._containment,
             self._cpus,
             self._mains,
@@ -376,7 +376,7 @@ class LocalLauncher(Launcher):
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, self._was_subreaper, 0, 0, 0)
         self._containment.close()
         self._reactor.close()
-        self._spawner.close()
+        self._creator.close()
 
 
 # ---- The choice of a containment: cgroups where that is possible, else tags

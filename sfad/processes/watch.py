@@ -21,8 +21,8 @@ from . import procfs
 from .launched_runs import LaunchedRun, MainProcess
 from .launcher import Complain, Emit, LaunchError
 from .procfs import ended, exit_status, reaped, tells_exits
+from .trampoline.creating import free, is_waiting
 from .trampoline.executable import REPORT, reported
-from .trampoline.spawner import free, is_waiting
 
 # ---- Orphans: what a run left behind is reparented to this process, a subreaper, which has to reap it
 #

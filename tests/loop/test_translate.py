@@ -8,7 +8,7 @@ import msgspec
 
 from sfad import config as configuration
 from sfad.core.state.policy import PlanPolicy, Policy
-from sfad.daemon.loop.pending_requests import policy_of
+from sfad.daemon.loop.policy import policy_of
 from sfad.protocol.kinds import DEFAULT_KEYS, KINDS
 
 

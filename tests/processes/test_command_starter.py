@@ -24,7 +24,7 @@ from sfad.processes.contain.cgroup import cgroupfs
 from sfad.processes.credentials import LIMIT_KINDS, Credentials
 from sfad.processes.launcher import LaunchError
 from sfad.processes.trampoline import executable
-from sfad.processes.trampoline.spawner import Cloner, candidates
+from sfad.processes.trampoline.creating import Cloner, candidates
 from tests.harness import unanswered, until, with_fuse
 from tests.loader import traced, tracing
 from tests.processes.rig import PATIENCE, Rig, rigged

@@ -22,7 +22,7 @@ from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceed
 from sfad.processes import procfs
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.processes.contain.tags import Census
-from sfad.processes.trampoline.spawner import Spawner
+from sfad.processes.trampoline.creating import ProcessCreator
 from sfad.processes.watch import Reactor
 from tests.harness import until
 from tests.processes import programs
@@ -176,7 +176,7 @@ async def test_a_machine_that_has_no_process_to_give(rig: Rig, monkeypatch: pyte
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     with monkeypatch.context() as patched:
-        patched.setattr(Spawner, "spawn", spawn)
+        patched.setattr(ProcessCreator, "create", spawn)
         failed = await rig.failure("a1", "true")
     assert failed.errno == errno.EAGAIN
     assert failed.error.endswith(

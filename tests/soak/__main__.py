@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random, SystemRandom
 
 from sfad import config as configuration
-from sfad.daemon.loop.pending_requests import policy_of
+from sfad.daemon.loop.policy import policy_of
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
 from tests.crash import promises

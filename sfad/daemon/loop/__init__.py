@@ -1,13 +1,16 @@
 """The trio shell: turns what happens into events, and the core's commands into effects. It decides nothing.
 
 server ─ pending_requests ──────▶ ┌───────────┐ ─▶ event ─▶ core ─▶ commands ─┬─▶ saving: journal, then ledger
-launcher, timers ─ Arrivals ────▶ │ core_loop │                               ├─▶ launching, launcher
+launcher, timers ─ arrivals ────▶ │ core_loop │                               ├─▶ launching, launcher
 metering ───────────────────────▶ └───────────┘                               └─▶ announcing, answers to requests
 
 `hooking`       wires hooks to the config, the events and the ends of runs
 `runtime`          makes the parts, serves them, has them follow the config; takes over runs of an earlier daemon
-`core_loop`        feeds the machine with what launcher and timers tell, and applies its commands; suggested limits
-`pending_requests` requests that wait for the core's answer; what the config says, in the core's terms
+`core_loop`        feeds the machine with events, and applies its commands
+`arrivals`         what launcher and timers tell; an end waits until it is known what its run has used
+`adviser`          limits that past runs suggest
+`pending_requests` requests that wait for the core's answer
+`policy`           what the config says, in the core's terms
 `launching`        launches the attempts of runs, in their environments, with their shims
 `saving`           journal and ledger follow the core; waiting clients are told of ends; watches over the disk
 `announcing`       events: numbered, saved, logged, pushed to those that follow them, as are runs that have changed

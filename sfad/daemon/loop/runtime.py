@@ -37,8 +37,10 @@ from ...runs.live import Watchers
 from ...storage.shipped import ShippedFiles
 from ...usage.metering import Metering
 from ...usage.silence import Signs, SilenceWatch
+from .adviser import Adviser
 from .announcing import Announcer, RunFeed
-from .core_loop import Adviser, Arrivals, CoreLoop, EventQueue
+from .arrivals import Arrivals
+from .core_loop import CoreLoop, EventQueue
 from .fleet import Fleet
 from .fleet_process import FleetProcess
 from .gateways import ConnectionWatch, Gateways
@@ -50,7 +52,8 @@ from .launching import AutomaticShims, Launching, ShimDirectory
 from .measuring import Measuring, StatusText
 from .metrics_endpoint import MetricsEndpoint
 from .otel_process import OtelProcess
-from .pending_requests import PendingRequests, policy_of
+from .pending_requests import PendingRequests
+from .policy import policy_of
 from .resources import Resources
 from .saving import Saver, StorageWatch
 from .shipping import Shipping

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from ...protocol.types import RunId
 from ..launched_runs import LaunchedRun, LaunchedRuns
-from ..trampoline.spawner import Door
+from ..trampoline.creating import Door
 from ..watch import Complaints, Orphans, OwedEvents, Reactor
 
 

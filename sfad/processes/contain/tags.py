@@ -18,7 +18,7 @@ from .. import procfs
 from ..launched_runs import LaunchedRun, LaunchedRuns, run_ids
 from ..launcher import Unidentifiable
 from ..procfs import Stat, send
-from ..trampoline.spawner import Door
+from ..trampoline.creating import Door
 from ..watch import Orphans, reap_orphan, wait_ended
 from .interface import AdoptedRuns, LauncherParts, RunContainment, RunLimits, RunPauses, RunStops
 from .membership import (

@@ -27,7 +27,7 @@ from ... import procfs
 from ...launched_runs import LaunchedRun, LaunchedRuns, run_ids
 from ...launcher import Complain, Unidentifiable
 from ...procfs import cgroup_id
-from ...trampoline.spawner import Door
+from ...trampoline.creating import Door
 from ...watch import Complaints, Orphans, Reactor, signal_mains, wait_ended
 from ..interface import LauncherParts, RunContainment, RunPauses, RunStops
 from ..membership import printable_path, run_by_ancestors, run_by_cookie, still_there, unmarked

@@ -21,8 +21,8 @@ from time import monotonic, sleep
 
 from ... import procfs
 from ...launcher import CgroupImpossible, LaunchSpec
+from ...trampoline.creating import Door, ProcessCreator, free
 from ...trampoline.executable import ATTACH, EXEC, REPORT, best
-from ...trampoline.spawner import Door, Spawner, free
 from . import cgroupfs
 from .cgroupfs import SUPERVISOR, BaseCgroup, bases, locate, mounts, read, remove_tree
 
@@ -283,12 +283,12 @@ def _reported(directory: str, *, attach: bool) -> tuple[int, int]:
             stack.callback(os.close, shut)
             os.write(gate, b"\n")
             os.close(gate)
-            spawner = Spawner(best())
+            creator = ProcessCreator(best())
             with ExitStack() as spawning:
                 spawning.callback(os.close, far)
-                spawning.callback(spawner.close)
+                spawning.callback(creator.close)
                 spec = LaunchSpec([b"probe"], b"/", [])
-                pid, pidfd, memory = spawner.spawn(spec, [], spec.env, door=Door(cgroup, attach), report=far, gate=shut)
+                pid, pidfd, memory = creator.create(spec, [], spec.env, door=Door(cgroup, attach), report=far, gate=shut)
             report = os.read(near, REPORT.size)
             os.waitid(os.P_PID, pid, os.WEXITED)
         if pidfd >= 0:

@@ -18,8 +18,8 @@ from .isolation.sandbox import in_sandbox
 from .launched_runs import LaunchedRun, LaunchedRuns, MainProcess
 from .launcher import Adopted, LaunchError, LaunchSpec, Remains, Remember
 from .procfs import Stat
+from .trampoline.creating import NewChild, ProcessCreator, candidates
 from .trampoline.executable import AS_IT_IS, AS_USER, REPORT, is_one, reported
-from .trampoline.spawner import Spawned, Spawner, candidates
 from .watch import Mains, Orphans
 
 # ---- Starting a run's command: its containment is entered, a trampoline is spawned, and waits at a gate until it is saved
@@ -34,9 +34,9 @@ class CommandStarter:
     """Starts commands. `nofile` is their soft RLIMIT_NOFILE."""
 
     def __init__(
-        self, spawner: Spawner, containment: RunContainment, cpus: RunCpus, mains: Mains, orphans: Orphans, nofile: int
+        self, creator: ProcessCreator, containment: RunContainment, cpus: RunCpus, mains: Mains, orphans: Orphans, nofile: int
     ) -> None:
-        self._spawner = spawner
+        self._creator = creator
         self._containment = containment
         self._cpus = cpus
         self._mains = mains
@@ -72,7 +72,7 @@ class CommandStarter:
         finally:
             os.close(gate)
 
-    def _spawn(self, run: LaunchedRun, spec: LaunchSpec, files: list[bytes], gate: int) -> tuple[Spawned, int]:
+    def _spawn(self, run: LaunchedRun, spec: LaunchSpec, files: list[bytes], gate: int) -> tuple[NewChild, int]:
         """Return the child and the near end of its report. It is not watched yet."""
         name = spec.argv[0] if spec.argv else b""
         opened: list[int] = []
@@ -85,7 +85,7 @@ class CommandStarter:
             env = [item for item in spec.env if not item.startswith(_COOKIE_IS)]
             env.append(_COOKIE_IS + run.cookie)
             try:
-                child = self._spawner.spawn(
+                child = self._creator.create(
                     spec,
                     files,
                     env if spec.sandbox is None else sealed(env),
@@ -105,7 +105,7 @@ class CommandStarter:
             for fd in opened:
                 os.close(fd)
 
-    def _own(self, run: LaunchedRun, child: Spawned, report: int, spec: LaunchSpec, started: int | None) -> MainProcess:
+    def _own(self, run: LaunchedRun, child: NewChild, report: int, spec: LaunchSpec, started: int | None) -> MainProcess:
         name = spec.argv[0] if spec.argv else b""
         pid, pidfd, memory = child
         isolated = spec.sandbox is not None

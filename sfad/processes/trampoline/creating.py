@@ -206,7 +206,7 @@ class Door(NamedTuple):
     """The soft RLIMIT_MSGQUEUE that tags it."""
 
 
-class Spawned(NamedTuple):
+class NewChild(NamedTuple):
     """A new child. `memory` is to be freed by `free` once it has executed or ended."""
 
     pid: int
@@ -215,7 +215,7 @@ class Spawned(NamedTuple):
     memory: int | None = None
 
 
-class Spawner:
+class ProcessCreator:
     """Starts trampolines as children of this process."""
 
     def __init__(self, trampoline: Trampoline) -> None:
@@ -234,7 +234,7 @@ class Spawner:
         _libc.posix_spawnattr_setsigdefault(self._attributes, everything)
         _libc.posix_spawnattr_setsigmask(self._attributes, (ctypes.c_ubyte * 128)())
 
-    def spawn(
+    def create(
         self,
         spec: LaunchSpec,
         files: list[bytes],
@@ -245,7 +245,7 @@ class Spawner:
         gate: int,
         nofile: int | None = None,
         cpus: frozenset[int] | None = None,
-    ) -> Spawned:
+    ) -> NewChild:
         """Return a new child: a session leader, all signals at their defaults and unblocked. Raises `OSError`.
 
         It executes the first of `files` that is there, with `env` instead of the environment in `spec`. `door`, `report` and
@@ -264,7 +264,7 @@ class Spawner:
             sources = [fd if fd >= FD_FREE else _above(fd, opened) for fd in given if fd is not None]
             if self._cloner is not None and trampoline.image is not None and not door.attach:
                 try:
-                    return Spawned(
+                    return NewChild(
                         *self._cloner.clone(trampoline.path, argv, env, sources, sources[FD_REPORT], door.cgroup, limits, cpus)
                     )
                 except OSError as error:
@@ -273,7 +273,7 @@ class Spawner:
             if door.cgroup is not None:
                 sources[FD_DOOR] = os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=door.cgroup)
                 opened.append(sources[FD_DOOR])
-            return Spawned(self._posix_spawn(trampoline.path, argv, env, sources, limits, cpus, terminal=terminal))
+            return NewChild(self._posix_spawn(trampoline.path, argv, env, sources, limits, cpus, terminal=terminal))
         finally:
             for fd in opened:
                 os.close(fd)

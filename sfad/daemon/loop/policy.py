@@ -1,0 +1,82 @@
+"""The config in the core's terms."""
+
+from msgspec.structs import asdict
+
+from ... import config as configuration
+from ...core.state.access import AccessRules
+from ...core.state.policy import PlanPolicy, Policy, SessionPolicy
+from ...protocol.kinds import DEFAULT_KEYS, KINDS
+from ...protocol.known import CODING_AGENT
+from ...protocol.types import Action, Bound, Limit, LimitKind
+
+
+def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
+    """Return the core's numbers, each bound with the file that set it. `everyone`: the daemon serves each user."""
+    config = loaded.config
+    source = {setting.key: setting.source for setting in loaded.settings}
+
+    def origin(key: str) -> str:
+        return "default" if source[key] == configuration.BUILT_IN else f"{key} in {source[key]}"
+
+    def default(kind: LimitKind) -> Limit | None:
+        key = DEFAULT_KEYS[kind]
+        threshold = getattr(config.defaults, key, None)
+        if threshold is None:
+            return None
+        action = Action.TERMINATE if KINDS[kind].acts else Action.WARN
+        return Limit(kind=kind, threshold=float(threshold), action=action, source=origin(f"defaults.{key}"))
+
+    # each key of these sections, but for `adaptive` and `agent_programs`, is a field of `Policy` with the same name
+    numbers = asdict(config.guard) | asdict(config.limits) | asdict(config.stop) | asdict(config.quotas)
+    del numbers["adaptive"], numbers["agent_programs"]
+    for key in ("max_depth", "max_descendants"):
+        numbers[key] = Bound(value=numbers[key], source=origin(f"guard.{key}"))
+    return Policy(
+        **numbers,
+        enabled=config.enabled,
+        defaults={kind: limit for kind in LimitKind if (limit := default(kind)) is not None},
+        program_profile=config.defaults.program_profile == CODING_AGENT,
+        call_wait=config.gateway.wait,
+        models=config.gateway.models,
+        bypass=config.gateway.bypass,
+        calls_per_run=config.gateway.per_run,
+        calls_per_user=config.gateway.per_user,
+        budget_action=Action(config.budgets.action),
+        sessions=_session_policy(config.sessions),
+        access=AccessRules(all_users=everyone, admin_gid=config.access.admin_group),
+        alerts=config.alerts,
+        plans={
+            "anthropic": _plan_policy(config.plans, config.plans.anthropic),
+            "openai": _plan_policy(config.plans, config.plans.openai),
+        },
+        interrupted=frozenset(name for name, program in config.programs.items() if program.stop == "SIGINT-main"),
+        groups={name: group.slots for name, group in config.groups.items()},
+        retry_delay=config.attempts.delay,
+        retry_delay_max=config.attempts.delay_max,
+        lease=config.fleet.lease,
+        files={key: file for key, file in source.items() if file != configuration.BUILT_IN},
+        file=str(loaded.strongest or "the config"),
+    )
+
+
+def _plan_policy(all_: configuration.PlansConfig, own: configuration.ProviderPlanConfig) -> PlanPolicy:
+    return PlanPolicy(
+        keep=all_.keep if own.keep is None else own.keep,
+        keep_week=all_.keep_week if own.keep_week is None else own.keep_week,
+        action=own.action or all_.action,
+    )
+
+
+def _session_policy(config: configuration.SessionsConfig) -> SessionPolicy:
+    return SessionPolicy(
+        enabled=config.enabled,
+        default_time=config.default_timeout_minutes * 60,
+        max_time=config.max_timeout_minutes * 60,
+        per_user=config.max_concurrent_per_user,
+        total=config.max_concurrent_global,
+        max_turns=config.max_tool_calls_per_run,
+        default_tokens=config.default_token_budget,
+        max_tokens=config.max_token_budget,
+        starts=config.spawn_rate_limit.max_requests,
+        window=config.spawn_rate_limit.window_seconds,
+    )
