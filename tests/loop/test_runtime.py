@@ -49,7 +49,7 @@ async def test_a_pending_end_does_not_delay_a_timer(tmp_path: Path, monkeypatch:
         run = await spawned(runtime)
         await until(lambda: runtime.catalogue.live[run].run.status is Status.RUNNING)
         with monkeypatch.context() as patched:
-            patched.setattr("sfad.daemon.loop.core_loop.LAST_LOOK_WAIT", 0.01)
+            patched.setattr("sfad.daemon.loop.arrivals.LAST_LOOK_WAIT", 0.01)
             patched.setattr(runtime.metering, "may_wait", lambda _run: True)
             patched.setattr(runtime.metering, "learn_use", lambda _run, **_: trio.sleep_forever())  # noqa: ASYNC105 - its caller awaits it
             runtime.arrivals.arrived(e.MainExited(trio.current_time(), run, code=0, empty=True))

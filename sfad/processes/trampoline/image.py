@@ -1,7 +1,7 @@
 """trampoline.c, compiled. Written by `make trampoline`; do not edit."""
 
 COMPILER = "gcc 12.2.0"
-SOURCE = "d1f9a32ac8ee1b415a92b2a7af0ae69e9a9cfff1f022fa21d1551c2985217103"
+SOURCE = "d36fa14b5f04262eb5d5c9a92e93bf80f857194cfd6d50d9961f6e2f982a27b2"
 """SHA-256 of trampoline.c."""
 CLONE_AT = 188
 """Where in the image `clone_child` is."""

@@ -1,4 +1,4 @@
-/* The trampoline for x86_64, and the code with which creator.py starts it. The contract is in executable.py.
+/* The trampoline for x86_64, and the code with which creating.py starts it. The contract is in executable.py.
 
    `make trampoline` compiles this into image.py, which the daemon executes from memory: no compiler is needed where sfad is
    installed. There is no libc: the program is loaded in 0.1 ms, and touches nothing that a command would inherit. */
