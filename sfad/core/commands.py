@@ -187,7 +187,7 @@ class Publish(Struct, frozen=True):
 
 
 class TellEnd(WithRun, frozen=True):
-    """The run is terminal: answer the clients that wait for it. Always after its `Record`."""
+    """The run is terminal, so it is not live any more; who waits is told once its end is on record. Always after its `Record`."""
 
 
 class AnswerRequest(Struct, frozen=True):

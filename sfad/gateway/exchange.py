@@ -252,7 +252,7 @@ class Exchange:
                 raise _AnsweredError(426, "the gateway speaks HTTP only; use a POST")
             upstream = self._shared.upstreams().get(route.upstream) if route is not None else None
             api = upstream.api_of(route.path) if route is not None and upstream is not None else None
-            found_run = await self._place(route.token) if route is not None else None
+            found_run = await self._find_run(route.token) if route is not None else None
             upstreams = {**self._shared.upstreams(), **(found_run.upstreams if found_run is not None else {})}
             for path in found_run.certificates if found_run is not None else ():
                 await self._shared.trust.add(path)
@@ -275,7 +275,7 @@ class Exchange:
             raise _AnsweredError(403, "only the daemon's own user may ask how the gateway is")
         await self._http.answer(200, [_JSON], await checkup(self._shared.client, self._shared.upstreams(), self._caller))
 
-    async def _place(self, token: str | None) -> CallerRun:
+    async def _find_run(self, token: str | None) -> CallerRun:
         # for each request of a connection: it may outlive its run
         try:
             return await self._shared.daemon.find_run(self._caller, token)
@@ -286,7 +286,7 @@ class Exchange:
         """Serve as the proxy of an isolated run."""
         token = proxy_token(self._request.headers)
         try:
-            found_run = await self._place(token)
+            found_run = await self._find_run(token)
         except _AnsweredError as error:
             # git tells its name after it was asked for it
             raise _AnsweredError(HTTPStatus.PROXY_AUTHENTICATION_REQUIRED, str(error)) if token is None else error from error

@@ -33,7 +33,7 @@ class Outcome:
 
 
 class Bench:
-    """Executes a trampoline as `PosixSpawner` does, but without limits and signals."""
+    """Executes a trampoline as `ProcessCreator` does, but without limits and signals."""
 
     def __init__(self, kind: str, directory: Path) -> None:
         self.directory = directory
