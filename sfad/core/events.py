@@ -1,6 +1,6 @@
 """What happened: the input of the machine. Every event carries `at`, seconds on the shell's monotonic clock.
 
-What clients, hooks and the ledger are told, and call events, are `protocol.types.Event`s, which the machine publishes."""
+What clients and hooks call events, which the ledger keeps, are `protocol.types.Event`s: the machine publishes them."""
 
 from __future__ import annotations
 

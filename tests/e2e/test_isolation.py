@@ -140,7 +140,7 @@ def children(
 
 
 def test_children_are_isolated_as_their_parent(share: Start, containment: str, tmp_path: Path) -> None:
-    """The daemon places a client in another pid namespace; a child has the parent's sandbox, wherever it starts."""
+    """The daemon identifies a client in another pid namespace; a child has the parent's sandbox, wherever it starts."""
     daemon = share(mode=containment)
     for name in ("work", "other"):
         (tmp_path / name).mkdir()

@@ -425,7 +425,7 @@ _LOGIN_VARIABLES = tuple(name + b"=" for name in _LOGINS)
 def _logins(env: Iterable[bytes], setups: TreeSetups) -> dict[str, str]:
     """Return hashes of the credentials in an environment, and of Codex's login, by provider: they tell which subscription a run
     will use, or that it will use none."""
-    # the comparison is made here first, because an environment has a hundred variables, and nearly none of these
+    # one call of C for each of some hundred variables, of which nearly none is one of these
     found = [item.partition(b"=") for item in env if item.startswith(_LOGIN_VARIABLES)]
     codex = setups.of("codex").account
     own = {"openai": codex} if codex else {}
