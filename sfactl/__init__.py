@@ -71,5 +71,6 @@ Output:
 Typer takes 60 ms to import, so `options.read` reads the plain command lines that agents write in loops, and typer reads all others.
 A test checks that both give the same values. For the same reason most verbs use light structs instead of msgspec's, and import
 neither `typing` nor `re`: see "Starting fast" in docs/architecture.md. Only `web` imports trio, and of sfad only
-`sfad.protocol` (`doctor` also `sfad.host.probe`; `diff` and `prune` `sfad.worktrees`, `shipping` `sfad.shipping`).
+`sfad.protocol` and its version (`doctor` also `sfad.host.probe` and `sfad.processes.isolation.sandbox`; `diff` and `prune`
+`sfad.worktrees`, `shipping` `sfad.shipping`).
 """

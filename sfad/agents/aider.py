@@ -64,7 +64,7 @@ PROGRAM = Aider()
 
 
 def setup(surroundings: Surroundings) -> Setup:
-    """Return how aider is led through the gateway. Raises `UnreadableError`."""
+    """Return how aider is routed through the gateway. Raises `UnreadableError`."""
     settings = _settings(surroundings)
     model = next(iter(settings.get("model", ())), surroundings.env.get("AIDER_MODEL", ""))
     if (signed := _SIGNED.get(model.partition("/")[0])) is not None:
@@ -73,21 +73,21 @@ def setup(surroundings: Surroundings) -> Setup:
     base = next(iter(settings.get("openai-api-base", ())), None) or surroundings.env.get("AIDER_OPENAI_API_BASE")
     if base:
         files["OPENAI_API_BASE"] = base
-    led = [_led(provider, surroundings.env, files, option=bool(base)) for provider in PROVIDERS]
-    words = tuple(word for each in led for word in each.words)
+    routed = [_routed(provider, surroundings.env, files, option=bool(base)) for provider in PROVIDERS]
+    words = tuple(word for each in routed for word in each.words)
     # an option on the command line replaces those of the file
     again = tuple(f"--set-env={entry}" for entry in settings.get("set-env", ())) if words else ()
     return Setup(
         "aider",
-        tuple(upstream for each in led for upstream in each.upstreams),
+        tuple(upstream for each in routed for upstream in each.upstreams),
         words=again + words,
-        env=tuple(pair for each in led for pair in each.env),
-        unset=tuple(variable for each in led for variable in each.unset),
-        keys=tuple(variable for each in led for variable in each.keys),
+        env=tuple(pair for each in routed for pair in each.env),
+        unset=tuple(variable for each in routed for variable in each.unset),
+        keys=tuple(variable for each in routed for variable in each.keys),
     )
 
 
-def _led(provider: LiteLlmProvider, env: Mapping[str, str], files: Mapping[str, str], *, option: bool) -> Setup:
+def _routed(provider: LiteLlmProvider, env: Mapping[str, str], files: Mapping[str, str], *, option: bool) -> Setup:
     """Return what leads the calls of one provider. `option`: a file sets the option `openai-api-base`."""
     variable, url = _address({**env, **files}, provider)
     if url is None and provider.upstream is None:

@@ -511,7 +511,7 @@ class ClaudeSettings(NamedTuple):
 
 
 def setup(surroundings: Surroundings) -> Setup:
-    """Return how Claude Code is led through the gateway. Raises `UnreadableError`."""
+    """Return how Claude Code is routed through the gateway. Raises `UnreadableError`."""
     found = _found(surroundings)
     chosen = next((name for name in _ELSEWHERE if found.env.get(name, "").lower() not in _OFF), None)
     if chosen is not None and (elsewhere := _ELSEWHERE[chosen]) is not None:
@@ -520,22 +520,22 @@ def setup(surroundings: Surroundings) -> Setup:
         return Setup("claude", direct=why)
     if found.policies:
         return Setup("claude", direct=f"{found.policies[0]} in {_MANAGED} lets Claude Code use no other address")
-    led = _led(found, foundry=chosen is not None)
-    if led is None:
+    routed = _routed(found, foundry=chosen is not None)
+    if routed is None:
         return Setup("claude", direct=f"Claude Code uses Microsoft Foundry, and neither {_FOUNDRY} nor {_RESOURCE} is set")
-    if managed := led.variables.keys() & found.managed.keys():
+    if managed := routed.variables.keys() & found.managed.keys():
         return Setup("claude", direct=f"{min(managed)} in {_MANAGED} leads Claude Code around the gateway")
     in_files = setups.named_in_files(surroundings._replace(env=found.env))
-    if BASE_URL not in found.env and BASE_URL in led.variables.keys() & in_files:
+    if BASE_URL not in found.env and BASE_URL in routed.variables.keys() & in_files:
         # what the program starts has its variables, and would send the key of the file to the gateway
         return Setup("claude", direct=f"a .env file or a profile of Anthropic's SDKs names {BASE_URL}")
     certificates = setups.certificates(surroundings, found.own | found.managed)  # those of `env` are of any program
-    if led.variables.keys() & found.own.keys():
-        setup = _by_settings(led, surroundings)
+    if routed.variables.keys() & found.own.keys():
+        setup = _by_settings(routed, surroundings)
     else:
-        setup = Setup("claude", led.upstreams, env=tuple(led.variables.items()), undone_by=_OTHER_ADDRESS)
+        setup = Setup("claude", routed.upstreams, env=tuple(routed.variables.items()), undone_by=_OTHER_ADDRESS)
     choice = _choice(found, foundry=chosen is not None)
-    keys = KEYS["anthropic"] if led.upstreams else ()
+    keys = KEYS["anthropic"] if routed.upstreams else ()
     return replace(setup, only_with=setup.only_with + choice, keys=keys, certificates=certificates)
 
 
@@ -560,12 +560,12 @@ def choice_in(text: str) -> str | None:
     return next((name for name in names if name in (*_ELSEWHERE, _RESOURCE) or name.endswith("_BASE_URL")), None)
 
 
-class _Led(NamedTuple):
+class _Routed(NamedTuple):
     variables: dict[str, str]
     upstreams: tuple[TreeUpstream, ...]
 
 
-def _led(found: ClaudeSettings, *, foundry: bool) -> _Led | None:
+def _routed(found: ClaudeSettings, *, foundry: bool) -> _Routed | None:
     """Return the variables that lead the program, and where its calls go; `None` if that is not known."""
     if foundry:
         resource = found.env.get(_RESOURCE)
@@ -574,10 +574,10 @@ def _led(found: ClaudeSettings, *, foundry: bool) -> _Led | None:
     elif BASE_URL in found.own:
         url, variables_ = found.env[BASE_URL] or ANTHROPIC, {BASE_URL: f"{GATEWAY}/claude"}
     else:
-        return _Led({BASE_URL: f"{GATEWAY}/anthropic"} | _reached(found), ())
+        return _Routed({BASE_URL: f"{GATEWAY}/anthropic"} | _reached(found), ())
     if url is None:
         return None
-    return _Led(variables_ | _reached(found), (TreeUpstream("claude", url.rstrip("/"), "anthropic"),))
+    return _Routed(variables_ | _reached(found), (TreeUpstream("claude", url.rstrip("/"), "anthropic"),))
 
 
 def _reached(found: ClaudeSettings) -> dict[str, str]:
@@ -590,12 +590,12 @@ def _reached(found: ClaudeSettings) -> dict[str, str]:
     return dict.fromkeys(sorted(_NO_PROXY), f"{hosts},127.0.0.1" if hosts else "127.0.0.1")
 
 
-def _by_settings(led: _Led, surroundings: Surroundings) -> Setup:
+def _by_settings(routed: _Routed, surroundings: Surroundings) -> Setup:
     env = surroundings.env
     return Setup(
         "claude",
-        led.upstreams,
-        words=("--settings", json.dumps({"env": led.variables})),
+        routed.upstreams,
+        words=("--settings", json.dumps({"env": routed.variables})),
         undone_by=_OTHER_SETTINGS,
         only_with=(("HOME", env.get("HOME", "")), ("CLAUDE_CONFIG_DIR", env.get("CLAUDE_CONFIG_DIR", ""))),
         only_in=surroundings.cwd,

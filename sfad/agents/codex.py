@@ -401,8 +401,8 @@ PROGRAM = Codex()
 # in `managed_config.toml` and `requirements.toml` of `/etc/codex`. The settings of a project cannot choose an address. Codex
 # ignores OPENAI_BASE_URL.
 #
-# `openai_base_url` is the address of its own provider, and `model_providers.NAME.base_url` that of another. All providers are led
-# at once, by `-c` right after the program's name, so that a command can still choose one. Without an address, Codex's own provider
+# `openai_base_url` is the address of its own provider, and `model_providers.NAME.base_url` that of another. `-c` routes all of them
+# at once: it comes right after the program's name, so that a command can still choose one. Without an address, Codex's own provider
 # is the API of OpenAI with a key, and the backend of ChatGPT with a ChatGPT login. With `-c`, Codex does not use its background
 # server, whose calls no run makes.
 
@@ -429,11 +429,11 @@ _OTHER_LOGINS = {OPENAI: ("CODEX_ACCESS_TOKEN",), CHATGPT: ("CODEX_API_KEY", "CO
 
 
 class _ElsewhereError(Exception):
-    """Codex cannot be led. The message says why."""
+    """Codex cannot be routed. The message says why."""
 
 
 def setup(surroundings: Surroundings) -> Setup:
-    """Return how Codex is led through the gateway. Raises `UnreadableError`."""
+    """Return how Codex is routed through the gateway. Raises `UnreadableError`."""
     read, home = surroundings.read, _home(surroundings.env)
     files = surroundings.names(home)
     try:
@@ -443,7 +443,7 @@ def setup(surroundings: Surroundings) -> Setup:
         general = merged(toml_file(read, f"{_ETC}/config.toml"), toml_file(read, f"{home}/config.toml"))
     except _ElsewhereError as error:
         return Setup("codex", direct=str(error))
-    found = _led(surroundings, general)
+    found = _routed(surroundings, general)
     chosen = [name for name in files if name.endswith(_PROFILE) and name != _PROFILE][:MOST_PROFILES]
     profiles = tuple((name.removesuffix(_PROFILE), _of_profile(surroundings, general, name)) for name in chosen)
     return replace(found, only_with=_place(surroundings.env), profiles=profiles, account=_account(surroundings))
@@ -469,9 +469,9 @@ def of_command(setup: Setup, options: Sequence[str], env: Mapping[str, str]) -> 
 
 
 def _with_provider(setup: Setup, provider: str) -> Setup:
-    led = merged(*(tomllib.loads(word) for word in setup.words if word != "-c"))
-    names = {*led.get("model_providers", {}), *([_OWN_PROVIDER] if "openai_base_url" in led else [])}
-    direct = None if provider in names else f"Codex uses the provider '{provider}', which cannot be led"
+    routed = merged(*(tomllib.loads(word) for word in setup.words if word != "-c"))
+    names = {*routed.get("model_providers", {}), *([_OWN_PROVIDER] if "openai_base_url" in routed else [])}
+    direct = None if provider in names else f"Codex uses the provider '{provider}', which cannot be routed"
     return Setup("codex", setup.upstreams, setup.words, direct=direct, keys=setup.keys)
 
 
@@ -505,13 +505,13 @@ def _refuse_managed(surroundings: Surroundings) -> None:
 
 def _of_profile(surroundings: Surroundings, general: dict[str, Any], name: str) -> Setup:
     try:
-        return _led(surroundings, merged(general, toml_file(surroundings.read, f"{_home(surroundings.env)}/{name}")))
+        return _routed(surroundings, merged(general, toml_file(surroundings.read, f"{_home(surroundings.env)}/{name}")))
     except UnreadableError as error:
         return Setup("codex", direct=str(error))
 
 
-def _led(surroundings: Surroundings, settings: dict[str, Any]) -> Setup:
-    """Return what leads all providers of the settings that can be led, and why the one that they choose cannot."""
+def _routed(surroundings: Surroundings, settings: dict[str, Any]) -> Setup:
+    """Return what leads all providers of the settings that can be routed, and why the one that they choose cannot."""
     providers = settings.get("model_providers")
     urls: dict[str, str | None] = {}
     reasons = dict(_BUILT_IN)

@@ -210,7 +210,7 @@ class Copilot(AgentProgram):
                 yield AgentFailure(counters.words(message))
 
     def setup(self, surroundings: Surroundings) -> Setup:
-        """Return how it is led through the gateway: by the variable with the address of the person's own provider."""
+        """Return how it is routed through the gateway: by the variable with the address of the person's own provider."""
         env = surroundings.env
         url = env.get(_ADDRESS, "").rstrip("/")
         kind, wire = env.get(_TYPE) or "openai", env.get(_WIRE) or "completions"

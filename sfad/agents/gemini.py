@@ -302,15 +302,15 @@ _GOOGLE_LOGIN = {"oauth-personal", "cloud-shell", "compute-default-credentials"}
 
 
 def setup(surroundings: Surroundings) -> Setup:
-    """Return how Gemini CLI is led through the gateway. Raises `UnreadableError`."""
-    found = list(dict.fromkeys(_led(surroundings, trusted) for trusted in _trust(surroundings)))
+    """Return how Gemini CLI is routed through the gateway. Raises `UnreadableError`."""
+    found = list(dict.fromkeys(_routed(surroundings, trusted) for trusted in _trust(surroundings)))
     if len(found) == 1:
         return found[0]
     what = f"where Gemini CLI's calls go depends on whether it trusts {surroundings.cwd}; set GEMINI_CLI_TRUST_WORKSPACE"
     return Setup("gemini", direct=what)
 
 
-def _led(surroundings: Surroundings, trusted: bool) -> Setup:
+def _routed(surroundings: Surroundings, trusted: bool) -> Setup:
     settings = _settings(surroundings, trusted=trusted)
     env = _environment(surroundings, settings, trusted=trusted)
     chosen = at(settings, "security", "auth", "selectedType") or settings.get("selectedAuthType")

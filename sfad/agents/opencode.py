@@ -206,8 +206,8 @@ PROGRAM = Opencode()
 # the home directory and in OPENCODE_CONFIG_DIR, OPENCODE_CONFIG_CONTENT, and what an administrator sets in `/etc/opencode`.
 #
 # `provider.NAME.options.baseURL` is a provider's address. Without it, those of Anthropic and OpenAI follow their variables. So the
-# others, and those that have an address, are led by OPENCODE_CONFIG_CONTENT. A provider that is named there counts as one that the
-# person wants, so those are named that have a key, and all of them.
+# others, and those that have an address, are routed by OPENCODE_CONFIG_CONTENT. A provider that is named there counts as one that
+# the person wants, so those are named that have a key, and all of them.
 
 
 CONTENT = "OPENCODE_CONFIG_CONTENT"
@@ -241,7 +241,7 @@ PROVIDERS: dict[str, KnownProvider] = {
     "xai": KnownProvider("@ai-sdk/xai", ("XAI_API_KEY",), "https://api.x.ai/v1"),
     "zai-coding-plan": KnownProvider(_COMPATIBLE, ("ZHIPU_API_KEY",), "https://api.z.ai/api/coding/paas/v4"),
 }
-"""Those of its catalogue that are led without an address in the configuration."""
+"""Those of its catalogue that are routed without an address in the configuration."""
 
 _APIS = {
     "@ai-sdk/anthropic": "anthropic",
@@ -284,7 +284,7 @@ class OpencodeSettings(NamedTuple):
 
 
 def setup(surroundings: Surroundings) -> Setup:
-    """Return how opencode is led through the gateway. Raises `UnreadableError`."""
+    """Return how opencode is routed through the gateway. Raises `UnreadableError`."""
     found = _found(surroundings)
     if (elsewhere := _elsewhere(found)) is not None:
         return Setup("opencode", direct=f"opencode uses {elsewhere}")
@@ -344,7 +344,7 @@ def _project(cwd: str, read: Read) -> Iterator[str]:
 
 
 def _elsewhere(found: OpencodeSettings) -> str | None:
-    """Return what the program uses that cannot be led: for its model, or for all that it has."""
+    """Return what the program uses that cannot be routed: for its model, or for all that it has."""
     model = at(found.managed, "model") or at(found.config, "model")
     names = [model.partition("/")[0]] if isinstance(model, str) else found.providers
     reasons = [_reason(name, found) for name in names]
@@ -397,5 +397,5 @@ def _content(found: OpencodeSettings, upstreams: Sequence[TreeUpstream]) -> dict
     """Return the configuration that is merged over the person's."""
     chosen = found.config.get("provider") or found.config.get("model")
     named: dict[str, Any] = {} if chosen else {name: {} for name in (*found.providers, _FREE)}
-    led = {each.name.removeprefix("opencode-"): {"options": {"baseURL": f"{GATEWAY}/{each.name}"}} for each in upstreams}
-    return {"provider": {**named, **led}}
+    routed = {each.name.removeprefix("opencode-"): {"options": {"baseURL": f"{GATEWAY}/{each.name}"}} for each in upstreams}
+    return {"provider": {**named, **routed}}

@@ -1,5 +1,5 @@
 """What is known of an agent program: its command line, the events that it prints, the session files that it keeps, and how it is
-led through the gateway.
+routed through the gateway.
 
 Each program has a module with a subclass of `AgentProgram`, and one of `SessionFiles` if its sessions can be read.
 """
@@ -202,7 +202,7 @@ class AgentProgram(ABC):
     """Variables of any program that it follows, too."""
 
     def setup(self, surroundings: Surroundings) -> Setup:
-        """Return how it is led through the gateway. Raises `UnreadableError`."""
+        """Return how it is routed through the gateway. Raises `UnreadableError`."""
         raise NotImplementedError(self.name)
 
     def setup_of_command(self, setup: Setup, options: Sequence[str], env: Mapping[str, str]) -> Setup:  # noqa: ARG002

@@ -331,12 +331,12 @@ class Qwen(AgentProgram):
                 yield AgentFailure(counters.words(text)) if _is_api_error(text) else FinalText(text)
 
     def setup(self, surroundings: Surroundings) -> Setup:
-        """Return how Qwen Code is led through the gateway. Raises `UnreadableError`."""
+        """Return how Qwen Code is routed through the gateway. Raises `UnreadableError`."""
         if (elsewhere := _elsewhere(surroundings)) is not None:
             return Setup(self.name, direct=f"Qwen Code uses {elsewhere}")
         # it obeys the variables that are set for any program
-        led = setups.setup(surroundings)
-        return msgspec.structs.replace(led, program=self.name, undone_by=_OTHER_ADDRESS)
+        routed = setups.setup(surroundings)
+        return msgspec.structs.replace(routed, program=self.name, undone_by=_OTHER_ADDRESS)
 
 
 PROGRAM = Qwen()
@@ -376,7 +376,7 @@ def _elsewhere(surroundings: Surroundings) -> str | None:
 
 
 def _login_of(env: Mapping[str, str]) -> str | None:
-    """Return the login, where no setting chooses one; `None` if it can be led."""
+    """Return the login, where no setting chooses one; `None` if it can be routed."""
     if env.get("QWEN_OAUTH"):
         return "qwen-oauth"
     if env.get("OPENAI_API_KEY") and env.get("OPENAI_MODEL") and env.get("OPENAI_BASE_URL"):

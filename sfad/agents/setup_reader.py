@@ -1,4 +1,4 @@
-"""Finds out, when a person starts a root, how the agent programs of its tree are to be led through the gateway.
+"""Finds out, when a person starts a root, how the agent programs of its tree are to be routed through the gateway.
 
 The files are a user's, on file systems that may not answer. So they are read in threads, at most `MOST_THREADS` of a user at a
 time, and no start waits longer than `FILES_SECONDS`.
@@ -26,7 +26,7 @@ from . import claude, gemini, setups
 from .program import program_called
 from .setups import Setup, Surroundings, TreeUpstream, UnreadableError, savable, upwards
 
-# ---- What is known of a tree: how each agent program in it is led through the gateway
+# ---- What is known of a tree: how each agent program in it is routed through the gateway
 
 
 _PROGRAMS = {name: program_called(name) for name in AGENTS}

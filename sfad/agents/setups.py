@@ -1,4 +1,4 @@
-"""How an agent program is led through the gateway, and what settings, proxies and variables say of where its calls go."""
+"""How an agent program is routed through the gateway, and what settings, proxies and variables say of where its calls go."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from ..protocol.known import KEYS
 
-# ---- How one agent program is led through the gateway, and where its calls would go without it
+# ---- How one agent program is routed through the gateway, and where its calls would go without it
 
 
 GATEWAY = "{gateway}"
@@ -35,7 +35,7 @@ class TreeUpstream(Struct, frozen=True):
 
 
 class Setup(Struct, frozen=True, omit_defaults=True):
-    """How a program is led through the gateway."""
+    """How a program is routed through the gateway."""
 
     program: str
     """Empty: any program that has no setup of its own."""

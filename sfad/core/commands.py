@@ -23,7 +23,7 @@ class WithRun(Struct, frozen=True):
 
 
 class WithId(Struct, frozen=True):
-    """Base of commands about a run's processes."""
+    """Base of commands that need no more of a run than its id."""
 
     run: RunId
 
@@ -186,8 +186,8 @@ class Publish(Struct, frozen=True):
     lineage: tuple[RunId, ...]
 
 
-class TellEnd(WithRun, frozen=True):
-    """The run is terminal, so it is not live any more; who waits is told once its end is on record. Always after its `Record`."""
+class Retire(WithRun, frozen=True):
+    """The run is terminal: it leaves the live runs. Who waits is told once its end is on record. Always after its `Record`."""
 
 
 class AnswerRequest(Struct, frozen=True):
@@ -227,7 +227,7 @@ class Changed(WithRun, frozen=True):
 
 
 class ReserveAnswer(WithRun, frozen=True):
-    name: str | None
+    reservation: str | None
     refusal: LimitRefusal | None = None
 
 
@@ -241,7 +241,7 @@ Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer |
 ToFleet = Place | Offer | Tend | Draw
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
 ToLedger = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Charge | SaveBudget | Publish | SaveAlerts | SavePlan
-ToLoop = TellCall | MeterAgent | Arm | Disarm | ArmAlerts | ArmPlans | Rebound | TellEnd | AnswerRequest | Shutdown
+ToLoop = TellCall | MeterAgent | Arm | Disarm | ArmAlerts | ArmPlans | Rebound | Retire | AnswerRequest | Shutdown
 
 Command = ToLauncher | ToFleet | ToLedger | ToLoop
 

@@ -8,7 +8,7 @@ from ..protocol.event_types import EventType
 from ..protocol.types import ErrorCode, Event, RunId, Severity
 from . import commands as c
 from .events import OfPeer
-from .state.access import FULL, Peer, Permissions, Scope, refuse_sessions, refuse_target, refuse_verb, unknown_run
+from .state.access import FULL, Peer, Permissions, Scope, unknown_run, why_sessions_refused, why_target_refused, why_verb_refused
 from .state.policy import Policy
 from .state.quotas import Slots
 from .state.run import Run, Token
@@ -150,16 +150,16 @@ class Context:
         run = self.tree.get(peer.run)
         return run.birth.permissions if run is not None else Permissions(frozenset(), leaf=True)
 
-    def refuse(self, peer: Peer, verb: str, lineage: Sequence[RunId] | None = None) -> str | None:
+    def why_refused(self, peer: Peer, verb: str, lineage: Sequence[RunId] | None = None) -> str | None:
         """Return why the peer may not use `verb` (on the run at the end of `lineage`), or `None`."""
-        refused = refuse_verb(peer, verb, self.permissions(peer), self.policy.access)
+        refused = why_verb_refused(peer, verb, self.permissions(peer), self.policy.access)
         if refused is None and lineage is not None:
-            refused = refuse_target(peer, verb, lineage)
+            refused = why_target_refused(peer, verb, lineage)
         return refused
 
-    def refuse_sessions(self, peer: Peer) -> str | None:
+    def why_sessions_refused(self, peer: Peer) -> str | None:
         """Return why the peer may neither start sessions nor stop them, or `None`."""
-        return refuse_sessions(peer, self.permissions(peer), self.policy.access)
+        return why_sessions_refused(peer, self.permissions(peer), self.policy.access)
 
     def scope(self, peer: Peer) -> Scope:
         """Return the runs that the peer may know of now."""
@@ -181,14 +181,14 @@ class Context:
         return refused is not None
 
     def _refused(self, peer: Peer, verb: str, runs: list[Run]) -> tuple[ErrorCode, str] | None:
-        refused = self.refuse(peer, verb)
+        refused = self.why_refused(peer, verb)
         if refused is not None:
             return ErrorCode.NOT_PERMITTED, refused
         scope = self.scope(peer)
         for run in runs:
             if not scope.knows(run.birth.uid, run.lineage_ids):
                 return ErrorCode.NO_SUCH_RUN, unknown_run(run.id)
-            refused = refuse_target(peer, verb, run.lineage_ids)
+            refused = why_target_refused(peer, verb, run.lineage_ids)
             if refused is not None:
                 return ErrorCode.NOT_PERMITTED, refused
         return None

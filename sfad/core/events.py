@@ -19,7 +19,7 @@ from .state.budgets import Budget
 from .state.policy import Policy
 from .state.request import Asked
 from .state.run import Token
-from .state.tree import Remembered, Ticket
+from .state.tree import Remembered, StopTicket
 from .state.vocabulary import Timer
 
 
@@ -119,7 +119,7 @@ class ReserveRequested(OfPeerOnRun, frozen=True):
 class SettleRequested(OfPeer, frozen=True):
     """A peer told what became of a reservation. Answered by `AnswerRequest(Changed)`."""
 
-    name: str
+    reservation: str
     used: Use
 
 
@@ -170,7 +170,7 @@ class CallSettled(At, frozen=True):
 class CallSilent(At, frozen=True):
     """No byte of a call's reply has come for a while; without `silence`, its first byte has come after all."""
 
-    name: str
+    reservation: str
     silence: Silence | None
 
 
@@ -399,7 +399,7 @@ class RunsAdopted(At, frozen=True):
     """What became of that daemon, as the beginning of a sentence about a run: `the daemon was killed`."""
     continued: bool = False
     """It was this very process: requests and connections are still there."""
-    tickets: tuple[Ticket, ...] = ()
+    tickets: tuple[StopTicket, ...] = ()
     learnt: tuple[Event, ...] = ()
     """What was read of these runs since they were saved: their use, and what their agents said."""
     ended: Mapping[RunId, Status] = {}

@@ -1,10 +1,10 @@
 """The machine: one event in, its outcome out. It routes each event and each timer to the component that handles it."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import replace as dataclass_replace
 from typing import assert_never
 
-from msgspec.structs import replace as changed
+from msgspec.structs import replace
 
 from . import commands as c
 from . import events as e
@@ -83,9 +83,9 @@ class Machine:
         self.tree = context.tree
         self.slots = context.slots
         self.budgets = self._spending.budgets
-        self.refuse = context.refuse
+        self.why_refused = context.why_refused
         self.scope = context.scope
-        self.refuse_sessions = context.refuse_sessions
+        self.why_sessions_refused = context.why_sessions_refused
         self.reservation = self._spending.reservation
         self.used_up = self._spending.used_up
         self.calls_of_users = self._spending.under_way
@@ -216,7 +216,7 @@ class Machine:
             case e.AllowancesKnown():
                 self._budget_enforcement.allowances_known(event)
                 for postponed in self._spending.take_postponed():
-                    self._route(changed(postponed, at=event.at))
+                    self._route(replace(postponed, at=event.at))
             case e.AdviceLearned():
                 self._advice_learned(event)
             case e.Reconfigured():
@@ -343,4 +343,4 @@ class Machine:
 
     def _advice_learned(self, event: e.AdviceLearned) -> None:
         known = self.policy.advice if len(self.policy.advice) < MAX_ADVICE else {}
-        self._ctx.reconfigure(replace(self.policy, advice={**known, event.key: event.thresholds}))
+        self._ctx.reconfigure(dataclass_replace(self.policy, advice={**known, event.key: event.thresholds}))

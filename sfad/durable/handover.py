@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from ..core.state.access import Peer
-from ..core.state.tree import Ticket
+from ..core.state.tree import StopTicket
 from ..host.files import UNDECODABLE
 from ..host.metrics import Counts
 from ..processes.launcher import Remains
@@ -62,7 +62,7 @@ class Handover(Struct, frozen=True):
     claim: int
     """`lock`, `directory` and `claim` are the three of the `StateLock`."""
     runs: dict[RunId, HandedRun]
-    tickets: list[Ticket]
+    tickets: list[StopTicket]
     last_token: int
     clients: Clients
     admitted: int

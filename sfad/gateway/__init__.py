@@ -1,20 +1,20 @@
 """The gateway: a process of its own between the agents and the model's API. It asks the daemon before each call.
 
-`proxy`        the connections of agents
-`http_server`  one connection: requests in, replies out
-`callers`      the user and the cgroup of a connection's other end
-`exchange`     one request: whose it is, whether its tree can pay for it, and the reply as it comes; what `sfactl doctor` asks
-`call_tally`   what a call has used, read from its reply while that passes, within bounds of memory
-`journal`      what calls under way have used, for the daemon if this process is killed
-`bodies`       has the bodies of calls read: by a process of its own, if one is not small
-`reading`      that process: what the body of a call says
-`apis`         the formats of the providers: what a call asks for, what its reply has used
-`coding`       what a body holds under its content encoding
-`plan_reading` what calls and their replies tell of a subscription's windows
-`estimate`     how many tokens the input of a call has
-`upstreams`    where calls go, which certificates are trusted, and what is changed in heads
-`egress`       the proxy of isolated runs, to hosts that are no model
-`egress_rules` which hosts those are
-`daemon_link`  the gateway's connection to its daemon, and what it asks about each call
-`__main__`     starts it
+`proxy`           the connections of agents
+`http_connection` one connection: requests in, replies out
+`callers`         the user and the cgroup of a connection's other end
+`exchange`        one request: whose it is, whether its tree can pay for it, and the reply as it comes; what `sfactl doctor` asks
+`call_tally`      what a call has used, read from its reply while that passes, within bounds of memory
+`call_journal`    what calls under way have used, for the daemon if this process is killed
+`bodies`          has the bodies of calls read: by a process of its own, if one is not small
+`reading`         that process: what the body of a call says
+`apis`            the formats of the providers: what a call asks for, what its reply has used
+`coding`          what a body holds under its content encoding
+`plan_reading`    what calls and their replies tell of a subscription's windows
+`estimate`        how many tokens the input of a call has
+`upstreams`       where calls go, which certificates are trusted, and what is changed in heads
+`egress`          the proxy of isolated runs, to hosts that are no model
+`egress_rules`    which hosts those are
+`daemon_link`     the gateway's connection to its daemon, and what it asks about each call
+`__main__`        starts it
 """

@@ -27,7 +27,7 @@ from .daemon_link import ALONE_MAX, DaemonLink
 from .egress import Egress
 from .estimate import Estimates
 from .exchange import Shared, new_client
-from .journal import Journal
+from .call_journal import Journal
 from .proxy import MAX_CONNECTIONS, SPARE_DESCRIPTORS, Proxy
 from .upstreams import Trust
 

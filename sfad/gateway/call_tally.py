@@ -17,7 +17,7 @@ from .apis import Api, ModelCall
 from .coding import Coding, UnreadableBodyError
 from .daemon_link import Daemon
 from .estimate import Estimates
-from .http_server import ClientGoneError
+from .http_connection import ClientGoneError
 
 # ---- The memory that the bodies of requests and what is kept of replies may take
 

@@ -14,11 +14,11 @@ from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
 from ..protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SeePlan, SilentCall, UnaskedCall
 from ..protocol.types import Tokens
 from .callers import Caller
-from .journal import Journal
+from .call_journal import Journal
 from .upstreams import Upstream
 
 
-class CallRefusedError(Exception):
+class RefusedError(Exception):
     """The daemon refuses a caller or a call; the text says why and what to do."""
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
@@ -39,7 +39,7 @@ class CallerRun:
     egress: tuple[Destination, ...] = ()
     """What the run reaches beside its model."""
     keyed_only: bool = False
-    """It may be led to upstreams with a key of the operator's only."""
+    """It may be routed to upstreams with a key of the operator's only."""
     token: str | None = None
     """Names the run to the gateway that has the operator's keys."""
 
@@ -48,10 +48,10 @@ class Daemon(Protocol):
     """The daemon. It takes messages of the protocol without an `id`, which is the connection's to give."""
 
     async def find_run(self, caller: Caller | None, token: str | None) -> CallerRun:
-        """Return the run of a caller. Raises `CallRefusedError`."""
+        """Return the run of a caller. Raises `RefusedError`."""
 
     async def admit(self, asked: AdmitCall) -> CallAdmitted:
-        """Wait until the call may be made: the answer has a reservation. Raises `CallRefusedError`. If the caller hangs up, this is
+        """Wait until the call may be made: the answer has a reservation. Raises `RefusedError`. If the caller hangs up, this is
         cancelled."""
 
     def ended(self, call: EndCall) -> None:
@@ -142,7 +142,7 @@ class DaemonLink:
 
     async def find_run(self, caller: Caller | None, token: str | None) -> CallerRun:
         if caller is None:
-            raise CallRefusedError("the connection was closed before its caller could be found out")
+            raise RefusedError("the connection was closed before its caller could be found out")
         found_run = await self._ask(
             m.CallerFound, m.FindCaller(id=self._number(), uid=caller.uid, cgroup=caller.cgroup, token=token)
         )
@@ -154,7 +154,7 @@ class DaemonLink:
     async def admit(self, asked: m.AdmitCall) -> m.CallAdmitted:
         answer = await self._ask(m.CallAdmitted, self._numbered(asked))
         if answer.reservation is None:
-            raise CallRefusedError(answer.refused or "the daemon refuses the call", answer.retry_after)
+            raise RefusedError(answer.refused or "the daemon refuses the call", answer.retry_after)
         return answer
 
     def ended(self, call: m.EndCall) -> None:
@@ -206,9 +206,9 @@ class DaemonLink:
             raise
         reply = open_.reply
         if isinstance(reply, m.Error):
-            raise CallRefusedError(reply.message)
+            raise RefusedError(reply.message)
         if not isinstance(reply, wanted):
-            raise CallRefusedError(f"the daemon answered with {type(reply).__name__}")
+            raise RefusedError(f"the daemon answered with {type(reply).__name__}")
         return reply
 
     def _number(self) -> int:

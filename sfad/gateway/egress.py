@@ -20,7 +20,7 @@ import trio
 from ..protocol.egress import MAX_PORT, host_of
 from .daemon_link import CallerRun
 from .egress_rules import OWN_ADDRESSES, Address, EgressRefusedError, Way, check_address, is_model_api, plain, way
-from .http_server import MAX_HEAD, HttpServer
+from .http_connection import MAX_HEAD, HttpConnection
 from .upstreams import downward, upward
 
 # ---- Reads the name of the server from the first message of a TLS connection (RFC 8446, section 4.1.2; RFC 6066, section 3)
@@ -203,7 +203,7 @@ class Egress:
 
     async def serve(
         self,
-        http: HttpServer,
+        http: HttpConnection,
         request: h11.Request,
         target: Target,
         found_run: CallerRun,
@@ -358,7 +358,7 @@ class _Tunnel:
             raise EgressRefusedError(f"its TLS is meant for {name[:255]!r}")
 
 
-async def _exchange(http: HttpServer, request: h11.Request, target: Target, server: trio.SocketStream) -> None:
+async def _exchange(http: HttpConnection, request: h11.Request, target: Target, server: trio.SocketStream) -> None:
     """Pass a request of plain HTTP, and its reply. Raises `ClientGoneError`, `NoWayError`."""
     assert target.path is not None
     host = target.shown.removesuffix(":80").encode()

@@ -26,11 +26,11 @@ from .apis import Api, most_output
 from .bodies import BodyReader
 from .call_tally import CallTally, Memory, NoMemoryError, RequestRecord, Space, UnaskedRecord
 from .callers import Caller
-from .daemon_link import CallerRun, CallRefusedError, Daemon
+from .daemon_link import CallerRun, Daemon, RefusedError
 from .egress import Egress, NoWayError, is_outward, target_of
 from .egress_rules import EgressRefusedError, plain
 from .estimate import Estimates
-from .http_server import ClientGoneError, HttpServer
+from .http_connection import ClientGoneError, HttpConnection
 from .plan_reading import MOST_READ, login_of, seen_plan
 from .reading import MAX_BODY, BodyAnswer, BodyQuestion
 from .upstreams import RawHeaders, Route, Trust, Upstream, downward, proxy_token, proxy_variable, route_of, upward
@@ -218,7 +218,7 @@ def _check_size(size: int) -> None:
 
 
 class Exchange:
-    def __init__(self, shared: Shared, http: HttpServer, request: h11.Request, caller: Caller | None) -> None:
+    def __init__(self, shared: Shared, http: HttpConnection, request: h11.Request, caller: Caller | None) -> None:
         self._shared = shared
         self._http = http
         self._request = request
@@ -265,7 +265,7 @@ class Exchange:
             await self._with_body(found_run, upstream, api, route)
         except _AnsweredError as answer:
             await self._say(answer.status, str(answer), api, headers=answer.headers)
-        except CallRefusedError as refusal:
+        except RefusedError as refusal:
             await self._say(400 if refusal.retry_after is None else 429, str(refusal), api, refusal.retry_after)
         except NoMemoryError as full:
             await self._say(503, str(full), api)
@@ -279,7 +279,7 @@ class Exchange:
         # for each request of a connection: it may outlive its run
         try:
             return await self._shared.daemon.find_run(self._caller, token)
-        except CallRefusedError as refusal:
+        except RefusedError as refusal:
             raise _AnsweredError(403, str(refusal)) from refusal
 
     async def _lead_out(self) -> None:

@@ -11,7 +11,7 @@ import trio
 
 from .callers import Caller, Kernel
 from .exchange import Exchange, Shared
-from .http_server import ClientGoneError, HttpServer
+from .http_connection import ClientGoneError, HttpConnection
 
 MAX_CONNECTIONS = 2048
 """Connections at a time. A user has at most half of what other users leave, and a run half of what its user's other runs leave.
@@ -25,7 +25,7 @@ _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-le
 
 @dataclass(eq=False, slots=True)
 class _Connection:
-    http: HttpServer
+    http: HttpConnection
     caller: Caller
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
@@ -60,7 +60,7 @@ class Proxy:
                     os.write(stream.socket.fileno(), _REFUSAL)
                 await trio.aclose_forcefully(stream)
                 continue
-            connection = _Connection(HttpServer(stream), caller)
+            connection = _Connection(HttpConnection(stream), caller)
             self._connections[connection] = None
             nursery.start_soon(self._serve, connection)
 
@@ -100,7 +100,7 @@ class Proxy:
             self._connections.pop(connection, None)
             await trio.aclose_forcefully(http.stream)
 
-    async def _exchanges(self, http: HttpServer) -> None:
+    async def _exchanges(self, http: HttpConnection) -> None:
         while (request := await http.request()) is not None:
             # its other end may have been handed to another process between two requests, but the socket stays of one cgroup
             caller = self._kernel.caller(http.stream.socket)

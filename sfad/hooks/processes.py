@@ -232,10 +232,10 @@ SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class HookLabel:
-    """What is told of."""
+    """How a hook is named in the log and in events."""
 
     name: str
-    quota: str
+    rate_key: str
     """Of all that share it, one event is told within `QUIET`."""
     run: RunId | None = None
     """The event is of this run, so its user is told."""
@@ -268,8 +268,8 @@ class HookReports:
     def _tell_sometimes(self, hook: HookLabel, message: str) -> None:
         now = trio.current_time()
         self._told = {name: at for name, at in self._told.items() if now < at + QUIET}
-        if hook.quota not in self._told:
-            self._told[hook.quota] = now
+        if hook.rate_key not in self._told:
+            self._told[hook.rate_key] = now
             self._tell(EventType.HOOK_FAILED, message, "medium", hook.run)
 
 

@@ -162,8 +162,8 @@ class RunCatalogue:
         if live.key is not None:
             self._keys[live.key] = live.run.id
 
-    def end(self, live: Live, info: RunInfo, *, admitted: bool) -> None:
-        """A run has ended. `admitted`: the ledger has it."""
+    def retire(self, live: Live, info: RunInfo, *, admitted: bool) -> None:
+        """An ended run leaves the live ones. `admitted`: the ledger has it."""
         del self.live[info.id]
         self._unrecorded[info.id] = info
         ended = RecentRun(info, live.uid, live.lineage_ids, live.kept, live.key)
@@ -181,7 +181,7 @@ class RunCatalogue:
         if (ended := self._recent.get(run)) is not None:
             self._recent[run] = dataclass_replace(ended, info=replace(ended.info, continued_by=by))
 
-    def recorded(self, run: RunId) -> RunInfo | None:
+    def take_recorded(self, run: RunId) -> RunInfo | None:
         """The ledger holds the end of this run, or cannot be waited for. Return the run, the first time."""
         return self._unrecorded.pop(run, None)
 

@@ -242,7 +242,7 @@ class Live:
     user: Credentials | None = None
     """Who executes its command (`LaunchSpec.user`)."""
     setups: TreeSetups = NO_SETUPS
-    """How the agent programs of its tree are led through the gateway."""
+    """How the agent programs of its tree are routed through the gateway."""
     for_recall: bytes | None = None
     """The request that it was started with, as `recall` shows it."""
     continued_with: ContinuedWith | None = None

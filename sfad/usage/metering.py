@@ -9,7 +9,7 @@ from math import ceil
 from signal import SIGKILL
 
 import trio
-from msgspec.structs import replace as changed
+from msgspec.structs import replace
 
 from ..agents import SESSION_VARIABLES, UNREAD, AgentProgram, Reading, chosen, named
 from ..agents.registered import session_of
@@ -118,7 +118,7 @@ class UsePricing:
 
 
 def _cost_of_call(request: m.EndCall, model: str, tokens: Tokens, prices: Prices) -> float | None:
-    cost = prices.cost(model, changed(tokens, long_write=request.long_cached))
+    cost = prices.cost(model, replace(tokens, long_write=request.long_cached))
     others = [prices.cost(prices.charged_as(other, request.api), used) for other, used in request.others.items()]
     return None if cost is None else request.factor * cost + request.fees_usd + sum(each or 0.0 for each in others)
 

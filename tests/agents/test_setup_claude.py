@@ -1,4 +1,4 @@
-"""Where Claude Code takes its address and its login from, and how it is led through the gateway."""
+"""Where Claude Code takes its address and its login from, and how it is routed through the gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where Codex takes its address from, and how it is led through the gateway."""
+"""Where Codex takes its address from, and how it is routed through the gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where Gemini CLI, opencode, Qwen Code and aider take their address from, and how each is led through the gateway."""
+"""Where Gemini CLI, opencode, Qwen Code and aider take their address from, and how each is routed through the gateway."""
 
 from __future__ import annotations
 

@@ -156,10 +156,10 @@ class Node:
         reservation = OpenReservation("m", 10, 0, nanos, None)
         self.feed(e.ReserveRequested(self.now, self.token, ANN, run, reservation))
         answer = self.answers[self.token]
-        if not isinstance(answer, c.ReserveAnswer) or answer.name is None:
+        if not isinstance(answer, c.ReserveAnswer) or answer.reservation is None:
             return False
         self.token += 1
-        self.feed(e.SettleRequested(self.now, self.token, ANN, answer.name, Use(input_tokens=10, cost=nanos)))
+        self.feed(e.SettleRequested(self.now, self.token, ANN, answer.reservation, Use(input_tokens=10, cost=nanos)))
         self.spent[run] = self.spent.get(run, 0) + nanos
         return True
 
@@ -231,7 +231,7 @@ class Node:
                 self.timers.pop((run_id, timer), None)
             case c.AnswerRequest(token, answer):
                 self.answers[token] = answer
-            case c.TellEnd(run):
+            case c.Retire(run):
                 self.ended[run.id] = self._state(run)
                 self.timers = {key: at for key, at in self.timers.items() if key[0] != run.id}
 

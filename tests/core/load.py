@@ -158,7 +158,7 @@ class Load:
                     self.replies[type(answer).__name__] += 1
                 case c.Release():
                     self.releases += 1
-                case c.TellEnd(run):
+                case c.Retire(run):
                     self.ended[run.status] += 1
 
     def launch(self, run: Run) -> None:

@@ -247,7 +247,7 @@ class World:
             c.ArmAlerts: self._arm_alerts,
             c.MeterAgent: lambda x: self._alive(x.run),
             c.SaveAlerts: lambda _: None,  # it was saved before the first command was applied
-            c.TellEnd: self._ended,
+            c.Retire: self._ended,
             c.AnswerRequest: self._reply,
             c.Shutdown: self._shutdown,
         }
@@ -543,11 +543,11 @@ class World:
         with self._charging(book):
             self.feed(e.ReserveRequested(self.now, token, peer, book.run.id, reservation))
             answer = self.answers[token]
-            if isinstance(answer, c.ReserveAnswer) and answer.name is not None:
-                assert answer.name not in self.reservations, "a reservation's name was used twice"
-                self.reservations[answer.name] = book
-                self.reserved_in[answer.name] = set(self.purses)
-                book.reservations[answer.name] = amounts_reserved(reservation)
+            if isinstance(answer, c.ReserveAnswer) and answer.reservation is not None:
+                assert answer.reservation not in self.reservations, "a reservation's name was used twice"
+                self.reservations[answer.reservation] = book
+                self.reserved_in[answer.reservation] = set(self.purses)
+                book.reservations[answer.reservation] = amounts_reserved(reservation)
                 book.known |= set(amounts_reserved(reservation))
         return answer
 
@@ -917,7 +917,7 @@ class World:
         purse.charged += command.nanos
         assert purse.charged >= 0
 
-    def _ended(self, command: c.TellEnd) -> None:
+    def _ended(self, command: c.Retire) -> None:
         run = command.run
         book = self.books[run.id]
         assert not book.ended, "ended twice"

@@ -19,9 +19,9 @@ from sfad.core.state.access import (
     Peer,
     Permissions,
     Scope,
-    refuse_sessions,
-    refuse_target,
-    refuse_verb,
+    why_sessions_refused,
+    why_target_refused,
+    why_verb_refused,
 )
 
 ADMINS = 700
@@ -90,33 +90,33 @@ def test_users_positions_and_verbs(user: str, position: str) -> None:
             refused |= verb in OF_PEOPLE
             refused |= verb in STARTS and permissions.leaf
             refused |= position == "denied" and verb not in UNBOUND
-        assert (refuse_verb(peer, verb, permissions or FULL, ALL_USERS) is not None) == refused, verb
+        assert (why_verb_refused(peer, verb, permissions or FULL, ALL_USERS) is not None) == refused, verb
     may_start = permissions is None or (permissions.sessions and not permissions.leaf)
-    assert (refuse_sessions(peer, permissions or FULL, ALL_USERS) is None) == may_start
+    assert (why_sessions_refused(peer, permissions or FULL, ALL_USERS) is None) == may_start
 
 
 @pytest.mark.parametrize("user", USERS)
 def test_a_daemon_of_its_own_user_serves_no_other(user: str) -> None:
     for verb, run in product(TABLE, (None, "a2")):
-        refused = refuse_verb(replace(USERS[user], run=run), verb, FULL, OPERATOR_ONLY)
+        refused = why_verb_refused(replace(USERS[user], run=run), verb, FULL, OPERATOR_ONLY)
         if user not in {"root", "operator"}:
             assert refused is not None
             assert "serves another user" in refused
     admins = AccessRules(admin_gid=ADMINS)
-    assert (refuse_verb(USERS[user], "list", FULL, admins) is None) == (user in SUPER)
+    assert (why_verb_refused(USERS[user], "list", FULL, admins) is None) == (user in SUPER)
 
 
 def test_a_peer_that_could_not_be_placed_may_do_nothing() -> None:
     for user, verb in product(USERS.values(), TABLE):
-        assert refuse_verb(replace(user, unidentified="hidden"), verb, FULL, ALL_USERS) is not None
+        assert why_verb_refused(replace(user, unidentified="hidden"), verb, FULL, ALL_USERS) is not None
 
 
 def test_only_the_gateway_asks_as_the_gateway() -> None:
     gateway = Peer(0, "root", gateway=True)
-    assert all(refuse_verb(gateway, verb, FULL, ALL_USERS) is None for verb in OF_GATEWAY)
+    assert all(why_verb_refused(gateway, verb, FULL, ALL_USERS) is None for verb in OF_GATEWAY)
     users = Peer(1001, "ann", owner=False, gateway=True, gateway_uid=1001)
     for peer, rules in product((gateway, users), (ALL_USERS, OPERATOR_ONLY)):
-        allowed = {verb for verb in TABLE if refuse_verb(peer, verb, FULL, rules) is None}
+        allowed = {verb for verb in TABLE if why_verb_refused(peer, verb, FULL, rules) is None}
         assert allowed == OF_GATEWAY | {"hello"}
 
 
@@ -125,7 +125,9 @@ def test_deny_takes_away_what_can_be_named() -> None:
     for verb in VERBS:
         narrowed = FULL.narrowed(allow=frozenset(), deny=frozenset({verb}), leaf=False, sessions=True, session=False)
         lost = {
-            other for other in TABLE if refuse_verb(peer, other, narrowed, ALL_USERS) != refuse_verb(peer, other, FULL, ALL_USERS)
+            other
+            for other in TABLE
+            if why_verb_refused(peer, other, narrowed, ALL_USERS) != why_verb_refused(peer, other, FULL, ALL_USERS)
         }
         assert lost == ({verb} | WITH.get(verb, set())) - OF_ADMINS
 
@@ -142,9 +144,9 @@ def test_a_scope_is_own_runs_or_the_subtree_or_all(user: str, run: str | None, u
     assert scope.admits(uid, lineage) == (own if run is None else run in lineage)
     assert scope.knows(uid, lineage) == (own or (run is not None and run in lineage))
     if scope.admits(uid, lineage):
-        assert refuse_target(peer, "stop", lineage) is None
+        assert why_target_refused(peer, "stop", lineage) is None
     elif scope.knows(uid, lineage):
-        assert refuse_target(peer, "stop", lineage) is not None
+        assert why_target_refused(peer, "stop", lineage) is not None
     assert EVERYTHING.admits(uid, lineage)
 
 

@@ -313,7 +313,7 @@ def test_a_reservation_waits_for_the_keeper() -> None:
     t.quiet()
     (t >> gives(t, 0.6)).skip()
     assert isinstance(answer := t.answers[t.last_token], c.ReserveAnswer)
-    assert answer.name is not None
+    assert answer.reservation is not None
     (t >> t.reserve(a, 0.5)).skip()
     (t >> gives(t, 0.6, waits="it is used up", used_up=True)).skip()
     assert isinstance(answer := t.answers[t.last_token], c.ReserveAnswer)

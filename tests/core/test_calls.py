@@ -476,9 +476,9 @@ def test_only_the_gateway_asks() -> None:
     a = t.start("a")
     gateway = Peer(uid=0, user="root", owner=True, gateway=True)
     for verb in GATEWAY:
-        assert t.machine.refuse(gateway, verb) is None
+        assert t.machine.why_refused(gateway, verb) is None
         for peer in (ANN, inside(a), Peer(uid=0, user="root", owner=True)):
-            assert t.machine.refuse(peer, verb) == f"only the daemon's own gateway may '{verb}'"
+            assert t.machine.why_refused(peer, verb) == f"only the daemon's own gateway may '{verb}'"
 
 
 # ---- records

@@ -760,7 +760,7 @@ def test_only_a_caller_outside_resumes_what_a_limit_holds() -> None:
     (t >> t.pause(f, peer=inside(a))).skip()
     for peer in (inside(a), inside(b), Peer(0, "root", run=a)):
         for event in (t.approve(b, peer), t.deny(b, peer)):
-            assert t.machine.refuse(peer, "approve") is not None
+            assert t.machine.why_refused(peer, "approve") is not None
             verb = "approve" if isinstance(event, e.ApproveRequested) else "deny"
             words = f"run {peer.run} may not '{verb}': only a caller outside any run may"
             (t >> event).skip()

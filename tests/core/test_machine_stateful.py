@@ -448,7 +448,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         before = [self.world.used_in_all(above, kind) for above in [*book.ancestors, book] for kind in kinds]
         answer = self.world.reserve(book, peer, reservation)
         after = [self.world.used_in_all(above, kind) for above in [*book.ancestors, book] for kind in kinds]
-        if isinstance(answer, c.ReserveAnswer) and answer.name is not None:
+        if isinstance(answer, c.ReserveAnswer) and answer.reservation is not None:
             assert self.within(book.run, peer)
         else:
             assert before == after, "charged for a refused reservation"

@@ -220,8 +220,8 @@ def test_reservations_of_any_size_never_exceed_the_limit(amount: float) -> None:
             break
         granted += 1
         if number % 3 == 0:  # settled at what was held
-            assert answer.name is not None
-            (t >> t.settle(answer.name, cost=amount)).skip()
+            assert answer.reservation is not None
+            (t >> t.settle(answer.reservation, cost=amount)).skip()
     assert granted == 2_000_000_000 // round(amount * 1_000_000_000)
 
 
@@ -268,7 +268,7 @@ def test_a_reservation_is_asked_of_all_from_the_root_down_and_of_budgets_last() 
         assert isinstance(answer, c.ReserveAnswer)
         short = [name for name in names if room[name] < 0.1]
         if not short:
-            assert answer.name == "a3-1"
+            assert answer.reservation == "a3-1"
             assert cost(t, a, b, d) == [0.1] * 3
             assert t.charged == {"user ann": 0.1, "team crew": 0.1}
             continue

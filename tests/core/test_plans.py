@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import replace as dataclass_replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace as changed
+from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e
@@ -208,7 +208,7 @@ def test_new_roots_of_a_program_that_uses_the_subscription_queue() -> None:
 
 def test_a_root_that_waits_for_a_slot_waits_for_the_reset_too() -> None:
     t = Plan(keep=0.2)
-    t.go(e.Reconfigured(t.at, replace(t.machine.policy, trees_per_user=1)))
+    t.go(e.Reconfigured(t.at, dataclass_replace(t.machine.policy, trees_per_user=1)))
     a = t.start("a", argv=("claude",))
     t.go(t.spawn("b", argv=("claude",)))
     (b,) = [run for run in t.machine.tree if run.name == "b"]
@@ -258,7 +258,7 @@ def test_less_kept_lets_go_on() -> None:
     call = t.asks(a)
     t.go(call)
     assert not t.answered(call)
-    t.go(e.Reconfigured(t.at, replace(t.machine.policy, plans={"anthropic": PlanPolicy(keep=0.3)})))
+    t.go(e.Reconfigured(t.at, dataclass_replace(t.machine.policy, plans={"anthropic": PlanPolicy(keep=0.3)})))
     assert t.answered(call)
 
 
@@ -562,7 +562,7 @@ def test_a_reset_that_no_window_can_have_is_not_believed(left: float, *, rejecte
     known = t.machine.plans.known[KEY].windows["5h"]
     assert known.resets_at in (None, (NOON + timedelta(seconds=t.at)).timestamp() + 60)
     again = t.seen(a, 0.95, rejected=rejected)
-    t.go(changed(again, told=changed(again.told, retry_after=9e11)))
+    t.go(replace(again, told=replace(again.told, retry_after=9e11)))
     assert known.used == 0.95
     assert t.go(t.due())
 
@@ -589,8 +589,8 @@ def test_what_was_heard_before_a_wrong_clock_was_set_hides_no_news() -> None:
     a = t.start("a")
     later = t.seen(a, 0.1)
     ahead = later.time + timedelta(days=3650)
-    t.go(changed(t.due(), time=ahead))
-    t.go(changed(later, time=ahead))
+    t.go(replace(t.due(), time=ahead))
+    t.go(replace(later, time=ahead))
     assert t.machine.plans.known[KEY].heard_at == ahead.timestamp()
     t.go(t.due())
     t.go(t.seen(a, 0.9))

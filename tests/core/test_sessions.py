@@ -8,7 +8,7 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.state.access import OPERATOR_ONLY, Peer, refuse_sessions
+from sfad.core.state.access import OPERATOR_ONLY, Peer, why_sessions_refused
 from sfad.core.state.policy import SessionPolicy
 from sfad.core.state.request import SessionAsked
 from sfad.core.state.vocabulary import Timer
@@ -152,7 +152,7 @@ def test_a_refused_loop_names_the_parameter_of_the_road() -> None:
 
 
 def may(t: Transcript, run: RunId) -> bool:
-    return refuse_sessions(inside(run), t.run(run).birth.permissions, OPERATOR_ONLY) is None
+    return why_sessions_refused(inside(run), t.run(run).birth.permissions, OPERATOR_ONLY) is None
 
 
 def test_the_main_agent_may_and_its_subagents_may_not() -> None:

@@ -436,9 +436,9 @@ def test_allow_and_deny_narrow_and_are_inherited() -> None:
     assert "permission for 'resume'" in t.failed(t.resume(d, peer=inside(b)))
     t >> t.pause(d, peer=inside(d)) << f"freeze {d}" << f"arm {d} pause_max +86400"
     t.quiet()
-    assert t.machine.refuse(ANN, "stop", [a]) is None
-    assert t.machine.refuse(inside(b), "config") == f"run {b} was started without permission for 'config' (--allow / --deny)"
-    assert t.machine.refuse(inside("gone"), "list") is not None
+    assert t.machine.why_refused(ANN, "stop", [a]) is None
+    assert t.machine.why_refused(inside(b), "config") == f"run {b} was started without permission for 'config' (--allow / --deny)"
+    assert t.machine.why_refused(inside("gone"), "list") is not None
 
 
 def test_a_grace_outside_its_range_is_refused_with_the_range() -> None:

@@ -191,7 +191,7 @@ class Transcript:
                 self.charged[f"{scope} {name}"] = to_usd(to_nanos(self.charged.get(f"{scope} {name}", 0.0)) + nanos)
             case c.RecordCall(call):
                 self.calls.append(call)
-            case c.TellEnd(run):
+            case c.Retire(run):
                 self.reasons[run.id] = run.shown_reason
 
     # ---- events by short names
@@ -327,8 +327,8 @@ class Transcript:
         (self >> event).skip()
         answer = self.answers[event.token]
         assert isinstance(answer, c.ReserveAnswer), answer
-        assert answer.name is not None, answer.refusal
-        return answer.name
+        assert answer.reservation is not None, answer.refusal
+        return answer.reservation
 
     def not_reserved(self, event: e.ReserveRequested) -> LimitRefusal:
         """Return why it is not reserved."""
@@ -336,7 +336,7 @@ class Transcript:
         answer = self.answers[event.token]
         assert isinstance(answer, c.ReserveAnswer), answer
         assert answer.refusal is not None
-        assert answer.name is None
+        assert answer.reservation is None
         return answer.refusal
 
     def admitted(self, event: e.CallAsked) -> tuple[str, int | None]:
@@ -421,7 +421,7 @@ class Transcript:
                 return f"{type(command).__name__.lower()} {run.id}"
             case c.Record(run):
                 return f"save {run.id} {run.status}"
-            case c.TellEnd(run):
+            case c.Retire(run):
                 return f"ended {run.id} {run.status}"
             case c.Terminate(name, signal):
                 return f"terminate {name} {Signals(signal).name}"

@@ -13,7 +13,7 @@ import trio
 from sfad.gateway.bodies import BodyReader
 from sfad.gateway.call_tally import Memory
 from sfad.gateway.callers import Caller
-from sfad.gateway.daemon_link import CallerRun, CallRefusedError
+from sfad.gateway.daemon_link import CallerRun, RefusedError
 from sfad.gateway.egress import Egress
 from sfad.gateway.estimate import Estimates
 from sfad.gateway.exchange import Shared, new_client
@@ -126,7 +126,7 @@ class ScriptedDaemon:
         await trio.lowlevel.checkpoint()
         self.callers.append((caller, token))
         if self.no_run is not None:
-            raise CallRefusedError(self.no_run)
+            raise RefusedError(self.no_run)
         egress = tuple(map(destination, self.egress))
         return CallerRun(self.run, self.upstreams, self.certificates, egress, self.keyed_only, "TOKEN")
 
@@ -140,7 +140,7 @@ class ScriptedDaemon:
             self.withdrawn += 1
             raise
         if self.refuses is not None:
-            raise CallRefusedError(self.refuses, self.retry_after)
+            raise RefusedError(self.refuses, self.retry_after)
         reservation = f"reservation {len(self.asked)}"
         return CallAdmitted(
             id=0, reservation=reservation, max_output=self.max_output, holds_rejected=self.holds_rejected

@@ -16,7 +16,7 @@ import brotli  # type: ignore[import-untyped]
 import pytest
 import trio
 
-from sfad.gateway import call_tally, exchange, http_server, reading
+from sfad.gateway import call_tally, exchange, http_connection, reading
 from sfad.gateway.callers import Caller, Kernel
 from sfad.gateway.upstreams import Upstream
 from sfad.protocol.types import Tokens
@@ -423,7 +423,7 @@ async def test_a_client_that_takes_nothing_of_too_long_a_reply_holds_the_provide
     monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     """There is a bound for what is kept in memory, and the client is given up after a while."""
-    monkeypatch.setattr(http_server, "SEND_TIMEOUT", 0.3)
+    monkeypatch.setattr(http_connection, "SEND_TIMEOUT", 0.3)
     if bound == "one":
         monkeypatch.setattr(exchange, "MAX_UNSENT", 1_000_000)
     else:
@@ -460,8 +460,8 @@ async def drip(stream: trio.SocketStream) -> int:
 
 
 async def test_slow_heads_and_bodies_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "HEAD_TIMEOUT", 0.2)
-    monkeypatch.setattr(http_server, "BODY_TIMEOUT", 0.2)
+    monkeypatch.setattr(http_connection, "HEAD_TIMEOUT", 0.2)
+    monkeypatch.setattr(http_connection, "BODY_TIMEOUT", 0.2)
     async with house(Provider(saying())) as the:
         for request in (b"POST / HTTP/1.1\r\n", post(MESSAGES, CALL)[:-5]):
             stream = await the.connect()
@@ -469,7 +469,7 @@ async def test_slow_heads_and_bodies_are_given_up(monkeypatch: pytest.MonkeyPatc
             with trio.fail_after(5):
                 assert await stream.receive_some(100) == b""
             await stream.aclose()
-        monkeypatch.setattr(http_server, "WHOLE_BODY_TIMEOUT", 0.2)
+        monkeypatch.setattr(http_connection, "WHOLE_BODY_TIMEOUT", 0.2)
         for begun in (b"", post(MESSAGES, CALL + b" " * 10_000)[:-10_000]):
             stream = await the.connect()
             await stream.send_all(begun)

@@ -81,7 +81,7 @@ def test_an_agent_that_runs_itself_in_its_shell_is_noticed_within_a_second(desk:
 
 
 def test_the_background_processes_of_codex_are_no_agents_of_their_own(desk: MakeDesk) -> None:
-    """It starts them where no `-c` leads it through the gateway."""
+    """It starts them where no `-c` routes it through the gateway."""
     at = desk_of(desk, CODEX, PRICES)
 
     def alive(words: str) -> bool:

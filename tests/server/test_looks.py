@@ -59,7 +59,7 @@ async def served(directory: Path, peers: Sequence[Peer]) -> AsyncIterator[tuple[
     waiting = list(peers)
     with ExitStack() as stack:
         stack.enter_context(patch.object(dispatch, "TURN_TIME", PATIENCE))  # on a busy machine too, they have one turn
-        stack.enter_context(patch.object(Receiver, "passed_on", return_value=None))  # to the kernel they are one user
+        stack.enter_context(patch.object(Receiver, "why_sender_refused", return_value=None))  # to the kernel they are one user
         async with shell(directory, FakeLauncher, everyone=True) as runtime, trio.open_nursery() as nursery:
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(str(directory / "s"))

@@ -69,7 +69,7 @@ class Judge:
 
     def _feed(self, event: e.Event) -> list[c.Command]:
         done = self._machine.handle(event).commands
-        self._outcomes |= {command.run.id: command.run.status for command in done if isinstance(command, c.TellEnd)}
+        self._outcomes |= {command.run.id: command.run.status for command in done if isinstance(command, c.Retire)}
         return done
 
     # ---- verdicts

@@ -8,7 +8,7 @@ from msgspec import Struct
 from ...protocol.limits import format_amount
 from ...protocol.types import Limit, Refusal, Rule, Status
 from ...protocol.units import counted, format_elapsed, format_moment
-from ..state.access import FULL, Peer, refuse_sessions, refuse_verb
+from ..state.access import FULL, Peer, why_sessions_refused, why_verb_refused
 from ..state.budgets import Budget, to_usd
 from ..state.policy import Policy
 from ..state.quotas import SlidingWindow, Slots
@@ -126,9 +126,9 @@ def _permission(q: Question) -> Refusal | None:
     permissions = q.caller.birth.permissions if q.caller is not None else FULL
     asked = q.run.asked
     if asked.session is not None or asked.nested:
-        detail = refuse_sessions(q.peer, permissions, q.policy.access)
+        detail = why_sessions_refused(q.peer, permissions, q.policy.access)
     else:
-        detail = refuse_verb(q.peer, "spawn", permissions, q.policy.access)
+        detail = why_verb_refused(q.peer, "spawn", permissions, q.policy.access)
     if detail is None and q.detached and not q.policy.allow_detach:
         detail = f"run {q.peer.run} may not start a detached run (guard.allow_detach = false)"
     if detail is None:

@@ -191,7 +191,7 @@ class Lifecycle:
             self._ctx.publish(_ENDS[run.status], run, why, severity_of_end(run.status))
         if run.attempt:
             self._ctx.do(c.Release(run.id))
-        self._ctx.do(c.TellEnd(run))
+        self._ctx.do(c.Retire(run))
         self.answer_spawn(run)
         self.fail_pauses(run, "ended before it was paused")
 

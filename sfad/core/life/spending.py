@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import replace as dataclass_replace
 from typing import Any
 
-from msgspec.structs import replace as changed
+from msgspec.structs import replace
 
 from ...protocol.event_types import EventType
 from ...protocol.kinds import TREE_USE
@@ -79,7 +79,7 @@ class Spending:
     def set_use(self, run: Run, source: Source, use: Use) -> None:
         """Take what a source tells of the run's use in all."""
         before = run.account.own_tree_use()
-        run.account.sources[source] = replace(use, partial=True) if run.misses_calls and source in OF_AGENT else use
+        run.account.sources[source] = dataclass_replace(use, partial=True) if run.misses_calls and source in OF_AGENT else use
         self._count(run, before)
 
     def end_call(self, run: Run, name: str, used: Use, **how: Any) -> None:
@@ -91,7 +91,7 @@ class Spending:
     def _record(self, run: Run, reservation: OpenReservation, used: Use, **how: Any) -> None:
         if reservation.call is None:
             return
-        ended = changed(
+        ended = replace(
             reservation.call,
             input_tokens=used.input_tokens,
             cached_tokens=used.cached_tokens,
@@ -186,7 +186,7 @@ class Spending:
             return
         assert run.ending is not None
         if run.ending.outcome is Status.LOST:  # it may have used more than was read
-            account.sources.update({source: replace(use, partial=True) for source, use in account.sources.items()})
+            account.sources.update({source: dataclass_replace(use, partial=True) for source, use in account.sources.items()})
         for budget in self.budgets_of(run):
             before = budget.partial, budget.at_most
             budget.partial |= account.cost_may_grow
@@ -210,7 +210,7 @@ class Spending:
         name = f"{run.id}-{call.number if call is not None else self.next_number()}"
         before = run.account.own_tree_use()
         periods = tuple((budget.scope, budget.name, budget.begins) for budget in self.budgets_of(run))
-        run.account.reserve(name, replace(reservation, periods=periods))
+        run.account.reserve(name, dataclass_replace(reservation, periods=periods))
         self.under_way.begin(run.user, reservation)
         self._ctx.changed(run)
         self._count(run, before)
@@ -225,8 +225,8 @@ class Spending:
         run = self._ctx.tree.get(name.rpartition("-")[0])
         return (run, run.account.reservations[name]) if run is not None and name in run.account.reservations else None
 
-    def refusing_budget(self, run: Run, cost: int) -> Budget | None:
-        """Return the budget in which so much more is not left. It is published once a period."""
+    def check_budgets(self, run: Run, cost: int) -> Budget | None:
+        """Return the budget in which so much more is not left, and publish that once a period."""
         budget = next((budget for budget in self.budgets_of(run) if not budget.admits(cost)), None)
         if budget is not None and not (budget.refused or budget.over or self.draw_if_possible(budget, cost)):
             budget.refused = True

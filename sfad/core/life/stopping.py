@@ -12,7 +12,7 @@ from ..context import Context, grace_of
 from ..state.naming import program_name
 from ..state.policy import Invalid
 from ..state.run import SURVEY_AGAIN, Ending, Ladder, Run, Rung, check_grace
-from ..state.tree import Ticket
+from ..state.tree import StopTicket
 from ..state.vocabulary import ReasonKind, Timer, signal_name
 from .lifecycle import Lifecycle
 
@@ -177,7 +177,7 @@ class StopRequests:
     def __init__(self, context: Context, stopping: Stopping) -> None:
         self._ctx = context
         self._stopping = stopping
-        self._tickets: list[Ticket] = []
+        self._tickets: list[StopTicket] = []
 
     def stop_requested(self, ev: e.StopRequested) -> None:
         """Stop runs; the answer comes when nothing of them is alive, or something survived."""
@@ -194,7 +194,7 @@ class StopRequests:
         if not live:
             self._ctx.reply(ev.token, c.StopDone(ended, (), 0.0, ended))
             return
-        self._tickets.append(Ticket(ev.token, ev.at, {run.id for run in live}, [*ended], ended=ended))
+        self._tickets.append(StopTicket(ev.token, ev.at, {run.id for run in live}, [*ended], ended=ended))
         by = ev.peer.who
         message = f"stopped by {by} ({signal_name(ev.signal)})"
         reason = Reason(kind=ReasonKind.STOP, message=message, by=by, signal=ev.signal)
@@ -232,10 +232,10 @@ class StopRequests:
                 done = c.StopDone(tuple(ticket.stopped), tuple(ticket.survivors), at - ticket.began_at, ticket.ended)
                 self._ctx.reply(ticket.token, done)
 
-    def tickets(self) -> tuple[Ticket, ...]:
+    def tickets(self) -> tuple[StopTicket, ...]:
         return tuple(self._tickets)
 
-    def restore(self, tickets: Iterable[Ticket]) -> None:
+    def restore(self, tickets: Iterable[StopTicket]) -> None:
         """Continue with stop requests of an earlier daemon."""
         self._tickets.extend(tickets)
 

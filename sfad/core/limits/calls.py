@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
 
-from msgspec.structs import replace as changed
+from msgspec.structs import replace
 
 from ...protocol.kinds import KINDS
 from ...protocol.requests.gateway import CallAdmitted
@@ -71,7 +71,7 @@ class UseRequests:
                     self._limit_enforcement.reservation_refused(limited, active, used, more, ev.at)
                     return True
         cost = ev.reservation.cost or 0
-        budget = self._spending.refusing_budget(run, cost)
+        budget = self._spending.check_budgets(run, cost)
         if budget is not None and self._spending.draw_if_possible(budget, cost):
             self._spending.postponed.append(ev)
         elif budget is not None:
@@ -79,12 +79,12 @@ class UseRequests:
         return budget is not None
 
     def settle_requested(self, ev: e.SettleRequested) -> None:
-        found = self._spending.reservation(ev.name)
+        found = self._spending.reservation(ev.reservation)
         if found is None or not self._ctx.scope(ev.peer).knows(found[0].birth.uid, found[0].lineage_ids):
-            message = f"no reservation '{ev.name}' is open: it was settled, or its run has ended and it was charged in full"
+            message = f"no reservation '{ev.reservation}' is open: it was settled, or its run has ended and it was charged in full"
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
         elif (run := self._ctx.permitted_run(ev, "settle", found[0].id)) is not None:
-            self._spending.add_use(run, ev.used, settled=ev.name)
+            self._spending.add_use(run, ev.used, settled=ev.reservation)
             self._limit_enforcement.enforce(run, ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
 
@@ -253,7 +253,7 @@ class Calls:
         call = self.waiting.pop(ev.token, None)
         if call is not None and ev.why is not None:
             waited = _seconds(ev.at - call.asked.at)
-            self._record(changed(call.info, state="withdrawn", error=ev.why, waited_s=waited))
+            self._record(replace(call.info, state="withdrawn", error=ev.why, waited_s=waited))
 
     def settled(self, ev: e.CallSettled) -> None:
         end = ev.call
@@ -282,8 +282,8 @@ class Calls:
 
     def _cut(self, run: Run, reservation: OpenReservation, tokens: int, at: float) -> None:
         """Note that a reply ended at the maximum to which a limit, or a budget, had lowered it."""
-        name, kind = reservation.lowered_by or ("", LimitKind.COST)
-        limited = next((each for each in run.lineage if each.id == name), None)
+        run_id, kind = reservation.lowered_by or ("", LimitKind.COST)
+        limited = next((each for each in run.lineage if each.id == run_id), None)
         if limited is not None and kind in limited.limits:
             self._limits.reply_cut(run, limited, limited.limits[kind], tokens, at)
         else:
@@ -292,9 +292,9 @@ class Calls:
             self._limits.cannot_complete([run], Reason(kind=ReasonKind.LIMIT, limit_kind=kind, message=f"{cut_at(tokens)}; {why}"))
 
     def silent(self, ev: e.CallSilent) -> None:
-        found = self._spending.reservation(ev.name)
+        found = self._spending.reservation(ev.reservation)
         if found is not None:
-            self._attempts.call_silent(found[0], ev.name, ev.silence)
+            self._attempts.call_silent(found[0], ev.reservation, ev.silence)
 
     def gateway_started(self, ev: e.GatewayStarted) -> None:
         for noted in ev.noted:
@@ -325,17 +325,17 @@ class Calls:
         ahead, stay = Counter[str](), Counter[RunId]()
         due: dict[RunId, float] = {}
         for token, call in list(self.waiting.items()):
-            name = call.asked.call.run
-            looked_at = stay[name] < MAX_LOOKED_AT or self._is_over(call, at)
+            run_id = call.asked.call.run
+            looked_at = stay[run_id] < MAX_LOOKED_AT or self._is_over(call, at)
             if looked_at and self._decide(call, at, ahead):
                 del self.waiting[token]
                 continue
-            stay[name] += 1
+            stay[run_id] += 1
             if call.rate is not None:
                 ahead[call.rate.key] += 1
             again = call.due if looked_at else call.until
             if again is not None:
-                due[name] = min(again, due.get(name, again))
+                due[run_id] = min(again, due.get(run_id, again))
         self._arm(due)
 
     def _is_over(self, call: WaitingCall, at: float) -> bool:
@@ -350,9 +350,9 @@ class Calls:
 
     def _arm(self, due: dict[RunId, float]) -> None:
         """Have calls that wait decided again when the first of each run is due."""
-        for name, at in due.items():
-            run = self._ctx.tree.get(name)
-            if run is not None and self._armed.get(name) != at:
+        for run_id, at in due.items():
+            run = self._ctx.tree.get(run_id)
+            if run is not None and self._armed.get(run_id) != at:
                 self._ctx.arm(run, Timer.CALLS, at)
         self._armed = due
 
@@ -479,7 +479,7 @@ class Calls:
 
     def _admit(self, run: Run, call: WaitingCall, output: int, at: float, lowest: _Room | None) -> None:
         asked, price, lowered = call.asked.call, call.asked.price, output if output < call.asked.call.max_output else None
-        info = changed(
+        info = replace(
             call.info,
             state="under_way",
             clamped_to=lowered,
@@ -502,9 +502,9 @@ class Calls:
             lowered_by=(lowest.limited.id, lowest.kind) if lowest is not None and lowest.limited is not None else None,
         )
         self._note_called(run)
-        name = self._spending.reserve(run, reservation)
+        reserved = self._spending.reserve(run, reservation)
         holds = self._plans.holds(asked.api)
-        self._ctx.reply(call.asked.token, CallAdmitted(id=asked.id, reservation=name, max_output=lowered, holds_rejected=holds))
+        self._ctx.reply(call.asked.token, CallAdmitted(id=asked.id, reservation=reserved, max_output=lowered, holds_rejected=holds))
 
     def _note_called(self, run: Run) -> None:
         for each in run.lineage:
@@ -542,7 +542,7 @@ class Calls:
             if tight.output(-unsure) < tight.least or tight.active.action in WAITING:
                 self._limits.reservation_refused(tight.limited, tight.active, used, more, at, freeze=False)
             else:  # what may not have been used ends no run
-                refusal = changed(
+                refusal = replace(
                     refusal, message=f"{refusal.message}; {amount(tight.kind, unsure)} of that may not have been used"
                 )
         if _held(run):
@@ -562,7 +562,7 @@ class Calls:
         self._record_refusal(call, message, at)
 
     def _record_refusal(self, call: WaitingCall, why: str, at: float) -> None:
-        self._record(changed(call.info, state="refused", refused=why[:MAX_WORDS], waited_s=_seconds(at - call.asked.at)))
+        self._record(replace(call.info, state="refused", refused=why[:MAX_WORDS], waited_s=_seconds(at - call.asked.at)))
 
     def _record(self, info: CallInfo) -> None:
         self._ctx.do(c.RecordCall(info, self._lineage(info)))

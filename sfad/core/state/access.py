@@ -215,7 +215,7 @@ class Permissions(Struct, frozen=True, gc=False):
 FULL = Permissions(sessions=True)
 
 
-def refuse_verb(peer: Peer, verb: str, permissions: Permissions, rules: AccessRules) -> str | None:
+def why_verb_refused(peer: Peer, verb: str, permissions: Permissions, rules: AccessRules) -> str | None:
     """Return why the peer may not use this verb at all, or `None`. `permissions` are those of the run that it is in."""
     access = TABLE[verb]
     if peer.unidentified:
@@ -228,10 +228,10 @@ def refuse_verb(peer: Peer, verb: str, permissions: Permissions, rules: AccessRu
         return f"only the daemon's own gateway may '{verb}'"
     if access.outside == "admin" and not rules.is_admin(peer):
         return f"user {peer.user} may not '{verb}': only root, the daemon's own user and members of access.admin_group may"
-    return None if peer.run is None else _refuse_inside(peer.run, verb, access, permissions)
+    return None if peer.run is None else _why_refused_inside(peer.run, verb, access, permissions)
 
 
-def _refuse_inside(run: RunId, verb: str, access: Access, permissions: Permissions) -> str | None:
+def _why_refused_inside(run: RunId, verb: str, access: Access, permissions: Permissions) -> str | None:
     if not access.inside:
         return f"run {run} may not '{verb}': only a caller outside any run may"
     if access.narrowed_by is not None and (access.narrowed_by or verb) not in permissions.verbs:
@@ -242,15 +242,15 @@ def _refuse_inside(run: RunId, verb: str, access: Access, permissions: Permissio
     return None
 
 
-def refuse_sessions(peer: Peer, permissions: Permissions, rules: AccessRules) -> str | None:
+def why_sessions_refused(peer: Peer, permissions: Permissions, rules: AccessRules) -> str | None:
     """Return why the peer may neither start sessions nor stop them, or `None`."""
-    refused = refuse_verb(peer, "start_session", permissions, rules)
+    refused = why_verb_refused(peer, "start_session", permissions, rules)
     if refused is None and peer.run is not None and not permissions.sessions:
         return f"run {peer.run} is a subagent: sessions are for the main agent, and for runs that it started with --nested"
     return refused
 
 
-def refuse_target(peer: Peer, verb: str, lineage: Sequence[RunId]) -> str | None:
+def why_target_refused(peer: Peer, verb: str, lineage: Sequence[RunId]) -> str | None:
     """Return why the peer may not use `verb` on the run at the end of `lineage` (ids, root first), or `None`.
 
     A peer inside a run may use verbs on this run and its descendants only, whatever its uid."""

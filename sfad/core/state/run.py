@@ -6,13 +6,14 @@ The table is the only place that says what may follow what; docs/states.md is ge
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from dataclasses import replace as dataclass_replace
 from functools import lru_cache
 from operator import attrgetter
 from signal import SIGINT
 
 from msgspec import Struct
-from msgspec.structs import replace as changed
+from msgspec.structs import replace
 
 from ...protocol.types import ENDED, Action, After, ApiTrouble, Bound, LimitKind, Reason, Repetition, RunId, Status, Word
 from .access import FULL, Permissions
@@ -456,7 +457,7 @@ class Run(State):
     def asks(self, asked: Asked) -> None:
         """Take another request, which the daemon has completed. Its name stays."""
         self.asked = asked
-        self.birth = changed(self.birth, asked=asked)
+        self.birth = replace(self.birth, asked=asked)
 
     @property
     def lineage(self) -> list[Run]:
@@ -553,7 +554,7 @@ class Run(State):
             return
         self.misses_calls = True
         for source in OF_AGENT & self.account.sources.keys():
-            self.account.sources[source] = replace(self.account.sources[source], partial=True)
+            self.account.sources[source] = dataclass_replace(self.account.sources[source], partial=True)
 
     def adopt(self, pid: int | None) -> None:
         """Take the main process that an earlier daemon launched; `None`: it is not alive."""

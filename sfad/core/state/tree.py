@@ -127,7 +127,7 @@ class Remembered:
 
 
 @dataclass(slots=True)
-class Ticket:
+class StopTicket:
     """A stop request that waits for its runs."""
 
     token: Token

@@ -24,7 +24,7 @@ metering ───────────────────────�
 `fleet_process`    starts what makes this node's actor
 `granted`          requests of other nodes about runs that they have granted to this one
 `otel_process`     starts and watches the exporter of spans
-`leading`          what the commands and environments of runs say of the gateway
+`routing`          what the commands and environments of runs say of the gateway
 `isolating`        whether a run is isolated, and what its sandbox is given
 `worktrees`        which run has a git worktree, and what its launch needs
 `shipping`         files that are sent with runs: archives, the copy in which a run works, what it has changed there

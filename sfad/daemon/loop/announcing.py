@@ -83,7 +83,7 @@ class Announcer:
         self._catalogue = catalogue
         self._watchers = watchers
         self._happened = happened
-        self.feed = EventFeed(resources.ledger, catalogue.uid)
+        self.event_feed = EventFeed(resources.ledger, catalogue.uid)
         self._milestones = EventRate()
         self._reserved = 0
         """The highest number that is reserved."""
@@ -173,7 +173,7 @@ class Announcer:
         self._log.event(event)
         if event.type == EventType.LIMIT_EXCEEDED and lineage:
             self._log_breach(event, lineage[-1])
-        self.feed.published(event, lineage)
+        self.event_feed.published(event, lineage)
         self._happened()
         return event
 

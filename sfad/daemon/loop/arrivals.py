@@ -1,4 +1,4 @@
-"""What the launcher and the timers tell of runs. An end waits until it is known what its run has used."""
+"""What the launcher, the timers and the gateway tell of runs. An end waits until it is known what its run has used."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -59,15 +59,15 @@ class Arrivals:
     def arrived(self, event: e.Event) -> None:
         """Take what the launcher tells. Before the core decides about an end, everything is learnt that the run wrote or used."""
         match event:
-            case e.OfRun(run=name) if name in self.hooks:
+            case e.OfRun(run=run_id) if run_id in self.hooks:
                 self.hooks.arrived(event)
-            case e.LaunchSucceeded(run=name) if (run := self.tree.get(name)) is not None:
+            case e.LaunchSucceeded(run=run_id) if (run := self.tree.get(run_id)) is not None:
                 self.pidfds.keep(run, event.pid)
                 self.feed(event)
             case e.AgentSeen():
                 self.connections.agent_seen(event.run, event.process)
                 self.feed(event)
-            case e.MainExited(run=name) | e.Emptied(run=name) if (run := self.tree.get(name)) is not None:
+            case e.MainExited(run=run_id) | e.Emptied(run=run_id) if (run := self.tree.get(run_id)) is not None:
                 self._ended(run, event)
             case _:
                 self.feed(event)

@@ -143,8 +143,8 @@ class CoreLoop:
             case c.Release(run_id):
                 self.metering.forget(run_id)
                 launcher.release(run_id)
-            case c.TellEnd(run):
-                self._end(run)
+            case c.Retire(run):
+                self._retire(run)
             case c.ArmAlerts(at):
                 self.arrivals.arm_alerts(at)
             case c.ArmPlans(at):
@@ -214,10 +214,10 @@ class CoreLoop:
     def _refuse(self, run: Run) -> None:
         self.saver.refuse(self.requests.refused(run, self.resources.launcher))
 
-    def _end(self, run: Run) -> None:
+    def _retire(self, run: Run) -> None:
         if run.asked.placing is not None:
             self.fleet.ended(run.id)
         self.adviser.noticed(run.birth.uid, run.asked.type, run.name)
         if run.asked.session is not None:
             self.archive.ended(run.id)
-        self.saver.end(self.catalogue.live[run.id])
+        self.saver.retire(self.catalogue.live[run.id])

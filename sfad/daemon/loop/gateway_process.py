@@ -135,7 +135,7 @@ class GatewayProcess:
         self._signal(signal.SIGHUP)
         self._changed.set()
 
-    def demand(self, then: Callable[[str | None], None]) -> None:
+    def start_for_run(self, then: Callable[[str | None], None]) -> None:
         """Have the gateway run until no live run uses it: one is about to. Call `then` once it has begun its work, or, if it
         cannot, with the reason."""
         self._demanded = trio.current_time()
@@ -145,7 +145,7 @@ class GatewayProcess:
             self._waiting.append(then)
             self._changed.set()
 
-    def demand_soon(self) -> None:
+    def start_ahead(self) -> None:
         """Start the gateway, because a call is likely to come soon. If it cannot be started, the call meets that."""
         self._demanded = trio.current_time()
         self._changed.set()
@@ -296,7 +296,7 @@ class GatewayProcess:
     async def _connection(self, listener: socket.socket) -> None:
         """Wait for the first connection. The kernel keeps it until the gateway accepts it."""
         await trio.lowlevel.wait_readable(listener)
-        self.demand_soon()
+        self.start_ahead()
 
     async def _watched(self, pid: int) -> str:
         """Wait until the process has ended; tell it to end once it is not wanted. Return how it ended."""

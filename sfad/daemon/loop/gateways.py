@@ -99,17 +99,17 @@ class Gateways:
         for each in self:
             each.reconfigure(config)
 
-    def demand(self, uid: int, then: Callable[[str | None], None]) -> None:
-        """As `GatewayProcess.demand`, for a run of a user."""
-        self.of(uid).demand(then)
+    def start_for_run(self, uid: int, then: Callable[[str | None], None]) -> None:
+        """As `GatewayProcess.start_for_run`, for a run of a user."""
+        self.of(uid).start_for_run(then)
         if self._keyed:
-            self.own.demand_soon()
+            self.own.start_ahead()
 
-    def demand_soon(self, uid: int) -> None:
-        """As `GatewayProcess.demand_soon`, for a run of a user."""
-        self.of(uid).demand_soon()
+    def start_ahead(self, uid: int) -> None:
+        """As `GatewayProcess.start_ahead`, for a run of a user."""
+        self.of(uid).start_ahead()
         if self._keyed:
-            self.own.demand_soon()
+            self.own.start_ahead()
 
     # ---- what the config says
 

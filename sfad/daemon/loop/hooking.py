@@ -44,7 +44,7 @@ class Hooking:
         self.processes = HookProcesses(resources.launcher)
         reports = HookReports(resources.log, announcer.tell_of_hook, resources.counts)
         env = kept_variables(key + b"=" + value for key, value in os.environb.items())
-        self.events = EventHooks(
+        self.on_events = EventHooks(
             self.processes, reports, background, env, resources.socket, self._spool.save_done, catalogue.uid
         )  # fmt: skip
         self.on_ends = EndHooks(self.processes, reports, background, resources.socket, self._spool.forget, isolating.sandbox_of)
@@ -60,17 +60,17 @@ class Hooking:
 
     def _replay(self) -> None:
         for _ in range(PAGES):
-            request = Events(id=0, after=self.events.oldest)
+            request = Events(id=0, after=self.on_events.oldest)
             page = read_event_page(self._resources.ledger.file.directory, EventFilter(EVERYTHING), request, PAGE)
             for event in page.events:
-                self.events.take(event)
+                self.on_events.take(event)
             if not page.more:
                 return
 
     def configure(self, hooks: Mapping[str, Hook]) -> None:
-        self.events.configure(hooks, self._resources.ledger.last_event, self._spool.done())
+        self.on_events.configure(hooks, self._resources.ledger.last_event, self._spool.done())
         if hooks and self._unfollow is None:
-            self._unfollow = self._announcer.feed.follow(lambda: EVERYTHING, self.events.take)
+            self._unfollow = self._announcer.event_feed.follow(lambda: EVERYTHING, self.on_events.take)
         elif not hooks and self._unfollow is not None:
             self._unfollow()
             self._unfollow = None
@@ -109,18 +109,18 @@ class Hooking:
 
     async def finish(self) -> None:
         """Let hooks do what the end of the daemon gives them to do."""
-        await self.events.rest(LAST_HOOKS, queued=True)
+        await self.on_events.rest(LAST_HOOKS, queued=True)
         await self.on_ends.rest(LAST_HOOKS, queued=True)
         await self.processes.rest()
 
     async def rest(self) -> None:
         """Start no more, and end what runs, before a re-execution."""
-        await self.events.rest(BEFORE_REEXECUTION, queued=False)
+        await self.on_events.rest(BEFORE_REEXECUTION, queued=False)
         await self.on_ends.rest(BEFORE_REEXECUTION, queued=False)
         await self.processes.rest()
 
     def go_on(self) -> None:
         """Undo `rest`."""
         self.processes.go_on()
-        self.events.go_on()
+        self.on_events.go_on()
         self.on_ends.go_on()

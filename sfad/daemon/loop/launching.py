@@ -208,7 +208,7 @@ Arm = Callable[[RunId, Timer, float], None]
 """Run, timer, time."""
 
 
-def demand_descriptors(descriptors: Descriptors) -> None:
+def check_descriptors(descriptors: Descriptors) -> None:
     """Raise `OSError` where too few descriptors are left for a launch."""
     refusal = descriptors.refusal(Need.RUN, LAUNCH)
     if refusal is not None:
@@ -240,7 +240,7 @@ class Launching:
             return
         try:
             try:
-                demand_descriptors(self.descriptors)  # it may have waited since it was admitted, or be one of many
+                check_descriptors(self.descriptors)  # it may have waited since it was admitted, or be one of many
             except OSError as error:
                 self._fail(run, errno.EMFILE, str(error), "launch")
                 return

@@ -22,7 +22,7 @@ from ...protocol.types import After, RunId, Status
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import ContinuedWith, Live, StdinPipe
 from .fleet import lease_until
-from .launching import demand_descriptors
+from .launching import check_descriptors
 
 OnAnswer = Callable[[c.Answer], None]
 OnAdmit = Callable[[RunId], None]
@@ -100,7 +100,7 @@ class PendingRequests:
             self.answer_again(known, asked.tied_to, asker)
             return
         try:
-            demand_descriptors(self.descriptors)
+            check_descriptors(self.descriptors)
             if spawn.stdin == "pipe":
                 pending.stdin = StdinPipe.new()
         except OSError:

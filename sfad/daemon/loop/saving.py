@@ -251,11 +251,11 @@ class Saver:
         self.catalogue.refuse(live, info)
         self.run_feed.changed([info.id])
 
-    def end(self, live: Live) -> None:
-        """A run has ended. Clients are told when that is on record, or at once while the ledger cannot be written."""
+    def retire(self, live: Live) -> None:
+        """An ended run leaves the live ones. Clients are told when that is recorded, or at once if the ledger cannot be written."""
         recorded = live.end
         info = recorded or info_of(live, trio.current_time())
-        self.catalogue.end(live, info, admitted=recorded is not None)
+        self.catalogue.retire(live, info, admitted=recorded is not None)
         self.run_feed.changed([info.id])
         if recorded is None:  # it was never admitted: a request with the same key is to get another run
             self.catalogue.forget_requests([info.id])
@@ -290,7 +290,7 @@ class Saver:
 
     def _tell_ends(self, runs: Iterable[RunId]) -> None:
         for run in runs:
-            info = self.catalogue.recorded(run)
+            info = self.catalogue.take_recorded(run)
             if info is not None:
                 self.watchers.ended(info)
                 self.hooking.run_ended(info)

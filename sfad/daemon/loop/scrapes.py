@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from ...gateway.http_server import ClientGoneError, HttpServer
+from ...gateway.http_connection import ClientGoneError, HttpConnection
 from ...host.metrics import METRICS, Histogram, Labels, Metric, Values
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -66,7 +66,7 @@ Text = Callable[[], Awaitable[str]]
 
 async def answer_scrape(stream: trio.SocketStream, text: Text, *, local: bool) -> None:
     """Answer one request. `local`: it came by TCP, so that its host must be a loopback address."""
-    http = HttpServer(stream)
+    http = HttpConnection(stream)
     with suppress(ClientGoneError):
         request = await http.request()
         if request is None:

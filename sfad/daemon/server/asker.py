@@ -85,9 +85,9 @@ class Asker:
         """The runs that the peer may know of now."""
         return self.runtime.machine.scope(self.peer)
 
-    def permit(self, verb: str, lineage: list[RunId] | None = None) -> None:
+    def check_permitted(self, verb: str, lineage: list[RunId] | None = None) -> None:
         """Raise `RequestError` unless the peer may use `verb`, on the run at the end of `lineage` if one is given."""
-        refused = self.runtime.machine.refuse(self.peer, verb, lineage)
+        refused = self.runtime.machine.why_refused(self.peer, verb, lineage)
         if refused is not None:
             raise RequestError(ErrorCode.NOT_PERMITTED, refused)
 
@@ -105,10 +105,10 @@ class Asker:
         assert used is not None
         run = find_run(catalogue, handle, self.scope)
         if self.peer.run is not None or used != self.permission:  # else the dispatcher has checked all there is to check
-            self.permit(used, catalogue.lineage(run))
+            self.check_permitted(used, catalogue.lineage(run))
         return run
 
-    def demand(self, shares: Shares, more: int) -> None:
+    def check_share(self, shares: Shares, more: int) -> None:
         """Raise `RequestError` if the peer's share does not allow `more`."""
         refusal = shares.refusal(self.connection.groups, more)
         if refusal is not None:

@@ -90,7 +90,7 @@ class Dispatcher:
         try:
             if request.id in asker.connection.waits:
                 raise bad_request(f"request id {request.id} is still in use on this connection")
-            asker.demand(self._services.bounds.requests, 1)
+            asker.check_share(self._services.bounds.requests, 1)
         except RequestError:
             if isinstance(request, m.Spawn):
                 close_soon(asker.connection.take(request.descriptors) or (), asker.connection.sender_group)
@@ -108,7 +108,7 @@ def _answer(verb: Verb, asker: Asker, request: Any) -> None:
     """Check the permission and find the run of a request. The core checks again what it decides about: meanwhile a run may have
     ended. The guard checks a `spawn` itself, so that its refusal is recorded."""
     if verb.permission is not None:
-        asker.permit(verb.permission)
+        asker.check_permitted(verb.permission)
     if asker.peer.gateway_uid is not None:
         _check_user(asker, request)
     if verb.about_run:
@@ -217,7 +217,7 @@ class Receiver:
             self._clients.drop_with_error(connection, ErrorCode.NOT_PERMITTED, MAY_HANG)
             return
         self._bounds.count(connection.groups, connection.count())
-        if (refusal := self.passed_on(connection)) is not None:
+        if (refusal := self.why_sender_refused(connection)) is not None:
             self._clients.drop_with_error(connection, ErrorCode.NOT_PERMITTED, refusal)
             return
         if connection.bodies:
@@ -233,7 +233,7 @@ class Receiver:
         if connection.ended and not connection.bodies:
             self._clients.drop(connection)
 
-    def passed_on(self, connection: Connection) -> str | None:
+    def why_sender_refused(self, connection: Connection) -> str | None:
         """Say why the sender may not use a connection that another process made: it would have that one's rights."""
         peer = connection.peer
         if connection.sender_uid != peer.uid and not peer.unidentified:

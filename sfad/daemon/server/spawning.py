@@ -31,7 +31,7 @@ from ...usage.metering import program_of
 from ..loop.fleet import Fleet
 from ..loop.gateways import Gateways
 from ..loop.isolating import Isolating, IsolationImpossible
-from ..loop.leading import check_base_urls, led
+from ..loop.routing import check_base_urls, routed
 from ..loop.runtime import Runtime
 from ..loop.shipping import NOT_HERE
 from ..loop.worktrees import check_free, shared
@@ -54,7 +54,7 @@ class SpawnContext(NamedTuple):
     above: Live | None
     """The run that the peer is in."""
     setups: TreeSetups
-    """How agent programs of the tree are led through the gateway."""
+    """How agent programs of the tree are routed through the gateway."""
     explicit: bool
     """The client itself asked for the gateway."""
     gateways: Gateways
@@ -193,10 +193,10 @@ def continue_session(request: Spawn, _: SpawnContext) -> Spawn:
     return replace(request, argv=argv)
 
 
-def lead(request: Spawn, context: SpawnContext) -> Spawn:
-    """Lead command and environment through the gateway, or around it."""
-    more = led(replace(request, argv=request.resume_argv), *_way(context)).argv if request.resume_argv else []
-    return replace(led(request, *_way(context), explicit=context.explicit), resume_argv=more)
+def route(request: Spawn, context: SpawnContext) -> Spawn:
+    """Route command and environment through the gateway, or around it."""
+    more = routed(replace(request, argv=request.resume_argv), *_way(context)).argv if request.resume_argv else []
+    return replace(routed(request, *_way(context), explicit=context.explicit), resume_argv=more)
 
 
 def _way(context: SpawnContext) -> tuple[TreeSetups, Gateways, int]:
@@ -370,7 +370,7 @@ def own_command(request: Spawn, run: Live, context: SpawnContext) -> list[bytes]
     """Return the command of a run's own program, which starts it in place of the shim. Raise `Invalid`, `OSError`."""
     request = decide_gateway(request, context)
     token = context.gateways.token(run.run.id)
-    return led(request, context.setups, context.gateways, run.uid, token=token).argv
+    return routed(request, context.setups, context.gateways, run.uid, token=token).argv
 
 
 # ---- What the core is told of it
@@ -471,7 +471,7 @@ STEPS: tuple[Step, ...] = (
     work_in_copy,
     share_worktree,
     continue_session,
-    lead,  # needs the command
+    route,  # needs the command
     isolate,  # shows the sandbox what the command needs
     mark_hooks,
 )

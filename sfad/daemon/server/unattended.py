@@ -15,7 +15,7 @@ from ...hooks.event_hooks import CHANNEL
 from ...protocol.known import NO_METER
 from ...protocol.messages import Spawn
 from ...runs.live import Live
-from ..loop.leading import settings_file
+from ..loop.routing import settings_file
 from ..loop.runtime import Runtime
 from .lookup import RequestError
 from .spawning import asked_of, asks_for_gateway, completed, context_of
@@ -64,7 +64,7 @@ async def _served(runtime: Runtime, decided: Spawn, uid: int, *, explicit: bool)
     """Have the gateway started, and wait for it if the run may not start without. Raise `Invalid`."""
     if not (explicit or runtime.gateways.always):
         if decided.direct is None:
-            runtime.gateways.demand_soon(uid)
+            runtime.gateways.start_ahead(uid)
         return
     served, troubles = trio.Event(), list[str]()
 
@@ -72,7 +72,7 @@ async def _served(runtime: Runtime, decided: Spawn, uid: int, *, explicit: bool)
         troubles.extend([trouble] if trouble is not None else [])
         served.set()
 
-    runtime.gateways.demand(uid, told)
+    runtime.gateways.start_for_run(uid, told)
     await served.wait()
     if troubles:
         raise Invalid(f"the gateway cannot be started: {troubles[0]}; the daemon's log says more")

@@ -21,8 +21,8 @@ class LauncherParts:
     owed: OwedEvents
 
 
-class RunLimits:
-    """The bounds of runs, where the kernel enforces none."""
+class KernelLimits:
+    """The bounds of runs that the kernel enforces: here none."""
 
     def enforces(self, kind: str) -> bool:  # noqa: ARG002 - for subclasses
         """Return whether the kernel can enforce that kind of bound."""
@@ -88,7 +88,7 @@ class RunContainment(Protocol):
     kind: Literal["cgroup", "tags"]
     detail: str
     """Where runs are contained, or why not by cgroup."""
-    limits: RunLimits
+    limits: KernelLimits
     adopted: AdoptedRuns
     stops: RunStops
     pauses: RunPauses

@@ -20,7 +20,7 @@ from ..launcher import Unidentifiable
 from ..procfs import Stat, send
 from ..trampoline.creating import Door
 from ..watch import Orphans, reap_orphan, wait_ended
-from .interface import AdoptedRuns, LauncherParts, RunContainment, RunLimits, RunPauses, RunStops
+from .interface import AdoptedRuns, LauncherParts, RunContainment, KernelLimits, RunPauses, RunStops
 from .membership import (
     MarkedProcess,
     RecentScan,
@@ -477,7 +477,7 @@ class TagsContainment(RunContainment):
     def __init__(self, parts: LauncherParts, *, why: str = "") -> None:
         self.detail = why or "asked for"
         self._runs = parts.runs
-        self.limits = RunLimits()
+        self.limits = KernelLimits()
         self.adopted = AdoptedTags(parts.runs)
         self._membership = TagsMembership(parts.runs, parts.orphans, self.adopted)
         self._census = Census(parts.orphans, self.adopted, self._membership)

@@ -180,7 +180,7 @@ class OwnProgram(Reply, tag="own_program"):
     """No child run: the command of the run that the shim is in has led to it, so it is to become the program itself."""
 
     argv: list[bytes]
-    """The command, with what leads it through the gateway."""
+    """The command, with what routes it through the gateway."""
 
 
 class Refused(Reply, tag="refused"):

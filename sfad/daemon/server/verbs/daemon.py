@@ -96,7 +96,7 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             shim_dir=str(runtime.shims.path),
             quotas=_quotas(asker) if scope.run is None else [],
             alerts=_alerts(asker, mine),
-            hooks=runtime.hooking.events.states() if everything else [],
+            hooks=runtime.hooking.on_events.states() if everything else [],
             on_ends=[each for each in runtime.hooking.on_ends.states() if runtime.catalogue.knows(each.run_id, scope)],
             cost_usd=_cost(asker),
             window_s=runtime.machine.policy.alerts.window,
@@ -220,16 +220,16 @@ def metrics(asker: Asker, _request: Metrics) -> None:
 def test_hook(asker: Asker, request: TryHook) -> None:
     hooking = asker.runtime.hooking
     check_most("characters of an event's type", len(request.event), 64)
-    if request.name not in hooking.events.names:
-        known = ", ".join(hooking.events.names) or "none"
+    if request.name not in hooking.on_events.names:
+        known = ", ".join(hooking.on_events.names) or "none"
         raise bad_request(f"no hook is called {request.name[:80]!r}; in the config: {known}")
-    types = hooking.events.types_of(request.name)
+    types = hooking.on_events.types_of(request.name)
     event = request.event or ("run_failed" if "run_failed" in types else types[0])
     if event not in types:
         raise bad_request(f"{event!r} does not start hook '{request.name}'; its 'on' matches: {', '.join(types)}")
 
     async def execute() -> HookResult:
-        result = await hooking.events.test(request.name, hooking.test_event(event))
+        result = await hooking.on_events.test(request.name, hooking.test_event(event))
         if result is None:
             raise unavailable(f"hook '{request.name}' is being tested by several clients; try again later")
         return result

@@ -29,19 +29,19 @@ MAX_EACH = 64
 @answers_about_run(Watch)
 def watch(asker: Asker, request: Watch, run: RunInfo) -> None:
     if request.calls:
-        asker.permit("calls", asker.runtime.catalogue.lineage(run.id))
-    demand_watch(asker)
+        asker.check_permitted("calls", asker.runtime.catalogue.lineage(run.id))
+    check_watch_share(asker)
     push(asker, run.id, calls=request.calls)
     asker.reply(Done(id=asker.id))
 
 
-def demand_watch(asker: Asker) -> None:
+def check_watch_share(asker: Asker) -> None:
     open_here = sum(isinstance(pending.request, Watch) for pending in asker.connection.waits.values())
     if open_here >= MAX_EACH:
         raise unavailable(
             f"this connection has {open_here} open watches, at most {MAX_EACH} are allowed; watch a run that is above others",
         )
-    asker.demand(asker.services.bounds.watches, 1)
+    asker.check_share(asker.services.bounds.watches, 1)
 
 
 def push(asker: Asker, run: RunId, *, calls: bool = False) -> None:
@@ -86,8 +86,8 @@ STALLED = 30.0
 @answers(WatchRuns)
 def watch_runs(asker: Asker, request: WatchRuns) -> None:
     check_filters(request)
-    demand_watch(asker)
-    asker.demand(asker.services.bounds.run_feeds, 1)
+    check_watch_share(asker)
+    asker.check_share(asker.services.bounds.run_feeds, 1)
     root = asker.resolve(request.root).id if request.root is not None else None
     query = List(
         id=0, name=request.name, user=request.user, labels=request.labels, rows=max(0, min(request.rows, MAX_ROWS)), live=True
@@ -186,7 +186,7 @@ def events(asker: Asker, request: Events) -> None:
     rows = max(1, min(request.rows, MAX_EVENTS))
     runtime = asker.runtime
     if request.follow:
-        demand_watch(asker)
+        check_watch_share(asker)
     following = _Following(asker, replace(request, runs=list(wanted.runs)), wanted) if request.follow else None
     is_wanted = asker.defer()
 
@@ -238,7 +238,7 @@ class _Following:
         self._wanted = wanted
         self._early: list[Event] | None = []
         """What came before `begin`."""
-        self._unfollow = asker.runtime.announcer.feed.follow(lambda: asker.scope, self._take)
+        self._unfollow = asker.runtime.announcer.event_feed.follow(lambda: asker.scope, self._take)
         asker.services.bounds.watches.add(asker.connection.groups, 1)
 
     def begin(self, after: int) -> None:
@@ -277,7 +277,7 @@ class _Following:
 def wait(asker: Asker, request: Wait, run: RunInfo) -> None:
     runtime, connection = asker.runtime, asker.connection
     if request.tie:
-        asker.permit("stop", runtime.catalogue.lineage(run.id))  # a tied run is stopped with its client
+        asker.check_permitted("stop", runtime.catalogue.lineage(run.id))  # a tied run is stopped with its client
         runtime.feed(ClientBack(trio.current_time(), run.id, connection.number))
     if runtime.catalogue.over(run.id) or request.timeout == 0:
         asker.show(run)

@@ -31,8 +31,8 @@ from ....protocol.messages import (
 from ....protocol.types import After, ErrorCode, RunId, RunInfo, Status, Worktree
 from ....runs.live import Live
 from ....runs.showing import recalled, to_recall
-from ...loop.leading import settings_file
 from ...loop.pending_requests import PendingSpawn
+from ...loop.routing import settings_file
 from ...loop.worktrees import WorktreeImpossible, again
 from ..asker import EXPECTED, Asker, answers, answers_about_run, told
 from ..continuing import check_ended, continued, find_agent_session, wanted_session, with_agent_session
@@ -40,7 +40,7 @@ from ..lookup import RequestError, bad_request, check_limits, check_most, find_r
 from ..lost_runs import continued_with
 from ..peers import submitter
 from ..spawning import asked_of, asks_for_gateway, check_worktree, completed, context_of, is_own_program, own_command
-from .following import demand_watch, push
+from .following import check_watch_share, push
 
 # ---- `spawn`: start a run. The guard in the core decides whether the peer may, and records a refusal.
 
@@ -94,7 +94,7 @@ def _answered_again(asker: Asker, request: Spawn, descriptors: list[int]) -> boo
         return False
     close_soon(descriptors, asker.connection.sender_group)
     if request.watch:
-        demand_watch(asker)
+        check_watch_share(asker)
         push(asker, run)
     runtime.requests.answer_again(run, asker.connection.number if request.tied else None, asker)
     return True
@@ -157,16 +157,16 @@ def _spawn_by(asker: Asker, request: Spawn, peer: Peer, descriptors: list[int], 
 
     async def find() -> tuple[TreeSetups, str | None, Spawn | RequestError]:
         why = await runtime.setups.why_around(peer.uid, file) if file is not None else None
-        place = await _prepared(asker, request, above, user) if request.worktree is not None else request
-        return await runtime.setups.read(root) if setups is None else setups, why, place
+        prepared = await _prepared(asker, request, above, user) if request.worktree is not None else request
+        return await runtime.setups.read(root) if setups is None else setups, why, prepared
 
     def ask(found: tuple[TreeSetups, str | None, Spawn | RequestError]) -> None:
         found_setups, why, prepared = found
         if isinstance(prepared, RequestError):
             close_soon(descriptors, asker.connection.sender_group)
             raise prepared
-        placed = msgspec.structs.replace(prepared, direct=why)
-        _ask(asker, request, placed, peer, descriptors, above, found_setups, session, user)
+        with_why = msgspec.structs.replace(prepared, direct=why)
+        _ask(asker, request, with_why, peer, descriptors, above, found_setups, session, user)
 
     found = _later(asker, descriptors, ask)
     runtime.background.run_then(find, found, lambda _: found((unknown(), None, request)), EXPECTED)
@@ -183,7 +183,7 @@ def _with_awaited(asker: Asker, request: Spawn) -> Spawn:
     for after in request.after:
         run = find_run(catalogue, after.run, asker.scope)
         if run not in above:  # else the core says that this would be a circle, or it is detached
-            asker.permit("wait", catalogue.lineage(run))
+            asker.check_permitted("wait", catalogue.lineage(run))
         found.append(After(run=run, ok=after.ok))
     return msgspec.structs.replace(request, after=found)
 
@@ -244,7 +244,7 @@ def _ask(
         request = completed(request, context)
         kept = to_recall(first, request, above)
         if request.watch:
-            demand_watch(asker)
+            check_watch_share(asker)
     except Invalid as error:
         close_soon(descriptors, asker.connection.sender_group)
         raise bad_request(str(error)) from None
@@ -272,10 +272,10 @@ def _ask(
         runtime.requests.spawn(peer, asked, pending, asker)
 
     if request.gateway and (context.explicit or runtime.gateways.always) and above is None:
-        runtime.gateways.demand(peer.uid, _once_served(asker, ask, descriptors))
+        runtime.gateways.start_for_run(peer.uid, _once_served(asker, ask, descriptors))
         return
     if request.gateway and request.direct is None and _is_agent(request):
-        runtime.gateways.demand_soon(peer.uid)
+        runtime.gateways.start_ahead(peer.uid)
     ask()
 
 
@@ -412,7 +412,7 @@ def _spawn(request: StartSession, agent: str | None, placeholders: dict[str, str
 def session_rights(asker: Asker, _request: SessionRights) -> None:
     runtime = asker.runtime
     rules, config = runtime.machine.policy.sessions, runtime.config.sessions
-    refused = runtime.machine.refuse_sessions(asker.peer)
+    refused = runtime.machine.why_sessions_refused(asker.peer)
     if refused is None and not rules.enabled:
         refused = f"sessions are off: set {runtime.machine.policy.where_set('sessions.enabled')} to true, then run: sfactl reload"
     asker.reply(

@@ -29,7 +29,7 @@ from ..lookup import (
 def select(asker: Asker, request: Select) -> None:
     if request.verb not in VERBS | OUTSIDE:
         raise bad_request(f"unknown verb '{request.verb[:80]}'")
-    asker.permit(request.verb)
+    asker.check_permitted(request.verb)
     check_choice(request)
     named, failed = [], []
     for handle in dict.fromkeys(request.runs):
@@ -98,7 +98,7 @@ def stop(asker: Asker, request: Stop) -> None:
 
 
 def _check_sessions(asker: Asker, request: Stop) -> None:
-    refused = asker.runtime.machine.refuse_sessions(asker.peer)
+    refused = asker.runtime.machine.why_sessions_refused(asker.peer)
     if refused is not None:
         raise RequestError(ErrorCode.NOT_PERMITTED, refused)
     if not request.runs or has_filters(request):

@@ -34,7 +34,7 @@ from ..membership import printable_path, run_by_ancestors, run_by_cookie, still_
 from . import cgroupfs, controllers
 from .cgroupfs import RunCgroup, RunCgroups
 from .controllers import Controllers
-from .making import AdoptedCgroups, CgroupMaker, KernelLimits
+from .making import AdoptedCgroups, CgroupMaker, CgroupLimits
 
 # ---- Processes that have left their run's cgroup and are still ours: a main process, whose pidfd is open, or an orphan, our child
 #
@@ -462,7 +462,7 @@ class CgroupContainment(RunContainment):
         self._cgroups = RunCgroups(base, parts.reactor)
         self._maker = CgroupMaker(self._cgroups, self.controllers, parts.reactor)
         self._events = CgroupEvents(self._cgroups, parts.reactor, parts.complaints, self._learn)
-        self.limits = KernelLimits(self._cgroups, self.controllers, parts.complaints)
+        self.limits = CgroupLimits(self._cgroups, self.controllers, parts.complaints)
         self._escapes = Escapes(parts, self._cgroups)
         self.adopted = AdoptedCgroups(parts.runs, self._cgroups, self._maker, self.limits)
         self.pauses = CgroupPauses(parts, self._cgroups, self._control, self._events, self._escapes)

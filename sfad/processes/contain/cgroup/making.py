@@ -9,7 +9,7 @@ from ....protocol.types import RunId
 from ... import procfs
 from ...launched_runs import LaunchedRun, LaunchedRuns, cookie
 from ...watch import Complaints, Reactor
-from ..interface import AdoptedRuns, RunLimits
+from ..interface import AdoptedRuns, KernelLimits
 from ..membership import RecentScan, scan_marks
 from . import cgroupfs
 from .cgroupfs import LEAF, RunCgroup, RunCgroups
@@ -123,7 +123,7 @@ _LEAST_QUOTA = 1000
 """Microseconds; the kernel refuses less."""
 
 
-class KernelLimits(RunLimits):
+class CgroupLimits(KernelLimits):
     def __init__(self, cgroups: RunCgroups, controllers: Controllers, complaints: Complaints) -> None:
         self._cgroups = cgroups
         self._controllers = controllers
@@ -246,7 +246,7 @@ _MOVE_PASSES = 10
 
 
 class AdoptedCgroups(AdoptedRuns):
-    def __init__(self, runs: LaunchedRuns, cgroups: RunCgroups, maker: CgroupMaker, limits: KernelLimits) -> None:
+    def __init__(self, runs: LaunchedRuns, cgroups: RunCgroups, maker: CgroupMaker, limits: CgroupLimits) -> None:
         self._runs = runs
         self._cgroups = cgroups
         self._maker = maker

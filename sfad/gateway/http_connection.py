@@ -34,7 +34,7 @@ class _MalformedError(ClientGoneError):
         self.status = status
 
 
-class HttpServer:
+class HttpConnection:
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)

@@ -1,4 +1,4 @@
-"""Leads runs through the gateway, or around it: what their commands and environments say of it (docs/gateway.md)."""
+"""Routes runs through the gateway, or around it: what their commands and environments say of it (docs/gateway.md)."""
 
 import json
 import os
@@ -27,7 +27,7 @@ _NO_PROXY = (b"no_proxy", b"NO_PROXY")
 """Most programs read the first one first."""
 
 
-def led(
+def routed(
     request: Spawn, setups: TreeSetups, gateways: Gateways, uid: int, *, explicit: bool = False, token: str | None = None
 ) -> Spawn:
     """Return the request of a user with a command and an environment that lead through the gateway, or around it. `request.direct`:
@@ -78,7 +78,7 @@ def settings_file(request: Spawn) -> str | None:
 def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
     """Return why other settings may count for a run than those that were found; `None` if none do."""
     if setup.undone_by is not None and any(re.fullmatch(setup.undone_by, word) for word in options):  # a word may hold a key
-        return f"with the settings in its command, others may count than those that lead {setup.program} through the gateway"
+        return f"with the settings in its command, others may count than those that route {setup.program} through the gateway"
     if setup.only_in is not None and savable(os.fsdecode(request.cwd)) != setup.only_in:
         return f"the address in the settings of {setup.program} is known for {setup.only_in} only, where this tree was started"
     if not setup.only_with:
@@ -98,8 +98,10 @@ def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
 
 def _moved(env: Iterable[bytes], setups: TreeSetups, setup: Setup, gateways: Gateways) -> list[str]:
     """Return the variables in which a run above has put another address. They stay: the key of what follows them is for that."""
-    led = {variable: value.split("/")[1] for variable, value in setups.env_of(setup).items() if value.startswith(f"{GATEWAY}/")}
-    names = tuple([f"{variable}=".encode() for variable in led])
+    upstream_of = {
+        variable: value.split("/")[1] for variable, value in setups.env_of(setup).items() if value.startswith(f"{GATEWAY}/")
+    }
+    names = tuple([f"{variable}=".encode() for variable in upstream_of])
     inherited = [item for item in env if item.startswith(names)]
     if not inherited:
         return []
@@ -110,7 +112,7 @@ def _moved(env: Iterable[bytes], setups: TreeSetups, setup: Setup, gateways: Gat
         variable, _, value = item.decode(errors="surrogateescape").partition("=")
         if not value or gateways.is_own(value):
             continue
-        if not f"{value}/".startswith(f"{urls[led[variable]]}/"):
+        if not f"{value}/".startswith(f"{urls[upstream_of[variable]]}/"):
             moved.append(variable)
     return moved
 

@@ -11,7 +11,7 @@ import pytest
 from sfad.agents import Surroundings
 from sfad.agents.setup_reader import TreeSetups, tree_setups
 from sfad.daemon.loop.gateways import Gateways
-from sfad.daemon.loop.leading import PLACEHOLDER, exempt_from_proxies, led, with_objects
+from sfad.daemon.loop.routing import PLACEHOLDER, exempt_from_proxies, routed, with_objects
 from sfad.protocol.messages import Spawn
 from tests.processes.fake import FakeLauncher
 
@@ -62,7 +62,7 @@ def tree(env: Mapping[str, str], files: Mapping[str, str] | None = None) -> Tree
 
 def run(gateways: Gateways, setups: TreeSetups, program: str, env: Mapping[str, str]) -> Spawn:
     told = [f"{name}={value}".encode() for name, value in ({"HOME": "/h"} | dict(env)).items()]
-    return led(Spawn(id=1, argv=[program.encode()], cwd=b"/w", env=told, gateway=True), setups, gateways, os.getuid())
+    return routed(Spawn(id=1, argv=[program.encode()], cwd=b"/w", env=told, gateway=True), setups, gateways, os.getuid())
 
 
 def variables(spawn: Spawn) -> dict[str, str]:
