@@ -21,13 +21,13 @@ import trio
 
 from ..host.secrecy import become_user, hide_memory
 from .bodies import BodyReader
+from .call_journal import Journal
 from .call_tally import Memory
 from .coding import import_decoders
 from .daemon_link import ALONE_MAX, DaemonLink
 from .egress import Egress
 from .estimate import Estimates
 from .exchange import Shared, new_client
-from .call_journal import Journal
 from .proxy import MAX_CONNECTIONS, SPARE_DESCRIPTORS, Proxy
 from .upstreams import Trust
 

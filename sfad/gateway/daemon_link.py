@@ -13,8 +13,8 @@ from ..protocol.egress import Destination, destination
 from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
 from ..protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SeePlan, SilentCall, UnaskedCall
 from ..protocol.types import Tokens
-from .callers import Caller
 from .call_journal import Journal
+from .callers import Caller
 from .upstreams import Upstream
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sfactl.connection import Client
-from sfad.gateway.journal import noted_in
+from sfad.gateway.call_journal import noted_in
 from sfad.processes import procfs
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.protocol import messages as m

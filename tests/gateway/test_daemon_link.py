@@ -12,8 +12,8 @@ from typing import Any
 import trio
 from msgspec.structs import replace
 
+from sfad.gateway.call_journal import Journal
 from sfad.gateway.daemon_link import DaemonLink
-from sfad.gateway.journal import Journal
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
 from sfad.protocol.requests.plans import SeenWindow

@@ -16,7 +16,7 @@ import msgspec
 import trio
 
 from ...config import GatewayConfig
-from ...gateway.journal import noted_in
+from ...gateway.call_journal import noted_in
 from ...host.files import UNDECODABLE, create, keep_damaged, read
 from ...host.log import Log
 from ...host.probe import user_name

@@ -20,7 +20,7 @@ from ..launcher import Unidentifiable
 from ..procfs import Stat, send
 from ..trampoline.creating import Door
 from ..watch import Orphans, reap_orphan, wait_ended
-from .interface import AdoptedRuns, LauncherParts, RunContainment, KernelLimits, RunPauses, RunStops
+from .interface import AdoptedRuns, KernelLimits, LauncherParts, RunContainment, RunPauses, RunStops
 from .membership import (
     MarkedProcess,
     RecentScan,

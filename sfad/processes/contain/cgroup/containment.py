@@ -34,7 +34,7 @@ from ..membership import printable_path, run_by_ancestors, run_by_cookie, still_
 from . import cgroupfs, controllers
 from .cgroupfs import RunCgroup, RunCgroups
 from .controllers import Controllers
-from .making import AdoptedCgroups, CgroupMaker, CgroupLimits
+from .making import AdoptedCgroups, CgroupLimits, CgroupMaker
 
 # ---- Processes that have left their run's cgroup and are still ours: a main process, whose pidfd is open, or an orphan, our child
 #
