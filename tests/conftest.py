@@ -148,8 +148,10 @@ def _remains(config: pytest.Config) -> list[str]:
 
 def _remaining(config: pytest.Config) -> list[str]:
     factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
-    instances = {instance_of(Path(directory)) for directory, _, _ in os.walk(factory.getbasetemp())}
-    found = [f"cgroup {path}" for path in cgroups() if path[-12:] in instances]
+    found = []
+    if left := cgroups():  # the suite has made ten thousand directories
+        instances = {instance_of(Path(directory)) for directory, _, _ in os.walk(factory.getbasetemp())}
+        found = [f"cgroup {path}" for path in left if path[-12:] in instances]
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             ours = process.environ().get(_SESSION) == os.environ[_SESSION] and process.pid != os.getpid()

@@ -297,13 +297,14 @@ def argv(pid: int) -> list[str]:
 def carriers(instance: str) -> list[tuple[psutil.Process, str]]:
     """Return those processes, each with the run that its cookie names."""
     found = []
-    for process in psutil.process_iter():
-        try:
-            cookie = process.environ().get("SFA_COOKIE", "")
-            if cookie.startswith(f"{instance}:") and process.status() != psutil.STATUS_ZOMBIE:
-                found.append((process, cookie.split(":")[1]))
-        except psutil.Error:  # gone meanwhile, or not ours to look at
-            continue
+    begin = f"SFA_COOKIE={instance}:".encode()
+    for pid in psutil.pids():
+        cookie = next(
+            (item for item in (procfs.read(f"/proc/{pid}/environ", whole=True) or b"").split(b"\0") if item.startswith(begin)), None
+        )
+        with suppress(psutil.NoSuchProcess):
+            if cookie is not None and (process := psutil.Process(pid)).status() != psutil.STATUS_ZOMBIE:
+                found.append((process, cookie.decode().split(":")[1]))
     return found
 
 

@@ -69,12 +69,13 @@ def no_leaks() -> Iterator[None]:
 
 
 def _left(children: set[int], descriptors: set[tuple[int, str]], threads: set[threading.Thread]) -> list[str]:
+    _cgroups.difference_update([path for path in _cgroups if not _is_cgroup(path)])
     new_threads = [t for t in set(threading.enumerate()) - threads if not t.name.startswith(_KEPT_THREADS)]
     return [
         *(f"child {pid}: {_command(pid)}" for pid in sorted(_children() - children - _staying)),
         *(f"descriptor {fd}: {target}" for fd, target in sorted(set(_descriptors()) - descriptors)),
         *(f"thread {thread.name}" for thread in new_threads),
-        *(f"cgroup {path}" for path in sorted(_cgroups) if _is_cgroup(path)),
+        *(f"cgroup {path}" for path in sorted(_cgroups)),
     ]
 
 

@@ -7,6 +7,7 @@ by `/proc/self/fd/N/NAME`; `connect_path` and `bind_path` do that where it is ne
 from __future__ import annotations
 
 import os
+from errno import ENOTCONN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,7 +81,17 @@ def absolute(path: str) -> str:
 
 
 def connect_path(sock: _socket.socket, path: str | os.PathLike[str]) -> None:
-    _by_short_name(sock.connect, path)
+    """Connect a socket. While the listener's queue is full, a signal that is handled makes Python's connect() return without a
+    connection, as if that were under way, which only TCP's would be."""
+    while True:
+        _by_short_name(sock.connect, path)
+        try:
+            sock.getpeername()
+        except OSError as error:
+            if error.errno != ENOTCONN:
+                raise
+        else:
+            return
 
 
 def bind_path(sock: _socket.socket, path: str | os.PathLike[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 import textwrap
 import types
 import typing
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 from enum import Enum
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -155,10 +157,15 @@ def _shown(hint: Any, field: msgspec.structs.FieldInfo) -> str:
     return f"{kind} = {msgspec.json.encode(default).decode()}"
 
 
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
 def field_docs(struct: Struct) -> dict[str, str]:
     """Return the docstrings of a struct's own fields."""
-    [body] = ast.parse(textwrap.dedent(inspect.getsource(struct))).body
-    assert isinstance(body, ast.ClassDef)
+    body = _classes(struct.__module__)[struct.__qualname__]
     found = {}
     for field, after in zip(body.body, body.body[1:], strict=False):
         match field, after:

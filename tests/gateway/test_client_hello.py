@@ -14,7 +14,7 @@ from sfad.gateway.egress import MAX_HELLO, ClientHello, MalformedHelloError, Not
 
 def real(name: str | None, *, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> bytes:
     """Return what OpenSSL sends first."""
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.maximum_version = False, newest
     context.set_alpn_protocols(["h2", "http/1.1"])
     out = ssl.MemoryBIO()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from sfad.protocol.paths import SYSTEM_SOCKET, daemon_socket, state_dir
-from sfad.protocol.places import client_sockets
+from sfad.protocol.places import client_sockets, connect_path
 
 HOME = {"HOME": "/home/ann"}
 LOGIN = {**HOME, "XDG_RUNTIME_DIR": "/run/user/7"}
@@ -66,3 +70,17 @@ def test_state_directories() -> None:
     assert state_dir({"SFAD_STATE_DIR": "/e"}, 7, "/f") == Path("/f")
     with pytest.raises(ValueError, match="HOME"):
         state_dir({}, 7)
+
+
+def test_a_signal_while_the_daemons_queue_is_full_leaves_no_connection_that_is_none(tmp_path: Path) -> None:
+    """A terminal that changes its size is enough."""
+    with ExitStack() as stack:
+        listener, first, second = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3))
+        listener.bind(os.fspath(tmp_path / "s"))
+        listener.listen(0)
+        connect_path(first, tmp_path / "s")
+        before = signal.signal(signal.SIGALRM, lambda *_: stack.enter_context(listener.accept()[0]))
+        stack.callback(signal.signal, signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        connect_path(second, tmp_path / "s")
+        assert second.getpeername() == os.fspath(tmp_path / "s")
