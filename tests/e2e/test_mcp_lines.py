@@ -56,7 +56,9 @@ class Line:
 
     def write(self, *lines: bytes) -> None:
         for line in lines:
-            self.stdin.write(line + b"\n")
+            left = memoryview(line + b"\n")
+            while left:  # a signal cuts a write(2) short
+                left = left[self.stdin.write(left) :]
 
     def notify(self, method: str, **params: object) -> None:
         self.write(json.dumps({"jsonrpc": "2.0", "method": method, "params": params}).encode())
