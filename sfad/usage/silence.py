@@ -131,7 +131,7 @@ class SilenceWatch:
         run = one.live.run
         sample = self.launcher.footprints([run.id], cpu=True).get(run.id)
         used = one.use(now, sample)
-        idle = run.status is not Status.RUNNING or run.standing_still
+        idle = run.status is not Status.RUNNING or run.paused_in_lineage
         one.since = now if used or idle else max(one.since, self.signs.of(one.live, now) or 0.0)
         silent = now - one.since
         left, pause = one.limit - silent, max(LEAST, one.limit / LOOKS)

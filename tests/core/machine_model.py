@@ -806,7 +806,7 @@ class World:
             awaited = self.books[after.run]
             assert awaited.ended, f"{run.id} was launched before {after.run} had ended"
             assert not after.ok or awaited.run.status is Status.COMPLETED
-        assert run.attempt > 1 or run.parent is None or not self.books[run.id].waited or not run.standing_still
+        assert run.attempt > 1 or run.parent is None or not self.books[run.id].waited or not run.paused_in_lineage
         self.launches.add((run.id, run.attempt))
         box = self._box_for(run)
         assert not box.alive, f"{run.id} was launched over what its last attempt left"

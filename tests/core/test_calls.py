@@ -314,6 +314,24 @@ def test_a_run_whose_calls_are_held_is_frozen_when_a_person_pauses_it() -> None:
     t.skip()
 
 
+def test_a_child_has_its_grace_while_only_the_calls_above_it_are_held() -> None:
+    """Its processes run. Below a frozen run nothing could use a grace."""
+    t = Transcript()
+    a = t.start("a", limits="cost=0.05:pause")
+    b = t.start("b", inside(a))
+    (t >> t.call(a)).skip()
+    t >> t.stop(b, grace=7)
+    assert f"arm {b} grace +7" in t.left
+    t.skip()
+
+    d = t.start("d")
+    below = t.start("below", inside(d))
+    (t >> t.pause(d)).skip()
+    t >> t.stop(below, grace=7)
+    assert f"arm {below} grace +0" in t.left
+    t.skip()
+
+
 def test_a_paused_run_makes_no_calls() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=5")

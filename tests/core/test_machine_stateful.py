@@ -819,7 +819,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert not slots.waits(run.id) or not slots.free_for(run.user, run.asked.group)
                 assert slots.waits(run.id) or not run.committed
             else:
-                assert run.standing_still or not run.committed
+                assert run.paused_in_lineage or not run.committed
 
     def check_no_circle(self, run: Run) -> None:
         """Check that nothing that the run waits for can only end after it."""
@@ -851,13 +851,13 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert run.deadline is not None
                 assert run.deadline <= run.own_deadline
             if run.status in {Status.RUNNING, Status.PAUSED}:
-                assert run.standing_still == (run.status is Status.PAUSED)
+                assert run.paused_in_lineage == (run.status is Status.PAUSED)
 
     @invariant()
     def each_run_will_be_acted_on(self) -> None:
         """A run that is not running waits for an event that will come."""
         for run in self.world.machine.tree:
-            if run.status is Status.RETRYING and not run.clearing and not run.standing_still:
+            if run.status is Status.RETRYING and not run.clearing and not run.paused_in_lineage:
                 assert (run.id, "retry") in self.world.timers
             if run.status is Status.STARTING:
                 assert run.id in self.world.boxes

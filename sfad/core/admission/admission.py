@@ -505,7 +505,7 @@ class Admission:
         for run in list(self.ready.values()):
             if run.status is not Status.QUEUED:
                 del self.ready[run.id]
-            elif run.committed and not run.standing_still:
+            elif run.committed and not run.paused_in_lineage:
                 del self.ready[run.id]
                 self._lifecycle.launch(run)
 

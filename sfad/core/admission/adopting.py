@@ -129,7 +129,7 @@ class Adopting:
 
     def _thaw(self, run: Run) -> None:
         """A resume, or a stop's freeze, may have been half done."""
-        if not run.standing_still:
+        if not run.paused_in_lineage:
             self._ctx.do(c.Thaw(run.id))
 
     def _never_retried(self, one: Remembered, why: str, at: float) -> None:

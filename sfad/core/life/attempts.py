@@ -17,7 +17,7 @@ from ..state.run import PATH, Attempt, Ending, FailedBelow, ProcessExit, Run
 from ..state.vocabulary import ReasonKind, Timer, signal_name
 from .lifecycle import Lifecycle
 from .pausing import Pausing
-from .stopping import Stopping, frozen_in
+from .stopping import Stopping, paused_in
 
 MAX_ERROR = 200
 """Characters of a failed call's error that are shown with its run."""
@@ -42,7 +42,7 @@ class AttemptTracker:
         """Go on with a run that was starting: its command has been executed."""
         run.started_at = at if run.started_at is None else run.started_at
         run.move(Status.RUNNING)
-        if run.standing_still:
+        if run.paused_in_lineage:
             run.move(Status.PAUSED)
             # it was not there yet when its ancestor was frozen, and signals reach only what is there
             frozen = [each.id for each in run.lineage if each.paused is not None and each.paused.frozen]
@@ -166,7 +166,7 @@ class AttemptTracker:
         if run.status is Status.PAUSED:
             run.move(Status.RUNNING)
         run.move(Status.RETRYING)
-        frozen = frozen_in(run)
+        frozen = paused_in(run)
         self._lifecycle.unpause(run)
         self._lifecycle.fail_pauses(run, "exited before it was paused")
         self._lifecycle.halt_clock(run, at)
@@ -193,7 +193,7 @@ class AttemptTracker:
         self._ctx.publish(EventType.RUN_PROGRESS, run, message)
 
     def retry_due(self, run: Run) -> None:
-        if run.status is Status.RETRYING and not run.clearing and not run.standing_still:
+        if run.status is Status.RETRYING and not run.clearing and not run.paused_in_lineage:
             self._lifecycle.launch(run)
 
     def agent_said(self, run: Run, ev: e.AgentSaid) -> None:

@@ -145,7 +145,7 @@ def limits_to_send(run: Run, at: float) -> list[Limit]:
 def wanted_of(run: Run, number: int, at: float) -> Wanted:
     """Return what is wanted of a run on another node. The decision may be of a run above it."""
     if run.status is not Status.STOPPING:
-        return Wanted(number=number, paused=run.standing_still)
+        return Wanted(number=number, paused=run.paused_in_lineage)
     ladder = next((each.ladder for each in reversed(run.lineage) if each.ladder is not None), None)
     if ladder is None:
         return Wanted(number=number, stop=15)
@@ -214,7 +214,7 @@ class Giving:
             run.move(Status.PAUSED)  # by a limit of its own
             self._lifecycle.halt_clock(run, ev.at)
             self._ctx.save_and_record(run)
-        elif run.status is Status.PAUSED and state.status is Status.RUNNING and not run.standing_still:
+        elif run.status is Status.PAUSED and state.status is Status.RUNNING and not run.paused_in_lineage:
             run.move(Status.RUNNING)
             self._lifecycle.start_clock(run, ev.at)
             self._ctx.save_and_record(run)
@@ -250,7 +250,7 @@ class Giving:
             self._expect(run)
             return
         elsewhere = placing is not None and placing.restart_elsewhere and run.attempt < run.asked.attempts
-        if elsewhere and run.status in {Status.RUNNING, Status.PAUSED} and not run.standing_still:
+        if elsewhere and run.status in {Status.RUNNING, Status.PAUSED} and not run.paused_in_lineage:
             if run.status is Status.PAUSED:
                 run.move(Status.RUNNING)
             run.move(Status.RETRYING)

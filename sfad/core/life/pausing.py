@@ -104,7 +104,7 @@ class Pausing:
         self._lifecycle.fail_pauses(run, "was resumed before it stood still")
         self._ctx.do(c.Thaw(run.id))
         for each in run.subtree():
-            if each.standing_still:
+            if each.paused_in_lineage:
                 continue
             if each.status is Status.PAUSED:
                 each.move(Status.RUNNING)
@@ -128,5 +128,5 @@ class Pausing:
 
     def await_retry(self, run: Run, at: float) -> None:
         """Arm the next attempt of a run that waits for it, unless a pause holds it."""
-        if run.status is Status.RETRYING and run.retry_at is not None and not run.standing_still:
+        if run.status is Status.RETRYING and run.retry_at is not None and not run.paused_in_lineage:
             self._ctx.arm(run, Timer.RETRY, max(at, run.retry_at))

@@ -34,8 +34,8 @@ class Stopping:
     def stop(self, run: Run, at: float, ending: Ending, *, signal: int = SIGTERM, grace: float | None = None) -> None:
         """Decide how the run ends, cancel what is below it, and begin to empty its containment."""
         seconds = grace_of(run, self._ctx.policy, grace)
-        still = run.parent is not None and run.parent.standing_still
-        frozen = frozen_in(run)
+        still = run.parent is not None and run.parent.frozen_in_lineage
+        frozen = paused_in(run)
         self._lifecycle.cancel_below(run, at)
         self._lifecycle.decide_end(run, at, ending)
         if run.attempt == 0 or (run.remote is not None and run.remote.node is None):
@@ -160,7 +160,7 @@ class Stopping:
         return max([at, *(run.ladder.overdue_at for run in self._ctx.tree if run.ladder is not None)])
 
 
-def frozen_in(run: Run) -> list[RunId]:
+def paused_in(run: Run) -> list[RunId]:
     return [each.id for each in run.subtree() if each.paused is not None]
 
 

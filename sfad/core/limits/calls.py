@@ -583,4 +583,4 @@ def _hangs_up_by(run: Run, call: WaitingCall) -> float | None:
 
 
 def _held(run: Run) -> bool:
-    return run.standing_still or any(each.breach is not None for each in run.lineage)
+    return run.paused_in_lineage or any(each.breach is not None for each in run.lineage)

@@ -309,7 +309,7 @@ class LimitEnforcement:
         self._ctx.publish_event(event, run)
 
     def clock_due(self, run: Run, at: float) -> None:
-        if run.status is Status.STARTING and not run.standing_still:
+        if run.status is Status.STARTING and not run.paused_in_lineage:
             self._stopping.stop_for(run, _not_executed(run), at)
             return
         mark = self._lifecycle.next_mark(run)

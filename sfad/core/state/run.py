@@ -208,7 +208,7 @@ class Streak(Struct):
 
 
 class Paused(Struct):
-    """The run is frozen itself, not only with an ancestor."""
+    """The run is paused itself, not only with an ancestor."""
 
     until: float | None
     """When the daemon stops waiting for a resume; `None` after a reboot, until `adopting` sets it."""
@@ -464,9 +464,15 @@ class Run(State):
         return [*self.ancestors, self]
 
     @property
-    def standing_still(self) -> bool:
-        """Whether it is frozen, by itself or with an ancestor."""
-        return self.paused is not None or (self.parent is not None and self.parent.standing_still)
+    def paused_in_lineage(self) -> bool:
+        """Whether it is paused, by itself or with an ancestor."""
+        return self.paused is not None or (self.parent is not None and self.parent.paused_in_lineage)
+
+    @property
+    def frozen_in_lineage(self) -> bool:
+        """Whether its processes stand still, by themselves or with an ancestor's."""
+        frozen = self.paused is not None and self.paused.frozen
+        return frozen or (self.parent is not None and self.parent.frozen_in_lineage)
 
     @property
     def shown_reason(self) -> Reason | None:
