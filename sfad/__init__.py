@@ -13,7 +13,7 @@ A package imports only packages above it:
 `protocol`  what client and daemon say to each other; shared with `sfactl`, imports msgspec only
 `core`      every decision: events in, commands out, no clock and no I/O
 `processes` how a run becomes processes, how they are contained, signalled and reaped
-`storage`   what is kept on disk: ledger, spool, output
+`storage`   what is kept on disk: ledger, output, and the file of the spool
 `runs`      what is known of runs
 `gateway`   a process of its own between agents and the API of a model
 `usage`     what runs use: output, session files, prices, samples

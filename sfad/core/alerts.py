@@ -106,7 +106,7 @@ def _used(run: Run, at: float) -> list[tuple[ActiveLimit, float]]:
     if account.known and run.remote is None:  # else all that it was granted counts as used
         for kind, active in run.limits.items():
             if kind is not LimitKind.TIME and not KINDS[kind].instead and (used := account.used(kind)) is not None:
-                found.append((active, used - account.under_way.get(kind, 0)))
+                found.append((active, used - account.reserved_by_gateway.get(kind, 0)))
     return found
 
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from ..protocol import types
 from ..protocol.requests.fleet import Allowances
-from ..protocol.requests.gateway import CallAdmitted
+from ..protocol.requests.gateway import CallDecision
 from ..protocol.types import CallInfo, ErrorCode, LimitRefusal, Refusal, RunId, Survivor
 from .events import AgentProcess
 from .state.plans import Subscription
@@ -236,7 +236,7 @@ class ErrorAnswer(Struct, frozen=True):
     message: str
 
 
-Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallAdmitted | Allowances | ErrorAnswer
+Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallDecision | Allowances | ErrorAnswer
 
 ToFleet = Place | Offer | Tend | Draw
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release

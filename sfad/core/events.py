@@ -34,6 +34,8 @@ class OfRun(At, frozen=True):
 
 
 class OfPeer(At, frozen=True):
+    """A request. What cannot be carried out is answered by `AnswerRequest(ErrorAnswer)`."""
+
     token: Token
     peer: Peer
 
@@ -139,7 +141,7 @@ class CallPrice(Struct, frozen=True):
 
 
 class CallAsked(At, frozen=True):
-    """The gateway asks whether a run may make a model call. Answered by `AnswerRequest(CallAdmitted)`, perhaps much later."""
+    """The gateway asks whether a run may make a model call. Answered by `AnswerRequest(CallDecision)`, perhaps much later."""
 
     token: Token
     call: AdmitCall
@@ -174,11 +176,11 @@ class CallSilent(At, frozen=True):
     silence: Silence | None
 
 
-class GatewayStarted(At, frozen=True):
-    """A gateway was started. What an earlier one had under way, and neither settled nor noted, counts in full."""
+class GatewayGone(At, frozen=True):
+    """A gateway is gone, and another may follow. What it had under way, and neither settled nor noted, counts in full."""
 
     noted: tuple[CallSettled, ...] = ()
-    """What the earlier one had noted of its calls."""
+    """What it had noted of its calls."""
     gateway_uid: int | None = None
     """As `OpenReservation` has it."""
 
@@ -488,7 +490,7 @@ OfAgentsOnRuns = ReportRequested | ReserveRequested
 OfPeopleOnRuns = PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
 OfPeersOnRuns = OfAgentsOnRuns | OfPeopleOnRuns
 OfPeers = SpawnRequested | StopRequested | SettleRequested
-OfGateway = CallAsked | CallWithdrawn | CallSettled | CallSilent | GatewayStarted | GatewayConnected
+OfGateway = CallAsked | CallWithdrawn | CallSettled | CallSilent | GatewayGone | GatewayConnected
 OfPlans = PlanSeen | PlansDue
 OfDaemon = (
     Committed

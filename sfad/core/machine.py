@@ -194,8 +194,8 @@ class Machine:
                 self._calls.settled(event)
             case e.CallSilent():
                 self._calls.silent(event)
-            case e.GatewayStarted():
-                self._calls.gateway_started(event)
+            case e.GatewayGone():
+                self._calls.gateway_gone(event)
             case e.GatewayConnected():
                 self._calls.gateway_connected(event)
             case e.PlanSeen():

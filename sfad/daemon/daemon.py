@@ -103,7 +103,7 @@ def _check(command: list[str]) -> subprocess.CompletedProcess[bytes]:
 async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> None:
     """Become the installed program, and do not return. `nofile`: the soft limit of descriptors that this process was started with.
     Raises `OSError`, `Unfit`, and then everything is as it was."""
-    await runtime.arrivals.none_pending()
+    await runtime.launcher_events.none_pending()
     await runtime.hooking.rest()
     server.rest(resting=True)
     runtime.keeper.rest()
@@ -113,7 +113,7 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
             # write something, to learn whether the ledger can be written: the next program does not start if it cannot
             runtime.announcer.tell(EventType.DAEMON_REEXECUTING, f"sfad {__version__} re-executes itself")
             for _ in range(MAX_FLUSHES):
-                runtime.arrivals.feed_all()
+                runtime.launcher_events.feed_all()
                 if not await runtime.ledger.flush():
                     raise Unfit(f"the ledger cannot be written: {runtime.ledger.trouble}")
                 if all(live.run.committed for live in runtime.catalogue.live.values()):

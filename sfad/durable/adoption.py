@@ -21,7 +21,7 @@ from ..core.state.tree import Remembered, rebased
 from ..host.clock import wall_clock
 from ..host.faults import crash_point
 from ..host.systemd import FdStore
-from ..processes.launcher import Adopted, Launcher, Remains
+from ..processes.launcher import Adopted, Launcher, LaunchRecord
 from ..processes.procfs import exit_status
 from ..protocol.types import CallInfo, Reason, RunId, RunInfo, Status
 from ..protocol.units import counted
@@ -215,7 +215,7 @@ class EarlierRuns:
             named(origin.program) if origin.program is not None else None,
             nonce=origin.nonce,
             caller=origin.caller,
-            user=origin.user,
+            credentials=origin.user,
             setups=origin.setups,
             descriptors=list(handed.descriptors),
             stdin=StdinPipe(handed.stdin) if handed.stdin is not None else None,
@@ -260,7 +260,7 @@ class EarlierRuns:
         if not run.attempt or run.remote is not None or not self._same_boot:
             return Adopted(None, empty=True)
         handed = self.handed.runs.get(run.id, NOTHING_HANDED) if self.handed is not None else NOTHING_HANDED
-        return self.launcher.adopt(run.id, run.parent.id if run.parent is not None else None, handed.remains or _remains(live))
+        return self.launcher.adopt(run.id, run.parent.id if run.parent is not None else None, handed.record or _record_of(live))
 
     def _exited(self, run: Run, found: Adopted) -> e.MainExited | None:
         """How a main process ended that is gone, if systemd kept its pidfd and the kernel tells by that."""
@@ -292,13 +292,13 @@ def _startable(live: Live) -> bool:
     return bool(spawn.argv or (spawn.agent and spawn.env)) and len(live.descriptors) >= descriptors
 
 
-def _remains(live: Live) -> Remains:
+def _record_of(live: Live) -> LaunchRecord:
     """A main process that was not saved has executed nothing, so it is not looked for."""
     run, main = live.run, live.main
     if run.latest.exit is not None or main is None or main.attempt != run.attempt:
-        return Remains(live.nonce, bounds_of(run))
+        return LaunchRecord(live.nonce, bounds_of(run))
     executed, isolated = run.status is not Status.STARTING, live.spawn.isolation is not None
-    return Remains(live.nonce, bounds_of(run), main.pid, main.started, executed=executed, isolated=isolated)
+    return LaunchRecord(live.nonce, bounds_of(run), main.pid, main.started, executed=executed, isolated=isolated)
 
 
 def _with_descendants(remembered: list[Remembered]) -> list[Remembered]:

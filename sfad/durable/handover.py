@@ -15,7 +15,7 @@ from ..core.state.access import Peer
 from ..core.state.tree import StopTicket
 from ..host.files import UNDECODABLE
 from ..host.metrics import Counts
-from ..processes.launcher import Remains
+from ..processes.launcher import LaunchRecord
 from ..protocol.messages import Events, Wait, Watch, WatchRuns
 from ..protocol.types import RunId
 from ..protocol.units import parse_whole
@@ -28,7 +28,7 @@ FORMAT = 1
 
 
 class HandedRun(Struct, frozen=True):
-    remains: Remains | None
+    record: LaunchRecord | None
     descriptors: list[int]
     stdin: Stdin | None
 

@@ -306,7 +306,9 @@ def on_end_changes(live: Live) -> Changes:
     command = live.spawn.on_end
     if command is None:
         return {}
-    hook = OnEnd(command, live.spawn.cwd, kept_variables(live.spawn.env), live.run.birth.uid, live.user, live.spawn.isolation)
+    hook = OnEnd(
+        command, live.spawn.cwd, kept_variables(live.spawn.env), live.run.birth.uid, live.credentials, live.spawn.isolation
+    )
     return {f"{ON_END}{live.run.id}": msgspec.msgpack.encode(hook)}
 
 

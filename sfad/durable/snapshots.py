@@ -34,7 +34,7 @@ from ..storage.store import Store
 # ---- Accounts as they are saved: money in USD, as everywhere outside the core. These are hooks for msgspec.
 
 
-_SUMS = ("reserved", "below", "ended", "ended_unsure")
+_SUMS = ("reserved_by_agent", "below", "ended", "ended_unsure")
 _PARTS: dict[str, Any] = {
     "sources": dict[Source, Use],
     "reservations": dict[str, OpenReservation],
@@ -126,7 +126,9 @@ def origin_of(live: Live) -> bytes:
     bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=live.session_variables, placeholders={})
     program = live.program.name if live.program is not None else None
     return encode(
-        Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.caller, live.user, live.setups, live.for_recall)
+        Origin(
+            live.run.birth, bare, live.nonce, live.created_at, program, live.caller, live.credentials, live.setups, live.for_recall
+        )
     )
 
 

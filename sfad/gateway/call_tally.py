@@ -10,7 +10,7 @@ import httpx2
 from msgspec.structs import replace
 
 from ..agents.counters import BYTES_A_TOKEN
-from ..protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SilentCall, UnaskedCall
+from ..protocol.requests.gateway import AdmitCall, CallDecision, EndCall, SilentCall, UnaskedRequest
 from ..protocol.types import Tokens
 from ..protocol.units import format_elapsed
 from .apis import Api, ModelCall
@@ -149,7 +149,7 @@ class RequestRecord(Protocol):
         """Tell the daemon."""
 
 
-class UnaskedRecord:
+class UnaskedTally:
     """Of a request whose use cannot be told."""
 
     def __init__(self, daemon: Daemon, run: str, upstream: str, path: str) -> None:
@@ -187,7 +187,7 @@ class UnaskedRecord:
     def close(self, refused: str | None = None) -> None:
         seconds = time.monotonic() - self._began if refused is None else None
         self._daemon.unasked(
-            UnaskedCall(
+            UnaskedRequest(
                 id=0, number=0, run=self._run, time=self._asked, upstream=self._upstream, path=self._path, refused=refused,
                 status=self._status, first_byte_s=self._first_byte, seconds=seconds, error=self.error,
             )
@@ -202,7 +202,7 @@ class CallTally:
         daemon: Daemon,
         estimates: Estimates,
         asked: AdmitCall,
-        admitted: CallAdmitted,
+        admitted: CallDecision,
         api: Api,
         call: ModelCall,
         size: int,

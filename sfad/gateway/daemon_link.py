@@ -11,7 +11,7 @@ import trio
 from ..protocol import messages as m
 from ..protocol.egress import Destination, destination
 from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
-from ..protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SeePlan, SilentCall, UnaskedCall
+from ..protocol.requests.gateway import AdmitCall, CallDecision, EndCall, SeePlan, SilentCall, UnaskedRequest
 from ..protocol.types import Tokens
 from .call_journal import Journal
 from .callers import Caller
@@ -50,7 +50,7 @@ class Daemon(Protocol):
     async def find_run(self, caller: Caller | None, token: str | None) -> CallerRun:
         """Return the run of a caller. Raises `RefusedError`."""
 
-    async def admit(self, asked: AdmitCall) -> CallAdmitted:
+    async def admit(self, asked: AdmitCall) -> CallDecision:
         """Wait until the call may be made: the answer has a reservation. Raises `RefusedError`. If the caller hangs up, this is
         cancelled."""
 
@@ -66,7 +66,7 @@ class Daemon(Protocol):
     def plan_seen(self, seen: SeePlan) -> None:
         """Tell what a reply says of a subscription's windows."""
 
-    def unasked(self, request: UnaskedCall) -> None:
+    def unasked(self, request: UnaskedRequest) -> None:
         """Have a request recorded that was not asked for."""
 
     def egress_refused(self, run: str, host: str, port: int, why: str) -> None:
@@ -151,8 +151,8 @@ class DaemonLink:
             found_run.run, _upstreams(found_run.upstreams), found_run.certificates, egress, found_run.keyed_only, found_run.token
         )
 
-    async def admit(self, asked: m.AdmitCall) -> m.CallAdmitted:
-        answer = await self._ask(m.CallAdmitted, self._numbered(asked))
+    async def admit(self, asked: m.AdmitCall) -> m.CallDecision:
+        answer = await self._ask(m.CallDecision, self._numbered(asked))
         if answer.reservation is None:
             raise RefusedError(answer.refused or "the daemon refuses the call", answer.retry_after)
         return answer
@@ -175,7 +175,7 @@ class DaemonLink:
             del self._plans[next(iter(self._plans))]
         self._send(_Open(seen))
 
-    def unasked(self, request: m.UnaskedCall) -> None:
+    def unasked(self, request: m.UnaskedRequest) -> None:
         request.number = self._numbered(request).id
         self._send(_Open(request))
 
@@ -185,7 +185,7 @@ class DaemonLink:
     async def settled(self) -> None:
         """Return when the daemon knows of each call that has ended."""
         for each in list(self._open.values()):
-            if isinstance(each.request, m.EndCall | m.UnaskedCall):
+            if isinstance(each.request, m.EndCall | m.UnaskedRequest):
                 await each.answered.wait()
 
     def learn_settings(self) -> None:
@@ -269,7 +269,7 @@ class DaemonLink:
             self.upstreams = _upstreams(reply.upstreams)
             self.ungated = reply.ungated
             self.ready.set()
-        if isinstance(reply, m.CallAdmitted) and reply.reservation is not None:
+        if isinstance(reply, m.CallDecision) and reply.reservation is not None:
             self._reservations.add(reply.reservation)
         if (open_ := self._open.pop(reply.id, None)) is not None:
             open_.reply = reply
@@ -279,7 +279,7 @@ class DaemonLink:
             elif isinstance(open_.request, m.EndCall):
                 self._reservations.discard(open_.request.reservation)
                 self._journal.forget(open_.request.reservation)
-        elif isinstance(reply, m.CallAdmitted) and reply.reservation is not None and reply.id in self._withdrawn:
+        elif isinstance(reply, m.CallDecision) and reply.reservation is not None and reply.id in self._withdrawn:
             asked = self._withdrawn[reply.id]  # it was admitted before the daemon knew that it was withdrawn
             unused = m.EndCall(
                 id=self._number(), run=asked.run, reservation=reply.reservation, model=asked.model, tokens=Tokens(), error=_HUNG_UP

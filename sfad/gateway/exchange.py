@@ -24,7 +24,7 @@ from ..protocol.requests.plans import Provider
 from ..protocol.types import SILENT_AFTER
 from .apis import Api, most_output
 from .bodies import BodyReader
-from .call_tally import CallTally, Memory, NoMemoryError, RequestRecord, Space, UnaskedRecord
+from .call_tally import CallTally, Memory, NoMemoryError, RequestRecord, Space, UnaskedTally
 from .callers import Caller
 from .daemon_link import CallerRun, Daemon, RefusedError
 from .egress import Egress, NoWayError, is_outward, target_of
@@ -410,11 +410,11 @@ class Exchange:
         except ValueError as error:
             raise _AnsweredError(400, f"the gateway cannot read the request: {error}") from error
 
-    def _unasked(self, found_run: CallerRun, upstream: Upstream, api: Api, path: str) -> UnaskedRecord | None:
+    def _unasked(self, found_run: CallerRun, upstream: Upstream, api: Api, path: str) -> UnaskedTally | None:
         """Return the record of a request that is not a model call, if it may cost money."""
         if api.is_free(self._method, path):
             return None
-        record = UnaskedRecord(self._shared.daemon, found_run.run, upstream.name, path[:MAX_PATH])
+        record = UnaskedTally(self._shared.daemon, found_run.run, upstream.name, path[:MAX_PATH])
         if not self._shared.ungated():
             why = (
                 f"{self._method} {path[:MAX_PATH]} may cost money that the gateway cannot bound; set gateway.ungated to let it pass"

@@ -17,7 +17,7 @@ from ..protocol.messages import OnEndState
 from ..protocol.types import Event, Isolation, RunId, RunInfo
 from ..runs.live import OnEnd
 from .fair_queue import FairQueue
-from .processes import HookCommand, HookLabel, HookProcesses, HookReports, HookResult, event_json, event_variables
+from .processes import ContainedCommand, ContainedCommands, HookLabel, HookReports, HookResult, event_json, event_variables
 
 TIMEOUT = 30.0
 """Seconds that one may take."""
@@ -32,7 +32,7 @@ WAITING = 1024
 
 @dataclass(slots=True)
 class EndHooks:
-    processes: HookProcesses
+    processes: ContainedCommands
     reports: HookReports
     background: Background
     socket: str
@@ -86,7 +86,7 @@ class EndHooks:
             sandbox = self.sandbox_of(hook.isolation) if hook.isolation is not None else None
         except OSError as error:
             return HookResult(f"not started: {error}", ok=False, output=b"", elapsed_s=0.0)
-        command = HookCommand(argv, hook.cwd, env, event_json(event), TIMEOUT, hook.user, sandbox)
+        command = ContainedCommand(argv, hook.cwd, env, event_json(event), TIMEOUT, hook.user, sandbox)
         return await self.processes.run(command, scope, operators=False)
 
     def _submitters(self, run: RunId) -> HookLabel:

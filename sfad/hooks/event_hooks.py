@@ -1,8 +1,8 @@
 """`[[hooks]]`: starts the operator's commands at events.
 
-A hook is started for each event that one of its patterns matches, once the event is on record. The number up to which a hook is
-done with events is saved, so a daemon that follows a killed one starts again what was not finished: at least once, not exactly
-once, because what a killed daemon had started may have done its work.
+A hook is started for each event that one of its patterns matches, once the event is on record, or at once while the ledger cannot
+be written. The number up to which a hook is done with events is saved, so a daemon that follows a killed one starts again what was
+not finished: at least once, not exactly once, because what a killed daemon had started may have done its work.
 """
 
 import os
@@ -22,7 +22,7 @@ from ..protocol.event_types import HOOK_TYPES
 from ..protocol.messages import HookState
 from ..protocol.types import SEVERITIES, Event, RunId
 from .fair_queue import FairQueue
-from .processes import HookCommand, HookLabel, HookProcesses, HookReports, HookResult, event_json, event_variables
+from .processes import ContainedCommand, ContainedCommands, HookLabel, HookReports, HookResult, event_json, event_variables
 
 # ---- Whether the program of a hook can be executed, and whether only its user and root can change it
 
@@ -104,7 +104,7 @@ class _Hook:
 
 @dataclass(slots=True)
 class EventHooks:
-    processes: HookProcesses
+    processes: ContainedCommands
     reports: HookReports
     background: Background
     env: list[bytes]
@@ -200,7 +200,7 @@ class EventHooks:
             return HookResult(f"not started: {trouble}", ok=False, output=b"", elapsed_s=0.0)
         env = [*self.env, *event_variables(event, self.socket)]
         argv = [word.encode(errors="surrogateescape") for word in config.command]
-        command = HookCommand(argv, b"/", env, event_json(event), config.timeout)
+        command = ContainedCommand(argv, b"/", env, event_json(event), config.timeout)
         return await self.processes.run(command, scope, operators=True)
 
     def types_of(self, name: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""Executes hooks: each in a containment of its own, so that whatever it has started ends with it, and dies with the daemon's
-next start if the daemon is killed.
+"""Executes commands that are not runs, such as hooks and the daemon's own git: each in a containment of its own, so that whatever
+it has started ends with it, and dies with the daemon's next start if the daemon is killed.
 
-The launcher contains a hook as it does a run, under a name that is not the id of a run: `hook-1f0a93c2-1`.
+The launcher contains each as it does a run, under a name that is not the id of a run: `hook-1f0a93c2-1`.
 """
 
 import os
@@ -37,7 +37,7 @@ KILL_WAIT = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class HookCommand:
+class ContainedCommand:
     argv: Sequence[bytes]
     cwd: bytes
     env: list[bytes]
@@ -70,7 +70,7 @@ class _Process:
     stop: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
-class HookProcesses:
+class ContainedCommands:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._processes: dict[RunId, _Process] = {}
@@ -104,8 +104,8 @@ class HookProcesses:
                 if process.left:
                     self._forget(event.run)
 
-    async def run(self, command: HookCommand, stop: trio.CancelScope, *, operators: bool) -> HookResult:
-        """Execute a hook, and return when nothing of it is alive. Cancel `stop` to end it early."""
+    async def run(self, command: ContainedCommand, stop: trio.CancelScope, *, operators: bool) -> HookResult:
+        """Execute a command, and return when nothing of it is alive. Cancel `stop` to end it early."""
         if self._resting:
             return HookResult("not started: the daemon ends, or is replaced", ok=False, output=b"", elapsed_s=0.0)
         self._last += 1
@@ -144,7 +144,7 @@ class HookProcesses:
         """Undo `rest`."""
         self._resting = False
 
-    def _launch(self, name: RunId, command: HookCommand, stack: ExitStack) -> int:
+    def _launch(self, name: RunId, command: ContainedCommand, stack: ExitStack) -> int:
         """Start the command. Return where its output can be read."""
         output, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         stack.callback(os.close, output)

@@ -16,7 +16,7 @@ from .credentials import COOKIE, sealed
 from .helper import first_step
 from .isolation.sandbox import in_sandbox
 from .launched_runs import LaunchedRun, LaunchedRuns, MainProcess
-from .launcher import Adopted, LaunchError, LaunchSpec, Remains, Remember
+from .launcher import Adopted, LaunchError, LaunchRecord, LaunchSpec, Remember
 from .procfs import Stat
 from .trampoline.creating import NewChild, ProcessCreator, candidates
 from .trampoline.executable import AS_IT_IS, AS_USER, REPORT, is_one, reported
@@ -77,7 +77,7 @@ class CommandStarter:
         name = spec.argv[0] if spec.argv else b""
         opened: list[int] = []
         try:
-            door = self._containment.enter(run)
+            door = self._containment.prepare(run)
             if door.cgroup is not None:
                 opened.append(door.cgroup)
             report, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -107,9 +107,9 @@ class CommandStarter:
 
     def _own(self, run: LaunchedRun, child: NewChild, report: int, spec: LaunchSpec, started: int | None) -> MainProcess:
         name = spec.argv[0] if spec.argv else b""
-        pid, pidfd, memory = child
+        pid, pidfd, clone_block = child
         isolated = spec.sandbox is not None
-        main = MainProcess(pid, report, name, spec.cwd, pidfd, started=started, isolated=isolated, memory=memory)
+        main = MainProcess(pid, report, name, spec.cwd, pidfd, started=started, isolated=isolated, clone_block=clone_block)
         try:
             self._mains.own(run, main)
         except OSError as error:
@@ -121,8 +121,8 @@ class CommandStarter:
     def _let_through(self, run: LaunchedRun, main: MainProcess, gate: int, spec: LaunchSpec, remember: Remember) -> None:
         main.failure = LaunchError(errno.ENOSPC, "cannot remember the start of", main.name, kind="output")
         try:
-            remains = run.remains()
-            if remember(remains):
+            record = run.record()
+            if remember(record):
                 main.failure = None
                 os.write(gate, AS_IT_IS if spec.user is None else AS_USER + spec.user.record())
         except BrokenPipeError:  # the trampoline failed before it came to the gate
@@ -158,16 +158,16 @@ class Adopter:
         self._trampolines_done_by = 0.0
         """When every trampoline of the dead daemon has become its command, or hangs; set when the first is met."""
 
-    def adopt(self, run_id: RunId, parent: RunId | None, remains: Remains) -> Adopted:
+    def adopt(self, run_id: RunId, parent: RunId | None, record: LaunchRecord) -> Adopted:
         assert run_id not in self._runs
-        run = self._runs.add(run_id, parent, remains.nonce, remains.bounds, remains.started or 0)
+        run = self._runs.add(run_id, parent, record.nonce, record.bounds, record.started or 0)
         try:
             self._adopted.rejoin(run)
-            if remains.report is None:
-                self._find_main(run, remains)
-            elif remains.pid:  # a launch in flight, of a child of ours; one that could not be spawned has only the report
-                again = fcntl.fcntl(remains.report, fcntl.F_DUPFD_CLOEXEC, 0)
-                self._mains.own(run, MainProcess(remains.pid, again, started=remains.started, isolated=remains.isolated))
+            if record.report is None:
+                self._find_main(run, record)
+            elif record.pid:  # a launch in flight, of a child of ours; one that could not be spawned has only the report
+                again = fcntl.fcntl(record.report, fcntl.F_DUPFD_CLOEXEC, 0)
+                self._mains.own(run, MainProcess(record.pid, again, started=record.started, isolated=record.isolated))
             alive = self._adopted.finish(run)
             self._cpus.recall(run)
         except BaseException:
@@ -175,19 +175,19 @@ class Adopter:
             self._runs.drop(run)
             self._adopted.forget(run)
             raise
-        if remains.report is not None:
+        if record.report is not None:
             if run.main is None:
-                self._mains.fail_soon(run, reported(os.read(remains.report, REPORT.size)))
-            os.close(remains.report)
-        return Adopted(run.main.pid if run.main else None, run.main is None and not alive, remains.report is not None)
+                self._mains.fail_soon(run, reported(os.read(record.report, REPORT.size)))
+            os.close(record.report)
+        return Adopted(run.main.pid if run.main else None, run.main is None and not alive, record.report is not None)
 
-    def _find_main(self, run: LaunchedRun, remains: Remains) -> None:
+    def _find_main(self, run: LaunchedRun, record: LaunchRecord) -> None:
         """Own the main process, if it lives or waits to be reaped by us."""
-        process = self._main_process(run, remains)
+        process = self._main_process(run, record)
         if process is None:
             return
         ours = process.parent == os.getpid()
-        main = MainProcess(process.pid, None, started=process.started, ours=ours, isolated=remains.isolated)
+        main = MainProcess(process.pid, None, started=process.started, ours=ours, isolated=record.isolated)
         try:
             self._mains.own(run, main)
         except ProcessLookupError:
@@ -195,16 +195,16 @@ class Adopter:
         now = procfs.stat(main.pid)
         if now is None or now.started != main.started:  # it is gone, and the pid may be another's by now
             self._mains.disown(run)
-        elif not remains.executed and self._hangs(main.pid):
+        elif not record.executed and self._hangs(main.pid):
             # the daemon that would hear its report has died, and how far it has come is not known
             main.signal(signal.SIGKILL)
             self._mains.disown(run)
 
-    def _main_process(self, run: LaunchedRun, remains: Remains) -> Stat | None:
-        process = procfs.stat(remains.pid) if remains.pid else None
-        if process is None or remains.started not in (None, process.started):
+    def _main_process(self, run: LaunchedRun, record: LaunchRecord) -> Stat | None:
+        process = procfs.stat(record.pid) if record.pid else None
+        if process is None or record.started not in (None, process.started):
             return None
-        if process.parent == os.getpid() and remains.started is not None:  # unreaped, perhaps ended: no other process has its pid
+        if process.parent == os.getpid() and record.started is not None:  # unreaped, perhaps ended: no other process has its pid
             return process
         return process if process.alive and self._adopted.is_of(run, process.pid) else None
 

@@ -16,7 +16,7 @@ from ..core.state.run import number_or_zero
 from ..protocol.types import RunId
 from . import procfs
 from .credentials import COOKIE
-from .launcher import UNBOUND, Bounds, LaunchError, Remains
+from .launcher import UNBOUND, Bounds, LaunchError, LaunchRecord
 from .trampoline.executable import ITS_COMMAND, ITS_DIRECTORY
 
 # ---- The two marks that the processes of a run inherit: a cookie in the environment, and a tag, a number in the soft
@@ -83,14 +83,14 @@ class MainProcess:
     pidfd: int = -1
     failure: LaunchError | None = None
     started: int | None = None
-    """Clock ticks since boot; `None` until `LaunchedRun.remains` asks where the process began as one tick became the next."""
+    """Clock ticks since boot; `None` until `LaunchedRun.record` asks where the process began as one tick became the next."""
     ours: bool = True
     """Whether it is a child of this process, which then reaps it."""
     exit_seen: float | None = None
     """When an adopted process was seen to exit, while the kernel has not told how."""
     isolated: bool = False
     """Whether it keeps the command in a sandbox, and is not the command itself."""
-    memory: int | None = None
+    clone_block: int | None = None
     """What it reads until it executes the trampoline; see `trampoline.creating`."""
 
     @property
@@ -186,15 +186,15 @@ class LaunchedRun:
         self.pause_count += 1
         return self.pause_count
 
-    def remains(self) -> Remains:
+    def record(self) -> LaunchRecord:
         """Return what to save of the run. Raises `OSError`."""
         main = self.main
         if main is None:
-            return Remains(self.nonce, self.bounds)
+            return LaunchRecord(self.nonce, self.bounds)
         if main.started is None and (process := procfs.stat(main.pid)):  # an unreaped child of ours has not gone
             main.started = process.started
         self.first_started = self.first_started or main.started or 0
-        return Remains(self.nonce, self.bounds, main.pid, main.started, isolated=main.isolated)
+        return LaunchRecord(self.nonce, self.bounds, main.pid, main.started, isolated=main.isolated)
 
 
 def run_ids(tops: Iterable[LaunchedRun]) -> set[RunId]:

@@ -111,7 +111,7 @@ class LaunchSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Remains:
+class LaunchRecord:
     """What is saved of a launched run, to find it again: after the death of the daemon that launched it, or after that daemon's
     re-exec."""
 
@@ -155,7 +155,7 @@ class Footprint:
     """Seconds of CPU, of user and system. In a cgroup, of all processes that were in it; else of those that are alive."""
 
 
-Remember = Callable[[Remains], bool]
+Remember = Callable[[LaunchRecord], bool]
 """Saves that there is a main process, which executes nothing before this returns. If it returns false, the launch fails."""
 
 
@@ -228,7 +228,7 @@ class Launcher(Protocol):
     def disown(self, pid: int) -> None:
         """Undo `own`: the process was reaped."""
 
-    def adopt(self, run_id: RunId, parent: RunId | None, remains: Remains) -> Adopted:
+    def adopt(self, run_id: RunId, parent: RunId | None, record: LaunchRecord) -> Adopted:
         """Adopt a run that an earlier daemon launched: what is alive of it is treated as if it had been launched here. Its parent
         was adopted before; and if the earlier daemon was this very process, `serve` was not called yet.
 
@@ -238,7 +238,7 @@ class Launcher(Protocol):
         command is not known to run (`executed` is false) becomes the command, or is killed: this waits for half a second at most.
         Raises `OSError` where the system is short of something; then nothing is adopted, and the caller may try again."""
 
-    def hand_over(self) -> dict[RunId, Remains]:
+    def hand_over(self) -> dict[RunId, LaunchRecord]:
         """Return, before a re-exec, what `adopt` needs of every launched run, parents first. Descriptors in it stay open
         across execve(2) from now on; nothing is stopped or undone. Between this and execve(2), or `take_back`, the task of
         `serve` must not run: its reports would be lost. If it raises `OSError`, nothing has changed."""

@@ -33,13 +33,13 @@ from .launcher import (
     Footprint,
     Launcher,
     LaunchError,
+    LaunchRecord,
     LaunchSpec,
-    Remains,
     Remember,
 )
 from .trampoline.creating import ProcessCreator
 from .trampoline.executable import EXEC, REPORT, Trampoline, best
-from .watch import NO_RUN, Complaints, Emitter, Mains, Orphans, OwedEvents, Reactor, all_executed, signal_mains
+from .watch import NO_RUN, Complaints, Emitter, Mains, Orphans, OwedEvents, Reactor, signal_mains, wait_until_executed
 
 # ---- Handing runs over to the process that this one becomes by execve(2)
 
@@ -52,23 +52,23 @@ class LaunchHandover:
         self._pipes: list[int] = []
         """Those that were made for the next process."""
 
-    def hand_over(self) -> dict[RunId, Remains]:
+    def hand_over(self) -> dict[RunId, LaunchRecord]:
         try:
-            return {run_id: self._remains_of(run) for run_id, run in self._runs.items()}
+            return {run_id: self._record_of(run) for run_id, run in self._runs.items()}
         except OSError:
             self.take_back()
             raise
 
-    def _remains_of(self, run: LaunchedRun) -> Remains:
-        remains = run.remains()
+    def _record_of(self, run: LaunchedRun) -> LaunchRecord:
+        record = run.record()
         failure = run.main.failure if run.main else run.launch_error
         if failure:
             self._pipes.append(_report_again(failure))
-            return replace(remains, report=self._pipes[-1])
+            return replace(record, report=self._pipes[-1])
         if run.main and run.main.report is not None:
             os.set_inheritable(run.main.report, True)
-            return replace(remains, report=run.main.report)
-        return remains
+            return replace(record, report=run.main.report)
+        return record
 
     def take_back(self) -> None:
         while self._pipes:
@@ -232,20 +232,20 @@ class LocalLauncher(Launcher):
             self._mains.fail_soon(run, error)
 
     def terminate(self, run_id: RunId, signal: int) -> None:
-        run = self._stopping(run_id, signal)
+        run = self._begin_stop(run_id, signal)
         if run:
-            all_executed(run)
+            wait_until_executed(run)
             stop = run.stop_count
             self._reactor.retry_while(lambda: run.in_stop(stop), self._containment.stops.terminate, run, signal)
 
     def kill(self, run_id: RunId) -> None:
-        run = self._stopping(run_id, SIGKILL)
+        run = self._begin_stop(run_id, SIGKILL)
         if run:
             stop = run.stop_count
             signal_mains(run, SIGKILL)
             self._reactor.retry_while(lambda: run.in_stop(stop), self._containment.stops.kill, run)
 
-    def _stopping(self, run_id: RunId, number: int) -> LaunchedRun | None:
+    def _begin_stop(self, run_id: RunId, number: int) -> LaunchedRun | None:
         run = self._runs.get(run_id)
         if run is None:
             self._reactor.soon(self._emitter.emit, Emptied, run_id)
@@ -258,7 +258,7 @@ class LocalLauncher(Launcher):
         if run is None:
             self._reactor.soon(self._emitter.emit, Frozen, run_id)
             return
-        all_executed(run)
+        wait_until_executed(run)
         count = run.set_paused(True)
         self._reactor.retry_while(lambda: run.freezing and run.pause_count == count, self._containment.pauses.freeze, run)
 
@@ -278,7 +278,7 @@ class LocalLauncher(Launcher):
         run = self._runs.get(run_id)
         if run:
             self._runs.drop(run)
-            self._containment.leave(run)
+            self._containment.remove(run)
 
     # Looking.
 
@@ -340,10 +340,10 @@ class LocalLauncher(Launcher):
 
     # Adopting and handing over.
 
-    def adopt(self, run_id: RunId, parent: RunId | None, remains: Remains) -> Adopted:
-        return self._adopter.adopt(run_id, parent, remains)
+    def adopt(self, run_id: RunId, parent: RunId | None, record: LaunchRecord) -> Adopted:
+        return self._adopter.adopt(run_id, parent, record)
 
-    def hand_over(self) -> dict[RunId, Remains]:
+    def hand_over(self) -> dict[RunId, LaunchRecord]:
         self._reactor.finish_idle()
         return self._handover.hand_over()
 

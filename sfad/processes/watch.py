@@ -525,17 +525,17 @@ class Mains:
 
 def _free(main: MainProcess) -> None:
     """Free what a child reads before it executes: it has executed, or it has ended."""
-    if main.memory is not None:
-        free(main.memory)
-        main.memory = None
+    if main.clone_block is not None:
+        free(main.clone_block)
+        main.clone_block = None
 
 
-def all_executed(run: LaunchedRun) -> None:
+def wait_until_executed(run: LaunchedRun) -> None:
     """Wait until the new children of a subtree have executed their trampolines. One that stood still before that would keep the
     daemon's descriptors, and the locks that the next daemon needs."""
     until = monotonic() + _EXECUTES_WITHIN
     for main in run.mains:
-        while main.memory is not None and is_waiting(main.memory) and monotonic() < until:
+        while main.clone_block is not None and is_waiting(main.clone_block) and monotonic() < until:
             sleep(_LOOK_EVERY)
 
 

@@ -239,7 +239,7 @@ class Live:
     """The newest."""
     end: RunInfo | None = None
     """As the ledger was given its end."""
-    user: Credentials | None = None
+    credentials: Credentials | None = None
     """Who executes its command (`LaunchSpec.user`)."""
     setups: TreeSetups = NO_SETUPS
     """How the agent programs of its tree are routed through the gateway."""
@@ -417,7 +417,7 @@ class Watchers:
         self._watchers: dict[RunId, set[Watcher]] = {}
         self._call_watchers: dict[RunId, set[CallWatcher]] = {}
 
-    def on_end(self, run: RunId, waiter: Waiter) -> GiveUp:
+    def wait_for_end(self, run: RunId, waiter: Waiter) -> GiveUp:
         """Call `waiter` when a run that is not over is. Return how to give up waiting."""
         return _added(self._waiters, run, waiter)
 

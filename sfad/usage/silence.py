@@ -45,7 +45,7 @@ class Signs:
     def _of_one(self, live: Live, now: float, wall: float) -> list[float]:
         found = [live.heard] if live.heard is not None else []
         found += [min(now, now - (wall - written)) for written in self._written(live) if written > live.created_at.timestamp()]
-        if live.run.account.under_way:
+        if live.run.account.reserved_by_gateway:
             waits = [silence.since for silence in live.run.account.silences]
             found.append(min(waits, default=now))
         return found

@@ -952,7 +952,7 @@ def check_account(kept: Account, now: Account, *, noted: bool) -> None:
     """Check that all of an account is saved. What meters and the kernel tell is saved later, and sums over descendants are computed
     again."""
     assert kept.reservations == now.reservations
-    assert kept.reserved == now.reserved
+    assert kept.reserved_by_agent == now.reserved_by_agent
     assert kept.ended == now.ended
     assert kept.sources.get("report") == now.sources.get("report")
     assert noted or kept.sources == now.sources
@@ -961,7 +961,7 @@ def check_account(kept: Account, now: Account, *, noted: bool) -> None:
 def with_fair_turns(machine: Machine) -> Machine:
     """Check, whenever a waiting tree gets a slot, that it is the first of its user, and that no waiting user who may have one has
     fewer trees."""
-    slots, give = machine.slots, machine.slots.next_waiting
+    slots, give = machine.slots, machine.slots.give_next
 
     def checked() -> RunId | None:
         able = [run for run in machine.tree if slots.place_of(run.id) is not None and slots.free_for(run.user, run.asked.group)]
@@ -975,7 +975,7 @@ def with_fair_turns(machine: Machine) -> Machine:
             assert place.place == 1
         return root
 
-    slots.next_waiting = checked  # type: ignore[method-assign]
+    slots.give_next = checked  # type: ignore[method-assign]
     return machine
 
 

@@ -51,7 +51,7 @@ OF_GATEWAY = {
     "see_plan",
     "serve_gateway",
     "silent_call",
-    "unasked_call",
+    "unasked_request",
     "withdraw_call",
 }
 OF_FLEET = {

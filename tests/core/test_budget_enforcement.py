@@ -10,7 +10,7 @@ from sfad.core import events as e
 from sfad.core.state.budgets import Budget, to_nanos
 from sfad.core.state.policy import Policy
 from sfad.protocol.requests.fleet import Allowance, AllowanceWanted, AskAllowances
-from sfad.protocol.requests.gateway import CallAdmitted
+from sfad.protocol.requests.gateway import CallDecision
 from sfad.protocol.types import Action, Placing, Status
 
 from .test_adopting import Life
@@ -263,7 +263,7 @@ def test_a_call_is_lowered_only_when_the_keeper_has_no_more() -> None:
     (t >> t.call(a, tokens=1000)).skip()
     (t >> gives(t, 0.1, waits="other nodes hold the rest")).skip()
     answer = t.answers[t.last_token]
-    assert isinstance(answer, CallAdmitted)
+    assert isinstance(answer, CallDecision)
     assert answer.max_output == 6466
 
 

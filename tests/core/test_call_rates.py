@@ -123,7 +123,7 @@ def test_what_cannot_be_paid_for_does_not_wait_for_a_rate() -> None:
     a = t.start("a", limits="messages=1:refuse")
     t.admitted(t.call(a, 10))
     t.later(60)
-    t.machine.handle(e.GatewayStarted(t.at))
+    t.machine.handle(e.GatewayGone(t.at))
     assert "messages limit" in t.not_called(t.call(a, 10))
 
 

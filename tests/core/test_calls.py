@@ -18,7 +18,7 @@ from sfad.core.state.account import Account, Silence, Use
 from sfad.core.state.budgets import to_nanos
 from sfad.core.state.vocabulary import Timer
 from sfad.durable.snapshots import from_saved, to_saved
-from sfad.protocol.requests.gateway import CallAdmitted
+from sfad.protocol.requests.gateway import CallDecision
 from sfad.protocol.types import Action, LimitKind, Status, Tokens
 from tests.core.transcript import ANN, Transcript, inside, limits, purse, use
 
@@ -382,7 +382,7 @@ def test_a_budget_bounds_calls(action: Action) -> None:
     if action is Action.WARN:
         assert t.admission(call)
     elif action is Action.TERMINATE:
-        assert isinstance(t.answers[call.token], c.ErrorAnswer | CallAdmitted)
+        assert isinstance(t.answers[call.token], c.ErrorAnswer | CallDecision)
         assert t.run(a).status is Status.STOPPING
     else:
         assert t.run(a).status is Status.PAUSED
@@ -438,7 +438,7 @@ def test_calls_never_cost_more_than_a_limit(
         call = t.call(runs[whose], output, tokens=tokens, choices=choices, more=more)
         (t >> call).skip()
         answer = t.answers.get(call.token)
-        if isinstance(answer, CallAdmitted) and answer.reservation is not None:
+        if isinstance(answer, CallDecision) and answer.reservation is not None:
             most = (answer.max_output or output) * choices
             under_way.append((answer.reservation, tokens + more, most))
             error = max(error, more * 3000)
@@ -455,7 +455,7 @@ def test_what_an_earlier_gateway_did_not_settle_is_charged_in_full() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=0.5")
     name, _ = t.admitted(t.call(a))
-    (t >> e.GatewayStarted(t.at)).skip()
+    (t >> e.GatewayGone(t.at)).skip()
     account = t.run(a).account
     assert not account.reservations
     assert account.used(LimitKind.COST) == 303_000_000
@@ -471,11 +471,11 @@ def test_a_users_gateway_settles_what_it_has_asked_for_and_nothing_else() -> Non
     users, _ = t.admitted(replace(t.call(a), gateway_uid=1001))
     own, _ = t.admitted(t.call(a))
     (t >> e.GatewayConnected(t.at, frozenset(), 1002)).skip()
-    (t >> e.GatewayStarted(t.at, (), 1002)).skip()
+    (t >> e.GatewayGone(t.at, (), 1002)).skip()
     assert list(t.run(a).account.reservations) == [users, own]
     (t >> e.GatewayConnected(t.at, frozenset(), 1001)).skip()
     assert list(t.run(a).account.reservations) == [own]
-    (t >> e.GatewayStarted(t.at)).skip()
+    (t >> e.GatewayGone(t.at)).skip()
     assert not t.run(a).account.reservations
 
 
@@ -484,7 +484,7 @@ def test_what_an_earlier_gateway_had_noted_is_charged_as_noted() -> None:
     a = t.start("a", limits="cost=1")
     noted, _ = t.admitted(t.call(a))
     t.admitted(t.call(a))
-    (t >> e.GatewayStarted(t.at, (t.called(noted, cost=0.01),))).skip()
+    (t >> e.GatewayGone(t.at, (t.called(noted, cost=0.01),))).skip()
     assert not t.run(a).account.reservations
     assert sorted(call.cost_usd or 0 for call in t.calls) == [0.01, WHOLE]
 
@@ -596,7 +596,7 @@ def test_what_may_not_have_been_used_ends_no_run() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=0.35")
     t.admitted(t.call(a))
-    (t >> e.GatewayStarted(t.at)).skip()
+    (t >> e.GatewayGone(t.at)).skip()
     assert t.run(a).account.unsure(LimitKind.COST) == 303_000_000
     assert "0.303 USD of that may not have been used" in t.not_called(t.call(a))
     assert t.run(a).status is Status.RUNNING
@@ -637,7 +637,7 @@ def test_what_is_charged_as_reserved_is_recorded_with_the_cause() -> None:
     t.admitted(t.call(a))
     t.admitted(t.call(b))
     (t >> t.exited(b)).skip()
-    (t >> e.GatewayStarted(t.at)).skip()
+    (t >> e.GatewayGone(t.at)).skip()
     of_run, of_gateway = t.calls
     assert (of_run.run_id, of_run.cost_usd, of_run.at_most, of_run.output_tokens) == (b, WHOLE, True, 20_000)
     assert "its run ended" in (of_run.error or "")
@@ -668,7 +668,7 @@ def test_every_call_is_recorded_once_and_the_records_add_up(steps: list[tuple[st
             case "withdraw" if asked:
                 (t >> e.CallWithdrawn(t.at, asked[number % len(asked)].token, "it hung up")).skip()
             case "gateway":
-                (t >> e.GatewayStarted(t.at)).skip()
+                (t >> e.GatewayGone(t.at)).skip()
             case "connected":
                 (t >> e.GatewayConnected(t.at, frozenset(names[:number]))).skip()
             case "resume":

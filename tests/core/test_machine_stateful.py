@@ -776,7 +776,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         under_way = machine.calls_of_users
         for user in {book.run.user for book in self.world.books.values()}:
             accounts = [run.account for run in machine.tree if run.user == user]
-            assert under_way.count(user) == sum(account.under_way.get(LimitKind.MESSAGES, 0) for account in accounts)
+            assert under_way.count(user) == sum(account.reserved_by_gateway.get(LimitKind.MESSAGES, 0) for account in accounts)
             assert under_way.doubts(user) == sum(account.doubts.get(LimitKind.COST, 0) for account in accounts)
 
     @invariant()

@@ -17,7 +17,7 @@ from sfad.core import events as e
 from sfad.core.life.pausing import REPLY_OUTLIVES
 from sfad.core.state.plans import AFTER_RESET, SPREAD, Window, clock, spread
 from sfad.core.state.policy import PlanPolicy
-from sfad.protocol.requests.gateway import CallAdmitted, SeePlan
+from sfad.protocol.requests.gateway import CallDecision, SeePlan
 from sfad.protocol.requests.plans import SeenWindow
 from sfad.protocol.types import LimitKind, RunId, Status
 from tests.core.transcript import NOON, Transcript, use
@@ -39,7 +39,7 @@ class Plan(Transcript):
     def answered(self, call: e.CallAsked) -> bool:
         """Whether a call has been admitted."""
         answer = self.answers.get(call.token)
-        return isinstance(answer, CallAdmitted) and answer.reservation is not None
+        return isinstance(answer, CallDecision) and answer.reservation is not None
 
     def seen(
         self, run: RunId, used: float | None, *, window: str = "5h", left: float | None = HOUR, rejected: bool = False,
@@ -128,7 +128,7 @@ def test_refused_is_the_call_and_not_the_run() -> None:
     call = t.asks(a)
     t.go(call)
     answer = t.answers[call.token]
-    assert isinstance(answer, CallAdmitted)
+    assert isinstance(answer, CallDecision)
     assert answer.refused == "the 5h window is 80 % used, agents may use 80 %; it resets at 13:00"
     assert t.run(a).status is Status.RUNNING
 

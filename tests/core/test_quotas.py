@@ -62,7 +62,7 @@ class Queue(RuleBasedStateMachine):
     def hold(self, user: str) -> None:
         """A tree comes that waits for another run."""
         root = f"a{next(self.numbers)}"
-        self.slots.hold(root, user)
+        self.slots.wait_outside(root, user)
         self.held[root] = user
 
     @precondition(lambda self: self.held)
@@ -70,7 +70,7 @@ class Queue(RuleBasedStateMachine):
     def release(self, data: st.DataObject, priority: int, group: str | None) -> None:
         """That run has ended."""
         root = data.draw(st.sampled_from(sorted(self.held)))
-        self.slots.release(root)
+        self.slots.end_waiting_outside(root)
         self.enqueue(root, self.held.pop(root), priority, group)
         self.fill()
 
@@ -101,7 +101,7 @@ class Queue(RuleBasedStateMachine):
         return in_group and sum(whose == user for whose, _ in held) < self.slots.per_user
 
     def fill(self) -> None:
-        while (root := self.slots.next_waiting()) is not None:
+        while (root := self.slots.give_next()) is not None:
             held = Counter(user for user, _ in self.live.values())
             assert len(self.live) < self.slots.total
             able = [one for one in self.waiting if self.has_room(one.user, one.group)]
@@ -133,7 +133,7 @@ class Queue(RuleBasedStateMachine):
         self.slots.groups = {}
         for root in [*self.live, *(one.root for one in self.waiting), *self.held]:
             self.slots.leave(root)
-        assert self.slots.next_waiting() is None
+        assert self.slots.give_next() is None
         kept: dict[str, Any] = {name: value for name, value in vars(self.slots).items() if hasattr(value, "__len__")}
         assert not any(kept.values()), "of users without trees nothing is kept"
 
@@ -163,7 +163,7 @@ def test_a_user_without_trees_waits_for_each_other_user_once(
             slots.enqueue(f"a{next(numbers)}", f"user-{user}", priority)
         live.remove(ended := data.draw(st.sampled_from(live)))
         slots.leave(ended)
-        started = slots.next_waiting()
+        started = slots.give_next()
         assert started is not None
         live.append(started)
         if started == "victim":

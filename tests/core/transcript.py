@@ -26,7 +26,7 @@ from sfad.core.state.vocabulary import Timer
 from sfad.durable.snapshots import to_saved
 from sfad.protocol.kinds import COSTS
 from sfad.protocol.requests.fleet import Allowances
-from sfad.protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall
+from sfad.protocol.requests.gateway import AdmitCall, CallDecision, EndCall
 from sfad.protocol.types import (
     Action,
     ApiTrouble,
@@ -93,7 +93,7 @@ def at_once(run: Run) -> dict[str, Any]:
     """Return what must be saved of it at once: not its use, which the model checks (`check_account`)."""
     state: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(run, enc_hook=to_saved))
     del state["counted_cost"]
-    return state | {"account": {part: state["account"][part] for part in ("reservations", "reserved", "ended")}}
+    return state | {"account": {part: state["account"][part] for part in ("reservations", "reserved_by_agent", "ended")}}
 
 
 class Transcript:
@@ -347,7 +347,7 @@ class Transcript:
     def admission(self, event: e.CallAsked) -> tuple[str, int | None]:
         """A call that was asked for earlier may be made."""
         answer = self.answers[event.token]
-        assert isinstance(answer, CallAdmitted), answer
+        assert isinstance(answer, CallDecision), answer
         assert answer.reservation is not None, answer.refused
         return answer.reservation, answer.max_output
 
@@ -358,17 +358,17 @@ class Transcript:
         assert answer.retry_after is None, answer
         return answer.refused or ""
 
-    def postponed(self, event: e.CallAsked) -> CallAdmitted:
+    def postponed(self, event: e.CallAsked) -> CallDecision:
         """The call must not be made now."""
         (self >> event).skip()
         answer = self.refusal(event)
         assert answer.retry_after is not None, answer
         return answer
 
-    def refusal(self, event: e.CallAsked) -> CallAdmitted:
+    def refusal(self, event: e.CallAsked) -> CallDecision:
         """How a call that was asked for earlier was refused."""
         answer = self.answers[event.token]
-        assert isinstance(answer, CallAdmitted), answer
+        assert isinstance(answer, CallDecision), answer
         assert answer.reservation is None, answer
         assert answer.refused
         return answer
@@ -480,7 +480,7 @@ def _answer(answer: c.Answer) -> str:
             return f"Reserved {reservation}" if refusal is None else f"NotReserved {refusal.whose} {refusal.limit_kind}"
         case Allowances():
             return f"Gave {' '.join(f'{each.usd:g}' for each in answer.allowances)}"
-        case CallAdmitted():
+        case CallDecision():
             lowered = "" if answer.max_output is None else f" lowered to {answer.max_output}"
             return f"Called {answer.reservation}{lowered}" if answer.refused is None else f"NotCalled {answer.refused}"
         case c.ErrorAnswer(code, _):

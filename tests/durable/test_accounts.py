@@ -20,7 +20,7 @@ USE = {
 SAVED = {
     "sources": {"report": USE},
     "reservations": {"a1-1": HOLD},
-    "reserved": {"tokens": 10, "cost": 0.1, "planning_cost": 0.1},
+    "reserved_by_agent": {"tokens": 10, "cost": 0.1, "planning_cost": 0.1},
     "below": {"tokens": 1115, "cost": 0.30000000000000004},
     "ended": {"cost": 0.1},
     "ended_unsure": {},
@@ -38,7 +38,7 @@ def test_dollars_are_loaded_as_nano_dollars() -> None:
     assert account.sources["report"].cost == 310_000_000
     assert account.sources["report"].planning_cost == account.below[LimitKind.COST] == 300_000_000
     assert account.reservations["a1-1"] == OpenReservation("m", 9, 1, 100_000_000, "planning", (("user", "ann", "today"),))
-    assert account.reserved == {"tokens": 10, "cost": 100_000_000, "planning_cost": 100_000_000}
+    assert account.reserved_by_agent == {"tokens": 10, "cost": 100_000_000, "planning_cost": 100_000_000}
     assert account.used(LimitKind.TOKENS) == 12 + 1115 + 10
 
 
@@ -49,10 +49,10 @@ def test_dollars_are_loaded_as_nano_dollars() -> None:
         [],
         7,
         {},
-        SAVED | {"reserved": None},
+        SAVED | {"reserved_by_agent": None},
         SAVED | {"sources": {"report": 1}},
-        SAVED | {"reserved": {"x": "y"}},
-        SAVED | {"reserved": {"cost": "y"}},
+        SAVED | {"reserved_by_agent": {"x": "y"}},
+        SAVED | {"reserved_by_agent": {"cost": "y"}},
     ],
 )
 def test_a_form_of_another_version_is_not_valid(form: object) -> None:

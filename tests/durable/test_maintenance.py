@@ -52,7 +52,7 @@ class World:
 
     async def happened(self, *moments: datetime) -> None:
         for moment in moments:
-            self.ledger.event(Event(type="x", time=moment))
+            self.ledger.record_event(Event(type="x", time=moment))
         assert await self.ledger.flush()
 
     def runs(self) -> list[str]:

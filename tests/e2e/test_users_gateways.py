@@ -455,7 +455,7 @@ def test_a_gateway_can_only_ask_about_runs_of_its_user(everyones: Daemon, provid
         assert answers == [
             f"run {other.run} is of another user than this gateway",
             f"calls of run {own.run} to upstream 'keyed' are another gateway's",
-            "CallAdmitted",
+            "CallDecision",
             "Done",
             "the gateway may not 'list'",
             "the gateway may not 'stop'",

@@ -20,7 +20,7 @@ from sfad.gateway.exchange import Shared, new_client
 from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
 from sfad.gateway.upstreams import Trust, Upstream
 from sfad.protocol.egress import destination
-from sfad.protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SeePlan, SilentCall, UnaskedCall
+from sfad.protocol.requests.gateway import AdmitCall, CallDecision, EndCall, SeePlan, SilentCall, UnaskedRequest
 from tests.harness import until
 
 Script = Callable[[trio.SocketStream, bytes], Awaitable[None]]
@@ -114,7 +114,7 @@ class ScriptedDaemon:
     passing: list[EndCall] = field(default_factory=list)
     told: list[EndCall] = field(default_factory=list)
     silent_calls: list[SilentCall] = field(default_factory=list)
-    unasked_for: list[UnaskedCall] = field(default_factory=list)
+    unasked_for: list[UnaskedRequest] = field(default_factory=list)
     egress: tuple[str, ...] = ()
     keyed_only: bool = False
     plans: list[SeePlan] = field(default_factory=list)
@@ -130,7 +130,7 @@ class ScriptedDaemon:
         egress = tuple(map(destination, self.egress))
         return CallerRun(self.run, self.upstreams, self.certificates, egress, self.keyed_only, "TOKEN")
 
-    async def admit(self, asked: AdmitCall) -> CallAdmitted:
+    async def admit(self, asked: AdmitCall) -> CallDecision:
         self.asked.append(asked)
         try:
             await trio.lowlevel.checkpoint()
@@ -142,7 +142,7 @@ class ScriptedDaemon:
         if self.refuses is not None:
             raise RefusedError(self.refuses, self.retry_after)
         reservation = f"reservation {len(self.asked)}"
-        return CallAdmitted(
+        return CallDecision(
             id=0, reservation=reservation, max_output=self.max_output, holds_rejected=self.holds_rejected
         )  # fmt: skip
 
@@ -158,7 +158,7 @@ class ScriptedDaemon:
     def plan_seen(self, seen: SeePlan) -> None:
         self.plans.append(seen)
 
-    def unasked(self, request: UnaskedCall) -> None:
+    def unasked(self, request: UnaskedRequest) -> None:
         self.unasked_for.append(request)
 
     def egress_refused(self, run: str, host: str, port: int, why: str) -> None:

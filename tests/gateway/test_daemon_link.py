@@ -73,18 +73,18 @@ async def test_a_reservation_for_a_caller_that_has_hung_up_meanwhile_is_given_ba
             withdrawn = await daemon.next()
             assert isinstance(withdrawn, m.WithdrawCall)
             assert withdrawn.call == asked.id
-            await daemon.say(m.CallAdmitted(id=asked.id, reservation="a1-7"))
+            await daemon.say(m.CallDecision(id=asked.id, reservation="a1-7"))
             await daemon.say(m.Done(id=withdrawn.id))
             ended = await daemon.next()
             assert isinstance(ended, m.EndCall)
             assert (ended.run, ended.reservation, ended.tokens) == ("a1", "a1-7", Tokens())
             assert ended.error == "its caller hung up before it was made"
             unasked: dict[str, Any] = {"id": 0, "number": 0, "run": "a1", "time": 1.5, "upstream": "up", "path": "/e"}
-            link.unasked(m.UnaskedCall(status=200, **unasked))
-            link.unasked(m.UnaskedCall(refused="no", **unasked))
+            link.unasked(m.UnaskedRequest(status=200, **unasked))
+            link.unasked(m.UnaskedRequest(refused="no", **unasked))
             first, second = await daemon.next(), await daemon.next()
-            assert isinstance(first, m.UnaskedCall)
-            assert isinstance(second, m.UnaskedCall)
+            assert isinstance(first, m.UnaskedRequest)
+            assert isinstance(second, m.UnaskedRequest)
             assert (first.path, first.status, second.refused) == ("/e", 200, "no")
             assert first.number != second.number
         for known in (["a1-7"], []):

@@ -14,7 +14,7 @@ from sfad.config import Hook
 from sfad.core.context import MAX_EVENTS, WINDOW
 from sfad.hooks.end_hooks import AT_ONCE, AT_ONCE_IN_ALL, AT_ONCE_RESERVED, EndHooks
 from sfad.hooks.event_hooks import WAITING, EventHooks
-from sfad.hooks.processes import HookCommand, HookProcesses, HookReports, HookResult
+from sfad.hooks.processes import ContainedCommand, ContainedCommands, HookReports, HookResult
 from sfad.host.log import Log
 from sfad.host.metrics import Counts
 from sfad.host.tasks import Background
@@ -28,13 +28,13 @@ TRUE = HookResult("exit code 0", ok=True, output=b"", elapsed_s=0.0)
 class Commands:
     """In place of the processes: commands end at once, but the hanging ones not until they are cancelled or `released`."""
 
-    def __init__(self, hangs: Callable[[HookCommand], bool] = lambda _: True) -> None:
+    def __init__(self, hangs: Callable[[ContainedCommand], bool] = lambda _: True) -> None:
         self._hangs = hangs
         self.released = trio.Event()
-        self.running: list[HookCommand] = []
-        self.ended: list[HookCommand] = []
+        self.running: list[ContainedCommand] = []
+        self.ended: list[ContainedCommand] = []
 
-    async def run(self, command: HookCommand, stop: trio.CancelScope, *, operators: bool) -> HookResult:
+    async def run(self, command: ContainedCommand, stop: trio.CancelScope, *, operators: bool) -> HookResult:
         assert operators == (command.argv[1] != b"-c")
         self.running.append(command)
         try:
@@ -66,7 +66,7 @@ def reports(told: Told) -> HookReports:
 
 
 def event_hooks(commands: Commands, tasks: Background, told: Told, *names: str, uid_of: Callable[[RunId], int] = int) -> EventHooks:
-    made = EventHooks(cast(HookProcesses, commands), reports(told), tasks, [], "/socket", lambda _: None, uid_of)
+    made = EventHooks(cast(ContainedCommands, commands), reports(told), tasks, [], "/socket", lambda _: None, uid_of)
     made.configure({name: Hook(on=("*",), command=("/bin/sh", name)) for name in names}, 0, {})
     return made
 
@@ -75,7 +75,7 @@ def happened(number: int, run: str = "1", what: str = "run_paused", severity: Se
     return Event(type=what, seq=number, run_id=run, root_id=run, severity=severity)
 
 
-def hook_of(command: HookCommand) -> str:
+def hook_of(command: ContainedCommand) -> str:
     return command.argv[-1].decode()
 
 
@@ -136,7 +136,7 @@ async def test_events_that_hooks_cause_themselves_start_them_so_often(mock_clock
 async def test_commands_of_users_that_hang_hold_up_no_other_users() -> None:
     commands, told = Commands(), Told()
     async with background() as tasks:
-        hooks = EndHooks(cast(HookProcesses, commands), reports(told), tasks, "/socket", lambda _: None, lambda _: [])
+        hooks = EndHooks(cast(ContainedCommands, commands), reports(told), tasks, "/socket", lambda _: None, lambda _: [])
         users = range(1, AT_ONCE_IN_ALL + AT_ONCE_RESERVED + 10)
         for user in users:
             for number in range(AT_ONCE + 1):

@@ -63,7 +63,7 @@ async def test_a_copy_shows_one_moment_and_ends_while_others_write(state: Path, 
         nonlocal steps
         steps += 1
         trio.from_thread.run_sync(ledger.admit, run(2000 + steps), PLAIN)
-        trio.from_thread.run_sync(ledger.event, Event(type="x", time=WHEN))
+        trio.from_thread.run_sync(ledger.record_event, Event(type="x", time=WHEN))
         trio.from_thread.run(ledger.flush)
 
     with started(state) as ledger:

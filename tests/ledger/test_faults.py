@@ -58,7 +58,7 @@ async def test_a_full_disk_fails_admissions_and_keeps_ends(tiny_disk: Path) -> N
             ledger.admit(run(number, argv=["x" * 5000]), PLAIN)
             await ledger.flush()
         ledger.record(run(1, status=Status.COMPLETED), PLAIN)
-        ledger.event(Event(type="run_completed", time=WHEN, message="y" * 5000))
+        ledger.record_event(Event(type="run_completed", time=WHEN, message="y" * 5000))
         assert not await ledger.flush()
         assert ("full" in answers.failed[0][1], answers.troubles[0][0], ledger.backlog) == (True, answers.failed[0][1], 2)
         end = ledger.records.get("a1")
@@ -108,7 +108,7 @@ async def test_many_events_on_a_failing_disk_are_bounded_and_counted(tmp_path: P
         await ledger.flush()
         with locked(tmp_path):
             for _ in range(25):
-                ledger.event(Event(type="run_progress", time=WHEN))
+                ledger.record_event(Event(type="run_progress", time=WHEN))
                 ledger.record(run(1, status=Status.RUNNING), PLAIN)
                 await ledger.flush()
             ledger.record(run(1, status=Status.COMPLETED), PLAIN)
@@ -124,10 +124,10 @@ async def test_held_operations_share_a_try(tmp_path: Path, monkeypatch: pytest.M
     answers = Answers()
     with started(tmp_path, answers, busy_timeout=0.0) as ledger, transactions() as tries:
         with locked(tmp_path):
-            ledger.event(Event(type="x", time=WHEN))
+            ledger.record_event(Event(type="x", time=WHEN))
             await answers.until(lambda: bool(answers.troubles))
             for _ in range(100):
-                ledger.event(Event(type="x", time=WHEN))
+                ledger.record_event(Event(type="x", time=WHEN))
         ledger.admit(run(1), PLAIN)
         await answers.until(lambda: bool(answers.admitted))
         assert len(events(ledger)) == 101
@@ -137,12 +137,12 @@ async def test_held_operations_share_a_try(tmp_path: Path, monkeypatch: pytest.M
 async def test_flush_now_writes_what_was_queued(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         for _ in range(50):
-            ledger.event(Event(type="x", time=WHEN))
+            ledger.record_event(Event(type="x", time=WHEN))
         assert ledger.flush_now()
         assert count(tmp_path, "events") == 50
         with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            ledger.event(Event(type="x", time=WHEN))
+            ledger.record_event(Event(type="x", time=WHEN))
             assert not ledger.flush_now(timeout=0.1)
             other.execute("ROLLBACK")
 
@@ -417,7 +417,7 @@ async def _work_against_a_lock(ledger: Ledger, answers: Answers) -> float:
     ledger.admit(run(2), PLAIN)
     for _ in range(8):
         begun = time.monotonic()
-        ledger.event(Event(type="run_progress", time=WHEN))
+        ledger.record_event(Event(type="run_progress", time=WHEN))
         ledger.record(run(1, status=Status.COMPLETED), PLAIN)
         assert ledger.records.get("a1") == run(1, status=Status.COMPLETED)
         assert [info.id for info in runs_of(ledger.records, Page(List(id=1), EVERYTHING))] == ["a1"]
@@ -434,7 +434,7 @@ async def test_a_clock_that_is_set_back_and_forth_changes_no_order(tmp_path: Pat
         for number, shift in enumerate(hours, 1):
             at = WHEN + timedelta(hours=shift)
             ledger.admit(run(number, created_at=at), PLAIN)
-            ledger.event(Event(type="run_accepted", time=at, run_id=run(number).id))
+            ledger.record_event(Event(type="run_accepted", time=at, run_id=run(number).id))
             ledger.record(run(number, status=Status.COMPLETED, created_at=at, ended_at=at - timedelta(days=1)), PLAIN)
         assert await ledger.flush()
         expected = [run(number).id for number in range(1, 7)]

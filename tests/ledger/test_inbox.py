@@ -33,9 +33,9 @@ def for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def begin(ledger: Ledger, number: int) -> None:
     """The writes that follow an admission while the run lives."""
-    ledger.event(Event(type="run_accepted", time=WHEN, run_id=run(number).id))
+    ledger.record_event(Event(type="run_accepted", time=WHEN, run_id=run(number).id))
     ledger.record(run(number, status=Status.RUNNING), PLAIN)
-    ledger.event(Event(type="run_started", time=WHEN, run_id=run(number).id))
+    ledger.record_event(Event(type="run_started", time=WHEN, run_id=run(number).id))
 
 
 @pytest.mark.usefixtures("for_ever")
@@ -48,7 +48,7 @@ async def test_short_runs_in_sequence_take_two_transactions_each(tmp_path: Path)
             begin(ledger, number)
             ledger.record(run(number, status=Status.COMPLETED), PLAIN)
             await answers.until(lambda n=number: len(answers.ended) == n)  # type: ignore[misc]
-            ledger.event(Event(type="run_completed", time=WHEN, run_id=run(number).id))
+            ledger.record_event(Event(type="run_completed", time=WHEN, run_id=run(number).id))
         assert len(seen) == 20
         assert len(events(ledger)) == 29
         assert await ledger.flush()
@@ -80,7 +80,7 @@ async def test_lingering_items_are_written_without_an_urgent_one(tmp_path: Path)
 async def test_lingering_items_are_bounded(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         for _ in range(writer.ENOUGH):
-            ledger.event(Event(type="x", time=WHEN))
+            ledger.record_event(Event(type="x", time=WHEN))
         await until(lambda: len(events(ledger)) == writer.ENOUGH)
 
 

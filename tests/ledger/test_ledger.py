@@ -234,12 +234,12 @@ async def test_numbers_and_event_numbers_go_on_after_a_restart(tmp_path: Path) -
     event = Event(type="run_accepted", time=WHEN, run_id="a1", message="m", used=0.0)
     with started(tmp_path) as ledger:
         ledger.admit(run(40), PLAIN)
-        assert (ledger.next_number, ledger.event(event).seq, ledger.event(event).seq) == (41, 1, 2)
+        assert (ledger.next_number, ledger.record_event(event).seq, ledger.record_event(event).seq) == (41, 1, 2)
         await ledger.flush()
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         other.executescript("DELETE FROM runs; DELETE FROM events;")
     with started(tmp_path) as ledger:
-        assert (ledger.next_number, ledger.event(event).seq) == (41, 3)
+        assert (ledger.next_number, ledger.record_event(event).seq) == (41, 3)
         await ledger.flush()
         assert events(ledger, 2) == [msgspec.structs.replace(event, seq=3)]
     with started(tmp_path, floor_number=100) as ledger:
@@ -249,8 +249,8 @@ async def test_numbers_and_event_numbers_go_on_after_a_restart(tmp_path: Path) -
 async def test_an_event_without_a_time_is_a_bug_and_takes_no_number(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         with pytest.raises(ValueError, match="no time"):
-            ledger.event(Event(type="x"))
-        assert ledger.event(Event(type="x", time=WHEN)).seq == 1
+            ledger.record_event(Event(type="x"))
+        assert ledger.record_event(Event(type="x", time=WHEN)).seq == 1
 
 
 async def test_what_became_of_writes_waits_for_a_listener(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ async def test_a_burst_shares_transactions_and_answers_each_client_once(tmp_path
         for number in range(1, 3001):
             ledger.admit(run(number, labels={"n": str(number)}), PLAIN)
             ledger.record(run(number, status=Status.RUNNING), PLAIN)
-            ledger.event(Event(type="run_started", time=WHEN))
+            ledger.record_event(Event(type="run_started", time=WHEN))
             ledger.record(run(number, status=Status.COMPLETED), PLAIN)
         assert await ledger.flush()
         await answers.until(lambda: len(answers.admitted) == 3000)

@@ -46,7 +46,7 @@ async def _fill(directory: Path, numbers: range, copy: Path | None) -> None:
     with started(directory) as ledger:
         for number in numbers:
             ledger.admit(run(number, status=Status.COMPLETED, labels={"n": str(number)}), PLAIN)
-            ledger.event(Event(type="run_completed", time=WHEN, run_id=run(number).id))
+            ledger.record_event(Event(type="run_completed", time=WHEN, run_id=run(number).id))
         await ledger.flush()
         for name in (FILE, f"{FILE}-wal") if copy else ():
             (copy or directory).joinpath(name).write_bytes((directory / name).read_bytes())

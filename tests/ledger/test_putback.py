@@ -74,7 +74,7 @@ async def test_a_write_is_reported_when_the_ledger_is_in_its_place_again(tmp_pat
             assert await ledger.flush()
             attack(tmp_path / FILE) if number % 20 == 1 else None
             ledger.admit(run(number + 1), PLAIN)
-            ledger.event(Event(type="run_started", time=WHEN))
+            ledger.record_event(Event(type="run_started", time=WHEN))
             assert await ledger.flush()
             with closing(sqlite3.connect(f"file:{tmp_path / FILE}?mode=ro", uri=True)) as other:
                 assert other.execute("SELECT count(*), max(number) FROM runs").fetchone() == (number + 1, number + 1)

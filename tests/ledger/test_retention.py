@@ -98,7 +98,7 @@ async def test_a_prune_spares_the_newest_and_trees_of_other_users(tmp_path: Path
 
     with started(tmp_path) as ledger:
         for run_id in ("a1", "a2", "a3", "a6"):
-            ledger.event(Event(type="x", time=WHEN, run_id=run_id))
+            ledger.record_event(Event(type="x", time=WHEN, run_id=run_id))
         assert await ledger.flush()
         assert chosen(ledger) == [[2, 1], [3], [6]]
         assert chosen(ledger, uid=1000) == [[2, 1], [6]]
@@ -133,13 +133,13 @@ async def test_events_are_deleted_by_their_own_time(tmp_path: Path) -> None:
     times = [0, 1, 4000, 4001, 2, -9000, 3, 20]
     with started(tmp_path) as ledger:
         for days in times:
-            ledger.event(Event(type="x", time=WHEN + timedelta(days=days), run_id="a2"))
-        ledger.event(Event(type="x", time=WHEN, run_id="a1"))
-        ledger.event(Event(type="x", time=WHEN))
+            ledger.record_event(Event(type="x", time=WHEN + timedelta(days=days), run_id="a2"))
+        ledger.record_event(Event(type="x", time=WHEN, run_id="a1"))
+        ledger.record_event(Event(type="x", time=WHEN))
         await ledger.flush()
         assert (await delete(ledger)).events == 6
         assert [event.seq for event in events(ledger)] == [3, 4, 8, 9]
-        assert ledger.event(Event(type="x", time=WHEN)).seq == 11
+        assert ledger.record_event(Event(type="x", time=WHEN)).seq == 11
 
 
 async def test_old_charges_are_deleted(tmp_path: Path) -> None:

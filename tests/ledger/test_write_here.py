@@ -77,7 +77,7 @@ async def test_a_burst_is_one_transaction_here(tmp_path: Path, writers: list[boo
 async def test_what_is_not_urgent_lingers_and_is_written_here(tmp_path: Path, writers: list[bool]) -> None:
     async with serving(tmp_path, Answers()) as ledger:
         for _ in range(3):
-            ledger.event(Event(type="x", time=WHEN))
+            ledger.record_event(Event(type="x", time=WHEN))
         await until(lambda: len(events(ledger)) == 3)
         assert writers == [True]
 

@@ -16,7 +16,7 @@ from sfad.core.state.access import Peer
 from sfad.daemon.loop.pending_requests import PendingSpawn
 from sfad.daemon.loop.resources import EarlyEvents, Resources
 from sfad.daemon.loop.runtime import Runtime
-from sfad.daemon.server.spawning import asked_of
+from sfad.daemon.server.spawn_steps import asked_of
 from sfad.durable.spool import Spool
 from sfad.host.clock import Timers
 from sfad.host.files import Damages
@@ -49,7 +49,7 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "", *, 
         Damages(print), everyone,
     )  # fmt: skip
     runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
-    early_events.pass_on(runtime.arrivals.arrived)
+    early_events.pass_on(runtime.launcher_events.arrived)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.serve)

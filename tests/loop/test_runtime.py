@@ -15,7 +15,7 @@ from sfad.core import events as e
 from sfad.core.state.request import Asked
 from sfad.core.state.vocabulary import Timer
 from sfad.daemon.loop.pending_requests import PendingSpawn
-from sfad.daemon.server.spawning import MAX_SHOWN, asked_of
+from sfad.daemon.server.spawn_steps import MAX_SHOWN, asked_of
 from sfad.durable.spool import RunJournal
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Status
@@ -49,12 +49,12 @@ async def test_a_pending_end_does_not_delay_a_timer(tmp_path: Path, monkeypatch:
         run = await spawned(runtime)
         await until(lambda: runtime.catalogue.live[run].run.status is Status.RUNNING)
         with monkeypatch.context() as patched:
-            patched.setattr("sfad.daemon.loop.arrivals.LAST_LOOK_WAIT", 0.01)
+            patched.setattr("sfad.daemon.loop.launcher_events.LAST_LOOK_WAIT", 0.01)
             patched.setattr(runtime.metering, "may_wait", lambda _run: True)
             patched.setattr(runtime.metering, "learn_use", lambda _run, **_: trio.sleep_forever())  # noqa: ASYNC105 - its caller awaits it
-            runtime.arrivals.arrived(e.MainExited(trio.current_time(), run, code=0, empty=True))
+            runtime.launcher_events.arrived(e.MainExited(trio.current_time(), run, code=0, empty=True))
             assert run in runtime.catalogue.live
-            runtime.arrivals.arm(run, Timer.DEADLINE, trio.current_time())
+            runtime.launcher_events.arm(run, Timer.DEADLINE, trio.current_time())
             await until(lambda: run not in runtime.catalogue.live)
         ended = runtime.catalogue.info(run)
         assert ended is not None

@@ -20,19 +20,19 @@ from pathlib import Path
 import trio
 
 from sfad.core.events import LaunchSucceeded
-from sfad.processes.launcher import Bounds, Remains
+from sfad.processes.launcher import Bounds, LaunchRecord
 from tests.processes.rig import PATIENCE, Rig, skip
 
 
-def encode(remains: Mapping[str, Remains]) -> str:
-    """Return remains as JSON."""
-    return json.dumps({run: asdict(one) for run, one in remains.items()})
+def encode(records: Mapping[str, LaunchRecord]) -> str:
+    """Return the records as JSON."""
+    return json.dumps({run: asdict(one) for run, one in records.items()})
 
 
-def decode(text: str | bytes) -> dict[str, Remains]:
-    """Return remains from JSON."""
+def decode(text: str | bytes) -> dict[str, LaunchRecord]:
+    """Return the records from JSON."""
     found = json.loads(text)
-    return {run: Remains(**{**one, "bounds": Bounds(**one["bounds"])}) for run, one in found.items()}
+    return {run: LaunchRecord(**{**one, "bounds": Bounds(**one["bounds"])}) for run, one in found.items()}
 
 
 @dataclass
@@ -56,12 +56,12 @@ async def _serve(kind: str, instance: str, plan: Plan) -> None:
             await rig.wait(LaunchSucceeded, run)
         for run in plan.frozen:
             await rig.freeze(run)
-        print(os.getpid(), encode({run: rig.launched(run).remains() for run, _, _ in plan.runs}), flush=True)
+        print(os.getpid(), encode({run: rig.launched(run).record() for run, _, _ in plan.runs}), flush=True)
         await trio.sleep_forever()
 
 
 @contextmanager
-def daemon(kind: str, instance: str, plan: Plan) -> Iterator[tuple[int, dict[str, Remains]]]:
+def daemon(kind: str, instance: str, plan: Plan) -> Iterator[tuple[int, dict[str, LaunchRecord]]]:
     """Start a daemon; yield its pid and what remains of its runs. At the end it is killed, and its runs are not.
 
     Skips the test where there is no such containment. Its parent, which adopts the runs then, reaps at once: pid 1 may take
@@ -110,11 +110,11 @@ def _below_a_reaper() -> None:
     os._exit(0)
 
 
-def dead(kind: str, instance: str, *runs: tuple[str, str | None, Sequence[str]], **plan: object) -> dict[str, Remains]:
+def dead(kind: str, instance: str, *runs: tuple[str, str | None, Sequence[str]], **plan: object) -> dict[str, LaunchRecord]:
     """Return what remains of the runs of a daemon that was killed."""
-    with daemon(kind, instance, Plan(runs, **plan)) as (_, remains):  # type: ignore[arg-type]
+    with daemon(kind, instance, Plan(runs, **plan)) as (_, records):  # type: ignore[arg-type]
         pass
-    return remains
+    return records
 
 
 if __name__ == "__main__":

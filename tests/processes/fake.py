@@ -21,8 +21,8 @@ from sfad.processes.launcher import (
     Emit,
     Enforcement,
     Footprint,
+    LaunchRecord,
     LaunchSpec,
-    Remains,
     Remember,
 )
 from sfad.protocol.types import RunId, Survivor
@@ -123,7 +123,7 @@ class FakeLauncher:
         held = self._runs.get(run) or self._hold(run, parent)
         held.script, held.nonce, held.bounds = self._script(run, spec), spec.nonce, spec.bounds
         self._spawn(held)
-        if not remember(Remains(held.nonce, held.bounds, held.pid, held.pid)):
+        if not remember(LaunchRecord(held.nonce, held.bounds, held.pid, held.pid)):
             held.script = replace(held.script, errno=errno.ENOSPC)
         self._later(lambda: self._started(held))
 
@@ -202,30 +202,30 @@ class FakeLauncher:
         """Return what `places` says, else that the process is in no run."""
         return self.places.get(pid)
 
-    def adopt(self, run: RunId, parent: RunId | None, remains: Remains) -> Adopted:
-        """Return what `survived` says. Finish a launch in flight (`remains.report`) as its script says."""
-        self.calls.append(("adopt", run, parent, remains))
+    def adopt(self, run: RunId, parent: RunId | None, record: LaunchRecord) -> Adopted:
+        """Return what `survived` says. Finish a launch in flight (`record.report`) as its script says."""
+        self.calls.append(("adopt", run, parent, record))
         held = self._hold(run, parent)
-        held.nonce, held.bounds = remains.nonce, remains.bounds
+        held.nonce, held.bounds = record.nonce, record.bounds
         script = self.survived.get(run)
         if script is None:
             return Adopted(None, empty=True)
         held.script, held.rest = script, script.headless
-        if remains.report is not None:
+        if record.report is not None:
             self._spawn(held)
             self._later(lambda: self._started(held))
-            return Adopted(remains.pid or None, empty=False, starting=True)
+            return Adopted(record.pid or None, empty=False, starting=True)
         if not script.headless:
             self._later(lambda: self._begin(held))
             self._last_pid += 1
-            held.pid, held.main = remains.pid or self._last_pid, True
+            held.pid, held.main = record.pid or self._last_pid, True
         return Adopted(held.pid or None, empty=False)
 
-    def hand_over(self) -> dict[RunId, Remains]:
+    def hand_over(self) -> dict[RunId, LaunchRecord]:
         """Return what remains of each run, with the pid as its start. Record the call."""
         self.calls.append(("hand_over",))
         pids = {run: held.pid if held.main else 0 for run, held in self._runs.items()}
-        return {run: Remains(held.nonce, held.bounds, pids[run], pids[run] or None) for run, held in self._runs.items()}
+        return {run: LaunchRecord(held.nonce, held.bounds, pids[run], pids[run] or None) for run, held in self._runs.items()}
 
     def take_back(self) -> None:
         """Record the call."""

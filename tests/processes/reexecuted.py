@@ -52,14 +52,14 @@ async def first(kind: str, instance: str) -> None:
         zombie(rig.main("a5").pid)
         os.kill(rig.main("a3").pid, signal.SIGUSR1)
         zombie(rig.main("a3").pid)
-        remains = encode(rig.launcher.hand_over())
+        records = encode(rig.launcher.hand_over())
         try:
             os.execve("/nonexistent", ["/nonexistent"], {})
         except OSError:
             rig.launcher.take_back()
         assert not any(map(os.get_inheritable, descriptors()))
-        remains = encode(rig.launcher.hand_over())
-        command = [sys.executable, "-m", "tests.processes.reexecuted", kind, instance, remains]
+        records = encode(rig.launcher.hand_over())
+        command = [sys.executable, "-m", "tests.processes.reexecuted", kind, instance, records]
         os.execve(sys.executable, command, dict(os.environ))
 
 
@@ -68,10 +68,10 @@ def descriptors() -> list[int]:
     return [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}")]
 
 
-async def second(kind: str, instance: str, remains: str) -> None:
+async def second(kind: str, instance: str, records: str) -> None:
     """Adopt the runs, ask the ticking ones to end, and print what is reported."""
     rig = Rig(kind, instance=instance)
-    for run, one in decode(remains).items():
+    for run, one in decode(records).items():
         say(run, "adopted", asdict(rig.launcher.adopt(run, PARENTS.get(run), one)))
     say("", "inheritable", sum(map(os.get_inheritable, descriptors())))
     async with trio.open_nursery() as nursery:
@@ -102,10 +102,10 @@ def tell(event: Event) -> None:
 
 
 if __name__ == "__main__":
-    kind, instance, *remains = sys.argv[1:]
-    if remains:
+    kind, instance, *records = sys.argv[1:]
+    if records:
         say("", "inherited", len(descriptors()))
-        trio.run(second, kind, instance, remains[0])
+        trio.run(second, kind, instance, records[0])
         say("", "left", len(procfs.children()) + len(descriptors()))
     else:
         trio.run(first, kind, instance)

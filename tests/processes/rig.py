@@ -23,7 +23,7 @@ from sfad.processes.contain.cgroup.containment import CgroupContainment
 from sfad.processes.contain.interface import LauncherParts, RunContainment
 from sfad.processes.contain.tags import TagsContainment
 from sfad.processes.launched_runs import LaunchedRun, MainProcess
-from sfad.processes.launcher import CgroupImpossible, Complain, LaunchSpec, Remains
+from sfad.processes.launcher import CgroupImpossible, Complain, LaunchRecord, LaunchSpec
 from sfad.processes.local_launcher import LocalLauncher
 from sfad.processes.sweep import sweep
 from sfad.processes.trampoline import executable
@@ -84,7 +84,7 @@ class Rig:
 
     def __init__(self, kind: str, *, program: str = "elf", instance: str = "") -> None:
         self.events: list[Event] = []
-        self.remembered: list[Remains] = []
+        self.remembered: list[LaunchRecord] = []
         self.forgets = False
         self._more = trio.Event()
         self.complaints: list[str] = []
@@ -123,9 +123,9 @@ class Rig:
         assert main is not None
         return main
 
-    def remember(self, remains: Remains) -> bool:
+    def remember(self, record: LaunchRecord) -> bool:
         """Save what remains of a run, unless the rig `forgets`."""
-        self.remembered.append(remains)
+        self.remembered.append(record)
         return not self.forgets
 
     def _note(self, event: Event) -> None:

@@ -22,7 +22,7 @@ from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surve
 from sfad.processes import launched_runs, procfs
 from sfad.processes.contain import membership
 from sfad.processes.contain.cgroup import cgroupfs
-from sfad.processes.launcher import Adopted, Bounds, Remains
+from sfad.processes.launcher import Adopted, Bounds, LaunchRecord
 from sfad.processes.procfs import tells_exits
 from sfad.processes.sweep import sweep
 from sfad.processes.trampoline.executable import is_one
@@ -41,8 +41,8 @@ def instance() -> str:
     return secrets.token_hex(6)
 
 
-def adopt(rig: Rig, remains: dict[str, Remains], parents: dict[str, str] | None = None) -> dict[str, Adopted]:
-    return {run: rig.launcher.adopt(run, (parents or {}).get(run), one) for run, one in remains.items()}
+def adopt(rig: Rig, records: dict[str, LaunchRecord], parents: dict[str, str] | None = None) -> dict[str, Adopted]:
+    return {run: rig.launcher.adopt(run, (parents or {}).get(run), one) for run, one in records.items()}
 
 
 def members(rig: Rig, run: str) -> set[int]:
@@ -69,12 +69,12 @@ def grows(path: Path) -> Callable[[], bool]:
 
 
 async def test_an_adopted_run_continues_and_its_exit_code_is_known(containment: str, instance: str, tmp_path: Path) -> None:
-    remains = dead(containment, instance, ("a1", None, ["sh", "-c", TICK, str(tmp_path / "ticks")]))
-    pid = remains["a1"].pid
+    records = dead(containment, instance, ("a1", None, ["sh", "-c", TICK, str(tmp_path / "ticks")]))
+    pid = records["a1"].pid
     async with rigged(containment, instance=instance) as rig:
-        assert adopt(rig, remains) == {"a1": Adopted(pid, empty=False)}
+        assert adopt(rig, records) == {"a1": Adopted(pid, empty=False)}
         await until(grows(tmp_path / "ticks"), "ticking")
-        assert rig.launched("a1").remains() == remains["a1"]
+        assert rig.launched("a1").record() == records["a1"]
         assert pid is not None
         assert rig.launcher.run_of(pid, None) == "a1"
         assert (load := rig.launcher.footprints(["a1"]).get("a1"))
@@ -95,10 +95,10 @@ async def test_the_signal_that_ended_an_adopted_run_is_known(
         calls[fd] = call
         add(reactor, fd, call, events)
 
-    remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
+    records = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
     async with rigged(containment, instance=instance) as rig:
         monkeypatch.setattr(Reactor, "add", noted)
-        adopt(rig, remains)
+        adopt(rig, records)
         calls[rig.main("a1").pidfd]()  # a call may be spurious
         assert rig.main("a1").exit_seen is None
         rig.launcher.signal_main("a1", signal.SIGUSR1)
@@ -110,11 +110,11 @@ async def test_the_signal_that_ended_an_adopted_run_is_known(
 async def test_an_exit_status_that_the_kernel_does_not_tell(
     containment: str, instance: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
+    records = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
     monkeypatch.setattr("sfad.processes.watch.exit_status", lambda _pidfd: None)
     monkeypatch.setattr("sfad.processes.watch.tells_exits", lambda: False)
     async with rigged(containment, instance=instance) as rig:
-        adopt(rig, remains)
+        adopt(rig, records)
         await rig.stop("a1")
         exited = await rig.wait(MainExited, "a1")
         assert (exited.code, exited.signal) == (None, None)
@@ -123,22 +123,22 @@ async def test_an_exit_status_that_the_kernel_does_not_tell(
 async def test_the_wait_for_a_pid_1_that_does_not_reap_ends(
     containment: str, instance: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
+    records = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
     monkeypatch.setattr("sfad.processes.watch.exit_status", lambda _pidfd: None)
     monkeypatch.setattr("sfad.processes.watch.reaped", lambda _pidfd: False)
     monkeypatch.setattr("sfad.processes.watch.REAPED_WITHIN", 0.3)
     async with rigged(containment, instance=instance) as rig:
-        adopt(rig, remains)
+        adopt(rig, records)
         await rig.stop("a1")
         assert [type(event) for event in rig.events] == [MainExited, Emptied]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_stop_finds_processes_that_hide(containment: str, instance: str, number: int) -> None:
-    remains = dead(containment, instance, ("a1", None, [*PYTHON, programs.ORPHANS, "12"]))
+    records = dead(containment, instance, ("a1", None, [*PYTHON, programs.ORPHANS, "12"]))
     async with rigged(containment, instance=instance) as rig:
-        adopt(rig, remains)
-        await until(lambda: gathered(rig, "a1", remains["a1"].pid, 12), "all are found")
+        adopt(rig, records)
+        await until(lambda: gathered(rig, "a1", records["a1"].pid, 12), "all are found")
         found = members(rig, "a1")
         await rig.stop("a1", number=number)
         assert not alive(found)
@@ -146,10 +146,10 @@ async def test_a_stop_finds_processes_that_hide(containment: str, instance: str,
 
 
 async def test_processes_that_ignore_sigterm_are_listed_and_killed(containment: str, instance: str) -> None:
-    remains = dead(containment, instance, ("a1", None, [*PYTHON, programs.ORPHANS, "4", "ignore"]))
+    records = dead(containment, instance, ("a1", None, [*PYTHON, programs.ORPHANS, "4", "ignore"]))
     async with rigged(containment, instance=instance) as rig:
-        adopt(rig, remains)
-        await until(lambda: gathered(rig, "a1", remains["a1"].pid, 4), "all are found")
+        adopt(rig, records)
+        await until(lambda: gathered(rig, "a1", records["a1"].pid, 4), "all are found")
         rig.launcher.terminate("a1", signal.SIGTERM)
         rig.launcher.survey("a1")
         assert {one.pid for one in (await rig.wait(Surveyed, "a1")).survivors} == members(rig, "a1")
@@ -159,12 +159,12 @@ async def test_processes_that_ignore_sigterm_are_listed_and_killed(containment: 
 
 async def test_processes_that_an_ended_main_process_left(containment: str, instance: str) -> None:
     plan = Plan([("a1", None, [*PYTHON, programs.ORPHANS, "6", "leave"])])
-    with daemon(containment, instance, plan) as (_, remains):
-        pid = remains["a1"].pid
+    with daemon(containment, instance, plan) as (_, records):
+        pid = records["a1"].pid
         assert pid is not None
         await until(lambda: procfs.stat(pid) is None, "it has ended")
     async with rigged(containment, instance=instance) as rig:
-        assert adopt(rig, remains) == {"a1": Adopted(None, empty=False)}
+        assert adopt(rig, records) == {"a1": Adopted(None, empty=False)}
         await until(lambda: gathered(rig, "a1", pid, 6), "all are found")
         found = members(rig, "a1")
         await rig.stop("a1", number=signal.SIGTERM)
@@ -174,9 +174,9 @@ async def test_processes_that_an_ended_main_process_left(containment: str, insta
 
 async def test_an_adopted_run_freezes_and_thaws(containment: str, instance: str, tmp_path: Path) -> None:
     ticks = tmp_path / "ticks"
-    remains = dead(containment, instance, ("a1", None, ["sh", "-c", TICK, str(ticks)]))
+    records = dead(containment, instance, ("a1", None, ["sh", "-c", TICK, str(ticks)]))
     async with rigged(containment, instance=instance) as rig:
-        adopt(rig, remains)
+        adopt(rig, records)
         await until(ticks.exists, "ticking")
         await rig.freeze("a1")
         moves = grows(ticks)
@@ -190,10 +190,10 @@ async def test_an_adopted_run_freezes_and_thaws(containment: str, instance: str,
 @pytest.mark.parametrize("end", ["thaw", "terminate", "kill"])
 async def test_a_run_that_the_dead_daemon_had_frozen(containment: str, instance: str, end: str, tmp_path: Path) -> None:
     ticks = tmp_path / "ticks"
-    remains = dead(containment, instance, ("a1", None, ["sh", "-c", TICK, str(ticks)]), frozen=["a1"])
+    records = dead(containment, instance, ("a1", None, ["sh", "-c", TICK, str(ticks)]), frozen=["a1"])
     async with rigged(containment, instance=instance) as rig:
         moves = grows(ticks) if ticks.exists() else ticks.exists
-        assert adopt(rig, remains)["a1"] == Adopted(remains["a1"].pid, empty=False)
+        assert adopt(rig, records)["a1"] == Adopted(records["a1"].pid, empty=False)
         rig.launcher.freeze("a1")  # as the loop does for a run that it knows as paused
         await rig.wait(Frozen, "a1")
         assert not moves()
@@ -210,7 +210,7 @@ async def test_another_process_with_the_pid_is_not_touched(containment: str, ins
     assert pid is not None
     try:
         async with rigged(containment, instance=instance) as rig:
-            found = adopt(rig, {"a1": strangers["a1"], "a2": Remains("00", pid=pid), "a3": Remains("00", pid=1)})
+            found = adopt(rig, {"a1": strangers["a1"], "a2": LaunchRecord("00", pid=pid), "a3": LaunchRecord("00", pid=1)})
             assert set(found.values()) == {Adopted(None, empty=True)}
             for run in found:
                 assert not rig.launcher.signal_main(run, signal.SIGTERM)
@@ -221,39 +221,39 @@ async def test_another_process_with_the_pid_is_not_touched(containment: str, ins
 
 
 async def test_a_recycled_pid_is_not_signalled(containment: str, instance: str) -> None:
-    remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))["a1"]
-    assert remains.started is not None
+    records = dead(containment, instance, ("a1", None, ["sleep", "1000"]))["a1"]
+    assert records.started is not None
     async with rigged(containment, instance=instance) as rig:
-        found = rig.launcher.adopt("a1", None, replace(remains, started=remains.started - 1))
+        found = rig.launcher.adopt("a1", None, replace(records, started=records.started - 1))
         assert found == Adopted(None, empty=False)  # what is alive in the containment is the run's, but it is not the main process
         assert not rig.launcher.signal_main("a1", signal.SIGTERM)
         await rig.stop("a1")
 
 
 async def test_the_cookie_of_another_attempt_is_not_enough(instance: str) -> None:
-    remains = dead("tags", instance, ("a1", None, ["sleep", "1000"]))["a1"]
+    records = dead("tags", instance, ("a1", None, ["sleep", "1000"]))["a1"]
     async with rigged("tags", instance=instance) as rig:
-        assert rig.launcher.adopt("a1", None, replace(remains, nonce="0123")) == Adopted(None, empty=True)
+        assert rig.launcher.adopt("a1", None, replace(records, nonce="0123")) == Adopted(None, empty=True)
         await rig.stop("a1")
-        assert alive({remains.pid})  # the sweep ends it
+        assert alive({records.pid})  # the sweep ends it
 
 
 async def test_a_main_process_that_was_not_saved_is_stopped_with_the_run(containment: str, instance: str) -> None:
-    remains = dead(containment, instance, ("a1", None, [*PYTHON, programs.ORPHANS, "6"]))["a1"]
+    records = dead(containment, instance, ("a1", None, [*PYTHON, programs.ORPHANS, "6"]))["a1"]
     async with rigged(containment, instance=instance) as rig:
-        assert rig.launcher.adopt("a1", None, Remains(remains.nonce)) == Adopted(None, empty=False)
-        assert rig.launched("a1").remains() == Remains(remains.nonce)
+        assert rig.launcher.adopt("a1", None, LaunchRecord(records.nonce)) == Adopted(None, empty=False)
+        assert rig.launched("a1").record() == LaunchRecord(records.nonce)
         await rig.stop("a1")
-        assert not alive({remains.pid})
+        assert not alive({records.pid})
 
 
 async def test_a_run_of_which_nothing_is_alive(containment: str, instance: str) -> None:
     async with rigged(containment, instance=instance) as rig:
-        assert adopt(rig, {"a1": Remains("00"), "a2": Remains("00", pid=999_999_999)}, {"a2": "a1"}) == {
+        assert adopt(rig, {"a1": LaunchRecord("00"), "a2": LaunchRecord("00", pid=999_999_999)}, {"a2": "a1"}) == {
             "a1": Adopted(None, empty=True),
             "a2": Adopted(None, empty=True),
         }
-        assert rig.launched("a1").remains() == Remains("00", pid=0)
+        assert rig.launched("a1").record() == LaunchRecord("00", pid=0)
         rig.launch("a2", "true", parent="a1")  # another attempt
         assert (await rig.wait(MainExited, "a2")).code == 0
         await rig.stop("a2", "a1")
@@ -261,10 +261,10 @@ async def test_a_run_of_which_nothing_is_alive(containment: str, instance: str) 
 
 async def test_nested_runs(containment: str, instance: str) -> None:
     runs = [("a1", None, ["sleep", "1000"]), ("a2", "a1", ["sleep", "1000"]), ("a3", "a2", ["sleep", "1000"])]
-    remains = dead(containment, instance, *runs)
+    records = dead(containment, instance, *runs)
     async with rigged(containment, instance=instance) as rig:
-        found = adopt(rig, remains, {"a2": "a1", "a3": "a2"})
-        assert found == {run: Adopted(one.pid, empty=False) for run, one in remains.items()}
+        found = adopt(rig, records, {"a2": "a1", "a3": "a2"})
+        assert found == {run: Adopted(one.pid, empty=False) for run, one in records.items()}
         rig.launch("a4", "sh", "-c", "setsid --fork sleep 1000; sleep 1000", parent="a3")
         await rig.running("a4")
         await until(lambda: len(members(rig, "a1")) == 6, "all are found")
@@ -285,22 +285,22 @@ async def test_nested_runs(containment: str, instance: str) -> None:
 
 
 async def test_another_attempt_after_an_adopted_one(containment: str, instance: str) -> None:
-    remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
+    records = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
     async with rigged(containment, instance=instance) as rig:
-        adopt(rig, remains)
+        adopt(rig, records)
         rig.launcher.terminate("a1", signal.SIGTERM)
         await rig.wait(Emptied, "a1")
         mark = len(rig.events)
-        rig.launch("a1", "sh", "-c", "exit 3", nonce=remains["a1"].nonce)
+        rig.launch("a1", "sh", "-c", "exit 3", nonce=records["a1"].nonce)
         assert (await rig.wait(MainExited, "a1", after=mark)).code == 3
         rig.launcher.release("a1")
 
 
 async def test_runs_that_tags_contained_get_a_cgroup(instance: str) -> None:
     runs = [("a1", None, [*PYTHON, programs.ORPHANS, "12"]), ("a2", "a1", ["sleep", "1000"])]
-    remains = dead("tags", instance, *runs)
+    records = dead("tags", instance, *runs)
     async with rigged("cgroup", instance=instance) as rig:
-        found = adopt(rig, remains, {"a2": "a1"})
+        found = adopt(rig, records, {"a2": "a1"})
         assert all(one.pid for one in found.values())
         await until(lambda: len(members(rig, "a1")) == 14, "all are found")
         pids = members(rig, "a1")
@@ -312,21 +312,21 @@ async def test_runs_that_tags_contained_get_a_cgroup(instance: str) -> None:
 
 
 async def test_runs_that_cgroups_contained_are_found_by_their_cookie(instance: str) -> None:
-    remains = dead("cgroup", instance, ("a1", None, ["sh", "-c", "setsid --fork sleep 1000; exec sleep 1000"]))
+    records = dead("cgroup", instance, ("a1", None, ["sh", "-c", "setsid --fork sleep 1000; exec sleep 1000"]))
     async with rigged("tags", instance=instance) as rig:
-        assert adopt(rig, remains) == {"a1": Adopted(remains["a1"].pid, empty=False)}
+        assert adopt(rig, records) == {"a1": Adopted(records["a1"].pid, empty=False)}
         await until(lambda: len(members(rig, "a1")) == 2, "both are found")
         await rig.stop("a1", number=signal.SIGTERM)
 
 
 async def test_a_main_process_that_ended_before_the_adoption(containment: str, instance: str) -> None:
-    remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
+    records = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
     async with rigged(containment, instance=instance) as rig:
-        pid = remains["a1"].pid
+        pid = records["a1"].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         await until(lambda: not alive({pid}), "it has ended")
-        assert adopt(rig, remains) == {"a1": Adopted(None, empty=True)}
+        assert adopt(rig, records) == {"a1": Adopted(None, empty=True)}
         rig.launcher.release("a1")
 
 
@@ -337,18 +337,18 @@ import os, signal, sys, trio
 from sfad.processes import procfs
 from sfad.processes.launcher import LaunchSpec
 from tests.processes.rig import Rig
-def die(remains):
-    while halt and not procfs.executed(remains.pid):
+def die(records):
+    while halt and not procfs.executed(records.pid):
         pass  # it has our descriptors until then
     if halt:
-        os.kill(remains.pid, signal.SIGSTOP)
-    os.write(1, str(remains.pid).encode())
+        os.kill(records.pid, signal.SIGSTOP)
+    os.write(1, str(records.pid).encode())
     os.kill(os.getpid(), signal.SIGKILL)
 async def main(kind, instance, program, when):
     rig = Rig(kind, instance=instance, program=program)
     spec = LaunchSpec([b"/bin/sleep", b"1000"], b"/", [], nonce="abcd")
-    rig.launcher.launch("a1", None, spec, die if when == "before" else lambda _remains: True)
-    die(rig.launched("a1").remains())
+    rig.launcher.launch("a1", None, spec, die if when == "before" else lambda _record_of: True)
+    die(rig.launched("a1").record())
 *where, halt = sys.argv[1:]
 trio.run(main, *where)
 """
@@ -370,7 +370,7 @@ async def test_a_launch_in_flight_does_not_escape(containment: str, instance: st
         if halt:
             await until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it is halted")
         hung = halt and is_one(pid)  # as on a mount that does not answer; unless it was quicker
-        found = rig.launcher.adopt("a1", None, Remains("abcd", pid=pid, executed=False))
+        found = rig.launcher.adopt("a1", None, LaunchRecord("abcd", pid=pid, executed=False))
         if hung:
             assert found.pid is None
         else:
@@ -392,7 +392,7 @@ async def test_a_trampoline_that_was_not_saved_executes_nothing(containment: str
         return not alive({pid})
 
     async with rigged(containment, instance=instance) as rig:
-        assert rig.launcher.adopt("a1", None, Remains("abcd")).pid is None
+        assert rig.launcher.adopt("a1", None, LaunchRecord("abcd")).pid is None
         if halt:
             gone()
             os.kill(pid, signal.SIGCONT)
@@ -406,7 +406,7 @@ async def test_a_cgroup_without_a_process_is_removed_on_release(instance: str) -
         cell = f"{rig.launcher.detail}/a1/self"
         os.makedirs(cell)
         door = os.open(f"{cell}/cgroup.procs", os.O_WRONLY)  # as a child has it before it executes its trampoline
-        assert rig.launcher.adopt("a1", None, Remains("abcd")) == Adopted(None, empty=True)
+        assert rig.launcher.adopt("a1", None, LaunchRecord("abcd")) == Adopted(None, empty=True)
         rig.launcher.release("a1")
         await until(lambda: not os.path.exists(cell), "its cgroup is removed")
         with pytest.raises(OSError, match="No such device"):
@@ -445,29 +445,29 @@ async def test_runs_stay_where_the_first_daemon_put_them(instance: str, elsewher
     mine = procfs.cgroup(os.getpid())
     cgroupfs.write(f"{elsewhere}/cgroup.procs", str(os.getpid()).encode())  # for the daemon to inherit
     try:
-        with daemon("cgroup", instance, plan) as (_, remains):
+        with daemon("cgroup", instance, plan) as (_, records):
             pass
     finally:
         (mount,) = cgroupfs.mounts()
         cgroupfs.write(f"{mount.directory(mine or '/')}/cgroup.procs", str(os.getpid()).encode())
     async with rigged("cgroup", instance=instance) as rig:
         assert rig.launcher.detail == f"{elsewhere}/sfad-{instance}"
-        assert adopt(rig, remains) == {"a1": Adopted(remains["a1"].pid, empty=False)}
+        assert adopt(rig, records) == {"a1": Adopted(records["a1"].pid, empty=False)}
         rig.launch("a2", "true", parent="a1")
         await rig.wait(MainExited, "a2")
         await rig.stop("a2", "a1")
 
 
 async def test_bounds_are_kept(containment: str, instance: str) -> None:
-    remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]), bounds={"pids": 50, "cpu": 1})
-    assert remains["a1"].bounds == Bounds(pids=50, cpu=1)
-    pid = remains["a1"].pid
+    records = dead(containment, instance, ("a1", None, ["sleep", "1000"]), bounds={"pids": 50, "cpu": 1})
+    assert records["a1"].bounds == Bounds(pids=50, cpu=1)
+    pid = records["a1"].pid
     assert pid is not None
     async with rigged(containment, instance=instance) as rig:
         bound = os.sched_getaffinity(pid)
-        adopt(rig, remains)
+        adopt(rig, records)
         held = rig.launched("a1")
-        assert held.bounds == remains["a1"].bounds
+        assert held.bounds == records["a1"].bounds
         assert held.cpus == (bound if rig.launcher.enforcement("cpu") == "watching" else None)
         assert rig.launcher.breaches("a1") == frozenset()
         assert rig.launcher.amounts("pids", {"a1": 50}) == {"a1": 1}
@@ -477,27 +477,27 @@ async def test_bounds_are_kept(containment: str, instance: str) -> None:
 async def test_an_adoption_without_descriptors_holds_nothing(containment: str, instance: str) -> None:
     from tests.processes.test_pressure import no_descriptors
 
-    remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]), ("a2", None, ["sleep", "1000"]))
+    records = dead(containment, instance, ("a1", None, ["sleep", "1000"]), ("a2", None, ["sleep", "1000"]))
     async with rigged(containment, instance=instance) as rig:
         before = set(os.listdir("/proc/self/fd"))
-        for run, one in remains.items():
+        for run, one in records.items():
             with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
                 rig.launcher.adopt(run, None, one)
         assert rig.parts.runs == {}
         assert set(os.listdir("/proc/self/fd")) == before
-        assert [found.empty for found in adopt(rig, remains).values()] == [False, False]
+        assert [found.empty for found in adopt(rig, records).values()] == [False, False]
         await rig.stop("a1", "a2")
 
 
 async def test_two_hundred_runs_are_adopted_at_once(containment: str, instance: str) -> None:
     runs = [(f"b{number // 32:x}{number % 32:x}", None, ["sleep", "1000"]) for number in range(32, 32 + 16)]
-    remains = dead(containment, instance, *runs)
+    records = dead(containment, instance, *runs)
     async with rigged(containment, instance=instance) as rig:
-        found = adopt(rig, remains)
-        gone = adopt(rig, {f"c{number:03}": Remains("00", pid=999_999_999) for number in range(100, 300)})
-        assert found == {run: Adopted(one.pid, empty=False) for run, one in remains.items()}
+        found = adopt(rig, records)
+        gone = adopt(rig, {f"c{number:03}": LaunchRecord("00", pid=999_999_999) for number in range(100, 300)})
+        assert found == {run: Adopted(one.pid, empty=False) for run, one in records.items()}
         assert set(gone.values()) == {Adopted(None, empty=True)}
-        await rig.stop(*remains)
+        await rig.stop(*records)
         for run in gone:
             rig.launcher.release(run)
 
@@ -512,18 +512,18 @@ async def test_each_run_that_is_adopted_costs_a_few_files(containment: str, inst
 
     monkeypatch.setattr(procfs, "read", counted)
     runs = [(f"a{number}", None, ["sleep", "1000"]) for number in range(1, 10)]
-    remains = dead(containment, instance, *runs)
-    pids = {str(one.pid) for one in remains.values()}
+    records = dead(containment, instance, *runs)
+    pids = {str(one.pid) for one in records.values()}
     async with rigged(containment, instance=instance) as rig:
         opened.clear()
-        adopt(rig, remains)
+        adopt(rig, records)
         theirs = [path for path in opened if instance in path or path.split("/")[2] in pids]
         assert len(theirs) <= 9 * len(runs), theirs
         opened.clear()
-        sweep(instance, spare=remains.keys(), home=rig.launcher.detail)
+        sweep(instance, spare=records.keys(), home=rig.launcher.detail)
         theirs = [path for path in opened if instance in path or path.split("/")[2] in pids]
         assert len(theirs) <= 3 * len(runs), theirs
-        await rig.stop(*remains)
+        await rig.stop(*records)
 
 
 async def test_the_tags_of_other_instances_are_not_ours(instance: str) -> None:
@@ -536,11 +536,11 @@ async def test_the_tags_of_other_instances_are_not_ours(instance: str) -> None:
     try:
         await until(lambda: len(sleepers_below(pid)) == 2, "both are there")
         theirs = sleepers_below(pid)
-        remains = dead("tags", instance, ("a1", None, ["sleep", "1000"]))
+        records = dead("tags", instance, ("a1", None, ["sleep", "1000"]))
         async with rigged("tags", instance=instance) as rig:
             assert {procfs.soft_limit(one, resource.RLIMIT_MSGQUEUE) for one in theirs} == {number}
-            adopt(rig, remains)
-            assert members(rig, "a1") == {remains["a1"].pid}
+            adopt(rig, records)
+            assert members(rig, "a1") == {records["a1"].pid}
             await rig.stop("a1")
             assert alive(theirs) == theirs
     finally:

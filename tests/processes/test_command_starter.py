@@ -266,11 +266,11 @@ async def test_a_command_that_cannot_be_saved_is_not_executed(either: Rig, tmp_p
     either.forgets = False
     either.launch("a1", "touch", str(tmp_path / "done"))
     assert (await either.wait(MainExited, "a1")).code == 0
-    assert [remains.pid for remains in either.remembered][-1] == (await either.wait(LaunchSucceeded, "a1")).pid
+    assert [record.pid for record in either.remembered][-1] == (await either.wait(LaunchSucceeded, "a1")).pid
     either.launcher.release("a1")
 
 
-@pytest.mark.parametrize("where", ["sfad.processes.launched_runs.LaunchedRun.remains", "sfad.processes.watch.Reactor.add"])
+@pytest.mark.parametrize("where", ["sfad.processes.launched_runs.LaunchedRun.record", "sfad.processes.watch.Reactor.add"])
 async def test_a_command_that_cannot_be_watched_is_not_executed(
     either: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -466,7 +466,7 @@ async def test_a_command_begins_in_its_cgroup(rig: Rig) -> None:
         members = rig.containment.members(rig.launched("a1"))
         assert [pid for pid, _ in members] == [main.pid]  # at once, before it has executed anything
         await rig.running("a1")
-        assert main.memory is None
+        assert main.clone_block is None
         rig.launcher.kill("a1")
         await rig.wait(Emptied, "a1")
         mark = len(rig.events)

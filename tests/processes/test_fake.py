@@ -10,13 +10,13 @@ import trio
 from trio.testing import MockClock
 
 from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
-from sfad.processes.launcher import Adopted, Launcher, LaunchSpec, Remains
+from sfad.processes.launcher import Adopted, Launcher, LaunchRecord, LaunchSpec
 from tests.processes.fake import FakeLauncher, Script
 
 SPEC = LaunchSpec([b"agent"], b"/", [])
 
 
-def remembered(_remains: Remains) -> bool:
+def remembered(_record_of: LaunchRecord) -> bool:
     return True
 
 
@@ -96,12 +96,12 @@ async def test_frozen_does_not_end(stage: Stage, autojump_clock: MockClock) -> N
 async def test_adopted(stage: Stage, autojump_clock: MockClock) -> None:
     stage.launcher.survived = {"a1": Script(after=60, code=None), "a2": Script(headless=True, after=None), "a4": Script(after=None)}
     adopt = stage.launcher.adopt
-    assert adopt("a1", None, Remains("00", pid=77)) == Adopted(77, empty=False)
-    assert adopt("a2", "a1", Remains("00", pid=78)) == Adopted(None, empty=False)
-    assert adopt("a3", None, Remains("00")) == Adopted(None, empty=True)
-    assert adopt("a4", None, Remains("00", pid=80, report=5)) == Adopted(80, empty=False, starting=True)
+    assert adopt("a1", None, LaunchRecord("00", pid=77)) == Adopted(77, empty=False)
+    assert adopt("a2", "a1", LaunchRecord("00", pid=78)) == Adopted(None, empty=False)
+    assert adopt("a3", None, LaunchRecord("00")) == Adopted(None, empty=True)
+    assert adopt("a4", None, LaunchRecord("00", pid=80, report=5)) == Adopted(80, empty=False, starting=True)
     assert list(stage.launcher.hand_over()) == ["a1", "a2", "a3", "a4"]
-    assert stage.launcher.hand_over()["a1"] == Remains("00", pid=77, started=77)
+    assert stage.launcher.hand_over()["a1"] == LaunchRecord("00", pid=77, started=77)
     await trio.sleep(61)
     assert stage.told() == [LaunchSucceeded, MainExited]
     assert isinstance(stage.events[1], MainExited)

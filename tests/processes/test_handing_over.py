@@ -51,9 +51,9 @@ def test_no_run_notices_a_re_exec(containment: str) -> None:
 async def test_a_handover_that_is_taken_back(rig: Rig) -> None:
     rig.launch("a1", "sleep", "1000")
     rig.launch("a2", "no\0such")
-    remains = rig.launcher.hand_over()
-    assert remains["a1"].report is not None
-    assert remains["a2"].report is not None
+    record = rig.launcher.hand_over()
+    assert record["a1"].report is not None
+    assert record["a2"].report is not None
     rig.launcher.take_back()
     await rig.wait(LaunchSucceeded, "a1")
     await rig.wait(LaunchFailed, "a2")

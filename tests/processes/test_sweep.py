@@ -71,13 +71,13 @@ def test_a_sweep_kills_what_a_dead_daemon_left(containment: str) -> None:
 def test_a_sweep_spares_runs_that_will_be_adopted(containment: str) -> None:
     instance = secrets.token_hex(6)
     runs = [("a1", None, SLEEPS), ("a2", "a1", SLEEPS), ("a3", None, SLEEPS), ("a4", "a3", SLEEPS), ("a5", "a4", SLEEPS)]
-    remains = dead(containment, instance, *runs)
-    spared = {one.pid for run, one in remains.items() if run in {"a1", "a3", "a4"}}
+    record = dead(containment, instance, *runs)
+    spared = {one.pid for run, one in record.items() if run in {"a1", "a3", "a4"}}
     try:
         report = sweep(instance, spare={"a1", "a3", "a4"})
         assert len(report.pids) >= 2
         assert report.left == ()
-        assert {pid for one in remains.values() if (pid := one.pid) and procfs.why_alive(pid)} == spared
+        assert {pid for one in record.values() if (pid := one.pid) and procfs.why_alive(pid)} == spared
         assert sweep(instance, spare={"a1", "a3", "a4"}) == SweepReport()
     finally:
         report = sweep(instance)
@@ -86,19 +86,19 @@ def test_a_sweep_spares_runs_that_will_be_adopted(containment: str) -> None:
 
 def test_a_sweep_spares_cgroups_of_an_agent_and_removes_empty_ones_of_other_runs() -> None:
     instance = secrets.token_hex(6)
-    remains = dead("cgroup", instance, ("a1", None, ["sleep", "1000"]))
+    record = dead("cgroup", instance, ("a1", None, ["sleep", "1000"]))
     base = locate(instance).directory
     made = [f"{base}/a1/self/a7", f"{base}/a1/mine"]
     others = [f"{base}/a2", f"{base}/a2/self", f"{base}/a1/a3", f"{base}/a1/a3/self", f"{base}/probe"]
     for path in (*made, *others):
         os.mkdir(path)
-    cgroupfs.write(f"{made[0]}/cgroup.procs", str(remains["a1"].pid).encode())
+    cgroupfs.write(f"{made[0]}/cgroup.procs", str(record["a1"].pid).encode())
     try:
         assert not sweep(instance, spare={"a1"}).pids
         assert all(map(os.path.isdir, made))
         assert not any(map(os.path.exists, others))
     finally:
-        assert sweep(instance).pids == (remains["a1"].pid,)
+        assert sweep(instance).pids == (record["a1"].pid,)
     assert not os.path.exists(base)
 
 

@@ -63,7 +63,7 @@ async def test_a_run_is_known_through_all_of_its_life(tmp_path: Path, monkeypatc
         assert known(catalogue, run)[1:] == ([run], [run], [run])
         assert (catalogue.kept(run), catalogue.over(run)) == (True, False)
         assert list(catalogue.live_runs(Scope(uid=None, run=run), name="agent")) == [run]
-        runtime.watchers.on_end(run, lambda info: told.append(info.id))
+        runtime.watchers.wait_for_end(run, lambda info: told.append(info.id))
 
         await stopped(runtime, run)
         await until(lambda: catalogue.over(run))

@@ -9,7 +9,7 @@ import pytest
 
 from sfad.core.state.request import Asked
 from sfad.daemon.server.lookup import MAX_CHOSEN, MAX_SOURCE, RequestError, check_filters, check_limits
-from sfad.daemon.server.spawning import asked_of
+from sfad.daemon.server.spawn_steps import asked_of
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, After, Bound, Claim, ErrorCode, Grant, Limit, LimitKind, Placing
 

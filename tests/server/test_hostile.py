@@ -16,7 +16,7 @@ import msgspec
 import psutil
 import pytest
 
-from sfad.daemon.server.spawning import MAX_LARGE
+from sfad.daemon.server.spawn_steps import MAX_LARGE
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, SUPPORTED, FrameDecoder, frame
 from sfad.protocol.types import Claim, ErrorCode, Status

@@ -211,7 +211,7 @@ class Admission:
         self._refusals: dict[str, dict[str, _Refusals]] = {}
         """By caller and rule."""
         self.ready: dict[RunId, Run] = {}
-        """Queued runs below a root that wait for no run any more, but perhaps for the ledger, or for the end of a pause."""
+        """Queued runs that need no slot, and wait for no run any more, but perhaps for the ledger, or for the end of a pause."""
         self.admitted = 0
         self.refused = 0
 
@@ -402,7 +402,7 @@ class Admission:
         """Let a queued run wait for other runs."""
         self._awaiting.wait(run)
         if run.needs_slot:
-            self._ctx.slots.hold(run.id, run.user)
+            self._ctx.slots.wait_outside(run.id, run.user)
 
     def _take_slot(self, root: Run, at: float) -> None:
         if self._plans.known and (bar := self._plans.bar_root(root, at)) is not None:
@@ -417,7 +417,7 @@ class Admission:
     def _wait_for_reset(self, root: Run, bar: PlanBar, at: float) -> None:
         """Let a root that is queued wait until a subscription has room for it, without a place in the queue for slots."""
         self._plans.queue(root, bar, at)
-        self._ctx.slots.hold(root.id, root.user)
+        self._ctx.slots.wait_outside(root.id, root.user)
 
     def _enqueue(self, root: Run) -> None:
         self._ctx.slots.enqueue(root.id, root.user, root.asked.priority, root.asked.group)
@@ -485,7 +485,7 @@ class Admission:
                 self.ready[run.id] = run
                 continue
             # `launch_waiting` follows, and gives it a slot if there is one for it
-            self._ctx.slots.release(run.id)
+            self._ctx.slots.end_waiting_outside(run.id)
             self._enqueue(run)
 
     def launch_waiting(self, at: float) -> None:
@@ -495,7 +495,7 @@ class Admission:
         if self._plans.released:
             self._release(self._plans.released)
             self._plans.released.clear()
-        while (run_id := self._ctx.slots.next_waiting()) is not None:
+        while (run_id := self._ctx.slots.give_next()) is not None:
             run = self._ctx.tree.get(run_id)
             if run is not None and self._plans.known and (bar := self._plans.bar_root(run, at)) is not None:
                 self._ctx.slots.leave(run_id)
@@ -516,7 +516,7 @@ class Admission:
         if run.status is Status.QUEUED and run.awaits:
             self._hold(run)
         elif run.status is Status.QUEUED and run.plan_hold is not None:
-            self._ctx.slots.hold(run.id, run.user)
+            self._ctx.slots.wait_outside(run.id, run.user)
         elif run.status is Status.QUEUED and run.needs_slot:
             self._enqueue(run)
         elif run.status is Status.QUEUED:

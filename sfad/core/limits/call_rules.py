@@ -99,7 +99,7 @@ def _key_of_run(run: Run) -> str:
 
 def _under_way(run: Run) -> int:
     """Return the calls of a run that are under way: each has reserved a message."""
-    return run.account.under_way.get(LimitKind.MESSAGES, 0)
+    return run.account.reserved_by_gateway.get(LimitKind.MESSAGES, 0)
 
 
 def _calls(count: int) -> str:

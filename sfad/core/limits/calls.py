@@ -17,7 +17,7 @@ from math import inf
 from msgspec.structs import replace
 
 from ...protocol.kinds import KINDS
-from ...protocol.requests.gateway import CallAdmitted
+from ...protocol.requests.gateway import CallDecision
 from ...protocol.types import Action, CallInfo, ErrorCode, LimitKind, LimitRefusal, Reason, RunId, Status
 from ...protocol.units import format_usd
 from .. import commands as c
@@ -296,7 +296,7 @@ class Calls:
         if found is not None:
             self._attempts.call_silent(found[0], ev.reservation, ev.silence)
 
-    def gateway_started(self, ev: e.GatewayStarted) -> None:
+    def gateway_gone(self, ev: e.GatewayGone) -> None:
         for noted in ev.noted:
             self.settled(noted)
         lost = self._reservations(ev.gateway_uid)
@@ -504,7 +504,7 @@ class Calls:
         self._note_called(run)
         reserved = self._spending.reserve(run, reservation)
         holds = self._plans.holds(asked.api)
-        self._ctx.reply(call.asked.token, CallAdmitted(id=asked.id, reservation=reserved, max_output=lowered, holds_rejected=holds))
+        self._ctx.reply(call.asked.token, CallDecision(id=asked.id, reservation=reserved, max_output=lowered, holds_rejected=holds))
 
     def _note_called(self, run: Run) -> None:
         for each in run.lineage:
@@ -518,7 +518,8 @@ class Calls:
             return self._spending.reserved_of(room.budget)
         assert room.limited is not None
         accounts = (run.account for run in room.limited.subtree())
-        return sum(account.under_way.get(room.kind, 0) + account.reserved.get(room.kind, 0) for account in accounts)
+        kind = room.kind
+        return sum(each.reserved_by_gateway.get(kind, 0) + each.reserved_by_agent.get(kind, 0) for each in accounts)
 
     def _draws(self, room: _Room, output: int) -> bool:
         """Return whether the call waits for more of a budget from another node."""
@@ -553,7 +554,7 @@ class Calls:
     # ---- records
 
     def _refuse(self, call: WaitingCall, why: str, at: float, retry_after: float | None = None) -> None:
-        refused = CallAdmitted(id=call.asked.call.id, refused=why, retry_after=retry_after)
+        refused = CallDecision(id=call.asked.call.id, refused=why, retry_after=retry_after)
         self._ctx.reply(call.asked.token, refused)
         self._record_refusal(call, why, at)
 

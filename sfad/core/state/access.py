@@ -94,7 +94,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "test_hook": Access("admin", inside=False, narrowed_by=None, scope="none"),
     "text": Access(narrowed_by="logs"),
     "transcript": Access(narrowed_by="logs"),
-    "unasked_call": _FOR_GATEWAY,
+    "unasked_request": _FOR_GATEWAY,
     "refused_egress": _FOR_GATEWAY,
     "wait": _ONE,
     "watch": _ONE,

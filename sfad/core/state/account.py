@@ -191,13 +191,23 @@ class Account:
 
     No dataclass: msgspec would save that as it is, and money is saved in USD (`durable.snapshots`)."""
 
-    __slots__ = ("below", "doubts", "ended", "ended_unsure", "levels", "reservations", "reserved", "sources", "under_way")
+    __slots__ = (
+        "below",
+        "doubts",
+        "ended",
+        "ended_unsure",
+        "levels",
+        "reservations",
+        "reserved_by_agent",
+        "reserved_by_gateway",
+        "sources",
+    )
 
     def __init__(
         self,
         sources: Mapping[Source, Use] = {},
         reservations: Mapping[str, OpenReservation] = {},
-        reserved: Mapping[LimitKind, int] = {},
+        reserved_by_agent: Mapping[LimitKind, int] = {},
         below: Mapping[LimitKind, int] = {},
         ended: Mapping[LimitKind, int] = {},
         levels: Mapping[LimitKind, float] = {},
@@ -205,15 +215,15 @@ class Account:
     ) -> None:
         self.sources = dict(sources)
         self.reservations = dict(reservations)
-        self.reserved = dict(reserved)
+        self.reserved_by_agent = dict(reserved_by_agent)
         """The sum of the reservations that the agent asked for."""
-        self.under_way: dict[LimitKind, int] = {}
+        self.reserved_by_gateway: dict[LimitKind, int] = {}
         """The sum of the gateway's reservations, for calls under way."""
         self.doubts: dict[LimitKind, int] = {}
         """What these calls may use beyond that."""
         for reservation in self.reservations.values():
             if reservation.source == "gateway":
-                _add(self.under_way, reservation.amounts)
+                _add(self.reserved_by_gateway, reservation.amounts)
                 _add(self.doubts, reservation.doubts)
         self.below = dict(below)
         """What its descendants have used and reserved, ended ones included."""
@@ -270,7 +280,7 @@ class Account:
     @property
     def seen_by_gateway(self) -> int | None:
         """Return the tokens of all calls that the gateway saw, with what those under way have reserved; `None` if it saw none."""
-        under_way = self.under_way.get(LimitKind.TOKENS)
+        under_way = self.reserved_by_gateway.get(LimitKind.TOKENS)
         seen = self.sources.get("gateway")
         return None if seen is None and under_way is None else ((seen.tokens if seen is not None else None) or 0) + (under_way or 0)
 
@@ -306,7 +316,7 @@ class Account:
         return [each.silence for each in self.reservations.values() if each.silence is not None]
 
     def _sums_of(self, reservation: OpenReservation) -> dict[LimitKind, int]:
-        return self.under_way if reservation.source == "gateway" else self.reserved
+        return self.reserved_by_gateway if reservation.source == "gateway" else self.reserved_by_agent
 
     def own(self, kind: LimitKind, *, sure: bool = False) -> int | None:
         """Return what the run itself has used and reserved: the largest figure of any source. Reservations add to the reports and
@@ -315,9 +325,9 @@ class Account:
             return None
         of = Use.sure_of if sure else Use.of
         figures = [figure for use in self.sources.values() if (figure := of(use, kind)) is not None]
-        if reserved := self.reserved.get(kind, 0):
+        if reserved := self.reserved_by_agent.get(kind, 0):
             figures.append(reserved + (of(self.sources.get("report", NOTHING), kind) or 0))
-        if under_way := self.under_way.get(kind, 0):
+        if under_way := self.reserved_by_gateway.get(kind, 0):
             figures.append(under_way + (of(self.sources.get("gateway", NOTHING), kind) or 0))
         return max(figures, default=None)
 

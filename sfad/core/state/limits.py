@@ -275,7 +275,7 @@ def all_crossings(limits: Limits, account: Account, nearing: float) -> Iterator[
         used = account.used(kind)
         if used is not None:
             # a call that is under way was lowered to fit: it may take all that is left, and uses little of it
-            yield from crossings(active, used, nearing, near=used - account.under_way.get(kind, 0))
+            yield from crossings(active, used, nearing, near=used - account.reserved_by_gateway.get(kind, 0))
 
 
 def crossings(active: ActiveLimit, used: float, nearing: float, *, near: float | None = None) -> Iterator[Crossing]:

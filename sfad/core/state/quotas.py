@@ -107,8 +107,8 @@ class Slots:
         from then on: being forgotten while nothing waits must be no way to the front."""
         self._waiting: dict[RunId, tuple[_Lane, _Place]] = {}
         """The lane of each waiting root, and its place in the lane's queue."""
-        self._held: dict[RunId, str] = {}
-        """Roots that are in no queue yet, because they wait for other runs, each with its user."""
+        self._outside: dict[RunId, str] = {}
+        """Roots that are in no queue yet, because they wait for other runs or for a subscription's reset, each with its user."""
         self._order = 0
 
     def resize(self, *, per_user: int, total: int, groups: Mapping[str, int]) -> None:
@@ -125,7 +125,7 @@ class Slots:
     def queued_of(self, user: str) -> int:
         """Return how many of the user's roots wait, for a slot or for other runs."""
         in_lanes = sum(len(queue) for (whose, _), queue in self._queues.items() if whose == user)
-        return in_lanes + sum(whose == user for whose in self._held.values())
+        return in_lanes + sum(whose == user for whose in self._outside.values())
 
     @property
     def count(self) -> int:
@@ -133,7 +133,7 @@ class Slots:
 
     @property
     def queued(self) -> int:
-        return len(self._waiting) + len(self._held)
+        return len(self._waiting) + len(self._outside)
 
     def full_for(self, user: str) -> bool:
         """Return whether the user has as many trees as one may have."""
@@ -154,9 +154,9 @@ class Slots:
         if group is not None:
             self._by_group[user, group] = self.group_count(user, group) + 1
 
-    def hold(self, root: RunId, user: str) -> None:
-        """Count a root that waits for other runs, until it leaves or is put into the queue."""
-        self._held[root] = user
+    def wait_outside(self, root: RunId, user: str) -> None:
+        """Count a root that waits outside the queue, for other runs or for a subscription's reset, until it leaves or is queued."""
+        self._outside[root] = user
 
     def enqueue(self, root: RunId, user: str, priority: int, group: str | None = None) -> None:
         self._order += 1
@@ -166,7 +166,7 @@ class Slots:
         self._waiting[root] = (user, group), entry
 
     def waits(self, root: RunId) -> bool:
-        return root in self._waiting or root in self._held
+        return root in self._waiting or root in self._outside
 
     def place_of(self, root: RunId) -> QueuePlace | None:
         """Return which slot a root in the queue waits for, and its place: among those of its group if that has no room, else among
@@ -189,7 +189,7 @@ class Slots:
 
     def leave(self, root: RunId) -> None:
         """Free the slot of a root that has ended, or its place in the queue."""
-        self._held.pop(root, None)
+        self._outside.pop(root, None)
         if root in self._waiting:
             self._leave_queue(root)
         if root in self._taken:
@@ -198,9 +198,9 @@ class Slots:
             if group is not None:
                 _less(self._by_group, (user, group))
 
-    def release(self, root: RunId) -> None:
-        """The root does not wait for other runs any more."""
-        self._held.pop(root, None)
+    def end_waiting_outside(self, root: RunId) -> None:
+        """The root does not wait outside the queue any more."""
+        self._outside.pop(root, None)
 
     def _leave_queue(self, root: RunId) -> None:
         lane, entry = self._waiting.pop(root)
@@ -210,7 +210,7 @@ class Slots:
             if all(user != lane[0] for user, _ in self._queues):
                 del self._since[lane[0]]
 
-    def next_waiting(self) -> RunId | None:
+    def give_next(self) -> RunId | None:
         """Give a slot to the waiting root whose turn it is; return `None` if none can have one."""
         if not self._queues or len(self._taken) >= self.total:
             return None

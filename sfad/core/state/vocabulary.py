@@ -18,7 +18,6 @@ class Timer(Word):
     """Main processes were interrupted; now every process is signalled."""
     GRACE = "grace"
     """Every process was signalled; now SIGKILL follows."""
-    """SIGKILL is repeated."""
     SURVEY = "survey"
     """Processes are still alive after SIGKILL; they are looked at."""
     APPROVAL = "approval"

@@ -1,13 +1,13 @@
 """The trio shell: turns what happens into events, and the core's commands into effects. It decides nothing.
 
-server ─ pending_requests ──────▶ ┌───────────┐ ─▶ event ─▶ core ─▶ commands ─┬─▶ saving: journal, then ledger
-launcher, timers ─ arrivals ────▶ │ core_loop │                               ├─▶ launching, launcher
-metering ───────────────────────▶ └───────────┘                               └─▶ announcing, answers to requests
+server ─ pending_requests ─────────▶ ┌───────────┐ ─▶ event ─▶ core ─▶ commands ─┬─▶ saving: journal, then ledger
+launcher, timers ─ launcher_events ▶ │ core_loop │                               ├─▶ launching, launcher
+metering ──────────────────────────▶ └───────────┘                               └─▶ announcing, answers to requests
 
-`hooking`       wires hooks to the config, the events and the ends of runs
+`hooking`          wires hooks to the config, the events and the ends of runs
 `runtime`          makes the parts, serves them, has them follow the config; takes over runs of an earlier daemon
 `core_loop`        feeds the machine with events, and applies its commands
-`arrivals`         what launcher and timers tell; an end waits until it is known what its run has used
+`launcher_events`  what launcher and timers tell; an end waits until it is known what its run has used
 `adviser`          limits that past runs suggest
 `pending_requests` requests that wait for the core's answer
 `policy`           what the config says, in the core's terms
@@ -24,7 +24,7 @@ metering ───────────────────────�
 `fleet_process`    starts what makes this node's actor
 `granted`          requests of other nodes about runs that they have granted to this one
 `otel_process`     starts and watches the exporter of spans
-`routing`          what the commands and environments of runs say of the gateway
+`gateway_routing`  what the commands and environments of runs say of the gateway
 `isolating`        whether a run is isolated, and what its sandbox is given
 `worktrees`        which run has a git worktree, and what its launch needs
 `shipping`         files that are sent with runs: archives, the copy in which a run works, what it has changed there

@@ -20,7 +20,7 @@ from ...runs.live import Watchers
 from ...storage.ledger import Ledger
 from .resources import Resources
 
-# ---- Pushes events to clients that follow all of them, once they are on record
+# ---- Pushes events to those that follow all of them, once they are on record, or at once while the ledger cannot be written
 #
 # A client that resumes after the last number it has seen must neither miss an event nor get one twice, across a daemon that was
 # killed. So it sees nothing that the ledger may not have: not even for the 10 ms that an event waits for its transaction.
@@ -92,14 +92,14 @@ class Announcer:
     def publish_event(self, event: Event, lineage: tuple[RunId, ...]) -> None:
         """Announce an event of the run at the end of `lineage`, or of the daemon."""
         if not lineage:
-            self._numbered(event, lineage)
+            self._announce(event, lineage)
             return
         live = self._catalogue.live.get(lineage[-1])
         if live is not None and live.run.asked.session is not None:
             event = self._with_output(event, lineage[-1])
         if event.type is EventType.RUN_STARTED and live is not None and live.run.attempt == 1:
             self._counts.run_started(live.run.id, trio.current_time() - live.run.birth.created_at)
-        self._watchers.happened(self._numbered(event, lineage), lineage)
+        self._watchers.happened(self._announce(event, lineage), lineage)
 
     def tell_milestone(self, run: RunId, text: str) -> None:
         """Announce what a live run says that it has reached, unless it says too much."""
@@ -128,19 +128,19 @@ class Announcer:
 
     def tell(self, what: EventType, message: str, severity: Severity = "low") -> None:
         """Announce an event of the daemon itself."""
-        self._numbered(Event(type=what, message=message, severity=severity), ())
+        self._announce(Event(type=what, message=message, severity=severity), ())
 
     def tell_of_hook(self, what: EventType, message: str, severity: Severity, run: RunId | None) -> None:
         """Announce an event of a hook: of the run that has ended, whose `--on-end` it is, or of the daemon."""
         event = Event(type=what, message=message, severity=severity)
         info = self._catalogue.info(run) if run is not None else None
         if info is None:
-            self._numbered(event, ())
+            self._announce(event, ())
             return
         event = msgspec.structs.replace(
             event, run_id=info.id, root_id=info.root_id, agent_name=info.name, user=info.user, channel=info.channel
         )  # fmt: skip
-        self._numbered(event, tuple(self._catalogue.lineage(info.id)))
+        self._announce(event, tuple(self._catalogue.lineage(info.id)))
 
     def _with_output(self, event: Event, run: RunId) -> Event:
         try:
@@ -161,9 +161,9 @@ class Announcer:
     def close(self) -> None:
         self._numbers.reserve_events(self._ledger.last_event)
 
-    def _numbered(self, event: Event, lineage: tuple[RunId, ...]) -> Event:
+    def _announce(self, event: Event, lineage: tuple[RunId, ...]) -> Event:
         now = wall_clock()
-        event = self._ledger.event(msgspec.structs.replace(event, time=now))
+        event = self._ledger.record_event(msgspec.structs.replace(event, time=now))
         self._counts.published(event, now.timestamp())
         number = self._ledger.last_event
         if number > self._reserved:

@@ -23,10 +23,10 @@ from ...runs.live import Live
 from ...usage.metering import Metering
 from .adviser import Adviser
 from .announcing import Announcer
-from .arrivals import Arrivals
 from .fleet import Fleet
 from .granted import GrantedRuns
 from .keeper import KeeperRequests
+from .launcher_events import LauncherEvents
 from .launching import Launching
 from .pending_requests import PendingRequests
 from .resources import Resources
@@ -84,7 +84,7 @@ class CoreLoop:
     plans: PlanBooks
     saver: Saver
     launching: Launching
-    arrivals: Arrivals
+    launcher_events: LauncherEvents
     background: Background
     archive: SessionArchive
     fleet: Fleet
@@ -129,7 +129,7 @@ class CoreLoop:
             case c.Record(run):
                 self.saver.record(run)
             case c.Arm(run_id, timer, at):
-                self.arrivals.arm(run_id, timer, at)
+                self.launcher_events.arm(run_id, timer, at)
             case c.Disarm(run_id, timer):
                 self.resources.timers.disarm((run_id, timer))
             case c.AnswerRequest(token, answer):
@@ -146,9 +146,9 @@ class CoreLoop:
             case c.Retire(run):
                 self._retire(run)
             case c.ArmAlerts(at):
-                self.arrivals.arm_alerts(at)
+                self.launcher_events.arm_alerts(at)
             case c.ArmPlans(at):
-                self.arrivals.arm_plans(at)
+                self.launcher_events.arm_plans(at)
             case c.SavePlan(subscription):
                 self.plans.record(subscription)
                 self.keeper.plan_changed()

@@ -171,7 +171,7 @@ class Gateways:
         run = token.partition(".")[0]
         return run if secrets.compare_digest(self._signed(run).encode(), token.encode()) else None
 
-    def naming(self, run: RunId, words: list[bytes]) -> list[bytes]:
+    def with_token(self, run: RunId, words: list[bytes]) -> list[bytes]:
         """Return words, each address of the gateway in them with the run's name where its cgroup does not tell it."""
         token = self.token(run)
         return words if token is None else [word.replace(ANY_RUN.encode(), token.encode()) for word in words]

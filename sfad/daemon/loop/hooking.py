@@ -12,7 +12,7 @@ from ...core.state.access import EVERYTHING, Peer
 from ...durable.saved import kept_variables
 from ...hooks.end_hooks import EndHooks
 from ...hooks.event_hooks import EventHooks
-from ...hooks.processes import HookProcesses, HookReports
+from ...hooks.processes import ContainedCommands, HookReports
 from ...host.clock import wall_clock
 from ...host.tasks import Background
 from ...protocol.messages import Events
@@ -41,7 +41,7 @@ class Hooking:
         self._catalogue = catalogue
         self._spool = resources.spool.hooks
         self._unfollow: Callable[[], None] | None = None
-        self.processes = HookProcesses(resources.launcher)
+        self.processes = ContainedCommands(resources.launcher)
         reports = HookReports(resources.log, announcer.tell_of_hook, resources.counts)
         env = kept_variables(key + b"=" + value for key, value in os.environb.items())
         self.on_events = EventHooks(

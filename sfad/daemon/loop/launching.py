@@ -18,7 +18,7 @@ from ...core.state.vocabulary import Timer
 from ...host.clock import wall_clock
 from ...host.descriptors import Descriptors, Need
 from ...host.faults import crash_point
-from ...processes.launcher import LaunchSpec, Remains
+from ...processes.launcher import LaunchRecord, LaunchSpec
 from ...protocol import shim_files
 from ...protocol.messages import Spawn
 from ...protocol.paths import SYSTEM_AUTOMATIC_SHIMS, SYSTEM_SHIMS, automatic_shim_dir, shim_dir
@@ -235,7 +235,7 @@ class Launching:
         """Launch an attempt, or feed `LaunchFailed`."""
         live = self.catalogue.live[run.id]
         opened: list[int] = []
-        if live.user is None and os.geteuid() == 0 and run.birth.uid != 0:
+        if live.credentials is None and os.geteuid() == 0 and run.birth.uid != 0:
             self._fail(run, errno.EPERM, f"what user {run.birth.user} may do is not known", "launch")
             return
         try:
@@ -275,8 +275,8 @@ class Launching:
     def _fail(self, run: Run, number: int, why: str, kind: Literal["launch", "output"]) -> None:
         self.feed(e.LaunchFailed(trio.current_time(), run.id, number, f"run {run.id} was not started: {why}", kind))
 
-    def _save_main(self, live: Live, remains: Remains) -> bool:
-        live.main_is(remains.pid, remains.started, self.resources.output.inodes(live.run.id))
+    def _save_main(self, live: Live, record: LaunchRecord) -> bool:
+        live.main_is(record.pid, record.started, self.resources.output.inodes(live.run.id))
         self.resources.spool.journal.save([live])
         crash_point("main noted")
         return self.resources.spool.journal.is_saved(live.run.id)
@@ -292,9 +292,9 @@ class Launching:
         env = self.shipping.environment(live, worktrees.environment(live, env))
         step, cwd = self._first_step(live)
         return LaunchSpec(
-            argv=self.gateways.naming(run.id, self._argv(live)),
+            argv=self.gateways.with_token(run.id, self._argv(live)),
             cwd=cwd,
-            env=self.isolating.environment(live, self.gateways.naming(run.id, env)),
+            env=self.isolating.environment(live, self.gateways.with_token(run.id, env)),
             umask=spawn.umask,
             stdin=stdin,
             stdout=stdout,
@@ -304,7 +304,7 @@ class Launching:
             shims=shims,
             sandbox=self.isolating.sandbox(live, terminal=terminal, shims=shims),
             first_step=step,
-            user=live.user,
+            user=live.credentials,
             nonce=live.nonce,
         )
 
@@ -335,7 +335,7 @@ class Launching:
         piped = live.stdin.read_end if live.stdin is not None else (live.descriptors[0] if live.descriptors else None)
         if not live.kept:
             return piped, None, None
-        owner = None if live.user is None else (live.user.uid, live.user.gid)
+        owner = None if live.credentials is None else (live.credentials.uid, live.credentials.gid)
         opened += self.resources.output.open_for_run(live.run.id, owner)
         return piped, opened[0], opened[1]
 

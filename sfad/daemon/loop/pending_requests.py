@@ -58,7 +58,7 @@ class PendingSpawn:
             caller=self.caller,
             descriptors=self.descriptors,
             stdin=self.stdin,
-            user=self.user,
+            credentials=self.user,
             setups=self.setups if run.parent is None else NO_SETUPS,
             for_recall=self.for_recall,
             continued_with=self.continued_with,

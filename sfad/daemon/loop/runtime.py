@@ -39,7 +39,6 @@ from ...usage.metering import Metering
 from ...usage.silence import Signs, SilenceWatch
 from .adviser import Adviser
 from .announcing import Announcer, RunFeed
-from .arrivals import Arrivals
 from .core_loop import CoreLoop, EventQueue
 from .fleet import Fleet
 from .fleet_process import FleetProcess
@@ -48,6 +47,7 @@ from .granted import GrantedRuns
 from .hooking import Hooking
 from .isolating import Isolating
 from .keeper import KeeperRequests
+from .launcher_events import LauncherEvents
 from .launching import AutomaticShims, Launching, ShimDirectory
 from .measuring import Measuring, StatusText
 from .metrics_endpoint import MetricsEndpoint
@@ -73,7 +73,7 @@ class Succession:
     metering: Metering
     budgets: BudgetBooks
     launching: Launching
-    arrivals: Arrivals
+    launcher_events: LauncherEvents
     background: Background
     feed: e.Feed
     adopted: int = 0
@@ -104,8 +104,8 @@ class Succession:
         self.budgets.look()  # a tree that was paused for a budget goes on if that was renewed or raised since
         for one in adoption.runs:
             if one.exited is not None:
-                self.arrivals.arrived(one.exited)
-        self.resources.early_events.pass_on(self.arrivals.arrived)
+                self.launcher_events.arrived(one.exited)
+        self.resources.early_events.pass_on(self.launcher_events.arrived)
         if not adoption.event.continued:
             self._tell_of_lost_stdin()
 
@@ -164,12 +164,12 @@ class Succession:
     def hand_over(self) -> dict[RunId, HandedRun]:
         """Save every snapshot, and return what is not in one. Raises `OSError` where that cannot be, and where an earlier save has
         failed."""
-        self.arrivals.feed_all()  # of what was reaped here, the next program could not learn how it ended
+        self.launcher_events.feed_all()  # of what was reaped here, the next program could not learn how it ended
         live_runs = self.catalogue.live
         self.resources.spool.journal.save_all(live_runs.values(), self.metering.position)
-        remains = self.resources.launcher.hand_over()
+        records = self.resources.launcher.hand_over()
         return {
-            run: HandedRun(remains.get(run), live.descriptors, live.stdin.hand_over() if live.stdin is not None else None)
+            run: HandedRun(records.get(run), live.descriptors, live.stdin.hand_over() if live.stdin is not None else None)
             for run, live in live_runs.items()
         }
 
@@ -276,7 +276,7 @@ class Runtime:
         self.connections = ConnectionWatch(
             self.catalogue.live, self.launcher, lambda: [each.url for each in self.gateways.upstreams.values()], self.feed
         )
-        self.arrivals = Arrivals(
+        self.launcher_events = LauncherEvents(
             self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed,
             self.hooking.processes, self.connections,
         )  # fmt: skip
@@ -298,7 +298,7 @@ class Runtime:
             self.metering,
             self.descriptors,
             self.feed,
-            self.arrivals.arm,
+            self.launcher_events.arm,
             self.gateways,
             self.shims,
             self.automatic_shims,
@@ -306,12 +306,12 @@ class Runtime:
             self.shipping,
         )
         self.succession = Succession(
-            resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets, launching, self.arrivals,
+            resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets, launching, self.launcher_events,
             self.background, self.feed,
         )  # fmt: skip
         loop = CoreLoop(
             self.machine, resources, self.catalogue, self.requests, self.announcer, self.adviser, self.metering, self._budgets,
-            self._plans, self.saver, launching, self.arrivals, self.background, self.session_archive, self.fleet,
+            self._plans, self.saver, launching, self.launcher_events, self.background, self.session_archive, self.fleet,
             self.keeper, self.granted, shut_down,
         )  # fmt: skip
         self._read_config = read_config
@@ -421,7 +421,7 @@ class Runtime:
         settled = [(e.CallSettled(at, each, pricing.use_of_call(each, reservation)), reservation) for each, reservation in found]
         # a call whose price was known, and is not now, counts as reserved
         sure = (each for each, reservation in settled if each.used.cost is not None or reservation.cost is None)
-        self.feed(e.GatewayStarted(at, tuple(sure), gateway_uid))
+        self.feed(e.GatewayGone(at, tuple(sure), gateway_uid))
 
     async def _price_known(self, call: EndCall) -> None:
         known = trio.Event()

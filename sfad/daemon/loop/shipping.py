@@ -10,7 +10,7 @@ import msgspec
 import trio
 from msgspec import Struct
 
-from ...hooks.processes import HookCommand, HookProcesses
+from ...hooks.processes import ContainedCommand, ContainedCommands
 from ...host.tasks import in_thread
 from ...processes.credentials import Credentials
 from ...processes.helper import ANSWER
@@ -37,7 +37,7 @@ class _Packed(Struct):
 @dataclass(slots=True)
 class Shipping:
     files: ShippedFiles
-    processes: HookProcesses
+    processes: ContainedCommands
     live: Mapping[RunId, Live]
     _turns: dict[int, trio.Lock] = field(default_factory=dict)
     """Of each user, one piece or helper at a time."""
@@ -92,7 +92,7 @@ class Shipping:
             return None
         if not self.files.is_whole(live.uid, ship.archive):
             raise FileNotFoundError(NOT_HERE.format(os.fsdecode(ship.directory)))
-        owner = None if live.user is None else (live.user.uid, live.user.gid)
+        owner = None if live.credentials is None else (live.credentials.uid, live.credentials.gid)
         copy = str(self.files.begin(live.run.id, live.uid, ship, owner))
         step = step_words(
             copy=copy, cwd=self.directory(live.uid, ship), git=ship.git, author=ship.author, most=self.files.most,
@@ -115,7 +115,7 @@ class Shipping:
         name, copy = secrets.token_hex(16), str(self.files.directory / shipment.copy)
         words = pack_words(copy=copy, name=name, git=shipment.ship.git, most=self.files.most, patch=patch)
         env = [b"PATH=" + os.fsencode(os.environ.get("PATH", os.defpath))]
-        command = HookCommand(words, os.fsencode(f"{copy}/own"), env, b"", PACK_SECONDS, user)
+        command = ContainedCommand(words, os.fsencode(f"{copy}/own"), env, b"", PACK_SECONDS, user)
         async with self._turn(shipment.uid):
             result = await self.processes.run(command, trio.CancelScope(), operators=False)
         try:

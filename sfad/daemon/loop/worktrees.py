@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ...agents.registered import Registered
 from ...core.state.naming import derive_name
 from ...core.state.policy import Invalid
-from ...hooks.processes import HookCommand, HookProcesses
+from ...hooks.processes import ContainedCommand, ContainedCommands
 from ...processes.credentials import Credentials
 from ...processes.helper import ANSWER
 from ...processes.worktree import look_words, step_words
@@ -48,7 +48,7 @@ class WorktreeImpossible(Exception):
 
 @dataclass(slots=True)
 class Worktrees:
-    processes: HookProcesses
+    processes: ContainedCommands
     live: Mapping[str, Live]
     _turns: dict[int, trio.Lock] = field(default_factory=dict)
     """Of each user, one helper at a time."""
@@ -88,7 +88,7 @@ class Worktrees:
 
     async def _look(self, request: Spawn, branch: str | None, again: bytes, uid: int, user: Credentials | None) -> _Looked:
         env = [item for item in request.env if not item.startswith(_LOCAL)]
-        command = HookCommand(look_words(branch, again), request.cwd, env, b"", LOOK_SECONDS, user)
+        command = ContainedCommand(look_words(branch, again), request.cwd, env, b"", LOOK_SECONDS, user)
         async with self._turns.setdefault(uid, trio.Lock()):
             result = await self.processes.run(command, trio.CancelScope(), operators=False)
         answer = result.output.rpartition(b"\n" + ANSWER)[2]

@@ -7,7 +7,7 @@
 `shares`      how much of the daemon each run, tree and user may take
 `dispatch`    what clients send: frames, and each request in them to the function that answers it, if the peer may use the verb
 `asker`       who waits for the answer to a request; the registry of those functions
-`spawning`    what a request to start a run becomes, step by step, before the core decides about it
+`spawn_steps` what a request to start a run becomes, step by step, before the core decides about it
 `continuing`  what a request to continue the session of an ended run becomes
 `lost_runs`   continues, at the daemon's start, what the end of the daemon or the machine has ended
 `unattended`  completes requests for which no client waits: of runs that were placed here, and of lost ones

@@ -134,7 +134,7 @@ class Asker:
             self.waits = False
             self.services.bounds.requests.add(self.connection.groups, -1)
 
-    def wait(self) -> None:
+    def count_open(self) -> None:
         """Count the request as one that is not answered."""
         self.waits = True
         self.services.bounds.requests.add(self.connection.groups, 1)
@@ -160,7 +160,7 @@ class Asker:
                 self.reply(m.Refused(id=self.id, refused=refusal, run=recorded))
             case c.ReserveAnswer(run, reservation, limit_refusal):
                 self.reply(_reserved(self.id, run, reservation, limit_refusal))
-            case m.CallAdmitted():
+            case m.CallDecision():
                 self.reply(answer)
             case m.Allowances():
                 if self.runtime.spool.charges.write():

@@ -194,7 +194,7 @@ class Connection:
         size = self.decoder.pending + self.bodies_size
         return ClientLoad(descriptors, size if size > UNCOUNTED else 0, self.unsent_size)
 
-    def count(self) -> ClientLoad:
+    def take_load_change(self) -> ClientLoad:
         """Return by how much `load` has grown since it was last counted."""
         before, self.counted = self.counted, self.load
         return UNCHANGED if self.counted == before else ClientLoad(*map(sub, self.counted, before))

@@ -78,12 +78,12 @@ class Dispatcher:
             self._resources.log.internal_error(request)
             asker.fail(ErrorCode.INTERNAL, INTERNAL)
         if not asker.answered:
-            asker.wait()
+            asker.count_open()
 
     def open(self, connection: Connection, request: int) -> Asker:
         """Count a request that is to be answered."""
         asker = Asker(self._services, connection, request)
-        asker.wait()
+        asker.count_open()
         return asker
 
     def _check(self, asker: Asker, request: m.Request) -> None:
@@ -216,7 +216,7 @@ class Receiver:
         if connection.may_hang:
             self._clients.drop_with_error(connection, ErrorCode.NOT_PERMITTED, MAY_HANG)
             return
-        self._bounds.count(connection.groups, connection.count())
+        self._bounds.count(connection.groups, connection.take_load_change())
         if (refusal := self.why_sender_refused(connection)) is not None:
             self._clients.drop_with_error(connection, ErrorCode.NOT_PERMITTED, refusal)
             return
@@ -270,7 +270,7 @@ class Receiver:
             if connection.closed:
                 return
             self._handle(connection, connection.next_body())
-        self._bounds.count(connection.groups, connection.count())
+        self._bounds.count(connection.groups, connection.take_load_change())
         if connection.bodies:
             self.turns.add(connection)
         elif connection.ended:

@@ -15,10 +15,10 @@ from ...hooks.event_hooks import CHANNEL
 from ...protocol.known import NO_METER
 from ...protocol.messages import Spawn
 from ...runs.live import Live
-from ..loop.routing import settings_file
+from ..loop.gateway_routing import settings_file
 from ..loop.runtime import Runtime
 from .lookup import RequestError
-from .spawning import asked_of, asks_for_gateway, completed, context_of
+from .spawn_steps import asked_of, asks_for_gateway, completed, context_of
 
 
 class Completed(NamedTuple):
@@ -28,21 +28,21 @@ class Completed(NamedTuple):
     program: AgentProgram | None
 
 
-async def completed_for(runtime: Runtime, request: Spawn, peer: Peer, above: Live | None) -> Completed:
+async def completed_for(runtime: Runtime, request: Spawn, peer: Peer, caller: Live | None) -> Completed:
     """Return what a request becomes, once the gateway serves if its run may not start without. Raise `Invalid`, `OSError`."""
     setups = NO_SETUPS
-    if above is not None:
-        setups = runtime.catalogue.live[above.run.root.id].setups
+    if caller is not None:
+        setups = runtime.catalogue.live[caller.run.root.id].setups
     elif asks_for_gateway(request, by_default=runtime.gateways.enabled):
         setups = await runtime.setups.read(Root.of(peer.uid, request.cwd, request.env))
-    context = context_of(runtime, request, peer, above, setups)
+    context = context_of(runtime, request, peer, caller, setups)
     try:
         decided = completed(request, context)
         if (file := settings_file(decided)) is not None and decided.gateway:
             decided = completed(replace(request, direct=await runtime.setups.why_around(peer.uid, file)), context)
     except RequestError as error:
         raise Invalid(str(error)) from None
-    if decided.gateway and above is None:
+    if decided.gateway and caller is None:
         await _served(runtime, decided, peer.uid, explicit=context.explicit)
     return Completed(decided, setups, *asked_of(decided, 0, None, setups))
 
@@ -51,11 +51,11 @@ async def complete_here(runtime: Runtime, live: Live) -> Asked:
     """Complete the request of a run that was to be placed, and whose place is this node. Return what it asks of the core. Raise
     `Invalid`, `OSError`."""
     run, uid, request = live.run, live.uid, replace(live.spawn, placing=None)
-    above = runtime.catalogue.live.get(run.parent.id) if run.parent is not None else None
+    caller = runtime.catalogue.live.get(run.parent.id) if run.parent is not None else None
     peer = Peer(uid=uid, user=run.user, owner=uid in (0, os.geteuid()), run=live.caller, hook=request.channel == CHANNEL)
-    found = await completed_for(runtime, request, peer, above)
+    found = await completed_for(runtime, request, peer, caller)
     live.program, live.spawn = found.program, found.spawn
-    live.setups = found.setups if above is None else NO_SETUPS
+    live.setups = found.setups if caller is None else NO_SETUPS
     live.session_files = None if found.spawn.meter == NO_METER else session_files_of(found.spawn.meter, found.asked.argv)
     return found.asked
 

@@ -93,11 +93,11 @@ class RunContainment(Protocol):
     stops: RunStops
     pauses: RunPauses
 
-    def enter(self, run: LaunchedRun) -> Door:
+    def prepare(self, run: LaunchedRun) -> Door:
         """Make the run's containment if it is not there. Raises `OSError`."""
 
-    def leave(self, run: LaunchedRun) -> None:
-        """Remove what `enter` made."""
+    def remove(self, run: LaunchedRun) -> None:
+        """Remove what `prepare` made."""
 
     def populated(self, run: LaunchedRun, poll: int | None = None) -> bool:
         """Return whether anything is alive in the run, besides zombies and unreaped main processes of child runs. `poll`: that of

@@ -484,11 +484,11 @@ class TagsContainment(RunContainment):
         self.pauses = TagsPauses(parts, self._census)
         self.stops = TagsStops(parts, self._census, self._membership, self.pauses)
 
-    def enter(self, run: LaunchedRun) -> Door:
+    def prepare(self, run: LaunchedRun) -> Door:
         self.adopted.forget(run)  # an earlier attempt's processes are gone, or the run would not start again
         return Door(msgqueue=self._runs.tag_of(run))
 
-    def leave(self, run: LaunchedRun) -> None:
+    def remove(self, run: LaunchedRun) -> None:
         self.adopted.forget(run)
         self.pauses.forget(run)
 

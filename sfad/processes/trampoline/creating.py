@@ -207,12 +207,12 @@ class Door(NamedTuple):
 
 
 class NewChild(NamedTuple):
-    """A new child. `memory` is to be freed by `free` once it has executed or ended."""
+    """A new child. `clone_block` is to be freed by `free` once it has executed or ended."""
 
     pid: int
     pidfd: int = -1
     """-1 if it is not open yet."""
-    memory: int | None = None
+    clone_block: int | None = None
 
 
 class ProcessCreator:

@@ -28,7 +28,7 @@ class FindCaller(Request, tag="find_caller"):
 
 
 class AdmitCall(Request, tag="admit_call"):
-    """Ask whether a model call may be made. Answered by `CallAdmitted` once that is decided."""
+    """Ask whether a model call may be made. Answered by `CallDecision` once that is decided."""
 
     run: str
     model: str
@@ -108,7 +108,7 @@ class SilentCall(Request, tag="silent_call"):
     """Seconds since the call went out; `None` once its first byte has come."""
 
 
-class UnaskedCall(Request, tag="unasked_call"):
+class UnaskedRequest(Request, tag="unasked_request"):
     """Tell of a billable request that is not a model call: the gateway let it pass, or refused it. Answered by `Done`."""
 
     run: str
@@ -181,7 +181,7 @@ class CallerFound(Reply, tag="caller_found"):
     """Names the run to the gateway that has the operator's keys. Only a user's gateway is told."""
 
 
-class CallAdmitted(Reply, tag="call_admitted"):
+class CallDecision(Reply, tag="call_decision"):
     """`max_output`: what the call must be lowered to; `None` if it stays. `refused`: why it must not be made."""
 
     reservation: str | None = None

@@ -4,7 +4,7 @@
 `records`   reads of runs, calls and events, which also see queued writes
 `schema`    tables, and the ordered list of migrations that leads to them
 `rows`      runs, calls and events as rows, and back, and the SQL that writes them
-`writer`    the thread that writes: its transactions, its queue, its backlog, and errands
+`writer`    writes, in the caller's thread while the disk is fast, else in its own: transactions, queue, backlog, errands
 `database`  the names of the ledger's files, connections that only read, and SQLite's errors
 `opening`   the connection that writes: whether the file is whole, modes, pragmas, setting a corrupt file aside
 `backup`    a copy while it is in use, and the ledger written again after another process has removed it

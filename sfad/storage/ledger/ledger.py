@@ -251,7 +251,7 @@ class Ledger:
         """Give the next event a higher number than this one."""
         self.last_event = max(self.last_event, number)
 
-    def event(self, event: Event) -> Event:
+    def record_event(self, event: Event) -> Event:
         """Queue an event and return it with its number. Raises `ValueError` for one without a time."""
         numbered = msgspec.structs.replace(event, seq=self.last_event + 1)
         op = event_op(numbered)

@@ -71,7 +71,7 @@ def push(asker: Asker, run: RunId, *, calls: bool = False) -> None:
         unwait()
         watches.add(connection.groups, -1)
 
-    unwait = watchers.on_end(run, over)
+    unwait = watchers.wait_for_end(run, over)
     watches.add(connection.groups, 1)
     connection.waits[asker.id] = Pending(Watch(id=asker.id, run=run, calls=calls), over)
 
@@ -296,7 +296,7 @@ def wait(asker: Asker, request: Wait, run: RunInfo) -> None:
         else:
             asker.end()
 
-    forget = runtime.watchers.on_end(run.id, answer)
+    forget = runtime.watchers.wait_for_end(run.id, answer)
     until = trio.current_time() + max(0.0, request.timeout) if request.timeout is not None else None
     connection.waits[asker.id] = Pending(request, lambda: answer(None), until)
     if until is not None:

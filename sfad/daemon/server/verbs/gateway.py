@@ -20,7 +20,7 @@ from ....protocol.messages import (
     SeePlan,
     ServeGateway,
     SilentCall,
-    UnaskedCall,
+    UnaskedRequest,
     UpstreamInfo,
     WithdrawCall,
 )
@@ -68,7 +68,7 @@ def end_call(asker: Asker, request: EndCall) -> None:
             used = runtime.metering.use_pricing.use_of_call(request, found[1])
             runtime.feed(e.CallSettled(trio.current_time(), request, used))
             _tell_of_tools(asker, request)
-            runtime.arrivals.call_settled()
+            runtime.launcher_events.call_settled()
         asker.reply(Done(id=request.id))
 
     once_priced(asker, request.run, request.model if request.tokens is not None else None, count)
@@ -192,11 +192,11 @@ def silent_call(asker: Asker, request: SilentCall) -> None:
     asker.reply(Done(id=request.id))
 
 
-# ---- `unasked_call`: record a request that costs money and about which the gateway decided by itself
+# ---- `unasked_request`: record a request that costs money and about which the gateway decided by itself
 
 
-@answers(UnaskedCall)
-def unasked_call(asker: Asker, request: UnaskedCall) -> None:
+@answers(UnaskedRequest)
+def unasked_request(asker: Asker, request: UnaskedRequest) -> None:
     live = asker.runtime.catalogue.live.get(request.run)
     if live is not None:
         info = CallInfo(

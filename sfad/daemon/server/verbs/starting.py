@@ -31,15 +31,15 @@ from ....protocol.messages import (
 from ....protocol.types import After, ErrorCode, RunId, RunInfo, Status, Worktree
 from ....runs.live import Live
 from ....runs.showing import recalled, to_recall
+from ...loop.gateway_routing import settings_file
 from ...loop.pending_requests import PendingSpawn
-from ...loop.routing import settings_file
 from ...loop.worktrees import WorktreeImpossible, again
 from ..asker import EXPECTED, Asker, answers, answers_about_run, told
 from ..continuing import check_ended, continued, find_agent_session, wanted_session, with_agent_session
 from ..lookup import RequestError, bad_request, check_limits, check_most, find_run, unavailable, wrong_state
 from ..lost_runs import continued_with
 from ..peers import submitter
-from ..spawning import asked_of, asks_for_gateway, check_worktree, completed, context_of, is_own_program, own_command
+from ..spawn_steps import asked_of, asks_for_gateway, check_worktree, completed, context_of, is_own_program, own_command
 from .following import check_watch_share, push
 
 # ---- `spawn`: start a run. The guard in the core decides whether the peer may, and records a refusal.
@@ -54,7 +54,7 @@ MAX_AFTER = 64
 def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = None) -> None:
     """Have the core decide about the request once the surroundings of a person's root are known, and the session that it continues
     was found. Raise `RequestError`, `OSError`."""
-    descriptors = _claim(asker, request)
+    descriptors = _take_descriptors(asker, request)
     request = msgspec.structs.replace(request, direct=None, resume_argv=[])
     if _answered_again(asker, request, descriptors):
         return
@@ -141,9 +141,9 @@ def _spawn_by(asker: Asker, request: Spawn, peer: Peer, descriptors: list[int], 
     except RequestError:
         close_soon(descriptors, asker.connection.sender_group)
         raise
-    above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
-    if above is not None:
-        setups: TreeSetups | None = runtime.catalogue.live[above.run.root.id].setups
+    caller = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
+    if caller is not None:
+        setups: TreeSetups | None = runtime.catalogue.live[caller.run.root.id].setups
     elif peer.unidentified or not asks_for_gateway(request, by_default=runtime.gateways.enabled):
         setups = NO_SETUPS
     else:
@@ -152,12 +152,12 @@ def _spawn_by(asker: Asker, request: Spawn, peer: Peer, descriptors: list[int], 
         setups = None if _is_agent(request) else runtime.setups.known(root)
     file = settings_file(request) if setups is not NO_SETUPS else None
     if setups is not None and file is None and request.worktree is None:
-        _ask(asker, request, request, peer, descriptors, above, setups, session, user)
+        _ask(asker, request, request, peer, descriptors, caller, setups, session, user)
         return
 
     async def find() -> tuple[TreeSetups, str | None, Spawn | RequestError]:
         why = await runtime.setups.why_around(peer.uid, file) if file is not None else None
-        prepared = await _prepared(asker, request, above, user) if request.worktree is not None else request
+        prepared = await _prepared(asker, request, caller, user) if request.worktree is not None else request
         return await runtime.setups.read(root) if setups is None else setups, why, prepared
 
     def ask(found: tuple[TreeSetups, str | None, Spawn | RequestError]) -> None:
@@ -166,7 +166,7 @@ def _spawn_by(asker: Asker, request: Spawn, peer: Peer, descriptors: list[int], 
             close_soon(descriptors, asker.connection.sender_group)
             raise prepared
         with_why = msgspec.structs.replace(prepared, direct=why)
-        _ask(asker, request, with_why, peer, descriptors, above, found_setups, session, user)
+        _ask(asker, request, with_why, peer, descriptors, caller, found_setups, session, user)
 
     found = _later(asker, descriptors, ask)
     runtime.background.run_then(find, found, lambda _: found((unknown(), None, request)), EXPECTED)
@@ -191,10 +191,10 @@ def _with_awaited(asker: Asker, request: Spawn) -> Spawn:
 def _with_worktree(asker: Asker, request: Spawn, peer: Peer) -> Spawn:
     """Return the request with what it asks for of a worktree, or what its agent's entry does. Raise `RequestError`."""
     asked, catalogue = request.worktree, asker.runtime.catalogue
-    above = catalogue.live.get(peer.run) if peer.run is not None else None
+    caller = catalogue.live.get(peer.run) if peer.run is not None else None
     if asked is None:
         entry = asker.runtime.agents.get(request.agent or "")
-        isolated = above is not None and above.spawn.isolation is not None  # it stays in its worktree
+        isolated = caller is not None and caller.spawn.isolation is not None  # it stays in its worktree
         return replace(request, worktree=Worktree()) if entry is not None and entry.agent.worktree and not isolated else request
     of = None
     if asked.of is not None:
@@ -206,12 +206,12 @@ def _with_worktree(asker: Asker, request: Spawn, peer: Peer) -> Spawn:
     return replace(request, worktree=Worktree(branch=asked.branch, of=of))
 
 
-async def _prepared(asker: Asker, request: Spawn, above: Live | None, user: Credentials | None) -> Spawn | RequestError:
+async def _prepared(asker: Asker, request: Spawn, caller: Live | None, user: Credentials | None) -> Spawn | RequestError:
     """Return the request with its worktree, or why it cannot have one."""
     of = request.worktree.of if request.worktree is not None else None
     earlier = asker.runtime.catalogue.info(of) if of is not None else None
     try:
-        return await asker.runtime.worktrees.prepared(request, earlier, above, asker.peer.uid, user)
+        return await asker.runtime.worktrees.prepared(request, earlier, caller, asker.peer.uid, user)
     except Invalid as error:
         return bad_request(str(error))
     except (WorktreeImpossible, OSError) as error:
@@ -228,21 +228,21 @@ def _ask(
     request: Spawn,
     peer: Peer,
     descriptors: list[int],
-    above: Live | None,
+    caller: Live | None,
     setups: TreeSetups,
     session: SessionAsked | None,
     user: Credentials | None,
 ) -> None:
     runtime = asker.runtime
-    context = context_of(runtime, request, peer, above, setups)
+    context = context_of(runtime, request, peer, caller, setups)
     try:
-        if request.shim and above is not None and is_own_program(asker.connection.sender, above, request):
-            own = OwnProgram(id=asker.id, argv=own_command(request, above, context))
+        if request.shim and caller is not None and is_own_program(asker.connection.sender, caller, request):
+            own = OwnProgram(id=asker.id, argv=own_command(request, caller, context))
             close_soon(descriptors, asker.connection.sender_group)
             asker.reply(own)
             return
         request = completed(request, context)
-        kept = to_recall(first, request, above)
+        kept = to_recall(first, request, caller)
         if request.watch:
             check_watch_share(asker)
     except Invalid as error:
@@ -271,7 +271,7 @@ def _ask(
             raise bad_request(str(error)) from None
         runtime.requests.spawn(peer, asked, pending, asker)
 
-    if request.gateway and (context.explicit or runtime.gateways.always) and above is None:
+    if request.gateway and (context.explicit or runtime.gateways.always) and caller is None:
         runtime.gateways.start_for_run(peer.uid, _once_served(asker, ask, descriptors))
         return
     if request.gateway and request.direct is None and _is_agent(request):
@@ -316,7 +316,7 @@ def _once_served(asker: Asker, ask: Callable[[], None], descriptors: list[int]) 
     return _later(asker, descriptors, go_on)
 
 
-def _claim(asker: Asker, request: Spawn) -> list[int]:
+def _take_descriptors(asker: Asker, request: Spawn) -> list[int]:
     expected = 3 if request.stdio == "inherit" else 1 if request.stdin == "descriptor" else 0
     descriptors = asker.connection.take(request.descriptors) if request.descriptors <= MAX_DESCRIPTORS else None
     if descriptors is not None and len(descriptors) == expected:

@@ -469,7 +469,7 @@ class CgroupContainment(RunContainment):
         self.stops = CgroupStops(parts, self._cgroups, self._control, self._events, self._escapes)
         self._membership = CgroupMembership(parts.runs, self._cgroups, parts.orphans)
 
-    def enter(self, run: LaunchedRun) -> Door:
+    def prepare(self, run: LaunchedRun) -> Door:
         try:
             return self._enter(run)
         except PermissionError as error:
@@ -498,8 +498,8 @@ class CgroupContainment(RunContainment):
         group = self._cgroups.of(run)
         return run.paused or (group is not None and (group.halted or group.killed))
 
-    def leave(self, run: LaunchedRun) -> None:
-        self.adopted.leave(run)
+    def remove(self, run: LaunchedRun) -> None:
+        self.adopted.remove(run)
         self._maker.remove(run)
 
     def close(self) -> None:

@@ -300,8 +300,8 @@ class AdoptedCgroups(AdoptedRuns):
         return self._cgroups.contains(run, pid) or cookie(pid, self._runs.instance) == run.cookie
 
     def forget(self, run: LaunchedRun) -> None:
-        self.leave(run)
+        self.remove(run)
         self._maker.forget(run)
 
-    def leave(self, run: LaunchedRun) -> None:
+    def remove(self, run: LaunchedRun) -> None:
         self._elsewhere.discard(run.id)

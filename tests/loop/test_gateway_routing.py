@@ -10,8 +10,8 @@ import pytest
 
 from sfad.agents import Surroundings
 from sfad.agents.setup_reader import TreeSetups, tree_setups
+from sfad.daemon.loop.gateway_routing import PLACEHOLDER, exempt_from_proxies, routed, with_objects
 from sfad.daemon.loop.gateways import Gateways
-from sfad.daemon.loop.routing import PLACEHOLDER, exempt_from_proxies, routed, with_objects
 from sfad.protocol.messages import Spawn
 from tests.processes.fake import FakeLauncher
 

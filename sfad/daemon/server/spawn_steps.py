@@ -29,9 +29,9 @@ from ...runs.live import MAX_ON_END, Live
 from ...shipping import why_unsafe
 from ...usage.metering import program_of
 from ..loop.fleet import Fleet
+from ..loop.gateway_routing import check_base_urls, routed
 from ..loop.gateways import Gateways
 from ..loop.isolating import Isolating, IsolationImpossible
-from ..loop.routing import check_base_urls, routed
 from ..loop.runtime import Runtime
 from ..loop.shipping import NOT_HERE
 from ..loop.worktrees import check_free, shared
@@ -51,7 +51,7 @@ class SpawnContext(NamedTuple):
     """What steps and checks read beside the request."""
 
     peer: Peer
-    above: Live | None
+    caller: Live | None
     """The run that the peer is in."""
     setups: TreeSetups
     """How agent programs of the tree are routed through the gateway."""
@@ -64,9 +64,9 @@ class SpawnContext(NamedTuple):
     fleet: Fleet
 
 
-def context_of(runtime: Runtime, request: Spawn, peer: Peer, above: Live | None, setups: TreeSetups) -> SpawnContext:
+def context_of(runtime: Runtime, request: Spawn, peer: Peer, caller: Live | None, setups: TreeSetups) -> SpawnContext:
     return SpawnContext(
-        peer, above, setups, bool(request.gateway), runtime.gateways, runtime.isolating, runtime.agents, runtime.catalogue.live,
+        peer, caller, setups, bool(request.gateway), runtime.gateways, runtime.isolating, runtime.agents, runtime.catalogue.live,
         runtime.fleet,
     )  # fmt: skip
 
@@ -93,25 +93,25 @@ def asks_for_gateway(request: Spawn, *, by_default: bool | None) -> bool:
 
 def decide_gateway(request: Spawn, context: SpawnContext) -> Spawn:
     """Decide whether the run uses the gateway. What is in a run that uses it may not leave it, and the other way round."""
-    above = context.above
-    inherited = context.gateways.enabled if above is None else above.spawn.gateway
+    caller = context.caller
+    inherited = context.gateways.enabled if caller is None else caller.spawn.gateway
     if request.gateway is None and asks_for_gateway(request, by_default=inherited):
         request = replace(request, gateway=True)
-    if not request.gateway and (request.allowed_models or (above is not None and above.run.birth.models)):
+    if not request.gateway and (request.allowed_models or (caller is not None and caller.run.birth.models)):
         raise Invalid(
             "only the gateway bounds models: leave out --no-gateway, because --model-allow was given to this run or one above it"
         )
-    if above is None:
+    if caller is None:
         if request.gateway:
             check_base_urls(context.setups)
         return request
-    if request.gateway and above.spawn.gateway is False:
-        raise Invalid(f"run {above.run.id} was started with --no-gateway, which holds for what it starts: leave out --gateway")
+    if request.gateway and caller.spawn.gateway is False:
+        raise Invalid(f"run {caller.run.id} was started with --no-gateway, which holds for what it starts: leave out --gateway")
     if request.gateway is None:
         return replace(request, gateway=inherited)
     if not request.gateway and inherited:
         raise Invalid(
-            f"run {above.run.id} uses the gateway, so what it starts may not leave it: leave out --no-gateway, or start the run "
+            f"run {caller.run.id} uses the gateway, so what it starts may not leave it: leave out --no-gateway, or start the run "
             "from outside any run"
         )
     return request
@@ -119,15 +119,15 @@ def decide_gateway(request: Spawn, context: SpawnContext) -> Spawn:
 
 def decide_on_other_node(request: Spawn, context: SpawnContext) -> Spawn:
     """Refuse what cannot go to another node. What a run above has decided about the gateway holds there, too."""
-    above = context.above
+    caller = context.caller
     if request.stdio != "files" or request.stdin == "descriptor":
         raise Invalid("a run with --fleet reads no stdin of this machine, and writes to files of its node: leave out --stdio")
     if request.detach:
         raise Invalid("--detach and --fleet exclude each other: a run of another node is a child, or a root that no run started")
-    if above is not None and request.gateway is None and above.spawn.gateway is not None:
-        return replace(request, gateway=above.spawn.gateway)
-    if above is not None and request.gateway is not None and above.spawn.gateway not in {None, request.gateway}:
-        raise Invalid(f"what run {above.run.id} has decided about the gateway holds for what it starts")
+    if caller is not None and request.gateway is None and caller.spawn.gateway is not None:
+        return replace(request, gateway=caller.spawn.gateway)
+    if caller is not None and request.gateway is not None and caller.spawn.gateway not in {None, request.gateway}:
+        raise Invalid(f"what run {caller.run.id} has decided about the gateway holds for what it starts")
     return request
 
 
@@ -162,11 +162,11 @@ def _check_files(ship: Ship, context: SpawnContext) -> None:
 
 def narrow_tools(request: Spawn, context: SpawnContext) -> Spawn:
     """Narrow the lists of tools by those of the peer's run. To detach is no way out of them."""
-    above = context.above
-    if above is None or not any(above.run.asked.tools):
+    caller = context.caller
+    if caller is None or not any(caller.run.asked.tools):
         return request
     own = ToolLists(tuple(request.allowed_tools), tuple(request.blocked_tools))
-    tools = narrowed(own, above.run.asked.tools, f"run {above.run.id}")
+    tools = narrowed(own, caller.run.asked.tools, f"run {caller.run.id}")
     return replace(request, allowed_tools=list(tools.allowed), blocked_tools=list(tools.blocked))
 
 
@@ -206,20 +206,20 @@ def _way(context: SpawnContext) -> tuple[TreeSetups, Gateways, int]:
 def isolate(request: Spawn, context: SpawnContext) -> Spawn:
     """Decide what the run's sandbox has."""
     try:
-        return context.isolating.decided(request, context.above, context.peer.uid)
+        return context.isolating.decided(request, context.caller, context.peer.uid)
     except IsolationImpossible as error:
         raise unavailable(str(error)) from None
 
 
 def share_worktree(request: Spawn, context: SpawnContext) -> Spawn:
     """Have a run work in the worktree of the run above it, if it starts there and asks for none."""
-    return shared(request, context.above)
+    return shared(request, context.caller)
 
 
 def mark_hooks(request: Spawn, context: SpawnContext) -> Spawn:
     """Give runs that a hook starts, and what is started in them, the channel of hooks: their events start no hook. No other client
     may hide its runs so."""
-    if context.peer.hook or (context.above is not None and context.above.run.birth.channel == CHANNEL):
+    if context.peer.hook or (context.caller is not None and context.caller.run.birth.channel == CHANNEL):
         return replace(request, channel=CHANNEL)
     if request.channel == CHANNEL:
         raise bad_request(f"the channel '{CHANNEL}' is that of runs which a hook starts; choose another")

@@ -1,4 +1,4 @@
-"""What the launcher, the timers and the gateway tell of runs. An end waits until it is known what its run has used."""
+"""What the launcher and the timers tell of runs. An end waits until it is known what its run has used."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from ...core.state.run import Run
 from ...core.state.tree import Tree
 from ...core.state.vocabulary import Timer
 from ...durable.adoption import StoredPidfds
-from ...hooks.processes import HookProcesses
+from ...hooks.processes import ContainedCommands
 from ...host.clock import Timers, wall_clock
 from ...host.tasks import Background
 from ...protocol.types import RunId
@@ -37,7 +37,7 @@ class _PendingTree:
 
 
 @dataclass(slots=True)
-class Arrivals:
+class LauncherEvents:
     """Feeds the core with what the launcher and the timers tell.
 
     The end of a run waits while the price list is being loaded, or a session file may still grow. The ends of a tree are fed
@@ -49,7 +49,7 @@ class Arrivals:
     pidfds: StoredPidfds
     background: Background
     feed: e.Feed
-    hooks: HookProcesses
+    hooks: ContainedCommands
     connections: ConnectionWatch
     _pending: dict[RunId, _PendingTree] = field(default_factory=dict)
     """By root."""
@@ -163,4 +163,4 @@ class Arrivals:
 
 def _calls(run: Run) -> bool:
     """Return whether model calls are under way in the run or below it."""
-    return any(each.account.under_way for each in run.subtree())
+    return any(each.account.reserved_by_gateway for each in run.subtree())
