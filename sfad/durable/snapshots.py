@@ -232,6 +232,7 @@ class RetryingStore:
         if self._closed:
             return
         self._store.stay()
+        self._looked = self._turns.number
         self._tell_notes()
         if self._displaced:
             restore()

@@ -56,14 +56,15 @@ class Descriptors:
         self._counted = -1
         """The turn of the last count."""
         self._open = 0
-        self.limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.limit = self._allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def refusal(self, need: Need, more: int = 0) -> str | None:
         """Say why `more` descriptors cannot be had for `need`, or return `None`."""
-        limit = min(self.limit, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        reserved = need * min(RESERVE, max(LEAST_RESERVE, limit // 16))
         if self._counted != self._turns.number:
             self._counted, self._open = self._turns.number, self._count()
+            self._allowed = min(self.limit, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        limit = self._allowed
+        reserved = need * min(RESERVE, max(LEAST_RESERVE, limit // 16))
         free = limit - self._open
         if free - more >= reserved:
             self._open += more

@@ -36,20 +36,21 @@ class StateLock:
     directory: int
     file: int
     claim: int
+    identity: tuple[int, int]
+    """Device and inode number of the locked directory, which stays open."""
 
     def lost(self) -> str | None:
         """Return why the path no longer leads to the locked directory, and what to do; `None` while it does."""
-        held = os.fstat(self.directory)
         try:
-            found = self.path.stat()
-        except OSError as error:
-            what = "was removed" if held.st_nlink == 0 else "was moved away or is hidden"
-            what = what if isinstance(error, FileNotFoundError) else f"cannot be reached ({error.strerror})"
-        else:
-            if os.path.samestat(held, found):
+            found = os.stat(self.path)
+            if (found.st_dev, found.st_ino) == self.identity:
                 return None
-            what = "was replaced by another directory"
-        back = "" if held.st_nlink == 0 else "put it back, or "
+            removed, what = os.fstat(self.directory).st_nlink == 0, "was replaced by another directory"
+        except OSError as error:
+            removed = os.fstat(self.directory).st_nlink == 0
+            what = "was removed" if removed else "was moved away or is hidden"
+            what = what if isinstance(error, FileNotFoundError) else f"cannot be reached ({error.strerror})"
+        back = "" if removed else "put it back, or "
         restart = f"{back}stop the daemon with 'kill {os.getpid()}', which stops its runs, and start another"
         return f"the state directory {self.path} {what} while a daemon served it; {restart}"
 
@@ -68,7 +69,7 @@ def take_state_dir(path: Path, instance: str) -> StateLock:
 def resume_lock(path: Path, instance: str, *, directory: int, file: int, claim: int) -> StateLock:
     """Return the locks that this process held before it re-executed itself."""
     # Linux before 5.11 drops a POSIX lock at the execve(2) of a process with threads
-    return StateLock(path, directory, file, _claim(instance, claim))
+    return StateLock(path, directory, file, _claim(instance, claim), _identity(directory))
 
 
 def prepare_state_dir(path: Path) -> None:
@@ -94,9 +95,9 @@ def lock_state_dir(path: Path, instance: str) -> StateLock:
     with ExitStack() as undo:
         directory = _locked_directory(path, undo)
         file = _locked_file(path, undo)
-        claim = claim_instance(path, instance)
+        claim, identity = claim_instance(path, instance), _identity(directory)
         undo.pop_all()
-    return StateLock(path, directory, file, claim)
+    return StateLock(path, directory, file, claim, identity)
 
 
 def claim_instance(path: Path, instance: str) -> int:
@@ -109,6 +110,11 @@ def claim_instance(path: Path, instance: str) -> int:
         _refuse_claimed(path, instance)
         undo.pop_all()
     return claim
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 def _locked_directory(path: Path, undo: ExitStack) -> int:
