@@ -52,6 +52,7 @@ class Orphans:
         self.none_since = 0
         """The last poll of the reactor after which a look has found none alive. What is left of a run whose main process had ended
         by then was ours already, or descends from an orphan that was."""
+        self._parent = os.getpid()
 
     def notice(self) -> None:
         self._noticed.set()
@@ -77,7 +78,7 @@ class Orphans:
 
     def unreaped(self) -> list[int]:
         """Return the orphans, zombies included. Raises `OSError`."""
-        return sorted(procfs.children().difference(self.owned))
+        return sorted(procfs.children(self._parent).difference(self.owned))
 
     def reap_one(self, pid: int) -> bool:
         """Reap an orphan if it has ended; return whether it had. A tracer may keep the zombie."""

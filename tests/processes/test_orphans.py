@@ -22,7 +22,7 @@ async def test_orphans_are_looked_at_when_a_signal_tells_and_not_by_time(
     orphans = Orphans()
     looks = 0
 
-    def children() -> set[int]:
+    def children(_parent: int) -> set[int]:
         nonlocal looks
         looks += 1
         return {1}  # alive, and no child of this process
