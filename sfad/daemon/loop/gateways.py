@@ -79,7 +79,7 @@ class Gateways:
 
     def of(self, uid: int) -> GatewayProcess:
         """Return the gateway of a user's runs."""
-        if os.geteuid() != 0 or uid <= 0:
+        if uid <= 0 or os.geteuid() != 0:
             return self.own
         if uid not in self._of_users:
             self._of_users[uid] = self._make(uid)

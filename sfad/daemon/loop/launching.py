@@ -235,7 +235,7 @@ class Launching:
         """Launch an attempt, or feed `LaunchFailed`."""
         live = self.catalogue.live[run.id]
         opened: list[int] = []
-        if live.credentials is None and os.geteuid() == 0 and run.birth.uid != 0:
+        if live.credentials is None and run.birth.uid != 0 and os.geteuid() == 0:
             self._fail(run, errno.EPERM, f"what user {run.birth.user} may do is not known", "launch")
             return
         try:
@@ -323,7 +323,7 @@ class Launching:
     def _shims(self, live: Live) -> list[bytes]:
         """Return the directories that come first in the run's PATH: the installed shims, then the automatic ones."""
         run = live.run
-        found = [self.shims.in_path if self.shims.open_to(run.birth.uid) else None]
+        found = [self.shims.in_path if self.shims.in_path is not None and self.shims.open_to(run.birth.uid) else None]
         if live.spawn.gateway:
             found.append(self.automatic_shims.in_path(self.catalogue.live[run.root.id].setups.programs, run.birth.uid))
         return [each for each in found if each is not None]

@@ -150,7 +150,7 @@ _LIMIT = re.compile(rb"^Max .{21} (\d+|unlimited) +(\d+|unlimited) ", re.MULTILI
 def submitter(connection: Connection, containment: str) -> Credentials | None:
     """Return the user that executes what the client submits; `None` is the daemon's own user. Raise `RequestError`."""
     peer = connection.peer
-    if os.geteuid() != 0 or peer.uid == 0 or peer.unidentified:  # the guard refuses who is not identified
+    if peer.uid == 0 or peer.unidentified or os.geteuid() != 0:  # the guard refuses who is not identified
         return None
     if containment != "cgroup":
         raise _refused(peer, "runs of several users need cgroups: by tags their orphans cannot be told apart")
