@@ -182,11 +182,12 @@ class Metering:
         self._levels.sampler.set_nearing(nearing)
         self._silence.nearing = nearing
 
-    def begin_attempt(self, live: Live) -> None:
+    def begin_attempt(self, live: Live, opened: Sequence[int] = ()) -> None:
+        """`opened`: as `Tail.begin_attempt` takes it."""
         run = live.run.id
         if run not in self._runs:
             self._begin(live, fresh=True)
-        self._tail.begin_attempt(run)
+        self._tail.begin_attempt(run, opened)
         live.attempt_begins(wall_clock(), self._sessions.told(run))
         self._find_session(live)
 

@@ -11,7 +11,7 @@ import errno
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -321,17 +321,17 @@ class Tail:
         knows nothing of the new attempt."""
         return self.runs[run].position() if run in self.runs else None
 
-    def begin_attempt(self, run: RunId) -> None:
+    def begin_attempt(self, run: RunId, opened: Sequence[int] = ()) -> None:
         """Read what the attempt before has written (as `drain` does), then begin a new meter. Call this before each attempt is
         launched, when its files exist and no process of the attempt before is alive. From now on these files are the run's, even if
-        they are moved."""
+        they are moved. `opened`: descriptors of both, the caller's to close; without them the files are opened again by name."""
         tailed = self.runs.get(run)
         if tailed is not None:
             self._away.pop(run, None)
             tailed.files_may_be_new()
             if tailed.stdout is not None:
                 self.drain((run,))
-            tailed.begin_attempt()
+            tailed.begin_attempt(opened)
 
     def drain(self, runs: Iterable[RunId], *, seconds: float = DRAIN_SECONDS) -> None:
         """Read what the runs have written until now. The first one, or its main process, has ended: its last line may lack a

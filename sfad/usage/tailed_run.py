@@ -3,7 +3,7 @@
 import os
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -177,16 +177,17 @@ class TailedRun:
             return
         self._held[suffix] = self.files.hold(self.run, suffix) if descriptor is None else descriptor
 
-    def begin_attempt(self) -> None:
+    def begin_attempt(self, opened: Sequence[int] = ()) -> None:
         self._release()  # the files may be new
-        for suffix in SUFFIXES:
+        for suffix, descriptor in zip(SUFFIXES, opened or (None, None), strict=True):
             with suppress(OSError):  # tried again at each look
-                self.hold(suffix)
+                self.hold(suffix, None if descriptor is None or self.limit is None else self.files.hold_too(descriptor))
             made = self.files.made(self.run, suffix)
             self._begun[suffix] = made.size if made is not None else 0
-            if made is not None and made.size == 0:
-                self.times.begin(suffix)
-        self._note_files()
+            if made is not None:
+                self._inodes[suffix] = made.inode
+                if made.size == 0:
+                    self.times.begin(suffix)
         self._guarded(StdoutMeter.begin_attempt)
 
     def _note_files(self) -> None:

@@ -271,6 +271,17 @@ def test_no_lease_can_be_had_while_a_file_is_held_and_an_old_one_is_broken(store
             os.close(waiting.result(60))
 
 
+def test_no_lease_can_be_had_through_a_descriptor_that_the_run_was_given(store: OutputFiles) -> None:
+    opened = store.open_for_run("a1")
+    held_by_daemon = [store.hold_too(descriptor) for descriptor in opened]
+    for descriptor in opened:
+        for kind in (fcntl.F_WRLCK, fcntl.F_RDLCK):
+            with pytest.raises(BlockingIOError):
+                fcntl.fcntl(descriptor, fcntl.F_SETLEASE, kind)
+    for descriptor in (*opened, *held_by_daemon):
+        os.close(descriptor)
+
+
 def allocate(descriptor: int, offset: int, length: int) -> None:
     """Allocate blocks that no size tells of."""
     libc = ctypes.CDLL(None, use_errno=True)

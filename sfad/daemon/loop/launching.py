@@ -246,7 +246,7 @@ class Launching:
                 return
             try:
                 spec = self._spec(live, opened)
-                self.metering.begin_attempt(live)
+                self.metering.begin_attempt(live, opened)
             except OSError as error:
                 self._fail(run, error.errno or 0, f"its output could not be opened: {error}", "output")
                 return

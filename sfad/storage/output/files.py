@@ -152,6 +152,12 @@ class OutputFiles:
         it could keep the daemon from opening it. Raises `OSError`; `LeasedError` if a process has one already."""
         return self._open(run_id, suffix, os.O_WRONLY)
 
+    @staticmethod
+    def hold_too(descriptor: int) -> int:
+        """As `hold`, of a file that the caller has just opened for a run. A duplicate of the descriptor would not do: the kernel
+        grants a lease to a process that uses the same open file."""
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
     def break_lease(self, run_id: RunId, suffix: Suffix) -> int:
         """As `hold`, but wait until the kernel has ended the lease: at most /proc/sys/fs/lease-break-time, 45 s. No new one is
         granted meanwhile. For a thread. Raises `OSError`."""
