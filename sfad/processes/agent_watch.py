@@ -95,7 +95,9 @@ class AgentWatch:
 
     def _stop_soon(self) -> None:
         """Look soon whether a run is live: runs may follow each other."""
-        self._waiting.deadline = min(self._waiting.deadline, trio.current_time() + _LOOK_EVERY)
+        soon = trio.current_time() + _LOOK_EVERY
+        if soon < self._waiting.deadline:  # to set it costs ten calls, whatever it was
+            self._waiting.deadline = soon
 
     def _pause(self, least: float) -> float:
         """Count a wake-up. Return for how long events gather: `least` while wake-ups are rare."""

@@ -10,6 +10,7 @@ import re
 import shlex
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 
 from ...protocol.known import KNOWN_PROGRAMS
 from ...protocol.sanitise import is_invisible
@@ -98,6 +99,16 @@ def _is_mark(character: str) -> bool:
 
 def derive_name(argv: Sequence[str]) -> str:
     """The name of a command. Never empty; always a name."""
+    if len(argv) <= _MAX_REMEMBERED and sum(map(len, argv)) <= _MAX_REMEMBERED:  # the start of a run asks several times
+        return _remembered(tuple(argv))
+    return _derived(argv)
+
+
+_MAX_REMEMBERED = 4096
+"""Words, and characters in them."""
+
+
+def _derived(argv: Sequence[str]) -> str:
     words = list(argv)
     for _ in range(_DEEPEST):
         program = _base(words[0]) if words else ""
@@ -108,6 +119,9 @@ def derive_name(argv: Sequence[str]) -> str:
             return _clean(inner)
         words = inner
     return _clean(_base(words[0]))
+
+
+_remembered = lru_cache(maxsize=64)(_derived)
 
 
 def program_name(argv: Sequence[str]) -> str:

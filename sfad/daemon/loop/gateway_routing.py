@@ -170,7 +170,8 @@ def keyless(
 ) -> list[bytes]:
     """Return the environment of a run that uses the gateway: without the keys that the gateway has, and with placeholders, because
     programs do not start without a key. For upstreams that the run's root has chosen the gateway uses no key, so theirs stay."""
-    keyed = {name: each for name, each in upstreams.items() if name not in setups.upstreams and (each.key_file or each.key_env)}
+    chosen = setups.upstreams
+    keyed = {name: each for name, each in upstreams.items() if name not in chosen and (each.key_file or each.key_env)}
     if not keyed:
         return list(env)
     secrets = {os.environb.get(each.key_env.encode(), b"") for each in keyed.values() if each.key_env is not None}

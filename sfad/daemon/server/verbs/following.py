@@ -273,14 +273,14 @@ class _Following:
 # ---- `wait`: reply when a run has ended and the ledger has saved that, or after a time
 
 
-@answers_about_run(Wait)
-def wait(asker: Asker, request: Wait, run: RunInfo) -> None:
-    runtime, connection = asker.runtime, asker.connection
+@answers(Wait)
+def wait(asker: Asker, request: Wait) -> None:
+    runtime, connection, run = asker.runtime, asker.connection, asker.find(request.run)
     if request.tie:
-        asker.check_permitted("stop", runtime.catalogue.lineage(run.id))  # a tied run is stopped with its client
-        runtime.feed(ClientBack(trio.current_time(), run.id, connection.number))
-    if runtime.catalogue.over(run.id) or request.timeout == 0:
-        asker.show(run)
+        asker.check_permitted("stop", runtime.catalogue.lineage(run))  # a tied run is stopped with its client
+        runtime.feed(ClientBack(trio.current_time(), run, connection.number))
+    if runtime.catalogue.over(run) or request.timeout == 0:
+        asker.show(asker.resolve(run))
         return
     timer = ("wait", connection.number, asker.id)
 
@@ -296,8 +296,8 @@ def wait(asker: Asker, request: Wait, run: RunInfo) -> None:
         else:
             asker.end()
 
-    forget = runtime.watchers.wait_for_end(run.id, answer)
+    forget = runtime.watchers.wait_for_end(run, answer)
     until = trio.current_time() + max(0.0, request.timeout) if request.timeout is not None else None
     connection.waits[asker.id] = Pending(request, lambda: answer(None), until)
     if until is not None:
-        runtime.timers.arm(timer, until, lambda: answer(runtime.catalogue.info(run.id)))
+        runtime.timers.arm(timer, until, lambda: answer(runtime.catalogue.info(run)))
