@@ -116,7 +116,8 @@ def main() -> int:
     if plan["uid"]:
         os.setuid(plan["uid"])
     failures: list[dict[str, Any]] = []
-    threads = [threading.Thread(target=work, args=[plan, failures]) for _ in range(plan["threads"])]
+    # as daemons: an interrupted process does not wait for a reply that stalls
+    threads = [threading.Thread(target=work, args=[plan, failures], daemon=True) for _ in range(plan["threads"])]
     for thread in threads:
         thread.start()
     for thread in threads:

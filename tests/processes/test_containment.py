@@ -112,7 +112,7 @@ async def test_children_that_come_and_go_between_looks_are_taken_for_live_ones(m
         census = Census(rig.parts.orphans, adopted, TagsMembership(rig.parts.runs, rig.parts.orphans, adopted))
         beyond = count(1 << 22)  # there is no such pid: a process that was listed is gone when it is looked at
         with monkeypatch.context() as patched:
-            patched.setattr(procfs, "children", lambda: {next(beyond)})
+            patched.setattr(procfs, "children", lambda *_: {next(beyond)})
             assert census.live_children({"a1"}) == [next(beyond) - 1]
         await rig.stop("a1")
 
