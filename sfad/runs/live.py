@@ -339,10 +339,11 @@ class Live:
     @property
     def session_id(self) -> str | None:
         """What its agent calls its session: the one that it has saved, else the one that its command names."""
-        if self.run.agent_session is not None or not self.run.attempt:
+        attempt = self.run.latest.number
+        if self.run.agent_session is not None or not attempt:
             return self.run.agent_session
         if self.spawn.agent_session is not None:
-            return session_of(self.spawn.agent_session, self.run.attempt)
+            return session_of(self.spawn.agent_session, attempt)
         if self.spawn.continues is not None:
             return self.spawn.continues.agent_session
         return self.session_files.session_id(self.run.asked.argv) if self.session_files is not None else None

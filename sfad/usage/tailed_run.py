@@ -180,8 +180,9 @@ class TailedRun:
     def begin_attempt(self, opened: Sequence[int] = ()) -> None:
         self._release()  # the files may be new
         for suffix, descriptor in zip(SUFFIXES, opened or (None, None), strict=True):
-            with suppress(OSError):  # tried again at each look
-                self.hold(suffix, None if descriptor is None or self.limit is None else self.files.hold_too(descriptor))
+            if self.limit is not None:
+                with suppress(OSError):  # tried again at each look
+                    self.hold(suffix, None if descriptor is None else self.files.hold_too(descriptor))
             made = self.files.made(self.run, suffix)
             self._begun[suffix] = made.size if made is not None else 0
             if made is not None:
