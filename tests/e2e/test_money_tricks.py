@@ -364,7 +364,7 @@ def test_an_upstream_that_redirects_a_call(daemon: Daemon, biller: Biller) -> No
 
 
 def test_a_run_cannot_take_all_connections(daemon: Daemon, biller: Biller) -> None:
-    free = threading.Event()
+    free, before = threading.Event(), set(threading.enumerate())
 
     def answer(handler: BaseHTTPRequestHandler, body: bytes) -> None:
         if handler.path.startswith("/v1/files"):
@@ -396,3 +396,4 @@ def test_a_run_cannot_take_all_connections(daemon: Daemon, biller: Biller) -> No
     finally:
         free.set()
         assert daemon.sfactl("stop", greedy).returncode == 0
+        wait_until(lambda: set(threading.enumerate()) <= before, "the provider has answered a thousand requests")
