@@ -381,7 +381,7 @@ def test_a_run_whose_daemon_is_killed_while_git_makes_its_worktree_goes_on(
 
 def _pass(repository: Repository, client: Any, run: RunInfo) -> bool:
     """Let each further filter go on. Return whether the run has ended."""
-    # a filter that the new daemon has killed has left its file, and nobody reads then
+    # the new daemon may have killed a filter: its file is still there, and nobody reads
     with suppress(OSError), open(os.open(repository.home / "gate", os.O_WRONLY | os.O_NONBLOCK), "w") as gate:
         (repository.home / "waits").unlink()
         gate.write("\n")
