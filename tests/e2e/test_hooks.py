@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connection import Client, DaemonError
 from sfad import config
 from sfad.protocol import messages as m
 from tests.conftest import Start
@@ -145,6 +145,12 @@ def test_the_command_of_on_end(start: Start, tmp_path: Path, containment: str) -
         process = pid_in(pid)
         assert on_ends(client) == {hangs: "running"}
         assert "on end" in daemon.sfactl("status").stdout
+        refused = daemon.sfactl("stop", "--grace", "100d", hangs)
+        assert refused.returncode != 0
+        assert on_ends(client) == {hangs: "running"}, refused.stderr
+        with pytest.raises(DaemonError, match="grace of -1 s is outside"):
+            stopped(client, hangs, grace=-1.0)
+        assert on_ends(client) == {hangs: "running"}
         stopped(client, hangs)
         wait_until(lambda: on_ends(client) == {}, "it was cancelled")
         gone(process)

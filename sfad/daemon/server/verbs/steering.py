@@ -6,6 +6,8 @@ from signal import valid_signals
 
 from ....core import events as e
 from ....core.state.access import OUTSIDE, VERBS, Scope
+from ....core.state.policy import Invalid
+from ....core.state.run import check_grace
 from ....protocol.messages import Approve, ChangeLimits, Deny, Done, Failure, Pause, Resume, Select, Selected, Send, Signal, Stop
 from ....protocol.types import ErrorCode, RunId, RunInfo, Status
 from ....runs.live import Live
@@ -87,6 +89,10 @@ def stop(asker: Asker, request: Stop) -> None:
     if request.sessions:
         _check_sessions(asker, request)
     check_signal(request.signal, valid_signals())
+    try:  # the core checks it too, but a command of `--on-end` would have been cancelled by then
+        check_grace(request.grace)
+    except Invalid as invalid:
+        raise bad_request(str(invalid)) from invalid
     check_choice(request)
     if not (request.runs or has_filters(request)):
         raise bad_request("say what to stop: runs, a name, labels, or everything")
