@@ -13,9 +13,9 @@
 `worktree`         makes the git worktree of a run, as the first step of the run
 `shipping`         unpacks the files that were sent with a run, as its first step; compares them with what has become of them
 `helper`           programs that are executed as the run's user: helpers, and first steps
+`launcher`         what the loop needs of a launcher: it names runs, not pids
 `credentials`      the user that a run executes as, and an environment for programs that must not obey the run's
 `procfs`           what /proc tells of processes; signals to exactly one process, by pidfd
-`launcher`         what the loop needs of a launcher: it names runs, not pids
 
 Each imports only what is below it.
 """
