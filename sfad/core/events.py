@@ -144,7 +144,7 @@ class CallAsked(At, frozen=True):
     """The gateway asks whether a run may make a model call. Answered by `AnswerRequest(CallDecision)`, perhaps much later."""
 
     token: Token
-    call: AdmitCall
+    request: AdmitCall
     price: CallPrice
     least_output: int
     """Tokens to which its maximum output may be lowered."""

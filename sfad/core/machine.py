@@ -20,10 +20,11 @@ from .life.spending import Spending
 from .life.stopping import Stopping, StopRequests
 from .life.taking import Taking
 from .limits.budgets import BudgetEnforcement
-from .limits.calls import Calls, UseRequests
+from .limits.calls import Calls
 from .limits.enforcement import LimitEnforcement, LimitHolds
 from .limits.limit_requests import LimitRequests
 from .limits.plans import Plans
+from .limits.use_requests import UseRequests
 from .limits.violations import Bypasses, ToolRules, Unadmitted
 from .state.alerts import Key as AlertKey
 from .state.alerts import RaisedAlert
@@ -56,7 +57,7 @@ class Machine:
         self._bypasses = Bypasses(context, self._stopping)
         self._limit_holds = LimitHolds(context, self._stopping, self._pausing)
         self._limit_enforcement = LimitEnforcement(
-            context, self._lifecycle, self._stopping, self._limit_holds, self._spending, self._attempts.continue_session
+            context, self._lifecycle, self._stopping, self._limit_holds, self._spending, self._attempts.retry_in_session
         )
         self._budget_enforcement = BudgetEnforcement(
             context, self._spending, self._stopping, self._pausing, self._limit_enforcement
@@ -187,13 +188,13 @@ class Machine:
             case e.SettleRequested():
                 self._use_requests.settle_requested(event)
             case e.CallAsked():
-                self._calls.asked(event)
+                self._calls.call_asked(event)
             case e.CallWithdrawn():
-                self._calls.withdrawn(event)
+                self._calls.call_withdrawn(event)
             case e.CallSettled():
-                self._calls.settled(event)
+                self._calls.call_settled(event)
             case e.CallSilent():
-                self._calls.silent(event)
+                self._calls.call_silent(event)
             case e.GatewayGone():
                 self._calls.gateway_gone(event)
             case e.GatewayConnected():

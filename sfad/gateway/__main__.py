@@ -22,7 +22,7 @@ import trio
 from ..host.secrecy import become_user, hide_memory
 from .bodies import BodyReader
 from .call_journal import Journal
-from .call_tally import Memory
+from .call_tally import BodyMemory
 from .coding import import_decoders
 from .daemon_link import ALONE_MAX, DaemonLink
 from .egress import Egress
@@ -55,7 +55,7 @@ async def _serve(daemon: str, journal: Journal, user: int | None) -> None:
         # each connection may have one to an upstream
         most = min(MAX_CONNECTIONS, max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS) // 2))
         egress = Egress(most=max(1, most // 2))  # calls need the others
-        memory = Memory(several_users=user is None and os.geteuid() == 0)
+        memory = BodyMemory(several_users=user is None and os.geteuid() == 0)
         shared = Shared(
             link, client, passing, lambda: link.upstreams, lambda: link.ungated, Estimates(), memory, trust, egress, reader
         )

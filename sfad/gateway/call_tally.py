@@ -30,7 +30,7 @@ class NoMemoryError(Exception):
     """Other calls take all memory that they may."""
 
 
-class Memory:
+class BodyMemory:
     """The bodies that are held in memory."""
 
     def __init__(self, *, several_users: bool = False) -> None:
@@ -42,15 +42,15 @@ class Memory:
         self._of_users: Counter[int | None] = Counter()
 
     @contextmanager
-    def space(self, run: str, user: int | None) -> Iterator["Space"]:
+    def space(self, run: str, user: int | None) -> Iterator["BodySpace"]:
         """Give room for the bodies of one request of a user's run."""
-        space = Space(self, run, user)
+        space = BodySpace(self, run, user)
         try:
             yield space
         finally:
             self.count(space, -space.size)
 
-    def count(self, space: "Space", more: int) -> None:
+    def count(self, space: "BodySpace", more: int) -> None:
         """Count bytes that a request takes, or gives up."""
         self.held += more
         self.held_by[space.run] += more
@@ -64,10 +64,10 @@ class Memory:
         return (MAX_BODIES - (self.held - own)) // (2 if self._several_users else 1) - own
 
 
-class Space:
+class BodySpace:
     """What the bodies of one request take."""
 
-    def __init__(self, memory: Memory, run: str, user: int | None) -> None:
+    def __init__(self, memory: BodyMemory, run: str, user: int | None) -> None:
         self._memory = memory
         self.run = run
         self.user = user
@@ -207,7 +207,7 @@ class CallTally:
         call: ModelCall,
         size: int,
         host: str,
-        space: Space,
+        space: BodySpace,
         plan: Callable[[httpx2.Response, bytes], None] | None = None,
     ) -> None:
         """`size`: of the call's body, as estimates take it. `host`: where it goes. `space`: for what is kept of the reply. `plan`:

@@ -24,7 +24,7 @@ from ..protocol.requests.plans import Provider
 from ..protocol.types import SILENT_AFTER
 from .apis import Api, most_output
 from .bodies import BodyReader
-from .call_tally import CallTally, Memory, NoMemoryError, RequestRecord, Space, UnaskedTally
+from .call_tally import BodyMemory, BodySpace, CallTally, NoMemoryError, RequestRecord, UnaskedTally
 from .callers import Caller
 from .daemon_link import CallerRun, Daemon, RefusedError
 from .egress import Egress, NoWayError, is_outward, target_of
@@ -120,7 +120,7 @@ class Shared:
     upstreams: Callable[[], Mapping[str, Upstream]]
     ungated: Callable[[], bool]
     estimates: Estimates
-    memory: Memory
+    memory: BodyMemory
     trust: Trust
     egress: Egress
     reader: BodyReader
@@ -328,7 +328,7 @@ class Exchange:
                 raise ClientGoneError(str(error)) from error
             await self._while_there(self._http.end)  # the call is told already: a paused client takes the rest later
 
-    async def _body(self, space: Space) -> bytes:
+    async def _body(self, space: BodySpace) -> bytes:
         _check_size(next((int(value) for name, value in self._request.headers if name == b"content-length"), 0))
         body = bytearray()  # a list of thousands of pieces would leave the allocator with holes that it never gives back
         while piece := await self._http.body():
@@ -337,7 +337,9 @@ class Exchange:
             body += piece
         return bytes(body)
 
-    async def _make_call(self, found_run: CallerRun, upstream: Upstream, api: Api, route: Route, raw: bytes, space: Space) -> None:
+    async def _make_call(
+        self, found_run: CallerRun, upstream: Upstream, api: Api, route: Route, raw: bytes, space: BodySpace
+    ) -> None:
         path = api.path(route.path)
         if upstream.through is not None:  # the gateway there asks about the call
             await self._send(found_run, upstream, route, raw, self._headers, None, space)
@@ -462,7 +464,7 @@ class Exchange:
         body: bytes,
         headers: list[tuple[bytes, bytes]],
         record: RequestRecord | None,
-        space: Space,
+        space: BodySpace,
     ) -> None:
         try:
             key = upstream.key()
@@ -500,7 +502,7 @@ class Exchange:
         addresses = [plain(ip_address(address[0])) for *_, address in found]
         return any(address.is_loopback or address.is_unspecified for address in addresses)
 
-    async def _relay(self, upstream: Upstream, request: httpx2.Request, record: RequestRecord | None, space: Space) -> None:
+    async def _relay(self, upstream: Upstream, request: httpx2.Request, record: RequestRecord | None, space: BodySpace) -> None:
         """Pass the reply on as it comes, but for its end. A paused client takes nothing, and the provider goes on and bills: so the
         reply is read all the same."""
         if record is not None:
@@ -545,7 +547,7 @@ class Exchange:
             with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
                 await response.aclose()
 
-    def _keeps(self, space: Space) -> bool:
+    def _keeps(self, space: BodySpace) -> bool:
         """Return whether there is memory for what the client has not taken."""
         more = self._http.unsent - self._room
         if more > 0:

@@ -153,7 +153,7 @@ class ContainedCommands:
             stdin = os.memfd_create("event", os.MFD_CLOEXEC)
             try:
                 _write_all(stdin, command.stdin)
-                bounds = BOUNDS if self._launcher.enforcement("pids") == "kernel" else UNBOUND
+                bounds = BOUNDS if self._launcher.enforced_by("pids") == "kernel" else UNBOUND
                 spec = LaunchSpec(
                     argv=list(command.argv), cwd=command.cwd, env=command.env, umask=0o077, stdin=stdin, stdout=far_end,
                     stderr=far_end, bounds=bounds, user=command.user, sandbox=command.sandbox,

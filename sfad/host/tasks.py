@@ -77,17 +77,23 @@ class Background:
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
             for task in self._waiting:
-                self._nursery.start_soon(task)
+                self._nursery.start_soon(self._guarded, task)
             self._waiting.clear()
             task_status.started()
             await trio.sleep_forever()
 
     def start_soon(self, task: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> None:
-        """Start a task that handles its own errors."""
+        """Start a task. Nobody else is told what it raises."""
         if self._nursery is None:
             self._waiting.append(partial(task, *args))
         else:
-            self._nursery.start_soon(task, *args)
+            self._nursery.start_soon(self._guarded, task, *args)
+
+    async def _guarded(self, task: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> None:
+        try:
+            await task(*args)
+        except Exception:  # noqa: BLE001 - see the class
+            self._failed(task)
 
     def run_then(
         self,

@@ -18,7 +18,7 @@ from .isolation.sandbox import in_sandbox
 from .launched_runs import LaunchedRun, LaunchedRuns, MainProcess
 from .launcher import Adopted, LaunchError, LaunchRecord, LaunchSpec, Remember
 from .procfs import Stat
-from .trampoline.creating import NewChild, ProcessCreator, candidates
+from .trampoline.creating import NewChild, ProcessCreator, files_to_try
 from .trampoline.executable import AS_IT_IS, AS_USER, REPORT, is_one, reported
 from .watch import Mains, Orphans
 
@@ -50,7 +50,7 @@ class CommandStarter:
         if b"\0" in b"".join((spec.cwd, *spec.argv, *spec.env)):
             raise LaunchError(errno.EINVAL, "cannot execute", b"".join(spec.argv[:1]), " (null byte)")
         name = spec.argv[0] if spec.argv else b""
-        files = candidates(name, spec.env, spec.shims)
+        files = files_to_try(name, spec.env, spec.shims)
         executed = spec if spec.sandbox is None else replace(spec, argv=in_sandbox(spec.sandbox, files, spec.argv))
         if spec.first_step is not None:
             searched = files if spec.sandbox is None else executed.argv[:1]

@@ -197,7 +197,7 @@ class Launcher(Protocol):
         """Set other bounds for a live run. If they are below what the run uses now, the kernel ends processes (memory), or refuses
         to start any (pids). If the kernel refuses the bounds, the log says so."""
 
-    def enforcement(self, kind: str) -> Enforcement:
+    def enforced_by(self, kind: str) -> Enforcement:
         """Return how limits are enforced of kind `memory`, `pids` or `cpu`. It is `nothing` only for `cpu`."""
 
     def breaches(self, run_id: RunId) -> frozenset[str]:

@@ -329,7 +329,7 @@ class LocalLauncher(Launcher):
         except OSError as error:
             self._complaints.unenforced(run_id, error)
 
-    def enforcement(self, kind: str) -> Enforcement:
+    def enforced_by(self, kind: str) -> Enforcement:
         if self._containment.limits.enforces(kind):
             return "kernel"
         return "watching" if kind != "cpu" or self._cpus.several else "nothing"

@@ -285,7 +285,7 @@ def _enforcer(live: Live, active: ActiveLimit, used: float | None) -> Enforcer:
             tells = live.gated and not live.run.bypassed
             return ("gateway" if tells else "meter") if live.run.subscriptions else "ready" if tells else "nothing"
         case "kernel" if active.action is Action.TERMINATE or not KINDS[kind].acts:
-            return live.launcher.enforcement(kind.value)
+            return live.launcher.enforced_by(kind.value)
         case _:
             return "watching"  # the kernel would terminate
 

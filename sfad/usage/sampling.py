@@ -231,7 +231,7 @@ class Sampler:
             return STORM
         if self._memory or self._small or self._earliest - self._forks < _SOON * self._rate:
             return WATCHFUL
-        enforced = self._launcher.enforcement("pids") == "kernel"
+        enforced = self._launcher.enforced_by("pids") == "kernel"
         return IDLE_ENFORCED if enforced else IDLE if self._blind is False else _BLIND
 
     def _look(self) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core.life.pausing import REPLY_OUTLIVES
-from sfad.core.limits import calls
+from sfad.core.limits import use_requests
 from sfad.core.state.account import Account, Use
 from sfad.core.state.budgets import to_usd
 from sfad.protocol.types import ErrorCode, LimitKind, LimitRefusal, Rule, Source, Status
@@ -313,7 +313,7 @@ def test_reservations_add_to_reports_and_to_no_other_source() -> None:
 
 
 def test_a_leak_of_reservations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "MAX_RESERVATIONS", 20)
+    monkeypatch.setattr(use_requests, "MAX_RESERVATIONS", 20)
     t = Transcript(defaults={})
     a = t.start("a")
     for _ in range(20):

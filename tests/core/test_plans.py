@@ -485,7 +485,7 @@ def test_no_call_above_the_bound_and_no_share_above_the_growth(steps: list[tuple
                 replied.add(call.token)
                 grown += used - (told or 0.0) if told is None or used > told else 0.0
                 told, rejected = used, what == "reject"
-                t.go(t.seen(call.call.run, used, left=ends - t.at, rejected=rejected))
+                t.go(t.seen(call.request.run, used, left=ends - t.at, rejected=rejected))
         elif what == "end" and open_:
             call = open_.pop(number % len(open_))
             t.go(t.ended(call, 0.01 * (1 + number)))

@@ -11,7 +11,7 @@ import h11
 import trio
 
 from sfad.gateway.bodies import BodyReader
-from sfad.gateway.call_tally import Memory
+from sfad.gateway.call_tally import BodyMemory
 from sfad.gateway.callers import Caller
 from sfad.gateway.daemon_link import CallerRun, RefusedError
 from sfad.gateway.egress import Egress
@@ -214,7 +214,16 @@ async def house(
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         known = upstreams or {name: Upstream(name, f"http://127.0.0.1:{direct}{prefix}", api)}
         shared = Shared(
-            daemon, client, passing, lambda: known, lambda: ungated, Estimates(), Memory(), trust, Egress(most=most), BodyReader()
+            daemon,
+            client,
+            passing,
+            lambda: known,
+            lambda: ungated,
+            Estimates(),
+            BodyMemory(),
+            trust,
+            Egress(most=most),
+            BodyReader(),
         )
         proxy = Proxy(shared, most=most, trouble=trouble.append)
         nursery.start_soon(proxy.serve, listener, nursery)

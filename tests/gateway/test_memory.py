@@ -6,12 +6,12 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from sfad.gateway.call_tally import MAX_BODIES, Memory, NoMemoryError
+from sfad.gateway.call_tally import MAX_BODIES, BodyMemory, NoMemoryError
 
 
 def test_a_run_leaves_as_much_as_it_takes() -> None:
     """However many requests it makes, and however many runs there are already."""
-    memory = Memory()
+    memory = BodyMemory()
     with ExitStack() as stack:
         first, again = (stack.enter_context(memory.space("a1", None)) for _ in range(2))
         first.grow(MAX_BODIES // 4)
@@ -27,7 +27,7 @@ def test_a_run_leaves_as_much_as_it_takes() -> None:
 
 
 def test_what_was_refused_is_not_counted() -> None:
-    memory = Memory()
+    memory = BodyMemory()
     with memory.space("a1", None) as space:
         with pytest.raises(NoMemoryError):
             space.grow(MAX_BODIES)
@@ -37,7 +37,7 @@ def test_what_was_refused_is_not_counted() -> None:
 
 def test_a_user_with_many_runs_leaves_half_to_other_users() -> None:
     """Of the gateway that has the operator's keys, which serves all users."""
-    memory = Memory(several_users=True)
+    memory = BodyMemory(several_users=True)
     with ExitStack() as stack:
 
         def hold(user: int) -> int:

@@ -6,7 +6,7 @@ import errno
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import trio
@@ -15,6 +15,7 @@ from sfad.core import events as e
 from sfad.core.state.request import Asked
 from sfad.core.state.vocabulary import Timer
 from sfad.daemon.loop.pending_requests import PendingSpawn
+from sfad.daemon.loop.runtime import Runtime
 from sfad.daemon.server.spawn_steps import MAX_SHOWN, asked_of
 from sfad.durable.spool import RunJournal
 from sfad.protocol.messages import Spawn
@@ -59,6 +60,23 @@ async def test_a_pending_end_does_not_delay_a_timer(tmp_path: Path, monkeypatch:
         ended = runtime.catalogue.info(run)
         assert ended is not None
         assert ended.status is Status.COMPLETED, "it had ended before its time was up"
+
+
+async def _ends_with_a_bug(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = await spawned(runtime)
+    await until(lambda: runtime.catalogue.live[run].run.status is Status.RUNNING)
+    with monkeypatch.context() as patched:
+        patched.setattr(runtime.metering, "may_wait", lambda _run: True)
+        patched.setattr(runtime.metering, "learn_use", AsyncMock(side_effect=KeyError("a bug")))
+        runtime.launcher_events.arrived(e.MainExited(trio.current_time(), run, code=0, empty=True))
+        await until(lambda: run not in runtime.catalogue.live)
+
+
+async def test_a_run_ends_though_a_bug_keeps_its_use_from_being_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with shell(tmp_path, FakeLauncher) as runtime:
+        for _ in range(2):  # and the daemon serves on
+            await _ends_with_a_bug(runtime, monkeypatch)
+    assert "KeyError: 'a bug'" in (tmp_path / "log").read_text()
 
 
 async def test_a_run_whose_snapshot_cannot_be_saved_is_not_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ class FakeLauncher:
         for below in self._below(run)[:1]:
             below.bounds = bounds
 
-    def enforcement(self, kind: str) -> Enforcement:
+    def enforced_by(self, kind: str) -> Enforcement:
         """Return what `enforced` says."""
         return self.enforced[kind]
 

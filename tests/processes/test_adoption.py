@@ -468,7 +468,7 @@ async def test_bounds_are_kept(containment: str, instance: str) -> None:
         adopt(rig, records)
         held = rig.launched("a1")
         assert held.bounds == records["a1"].bounds
-        assert held.cpus == (bound if rig.launcher.enforcement("cpu") == "watching" else None)
+        assert held.cpus == (bound if rig.launcher.enforced_by("cpu") == "watching" else None)
         assert rig.launcher.breaches("a1") == frozenset()
         assert rig.launcher.amounts("pids", {"a1": 50}) == {"a1": 1}
         await rig.stop("a1")

@@ -31,7 +31,7 @@ several_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="need
 
 
 def watched_cpus(rig: Rig) -> None:
-    if rig.launcher.enforcement("cpu") == "kernel":
+    if rig.launcher.enforced_by("cpu") == "kernel":
         pytest.skip("the kernel throttles here: nothing is bound to CPUs")
 
 
@@ -132,7 +132,7 @@ async def test_a_run_is_bound_to_its_cpus_from_the_start(rig: Rig) -> None:
     assert [len(cpus[run]) for run in pids] == [1, 1, 1, len(mine)]
     assert cpus["a1"] == cpus["a3"] != cpus["a2"]
     assert os.sched_getaffinity(0) == mine
-    assert rig.launcher.enforcement("cpu") == "watching"
+    assert rig.launcher.enforced_by("cpu") == "watching"
     await rig.stop("a3", "a1", "a2", "a4")
 
 
@@ -186,7 +186,7 @@ async def test_a_bound_that_cannot_be_set_is_logged_and_the_run_starts(
 ) -> None:
     launcher = rig.launcher
     contained = rig.containment
-    if not isinstance(contained, CgroupContainment) or launcher.enforcement("memory") == "kernel":
+    if not isinstance(contained, CgroupContainment) or launcher.enforced_by("memory") == "kernel":
         pytest.skip("for a pretended controller")
     said = rig.complaints
     contained.controllers.available = {"memory"}
@@ -196,7 +196,7 @@ async def test_a_bound_that_cannot_be_set_is_logged_and_the_run_starts(
     assert len(said) == 1
     assert "watched, " in said[0] or "that limits are watched" in said[0]
     assert launcher.breaches("a1") == frozenset()
-    assert launcher.enforcement("memory") == ("watching" if suffix == "subtree_control" else "kernel")
+    assert launcher.enforced_by("memory") == ("watching" if suffix == "subtree_control" else "kernel")
     monkeypatch.undo()
     contained.controllers.available = set()
     launcher.release("a1")

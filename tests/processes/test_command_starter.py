@@ -24,7 +24,7 @@ from sfad.processes.contain.cgroup import cgroupfs
 from sfad.processes.credentials import LIMIT_KINDS, Credentials
 from sfad.processes.launcher import LaunchError
 from sfad.processes.trampoline import executable
-from sfad.processes.trampoline.creating import Cloner, candidates
+from sfad.processes.trampoline.creating import Cloner, files_to_try
 from tests.harness import unanswered, until, with_fuse
 from tests.loader import traced, tracing
 from tests.processes.rig import PATIENCE, Rig, rigged
@@ -290,17 +290,17 @@ async def test_a_command_that_cannot_be_watched_is_not_executed(
 
 
 def test_directories_are_left_out_of_the_search() -> None:
-    assert candidates(b"x", [b"PATH=/s:/a:/t::/s"], [b"/s", b"/t"]) == [b"/a/x", b"./x"]
-    assert candidates(b"x", [b"PATH=/s"], [b"/s"]) == []
-    assert candidates(b"/s/x", [b"PATH=/s"], [b"/s"]) == [b"/s/x"]
+    assert files_to_try(b"x", [b"PATH=/s:/a:/t::/s"], [b"/s", b"/t"]) == [b"/a/x", b"./x"]
+    assert files_to_try(b"x", [b"PATH=/s"], [b"/s"]) == []
+    assert files_to_try(b"/s/x", [b"PATH=/s"], [b"/s"]) == [b"/s/x"]
 
 
 def test_a_search_path_that_no_kernel_takes_is_refused() -> None:
-    assert len(candidates(b"x" * 255, [b"PATH=" + b"/directory:" * 3000])) == 3001
+    assert len(files_to_try(b"x" * 255, [b"PATH=" + b"/directory:" * 3000])) == 3001
     with pytest.raises(LaunchError, match="Argument list too long"):
-        candidates(b"x" * 255, [b"PATH=" + b":" * 4000])
+        files_to_try(b"x" * 255, [b"PATH=" + b":" * 4000])
     with pytest.raises(LaunchError, match="File name too long"):
-        candidates(b"x" * 28_000, [b"PATH=" + b":" * 28_000])
+        files_to_try(b"x" * 28_000, [b"PATH=" + b":" * 28_000])
 
 
 async def test_no_descriptors_left(rig: Rig) -> None:

@@ -28,7 +28,7 @@ MIB = 1 << 20
 async def held() -> AsyncIterator[Rig]:
     """Yield a rig whose bounds the kernel enforces."""
     async with rigged("cgroup") as rig:
-        missing = [kind for kind in controllers.KINDS if rig.launcher.enforcement(kind) != "kernel"]
+        missing = [kind for kind in controllers.KINDS if rig.launcher.enforced_by(kind) != "kernel"]
         if missing:
             pytest.skip(f"not delegated to this process: the cgroup v2 controllers {', '.join(missing)}")
         yield rig
@@ -163,7 +163,7 @@ def test_closing_leaves_the_cgroups_as_they_were() -> None:
     own = procfs.cgroup(os.getpid())
     launcher = make("cgroup", lambda _event: None).launcher
     parent = os.path.dirname(launcher.detail)
-    if launcher.enforcement("pids") != "kernel":
+    if launcher.enforced_by("pids") != "kernel":
         launcher.close()
         pytest.skip("not delegated to this process: the cgroup v2 controller pids")
     assert own is not None

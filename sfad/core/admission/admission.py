@@ -242,7 +242,7 @@ class Admission:
                 ev,
                 number=self._number,
                 policy=self._ctx.policy,
-                peer_run=caller,
+                caller=caller,
                 permissions=self._ctx.permissions(ev.peer),
             )
             if run.asked.placing is not None:

@@ -151,7 +151,7 @@ class Adopting:
         elif self._stopping.still_interrupted(ladder, at):
             self._ctx.arm(run, Timer.POLITE, ladder.polite_ends_at)
         elif at < ladder.grace_ends_at:
-            self._stopping.signal_all(run)
+            self._stopping.terminate(run)
         else:
             self._stopping.kill(run, at)
             if ladder.overdue:  # a client that has asked since then may have had no answer

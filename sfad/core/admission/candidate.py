@@ -141,10 +141,10 @@ def _by_default(kind: LimitKind, own: ActiveLimit | None, cap: _Cap, *, by_entry
 # ---- The run that a spawn request describes: its values checked, its bounds narrowed. The guard decides whether it may start.
 
 
-def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run | None, permissions: Permissions) -> Run:
-    """Return the run to be, part of no tree yet. `peer_run` is the live run that the peer is in, `permissions` what that run may
+def candidate(ev: SpawnRequested, *, number: int, policy: Policy, caller: Run | None, permissions: Permissions) -> Run:
+    """Return the run to be, part of no tree yet. `caller` is the live run that the peer is in, `permissions` what that run may
     do. Raise `Invalid`."""
-    above = None if ev.asked.detach else peer_run
+    above = None if ev.asked.detach else caller
     _check(ev)
     grant = ev.asked.grant
     if grant is not None:
@@ -154,7 +154,7 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
     asked = _with_labels_of(above, ev.asked)
     if asked.name is not None:
         asked = replace(asked, name=one_form(asked.name))
-    origin, claimed_depth = _origin(ev, peer_run)
+    origin, claimed_depth = _origin(ev, caller)
     own_id = run_id(number)
     birth = Birth(
         id=own_id,
@@ -185,12 +185,12 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
             allow=asked.allow,
             deny=asked.deny,
             leaf=asked.leaf,
-            sessions=grant.sessions if grant is not None else asked.nested or (peer_run is None and asked.session is None),
+            sessions=grant.sessions if grant is not None else asked.nested or (caller is None and asked.session is None),
             session=asked.session is not None,
         ),
         origin=origin,
         claimed_depth=claimed_depth,
-        models=_models(own_id, asked, peer_run),
+        models=_models(own_id, asked, caller),
     )
     limits = limits_for(asked, above, policy, ev.peer.uid)
     state = State(Status.ACCEPTED, limits, policy.max_time, Attempt(0), tied_to=asked.tied_to, admit_token=ev.token)
@@ -258,19 +258,19 @@ def _granted(grant: Grant, value: int) -> Bound:
     return Bound(value=value, source=f"the grant of {grant.giver}/{grant.run}")
 
 
-def _origin(ev: SpawnRequested, peer_run: Run | None) -> tuple[tuple[tuple[str | None, str], ...], int]:
+def _origin(ev: SpawnRequested, caller: Run | None) -> tuple[tuple[tuple[str | None, str], ...], int]:
     if ev.asked.grant is not None:
         return tuple((kind, name) for kind, name in ev.asked.grant.chain), ev.asked.grant.depth
-    if peer_run is None:
+    if caller is None:
         claim = ev.asked.claim
         return tuple((None, name) for name in claim.names), max(claim.depth, len(claim.names), 0)
     if not ev.asked.detach:
         return (), 0
-    return (*peer_run.root.birth.origin, *(run.identity for run in peer_run.lineage)), 0
+    return (*caller.root.birth.origin, *(run.identity for run in caller.lineage)), 0
 
 
-def _models(run: RunId, asked: Asked, peer_run: Run | None) -> tuple[AllowedModels, ...]:
-    inherited = peer_run.birth.models if peer_run is not None else ()
+def _models(run: RunId, asked: Asked, caller: Run | None) -> tuple[AllowedModels, ...]:
+    inherited = caller.birth.models if caller is not None else ()
     if asked.grant is not None:
         return tuple(AllowedModels(run, tuple(patterns)) for patterns in asked.grant.models)
     return (*inherited, AllowedModels(run, asked.models)) if asked.models else inherited

@@ -101,7 +101,7 @@ class AttemptTracker:
         `Asked.resume`: there the agent sees what it has done. `startable`: what it is to be started with is known."""
         if run.asked.resume and startable and not run.latest.finished and self._has_another(run):
             run.latest.exit = ProcessExit(None, None)
-            self.continue_session(run, at, f"is lost: {why}", empty=empty)
+            self.retry_in_session(run, at, f"is lost: {why}", empty=empty)
             return
         ending = Ending(Status.LOST, Reason(kind=ReasonKind.DAEMON, message=why))
         run.latest.exit = ProcessExit(None, None)
@@ -139,7 +139,7 @@ class AttemptTracker:
             for each in reversed(run.subtree()):
                 self._lifecycle.finish(each, at)
 
-    def continue_session(self, run: Run, at: float, why: str, *, empty: bool = False) -> bool:
+    def retry_in_session(self, run: Run, at: float, why: str, *, empty: bool = False) -> bool:
         """End the attempt of a run, and have the next one continue its agent's session. `why` goes into the event, as in
         "attempt 1 of 3 was silent for 15m"; `empty`: nothing is alive in its containment. Return whether that is possible: else
         nothing has changed."""

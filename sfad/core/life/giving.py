@@ -296,7 +296,7 @@ class Giving:
             self._lifecycle.start_clock(run, at)
         elif run.status is Status.STOPPING and run.ladder is not None:
             if at < run.ladder.grace_ends_at:
-                self._stopping.signal_all(run)
+                self._stopping.terminate(run)
             else:
                 self._stopping.kill(run, at)
         return True

@@ -58,7 +58,7 @@ class Stopping:
         polite = min(self._ctx.policy.polite, grace)
         first = self._to_interrupt(run) if polite > 0 and frozen is not None else frozenset()
         if frozen is None or not first:
-            self.signal_all(run)
+            self.terminate(run)
         else:
             self._interrupt(run, run.ladder, first, at + polite, frozen)
 
@@ -84,7 +84,7 @@ class Stopping:
             self._ctx.do(c.Thaw(run_id))
         self._ctx.arm(run, Timer.POLITE, until)
 
-    def signal_all(self, run: Run) -> None:
+    def terminate(self, run: Run) -> None:
         ladder = run.ladder
         assert ladder is not None
         if ladder.rung is Rung.INTERRUPTED:
@@ -110,7 +110,7 @@ class Stopping:
             self._lifecycle.finish(run, at)  # cancelled with an ancestor before it was launched
         elif ladder is not None and ladder.rung is Rung.INTERRUPTED:
             ladder.grace_ends_at = min(ladder.grace_ends_at, at + grace)
-            self.signal_all(run)
+            self.terminate(run)
         elif ladder is not None and ladder.shorten(at + grace):
             self._ctx.changed(run)
             self._ctx.arm(run, Timer.GRACE, at + grace)
@@ -131,7 +131,7 @@ class Stopping:
                 if ladder.interrupted:
                     self._ctx.changed(above)
                 else:
-                    self.signal_all(above)
+                    self.terminate(above)
 
     def still_interrupted(self, ladder: Ladder, at: float) -> bool:
         """Return whether main processes that an earlier daemon interrupted have time left. They are not interrupted again."""
@@ -143,7 +143,7 @@ class Stopping:
 
     def polite_due(self, run: Run) -> None:
         if run.ladder is not None and run.ladder.rung is Rung.INTERRUPTED:
-            self.signal_all(run)
+            self.terminate(run)
 
     def grace_due(self, run: Run, at: float) -> None:
         if run.ladder is not None:

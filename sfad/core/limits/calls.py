@@ -16,109 +16,23 @@ from math import inf
 
 from msgspec.structs import replace
 
-from ...protocol.kinds import KINDS
 from ...protocol.requests.gateway import CallDecision
-from ...protocol.types import Action, CallInfo, ErrorCode, LimitKind, LimitRefusal, Reason, RunId, Status
-from ...protocol.units import format_usd
+from ...protocol.types import Action, CallInfo, ErrorCode, LimitKind, Reason, RunId, Status
 from .. import commands as c
 from .. import events as e
 from ..context import Context
 from ..life.attempts import AttemptTracker
 from ..life.spending import Spending
 from ..state.account import OpenReservation, Use
-from ..state.budgets import Budget, to_usd, to_wire
-from ..state.limits import ActiveLimit, amount, bare
+from ..state.budgets import Budget
+from ..state.limits import ActiveLimit, amount
 from ..state.run import Run, Token
 from ..state.vocabulary import ReasonKind, Timer
 from .budgets import BudgetEnforcement
 from .call_rules import Barrier, CallRates, Repeats, forbidden_model
 from .enforcement import WAITING, LimitEnforcement, cut_at
 from .plans import Plans
-
-# ---- Requests of agents that tell their own use: report, reserve and settle
-
-MAX_RESERVATIONS = 1000
-"""Reservations that one run may have open, one for each call under way. A thousand are a leak."""
-
-
-@dataclass(frozen=True, slots=True)
-class UseRequests:
-    _ctx: Context
-    _spending: Spending
-    _limit_enforcement: LimitEnforcement
-
-    def report_requested(self, run: Run, ev: e.ReportRequested) -> None:
-        self._spending.add_use(run, ev.more)
-        self._limit_enforcement.enforce(run, ev.at)
-        self._ctx.reply(ev.token, c.Changed(run))
-
-    def reserve_requested(self, run: Run, ev: e.ReserveRequested) -> None:
-        """Reserve an amount, unless it would take a limit or a budget too far."""
-        if run.status is Status.STOPPING or len(run.account.reservations) >= MAX_RESERVATIONS:
-            why = "is being stopped" if run.status is Status.STOPPING else f"holds {MAX_RESERVATIONS} reservations; settle some"
-            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"nothing is reserved: run {run.id} {why}")
-        elif not self._refuse_reservation(run, ev):
-            self._ctx.reply(ev.token, c.ReserveAnswer(run, self._spending.reserve(run, ev.reservation)))
-            self._limit_enforcement.enforce(run, ev.at)
-
-    def _refuse_reservation(self, run: Run, ev: e.ReserveRequested) -> bool:
-        for limited in run.lineage:
-            for kind, more in ev.reservation.amounts.items():
-                active = limited.limits.get(kind)
-                used = limited.account.used(kind) or 0
-                if active is not None and active.binds and active.above(used + more):
-                    self._ctx.reply(ev.token, c.ReserveAnswer(run, None, over_limit(limited, active, used, more)))
-                    self._limit_enforcement.reservation_refused(limited, active, used, more, ev.at)
-                    return True
-        cost = ev.reservation.cost or 0
-        budget = self._spending.check_budgets(run, cost)
-        if budget is not None and self._spending.draw_if_possible(budget, cost):
-            self._spending.postponed.append(ev)
-        elif budget is not None:
-            self._ctx.reply(ev.token, c.ReserveAnswer(run, None, over_budget(budget, cost)))
-        return budget is not None
-
-    def settle_requested(self, ev: e.SettleRequested) -> None:
-        found = self._spending.reservation(ev.reservation)
-        if found is None or not self._ctx.scope(ev.peer).knows(found[0].birth.uid, found[0].lineage_ids):
-            message = f"no reservation '{ev.reservation}' is open: it was settled, or its run has ended and it was charged in full"
-            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
-        elif (run := self._ctx.permitted_run(ev, "settle", found[0].id)) is not None:
-            self._spending.add_use(run, ev.used, settled=ev.reservation)
-            self._limit_enforcement.enforce(run, ev.at)
-            self._ctx.reply(ev.token, c.Changed(run))
-
-
-def over_limit(limited: Run, active: ActiveLimit, used: float, more: float) -> LimitRefusal:
-    limit = active.limit
-    whose = f"run {limited.id} ('{limited.name}') above its {limit.kind} limit"
-    so_far = bare(limit.kind, used, unit=False)
-    numbers = f"{so_far} of {bare(limit.kind, active.threshold)} are used or held, set by {limit.source}"
-    return LimitRefusal(
-        scope=KINDS[limit.kind].scope,
-        whose=limited.id,
-        limit_kind=limit.kind,
-        threshold=limit.threshold,
-        used=to_wire(limit.kind, used),
-        asked=to_wire(limit.kind, more),
-        message=f"not reserved: {amount(limit.kind, more)} more would take {whose}: {numbers}. Finish with what you have.",
-    )
-
-
-def over_budget(budget: Budget, more: int) -> LimitRefusal:
-    return LimitRefusal(
-        scope=budget.scope,
-        whose=budget.name,
-        limit_kind=LimitKind.COST,
-        threshold=to_usd(budget.allowed),
-        used=to_usd(budget.used),
-        asked=to_usd(more),
-        message=f"not reserved: {format_usd(to_usd(more))} USD more is not left in the budget: {budget.sentence}. "
-        "Finish with what you have.",
-    )
-
-
-# ---- Model calls that the gateway asks for before it makes them: admitted, lowered to what fits, held, or refused
+from .use_requests import MAX_RESERVATIONS, over_budget, over_limit
 
 MAX_WAITING = 1000
 """Calls of one run that wait. A thousand are a leak."""
@@ -141,7 +55,7 @@ MAX_MODEL = 200
 class WaitingCall:
     """A call that is not answered yet. An admitted one is a reservation of its run's account."""
 
-    asked: e.CallAsked
+    event: e.CallAsked
     info: CallInfo
     until: float | None = None
     """When it stops waiting for other calls; `None` while it is held by a limit or a pause."""
@@ -222,13 +136,13 @@ class Calls:
         self._armed: dict[RunId, float] = {}
         """When the timers of runs whose calls wait fire."""
 
-    def asked(self, ev: e.CallAsked) -> None:
+    def call_asked(self, ev: e.CallAsked) -> None:
         self._plans.tell_time(ev.at, ev.time)
         call = WaitingCall(ev, self._info(ev))
         ahead = Counter(each.rate.key for each in self.waiting.values() if each.rate is not None)
         if not self._decide(call, ev.at, ahead):
-            run = ev.call.run
-            if sum(each.asked.call.run == run for each in self.waiting.values()) < MAX_WAITING:
+            run = ev.request.run
+            if sum(each.event.request.run == run for each in self.waiting.values()) < MAX_WAITING:
                 self.waiting[ev.token] = call
                 self._ctx.do(c.TellCall(call.info, self._lineage(call.info)))
                 due = min(inf if call.due is None else call.due, self._armed.get(run, inf))
@@ -239,23 +153,23 @@ class Calls:
     def _info(self, ev: e.CallAsked) -> CallInfo:
         return CallInfo(
             time=ev.time,
-            run_id=ev.call.run,
+            run_id=ev.request.run,
             number=self._spending.next_number(),
             state="waiting",
-            upstream=ev.call.upstream,
-            model=ev.call.model[:MAX_MODEL],
-            streamed=ev.call.streamed,
+            upstream=ev.request.upstream,
+            model=ev.request.model[:MAX_MODEL],
+            streamed=ev.request.streamed,
             estimated=ev.price.estimated,
         )
 
-    def withdrawn(self, ev: e.CallWithdrawn) -> None:
+    def call_withdrawn(self, ev: e.CallWithdrawn) -> None:
         """Forget a call that is not to be made."""
         call = self.waiting.pop(ev.token, None)
         if call is not None and ev.why is not None:
-            waited = _seconds(ev.at - call.asked.at)
+            waited = _seconds(ev.at - call.event.at)
             self._record(replace(call.info, state="withdrawn", error=ev.why, waited_s=waited))
 
-    def settled(self, ev: e.CallSettled) -> None:
+    def call_settled(self, ev: e.CallSettled) -> None:
         end = ev.call
         found = self._spending.reservation(end.reservation)
         if found is None:
@@ -291,14 +205,14 @@ class Calls:
             why = budget.sentence if budget is not None else "a budget that has been raised since had no room for more"
             self._limits.cannot_complete([run], Reason(kind=ReasonKind.LIMIT, limit_kind=kind, message=f"{cut_at(tokens)}; {why}"))
 
-    def silent(self, ev: e.CallSilent) -> None:
+    def call_silent(self, ev: e.CallSilent) -> None:
         found = self._spending.reservation(ev.reservation)
         if found is not None:
             self._attempts.call_silent(found[0], ev.reservation, ev.silence)
 
     def gateway_gone(self, ev: e.GatewayGone) -> None:
         for noted in ev.noted:
-            self.settled(noted)
+            self.call_settled(noted)
         lost = self._reservations(ev.gateway_uid)
         for run, name, reservation in lost:
             self._spending.end_call(run, name, reservation.use, error=_BROKEN_OFF)
@@ -325,7 +239,7 @@ class Calls:
         ahead, stay = Counter[str](), Counter[RunId]()
         due: dict[RunId, float] = {}
         for token, call in list(self.waiting.items()):
-            run_id = call.asked.call.run
+            run_id = call.event.request.run
             looked_at = stay[run_id] < MAX_LOOKED_AT or self._is_over(call, at)
             if looked_at and self._decide(call, at, ahead):
                 del self.waiting[token]
@@ -340,7 +254,7 @@ class Calls:
 
     def _is_over(self, call: WaitingCall, at: float) -> bool:
         """Return whether the call cannot wait any longer."""
-        run = self._ctx.tree.get(call.asked.call.run)
+        run = self._ctx.tree.get(call.event.request.run)
         return run is None or run.status is Status.STOPPING or (call.until is not None and call.until <= at)
 
     def forget(self, ended: Iterable[Run]) -> None:
@@ -358,7 +272,7 @@ class Calls:
 
     def waiting_of(self, run: RunId) -> list[CallInfo]:
         """Return the calls of a run that wait, the oldest first."""
-        return [each.info for each in self.waiting.values() if each.asked.call.run == run]
+        return [each.info for each in self.waiting.values() if each.event.request.run == run]
 
     def under_way_of(self, run: RunId) -> list[CallInfo]:
         """Return the calls of a run that were admitted and have not ended."""
@@ -370,15 +284,15 @@ class Calls:
     def _decide(self, call: WaitingCall, at: float, ahead: Counter[str]) -> bool:
         """Answer the call, unless it has to wait. `ahead`: as `CallRates.barrier` takes it."""
         call.rate = None
-        asked, price = call.asked.call, call.asked.price
-        run = self._ctx.tree.get(asked.run)
+        request, price = call.event.request, call.event.price
+        run = self._ctx.tree.get(request.run)
         if run is None or run.status is Status.STOPPING:
-            self._fail(call, ErrorCode.WRONG_STATE, f"run {asked.run} {'has ended' if run is None else 'is being stopped'}", at)
+            self._fail(call, ErrorCode.WRONG_STATE, f"run {request.run} {'has ended' if run is None else 'is being stopped'}", at)
             return True
         if price.unsure is not None:
             self._fail(call, ErrorCode.UNAVAILABLE, f"the price of the call is not known now: {price.unsure}", at)
             return True
-        forbidden = (forbidden_model(run, model, self._ctx.policy) for model in (asked.model, *asked.others))
+        forbidden = (forbidden_model(run, model, self._ctx.policy) for model in (request.model, *request.others))
         if (forbidden_by := next((why for why in forbidden if why is not None), None)) is not None:
             self._fail(call, ErrorCode.NOT_PERMITTED, forbidden_by, at)
             return True
@@ -388,7 +302,7 @@ class Calls:
         if (settles := _hangs_up_by(run, call)) is not None and at < settles:
             call.until = settles
             return False
-        if (bar := self._plans.bar(run, asked, at)) is not None:
+        if (bar := self._plans.bar(run, request, at)) is not None:
             if bar.action == "refuse":
                 self._refuse(call, bar.message, at)
                 return True
@@ -399,26 +313,26 @@ class Calls:
             message = f"run {run.id} has {MAX_RESERVATIONS} calls under way or unsettled reservations; settle some"
             self._fail(call, ErrorCode.WRONG_STATE, message, at)
             return True
-        rooms = list(self._rooms(run, call.asked))
+        rooms = list(self._rooms(run, call.event))
         if price.input_cost is None and any(room.kind is LimitKind.COST for room in rooms):
             message = (
-                f"neither a price of the model '{asked.model}' is known nor its provider's, "
-                f'so no limit of money could bound the call; set [prices."{asked.model}"] in the config (0 where it is free)'
+                f"neither a price of the model '{request.model}' is known nor its provider's, "
+                f'so no limit of money could bound the call; set [prices."{request.model}"] in the config (0 where it is free)'
             )
             self._fail(call, ErrorCode.UNAVAILABLE, message, at)
             return True
-        short = [room for room in rooms if room.output(room.doubt + room.doubts) < asked.max_output]
-        if any(self._draws(room, asked.max_output) for room in short):
+        short = [room for room in rooms if room.output(room.doubt + room.doubts) < request.max_output]
+        if any(self._draws(room, request.max_output) for room in short):
             return False
         if any(map(self._reserved, short)) and not self._has_waited(call, at):
             return False  # what other calls leave of their reservations may be all that it lacks
         tight = next((room for room in rooms if room.output(room.doubts) < room.least), None)
         if tight is None:
             lowest = min(short, key=lambda room: room.output(room.doubt + room.doubts), default=None)
-            output = float(asked.max_output)
+            output = float(request.max_output)
             if lowest is not None:
                 output = max(lowest.output(lowest.doubt + lowest.doubts), *(room.least for room in short))
-            return self._admit_or_wait(run, call, int(min(output, asked.max_output)), at, ahead, lowest)
+            return self._admit_or_wait(run, call, int(min(output, request.max_output)), at, ahead, lowest)
         if tight.output(-self._reserved(tight)) >= tight.least:
             words = f"the rest of the {tight.kind} limit is reserved for other calls"
             if tight.output(0) >= tight.least:
@@ -435,22 +349,22 @@ class Calls:
         return at + self._ctx.policy.call_wait if call.until is None else call.until
 
     def _rooms(self, run: Run, ev: e.CallAsked) -> Iterator[_Room]:
-        asked, price = ev.call, ev.price
+        request, price = ev.request, ev.price
         useful = max(ev.least_output, int(_AMPLE * self._longest.get(run.id, 0)))
         takes = {
             LimitKind.TURNS: (1, 0),
             LimitKind.MESSAGES: (1, 0),
-            LimitKind.TOKENS: (asked.input_tokens, asked.choices),
-            LimitKind.COST: (price.input_cost or 0, price.output_token * asked.choices),
+            LimitKind.TOKENS: (request.input_tokens, request.choices),
+            LimitKind.COST: (price.input_cost or 0, price.output_token * request.choices),
         }
-        doubt = {LimitKind.TOKENS: asked.more_input, LimitKind.COST: price.more_input_cost}
+        doubt = {LimitKind.TOKENS: request.more_input, LimitKind.COST: price.more_input_cost}
         for limited in run.lineage:
             for kind, (fixed, each) in takes.items():
                 active = limited.limits.get(kind)
                 if active is not None and active.binds:
                     left = active.threshold - (limited.account.used(kind) or 0)
                     doubts = sum(below.account.doubts.get(kind, 0) for below in limited.subtree()) if kind in doubt else 0
-                    least = min(asked.max_output, useful) if active.action in WAITING else ev.least_output
+                    least = min(request.max_output, useful) if active.action in WAITING else ev.least_output
                     yield _Room(left, fixed, each, kind, least, doubt.get(kind, 0), doubts, limited, active)
         if self._ctx.policy.budget_action is not Action.WARN:
             for budget in self._spending.budgets_of(run):
@@ -478,33 +392,36 @@ class Calls:
         return True
 
     def _admit(self, run: Run, call: WaitingCall, output: int, at: float, lowest: _Room | None) -> None:
-        asked, price, lowered = call.asked.call, call.asked.price, output if output < call.asked.call.max_output else None
+        request, price = call.event.request, call.event.price
+        lowered = output if output < request.max_output else None
         info = replace(
             call.info,
             state="under_way",
             clamped_to=lowered,
-            reserved_input=asked.input_tokens,
-            reserved_output=output * asked.choices,
-            waited_s=_seconds(at - call.asked.at),
+            reserved_input=request.input_tokens,
+            reserved_output=output * request.choices,
+            waited_s=_seconds(at - call.event.at),
         )
         reservation = OpenReservation(
-            model=asked.model,
-            input_tokens=asked.input_tokens,
-            output_tokens=output * asked.choices,
-            cost=None if price.input_cost is None else price.input_cost + price.output_token * output * asked.choices,
+            model=request.model,
+            input_tokens=request.input_tokens,
+            output_tokens=output * request.choices,
+            cost=None if price.input_cost is None else price.input_cost + price.output_token * output * request.choices,
             role=None,
             source="gateway",
-            gateway_uid=call.asked.gateway_uid,
+            gateway_uid=call.event.gateway_uid,
             messages=1,
-            more_input=asked.more_input,
+            more_input=request.more_input,
             more_cost=price.more_input_cost,
             call=info,
             lowered_by=(lowest.limited.id, lowest.kind) if lowest is not None and lowest.limited is not None else None,
         )
         self._note_called(run)
         reserved = self._spending.reserve(run, reservation)
-        holds = self._plans.holds(asked.api)
-        self._ctx.reply(call.asked.token, CallDecision(id=asked.id, reservation=reserved, max_output=lowered, holds_rejected=holds))
+        holds = self._plans.holds(request.api)
+        self._ctx.reply(
+            call.event.token, CallDecision(id=request.id, reservation=reserved, max_output=lowered, holds_rejected=holds)
+        )
 
     def _note_called(self, run: Run) -> None:
         for each in run.lineage:
@@ -554,16 +471,16 @@ class Calls:
     # ---- records
 
     def _refuse(self, call: WaitingCall, why: str, at: float, retry_after: float | None = None) -> None:
-        refused = CallDecision(id=call.asked.call.id, refused=why, retry_after=retry_after)
-        self._ctx.reply(call.asked.token, refused)
+        refused = CallDecision(id=call.event.request.id, refused=why, retry_after=retry_after)
+        self._ctx.reply(call.event.token, refused)
         self._record_refusal(call, why, at)
 
     def _fail(self, call: WaitingCall, code: ErrorCode, message: str, at: float) -> None:
-        self._ctx.fail(call.asked.token, code, message)
+        self._ctx.fail(call.event.token, code, message)
         self._record_refusal(call, message, at)
 
     def _record_refusal(self, call: WaitingCall, why: str, at: float) -> None:
-        self._record(replace(call.info, state="refused", refused=why[:MAX_WORDS], waited_s=_seconds(at - call.asked.at)))
+        self._record(replace(call.info, state="refused", refused=why[:MAX_WORDS], waited_s=_seconds(at - call.event.at)))
 
     def _record(self, info: CallInfo) -> None:
         self._ctx.do(c.RecordCall(info, self._lineage(info)))
@@ -580,7 +497,7 @@ _HANGS_UP_WITHIN = 2.0
 def _hangs_up_by(run: Run, call: WaitingCall) -> float | None:
     """Return until when a call waits that was asked for before its program stood still for long: if it has given the call up, it
     makes it again, and it must not be made twice."""
-    return run.thawed_at + _HANGS_UP_WITHIN if run.thawed_at is not None and call.asked.at < run.thawed_at else None
+    return run.thawed_at + _HANGS_UP_WITHIN if run.thawed_at is not None and call.event.at < run.thawed_at else None
 
 
 def _held(run: Run) -> bool:

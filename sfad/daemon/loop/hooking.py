@@ -47,7 +47,7 @@ class Hooking:
         self.on_events = EventHooks(
             self.processes, reports, background, env, resources.socket, self._spool.save_done, catalogue.uid
         )  # fmt: skip
-        self.on_ends = EndHooks(self.processes, reports, background, resources.socket, self._spool.forget, isolating.sandbox_of)
+        self.end_hooks = EndHooks(self.processes, reports, background, resources.socket, self._spool.forget, isolating.sandbox_of)
 
     def begin(self, hooks: Mapping[str, Hook]) -> None:
         """Follow the config, and continue with the events that an earlier daemon had not finished."""
@@ -85,13 +85,13 @@ class Hooking:
                 self._resources.log.error(f"--on-end of run {run} is not executed: the ledger does not know the run")
                 self._spool.forget([run])
             elif info.status.terminal:
-                self.on_ends.ended(info, hook)
+                self.end_hooks.ended(info, hook)
 
     def run_ended(self, info: RunInfo) -> None:
         """The end of a run is on record."""
         hook = self._spool.on_end(info.id)
         if hook is not None:
-            self.on_ends.ended(info, hook)
+            self.end_hooks.ended(info, hook)
 
     def never_admitted(self, run: RunId) -> None:
         self._spool.forget([run])
@@ -110,17 +110,17 @@ class Hooking:
     async def finish(self) -> None:
         """Let hooks do what the end of the daemon gives them to do."""
         await self.on_events.rest(LAST_HOOKS, queued=True)
-        await self.on_ends.rest(LAST_HOOKS, queued=True)
+        await self.end_hooks.rest(LAST_HOOKS, queued=True)
         await self.processes.rest()
 
     async def rest(self) -> None:
         """Start no more, and end what runs, before a re-execution."""
         await self.on_events.rest(BEFORE_REEXECUTION, queued=False)
-        await self.on_ends.rest(BEFORE_REEXECUTION, queued=False)
+        await self.end_hooks.rest(BEFORE_REEXECUTION, queued=False)
         await self.processes.rest()
 
     def go_on(self) -> None:
         """Undo `rest`."""
         self.processes.go_on()
         self.on_events.go_on()
-        self.on_ends.go_on()
+        self.end_hooks.go_on()

@@ -131,20 +131,22 @@ class LauncherEvents:
 
     async def _feed_later(self, root: RunId) -> None:
         pending = self._pending[root]
-        with pending.learning:
-            while pending.events:
-                first = pending.events[0]
-                run = self.tree.get(first.run)
-                if run is not None:
-                    await self.metering.learn_use(run, succeeded=isinstance(first, e.MainExited) and first.code == 0)
-                    if isinstance(first, e.Emptied) or (isinstance(first, e.MainExited) and first.empty):
-                        await self._calls_settled(run)
-                if pending.events:  # else `feed_all` was called in the meantime
-                    self._feed_now(pending.events.popleft())
-        self._feed_tree(pending)
-        del self._pending[root]
-        if not self._pending:
-            self._none_pending.unpark_all()
+        try:
+            with pending.learning:
+                while pending.events:
+                    first = pending.events[0]
+                    run = self.tree.get(first.run)
+                    if run is not None:
+                        await self.metering.learn_use(run, succeeded=isinstance(first, e.MainExited) and first.code == 0)
+                        if isinstance(first, e.Emptied) or (isinstance(first, e.MainExited) and first.empty):
+                            await self._calls_settled(run)
+                    if pending.events:  # else `feed_all` was called in the meantime
+                        self._feed_now(pending.events.popleft())
+        finally:  # a run ends even if its use cannot be learned
+            self._feed_tree(pending)
+            del self._pending[root]
+            if not self._pending:
+                self._none_pending.unpark_all()
 
     def _feed_tree(self, pending: _PendingTree) -> None:
         while pending.events:

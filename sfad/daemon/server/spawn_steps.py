@@ -74,7 +74,7 @@ def context_of(runtime: Runtime, request: Spawn, peer: Peer, caller: Live | None
 Step = Callable[[Spawn, SpawnContext], Spawn]
 
 
-def completed(request: Spawn, context: SpawnContext) -> Spawn:
+def apply_steps(request: Spawn, context: SpawnContext) -> Spawn:
     """Return what the request becomes. Raise `Invalid`, `RequestError`, `OSError`."""
     for step in STEPS if request.placing is None else PLACED_STEPS:
         request = step(request, context)
@@ -177,7 +177,7 @@ def fill_in_agent(request: Spawn, context: SpawnContext) -> Spawn:
     return filled_in(request, context.agents, context.gateways.of(context.peer.uid).address() if request.gateway else None)
 
 
-def continue_session(request: Spawn, _: SpawnContext) -> Spawn:
+def resume_command(request: Spawn, _: SpawnContext) -> Spawn:
     """Replace the command of a run that continues a session by one that does so."""
     continues = request.continues
     if continues is None:
@@ -470,7 +470,7 @@ STEPS: tuple[Step, ...] = (
     fill_in_agent,  # with options for its tools, and the address of the gateway
     work_in_copy,
     share_worktree,
-    continue_session,
+    resume_command,
     route,  # needs the command
     isolate,  # shows the sandbox what the command needs
     mark_hooks,

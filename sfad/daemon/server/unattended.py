@@ -18,7 +18,7 @@ from ...runs.live import Live
 from ..loop.gateway_routing import settings_file
 from ..loop.runtime import Runtime
 from .lookup import RequestError
-from .spawn_steps import asked_of, asks_for_gateway, completed, context_of
+from .spawn_steps import apply_steps, asked_of, asks_for_gateway, context_of
 
 
 class Completed(NamedTuple):
@@ -37,9 +37,9 @@ async def completed_for(runtime: Runtime, request: Spawn, peer: Peer, caller: Li
         setups = await runtime.setups.read(Root.of(peer.uid, request.cwd, request.env))
     context = context_of(runtime, request, peer, caller, setups)
     try:
-        decided = completed(request, context)
+        decided = apply_steps(request, context)
         if (file := settings_file(decided)) is not None and decided.gateway:
-            decided = completed(replace(request, direct=await runtime.setups.why_around(peer.uid, file)), context)
+            decided = apply_steps(replace(request, direct=await runtime.setups.why_around(peer.uid, file)), context)
     except RequestError as error:
         raise Invalid(str(error)) from None
     if decided.gateway and caller is None:

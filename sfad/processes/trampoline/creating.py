@@ -361,7 +361,7 @@ def _bind(cpus: frozenset[int] | None) -> set[int] | None:
     return mine
 
 
-def candidates(name: bytes, env: Sequence[bytes], without: Collection[bytes] = ()) -> list[bytes]:
+def files_to_try(name: bytes, env: Sequence[bytes], without: Collection[bytes] = ()) -> list[bytes]:
     """Return the files that execvp(3) would try to execute, by the *run's* PATH, in its working directory, except those in the
     directories `without`. None is looked at here.
 

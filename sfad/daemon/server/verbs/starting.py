@@ -39,7 +39,7 @@ from ..continuing import check_ended, continued, find_agent_session, wanted_sess
 from ..lookup import RequestError, bad_request, check_limits, check_most, find_run, unavailable, wrong_state
 from ..lost_runs import continued_with
 from ..peers import submitter
-from ..spawn_steps import asked_of, asks_for_gateway, check_worktree, completed, context_of, is_own_program, own_command
+from ..spawn_steps import apply_steps, asked_of, asks_for_gateway, check_worktree, context_of, is_own_program, own_command
 from .following import check_watch_share, push
 
 # ---- `spawn`: start a run. The guard in the core decides whether the peer may, and records a refusal.
@@ -68,13 +68,10 @@ def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = None) -> 
         close_soon(descriptors, asker.connection.sender_group)
         raise
 
-    def go_on(found: str | Exception) -> None:
-        if isinstance(found, Exception):
-            close_soon(descriptors, asker.connection.sender_group)
-            raise found
+    def go_on(found: str) -> None:
         _spawn_by(asker, with_agent_session(request, found), peer, descriptors, session)
 
-    done: Callable[[str | Exception], None] = _later(asker, descriptors, go_on)
+    done = _later(asker, descriptors, go_on)
     threads = asker.services.agent_session_checks.setdefault(peer.uid, trio.CapacityLimiter(2))
     asker.runtime.background.run_then(lambda: find_agent_session(wanted, info, threads), done, done, EXPECTED)
 
@@ -152,24 +149,25 @@ def _spawn_by(asker: Asker, request: Spawn, peer: Peer, descriptors: list[int], 
         setups = None if _is_agent(request) else runtime.setups.known(root)
     file = settings_file(request) if setups is not NO_SETUPS else None
     if setups is not None and file is None and request.worktree is None:
-        _ask(asker, request, request, peer, descriptors, caller, setups, session, user)
+        _prepare_and_ask(asker, request, request, peer, descriptors, caller, setups, session, user)
         return
 
-    async def find() -> tuple[TreeSetups, str | None, Spawn | RequestError]:
+    async def find() -> tuple[Spawn, TreeSetups]:
+        found_setups = await runtime.setups.read(root) if setups is None else setups
         why = await runtime.setups.why_around(peer.uid, file) if file is not None else None
-        prepared = await _prepared(asker, request, caller, user) if request.worktree is not None else request
-        return await runtime.setups.read(root) if setups is None else setups, why, prepared
+        in_worktree = await _in_worktree(asker, request, caller, user) if request.worktree is not None else request
+        return replace(in_worktree, direct=why), found_setups
 
-    def ask(found: tuple[TreeSetups, str | None, Spawn | RequestError]) -> None:
-        found_setups, why, prepared = found
-        if isinstance(prepared, RequestError):
-            close_soon(descriptors, asker.connection.sender_group)
-            raise prepared
-        with_why = msgspec.structs.replace(prepared, direct=why)
-        _ask(asker, request, with_why, peer, descriptors, caller, found_setups, session, user)
+    def go_on(found: tuple[Spawn, TreeSetups]) -> None:
+        with_why, found_setups = found
+        _prepare_and_ask(asker, request, with_why, peer, descriptors, caller, found_setups, session, user)
 
-    found = _later(asker, descriptors, ask)
-    runtime.background.run_then(find, found, lambda _: found((unknown(), None, request)), EXPECTED)
+    done = _later(asker, descriptors, go_on)
+
+    def failed(error: Exception) -> None:
+        done(error if request.worktree is not None else (request, unknown()))
+
+    runtime.background.run_then(find, done, failed, EXPECTED)
 
 
 def _with_awaited(asker: Asker, request: Spawn) -> Spawn:
@@ -206,23 +204,23 @@ def _with_worktree(asker: Asker, request: Spawn, peer: Peer) -> Spawn:
     return replace(request, worktree=Worktree(branch=asked.branch, of=of))
 
 
-async def _prepared(asker: Asker, request: Spawn, caller: Live | None, user: Credentials | None) -> Spawn | RequestError:
-    """Return the request with its worktree, or why it cannot have one."""
+async def _in_worktree(asker: Asker, request: Spawn, caller: Live | None, user: Credentials | None) -> Spawn:
+    """Return the request with the worktree that its run will work in. Raise `RequestError`."""
     of = request.worktree.of if request.worktree is not None else None
     earlier = asker.runtime.catalogue.info(of) if of is not None else None
     try:
         return await asker.runtime.worktrees.prepared(request, earlier, caller, asker.peer.uid, user)
     except Invalid as error:
-        return bad_request(str(error))
+        raise bad_request(str(error)) from None
     except (WorktreeImpossible, OSError) as error:
-        return unavailable(str(error))
+        raise unavailable(str(error)) from None
 
 
 def _is_agent(request: Spawn) -> bool:
     return request.agent is not None or program_name([os.fsdecode(word) for word in request.argv[:8]]) in KNOWN
 
 
-def _ask(
+def _prepare_and_ask(
     asker: Asker,
     first: Spawn,
     request: Spawn,
@@ -241,7 +239,7 @@ def _ask(
             close_soon(descriptors, asker.connection.sender_group)
             asker.reply(own)
             return
-        request = completed(request, context)
+        request = apply_steps(request, context)
         kept = to_recall(first, request, caller)
         if request.watch:
             check_watch_share(asker)
@@ -263,7 +261,7 @@ def _ask(
     if session is None:
         pending.continued_with = continued_with(runtime, first, request, pending, peer)
 
-    def ask() -> None:
+    def ask_core() -> None:
         try:
             check_worktree(request, context)  # the gateway may have been waited for
         except Invalid as error:
@@ -272,27 +270,30 @@ def _ask(
         runtime.requests.spawn(peer, asked, pending, asker)
 
     if request.gateway and (context.explicit or runtime.gateways.always) and caller is None:
-        runtime.gateways.start_for_run(peer.uid, _once_served(asker, ask, descriptors))
+        runtime.gateways.start_for_run(peer.uid, _once_served(asker, ask_core, descriptors))
         return
     if request.gateway and request.direct is None and _is_agent(request):
         runtime.gateways.start_ahead(peer.uid)
-    ask()
+    ask_core()
 
 
 answers(Spawn, checked_later=True)(spawn)
 
 
-def _later(asker: Asker, descriptors: list[int], go_on: Callable[[T], None]) -> Callable[[T], None]:
-    """Return what is called with the result of something that the request waits for. If the request is still wanted then, it calls
-    `go_on`, which may raise `RequestError` and `OSError`."""
+def _later(asker: Asker, descriptors: list[int], go_on: Callable[[T], None]) -> Callable[[T | Exception], None]:
+    """Return what is called with the result of something that the request waits for, or with why there is none. If the request is
+    still wanted then, it calls `go_on`, which may raise `RequestError` and `OSError`, or tells the client why it failed."""
     is_wanted = asker.defer()
 
-    def then(result: T) -> None:
+    def then(result: T | Exception) -> None:
         if not is_wanted():
             close_soon(descriptors, asker.connection.sender_group)
         elif asker.connection.closed:
             close_soon(descriptors, asker.connection.sender_group)
             asker.end()
+        elif isinstance(result, Exception):
+            close_soon(descriptors, asker.connection.sender_group)
+            asker.fail(*told(result))
         else:
             try:
                 go_on(result)

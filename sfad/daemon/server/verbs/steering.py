@@ -98,7 +98,7 @@ def stop(asker: Asker, request: Stop) -> None:
         raise bad_request("say what to stop: runs, a name, labels, or everything")
     named = [asker.resolve(handle).id for handle in request.runs]
     for run in named:
-        asker.runtime.hooking.on_ends.cancel(run)
+        asker.runtime.hooking.end_hooks.cancel(run)
     runs = tuple(dict.fromkeys([*named, *filtered(asker, request, "stop")]))
     asker.ask(e.StopRequested, runs, request.signal, request.grace)
 
