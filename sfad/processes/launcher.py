@@ -163,8 +163,8 @@ class Launcher(Protocol):
     """Starts, stops, pauses and counts runs by their ids. Every method returns at once; events through `Emit` follow:
     `LaunchSucceeded | LaunchFailed`, `MainExited`, `Emptied`, `Frozen`, `Surveyed`."""
 
-    @property
-    def containment(self) -> Literal["cgroup", "tags"]: ...
+    containment: Literal["cgroup", "tags"]
+
     @property
     def detail(self) -> str:
         """Where runs are contained, or why not by cgroup; for `status` and `doctor`."""

@@ -197,6 +197,7 @@ class LocalLauncher(Launcher):
         self._was_subreaper = was_subreaper.value
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._containment = contain(LauncherParts(self._runs, self._reactor, self._orphans, complaints, self._owed))
+        self.containment = self._containment.kind
         self._mains = Mains(self._reactor, self._orphans, emitter, self._owed)
         self._cpus = RunCpus(self._runs, self._containment)
         self._starter = CommandStarter(
@@ -211,10 +212,6 @@ class LocalLauncher(Launcher):
         self._handover = LaunchHandover(self._runs)
         self._footprints = Footprints(self._runs, self._containment, complaints)
         self._agents = AgentWatch(emitter, self._runs, self._containment)
-
-    @property
-    def containment(self) -> Literal["cgroup", "tags"]:
-        return self._containment.kind
 
     @property
     def detail(self) -> str:

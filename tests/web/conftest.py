@@ -34,7 +34,7 @@ def browser() -> Iterator[Browser]:
         pytest.skip("chromium is not installed")
     with sync_playwright() as playwright:
         # its sandbox does not start for root; what it shows here is our own
-        one = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        one = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"])
         yield one
         one.close()
 

@@ -61,7 +61,7 @@ class Services:
 class Asker:
     """Who waits for the answer to one request. The core calls this object with it."""
 
-    __slots__ = ("answered", "connection", "id", "permission", "runtime", "services", "waits")
+    __slots__ = ("answered", "connection", "id", "peer", "permission", "runtime", "services", "waits")
 
     def __init__(
         self, services: Services, connection: Connection, request_id: int, permission: str | None = None, *, waits: bool = False
@@ -69,16 +69,13 @@ class Asker:
         self.services = services
         self.runtime = services.runtime
         self.connection = connection
+        self.peer = connection.peer
         self.id = request_id
         self.permission = permission
         """The verb that the peer must be permitted to use; `None` where the core, or the function that answers, checks that."""
         self.waits = waits
         """Whether it is counted as a request that is not answered. One that is answered at once never is."""
         self.answered = False
-
-    @property
-    def peer(self) -> Peer:
-        return self.connection.peer
 
     @property
     def scope(self) -> Scope:

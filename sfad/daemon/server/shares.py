@@ -136,7 +136,7 @@ class Shares:
         """Count `amount` more, or less if it is negative."""
         self._everything += amount
         for group in groups.all:
-            self._totals[group] = total = self.total(group) + amount
+            self._totals[group] = total = self._totals.get(group, 0) + amount
             if not total:
                 del self._totals[group]
 

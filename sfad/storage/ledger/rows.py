@@ -229,7 +229,8 @@ def _state(info: RunInfo, extra: RunExtra, boot_id: str | None) -> tuple[Any, ..
         None if extra.result_head is None else extra.result_head[:RESULT_HEAD],
         None if info.fleet is None else _json(info.fleet),
     )
-    return (*computed, *_state_info(info), *map(_stamp, _state_times(info)), *_state_extra(extra))
+    times = [None if moment is None else moment.timestamp() for moment in _state_times(info)]
+    return (*computed, *_state_info(info), *times, *_state_extra(extra))
 
 
 def _usages(info: RunInfo) -> dict[Source, Usage]:
@@ -243,10 +244,6 @@ def _usages(info: RunInfo) -> dict[Source, Usage]:
 
 def _json(value: object) -> str:
     return _encode(value).decode()
-
-
-def _stamp(moment: datetime | None) -> float | None:
-    return None if moment is None else moment.timestamp()
 
 
 def _moment(stamp: float) -> datetime:
