@@ -240,10 +240,10 @@ Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer |
 
 ToFleet = Place | Offer | Tend | Draw
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
-ToLedger = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Charge | SaveBudget | Publish | SaveAlerts | SavePlan
+ToStorage = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Charge | SaveBudget | Publish | SaveAlerts | SavePlan
 ToLoop = TellCall | MeterAgent | Arm | Disarm | ArmAlerts | ArmPlans | Rebound | Retire | AnswerRequest | Shutdown
 
-Command = ToLauncher | ToFleet | ToLedger | ToLoop
+Command = ToLauncher | ToFleet | ToStorage | ToLoop
 
 
 class Outcome(Struct, frozen=True):

@@ -93,8 +93,8 @@ class Machine:
         self.waiting_calls = self._calls.waiting_of
         self.calls_under_way = self._calls.under_way_of
         self.tickets = self._stop_requests.tickets
-        self.drained_by = self._stopping.drained_by
-        self.alerts_before = self._alerts.restore
+        self.drained_at = self._stopping.drained_at
+        self.restore_alerts = self._alerts.restore
         self.saved_alerts = self._alerts.saved
         self.recent_cost = self._alerts.cost
         self.count_before = self._admission.count_before

@@ -371,7 +371,7 @@ class Daemon:
         nursery.start_soon(self._bound_drain)
 
     async def _bound_drain(self) -> None:
-        await trio.sleep_until(self.runtime.machine.drained_by(trio.current_time()) + DRAIN_SPARE)
+        await trio.sleep_until(self.runtime.machine.drained_at(trio.current_time()) + DRAIN_SPARE)
         if self.drained.is_set():
             return
         self.left = sorted(self.runtime.catalogue.live)

@@ -93,7 +93,7 @@ class Origin(Struct, frozen=True, array_like=True):
     user: Credentials | None = None
     setups: TreeSetups = NO_SETUPS
     request: bytes | None = None
-    """What `Live.request` has."""
+    """What `Live.for_recall` has."""
 
 
 class Progress(Struct, frozen=True, array_like=True):

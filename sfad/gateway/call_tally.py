@@ -145,8 +145,8 @@ class RequestRecord(Protocol):
 
     def broken(self, error: BaseException) -> None: ...
 
-    def close(self) -> None:
-        """Tell the daemon."""
+    def settle(self) -> None:
+        """Tell the daemon what it has used."""
 
 
 class UnaskedTally:
@@ -184,7 +184,7 @@ class UnaskedTally:
     def broken(self, error: BaseException) -> None:
         self.error = self.error or str(error) or type(error).__name__
 
-    def close(self, refused: str | None = None) -> None:
+    def settle(self, refused: str | None = None) -> None:
         seconds = time.monotonic() - self._began if refused is None else None
         self._daemon.unasked(
             UnaskedRequest(
@@ -310,7 +310,7 @@ class CallTally:
     def _tell_silence(self, seconds: float | None) -> None:
         self._daemon.silent(SilentCall(id=0, run=self._asked.run, reservation=self._reservation, host=self._host, silent_s=seconds))
 
-    def close(self) -> None:
+    def settle(self) -> None:
         if self.whole:
             self._reply.end()
         used = self._used()

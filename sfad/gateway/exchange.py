@@ -142,8 +142,8 @@ def new_client(trust: Trust, *, proxies: bool = True) -> httpx2.AsyncClient:
 
 
 @contextmanager
-def _closing(record: RequestRecord | None) -> Iterator[None]:
-    """Have the record told to the daemon, whatever happens."""
+def _settling(record: RequestRecord | None) -> Iterator[None]:
+    """Settle the record, whatever happens."""
     try:
         yield
     except BaseException as error:
@@ -152,7 +152,7 @@ def _closing(record: RequestRecord | None) -> Iterator[None]:
         raise
     finally:
         if record is not None:
-            record.close()
+            record.settle()
 
 
 async def _take(record: RequestRecord, data: bytes, at_a_time: int) -> None:
@@ -342,15 +342,15 @@ class Exchange:
     ) -> None:
         path = api.path(route.path)
         if upstream.through is not None:  # the gateway there asks about the call
-            await self._send(found_run, upstream, route, raw, self._headers, None, space)
+            await self._forward(found_run, upstream, route, raw, self._headers, None, space)
             return
         if self._method != "POST" or api.calls.search(path) is None:
             unasked = self._unasked(found_run, upstream, api, path)
-            with _closing(unasked):
-                await self._send(found_run, upstream, route, raw, self._headers, unasked, space)
+            with _settling(unasked):
+                await self._forward(found_run, upstream, route, raw, self._headers, unasked, space)
             return
         encodings = b",".join(value for name, value in self._headers if name.lower() == b"content-encoding").decode("latin-1")
-        found, _ = await self._read(found_run, BodyQuestion(api.name, path, encodings), raw)
+        found, _ = await self._read_and_change(found_run, BodyQuestion(api.name, path, encodings), raw)
         call, size = found.call, found.size
         estimate = self._shared.estimates.input(found_run.run, call, size)
         asked = AdmitCall(
@@ -373,7 +373,7 @@ class Exchange:
         )
         provider = provider_of(api.name)
         if provider is not None:
-            with suppress(OSError, LookupError):  # `_send` tells of it
+            with suppress(OSError, LookupError):  # `_forward` tells of it
                 asked.login = login_of(self._headers, upstream.key())
         while True:
             began = trio.current_time()
@@ -384,13 +384,15 @@ class Exchange:
             record = CallTally(
                 self._shared.daemon, self._shared.estimates, asked, admitted, api, call, size, upstream.host, space, plan
             )
-            with suppress(_RejectedError), _closing(record):
+            with suppress(_RejectedError), _settling(record):
                 sent, headers = raw, self._headers
                 if admitted.max_output is not None or found.incomplete:
-                    _, sent = await self._read(found_run, BodyQuestion(api.name, path, encodings, True, admitted.max_output), raw)
+                    _, sent = await self._read_and_change(
+                        found_run, BodyQuestion(api.name, path, encodings, True, admitted.max_output), raw
+                    )
                     space.grow(len(sent))
                     headers = [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
-                await self._send(found_run, upstream, route, sent, headers, record, space)
+                await self._forward(found_run, upstream, route, sent, headers, record, space)
                 return
 
     def _plan_seen(
@@ -406,7 +408,7 @@ class Exchange:
             self._rejected = True
             raise _RejectedError("the provider refuses calls until a window is reset; it is made again then")
 
-    async def _read(self, found_run: CallerRun, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
+    async def _read_and_change(self, found_run: CallerRun, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
         try:
             return await self._while_there(partial(self._shared.reader.ask, found_run.run, self._user, question, raw))
         except ValueError as error:
@@ -421,7 +423,7 @@ class Exchange:
             why = (
                 f"{self._method} {path[:MAX_PATH]} may cost money that the gateway cannot bound; set gateway.ungated to let it pass"
             )
-            record.close(refused=why)
+            record.settle(refused=why)
             raise _AnsweredError(400, why)
         return record
 
@@ -456,7 +458,7 @@ class Exchange:
         except ClientGoneError:
             scope.cancel()
 
-    async def _send(
+    async def _forward(
         self,
         found_run: CallerRun,
         upstream: Upstream,
@@ -488,7 +490,7 @@ class Exchange:
             ) from error
         if await self._leads_back(request.url):
             raise _AnsweredError(400, f"upstream '{upstream.name}' ({upstream.shown}) is this gateway itself; set another url")
-        await self._while_there(partial(self._relay, upstream, request, record, space), record)
+        await self._while_there(partial(self._send_and_relay, upstream, request, record, space), record)
 
     async def _leads_back(self, url: httpx2.URL) -> bool:
         """Return whether a URL leads to this gateway, in whatever spelling."""
@@ -502,9 +504,11 @@ class Exchange:
         addresses = [plain(ip_address(address[0])) for *_, address in found]
         return any(address.is_loopback or address.is_unspecified for address in addresses)
 
-    async def _relay(self, upstream: Upstream, request: httpx2.Request, record: RequestRecord | None, space: BodySpace) -> None:
-        """Pass the reply on as it comes, but for its end. A paused client takes nothing, and the provider goes on and bills: so the
-        reply is read all the same."""
+    async def _send_and_relay(
+        self, upstream: Upstream, request: httpx2.Request, record: RequestRecord | None, space: BodySpace
+    ) -> None:
+        """Send the request, and pass the reply on as it comes, but for its end. A paused client takes nothing, and the provider goes
+        on and bills: so the reply is read all the same."""
         if record is not None:
             record.sending()
         client = self._shared.client if upstream.through is None else self._shared.passing

@@ -54,7 +54,7 @@ class EndHooks:
         self._ended[info.id] = (hook, _event_of(info))
         dropped = self._queue.push(hook.uid, None, 0, info.id)
         if dropped is not None:
-            self.reports.dropped(self._submitters(dropped), f"run {dropped}", "too many wait")
+            self.reports.dropped(self._label_of(dropped), f"run {dropped}", "too many wait")
             self._done(dropped)
         self._start()
 
@@ -72,7 +72,7 @@ class EndHooks:
         try:
             result = await self._execute(*self._ended[run], scope)
             if not (scope.cancelled_caught and self._resting):  # else the next daemon executes it again
-                self.reports.ended(self._submitters(run), result, f"{self._ended[run][1].type} {run}")
+                self.reports.ended(self._label_of(run), result, f"{self._ended[run][1].type} {run}")
                 self._done(run)
         finally:
             del self._running[run]
@@ -89,7 +89,7 @@ class EndHooks:
         command = ContainedCommand(argv, hook.cwd, env, event_json(event), TIMEOUT, hook.user, sandbox)
         return await self.processes.run(command, scope, operators=False)
 
-    def _submitters(self, run: RunId) -> HookLabel:
+    def _label_of(self, run: RunId) -> HookLabel:
         return HookLabel(f"--on-end of run {run}", f"--on-end of user {self._ended[run][0].uid}", run)
 
     def _done(self, run: RunId) -> None:

@@ -157,7 +157,7 @@ class EventHooks:
     def _drop(self, name: str, hook: _Hook, event: Event | None, why: str) -> None:
         if event is not None:
             hook.dropped += 1
-            self.reports.dropped(_reported(name), _about(event), why)
+            self.reports.dropped(_label_of(name), _about(event), why)
 
     def _push(self, hook: _Hook, event: Event) -> Event | None:
         user = self.uid_of(event.root_id) if event.root_id is not None else None
@@ -186,7 +186,7 @@ class EventHooks:
             hook.ended += 1
             hook.failed += not result.ok
             hook.failing = None if result.ok else result.how
-            self.reports.ended(_reported(name), result, _about(event))
+            self.reports.ended(_label_of(name), result, _about(event))
         finally:
             del hook.running[event.number]
             self._save()
@@ -255,7 +255,7 @@ class EventHooks:
         self.save({name: hook.finished for name, hook in self._hooks.items()})
 
 
-def _reported(name: str) -> HookLabel:
+def _label_of(name: str) -> HookLabel:
     return HookLabel(f"'{name}'", f"'{name}'")
 
 

@@ -39,7 +39,7 @@ from .launcher import (
 )
 from .trampoline.creating import ProcessCreator
 from .trampoline.executable import EXEC, REPORT, Trampoline, best
-from .watch import NO_RUN, Complaints, Emitter, Mains, Orphans, OwedEvents, Reactor, signal_mains, wait_until_executed
+from .watch import NO_RUN, Complaints, Emitter, Mains, Orphans, OwedEvents, Reactor, signal_mains, wait_for_trampolines
 
 # ---- Handing runs over to the process that this one becomes by execve(2)
 
@@ -231,7 +231,7 @@ class LocalLauncher(Launcher):
     def terminate(self, run_id: RunId, signal: int) -> None:
         run = self._begin_stop(run_id, signal)
         if run:
-            wait_until_executed(run)
+            wait_for_trampolines(run)
             stop = run.stop_count
             self._reactor.retry_while(lambda: run.in_stop(stop), self._containment.stops.terminate, run, signal)
 
@@ -255,7 +255,7 @@ class LocalLauncher(Launcher):
         if run is None:
             self._reactor.soon(self._emitter.emit, Frozen, run_id)
             return
-        wait_until_executed(run)
+        wait_for_trampolines(run)
         count = run.set_paused(True)
         self._reactor.retry_while(lambda: run.freezing and run.pause_count == count, self._containment.pauses.freeze, run)
 

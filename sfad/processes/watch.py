@@ -531,7 +531,7 @@ def _free(main: MainProcess) -> None:
         main.clone_block = None
 
 
-def wait_until_executed(run: LaunchedRun) -> None:
+def wait_for_trampolines(run: LaunchedRun) -> None:
     """Wait until the new children of a subtree have executed their trampolines. One that stood still before that would keep the
     daemon's descriptors, and the locks that the next daemon needs."""
     until = monotonic() + _EXECUTES_WITHIN

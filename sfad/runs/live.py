@@ -272,13 +272,13 @@ class Live:
         """Note when its next attempt is launched. `sessions`: what the session files of the earlier ones told."""
         self.attempted_at, self.sessions = now, sessions
 
-    def main_is(self, pid: int, started: int | None, files: tuple[int, ...]) -> None:
+    def set_main(self, pid: int, started: int | None, files: tuple[int, ...]) -> None:
         self.main = SavedMain(self.run.attempt, pid, started, files)
 
-    def uses_model(self, model: str | None) -> None:
+    def set_model(self, model: str | None) -> None:
         self.model = model or self.model
 
-    def meter_is(self, *, silent: bool) -> None:
+    def set_meter(self, *, silent: bool) -> None:
         """Note whether its meter recognises anything in its output; its limits are shown accordingly."""
         self.meter_silent, self.unused = silent, None
 
@@ -292,10 +292,10 @@ class Live:
             self.calls = UnrecordedCalls()
         return self.calls
 
-    def ends_as(self, info: RunInfo) -> None:
+    def set_end(self, info: RunInfo) -> None:
         self.end = info
 
-    def unused_are(self, limits: list[LimitState]) -> None:
+    def set_unused(self, limits: list[LimitState]) -> None:
         """Note how the limits are shown of which nothing is known to be used."""
         self.unused = limits
 

@@ -230,7 +230,7 @@ def _limits(live: Live, now: float) -> list[LimitState]:
     known = account.known
     if live.unused is None or known or run.bypassed:
         states = [_limit(live, active, now, known=known) for active in run.limits.values()]
-        live.unused_are([state for state in states if state.kind is not LimitKind.TIME])
+        live.set_unused([state for state in states if state.kind is not LimitKind.TIME])
         return states
     time = run.limits.get(LimitKind.TIME)
     return [_limit(live, time, now, known=False), *live.unused] if time is not None else list(live.unused)
@@ -300,7 +300,7 @@ def _may_be_known(live: Live, kind: LimitKind) -> bool:
 
 
 def _deadline(run: Run, now: float) -> datetime | None:
-    at = run.breach.until if run.breach is not None and run.breach.until is not None else run.deadline
+    at = run.limit_hold.until if run.limit_hold is not None and run.limit_hold.until is not None else run.deadline
     return wall_clock() + timedelta(seconds=at - now) if at is not None else None
 
 

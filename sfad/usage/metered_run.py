@@ -180,12 +180,12 @@ class MeterNotices:
     _unpriced: set[str] = field(default_factory=set)
     _told_unloaded: bool = False
 
-    def silent(self) -> None:
-        """Its meter has recognised nothing. That is not told if the meter was chosen by the command alone: then the agent may have
-        failed before it printed any event."""
+    def tell_silent(self) -> None:
+        """Tell that its meter has recognised nothing. That is not told if the meter was chosen by the command alone: then the agent
+        may have failed before it printed any event."""
         live = self.live
         if live.program is not None and live.spawn.meter is not None and not live.meter_silent:
-            live.meter_is(silent=True)
+            live.set_meter(silent=True)
             message = (
                 f"the meter {live.program.name} recognises nothing in what the run prints: its turns, messages, tokens and cost "
                 "are NOT ENFORCEABLE. Have the agent print JSON events, or name another --meter"
@@ -195,7 +195,7 @@ class MeterNotices:
     def session_lost(self, message: str) -> None:
         """Its session files cannot be told from those of another run."""
         if self.live.program is None:
-            self.live.meter_is(silent=True)
+            self.live.set_meter(silent=True)
         if not self.live.gated or self.live.run.bypassed:  # else the gateway knows what it uses
             self.publish(EventType.METER_SILENT, self.live.run.id, message)
 
@@ -280,11 +280,11 @@ class MeteredRun:
     def read_in_stream(self, readings: Sequence[Reading]) -> None:
         """Take what its stdout tells by now: a reading for each attempt."""
         self._stream = readings
-        if self.silent():
+        if self.tell_if_silent():
             return
         if self.live.meter_silent:
-            self.live.meter_is(silent=False)
-        self.live.uses_model(most_used_model(readings))
+            self.live.set_meter(silent=False)
+        self.live.set_model(most_used_model(readings))
         self._tell("stream", readings)
         latest = readings[-1]
         if latest.tools:
@@ -295,11 +295,11 @@ class MeteredRun:
             self._said = said
             self._feed(e.AgentSaid(trio.current_time(), self.live.run.id, *said))
 
-    def silent(self) -> bool:
-        """Return whether the meter of its stdout has recognised nothing."""
+    def tell_if_silent(self) -> bool:
+        """Return whether the meter of its stdout has recognised nothing. If so, tell it."""
         if not all(reading.blank for reading in self._stream):
             return False
-        self.notices.silent()
+        self.notices.tell_silent()
         return True
 
     def read_in_session(self, readings: Sequence[Reading]) -> None:
@@ -307,7 +307,7 @@ class MeteredRun:
         self._session = readings
         model, tier = most_used_model(readings), next((reading.tier for reading in readings if reading.tier), "")
         if (self.live.model is None and model is not None) or tier != self._tier:
-            self.live.uses_model(model)
+            self.live.set_model(model)
             self._tier = tier
             if any(not reading.blank for reading in self._stream):
                 self._tell("stream", self._stream)  # Codex's events do not name the model

@@ -48,7 +48,7 @@ class UsePricing:
     def use_of_report(self, run: RunId, request: m.Report) -> Use:
         use, gaps = use_of_report(request, self._prices(run), self._program(run))
         if run in self.runs:
-            self.runs[run].live.uses_model(request.model)
+            self.runs[run].live.set_model(request.model)
             self.runs[run].notices.unpriced(gaps)
         return use
 
@@ -82,7 +82,7 @@ class UsePricing:
     def use_of_call(self, request: m.EndCall, reservation: OpenReservation) -> Use:
         """Return what a call has used; what was reserved for it where its reply could not be read."""
         if request.run in self.runs:
-            self.runs[request.run].live.uses_model(request.model)
+            self.runs[request.run].live.set_model(request.model)
         if request.tokens is None:
             return reservation.use
         tokens, prices = request.tokens, self._prices(request.run)
@@ -230,7 +230,7 @@ class Metering:
         for each in metered:
             self._runs[each].tell_unloaded()
         if run.id in metered:
-            self._runs[run.id].silent()
+            self._runs[run.id].tell_if_silent()
         if signal == SIGKILL:
             self._levels.killed(run)
 

@@ -481,7 +481,7 @@ class World:
         settled = [name for name, book in self.reservations.items() if name not in book.reservations]
         reserved = max((int(name.rpartition("-")[2]) for name in settled), default=0)
         self.machine = with_fair_turns(Machine(self.policy, next_number=max(numbers, default=0) + 1, reservations=reserved))
-        self.machine.alerts_before(self.saved_alerts)
+        self.machine.restore_alerts(self.saved_alerts)
         self.alerts_due = None
         self.raised = {(what, run.id) for run in live for what in run.alerts} | set(self.machine.shared_alerts)
 
@@ -506,8 +506,8 @@ class World:
             assert run.outcome is Status.FAILED
             assert run.latest.exit is None
         elif old in {Status.RUNNING, Status.PAUSED, Status.STARTING} and run.pid is None:
-            verdict = Status.COMPLETED if run.latest.failed is None else Status.FAILED
-            assert run.outcome is (verdict if run.latest.finished else Status.LOST), run.outcome
+            verdict = Status.COMPLETED if run.latest.said_failed is None else Status.FAILED
+            assert run.outcome is (verdict if run.latest.said_finished else Status.LOST), run.outcome
             assert run.latest.exit is not None
             assert run.latest.exit.unknown
         elif old is Status.STOPPING:
@@ -668,8 +668,8 @@ class World:
             code = signal = None
         self.feed(e.MainExited(self.now, box.id, code, signal, empty=not box.alive and not late))
         if box.orphan and before in {Status.RUNNING, Status.PAUSED}:
-            verdict = Status.COMPLETED if run.latest.failed is None else Status.FAILED
-            assert run.outcome is (verdict if run.latest.finished else Status.LOST)
+            verdict = Status.COMPLETED if run.latest.said_failed is None else Status.FAILED
+            assert run.outcome is (verdict if run.latest.said_finished else Status.LOST)
 
     def emptied(self, box: Box) -> None:
         """Report `Emptied` of a box in `owed_emptied`."""

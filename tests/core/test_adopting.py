@@ -285,7 +285,7 @@ def test_an_unknown_exit_is_no_success_and_is_not_retried() -> None:
 def test_an_agent_that_has_printed_its_result_gets_its_whole_wait_again() -> None:
     t = Life(result_wait=30.0)
     a = t.start("a")
-    b = t.start("b", interactive=True)
+    b = t.start("b", takes_input=True)
     for run in (a, b):
         (t >> t.said_by_agent(run, finished=True)).skip()
     t >> t.next_daemon(a, b) << "thaw a2" << "arm a2 deadline +96" << "arm a1 result +30" << "thaw a1" << "arm a1 deadline +96"
@@ -914,9 +914,9 @@ def test_waits_begin_again_after_a_reboot() -> None:
     t.quiet()
     assert t.run("a2").status is Status.QUEUED
     assert t.run(a).started_at == 20
-    breach = t.run(a).breach
-    assert breach is not None
-    assert breach.until == 80
+    hold = t.run(a).limit_hold
+    assert hold is not None
+    assert hold.until == 80
 
 
 def _rebased(t: Life, run: RunId) -> tuple[Birth, State]:

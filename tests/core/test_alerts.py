@@ -206,7 +206,7 @@ def test_the_recent_cost_of_each_user_and_of_all() -> None:
     assert [t.machine.recent_cost(user, t.at + 1800) for user in users] == [250_000_000, 0, 250_000_000, 0]
     saved = msgspec.msgpack.decode(msgspec.msgpack.encode(t.machine.saved_alerts()), type=SavedAlerts)
     after = Machine(t.machine.policy)
-    after.alerts_before(saved)
+    after.restore_alerts(saved)
     assert after.recent_cost("bob", t.at) == 250_000_000
 
 
@@ -244,7 +244,7 @@ def test_the_next_daemon_goes_on() -> None:
     assert told(t) == ["raised alert_cost daemon"]
     saved = msgspec.msgpack.decode(msgspec.msgpack.encode(t.machine.saved_alerts()), type=SavedAlerts)
     t.machine = Machine(t.machine.policy)
-    t.machine.alerts_before(saved)
+    t.machine.restore_alerts(saved)
     (t.later(10) >> e.RunsAdopted(t.at, (), "the daemon died")).skip()
     assert due(t) == 3600
     assert told(t) == []

@@ -165,7 +165,7 @@ def test_it_may_exit_in_time_or_continue() -> None:
 
 def test_an_interactive_agent_finishes_turns() -> None:
     t = Transcript()
-    a = t.start("a", interactive=True)
+    a = t.start("a", takes_input=True)
     t >> t.said_by_agent(a, finished=True)
     t >> t.fired(a, "result")
     t.skip()

@@ -131,7 +131,7 @@ ASKED = st.builds(
     limits=st.one_of(*[LIMITS] * 9, st.just(TOO_MUCH)),
     on_limit=st.sampled_from([None, None, *ACTIONS]),
     type=st.sampled_from([None, None, None, "architect"]),
-    interactive=SELDOM,
+    takes_input=SELDOM,
     blocked_tools=st.sampled_from([(), (), ("Bash",)]),
     max_depth=BOUNDS,
     max_descendants=BOUNDS,
@@ -962,9 +962,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
             if run.held_by is not None and run.status is Status.PAUSED:
                 assert run.paused, "another request's resume would let it continue"
             if "result" in timers:
-                assert run.latest.finished
-                assert not run.asked.interactive
-            if run.latest.finished and not run.asked.interactive and run.status in {Status.RUNNING, Status.PAUSED}:
+                assert run.latest.said_finished
+                assert not run.asked.takes_input
+            if run.latest.said_finished and not run.asked.takes_input and run.status in {Status.RUNNING, Status.PAUSED}:
                 assert "result" in timers
             known = {"deadline", "approval", "pause_max", "result", "polite", "grace", "survey", "retry", "reconnect"}
             assert timers <= known | {"alert"}

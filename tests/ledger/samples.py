@@ -148,7 +148,7 @@ class Answers:
         self.troubles.append((error, lost))
         self._wake()
 
-    def put_back(self, note: str) -> None:
+    def was_put_back(self, note: str) -> None:
         self.notes.append(note)
 
     def took(self, seconds: float) -> None:

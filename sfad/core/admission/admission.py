@@ -164,7 +164,7 @@ class Widening:
 
 def _untouched(run: Run) -> bool:
     """Return whether no one has set the limits that a profile sets, and none of them holds or ends the run already."""
-    if run.status is Status.STOPPING or run.breach is not None or any(limit.kind in PROFILED for limit in run.asked.limits):
+    if run.status is Status.STOPPING or run.limit_hold is not None or any(limit.kind in PROFILED for limit in run.asked.limits):
         return False
     return all(is_default(found.limit) or is_from_above(found.limit) for kind in PROFILED if (found := run.limits.get(kind)))
 
@@ -355,7 +355,7 @@ class Admission:
             return
         self._spending.settle_grant(run, NOTHING, 0)  # in its own tree, what it uses counts as it uses it
         run.remote = None
-        run.asks(replace(asked, placing=run.asked.placing, labels=run.asked.labels))
+        run.replace_request(replace(asked, placing=run.asked.placing, labels=run.asked.labels))
         try:
             run.limits = limits_for(run.asked, run.parent, self._ctx.policy, run.birth.uid)
             found = unenforced(run)
@@ -393,7 +393,7 @@ class Admission:
             run.move(Status.QUEUED)
             self._hold(run)
         elif run.needs_slot:
-            self._take_slot(run, at)
+            self._take_slot_or_queue(run, at)
         if run.asked.session is not None:
             self._session_rate(run.user).take(run.birth.created_at)
         self._ctx.do(c.Admit(run))
@@ -404,7 +404,7 @@ class Admission:
         if run.needs_slot:
             self._ctx.slots.wait_outside(run.id, run.user)
 
-    def _take_slot(self, root: Run, at: float) -> None:
+    def _take_slot_or_queue(self, root: Run, at: float) -> None:
         if self._plans.known and (bar := self._plans.bar_root(root, at)) is not None:
             root.move(Status.QUEUED)
             self._wait_for_reset(root, bar, at)

@@ -147,7 +147,7 @@ def _loop(q: Question) -> Refusal | None:
     known = [run.identity for run in q.run.ancestors]
     # a claim says names only, so it matches either kind
     own_kind, own = q.run.identity
-    if q.run.asked.unnamed and q.policy.unnamed == "child":
+    if q.run.asked.by_automatic_shim and q.policy.unnamed == "child":
         return None  # scripts do this on purpose; depth, descendants and money bound it
     chain = [(kind or own_kind, name) for kind, name in (*q.run.root.birth.origin, *known)]
     if q.run.identity not in chain:
@@ -259,7 +259,7 @@ def _concurrency(q: Question) -> Refusal | None:
     if q.run.parent is not None or (q.slots.free_for(user, group) and not q.waits):
         return None
     if q.run.asked.queue:
-        return _queue(q, q.slots.queued_of(user)) if q.slots.queued_of(user) >= q.policy.queued_per_user else None
+        return _queue_full(q, q.slots.queued_of(user)) if q.slots.queued_of(user) >= q.policy.queued_per_user else None
     in_group, own = q.slots.group_full(user, group), q.slots.full_for(user)
     live = _trees_in_the_way(q)
     if in_group:
@@ -288,7 +288,7 @@ def _plan(q: Question) -> Refusal | None:
     return q.refuse(Rule.CONCURRENCY, detail, detail, "Leave out --no-queue to wait for the reset, or keep less in [plans]")
 
 
-def _queue(q: Question, waiting: int) -> Refusal:
+def _queue_full(q: Question, waiting: int) -> Refusal:
     key, limit = "quotas.queued_per_user", q.policy.queued_per_user
     full = q.slots.full_for(q.peer.user) and not q.slots.group_full(q.peer.user, q.run.asked.group)
     wait = _until_fewer(_trees_in_the_way(q), q.slots.per_user, q.at) if full else None

@@ -48,11 +48,11 @@ class AttemptTracker:
             frozen = [each.id for each in run.lineage if each.paused is not None and each.paused.frozen]
             if frozen:
                 self._ctx.do(c.Freeze(frozen[0]))
-        elif run.breach is None:
+        elif run.limit_hold is None:
             self._lifecycle.start_clock(run, at)
         self._ctx.save_and_record(run)
         self._ctx.publish(EventType.RUN_STARTED, run)
-        if run.breach is not None:
+        if run.limit_hold is not None:
             # by itself, even where an ancestor is frozen: that one's resume must not thaw it
             self._pausing.pause(run, at)
         elif run.lease is not None and run.lease.paused and run.paused is None:
@@ -73,7 +73,7 @@ class AttemptTracker:
         latest = run.latest
         latest.exit, latest.pid = ProcessExit(ev.code, ev.signal), None
         self._ctx.changed(run)
-        if not latest.knows_its_calls or (run.status is Status.STOPPING and not latest.finished):
+        if not latest.knows_its_calls or (run.status is Status.STOPPING and not latest.said_finished):
             run.miss_calls()
         if run.status is Status.STOPPING:
             if ev.empty and not run.children:
@@ -99,13 +99,13 @@ class AttemptTracker:
         """End a run whose exit status is lost: as its agent said, if that had printed its final result, else as lost. It is not
         started again in either case: it may have done what it was started for. But its session may be continued, with
         `Asked.resume`: there the agent sees what it has done. `startable`: what it is to be started with is known."""
-        if run.asked.resume and startable and not run.latest.finished and self._has_another(run):
+        if run.asked.resume and startable and not run.latest.said_finished and self._has_another(run):
             run.latest.exit = ProcessExit(None, None)
             self.retry_in_session(run, at, f"is lost: {why}", empty=empty)
             return
         ending = Ending(Status.LOST, Reason(kind=ReasonKind.DAEMON, message=why))
         run.latest.exit = ProcessExit(None, None)
-        if run.latest.finished:
+        if run.latest.said_finished:
             outcome, said = _said(run.latest)
             ending = Ending(outcome, Reason(kind=ReasonKind.RESULT, message=f"{why}; before, the agent had printed {said}"))
         self.conclude(run, at, ending, empty=empty)
@@ -203,9 +203,9 @@ class AttemptTracker:
         latest = run.latest
         trouble, latest.trouble = latest.known_trouble, ev.trouble
         self._publish_trouble(run, trouble, ev.at)
-        before = latest.finished
-        if (ev.finished, ev.failed) != (before, latest.failed):
-            latest.finished, latest.failed = ev.finished, ev.failed
+        before = latest.said_finished
+        if (ev.finished, ev.failed) != (before, latest.said_failed):
+            latest.said_finished, latest.said_failed = ev.finished, ev.failed
             self._ctx.changed(run)
         if ev.finished and not before:
             self.await_exit(run, ev.at)
@@ -214,7 +214,7 @@ class AttemptTracker:
 
     def await_exit(self, run: Run, at: float) -> None:
         """Give an agent that has printed its final result a while to exit."""
-        if run.latest.finished and not run.asked.interactive:
+        if run.latest.said_finished and not run.asked.takes_input:
             self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)
 
     def call_ended(self, run: Run, end: EndCall, at: float) -> None:
@@ -233,7 +233,7 @@ class AttemptTracker:
     def call_silent(self, run: Run, name: str, silence: Silence | None) -> None:
         """Take note of a call whose reply does not begin, or has begun late."""
         quiet = not run.account.silences and run.latest.known_trouble is None
-        run.account.call_is(name, silence)
+        run.account.set_silence(name, silence)
         self._ctx.changed(run)
         if run.status is Status.STOPPING:
             return
@@ -258,12 +258,12 @@ class AttemptTracker:
     def result_due(self, run: Run, at: float) -> None:
         """Stop a run whose agent has printed its final result and does not exit."""
         latest = run.latest
-        if not latest.finished or run.status not in {Status.STARTING, Status.RUNNING, Status.PAUSED}:
+        if not latest.said_finished or run.status not in {Status.STARTING, Status.RUNNING, Status.PAUSED}:
             return
         if run.status is not Status.RUNNING:
             self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)
             return
-        if latest.failed is not None and run.attempt < run.asked.attempts and run.cut is None:
+        if latest.said_failed is not None and run.attempt < run.asked.attempts and run.cut is None:
             self._retry(run, at)
             return
         outcome, said = _said(latest)
@@ -274,15 +274,15 @@ class AttemptTracker:
 
 def _said(attempt: Attempt) -> tuple[Status, str]:
     """Return the outcome of an attempt by its final result, and what the agent printed."""
-    if attempt.failed is None:
+    if attempt.said_failed is None:
         return Status.COMPLETED, "its final result"
-    return Status.FAILED, f"that it failed ({attempt.failed})"
+    return Status.FAILED, f"that it failed ({attempt.said_failed})"
 
 
 def _failure(attempt: Attempt, last_line: str | None = None, below: FailedBelow | None = None) -> Reason:
     """Return why an attempt failed. What its agent says of it is told rather than the last line on its stderr, and rather than what
     `sfactl run` says there of a run below it, the cause of that."""
-    exit_, said = attempt.exit, attempt.failed
+    exit_, said = attempt.exit, attempt.said_failed
     assert exit_ is not None
     if exit_.signal is not None:
         return Reason(kind=ReasonKind.SIGNAL, message=f"killed by {signal_name(exit_.signal)}", signal=exit_.signal)

@@ -80,7 +80,7 @@ class Lifecycle:
             self._ctx.do(c.Place(run))
             return
         run.move(Status.STARTING)
-        if run.latest.finished:
+        if run.latest.said_finished:
             self._ctx.disarm(run, Timer.RESULT)
         run.latest, run.retry_at = Attempt(run.attempt + 1, resumes=run.latest.followed), None
         self._ctx.changed(run)
@@ -127,12 +127,12 @@ class Lifecycle:
             self._ctx.fail(token, ErrorCode.WRONG_STATE, f"run {run.id} {why}")
         run.pause_tokens.clear()
 
-    def release_breach(self, run: Run) -> None:
+    def release_limit_hold(self, run: Run) -> None:
         """No person has to decide about the run any more: it continues, or it ends."""
         if (active := run.held_by) is not None:
             if active.action is Action.REQUEST_INCREASE:
                 self._ctx.disarm(run, Timer.APPROVAL)
-            run.breach = None
+            run.limit_hold = None
 
     def leave_ladder(self, run: Run) -> None:
         """The run's containment is empty."""
@@ -150,8 +150,8 @@ class Lifecycle:
             ending = Ending(Status.FAILED, run.cut)
         run.ending = ending if ending.outcome is Status.COMPLETED else _with_trouble(ending, run.latest.known_trouble)
         self.unpause(run)
-        self.release_breach(run)
-        if run.latest.finished:
+        self.release_limit_hold(run)
+        if run.latest.said_finished:
             self._ctx.disarm(run, Timer.RESULT)
         self.halt_clock(run, at)
         if run.retry_at is not None:

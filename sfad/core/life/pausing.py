@@ -68,7 +68,7 @@ class Pausing:
             self._ctx.do(c.Freeze(run.id))
         self._ctx.arm(run, Timer.PAUSE_MAX, at + self._ctx.policy.pause_max)
         if told:
-            reason = no_money or (run.shown_reason if run.breach is not None or run.plan_hold is not None else None)
+            reason = no_money or (run.shown_reason if run.limit_hold is not None or run.plan_hold is not None else None)
             self._ctx.publish(
                 EventType.RUN_PAUSED, run, why or (reason.message if reason is not None else ""),
                 "low" if reason is None else "medium",
@@ -120,7 +120,7 @@ class Pausing:
         paused = run.paused
         if paused is None or not paused.suspended:
             return
-        if run.breach is None and not run.resumes_itself:
+        if run.limit_hold is None and not run.resumes_itself:
             self.resume(run, at)
         else:
             paused.suspended = paused.by_hand = False

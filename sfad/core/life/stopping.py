@@ -155,7 +155,7 @@ class Stopping:
             # the last process may be ending just now: then the answer is `Emptied`, or survivors the next time
             self._ctx.arm(run, Timer.SURVEY, at + SURVEY_AGAIN)
 
-    def drained_by(self, at: float) -> float:
+    def drained_at(self, at: float) -> float:
         """Return when the last ladder ends: what is alive then may stay."""
         return max([at, *(run.ladder.overdue_at for run in self._ctx.tree if run.ladder is not None)])
 

@@ -104,7 +104,7 @@ class BudgetEnforcement:
             self._pausing.pause(root, at, reason.message, no_money=reason)
         elif paused.no_money != reason:
             if paused.no_money is None:
-                paused.by_hand = paused.by_hand or (root.breach is None and root.plan_hold is None)
+                paused.by_hand = paused.by_hand or (root.limit_hold is None and root.plan_hold is None)
             paused.no_money = reason
             self._ctx.changed(root)
 
@@ -112,7 +112,7 @@ class BudgetEnforcement:
         paused = root.paused
         if paused is None or paused.no_money is None:
             return
-        stays = paused.by_hand or root.breach is not None or root.plan_hold is not None
+        stays = paused.by_hand or root.limit_hold is not None or root.plan_hold is not None
         paused.no_money = None
         paused.by_hand = paused.by_hand and root.plan_hold is not None
         self._ctx.changed(root)

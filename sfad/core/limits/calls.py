@@ -324,8 +324,10 @@ class Calls:
         short = [room for room in rooms if room.output(room.doubt + room.doubts) < request.max_output]
         if any(self._draws(room, request.max_output) for room in short):
             return False
-        if any(map(self._reserved, short)) and not self._has_waited(call, at):
-            return False  # what other calls leave of their reservations may be all that it lacks
+        if any(map(self._reserved, short)):  # what other calls leave of their reservations may be all that it lacks
+            call.until = self._until(call, at)
+            if call.until > at:
+                return False
         tight = next((room for room in rooms if room.output(room.doubts) < room.least), None)
         if tight is None:
             lowest = min(short, key=lambda room: room.output(room.doubt + room.doubts), default=None)
@@ -339,11 +341,6 @@ class Calls:
                 words = f"the {tight.kind} limit has room for this call only once others have told how much input they have"
             return self._refuse_for_now(call, f"{words}; try again when one has ended", 1.0, at)
         return self._refuse_or_pause(run, call, tight, at)
-
-    def _has_waited(self, call: WaitingCall, at: float) -> bool:
-        """Return whether the call has waited for others to be settled for as long as it may."""
-        call.until = self._until(call, at)
-        return call.until <= at
 
     def _until(self, call: WaitingCall, at: float) -> float:
         return at + self._ctx.policy.call_wait if call.until is None else call.until
@@ -501,4 +498,4 @@ def _hangs_up_by(run: Run, call: WaitingCall) -> float | None:
 
 
 def _held(run: Run) -> bool:
-    return run.paused_in_lineage or any(each.breach is not None for each in run.lineage)
+    return run.paused_in_lineage or any(each.limit_hold is not None for each in run.lineage)

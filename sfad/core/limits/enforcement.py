@@ -87,8 +87,8 @@ class LimitHolds:
     ) -> None:
         asks = active.action is Action.REQUEST_INCREASE
         wait = self._ctx.policy.approval_timeout if asks else self._ctx.policy.pause_max
-        if run.breach is None or asks:
-            run.breach = LimitHold(active.limit.kind, reason, at + wait, refused)
+        if run.limit_hold is None or asks:
+            run.limit_hold = LimitHold(active.limit.kind, reason, at + wait, refused)
         if asks:
             self._ctx.arm(run, Timer.APPROVAL, at + wait)
         if run.status in {Status.RUNNING, Status.PAUSED} and run.paused is None:
@@ -105,8 +105,8 @@ class LimitHolds:
             self._pausing.resume(run, at)
 
     def end_held(self, run: Run, active: ActiveLimit, why: str, at: float) -> None:
-        breach = run.breach
-        refused = breach.refused if breach is not None and breach.kind == active.limit.kind else None
+        hold = run.limit_hold
+        refused = hold.refused if hold is not None and hold.kind == active.limit.kind else None
         crossing = Crossing(active, _used(run, active.limit.kind, at) + (refused or 0), exceeded=True)
         words = f"{words_of(run, crossing, refused)}; {why}"
         self._stopping.stop_for(run, reason_of(run, crossing, at, words, refused=refused is not None), at)
@@ -135,13 +135,13 @@ class LimitHolds:
 
     def hold_again(self, run: Run, at: float) -> None:
         """Arm the timers of a run that an earlier daemon paused or held. After a reboot its wait starts again."""
-        policy, paused, breach, active = self._ctx.policy, run.paused, run.breach, run.held_by
+        policy, paused, hold, active = self._ctx.policy, run.paused, run.limit_hold, run.held_by
         if paused is not None:
             paused.until = at + policy.pause_max if paused.until is None else paused.until
             self._ctx.arm(run, Timer.PAUSE_MAX, paused.until)
-        if breach is not None and active is not None and active.action is Action.REQUEST_INCREASE:
-            breach.until = at + policy.approval_timeout if breach.until is None else breach.until
-            self._ctx.arm(run, Timer.APPROVAL, breach.until)
+        if hold is not None and active is not None and active.action is Action.REQUEST_INCREASE:
+            hold.until = at + policy.approval_timeout if hold.until is None else hold.until
+            self._ctx.arm(run, Timer.APPROVAL, hold.until)
 
 
 def holding(run: Run) -> list[ActiveLimit]:
@@ -186,7 +186,7 @@ class LimitEnforcement:
         level = max(ev.level, active.threshold + 1) if ev.refused else ev.level
         run.account.levels[ev.kind] = level
         self.enforce(run, ev.at)
-        if ev.kind is LimitKind.SILENCE and run.breach is None:
+        if ev.kind is LimitKind.SILENCE and run.limit_hold is None:
             run.account.levels.pop(ev.kind, None)  # the next silence begins at zero
 
     def enforce(self, run: Run, at: float) -> None:
@@ -195,7 +195,7 @@ class LimitEnforcement:
             if limited.status is Status.STOPPING:
                 return  # and everything below it ends with it
             self._act_on(limited, list(all_crossings(limited.limits, limited.account, self._ctx.policy.nearing)), at)
-            if limited.breach is not None:
+            if limited.limit_hold is not None:
                 return  # it stands still with everything below it; `enforce_subtree` looks further when it continues
 
     def enforce_subtree(self, run: Run, at: float) -> None:

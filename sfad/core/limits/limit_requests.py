@@ -44,7 +44,7 @@ class LimitRequests:
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"run {run.id} stays paused: {run.no_money.message}; {MORE}")
         elif run.plan_hold is not None:
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"run {run.id} waits: {run.plan_hold.message}; {AT_RESET}")
-        elif run.paused is None and run.breach is None:
+        elif run.paused is None and run.limit_hold is None:
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, _not_resumable(run))
         else:
             self._continue(ev, run)
@@ -79,7 +79,7 @@ class LimitRequests:
         """Give limits new thresholds: all that hold the run, or any if none does. If none is named, what holds it only warns
         from now on. Return False, with a reply, if that cannot be."""
         limits = tuple(limits)
-        if (limits or run.breach is not None) and peer.run is not None:
+        if (limits or run.limit_hold is not None) and peer.run is not None:
             message = f"run {peer.run} may not give run {run.id} more room: only from outside any run"
             self._ctx.fail(token, ErrorCode.NOT_PERMITTED, message)
             return False
@@ -109,13 +109,13 @@ class LimitRequests:
 
     def _go_on(self, run: Run) -> None:
         """Release a run from what holds it. A reply that was cut before is not its agent's last word now."""
-        kind = run.breach.kind if run.breach is not None else None
+        kind = run.limit_hold.kind if run.limit_hold is not None else None
         for each in run.subtree():
             if each.cut is not None and each.cut.limit_kind == kind:
                 each.cut = None
                 self._ctx.changed(each)
         run.account.levels.pop(LimitKind.SILENCE, None)
-        self._lifecycle.release_breach(run)
+        self._lifecycle.release_limit_hold(run)
 
     def _replace(self, run: Run, limit: Limit, peer: Peer) -> None:
         before = run.limits.get(limit.kind)
@@ -130,7 +130,7 @@ class LimitRequests:
         if not self._may_change(ev, run):
             return
         kinds = {limit.kind for limit in ev.limits}
-        freed = run.breach is not None and run.breach.kind in kinds
+        freed = run.limit_hold is not None and run.limit_hold.kind in kinds
         if freed:
             self._go_on(run)  # a limit that still holds the run is exceeded again below
         for limit in ev.limits:
@@ -147,7 +147,7 @@ class LimitRequests:
         self._ctx.used_more(run)  # its row shows its limits
         self._ctx.do(c.Rebound(run))
         self._limit_enforcement.limits_changed(run, kinds, ev.at)
-        if freed and run.breach is None and run.ending is None:
+        if freed and run.limit_hold is None and run.ending is None:
             self._limit_holds.resume_unless_held(run, ev.at)
         self._ctx.reply(ev.token, c.Changed(run))
 
@@ -179,11 +179,11 @@ class LimitRequests:
 
 def _check_room(run: Run, limit: Limit) -> None:
     used = run.clock.counted if limit.kind is LimitKind.TIME else run.account.used(limit.kind)
-    stands = run.breach is not None and run.breach.kind == limit.kind
+    stands = run.limit_hold is not None and run.limit_hold.kind == limit.kind
     # memory and processes may have become fewer, but not of a run that is held for them
     if used is not None and (stands or limit.kind not in run.account.levels) and ActiveLimit(limit).above(used):
         raise Invalid(f"run {run.id} has used {amount(limit.kind, used)} already: the new limit must be above that")
-    more = run.breach.refused if run.breach is not None and stands else None
+    more = run.limit_hold.refused if run.limit_hold is not None and stands else None
     if more is not None and ActiveLimit(limit).above((used or 0) + more):
         needs = f"what it is held for takes {amount(limit.kind, more)} more"
         enough = ceil(to_wire(limit.kind, (used or 0) + more) * 10_000) / 10_000

@@ -341,7 +341,9 @@ class Plans:
         paused = run.paused
         if run.status is Status.QUEUED:
             self.released.append(run)
-        elif paused is not None and not (paused.by_hand or paused.suspended or run.breach is not None or run.no_money is not None):
+        elif paused is not None and not (
+            paused.by_hand or paused.suspended or run.limit_hold is not None or run.no_money is not None
+        ):
             self._pausing.resume(run, at)
             self._limits.enforce_subtree(run, at)
 

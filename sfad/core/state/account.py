@@ -307,7 +307,7 @@ class Account:
             sums.clear()
         return reservation
 
-    def call_is(self, name: str, silence: Silence | None) -> None:
+    def set_silence(self, name: str, silence: Silence | None) -> None:
         self.reservations[name] = replace(self.reservations[name], silence=silence)
 
     @property

@@ -115,7 +115,7 @@ def limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> L
     chosen |= _of_profile(asked, policy)
     if policy.advice:
         chosen |= _by_advice(asked, chosen, policy, uid)
-    if asked.unnamed:  # no person wants this run: what bounds those above it is enough
+    if asked.by_automatic_shim:  # no person wants this run: what bounds those above it is enough
         for kind in (LimitKind.TIME, LimitKind.COST):
             chosen.pop(kind, None)
     if asked.on_limit is not None:

@@ -60,7 +60,7 @@ class SessionAsked(Struct, frozen=True):
 
 class Asked(Struct, frozen=True, omit_defaults=True):
     """What a spawn asked for. Environment and descriptors stay with the shell. A field that the request has under the same name is
-    taken from there (`spawning.asked_of`). A run is saved with it, so a default of a field stays what it is."""
+    taken from there (`spawn_steps.asked_of`). A run is saved with it, so a default of a field stays what it is."""
 
     argv: tuple[str, ...]
     cwd: str = "/"
@@ -84,7 +84,7 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     """The connection that the run ends with."""
     detach: bool = False
     leaf: bool = False
-    interactive: bool = False
+    takes_input: bool = False
     """Its stdin stays open for more: a final result ends a turn, not the run."""
     queue: bool = True
     priority: int = 0
@@ -101,7 +101,7 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     """A meter, or reports, tell what it uses."""
     uncounted: str | None = None
     """Why nothing will tell what the run uses."""
-    unnamed: bool = False
+    by_automatic_shim: bool = False
     """An automatic shim has started a program, and no one gave it a name."""
     models: tuple[str, ...] = ()
     """Patterns of the models that it may call; those that its peer's run may, where there is none."""

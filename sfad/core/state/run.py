@@ -165,9 +165,9 @@ class Attempt(Struct, omit_defaults=True, gc=False):
     pid: int | None = None
     """Of the main process, while it is alive."""
     exit: ProcessExit | None = None
-    finished: bool = False
+    said_finished: bool = False
     """The agent has printed its final result."""
-    failed: str | None = None
+    said_failed: str | None = None
     """Why the agent says that it failed, whatever its exit code."""
     trouble: ApiTrouble | None = None
     """The agent cannot reach its model, as it tells."""
@@ -189,11 +189,11 @@ class Attempt(Struct, omit_defaults=True, gc=False):
     @property
     def knows_its_calls(self) -> bool:
         """Whether the agent has ended by itself, so that it knows what its calls have used."""
-        return self.failed is None and (self.finished or (self.exit is not None and self.exit.success))
+        return self.said_failed is None and (self.said_finished or (self.exit is not None and self.exit.success))
 
     @property
     def succeeded(self) -> bool:
-        return self.exit is not None and self.exit.success and self.failed is None
+        return self.exit is not None and self.exit.success and self.said_failed is None
 
 
 class Streak(Struct):
@@ -319,7 +319,7 @@ class State:
     tools_said: set[str] = field(default_factory=set)
     """Forbidden tools whose use was published."""
     paused: Paused | None = None
-    breach: LimitHold | None = None
+    limit_hold: LimitHold | None = None
     retry_at: float | None = None
     """When the next attempt is launched. While it is `retrying` and this is not set, the ladder clears what the last one left."""
     ladder: Ladder | None = None
@@ -395,7 +395,7 @@ class State:
 
     @property
     def held_by(self) -> ActiveLimit | None:
-        return self.limits[self.breach.kind] if self.breach is not None else None
+        return self.limits[self.limit_hold.kind] if self.limit_hold is not None else None
 
     @property
     def no_money(self) -> Reason | None:
@@ -454,7 +454,7 @@ class Run(State):
         """Names, root first."""
         self.children: dict[RunId, Run] = {}
 
-    def asks(self, asked: Asked) -> None:
+    def replace_request(self, asked: Asked) -> None:
         """Take another request, which the daemon has completed. Its name stays."""
         self.asked = asked
         self.birth = replace(self.birth, asked=asked)
@@ -478,7 +478,7 @@ class Run(State):
     def shown_reason(self) -> Reason | None:
         if self.ending is not None and self.ending.reason is not None:
             return self.ending.reason
-        reason = self.breach.reason if self.breach is not None else self.root.no_money
+        reason = self.limit_hold.reason if self.limit_hold is not None else self.root.no_money
         if reason is None and self.plan_hold is not None:
             reason = Reason(
                 kind=ReasonKind.PLAN,

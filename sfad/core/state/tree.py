@@ -99,7 +99,7 @@ def rebased(birth: Birth, state: State, at: float) -> tuple[Birth, State]:
         retry_at=at if state.retry_at is not None else None,
         started_at=at if state.started_at is not None else None,
         paused=replaced(state.paused, until=None) if state.paused is not None else None,
-        breach=replaced(state.breach, until=None) if state.breach is not None else None,
+        limit_hold=replaced(state.limit_hold, until=None) if state.limit_hold is not None else None,
         alerts={what: _rebased_alert(alert, at) for what, alert in state.alerts.items()},
         remote=replaced(state.remote, heard_at=at, lease_from=at) if state.remote is not None else None,
         lease=replaced(state.lease, until=at) if state.lease is not None and state.lease.until is not None else state.lease,

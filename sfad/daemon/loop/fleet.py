@@ -144,7 +144,7 @@ class Fleet:
 
     # ---- the actor
 
-    def serves(self, push: Push) -> None:
+    def connect_actor(self, push: Push) -> None:
         """Use this connection of the node's actor from now on. An actor before it is told to end."""
         before, self._push = self._push, push
         if before is not None:

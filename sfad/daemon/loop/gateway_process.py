@@ -150,7 +150,7 @@ class GatewayProcess:
         self._demanded = trio.current_time()
         self._changed.set()
 
-    def serves(self) -> None:
+    def note_serving(self) -> None:
         """Note that the process has begun its work."""
         self._serving = True
         self._answer(None)
@@ -250,7 +250,7 @@ class GatewayProcess:
                 how = f"it cannot be started: {error}"
             if not self._serving:
                 self._answer(how)
-            if not self._used() or (self._told_to_end and how in {"exit code 0", UNKNOWN}):
+            if not self._goes_on() or (self._told_to_end and how in {"exit code 0", UNKNOWN}):
                 continue  # a run may ask for it while it ends
             self._demanded = trio.current_time()  # calls were under way
             pause = PAUSE if trio.current_time() - began > PAUSE_MAX else min(2 * pause, PAUSE_MAX)
@@ -273,7 +273,7 @@ class GatewayProcess:
         demanded = bool(self._waiting) or trio.current_time() < self._demanded + UNUSED_MAX
         return not self._stopped and (self._always or demanded)
 
-    def _used(self) -> bool:
+    def _goes_on(self) -> bool:
         """Return whether it goes on once it was started."""
         if not self._stopped and self._in_use():
             self._demanded = trio.current_time()
@@ -307,7 +307,7 @@ class GatewayProcess:
         return how
 
     async def _end_unwanted(self) -> None:
-        while self._used():
+        while self._goes_on():
             with trio.move_on_after(math.inf if self._always else UNUSED_MAX):
                 await self._change()
         self._told_to_end = True

@@ -66,42 +66,42 @@ class Isolating:
         # the config names programs that the daemon executes
         self._hidden = [self._state_dir, *map(str, loaded.files), *(path for path in keys if path is not None)]
 
-    def decided(self, request: Spawn, above: Live | None, uid: int) -> Spawn:
-        """Return the request of a user with its decision about isolation. `above`: the run that asks, whose isolation is the least.
-        Raise `Invalid`, `IsolationImpossible`."""
+    def decided(self, request: Spawn, caller: Live | None, uid: int) -> Spawn:
+        """Return the request of a user with its decision about isolation. `caller`: the run that asks, whose isolation is the
+        least. Raise `Invalid`, `IsolationImpossible`."""
         least: Least = self._config.default
-        inherited = above.spawn.isolation if above is not None else None
+        inherited = caller.spawn.isolation if caller is not None else None
         asked = request.isolation
         if asked is None and inherited is None and least == "off":
             return request
         if (why := impossible(uid)) is not None:
             raise IsolationImpossible(f"the run cannot be isolated: {why}")
         network = least != "net" and (asked is None or asked.network) and (inherited is None or inherited.network)
-        egress = self._egress(request, above, network)
+        egress = self._egress(request, caller, network)
         if inherited is None:
             return replace(request, isolation=self._first(request, asked or Isolation(), network, egress))
-        if above is not None and asked is not None and (asked.writable or asked.readable):
+        if caller is not None and asked is not None and (asked.writable or asked.readable):
             what, option = ("write only where", "--writable") if asked.writable else ("read only what", "--readable")
-            raise Invalid(f"run {above.run.id} is isolated, so what it starts can {what} it can itself: leave out {option}")
+            raise Invalid(f"run {caller.run.id} is isolated, so what it starts can {what} it can itself: leave out {option}")
         return replace(request, isolation=replace(inherited, network=network, egress=egress))
 
-    def _egress(self, request: Spawn, above: Live | None, network: bool) -> list[str]:
-        """Return what a run reaches beside its model: at most what the run above it does. Raise `Invalid`."""
+    def _egress(self, request: Spawn, caller: Live | None, network: bool) -> list[str]:
+        """Return what a run reaches beside its model: at most what the run that asks does. Raise `Invalid`."""
         asked = request.isolation.egress if request.isolation is not None else []
-        inherited = above.spawn.isolation if above is not None else None
+        inherited = caller.spawn.isolation if caller is not None else None
         if asked and network:
             raise Invalid("--egress is a way out of --isolate=net, and this run keeps the whole network: add --isolate=net")
         if asked and not request.gateway:
             raise Invalid("--egress leads through the gateway, and this run has none: start it with --gateway")
         wanted = _destinations(asked)
-        if above is None or inherited is None or inherited.network:
+        if caller is None or inherited is None or inherited.network:
             return [] if network else [*asked, *self._config.egress]
         if not asked:
             return inherited.egress
         more = wanted.keys() - _destinations(inherited.egress).keys()
         if more:
             raise Invalid(
-                f"run {above.run.id} is isolated, so what it starts has at most its --egress: leave out {wanted[min(more)]}"
+                f"run {caller.run.id} is isolated, so what it starts has at most its --egress: leave out {wanted[min(more)]}"
             )
         return asked
 

@@ -50,7 +50,7 @@ class LauncherEvents:
     background: Background
     feed: e.Feed
     hooks: ContainedCommands
-    connections: ConnectionWatch
+    bypass_watch: ConnectionWatch
     _pending: dict[RunId, _PendingTree] = field(default_factory=dict)
     """By root."""
     _settled: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
@@ -65,7 +65,7 @@ class LauncherEvents:
                 self.pidfds.keep(run, event.pid)
                 self.feed(event)
             case e.AgentSeen():
-                self.connections.agent_seen(event.run, event.process)
+                self.bypass_watch.agent_seen(event.run, event.process)
                 self.feed(event)
             case e.MainExited(run=run_id) | e.Emptied(run=run_id) if (run := self.tree.get(run_id)) is not None:
                 self._ended(run, event)

@@ -276,7 +276,7 @@ class Launching:
         self.feed(e.LaunchFailed(trio.current_time(), run.id, number, f"run {run.id} was not started: {why}", kind))
 
     def _save_main(self, live: Live, record: LaunchRecord) -> bool:
-        live.main_is(record.pid, record.started, self.resources.output.inodes(live.run.id))
+        live.set_main(record.pid, record.started, self.resources.output.inodes(live.run.id))
         self.resources.spool.journal.save([live])
         crash_point("main noted")
         return self.resources.spool.journal.is_saved(live.run.id)

@@ -273,12 +273,12 @@ class Runtime:
             sock=self.socket,
         )
         self.fleet_process = FleetProcess(config.fleet, self.fleet, self.launcher, self.log, sock=self.socket)
-        self.connections = ConnectionWatch(
+        self.bypass_watch = ConnectionWatch(
             self.catalogue.live, self.launcher, lambda: [each.url for each in self.gateways.upstreams.values()], self.feed
         )
         self.launcher_events = LauncherEvents(
             self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed,
-            self.hooking.processes, self.connections,
+            self.hooking.processes, self.bypass_watch,
         )  # fmt: skip
         self._budgets = BudgetBooks(self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges)
         self.keeper = KeeperRequests(config.fleet, self._budgets, self.machine, self.fleet, self.feed, self.log)
@@ -325,7 +325,7 @@ class Runtime:
             await nursery.start(self.launcher.serve)
             for serve in (
                 self.timers.serve, self.maintenance.serve, self.session_archive.serve, self.metering.sample, self.storage.serve,
-                self.run_feed.serve, self.metrics.serve, self.ledger.serve, self.connections.serve, self.fleet.serve,
+                self.run_feed.serve, self.metrics.serve, self.ledger.serve, self.bypass_watch.serve, self.fleet.serve,
                 self.keeper.serve, self.keeper.serve_plans,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
@@ -333,7 +333,7 @@ class Runtime:
                 nursery.start_soon(keep_serving, self.status_text.serve, self.log.internal_error)
             self._follow_config()
             self.succession.count_earlier_spawns()
-            self.machine.alerts_before(self.spool.alerts.earlier(wall_clock(), trio.current_time()))
+            self.machine.restore_alerts(self.spool.alerts.earlier(wall_clock(), trio.current_time()))
             now = wall_clock().astimezone()
             self.machine.plans.known_before(self._plans.earlier(), trio.current_time(), now)
             task_status.started()

@@ -204,7 +204,7 @@ class Saver:
         """Record the end of a run at once, and another state soon."""
         if run.status.terminal:
             live = self.catalogue.live[run.id]
-            live.ends_as(self._record(live))
+            live.set_end(self._record(live))
             return
         if not self._changed:
             self.resources.timers.arm("record", trio.current_time() + RECORD_STATE_WITHIN, self._record_changed)
@@ -331,7 +331,7 @@ class Saver:
             self._tell_ends(self.catalogue.unrecorded)
             self.storage.tell_of_full_disk()
 
-    def put_back(self, note: str) -> None:
+    def was_put_back(self, note: str) -> None:
         self.storage.ledger_put_back(note)
 
     def checkpointed(self) -> None:

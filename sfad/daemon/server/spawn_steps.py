@@ -117,7 +117,7 @@ def decide_gateway(request: Spawn, context: SpawnContext) -> Spawn:
     return request
 
 
-def decide_on_other_node(request: Spawn, context: SpawnContext) -> Spawn:
+def check_placeable(request: Spawn, context: SpawnContext) -> Spawn:
     """Refuse what cannot go to another node. What a run above has decided about the gateway holds there, too."""
     caller = context.caller
     if request.stdio != "files" or request.stdin == "descriptor":
@@ -131,7 +131,7 @@ def decide_on_other_node(request: Spawn, context: SpawnContext) -> Spawn:
     return request
 
 
-def send_files(request: Spawn, context: SpawnContext) -> Spawn:
+def note_files(request: Spawn, context: SpawnContext) -> Spawn:
     """Note from which node the files of a run that is to be placed come."""
     ship = request.ship
     if ship is None:
@@ -396,11 +396,11 @@ def asked_of(
         "tells_each_call": spawn.meter == ANY_PROGRAM,
         "type": spawn.run_type,
         "tied_to": client if spawn.tied else None,
-        "interactive": spawn.stdin == "pipe",
+        "takes_input": spawn.stdin == "pipe",
         "gated": bool(spawn.gateway) and spawn.direct is None,
         "metered": metered,
         "uncounted": None if metered else _uncounted(spawn),
-        "unnamed": spawn.automatic and spawn.name is None,
+        "by_automatic_shim": spawn.automatic and spawn.name is None,
         "models": spawn.allowed_models,
         "session": session,
         "inherits": spawn.stdio == "inherit",
@@ -476,7 +476,7 @@ STEPS: tuple[Step, ...] = (
     mark_hooks,
 )
 
-PLACED_STEPS: tuple[Step, ...] = (decide_on_other_node, send_files, narrow_tools, mark_hooks)
+PLACED_STEPS: tuple[Step, ...] = (check_placeable, note_files, narrow_tools, mark_hooks)
 """For a run that is to be placed: the daemon of the node where it executes takes the others."""
 
 CHECKS: tuple[Callable[[Spawn, SpawnContext], None], ...] = (

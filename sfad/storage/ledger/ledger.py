@@ -159,7 +159,7 @@ class LedgerListener(Protocol):
     def trouble(self, error: str | None, lost: int, /) -> None:
         """Writes begin to fail, or work again (`None`), or `lost` operations other than admissions were given up."""
 
-    def put_back(self, note: str, /) -> None:
+    def was_put_back(self, note: str, /) -> None:
         """Another process had removed or replaced the file, and it was written again."""
 
     def took(self, seconds: float, /) -> None:
@@ -367,7 +367,7 @@ class Ledger:
                 self._written(report, self._listener)
             case PutBack():
                 self.records.read_from(Reader(report.reader))
-                self._listener.put_back(report.note)
+                self._listener.was_put_back(report.note)
             case Checkpointed():
                 self._listener.checkpointed()
             case _:

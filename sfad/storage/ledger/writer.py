@@ -444,7 +444,7 @@ class Writer:
         if self._transactions.unmoved >= CHECKPOINT_ROWS:
             waits.append(_QUIET)
         if self._errands:
-            waits.append(0.0)  # `take` has waited for `LINGER` by then
+            waits.append(0.0)  # `Inbox.wait` has waited for `LINGER` by then
         return min(waits, default=None)
 
     def _handle(self, items: list[_WriterItem]) -> None:

@@ -121,7 +121,7 @@ def serve_fleet(asker: Asker, request: ServeFleet) -> None:
 
     connection.on_close = lambda: fleet.gone(push)
     asker.reply(Done(id=asker.id))
-    fleet.serves(push)
+    fleet.connect_actor(push)
 
 
 @answers(FleetTold)

@@ -168,7 +168,7 @@ def serve_gateway(asker: Asker, request: ServeGateway) -> None:
     gateway = runtime.gateways.own if user is None else runtime.gateways.of(user)
     for listener in asker.connection.take(request.descriptors) or []:
         gateway.keep(listener)
-    gateway.serves()
+    gateway.note_serving()
     if request.reservations is not None:
         runtime.feed(e.GatewayConnected(trio.current_time(), frozenset(request.reservations), user))
     ungated = runtime.config.gateway.ungated
