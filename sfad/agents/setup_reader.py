@@ -179,8 +179,8 @@ class Root(NamedTuple):
 
     @classmethod
     def of(cls, uid: int, cwd: bytes, env: Sequence[bytes]) -> "Root":
-        texts = (item.decode(errors="surrogateescape").partition("=") for item in env if item.startswith(_TOLD))
-        return cls(uid, os.fsdecode(cwd), tuple((name, value) for name, _, value in texts))
+        told = [item.decode(errors="surrogateescape").partition("=") for item in env if item.startswith(_TOLD)]
+        return cls(uid, os.fsdecode(cwd), tuple([(name, value) for name, _, value in told]))
 
 
 _TOLD = (

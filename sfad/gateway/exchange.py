@@ -507,8 +507,8 @@ class Exchange:
     async def _send_and_relay(
         self, upstream: Upstream, request: httpx2.Request, record: RequestRecord | None, space: BodySpace
     ) -> None:
-        """Send the request, and pass the reply on as it comes, but for its end. A paused client takes nothing, and the provider goes
-        on and bills: so the reply is read all the same."""
+        """Send the request, and pass the reply on as it comes, but for its end. A paused client takes nothing, and the provider
+        goes on and bills: so the reply is read all the same."""
         if record is not None:
             record.sending()
         client = self._shared.client if upstream.through is None else self._shared.passing

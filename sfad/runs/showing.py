@@ -276,11 +276,12 @@ def _enforcer(live: Live, active: ActiveLimit, used: float | None) -> Enforcer:
         case "clock":
             return "clock"
         case "meter":
-            if live.gated and live.run.called and not live.run.bypassed:
+            gated = live.gated and not live.run.bypassed
+            if gated and live.run.called:
                 return "gateway"
             if used is not None or _may_be_known(live, kind):
                 return "meter"
-            return "ready" if live.gated and not live.run.bypassed else "nothing"
+            return "ready" if gated else "nothing"
         case "plan":
             tells = live.gated and not live.run.bypassed
             return ("gateway" if tells else "meter") if live.run.subscriptions else "ready" if tells else "nothing"

@@ -179,10 +179,11 @@ class TailedRun:
 
     def begin_attempt(self, opened: Sequence[int] = ()) -> None:
         self._release()  # the files may be new
-        for suffix, descriptor in zip(SUFFIXES, opened or (None, None), strict=True):
-            if self.limit is not None:
-                with suppress(OSError):  # tried again at each look
+        if self.limit is not None:
+            with suppress(OSError):  # tried again at each look
+                for suffix, descriptor in zip(SUFFIXES, opened or (None, None), strict=True):
                     self.hold(suffix, None if descriptor is None else self.files.hold_too(descriptor))
+        for suffix in SUFFIXES:
             made = self.files.made(self.run, suffix)
             self._begun[suffix] = made.size if made is not None else 0
             if made is not None:
