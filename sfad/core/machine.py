@@ -131,7 +131,8 @@ class Machine:
         return self._admission.refused_callers
 
     def handle(self, event: e.Event) -> c.Outcome:
-        """Return what `event` calls for: commands in their order, and the runs whose snapshots are saved before the first one."""
+        """Return what `event` calls for: commands in their order, and the runs whose snapshots are saved before the first one.
+        That of a run which is launched for the first time is saved once its process is known, before that executes anything."""
         outcome = self._ctx.begin()
         self._route(event)
         if (

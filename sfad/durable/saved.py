@@ -18,7 +18,7 @@ from ..processes.procfs import is_alive
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
 from ..runs.live import ContinuedWith, Live, OnEnd, SavedMain, SpawnKey
-from ..storage.store import Spawns, Store
+from ..storage.store import RunFiles, Store
 from .snapshots import KEY, METER, NOW, RUN, Changes, RetryingStore, RunSnapshot, encode
 
 # ---- What runs are continued with at the next daemon's start, if this one or the machine ends them
@@ -29,7 +29,7 @@ class SavedContinuedWith:
     `OSError` if `directory` cannot be used."""
 
     def __init__(self, directory: Path, trouble: Callable[[str], None]) -> None:
-        self._files = Spawns(directory)
+        self._files = RunFiles(directory)
         self._trouble = trouble
 
     def save(self, run: RunId, continued_with: ContinuedWith) -> None:
@@ -67,7 +67,7 @@ class SavedSpawns:
     `directory` cannot be used."""
 
     def __init__(self, directory: Path, trouble: Callable[[str], None], damaged: Callable[[str], None]) -> None:
-        self._files = Spawns(directory)
+        self._files = RunFiles(directory)
         self._trouble = trouble
         self._damaged = damaged
 

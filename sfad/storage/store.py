@@ -18,16 +18,16 @@ from ..core.state.run import number_or_zero, run_number
 from ..host.files import create, free_name, identity, is_regular, keep_damaged, make_directory, read, regain, set_aside
 from ..protocol.types import RunId
 
-# ---- What it takes to start a run that is queued or may be retried: one 0600 file for each run, `ID.spawn`
+# ---- One 0600 file for each run, `ID.spawn`: what it takes to start a run that is queued or may be retried, or to continue one
 #
-# The run's environment is part of it, and may have secrets. So it is in no ledger, log or event, and the file is removed with the
-# run's last start.
+# A run's environment is part of it, and may have secrets. So it is in no ledger, log or event, and the file is removed as soon as
+# nothing needs it.
 
 _SUFFIX = ".spawn"
 _UNFINISHED = ".spawn.new"
 
 
-class Spawns:
+class RunFiles:
     """The files of all runs in one directory. Each method raises `ValueError` for text that is not an id."""
 
     def __init__(self, directory: Path) -> None:

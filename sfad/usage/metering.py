@@ -35,7 +35,7 @@ from .sessions import Session, Sessions
 from .silence import SilenceWatch
 from .tail import Tail
 
-# ---- What agents report and reserve, with its price
+# ---- What agents report and reserve, and model calls of the gateway, with their price
 
 
 @dataclass(frozen=True, slots=True)

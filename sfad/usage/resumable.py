@@ -31,7 +31,7 @@ class NotResumable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class WantedSession:
+class WantedAgentSession:
     """The session of an ended run."""
 
     program: AgentProgram

@@ -66,7 +66,7 @@ def test_the_session_of_a_silent_run_is_continued_as_often_as_there_are_attempts
     (t >> e.AgentSessionSaved(t.at, a, "s")).skip()
     (t >> t.level(a, "silence", 900)).skip()
     assert t.run(a).status is Status.RETRYING
-    assert t.run(a).latest.followed
+    assert t.run(a).latest.next_resumes
     (t >> t.exited(a, 0)).skip()
     (t >> t.emptied(a)).skip()
     t.later(60)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sfad.agents.program import program_called
-from sfad.usage.resumable import NotResumable, WantedSession
+from sfad.usage.resumable import NotResumable, WantedAgentSession
 
 ID, OTHER = "01a21656-55de-7543-8daa-8bccd3ed9a0e", "5f3c1d6e-0000-4000-8000-000000000001"
 BEGAN = datetime(2026, 11, 26, 5, tzinfo=UTC)
@@ -27,9 +27,9 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def wanted(home: Path, program: str = "claude", session: str | None = ID) -> WantedSession:
+def wanted(home: Path, program: str = "claude", session: str | None = ID) -> WantedAgentSession:
     cwd = str(home.parent / "work")
-    return WantedSession(program_called(program), session, {"HOME": str(home)}, cwd, os.getuid(), BEGAN, ENDED)
+    return WantedAgentSession(program_called(program), session, {"HOME": str(home)}, cwd, os.getuid(), BEGAN, ENDED)
 
 
 def claude_file(home: Path, *lines: str, directory: str | None = None, tail: str = "") -> Path:
@@ -41,7 +41,7 @@ def claude_file(home: Path, *lines: str, directory: str | None = None, tail: str
     return path
 
 
-def reason(session: WantedSession) -> str:
+def reason(session: WantedAgentSession) -> str:
     with pytest.raises(NotResumable) as raised:
         session.find()
     return str(raised.value)

@@ -146,7 +146,7 @@ class AttemptTracker:
         if run.agent_session is None or not self._has_another(run):
             return False
         run.latest.cut_short = why
-        run.latest.followed = True
+        run.latest.next_resumes = True
         self._retry(run, at, empty=empty)
         return True
 
@@ -162,7 +162,7 @@ class AttemptTracker:
             self._ctx.save_and_record(run)
 
     def _retry(self, run: Run, at: float, *, empty: bool = False) -> None:
-        run.latest.followed |= run.asked.resume
+        run.latest.next_resumes |= run.asked.resume
         if run.status is Status.PAUSED:
             run.move(Status.RUNNING)
         run.move(Status.RETRYING)
@@ -188,7 +188,7 @@ class AttemptTracker:
         self._ctx.changed(run)
         self._ctx.arm(run, Timer.RETRY, run.retry_at)
         how = run.latest.cut_short or (_failure(run.latest).message if run.latest.exit is not None else "failed")
-        next_ = "the next continues its session" if run.latest.followed and run.agent_session is not None else "the next begins"
+        next_ = "the next continues its session" if run.latest.next_resumes and run.agent_session is not None else "the next begins"
         message = f"attempt {run.attempt} of {run.asked.attempts} {how}; {next_} in {wait:.1f} s"
         self._ctx.publish(EventType.RUN_PROGRESS, run, message)
 

@@ -82,7 +82,7 @@ class Lifecycle:
         run.move(Status.STARTING)
         if run.latest.said_finished:
             self._ctx.disarm(run, Timer.RESULT)
-        run.latest, run.retry_at = Attempt(run.attempt + 1, resumes=run.latest.followed), None
+        run.latest, run.retry_at = Attempt(run.attempt + 1, resumes=run.latest.next_resumes), None
         self._ctx.changed(run)
         self._ctx.do(c.Launch(run))
 

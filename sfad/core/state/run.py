@@ -176,9 +176,9 @@ class Attempt(Struct, omit_defaults=True, gc=False):
     failing_since: float | None = None
     """When it began to fail to reach its model, as either tells."""
     resumes: bool = False
-    """It continues the session of the attempt before."""
-    followed: bool = False
-    """So does the next one with its session."""
+    """It continues the agent session of the attempt before."""
+    next_resumes: bool = False
+    """The next attempt, if there is one, continues its agent session."""
     cut_short: str = ""
     """Why the daemon ended it for the next one, or what became of it."""
 

@@ -104,12 +104,12 @@ class CoreLoop:
             return
         if isinstance(event, _SIGNS):
             self._hear(event.run, event.at)
-        changed = self.saver.save_snapshots(outcome)
+        unsaved = self.saver.save_snapshots(outcome)
         for command in outcome.commands:
             if type(command) not in _INTERNAL:
                 crash_point(type(command).__name__)
             try:
-                self._apply(command, changed)
+                self._apply(command, unsaved)
             except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
                 self.resources.log.internal_error(command)
                 if isinstance(command, c.Admit):  # else its client would wait for good, and the run would keep a slot
@@ -119,7 +119,7 @@ class CoreLoop:
                 self.fleet.look()
             self.granted.changed(outcome.changed.values())
 
-    def _apply(self, command: c.Command, changed: Iterable[Live]) -> None:
+    def _apply(self, command: c.Command, unsaved: Iterable[Live]) -> None:
         launcher = self.resources.launcher
         if self.fleet.remote and isinstance(command, c.WithId) and self.fleet.takes(command):
             return
@@ -135,7 +135,7 @@ class CoreLoop:
             case c.AnswerRequest(token, answer):
                 self.requests.answer(token, answer)
             case c.Admit(run):
-                self._admit(run, changed)
+                self._admit(run, unsaved)
             case c.Launch(run):
                 self.launching.launch(run)
             case c.Place() | c.Offer() | c.Tend():
@@ -200,7 +200,7 @@ class CoreLoop:
         if (live := self.catalogue.live.get(run)) is not None:
             live.hear(at)
 
-    def _admit(self, run: Run, changed: Iterable[Live]) -> None:
+    def _admit(self, run: Run, unsaved: Iterable[Live]) -> None:
         assert run.admit_token is not None
         pending = self.requests.take_admitted(run.admit_token)
         live = pending.live(run, self.resources.launcher)
@@ -209,7 +209,7 @@ class CoreLoop:
             self.background.start_soon(live.stdin.serve)
         pending.on_admit(run.id)
         self.adviser.noticed(run.birth.uid, run.asked.type, run.name)
-        self.saver.admit(live, changed)
+        self.saver.admit(live, unsaved)
 
     def _refuse(self, run: Run) -> None:
         self.saver.refuse(self.requests.refused(run, self.resources.launcher))

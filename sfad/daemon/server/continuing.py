@@ -16,7 +16,7 @@ from ...protocol.known import KNOWN_PROGRAMS
 from ...protocol.limits import format_amount
 from ...protocol.messages import Continuation, Spawn
 from ...protocol.types import Limit, LimitKind, RunInfo
-from ...usage.resumable import NotResumable, WantedSession
+from ...usage.resumable import NotResumable, WantedAgentSession
 from .lookup import bad_request, check_most, unavailable, wrong_state
 
 CHECK_WAIT = 10.0
@@ -117,7 +117,7 @@ def _task(asked: Continuation, info: RunInfo, *, terminal: bool) -> str | None:
     return None if terminal else going_on(info.reason.message if info.reason is not None else None)
 
 
-def wanted_session(request: Spawn, info: RunInfo, uid: int) -> WantedSession | None:
+def wanted_agent_session(request: Spawn, info: RunInfo, uid: int) -> WantedAgentSession | None:
     """Return the session to look for before it is continued; `None` if its program is not known, and its agent has a command that
     continues it. `request`: as `continued` returns it. Raise `RequestError`."""
     program = resumable_program(info.argv)
@@ -130,7 +130,7 @@ def wanted_session(request: Spawn, info: RunInfo, uid: int) -> WantedSession | N
         return None
     env = dict(os.fsdecode(item).partition("=")[::2] for item in request.env)
     began, ended = info.started_at or info.created_at, info.ended_at or wall_clock()
-    return WantedSession(program, info.session_id, env, directory(program, info), uid, began, ended)
+    return WantedAgentSession(program, info.session_id, env, directory(program, info), uid, began, ended)
 
 
 def _from_the_beginning(info: RunInfo) -> str:
@@ -153,7 +153,7 @@ def resumable_program(argv: Sequence[str]) -> AgentProgram | None:
     return program if program is not None and program.resumed([], "0", None, terminal=False) is not None else None
 
 
-async def find_agent_session(wanted: WantedSession | None, info: RunInfo, limiter: trio.CapacityLimiter) -> str:
+async def find_agent_session(wanted: WantedAgentSession | None, info: RunInfo, limiter: trio.CapacityLimiter) -> str:
     """Return the id of the session, once it is known that its program can continue it. Raise `RequestError`, `OSError`."""
     if wanted is None:
         assert info.session_id is not None

@@ -16,7 +16,7 @@ from ..loop.pending_requests import PendingSpawn
 from ..loop.runtime import Runtime
 from ..loop.worktrees import WorktreeImpossible, again
 from .asker import EXPECTED
-from .continuing import continued, find_agent_session, resumable_program, wanted_session, with_agent_session
+from .continuing import continued, find_agent_session, resumable_program, wanted_agent_session, with_agent_session
 from .unattended import completed_for
 
 
@@ -58,7 +58,7 @@ async def _continue(runtime: Runtime, info: RunInfo, found: ContinuedWith, limit
         id=0, argv=[], cwd=b"/", env=found.env, umask=found.umask, key=os.urandom(16).hex(), continues=Continuation(run=info.id)
     )
     spawn = continued(asked, again(started_with, info, runtime.agents), info)
-    spawn = with_agent_session(spawn, await find_agent_session(wanted_session(spawn, info, uid), info, limiter))
+    spawn = with_agent_session(spawn, await find_agent_session(wanted_agent_session(spawn, info, uid), info, limiter))
     peer = Peer(uid=uid, user=found.user, owner=uid in (0, os.geteuid()))
     prepared = spawn
     if spawn.worktree is not None:

@@ -35,7 +35,7 @@ from ...loop.gateway_routing import settings_file
 from ...loop.pending_requests import PendingSpawn
 from ...loop.worktrees import WorktreeImpossible, again
 from ..asker import EXPECTED, Asker, answers, answers_about_run, told
-from ..continuing import check_ended, continued, find_agent_session, wanted_session, with_agent_session
+from ..continuing import check_ended, continued, find_agent_session, wanted_agent_session, with_agent_session
 from ..lookup import RequestError, bad_request, check_limits, check_most, find_run, unavailable, wrong_state
 from ..lost_runs import continued_with
 from ..peers import submitter
@@ -63,7 +63,7 @@ def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = None) -> 
         return
     try:
         info, request, peer = _continued(asker, request, session)
-        wanted = wanted_session(request, info, peer.uid)
+        wanted = wanted_agent_session(request, info, peer.uid)
     except RequestError:
         close_soon(descriptors, asker.connection.sender_group)
         raise
