@@ -148,7 +148,7 @@ class Connection:
         """Who sends its descriptors, for `Descriptors`."""
         self.greeted = False
         self.counted = ClientLoad()
-        """`load` when it was last counted."""
+        """What it made the daemon keep when that was last counted."""
         self.on_unsent = on_unsent
         self.closed = False
         self.ended = False
@@ -184,20 +184,19 @@ class Connection:
         self.messages = len(handed.unsent)
         self.ended = handed.ended
 
-    @property
-    def load(self) -> ClientLoad:
-        if self.closed:
-            return ClientLoad()
-        descriptors = 1 + len(self.received)
-        if self.unsent:
-            descriptors += sum(len(descriptors) for _, descriptors in self.unsent)
-        size = self.decoder.pending + self.bodies_size
-        return ClientLoad(descriptors, size if size > UNCOUNTED else 0, self.unsent_size)
-
     def take_load_change(self) -> ClientLoad:
-        """Return by how much `load` has grown since it was last counted."""
-        before, self.counted = self.counted, self.load
-        return UNCHANGED if self.counted == before else ClientLoad(*map(sub, self.counted, before))
+        """Return by how much `counted` has grown, which is brought up to date here."""
+        load = 0, 0, 0
+        if not self.closed:
+            descriptors = 1 + len(self.received)
+            if self.unsent:
+                descriptors += sum(len(descriptors) for _, descriptors in self.unsent)
+            size = self.decoder.pending + self.bodies_size
+            load = descriptors, size if size > UNCOUNTED else 0, self.unsent_size
+        if load == self.counted:
+            return UNCHANGED
+        before, self.counted = self.counted, ClientLoad(*load)
+        return ClientLoad(*map(sub, load, before))
 
     def read(self) -> None:
         """Take in what has arrived; `ended` is set at the end. Raise `ProtocolError`, `DescriptorsLost`."""
