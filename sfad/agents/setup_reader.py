@@ -160,6 +160,9 @@ FILES_SECONDS = 1.0
 MOST_THREADS = 4
 KEPT_FOR = 1.0
 """Seconds for which what was found counts for other starts of the same user: a shell loop starts a hundred runs a second."""
+LEAVE_AT_ONCE = 16
+"""Starts that go on in one turn of the loop once what they wait for was read. A client can have thousands waiting; all at once
+would keep the loop from other clients, and from ends of runs, for seconds. As many as `dispatch.TURN_REQUESTS`."""
 MOST_KEPT = 64
 LARGEST = 256 << 10
 """Bytes of a settings file."""
@@ -198,6 +201,8 @@ class _Reading:
 
     done: trio.Event = field(default_factory=trio.Event)
     found: TreeSetups | None = None
+    leaving: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(LEAVE_AT_ONCE))
+    """How many of them go on in one turn of the loop."""
 
 
 class SetupReader:
@@ -221,8 +226,9 @@ class SetupReader:
         """Return what is found now. Starts that come at once share a reading that begins after the last of them."""
         while (reading := self._next.get(root)) is not None:
             await reading.done.wait()
-            if reading.found is not None:
-                return reading.found
+            async with reading.leaving:
+                if reading.found is not None:
+                    return reading.found
         reading, turn = _Reading(), self._turns.setdefault(root, trio.Lock())
         self._next[root] = reading
         try:

@@ -41,7 +41,7 @@ def to_json(value: Any) -> bytes:
     return msgspec.json.encode(value)
 
 
-def lean(kind: type[msgspec.Struct], names: Sequence[str] = ()) -> Callable[[Any], msgspec.Struct]:
+def lean(kind: type[msgspec.Struct], names: Sequence[str] = ()) -> Callable[[Any], Any]:
     """Return a function that makes of a struct one with these fields, or with all, that is encoded without those which have their
     defaults."""
     fields = {field.name: field for field in msgspec.structs.fields(kind)}

@@ -524,13 +524,13 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """Cores that its processes used on average in the last seconds. Only in answers to `WatchRuns`."""
     isolation: Literal["on", "net", "offline"] | None = None
     """`net`: it reaches nothing but the gateway; `offline`: nothing."""
-    egress: list[str] = []
+    egress: tuple[str, ...] = ()
     """With `net`: what it reaches through the gateway beside its model."""
-    alerts: list[AlertState] = []
+    alerts: tuple[AlertState, ...] = ()
     """Of a live run: the alerts about it that are raised."""
     direct: str | None = None
     """Of a live run: why its program goes without the gateway, which its tree may use."""
-    after: list[After] = []
+    after: tuple[After, ...] = ()
     """Of a queued run: the runs whose ends it still waits for."""
     group: str | None = None
     """The group whose slots its tree shares."""
@@ -550,7 +550,7 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """The ended run whose session it continues."""
     continued_by: RunId | None = None
     """Of an ended run: the run that continues its session."""
-    plans: list[PlanShare] = []
+    plans: tuple[PlanShare, ...] = ()
     """Its shares of the windows of subscriptions (docs/plans.md)."""
     fleet: FleetPlace | None = None
     """Of a run that executes on another node than the one that it was started on."""

@@ -19,31 +19,31 @@ from ..processes.launcher import Footprint
 from ..protocol.encoding import lean
 from ..protocol.messages import List
 from ..protocol.structs import pack
-from ..protocol.types import CallInfo, RunId, RunInfo, Status, Usage
+from ..protocol.types import CallInfo, LimitState, RunId, RunInfo, Status, Usage
 from ..storage.ledger.queries import CALLS, Page, Selection
 from ..storage.ledger.records import Records
 from ..storage.ledger.rows import used_by, with_totals
 from ..storage.ledger.summary import Unwritten
-from .live import Live, SpawnKey
+from .live import Live, SignsOfLife, SpawnKey
 from .showing import info_of, info_with_totals, usage_of
 
 # ---- Runs as rows of a list. An ended run does not change, so its row is read and encoded once for many lists.
 
 
 MAX_BYTES = 6 * 1024 * 1024
-"""Bytes of rows of one kind that are held: 6 000 with limits, or 20 000 without."""
+"""Bytes of rows of one kind that are held: 9 000 with limits, or 20 000 without."""
 
 
-_lean_run, _lean_usage = lean(RunInfo), lean(Usage)
+_lean_run, _lean_usage, _lean_limit = lean(RunInfo), lean(Usage), lean(LimitState)
 
 
 def row_of(info: RunInfo, *, limits: bool) -> Raw:
-    """Return a run as a row. Without `limits`, an ended run has none, and what is nil or as its default is left out: a client that
-    reads a long list spends half of its time on each of the two."""
-    if limits:
-        return Raw(pack(info))
-    kept = [] if info.status.terminal else info.limits
-    return Raw(pack(_lean_run(replace(info, usage=_lean_usage(info.usage), limits=kept))))
+    """Return a run as a row, in which what is nil or as its default is left out: a client that reads a long list would spend half
+    of its time on that. Without `limits`, an ended run has none: they would take half of the rest."""
+    shown = info.limits
+    if info.status.terminal:  # this row is encoded once
+        shown = list(map(_lean_limit, shown)) if limits else []
+    return Raw(pack(_lean_run(replace(info, usage=_lean_usage(info.usage), limits=shown))))
 
 
 class EncodedRuns:
@@ -86,6 +86,10 @@ def _size(row: Raw) -> int:
 
 RECENT = 1000
 """Ended runs kept in memory. They cover what the ledger's writer has not committed yet, and the pages that clients ask for most."""
+
+SIGNS_FOR = 0.1
+"""Seconds for which the signs of life of a live run are shown again. To look takes five system calls, half of the time of a list of
+live runs."""
 
 ENCODED_AT_ONCE = 64
 """Rows. A thousand at once take half as long again: the garbage collector looks at them."""
@@ -252,12 +256,15 @@ class RunCatalogue:
 
     def _with_signs(self, info: RunInfo, live: Live) -> RunInfo:
         """Add when the run was heard of last, and whether a signal has stopped it."""
-        now = trio.current_time()
-        heard = self.heard(live, now) if live.run.attempt and not live.run.status.terminal else None
-        if heard is None:
+        if not live.run.attempt or live.run.status.terminal:
             return info
-        at = wall_clock() - timedelta(seconds=now - heard)
-        return replace(info, last_heard_at=at, stopped=info.status is Status.RUNNING and _is_stopped(info.pid))
+        now, signs = trio.current_time(), live.signs
+        if signs is None or now - signs.looked_at >= SIGNS_FOR or signs.pid != info.pid:
+            live.signs = signs = SignsOfLife(now, info.pid, self.heard(live, now), _is_stopped(info.pid))
+        if signs.heard is None:
+            return info
+        at = wall_clock() - timedelta(seconds=now - signs.heard)
+        return replace(info, last_heard_at=at, stopped=info.status is Status.RUNNING and signs.is_stopped)
 
     def in_memory(self, run: RunId, footprint: Footprint | None = None, cpu: float | None = None) -> KnownRun | None:
         """Return a run that is live or ended a short while ago. `footprint`, `cpu`: of a live run, what is to be shown."""

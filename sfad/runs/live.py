@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import trio
 from msgspec import Struct
@@ -207,6 +207,16 @@ class ContinuedWith(Struct, frozen=True, array_like=True):
     credentials: Credentials | None
 
 
+class SignsOfLife(NamedTuple):
+    """What a look at a run's files and main process found."""
+
+    looked_at: float
+    """On trio's clock, as `heard`."""
+    pid: int | None
+    heard: float | None
+    is_stopped: bool
+
+
 @dataclass(slots=True, eq=False)
 class Live:
     """What the shell holds of a live run, beside the core's `Run`. It owns the descriptors in it."""
@@ -249,6 +259,8 @@ class Live:
     """What it is continued with if the daemon ends it; until it is saved."""
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while none of them is known to be used; `None` if they have changed since."""
+    signs: SignsOfLife | None = None
+    """As they were shown last."""
     heard: float | None = None
     """When the loop was told of its last sign of life, on trio's clock. Its output and CPU are others (`usage.silence`)."""
     session_files: SessionFiles | None = field(init=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,8 @@ import pytest
 import trio
 import trio.testing
 
-from sfad.agents.setup_reader import LARGEST, Root, SetupReader, TreeSetups
+from sfad.agents.setup_reader import LARGEST, LEAVE_AT_ONCE, Root, SetupReader, TreeSetups
+from sfad.host.tasks import LoopTurns
 from tests.harness import PATIENCE, as_root, until
 from tests.users import open_directory
 
@@ -140,3 +142,28 @@ async def test_starts_that_come_at_once_share_a_reading() -> None:
     assert len(begun) == 2, "one that had begun, and one for all that came since"
     assert [each.programs for each in found] == [("reading-1",), *[("reading-2",)] * 50]
     assert await reader.read(root) == TreeSetups(programs=("reading-3",))
+
+
+async def test_starts_that_waited_for_a_reading_go_on_a_few_at_a_time() -> None:
+    """Thousands at once would keep the loop from other clients, and from ends of runs, for seconds."""
+    go_on, turns = threading.Event(), LoopTurns()
+
+    def find(_root: Root) -> TreeSetups:
+        go_on.wait(PATIENCE)
+        return TreeSetups()
+
+    reader, root = SetupReader(find), Root.of(os.geteuid(), b"/", [])
+    went_on: Counter[int] = Counter()
+
+    async def start() -> None:
+        await reader.read(root)
+        went_on[turns.number] += 1
+
+    trio.lowlevel.add_instrument(turns)
+    async with trio.open_nursery() as nursery:
+        for _ in range(10 * LEAVE_AT_ONCE):
+            nursery.start_soon(start)
+        await trio.testing.wait_all_tasks_blocked()
+        go_on.set()
+    assert went_on.total() == 10 * LEAVE_AT_ONCE
+    assert max(went_on.values()) <= LEAVE_AT_ONCE + 1, "and the one that has read"

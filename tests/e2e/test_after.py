@@ -53,11 +53,11 @@ def test_a_chain_runs_one_after_the_other(daemon: Daemon, tmp_path: Path) -> Non
         second = started(client, ["sh", "-c", f"echo second >> {said}"], after=after("first:ok"))
         third = started(client, ["sh", "-c", f"echo third >> {said}"], after=after(second.id, first.id))
         assert [run.status for run in (second, third)] == [Status.QUEUED] * 2
-        assert second.after == after(f"{first.id}:ok"), "the name is resolved"
+        assert [*second.after] == after(f"{first.id}:ok"), "the name is resolved"
         assert not said.exists()
         (tmp_path / "gate").write_text("0")
         assert [ended(client, run.id).status for run in (second, third)] == [Status.COMPLETED] * 2
-        assert ended(client, third.id).after == []
+        assert ended(client, third.id).after == ()
     assert said.read_text() == "second\nthird\n"
 
 
@@ -120,7 +120,7 @@ def test_it_survives_the_daemon(share: Start, tmp_path: Path, how: str) -> None:
     else:
         daemon.reexecute()
     with daemon.client() as client:
-        assert info(client, waits.id).after == after(first.id)
+        assert [*info(client, waits.id).after] == after(first.id)
         (tmp_path / "gate").write_text("0")
         assert [ended(client, run.id).status for run in (waits, last)] == [Status.COMPLETED] * 2
 

@@ -363,7 +363,7 @@ def test_the_config_adds_hosts(start: Start, tmp_path: Path) -> None:
     with daemon.client() as client:
         isolation = Isolation(network=False, egress=["a.example"])
         run = started(client, ["sh", "-c", script], cwd=os.fsencode(tmp_path), isolation=isolation, gateway=True)
-        assert (run.isolation, run.egress) == ("net", ["a.example", "b.example", "*.c.example:8443"])
+        assert (run.isolation, run.egress) == ("net", ("a.example", "b.example", "*.c.example:8443"))
         out = daemon.state_dir / "output" / f"{run.id}.out"
         wait_until(lambda: out.read_text().count("sfad refuses d.example:80") == 13, "all were refused")
         page = m.Events(id=client.next_id(), types=["egress_refused"])
