@@ -36,6 +36,8 @@ PAUSE, PAUSE_MAX = 0.1, 5.0
 FAILING = 0.8
 """The pause from which on callers are refused meanwhile. They must not wait for a gateway that cannot start."""
 BACKLOG = 512
+ANSWERED_AT_ONCE = 16
+"""Starts that go on in one turn of the loop once the gateway serves, or cannot be started. As many as `dispatch.TURN_REQUESTS`."""
 UNUSED_MAX = 10.0
 """Seconds that a gateway which does not always run goes on after the last run that may use it: runs may follow each other, and a
 start takes 0.4 s of a CPU."""
@@ -97,8 +99,9 @@ class GatewayProcess:
         self._changed = trio.Event()
         self._demanded = -math.inf
         """When it was last needed."""
-        self._serving = True
+        self._serving = trio.Event()
         """The process has begun its work; that of an earlier daemon has."""
+        self._serving.set()
         self._told_to_end = False
         self._waiting: list[Callable[[str | None], None]] = []
         self._stopped = False
@@ -139,7 +142,7 @@ class GatewayProcess:
         """Have the gateway run until no live run uses it: one is about to. Call `then` once it has begun its work, or, if it
         cannot, with the reason."""
         self._demanded = trio.current_time()
-        if self.pid is not None and self._serving:
+        if self.pid is not None and self._serving.is_set():
             then(None)
         else:
             self._waiting.append(then)
@@ -152,13 +155,18 @@ class GatewayProcess:
 
     def note_serving(self) -> None:
         """Note that the process has begun its work."""
-        self._serving = True
-        self._answer(None)
+        self._serving.set()
 
-    def _answer(self, trouble: str | None) -> None:
-        waiting, self._waiting = self._waiting, []
-        for then in waiting:
-            then(trouble)
+    async def _answer_once_serving(self) -> None:
+        await self._serving.wait()
+        await self._answer(None)
+
+    async def _answer(self, trouble: str | None) -> None:
+        while self._waiting:
+            waiting, self._waiting = self._waiting[:ANSWERED_AT_ONCE], self._waiting[ANSWERED_AT_ONCE:]
+            for then in waiting:
+                then(trouble)
+            await trio.lowlevel.checkpoint()
 
     def _bind(self) -> None:
         found = self._record
@@ -248,8 +256,8 @@ class GatewayProcess:
                 how = await self._watched(pid)
             except OSError as error:
                 how = f"it cannot be started: {error}"
-            if not self._serving:
-                self._answer(how)
+            if not self._serving.is_set():
+                await self._answer(how)
             if not self._goes_on() or (self._told_to_end and how in {"exit code 0", UNKNOWN}):
                 continue  # a run may ask for it while it ends
             self._demanded = trio.current_time()  # calls were under way
@@ -302,6 +310,7 @@ class GatewayProcess:
         """Wait until the process has ended; tell it to end once it is not wanted. Return how it ended."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_unwanted)
+            nursery.start_soon(self._answer_once_serving)
             how = await self._ended(pid)
             nursery.cancel_scope.cancel()
         return how
@@ -342,7 +351,7 @@ class GatewayProcess:
             path.unlink(missing_ok=True)
 
     def _start(self) -> int:
-        self._serving = self._told_to_end = False
+        self._serving, self._told_to_end = trio.Event(), False
         if self._listener is None:
             self._bind()
         assert self._listener is not None
