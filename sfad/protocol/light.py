@@ -178,10 +178,11 @@ def _conversions(kind: type[Struct]) -> dict[str, Callable[[Any], Any]]:
 def _conversion(words: Sequence[str]) -> Callable[[Any], Any] | None:
     kinds = [_CONVERSIONS.get(word) for word in words if word != "float" or "int" not in words]
     one = next(filter(None, kinds), None)
-    if one is None or words[0] not in ("list", "dict"):
+    if one is None or words[0] not in ("list", "tuple", "dict"):
         return one
-    if words[0] == "list":
-        return lambda values: [one(value) for value in values]
+    if words[0] != "dict":  # a tuple has elements of one kind
+        made = list if words[0] == "list" else tuple
+        return lambda values: made(map(one, values))
     key, value = kinds[1] or str, kinds[2] or (lambda plain: plain)
     return lambda values: {key(k): value(v) for k, v in values.items()}
 

@@ -128,7 +128,7 @@ def fields_of(struct: Struct) -> dict[str, str]:
 def _type_of(hint: Any) -> str:
     if get_origin(hint) in (types.UnionType, typing.Union):
         return " or ".join(_type_of(each) for each in get_args(hint) if each is not msgspec.UnsetType)
-    if get_origin(hint) is list:
+    if get_origin(hint) is list or get_args(hint)[1:] == (...,):
         return f"array of {_type_of(get_args(hint)[0])}"
     if get_origin(hint) is tuple:
         return f"[{', '.join(map(_type_of, get_args(hint)))}]"
