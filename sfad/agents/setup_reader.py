@@ -19,7 +19,7 @@ import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..host.tasks import in_thread
+from ..host.tasks import TURN_REQUESTS, in_thread
 from ..protocol import shim_files
 from ..protocol.known import AGENTS, KNOWN_PROGRAMS
 from . import claude, gemini, setups
@@ -160,9 +160,6 @@ FILES_SECONDS = 1.0
 MOST_THREADS = 4
 KEPT_FOR = 1.0
 """Seconds for which what was found counts for other starts of the same user: a shell loop starts a hundred runs a second."""
-LEAVE_AT_ONCE = 16
-"""Starts that go on in one turn of the loop once what they wait for was read. A client can have thousands waiting; all at once
-would keep the loop from other clients, and from ends of runs, for seconds. As many as `dispatch.TURN_REQUESTS`."""
 MOST_KEPT = 64
 LARGEST = 256 << 10
 """Bytes of a settings file."""
@@ -201,7 +198,7 @@ class _Reading:
 
     done: trio.Event = field(default_factory=trio.Event)
     found: TreeSetups | None = None
-    leaving: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(LEAVE_AT_ONCE))
+    leaving: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(TURN_REQUESTS))
     """How many of them go on in one turn of the loop."""
 
 

@@ -83,7 +83,7 @@ class Background:
             await trio.sleep_forever()
 
     def start_soon(self, task: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> None:
-        """Start a task. Nobody else is told what it raises."""
+        """Start a task. If it raises, `failed` is told."""
         if self._nursery is None:
             self._waiting.append(partial(task, *args))
         else:
@@ -125,6 +125,11 @@ class Background:
 # ---- Turns of the trio loop: what its tasks do between two waits for I/O
 #
 # A burst of requests is handled in one turn. What its parts have in common is done once, at the turn's end.
+
+
+TURN_REQUESTS = 16
+"""Requests of one client, or of those that waited for the same thing, that one turn handles. A client can have thousands: all at
+once would keep the loop from other clients, and from ends of runs, for seconds."""
 
 
 class LoopTurns(trio.abc.Instrument):

@@ -12,8 +12,8 @@ import pytest
 import trio
 import trio.testing
 
-from sfad.agents.setup_reader import LARGEST, LEAVE_AT_ONCE, Root, SetupReader, TreeSetups
-from sfad.host.tasks import LoopTurns
+from sfad.agents.setup_reader import LARGEST, Root, SetupReader, TreeSetups
+from sfad.host.tasks import TURN_REQUESTS, LoopTurns
 from tests.harness import PATIENCE, as_root, until
 from tests.users import open_directory
 
@@ -161,9 +161,9 @@ async def test_starts_that_waited_for_a_reading_go_on_a_few_at_a_time() -> None:
 
     trio.lowlevel.add_instrument(turns)
     async with trio.open_nursery() as nursery:
-        for _ in range(10 * LEAVE_AT_ONCE):
+        for _ in range(10 * TURN_REQUESTS):
             nursery.start_soon(start)
         await trio.testing.wait_all_tasks_blocked()
         go_on.set()
-    assert went_on.total() == 10 * LEAVE_AT_ONCE
-    assert max(went_on.values()) <= LEAVE_AT_ONCE + 1, "and the one that has read"
+    assert went_on.total() == 10 * TURN_REQUESTS
+    assert max(went_on.values()) <= TURN_REQUESTS + 1, "and the one that has read"

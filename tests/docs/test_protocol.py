@@ -20,7 +20,7 @@ from sfad.daemon.server.results import MAX_RESULT
 from sfad.daemon.server.verbs import following
 from sfad.daemon.server.verbs.looking import MAX_ROWS
 from sfad.daemon.server.verbs.steering import MAIN_SIGNALS
-from sfad.host import descriptors
+from sfad.host import descriptors, tasks
 from sfad.host.descriptors import Need
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, VERSION, FrameDecoder
@@ -94,7 +94,7 @@ def test_bounds() -> None:
         "body of a reply": f"{MAX_REPLY // mib} MiB",
         "replies and events that a client leaves unread": f"{connection.MAX_UNSENT // mib} MiB",
         "watches of one connection": f"{following.MAX_EACH}",
-        "requests of one connection handled in one go": f"{dispatch.TURN_REQUESTS}",
+        "requests of one connection handled in one go": f"{tasks.TURN_REQUESTS}",
         "requests of one tree, or of one user outside any run, handled in one go": f"{dispatch.TURN_TIME * 1000:g} ms",
         "bytes that wait for a run's stdin (`send`)": f"{live.MAX_PENDING // mib} MiB",
         "bytes of a piece of files (`put_files`)": f"{PIECE // mib} MiB",

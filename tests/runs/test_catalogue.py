@@ -26,6 +26,7 @@ from sfad.protocol.types import RunId, RunInfo, Status
 from sfad.runs import catalogue
 from sfad.runs import catalogue as module
 from sfad.runs.catalogue import EncodedRuns, RunCatalogue, row_of
+from sfad.runs.live import Live
 from sfad.storage.ledger import ledger
 from sfad.storage.ledger.queries import Page
 from tests.harness import until
@@ -165,6 +166,27 @@ async def test_rows_leave_out_what_is_as_its_default_and_the_limits_of_ended_run
             assert [state.kind for state in lean[1].limits] == [state.kind for state in whole[1].limits] != []
         with_limits, without = (memoryview(row_of(info, limits=limits)).nbytes for limits in (True, False))
         assert len(pack(info)) > 1.5 * with_limits > 2 * without
+
+
+async def test_who_asks_often_has_the_kernel_asked_for_signs_of_life_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with shell(tmp_path, FakeLauncher) as runtime:
+        run = await spawned(runtime)
+        live, looks = runtime.catalogue.live[run], list[float]()
+        await until(lambda: live.run.status is Status.RUNNING)
+
+        def heard(_live: Live, now: float) -> float:
+            looks.append(now)
+            return now
+
+        runtime.catalogue.heard = heard
+        live.signs = None
+        monkeypatch.setattr(catalogue, "SIGNS_FOR", 3600.0)
+        first, second = runtime.catalogue.shown(live), runtime.catalogue.shown(live)
+        assert first.last_heard_at is not None
+        assert (len(looks), second.last_heard_at is not None) == (1, True)
+        monkeypatch.setattr(catalogue, "SIGNS_FOR", 0.0)
+        runtime.catalogue.shown(live)
+        assert len(looks) == 2
 
 
 def test_rows_that_were_not_asked_for_make_room(monkeypatch: pytest.MonkeyPatch) -> None:

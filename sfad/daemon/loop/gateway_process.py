@@ -20,6 +20,7 @@ from ...gateway.call_journal import noted_in
 from ...host.files import UNDECODABLE, create, keep_damaged, read
 from ...host.log import Log
 from ...host.probe import user_name
+from ...host.tasks import TURN_REQUESTS
 from ...processes import procfs
 from ...processes.launcher import Launcher
 from ...protocol.event_types import EventType
@@ -36,8 +37,6 @@ PAUSE, PAUSE_MAX = 0.1, 5.0
 FAILING = 0.8
 """The pause from which on callers are refused meanwhile. They must not wait for a gateway that cannot start."""
 BACKLOG = 512
-ANSWERED_AT_ONCE = 16
-"""Starts that go on in one turn of the loop once the gateway serves, or cannot be started. As many as `dispatch.TURN_REQUESTS`."""
 UNUSED_MAX = 10.0
 """Seconds that a gateway which does not always run goes on after the last run that may use it: runs may follow each other, and a
 start takes 0.4 s of a CPU."""
@@ -162,8 +161,8 @@ class GatewayProcess:
         await self._answer(None)
 
     async def _answer(self, trouble: str | None) -> None:
-        while self._waiting:
-            waiting, self._waiting = self._waiting[:ANSWERED_AT_ONCE], self._waiting[ANSWERED_AT_ONCE:]
+        for _ in range(0, len(self._waiting), TURN_REQUESTS):  # not until none waits: who is told of trouble may ask again
+            waiting, self._waiting = self._waiting[:TURN_REQUESTS], self._waiting[TURN_REQUESTS:]
             for then in waiting:
                 then(trouble)
             await trio.lowlevel.checkpoint()

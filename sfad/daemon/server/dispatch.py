@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from ... import __version__
 from ...host import descriptors
 from ...host.descriptors import close_soon
+from ...host.tasks import TURN_REQUESTS
 from ...processes.launcher import Unidentifiable
 from ...protocol import messages as m
 from ...protocol.encoding import request_id
@@ -141,9 +142,6 @@ def _pass_on(asker: Asker, request: Any, place: FleetPlace) -> None:
 
 # ---- What clients send: frames are read, and the requests in them are handled in turns
 
-
-TURN_REQUESTS = 16
-"""Requests of one client handled before the next client has a turn."""
 
 TURN_TIME = 0.01
 """Seconds of requests of one tree, or of one user outside any run, before the next one has a turn."""
