@@ -297,7 +297,9 @@ def _later(asker: Asker, descriptors: list[int], go_on: Callable[[T], None]) -> 
         else:
             try:
                 go_on(result)
-            except (RequestError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - who asked must be told of a bug too; the descriptors may be the run's by then
+                if not isinstance(error, EXPECTED):
+                    asker.runtime.log.internal_error(go_on)
                 asker.fail(*told(error))
 
     return then
