@@ -22,7 +22,6 @@ import pytest
 import trustme
 
 from sfactl.connection import Client
-from sfad.host.probe import bubblewrap
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event, Isolation, RunInfo
 from tests.conftest import Start
@@ -31,7 +30,7 @@ from tests.users import needs_root
 
 from .internet import HERE, HOSTS, MODEL, PACKAGES
 
-pytestmark = pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
+pytestmark = pytest.mark.needs("bwrap")
 
 CONFIG = """
 [gateway.upstreams.anthropic]

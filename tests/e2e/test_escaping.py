@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from sfactl.connection import Client
-from sfad.host.probe import bubblewrap
 from sfad.processes import procfs
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.protocol.types import Isolation, RunInfo
@@ -25,7 +24,7 @@ from tests.harness import GONE, Daemon, ended, running, started, wait_until
 
 from . import escaping
 
-pytestmark = pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
+pytestmark = pytest.mark.needs("bwrap")
 
 MARKER = "MARKER-of-the-victim"
 ONLY_WITHOUT_NETWORK = {

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from sfactl.connection import Client
-from sfad.host.probe import bubblewrap
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status
 from tests.conftest import Start
@@ -30,7 +29,7 @@ from .test_gateway import CALLER, calling, config, killed_gateway, results
 ON, NET = Isolation(), Isolation(network=False)
 
 
-pytestmark = pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
+pytestmark = pytest.mark.needs("bwrap")
 
 
 @pytest.fixture

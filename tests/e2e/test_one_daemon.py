@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from sfad.host.probe import bubblewrap
 from sfad.host.socket_file import AlreadyRunning
 from sfad.host.state_dir import claim_instance, lock_state_dir, take_state_dir
 from sfad.protocol import messages as m
@@ -146,7 +145,7 @@ signal.pause()
 """
 
 
-@pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
+@pytest.mark.needs("bwrap")
 def test_no_sandbox_keeps_the_next_daemon_from_starting(start: Start, containment: str, tmp_path: Path) -> None:
     """It can take the locks for which reading is enough: of the instance, and of the socket's directory."""
     daemon = start(mode=containment)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from sfactl.connection import Client
-from sfad.host.probe import bubblewrap
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo
 from tests.conftest import Start
@@ -22,7 +21,7 @@ LIMIT = 64 * KIB
 KEPT = 2 * LIMIT + 8 * KIB
 """Bytes of a file that is bounded, with what its tree of extents may take."""
 
-sandbox = pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
+sandbox = pytest.mark.needs("bwrap")
 
 ALLOCATE = """
 import ctypes, os, signal, sys, time

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from sfactl.connection import Client
-from sfad.host.probe import bubblewrap
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo
 from tests.harness import PATIENCE, Daemon, ended, running, started, wait_until
@@ -87,7 +86,7 @@ def shared() -> Iterator[Shared]:
             yield Shared(place, daemon)
 
 
-needs_bubblewrap = pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
+needs_bubblewrap = pytest.mark.needs("bwrap")
 INSIDE = """
     $SFA run --name child -- sh -c 'id -u; id -G; echo parent $SFA_PARENT_ID' 2>/dev/null
     $SFA report --turns 3 && $SFA list --json

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from sfactl.connection import Client
-from sfad.host.probe import bubblewrap
 from sfad.processes.isolation import view
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo
@@ -24,7 +23,7 @@ from tests.users import FIRST, needs_root, open_directory
 
 from .test_escaping import odd_sockets
 
-pytestmark = pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
+pytestmark = pytest.mark.needs("bwrap")
 
 HIDDEN = "a secret of the home"
 
