@@ -30,7 +30,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
 from sfad.storage.store import Store
 from tests.leaks import cgroups
-from tests.template import Child, template
+from tests.template import Child, fork_daemon, run_sfactl, template
 from tests.unprivileged import Place
 
 PATIENCE = 60.0
@@ -142,7 +142,7 @@ class Daemon:
         read, write = os.pipe()
         with self.log.open("ab") as log:
             if self._forked and command is None and template().fits(env):
-                process: subprocess.Popen[bytes] | Child = template().start(["serve"], env, output=log.fileno(), ready=write)
+                process: subprocess.Popen[bytes] | Child = fork_daemon(env, log.fileno(), write)
             else:
                 process = self._execute(command or [*self._wrap, self.python, *self._program], env, log, write)
         os.close(write)
@@ -189,9 +189,7 @@ class Daemon:
 
     def sfactl(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run the command line to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "sfactl", *words], capture_output=True, text=True, timeout=2 * PATIENCE, env=self.env, **options
-        )
+        return run_sfactl(words, self.env, timeout=2 * PATIENCE, **options)
 
     def sfad(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run another `sfad` with the daemon's environment to its end."""

@@ -305,7 +305,7 @@ def test_a_file_as_stdin_can_only_be_read(common: Daemon, tmp_path: Path, option
     content = os.urandom(1 << 20)
     (tmp_path / "data").write_bytes(content)
     with (tmp_path / "data").open("rb") as data:
-        done = common.sfactl("run", "-q", option, "--", sys.executable, "program.py", stdin=data, cwd=tmp_path)
+        done = common.sfactl("run", "-q", option, "--", sys.executable, "program.py", stdin=data, cwd=str(tmp_path))
     assert done.stdout.splitlines()[0] == hashlib.sha256(content).hexdigest(), done
     assert (tmp_path / "data").read_bytes() == content
 
@@ -314,7 +314,7 @@ def test_a_file_as_stdin_that_the_command_does_not_read(common: Daemon, tmp_path
     """What passes it on ends with the command."""
     (tmp_path / "data").write_bytes(bytes(1 << 20))
     with (tmp_path / "data").open("rb") as data:
-        done = common.sfactl("run", "-q", "--isolate", "--", "sh", "-c", "exit 7", stdin=data, cwd=tmp_path)
+        done = common.sfactl("run", "-q", "--isolate", "--", "sh", "-c", "exit 7", stdin=data, cwd=str(tmp_path))
     assert done.returncode == 7
 
 

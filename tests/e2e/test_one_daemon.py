@@ -254,12 +254,12 @@ def test_a_socket_that_an_agent_removed_or_replaced_is_created_again(start: Star
         said = daemon.sfactl("doctor").stdout
         assert f"pid {daemon.pid} holds the state directory" in said or "answers at" in said
         wait_until(daemon.socket.exists, "it is created again")
-        daemon.sfactl("list", check=True)
+        daemon.sfactl("list").check_returncode()
         replaced = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1] + '2')"
         script = f'"$0" -c "{replaced}" "$1" && mv "$1"2 "$1"'
         ended(client, started(client, ["sh", "-c", script, sys.executable, str(daemon.socket)], leaf=True).id)
         wait_until(lambda: daemon.log.read_text().count('"type":"daemon_socket_renewed"') == 2, "it is created a second time")
-        daemon.sfactl("list", check=True)
+        daemon.sfactl("list").check_returncode()
 
 
 ACTIVATED = """
@@ -281,7 +281,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 @pytest.mark.parametrize("removed", [False, True])
 def test_a_daemon_removes_the_socket_that_it_has_bound_and_leaves_systemds(start: Start, removed: bool) -> None:
     daemon = start(mode="tags", wrap=(sys.executable, "-c", ACTIVATED))
-    daemon.sfactl("list", check=True)
+    daemon.sfactl("list").check_returncode()
     if removed:  # as 'systemctl disable --now' does, and perhaps some milliseconds before it stops the service
         daemon.socket.unlink()
         wait_until(daemon.socket.exists, "it is created again")
