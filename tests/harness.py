@@ -30,7 +30,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
 from sfad.storage.store import Store
 from tests.leaks import cgroups
-from tests.template import Child, fork_daemon, run_sfactl, template
+from tests.template import Child, fork_daemon, run_forked, template
 from tests.unprivileged import Place
 
 PATIENCE = 60.0
@@ -189,12 +189,11 @@ class Daemon:
 
     def sfactl(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run the command line to its end."""
-        return run_sfactl(words, self.env, timeout=2 * PATIENCE, **options)
+        return run_forked("sfactl", words, self.env, timeout=2 * PATIENCE, **options)
 
     def sfad(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run another `sfad` with the daemon's environment to its end."""
-        command = [sys.executable, "-m", "sfad", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, env=self.env)
+        return run_forked("sfad", words, self.env, timeout=2 * PATIENCE)
 
     def output(self, run: str) -> str:
         """Return what a run has printed on its stdout until now."""
@@ -336,7 +335,7 @@ def stopped(client: Client, *runs: str, **options: Any) -> m.Stopped:
 
 GONE = 65534
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to act as another user")
+as_root = pytest.mark.needs("root")
 
 
 def let_others_into(directory: Path) -> None:
@@ -419,7 +418,7 @@ def _take_requests(server: int, asked: threading.Event, done: threading.Event) -
                 asked.set()
 
 
-with_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK) or os.geteuid() != 0, reason="takes root and FUSE")
+with_fuse = pytest.mark.needs("root", "FUSE")
 
 
 def agent(directory: Path, name: str, text: str) -> list[str]:

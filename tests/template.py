@@ -138,24 +138,24 @@ def fork_daemon(env: Mapping[str, str], log: int, ready: int) -> Child:
 _READY = 3
 
 
-def run_sfactl(
-    words: Sequence[str], env: Mapping[str, str], *, stdin: str | IO[bytes] = "", cwd: str = "", timeout: float
+def run_forked(
+    program: str, words: Sequence[str], env: Mapping[str, str], *, stdin: str | IO[bytes] = "", cwd: str = "", timeout: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run a client to its end, and return what it printed. `stdin`: a text or a file. Raises `subprocess.TimeoutExpired`."""
+    """Run `sfad` or `sfactl` to its end, and return what it printed. Raises `subprocess.TimeoutExpired`."""
     with ExitStack() as stack:
         if isinstance(stdin, str):
             stdin = stack.enter_context(_pipe_with(stdin.encode()))
-        if _EXECUTED.intersection(words) or not template("sfactl").fits(env):
-            command = [sys.executable, "-m", "sfactl", *words]
+        if _EXECUTED.intersection(words) or not template(program).fits(env):
+            command = [sys.executable, "-m", program, *words]
             return subprocess.run(command, env=env, stdin=stdin, cwd=cwd or None, capture_output=True, text=True, timeout=timeout)
         (read_out, write_out), (read_err, write_err) = os.pipe(), os.pipe()
         outputs = [stack.enter_context(open(pipe, "rb")) for pipe in (read_out, read_err)]
         with open(write_out, "wb") as out, open(write_err, "wb") as err:
-            child = template("sfactl").start(words, env, {0: stdin.fileno(), 1: out.fileno(), 2: err.fileno()}, cwd)
+            child = template(program).start(words, env, {0: stdin.fileno(), 1: out.fileno(), 2: err.fileno()}, cwd)
         stack.callback(child.wait)
         stack.callback(child.kill)
         said = _read_all(outputs, time.monotonic() + timeout)
-        return subprocess.CompletedProcess(["sfactl", *words], child.wait(timeout), *said)
+        return subprocess.CompletedProcess([program, *words], child.wait(timeout), *said)
 
 
 _EXECUTED = frozenset({"top", "otel", "web"})
@@ -180,7 +180,7 @@ def _read_all(files: Sequence[IO[bytes]], until: float) -> list[str]:
         while selector.get_map():
             ready = selector.select(until - time.monotonic())
             if not ready:
-                raise subprocess.TimeoutExpired("sfactl", until, b"".join(said.values()))
+                raise subprocess.TimeoutExpired("a child of the template", until, b"".join(said.values()))
             for key, _ in ready:
                 read = os.read(key.fd, 1 << 16)
                 said[key.fileobj] += read  # type: ignore[index]

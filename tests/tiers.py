@@ -4,7 +4,7 @@
 pytest itself runs both unless `--tier` says otherwise. To the rest belong
 
 - tests with `@pytest.mark.rest("why")`, and the files and directories of `REST`;
-- tests with `@pytest.mark.needs("bwrap", …)`, of programs that a machine may lack. They are skipped where one is missing;
+- tests with `@pytest.mark.needs("bwrap", …)`: programs that a machine may lack, or root. They are skipped where one is missing;
 - of each end-to-end test that is tried in both containments, the second one.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,9 @@ PACKAGES = {
     "systemd-nspawn": "systemd-container libpam-systemd dbus",
 }
 """Programs that tests need, and the packages of Debian that bring them."""
+
+HAS: dict[str, Callable[[], bool]] = {"root": lambda: os.geteuid() == 0, "FUSE": lambda: os.access("/dev/fuse", os.W_OK)}
+"""What else tests need, and whether it is there."""
 
 REST = {
     "crash": "kills the daemon at its effects",
@@ -70,7 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "rest(why): only `make test-all` runs this test")
-    config.addinivalue_line("markers", "needs(program, …): skipped without these; only `make test-all` runs this test")
+    config.addinivalue_line("markers", "needs(program, …): skipped without; only `make test-all` runs this test")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -86,9 +89,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tier = config.getoption("--tier")
     kept = []
     for item in items:
-        missing = [program for mark in item.iter_markers("needs") for program in mark.args if shutil.which(program) is None]
-        if missing:
-            item.add_marker(pytest.mark.skip(f"not installed: {', '.join(missing)} (Debian: {packages(missing)})"))
+        if why_not := _why_impossible([need for mark in item.iter_markers("needs") for need in mark.args]):
+            item.add_marker(pytest.mark.skip(why_not))
         why = _why_rest(item)
         if tier == "all" or (tier == "rest") == (why is not None):
             kept.append(item)
@@ -96,6 +98,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             _left_out[why or "of the fast tier"] += 1
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
+
+
+def _why_impossible(needs: Sequence[str]) -> str | None:
+    """Return what this machine lacks of what a test needs; `None` if it has all."""
+    if lacking := [need for need in needs if need in HAS and not HAS[need]()]:
+        return f"takes {' and '.join(lacking)}"
+    missing = [need for need in needs if need in PACKAGES and shutil.which(need) is None]
+    return f"not installed: {', '.join(missing)} (Debian: {packages(missing)})" if missing else None
 
 
 def packages(programs: Iterable[str]) -> str:

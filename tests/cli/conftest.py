@@ -17,7 +17,7 @@ import pytest
 
 from sfactl.connection import Client
 from tests.harness import stopped, unlocked, wait_until
-from tests.template import Child, fork_daemon, run_sfactl
+from tests.template import Child, fork_daemon, run_forked
 
 from .night import fill
 
@@ -88,7 +88,7 @@ class World:
 
     def sfactl(self, *words: str, stdin: str = "", code: int | None = 0, **env: str) -> subprocess.CompletedProcess[str]:
         """Run `sfactl` to its end, and check its exit code."""
-        done = run_sfactl(words, self.env | env, stdin=stdin, timeout=PATIENCE)
+        done = run_forked("sfactl", words, self.env | env, stdin=stdin, timeout=PATIENCE)
         assert code is None or done.returncode == code, (done.returncode, done.stdout, done.stderr)
         return done
 

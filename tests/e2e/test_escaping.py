@@ -135,7 +135,7 @@ def shared_memory() -> Iterator[int]:
         libc.shmctl(segment, 0, None)
 
 
-@pytest.fixture(scope="module", params=["root", "nobody"])
+@pytest.fixture(scope="module", params=["root", pytest.param("nobody", marks=pytest.mark.needs("root"))])
 def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     """The daemon of each user; `root` is the user who runs the tests."""
     with ExitStack() as stack:

@@ -176,7 +176,7 @@ def hidden(directory: Path) -> Iterator[None]:
         subprocess.run(["umount", directory], check=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to mount")
+@pytest.mark.needs("root")
 def test_a_mount_over_the_directory(common: Daemon) -> None:
     daemon = common
     with daemon.client() as client:

@@ -120,7 +120,7 @@ SHOW = "id -u; id -g; id -G; ulimit -n; ulimit -Hn; ulimit -c; umask; cat /proc/
 KEPT = ("Uid", "Gid", "CapInh", "CapPrm", "CapEff", "CapAmb", "NoNewPrivs")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.needs("root")
 @pytest.mark.parametrize("no_new_privs", [False, True])
 def test_it_becomes_a_user_when_its_gate_says_so(bench: Bench, no_new_privs: bool) -> None:
     bench.directory.chmod(0o755)
@@ -140,7 +140,7 @@ def test_it_becomes_a_user_when_its_gate_says_so(bench: Bench, no_new_privs: boo
     }  # fmt: skip
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.needs("root")
 def test_the_user_enters_the_directory(bench: Bench) -> None:
     secret = bench.directory / "secret"
     secret.mkdir(mode=0o700)
