@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from sfactl import spawn_options
 from sfactl.commands import rerun
 from sfactl.options import agent_or_command, before_command, read
-from sfad.host.probe import bubblewrap
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Action, Bound, Claim, Isolation, Limit, LimitKind, Placing, Ship
+from tests import needs
 
 from .conftest import SFACTL, World
 
@@ -319,7 +319,7 @@ def test_a_run_starts_only_its_own_again(shared: World) -> None:
     assert shared.json("info", child)["depth"] == 1
 
 
-@pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
+@needs.bubblewrap
 def test_a_sandbox_stays(shared: World, tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / "sub").mkdir()

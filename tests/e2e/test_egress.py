@@ -22,16 +22,16 @@ import pytest
 import trustme
 
 from sfactl.connection import Client
-from sfad.host.probe import bubblewrap
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event, Isolation, RunInfo
+from tests import needs
 from tests.conftest import Start
 from tests.harness import Daemon, ended, running, spawn, started, stopped, wait_until
 from tests.users import needs_root
 
 from .internet import HERE, HOSTS, MODEL, PACKAGES
 
-pytestmark = pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
+pytestmark = needs.bubblewrap
 
 CONFIG = """
 [gateway.upstreams.anthropic]

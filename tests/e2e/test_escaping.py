@@ -16,16 +16,15 @@ from typing import Any
 import pytest
 
 from sfactl.connection import Client
-from sfad.host.probe import bubblewrap
 from sfad.processes import procfs
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.protocol.types import Isolation, RunInfo
-from tests import unprivileged
+from tests import needs, unprivileged
 from tests.harness import GONE, Daemon, ended, running, started, wait_until
 
 from . import escaping
 
-pytestmark = pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
+pytestmark = needs.bubblewrap
 
 MARKER = "MARKER-of-the-victim"
 ONLY_WITHOUT_NETWORK = {

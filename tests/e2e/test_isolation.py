@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from sfactl.connection import Client
-from sfad.host.probe import bubblewrap
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status
+from tests import needs
 from tests.conftest import Start
 from tests.harness import Daemon, ended, running, spawn, started, stopped, wait_until
 from tests.loader import traced, tracing
@@ -30,7 +30,7 @@ from .test_gateway import CALLER, calling, config, killed_gateway, results
 ON, NET = Isolation(), Isolation(network=False)
 
 
-pytestmark = pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
+pytestmark = needs.bubblewrap
 
 
 @pytest.fixture

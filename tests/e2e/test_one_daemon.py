@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from sfad.host.probe import bubblewrap
 from sfad.host.socket_file import AlreadyRunning
 from sfad.host.state_dir import claim_instance, lock_state_dir, take_state_dir
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, Isolation, Status
+from tests import needs
 from tests.conftest import Start
 from tests.harness import IMPATIENT, PATIENCE, Daemon, agent, alive, ended, spawn, started, stopped, wait_until
 
@@ -146,7 +146,7 @@ signal.pause()
 """
 
 
-@pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
+@needs.bubblewrap
 def test_no_sandbox_keeps_the_next_daemon_from_starting(start: Start, containment: str, tmp_path: Path) -> None:
     """It can take the locks for which reading is enough: of the instance, and of the socket's directory."""
     daemon = start(mode=containment)

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 
 from sfactl.connection import Client
-from sfad.host.probe import bubblewrap
 from sfad.processes.isolation import view
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo
+from tests import needs
 from tests.conftest import Start
 from tests.harness import Daemon, ended, running, spawn, started
 from tests.users import FIRST, needs_root, open_directory
 
 from .test_escaping import odd_sockets
 
-pytestmark = pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
+pytestmark = needs.bubblewrap
 
 HIDDEN = "a secret of the home"
 

@@ -16,9 +16,9 @@ import pytest
 
 from sfad import worktrees
 from sfad.core.state.run import run_id, run_number
-from sfad.host.probe import bubblewrap
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status, Worktree
+from tests import needs
 from tests.conftest import Start
 from tests.harness import Daemon, ended, running, spawn, started, stopped, strays, wait_until
 from tests.users import FIRST, SECOND, as_user, needs_root, open_directory, readable_by_all
@@ -458,7 +458,7 @@ def run_start(run: RunInfo) -> str:
     return record.start
 
 
-@pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
+@needs.bubblewrap
 def test_an_isolated_run_commits_in_its_worktree_and_changes_nothing_else(daemon: Daemon, repository: Repository) -> None:
     repository.git("config", "extensions.worktreeConfig", "true")
     before, options = repository.state(), repository.options(isolation=Isolation())

@@ -17,6 +17,7 @@ from sfad.processes.isolation.kernel import compiled
 from sfad.processes.isolation.programs import places
 from sfad.processes.isolation.sandbox import impossible, tried
 from sfad.processes.isolation.visible import SETTINGS, ForbiddenError, can_be_empty, followed, within_any, writable
+from tests import needs
 
 ALLOWED = 0x7FFF0000
 MACHINES = {
@@ -93,6 +94,7 @@ def test_bubblewrap_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "apt install bubblewrap" in (impossible(0) or "")
 
 
+@needs.bubblewrap
 def test_a_sandbox_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `sfactl doctor` does."""
     assert tried() is None
