@@ -21,8 +21,8 @@ SCRIPT = Path(__file__).parents[2] / "bin" / "sfactl"
 CLIENT = """
 _datetime _socket _struct errno select struct __future__
 sfad sfad.protocol sfad.protocol.framing sfad.protocol.inherited sfad.protocol.light sfad.protocol.light_msgpack
-sfad.protocol.places sfad.protocol.requests sfad.protocol.requests.base sfad.protocol.structs sfad.protocol.types sfad.protocol.units
-sfad.protocol.wire
+sfad.protocol.places sfad.protocol.requests sfad.protocol.requests.base sfad.protocol.structs sfad.protocol.types
+sfad.protocol.units sfad.protocol.wire
 sfactl sfactl.connection sfactl.entry sfactl.exits sfactl.inside sfactl.options sfactl.output sfactl.trust
 """
 """What each verb needs that speaks to the daemon."""
