@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
@@ -35,40 +35,8 @@ hypothesis.settings.load_profile("same")
 Start = Callable[..., Daemon]
 
 
-COMPLETE = "SFAD_TEST_COMPLETE"
-"""Set where everything that can be installed is installed: then a test is skipped only for what is listed here."""
-
-MAY_SKIP = (
-    "SFAD_TEST_AGENTS=1",  # the tests with real agents are opt-in, and `make agents` runs them
-    "SFAD_TEST_VM=1",  # `make vm` runs the virtual machine
-    "cgroup v1", "cgroup v2 controller", "for the sake of a controller", "the kernel throttles here",  # what the machine delegates
-    "needs two CPUs", "FUSE", "file system", "pids cannot be chosen here", "takes the pid each time",  # other traits of a machine
-    "it would take long",  # on a disk without holes
-    "only with cgroups", "only with tags", "for a pretended controller",  # parameters that do not go together
-)  # fmt: skip
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Fail a test that may not be skipped."""
-    report = yield
-    if report.skipped and COMPLETE in os.environ and isinstance(report.longrepr, tuple) and call.excinfo is not None:
-        reason = _why(call.excinfo.value)
-        if not any(known in reason for known in MAY_SKIP):
-            report.outcome, report.longrepr = "failed", f"{reason}; with {COMPLETE} set this test may not be skipped"
-    return report
-
-
-def _why(skipped: BaseException) -> str:
-    """Return why a test is skipped. pytest-trio skips a test without a reason when the test has given one."""
-    given = skipped if str(skipped) else skipped.__context__
-    while isinstance(given, BaseExceptionGroup):
-        given = given.exceptions[0]
-    return str(given)
-
-
 _LONGEST = (
-    "fleet/test_faults", "fleet", "systemd", "web/test_live", "e2e/test_plans", "e2e/test_attacks", "crash", "e2e/test_gateway",
+    "fleet/test_faults", "fleet", "systemd", "e2e/test_plans", "e2e/test_attacks", "crash", "e2e/test_gateway",
     "core/test_storm", "core/test_allowances", "e2e/test_quiet_runs", "e2e/test_users_gateways", "docs", "web", "top", "e2e", "cli",
     "processes", "usage", "gateway",
 )  # fmt: skip

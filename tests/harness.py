@@ -31,7 +31,7 @@ from sfad.protocol.types import RunInfo
 from sfad.storage.store import Store
 from tests import needs
 from tests.leaks import cgroups
-from tests.template import Child, template
+from tests.template import Child, fork_daemon, run_forked, template
 from tests.unprivileged import Place
 
 PATIENCE = 60.0
@@ -146,7 +146,7 @@ class Daemon:
         read, write = os.pipe()
         with self.log.open("ab") as log:
             if self._forked and command is None and template().fits(env):
-                process: subprocess.Popen[bytes] | Child = template().start(["serve"], env, output=log.fileno(), ready=write)
+                process: subprocess.Popen[bytes] | Child = fork_daemon(env, log.fileno(), write)
             else:
                 process = self._execute(command or [*self._wrap, self.python, *self._program], env, log, write)
         os.close(write)
@@ -193,14 +193,11 @@ class Daemon:
 
     def sfactl(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run the command line to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "sfactl", *words], capture_output=True, text=True, timeout=2 * PATIENCE, env=self.env, **options
-        )
+        return run_forked("sfactl", words, self.env, timeout=2 * PATIENCE, **options)
 
     def sfad(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run another `sfad` with the daemon's environment to its end."""
-        command = [sys.executable, "-m", "sfad", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, env=self.env)
+        return run_forked("sfad", words, self.env, timeout=2 * PATIENCE)
 
     def output(self, run: str) -> str:
         """Return what a run has printed on its stdout until now."""
@@ -342,7 +339,7 @@ def stopped(client: Client, *runs: str, **options: Any) -> m.Stopped:
 
 GONE = 65534
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to act as another user")
+as_root = pytest.mark.needs("root")
 
 
 def let_others_into(directory: Path) -> None:
@@ -425,7 +422,7 @@ def _take_requests(server: int, asked: threading.Event, done: threading.Event) -
                 asked.set()
 
 
-with_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK) or os.geteuid() != 0, reason="takes root and FUSE")
+with_fuse = pytest.mark.needs("root", "FUSE")
 
 
 def agent(directory: Path, name: str, text: str) -> list[str]:

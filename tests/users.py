@@ -24,7 +24,7 @@ FIRST, SECOND, THIRD = 61001, 61002, 61003
 
 T = TypeVar("T")
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+needs_root = pytest.mark.needs("root")
 
 
 class Failed(AssertionError):

@@ -17,7 +17,7 @@ import pytest
 
 from sfactl.connection import Client
 from tests.harness import stopped, unlocked, wait_until
-from tests.template import Child, template
+from tests.template import Child, fork_daemon, run_forked
 
 from .night import fill
 
@@ -66,7 +66,7 @@ class World:
         wait_until(lambda: unlocked(self.state), "no process has the locks of the daemon before")
         readable, writable = os.pipe()
         with open(self.directory / "log", "ab") as log:
-            self._daemon = template().start(["serve"], self.env, output=log.fileno(), ready=writable)
+            self._daemon = fork_daemon(self.env, log.fileno(), writable)
         os.close(writable)
         try:
             ready = select.select([readable], [], [], PATIENCE)[0] and os.read(readable, 16)
@@ -88,9 +88,7 @@ class World:
 
     def sfactl(self, *words: str, stdin: str = "", code: int | None = 0, **env: str) -> subprocess.CompletedProcess[str]:
         """Run `sfactl` to its end, and check its exit code."""
-        done = subprocess.run(
-            [*SFACTL, *words], env=self.env | env, input=stdin, capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
+        done = run_forked("sfactl", words, self.env | env, stdin=stdin, timeout=PATIENCE)
         assert code is None or done.returncode == code, (done.returncode, done.stdout, done.stderr)
         return done
 

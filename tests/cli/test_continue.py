@@ -357,6 +357,7 @@ def test_a_session_goes_on_when_it_is_sent_a_message(place: MakeDesk) -> None:
     assert "was continued by" in world.sfactl("session", "send", done["run_id"], "again", code=1).stderr
 
 
+@pytest.mark.needs("git")
 def test_a_lost_agent_goes_on_in_its_worktree(place: MakeDesk, tmp_path: Path) -> None:
     world = place(lost=True)
     repository = tmp_path / "repository"

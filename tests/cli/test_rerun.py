@@ -17,7 +17,6 @@ from sfactl.commands import rerun
 from sfactl.options import agent_or_command, before_command, read
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Action, Bound, Claim, Isolation, Limit, LimitKind, Placing, Ship
-from tests import needs
 
 from .conftest import SFACTL, World
 
@@ -319,7 +318,7 @@ def test_a_run_starts_only_its_own_again(shared: World) -> None:
     assert shared.json("info", child)["depth"] == 1
 
 
-@needs.bubblewrap
+@pytest.mark.needs("bwrap")
 def test_a_sandbox_stays(shared: World, tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / "sub").mkdir()

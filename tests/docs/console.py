@@ -95,7 +95,7 @@ def _take(browser: Browser, console: Console, run: RunId) -> None:
         ("run", f"/runs/{run}", "desk", "light"),
         ("history", "/history", "desk", "light"),
     ):
-        page.set_viewport_size(SIZES[size])  # type: ignore[arg-type]
+        page.set_viewport_size(SIZES[size])
         page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
         page.goto(path)
         _settled(page, name)

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 CHANGELOG = ROOT / "CHANGELOG.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
@@ -26,7 +27,7 @@ class Block(NamedTuple):
 
 def pages() -> list[Path]:
     """Return every page that users read."""
-    return [README, CHANGELOG, *sorted(DOCS.glob("*.md"))]
+    return [README, CHANGELOG, CONTRIBUTING, *sorted(DOCS.glob("*.md"))]
 
 
 def text_of(name: str) -> str:

@@ -25,7 +25,7 @@ def executed(daemon: Daemon, directory: Path, command: str, program: str) -> tup
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
     verb, *words = shlex.split(command)
     assert verb == "sfactl"
-    done = daemon.sfactl(*words[:1], "--env", f"PATH={path}", *words[1:], cwd=directory)
+    done = daemon.sfactl(*words[:1], "--env", f"PATH={path}", *words[1:], cwd=str(directory))
     assert done.returncode == 0, done.stdout + done.stderr
     run = json.loads(daemon.sfactl("info", "first", "--json").stdout)
     return done.stdout, run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -37,7 +36,7 @@ def test_the_man_page_has_every_verb_and_option() -> None:
         assert all(re.search(rf'^\.B ".*{option.flags[0]}\b', page, re.MULTILINE) for option in options), verb
 
 
-@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
+@pytest.mark.needs("groff")
 def test_groff_has_no_complaint_about_the_man_pages() -> None:
     words = ["groff", "-Kutf8", "-man", "-ww", "-z", "-Tutf8", *map(str, MAN.iterdir())]
     assert subprocess.run(words, capture_output=True, text=True, check=True).stderr == ""

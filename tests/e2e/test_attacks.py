@@ -74,7 +74,7 @@ def target(directory: Path, user: str, **options: Any) -> Iterator[Target]:
         yield Target(stack.enter_context(running(directory, nobody=nobody, **options)), nobody)
 
 
-@pytest.fixture(scope="module", params=["root", "nobody"])
+@pytest.fixture(scope="module", params=["root", pytest.param("nobody", marks=pytest.mark.needs("root"))])
 def user(request: pytest.FixtureRequest) -> str:
     """Whose the daemon and its agents are; `root` is the user who runs the tests."""
     return str(request.param)

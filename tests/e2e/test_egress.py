@@ -24,14 +24,13 @@ import trustme
 from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event, Isolation, RunInfo
-from tests import needs
 from tests.conftest import Start
 from tests.harness import Daemon, ended, running, spawn, started, stopped, wait_until
 from tests.users import needs_root
 
 from .internet import HERE, HOSTS, MODEL, PACKAGES
 
-pytestmark = needs.bubblewrap
+pytestmark = pytest.mark.needs("bwrap")
 
 CONFIG = """
 [gateway.upstreams.anthropic]

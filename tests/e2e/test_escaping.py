@@ -19,12 +19,12 @@ from sfactl.connection import Client
 from sfad.processes import procfs
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.protocol.types import Isolation, RunInfo
-from tests import needs, unprivileged
+from tests import unprivileged
 from tests.harness import GONE, Daemon, ended, running, started, wait_until
 
 from . import escaping
 
-pytestmark = needs.bubblewrap
+pytestmark = pytest.mark.needs("bwrap")
 
 MARKER = "MARKER-of-the-victim"
 ONLY_WITHOUT_NETWORK = {
@@ -135,7 +135,7 @@ def shared_memory() -> Iterator[int]:
         libc.shmctl(segment, 0, None)
 
 
-@pytest.fixture(scope="module", params=["root", "nobody"])
+@pytest.fixture(scope="module", params=["root", pytest.param("nobody", marks=pytest.mark.needs("root"))])
 def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     """The daemon of each user; `root` is the user who runs the tests."""
     with ExitStack() as stack:

@@ -17,7 +17,6 @@ import pytest
 from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status
-from tests import needs
 from tests.conftest import Start
 from tests.harness import Daemon, ended, running, spawn, started, stopped, wait_until
 from tests.loader import traced, tracing
@@ -30,7 +29,7 @@ from .test_gateway import CALLER, calling, config, killed_gateway, results
 ON, NET = Isolation(), Isolation(network=False)
 
 
-pytestmark = needs.bubblewrap
+pytestmark = pytest.mark.needs("bwrap")
 
 
 @pytest.fixture
@@ -306,7 +305,7 @@ def test_a_file_as_stdin_can_only_be_read(common: Daemon, tmp_path: Path, option
     content = os.urandom(1 << 20)
     (tmp_path / "data").write_bytes(content)
     with (tmp_path / "data").open("rb") as data:
-        done = common.sfactl("run", "-q", option, "--", sys.executable, "program.py", stdin=data, cwd=tmp_path)
+        done = common.sfactl("run", "-q", option, "--", sys.executable, "program.py", stdin=data, cwd=str(tmp_path))
     assert done.stdout.splitlines()[0] == hashlib.sha256(content).hexdigest(), done
     assert (tmp_path / "data").read_bytes() == content
 
@@ -315,7 +314,7 @@ def test_a_file_as_stdin_that_the_command_does_not_read(common: Daemon, tmp_path
     """What passes it on ends with the command."""
     (tmp_path / "data").write_bytes(bytes(1 << 20))
     with (tmp_path / "data").open("rb") as data:
-        done = common.sfactl("run", "-q", "--isolate", "--", "sh", "-c", "exit 7", stdin=data, cwd=tmp_path)
+        done = common.sfactl("run", "-q", "--isolate", "--", "sh", "-c", "exit 7", stdin=data, cwd=str(tmp_path))
     assert done.returncode == 7
 
 

@@ -17,7 +17,6 @@ from sfad.host.socket_file import AlreadyRunning
 from sfad.host.state_dir import claim_instance, lock_state_dir, take_state_dir
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, Isolation, Status
-from tests import needs
 from tests.conftest import Start
 from tests.harness import IMPATIENT, PATIENCE, Daemon, agent, alive, ended, spawn, started, stopped, wait_until
 
@@ -146,7 +145,7 @@ signal.pause()
 """
 
 
-@needs.bubblewrap
+@pytest.mark.needs("bwrap")
 def test_no_sandbox_keeps_the_next_daemon_from_starting(start: Start, containment: str, tmp_path: Path) -> None:
     """It can take the locks for which reading is enough: of the instance, and of the socket's directory."""
     daemon = start(mode=containment)
@@ -177,7 +176,7 @@ def hidden(directory: Path) -> Iterator[None]:
         subprocess.run(["umount", directory], check=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to mount")
+@pytest.mark.needs("root")
 def test_a_mount_over_the_directory(common: Daemon) -> None:
     daemon = common
     with daemon.client() as client:
@@ -255,12 +254,12 @@ def test_a_socket_that_an_agent_removed_or_replaced_is_created_again(start: Star
         said = daemon.sfactl("doctor").stdout
         assert f"pid {daemon.pid} holds the state directory" in said or "answers at" in said
         wait_until(daemon.socket.exists, "it is created again")
-        daemon.sfactl("list", check=True)
+        daemon.sfactl("list").check_returncode()
         replaced = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1] + '2')"
         script = f'"$0" -c "{replaced}" "$1" && mv "$1"2 "$1"'
         ended(client, started(client, ["sh", "-c", script, sys.executable, str(daemon.socket)], leaf=True).id)
         wait_until(lambda: daemon.log.read_text().count('"type":"daemon_socket_renewed"') == 2, "it is created a second time")
-        daemon.sfactl("list", check=True)
+        daemon.sfactl("list").check_returncode()
 
 
 ACTIVATED = """
@@ -282,7 +281,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 @pytest.mark.parametrize("removed", [False, True])
 def test_a_daemon_removes_the_socket_that_it_has_bound_and_leaves_systemds(start: Start, removed: bool) -> None:
     daemon = start(mode="tags", wrap=(sys.executable, "-c", ACTIVATED))
-    daemon.sfactl("list", check=True)
+    daemon.sfactl("list").check_returncode()
     if removed:  # as 'systemctl disable --now' does, and perhaps some milliseconds before it stops the service
         daemon.socket.unlink()
         wait_until(daemon.socket.exists, "it is created again")

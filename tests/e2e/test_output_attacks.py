@@ -11,7 +11,6 @@ import pytest
 from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo
-from tests import needs
 from tests.conftest import Start
 from tests.harness import Daemon, ended, spawn, started, stopped, wait_until
 
@@ -22,6 +21,7 @@ LIMIT = 64 * KIB
 KEPT = 2 * LIMIT + 8 * KIB
 """Bytes of a file that is bounded, with what its tree of extents may take."""
 
+sandbox = pytest.mark.needs("bwrap")
 
 ALLOCATE = """
 import ctypes, os, signal, sys, time
@@ -35,7 +35,7 @@ out = os.open("/proc/self/fd/1", os.O_WRONLY)
 """
 
 
-@pytest.fixture(params=[None, pytest.param(Isolation(), marks=needs.bubblewrap)], ids=["open", "isolated"])
+@pytest.fixture(params=[None, pytest.param(Isolation(), marks=sandbox)], ids=["open", "isolated"])
 def isolation(request: pytest.FixtureRequest) -> Isolation | None:
     found: Isolation | None = request.param
     return found

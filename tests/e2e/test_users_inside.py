@@ -18,7 +18,6 @@ import pytest
 from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo
-from tests import needs
 from tests.harness import PATIENCE, Daemon, ended, running, started, wait_until
 from tests.unprivileged import impossible
 from tests.users import FIRST, SECOND, as_user, needs_root, open_directory, readable_by_all
@@ -87,6 +86,7 @@ def shared() -> Iterator[Shared]:
             yield Shared(place, daemon)
 
 
+needs_bubblewrap = pytest.mark.needs("bwrap")
 INSIDE = """
     $SFA run --name child -- sh -c 'id -u; id -G; echo parent $SFA_PARENT_ID' 2>/dev/null
     $SFA report --turns 3 && $SFA list --json
@@ -99,8 +99,8 @@ INSIDE = """
     [
         pytest.param(FIRST, None, id="without-entry"),
         pytest.param(NOBODY, None, id="with-entry"),
-        pytest.param(FIRST, Isolation(network=False), id="no-network", marks=needs.bubblewrap),
-        pytest.param(NOBODY, Isolation(), id="isolated", marks=needs.bubblewrap),
+        pytest.param(FIRST, Isolation(network=False), id="no-network", marks=needs_bubblewrap),
+        pytest.param(NOBODY, Isolation(), id="isolated", marks=needs_bubblewrap),
     ],
 )
 def test_a_run_of_another_user_uses_sfactl(shared: Shared, uid: int, isolation: Isolation | None) -> None:
@@ -119,7 +119,7 @@ def test_a_run_of_another_user_uses_sfactl(shared: Shared, uid: int, isolation: 
     assert lines[4].replace(other, "zzz9") == lines[6]
 
 
-@pytest.mark.parametrize("isolation", [None, pytest.param(Isolation(), marks=needs.bubblewrap)], ids=["open", "isolated"])
+@pytest.mark.parametrize("isolation", [None, pytest.param(Isolation(), marks=needs_bubblewrap)], ids=["open", "isolated"])
 def test_the_command_at_the_end_of_a_users_run_is_the_users(shared: Shared, isolation: Isolation | None) -> None:
     work = shared.homes[FIRST] / f"work-{isolation is not None}"
     work.mkdir()

@@ -17,14 +17,13 @@ from sfactl.connection import Client
 from sfad.processes.isolation import view
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo
-from tests import needs
 from tests.conftest import Start
 from tests.harness import Daemon, ended, running, spawn, started
 from tests.users import FIRST, needs_root, open_directory
 
 from .test_escaping import odd_sockets
 
-pytestmark = needs.bubblewrap
+pytestmark = pytest.mark.needs("bwrap")
 
 HIDDEN = "a secret of the home"
 

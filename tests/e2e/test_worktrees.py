@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,12 +17,11 @@ from sfad import worktrees
 from sfad.core.state.run import run_id, run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status, Worktree
-from tests import needs
 from tests.conftest import Start
 from tests.harness import Daemon, ended, running, spawn, started, stopped, strays, wait_until
 from tests.users import FIRST, SECOND, as_user, needs_root, open_directory, readable_by_all
 
-pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed (Debian: git)")
+pytestmark = pytest.mark.needs("git")
 
 NEW = Worktree()
 
@@ -193,9 +191,8 @@ def test_submodules_sparse_checkouts_and_hooks_are_as_in_a_worktree_that_a_perso
     assert "x\n" not in repository.diff(daemon, run), "what the checkout leaves out was not deleted"
 
 
+@pytest.mark.needs("git-lfs")
 def test_lfs(daemon: Daemon, tmp_path: Path) -> None:
-    if shutil.which("git-lfs") is None:
-        pytest.skip("git-lfs is not installed (Debian: git-lfs)")
     repository = Repository(tmp_path, directory="sub")
     repository.git("lfs", "install", "--local")
     repository.git("lfs", "track", "*.bin")
@@ -458,7 +455,7 @@ def run_start(run: RunInfo) -> str:
     return record.start
 
 
-@needs.bubblewrap
+@pytest.mark.needs("bwrap")
 def test_an_isolated_run_commits_in_its_worktree_and_changes_nothing_else(daemon: Daemon, repository: Repository) -> None:
     repository.git("config", "extensions.worktreeConfig", "true")
     before, options = repository.state(), repository.options(isolation=Isolation())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.web.conftest import browser
+from tests.web.browser.conftest import browser
 
 from .asking import Daemons
 from .cluster import Cluster, cluster, daemons

@@ -63,7 +63,7 @@ def test_it_is_the_other_end_that_is_asked_for(kernel: Kernel) -> None:
         assert kernel.caller(accepted) == kernel.caller(client) == here
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+@pytest.mark.needs("root")
 def test_a_process_of_another_user(kernel: Kernel) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         os.seteuid(65534)  # a socket belongs to the user that makes it

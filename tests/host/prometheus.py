@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 import urllib.error
@@ -17,14 +16,6 @@ from typing import Any
 import pytest
 
 from tests.harness import PATIENCE, wait_until
-
-
-def program(name: str) -> str:
-    """Return the path of a program of the Debian package `prometheus`."""
-    found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"there is no {name}, of Debian's package prometheus")
-    return found
 
 
 def free_port() -> int:
@@ -56,13 +47,12 @@ class Prometheus:
 @contextmanager
 def scraping(directory: Path, target: str) -> Iterator[Prometheus]:
     """Run a server that scrapes `target` each second."""
-    executable = program("prometheus")
     config, port = directory / "prometheus.yml", free_port()
     scrape = {"job_name": "sfad", "static_configs": [{"targets": [target]}]}
     config.write_text(json.dumps({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [scrape]}))
     server = subprocess.Popen(
         [
-            executable, f"--config.file={config}", f"--storage.tsdb.path={directory / 'tsdb'}",
+            "prometheus", f"--config.file={config}", f"--storage.tsdb.path={directory / 'tsdb'}",
             f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
         ],
         stdin=subprocess.DEVNULL, stdout=(log := (directory / "prometheus.log").open("wb")), stderr=subprocess.STDOUT,

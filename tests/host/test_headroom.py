@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 from tests.conftest import Start
 from tests.harness import started
 
-NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may lower a nice value")
+NEEDS_ROOT = pytest.mark.needs("root")
 
 
 @NEEDS_ROOT

@@ -297,7 +297,7 @@ except LedgerError as error:
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+@pytest.mark.needs("root")
 @pytest.mark.parametrize(("mode", "of_file"), [(0o755, 0o600), (0o755, 0o644), (0o777, 0o444)])
 def test_a_file_of_another_user_is_refused(filled: Path, mode: int, of_file: int) -> None:
     filled.chmod(mode)
@@ -312,7 +312,7 @@ def test_a_file_of_another_user_is_refused(filled: Path, mode: int, of_file: int
     assert aside(filled) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+@pytest.mark.needs("root")
 def test_a_ledger_that_lost_its_mode_bits_is_used(filled: Path) -> None:
     for name in (filled, *filled.iterdir()):
         os.chown(name, 65534, 65534)

@@ -17,7 +17,6 @@ from sfad.processes.isolation.kernel import compiled
 from sfad.processes.isolation.programs import places
 from sfad.processes.isolation.sandbox import impossible, tried
 from sfad.processes.isolation.visible import SETTINGS, ForbiddenError, can_be_empty, followed, within_any, writable
-from tests import needs
 
 ALLOWED = 0x7FFF0000
 MACHINES = {
@@ -94,7 +93,7 @@ def test_bubblewrap_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "apt install bubblewrap" in (impossible(0) or "")
 
 
-@needs.bubblewrap
+@pytest.mark.needs("bwrap")
 def test_a_sandbox_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `sfactl doctor` does."""
     assert tried() is None

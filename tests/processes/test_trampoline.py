@@ -15,10 +15,9 @@ import pytest
 from sfad.processes.credentials import LIMIT_KINDS, Credentials
 from sfad.processes.trampoline import executable, image
 from sfad.processes.trampoline.executable import ATTACH, ENTER, EXEC, INTERPRET, REPORT, SHELL
-from tests.bench.native import COMPILER
 from tests.processes.trampoline_image import compiled, source
 
-KINDS = ["image", "compiled", "python"]
+KINDS = ["image", pytest.param("compiled", marks=pytest.mark.needs("cc")), "python"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,6 @@ class Bench:
             return made.path, [*made.prefix, SHELL]
         if platform.machine() != "x86_64":
             pytest.skip("the image is for x86_64")
-        if kind == "compiled" and COMPILER is None:
-            pytest.skip("needs a C compiler")
         program = self.directory / "trampoline"
         program.write_bytes(compiled().image if kind == "compiled" else image.IMAGE)
         program.chmod(0o755)
@@ -123,7 +120,7 @@ SHOW = "id -u; id -g; id -G; ulimit -n; ulimit -Hn; ulimit -c; umask; cat /proc/
 KEPT = ("Uid", "Gid", "CapInh", "CapPrm", "CapEff", "CapAmb", "NoNewPrivs")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.needs("root")
 @pytest.mark.parametrize("no_new_privs", [False, True])
 def test_it_becomes_a_user_when_its_gate_says_so(bench: Bench, no_new_privs: bool) -> None:
     bench.directory.chmod(0o755)
@@ -143,7 +140,7 @@ def test_it_becomes_a_user_when_its_gate_says_so(bench: Bench, no_new_privs: boo
     }  # fmt: skip
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.needs("root")
 def test_the_user_enters_the_directory(bench: Bench) -> None:
     secret = bench.directory / "secret"
     secret.mkdir(mode=0o700)
@@ -160,7 +157,8 @@ def test_the_image_is_of_this_source() -> None:
     assert source() == image.SOURCE, "trampoline.c has changed: make trampoline"
 
 
-@pytest.mark.skipif(COMPILER is None or platform.machine() != "x86_64", reason="needs a C compiler, for x86_64")
+@pytest.mark.needs("cc")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the image is for x86_64")
 def test_the_same_compiler_makes_the_same_image() -> None:
     """The contract holds for what others make; see `KINDS`."""
     made = compiled()

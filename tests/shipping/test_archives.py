@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from sfad import shipping
 from sfad.shipping import ShippingError, Tree, why_leaves
 
+pytestmark = pytest.mark.needs("git")
+
 MOST = 1 << 20
 Content = Mapping[str, bytes | str]
 """By path: the bytes of a file, or `-> TARGET`."""

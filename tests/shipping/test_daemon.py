@@ -25,6 +25,8 @@ from tests.users import FIRST, SECOND, Failed, as_user, needs_root, open_directo
 
 from .test_archives import BEFORE, content_of, fill, repository
 
+pytestmark = pytest.mark.needs("git")
+
 CONFIG = '[fleet]\naddress = "127.0.0.1:1"\nnode = "n1"\nship_max = "64 KiB"\n'
 WORK = "echo 22 > changed; rm gone/deep; mkdir new; echo 4 > new/deep; git add --all; git commit --quiet --message=work"
 

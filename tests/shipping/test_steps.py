@@ -15,6 +15,8 @@ from sfad.processes.shipping import pack_words, step_words
 
 from .test_archives import BEFORE, content_of, fill, packed, repository, work
 
+pytestmark = pytest.mark.needs("git")
+
 MOST = 1 << 20
 NAME = "c" * 32
 

@@ -198,7 +198,7 @@ print(Store(path).items, oct(path.stat().st_mode))
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+@pytest.mark.needs("root")
 def test_a_store_that_lost_its_mode_bits_is_read(tmp_path: Path) -> None:
     (tmp_path / "spool").mkdir()
     os.chown(tmp_path / "spool", 65534, 65534)

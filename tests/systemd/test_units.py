@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,7 +73,7 @@ def test_a_newer_systemd_waits_for_a_reload(service: Path) -> None:
     assert "ExecReload" not in newer
 
 
-@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
+@pytest.mark.needs("systemd-analyze")
 @pytest.mark.parametrize("user", [False, True], ids=["system", "user"])
 def test_systemd_accepts_the_units(user: bool, tmp_path: Path) -> None:
     version = int(subprocess.run(["systemd-analyze", "--version"], capture_output=True, text=True, timeout=60).stdout.split()[1])
@@ -86,7 +85,7 @@ def test_systemd_accepts_the_units(user: bool, tmp_path: Path) -> None:
     assert [line for line in done.stderr.splitlines() if "sfad" in line] == []
 
 
-@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
+@pytest.mark.needs("systemd-analyze")
 def test_the_systems_service_is_hardened() -> None:
     command = ["systemd-analyze", "security", "--offline=yes", str(TOP / "sfad.service")]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout

@@ -1,1 +1,1 @@
-"""`sfactl web` in a real browser, and against requests that no browser of its user sends."""
+"""`sfactl web` against requests that no browser of its user sends, and, in `browser`, in a real one."""

@@ -8,16 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, LimitKind
 from tests.cli import __file__ as cli
 from tests.harness import PATIENCE, Daemon, started, wait_until
-from tests.web.conftest import DESK
 from tests.web.console import Console
-from tests.web.test_actions import sleeping
-from tests.web.test_pages import limit, used
+
+from .conftest import DESK
+from .test_actions import sleeping
+from .test_pages import limit, used
+
+pytestmark = pytest.mark.needs("chromium")
 
 COUNTING = "i=0; while read x; do i=$((i+1)); echo line $i; done"
 
@@ -72,7 +76,7 @@ def test_a_daemon_that_is_away_is_told_and_comes_back(watched: Daemon, page: Pag
 
 def test_a_console_that_is_started_again_asks_for_its_new_link(watched: Daemon, browser: Browser) -> None:
     console = Console(watched)
-    context = browser.new_context(viewport=DESK, base_url=console.origin)  # type: ignore[arg-type]
+    context = browser.new_context(viewport=DESK, base_url=console.origin)
     page = context.new_page()
     page.goto(console.link)
     expect(page.locator(".headline")).to_contain_text("live")
@@ -97,7 +101,7 @@ def test_an_ended_agent_goes_on_in_a_new_run(watched: Daemon, browser: Browser, 
     words = [sys.executable, "-m", "sfactl", "run", "-q", "--name", "writer", "claude", "please fail"]
     subprocess.run(words, env=watched.env | env, cwd=tmp_path, capture_output=True, timeout=PATIENCE)
     console = Console(watched, env=env)
-    context = browser.new_context(viewport=DESK, base_url=console.origin)  # type: ignore[arg-type]
+    context = browser.new_context(viewport=DESK, base_url=console.origin)
     page = context.new_page()
     page.goto(console.link)
     rows = page.locator("[data-run]").filter(has_text="writer")

@@ -6,11 +6,14 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, Limit, LimitKind
 from tests.harness import Daemon, ended, started
+
+pytestmark = pytest.mark.needs("chromium")
 
 
 def used(daemon: Daemon, run: str, **amounts: float) -> None:

@@ -12,8 +12,11 @@ from tests.conftest import Start
 from tests.e2e.subscription import Account, Quota, selling
 from tests.e2e.test_plans import config, subscribe
 from tests.harness import stopped
-from tests.web.conftest import DESK
 from tests.web.console import Console
+
+from .conftest import DESK
+
+pytestmark = pytest.mark.needs("chromium")
 
 
 @pytest.fixture
@@ -26,7 +29,7 @@ def account() -> Iterator[Account]:
 def test_windows_are_bars_and_name_the_runs_that_wait(start: Start, account: Account, browser: Browser) -> None:
     daemon = start(config=config(account))
     console = Console(daemon)
-    context = browser.new_context(viewport=DESK, base_url=console.origin)  # type: ignore[arg-type]
+    context = browser.new_context(viewport=DESK, base_url=console.origin)
     page = context.new_page()
     page.goto(console.link)
     page.goto("/plans")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from sfad.protocol import messages as m
 from tests.harness import Daemon, started
-from tests.web.test_actions import sleeping
+
+from .test_actions import sleeping
+
+pytestmark = pytest.mark.needs("chromium")
 
 NASTY = "<img src=x onerror=document.title='owned'>"
 

@@ -11,9 +11,12 @@ from playwright.sync_api import Page, expect
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, Limit, LimitKind, RunInfo, Status
 from tests.harness import Daemon, ended, started, wait_until
-from tests.web.conftest import DESK, TELEPHONE
 from tests.web.console import Console
-from tests.web.test_pages import limit, used
+
+from .conftest import DESK, TELEPHONE
+from .test_pages import limit, used
+
+pytestmark = pytest.mark.needs("chromium")
 
 
 def info(daemon: Daemon, run: str) -> RunInfo:
@@ -184,7 +187,7 @@ def test_a_stranger_with_a_telephone(watched: Daemon, page: Page) -> None:
     with watched.client() as client:
         failed = started(client, ["sh", "-c", "exit 9"], name="broken").id
         ended(client, failed)
-    page.set_viewport_size(TELEPHONE)  # type: ignore[arg-type]
+    page.set_viewport_size(TELEPHONE)
     page.goto("/")
     expect(page.locator("[data-run]").first).to_contain_text("asking")
     page.locator(f'[data-run="{asking}"]').get_by_role("button", name="Approve").click()
@@ -213,8 +216,8 @@ def test_axe_finds_nothing_and_no_page_is_wider_than_its_window(
         watched, "near", limit(LimitKind.TURNS, 10), command="printf '\\033[31mred\\033[0m\\n'; sleep 300", stdin="pipe"
     )
     used(watched, other, turns=9)
-    page.set_viewport_size(size)  # type: ignore[arg-type]
-    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    page.set_viewport_size(size)
+    page.emulate_media(color_scheme=scheme)
     for path, shown in (("/", "near"), (f"/runs/{other}", "red"), ("/history", "near"), ("/plans", "left"), ("/events", "near")):
         page.goto(path)
         expect(page.get_by_role("main")).to_contain_text(shown)

@@ -1,0 +1,1 @@
+"""`sfactl web` in a real browser."""
