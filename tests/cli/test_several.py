@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from sfactl import shell_completion, verbs
-from sfactl.connection import Client
+from sfactl.connection import Client, DaemonError
 from sfactl.options import Heading
-from sfactl.output import DaemonError, own_user
+from sfactl.output import own_user
 from sfad.protocol import messages as m
 from sfad.protocol.types import Claim, ErrorCode, Status
 from tests.harness import ended, spawn, started, stopped, wait_until
