@@ -10,8 +10,10 @@ LONG_LIVED = frozenset({"top", "otel", "web"})
 if not LONG_LIVED.intersection(sys.argv):
     import sfad.protocol.light  # noqa: F401 - before any declaration of the protocol
 
+from sfad.protocol.inherited import repair_process, unblock_signals
+
 from . import verbs
-from .entry import guarded, own_standard_descriptors
+from .entry import guarded
 from .exits import ExitCode, UsageError
 from .options import NotPlain, agent_or_command, before_command, read
 
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    own_standard_descriptors()
+    repair_process()
+    unblock_signals()
     sys.exit(execute(sys.argv[1:]))
 
 

@@ -1,4 +1,4 @@
-"""What the programs of this package begin and end with: three open descriptors, and errors as exit codes."""
+"""What the programs of this package end with: errors as exit codes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,6 @@ if TYPE_CHECKING:
 
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def own_standard_descriptors() -> None:
-    """Open /dev/null as each of 0, 1 and 2 that is closed."""
-    # The next open() would get a closed 0, 1 or 2, and a socket would then receive what is written to stdout.
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-    # The interpreter makes no stream for a descriptor that was closed when it started.
-    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
-    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def guarded(work: Callable[[], int]) -> int:

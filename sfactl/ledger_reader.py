@@ -44,7 +44,7 @@ class LedgerReader(Client):
         ours, theirs = socket.socketpair()
         with theirs:
             # -P: do not import sfad from the working directory
-            command = [sys.executable, "-P", "-m", "sfad.history", os.fspath(self.path)]
+            command = [sys.executable, "-P", "-X", "utf8", "-m", "sfad.history", os.fspath(self.path)]
             as_stdin = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)]
             # in its own process group, because Ctrl-C is for this process; the child ends with the connection
             self._pid = os.posix_spawn(command[0], command, os.environ, file_actions=as_stdin, setpgroup=0)

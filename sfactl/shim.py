@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 
 import sfad.protocol.light  # noqa: F401 - before any declaration of the protocol
+from sfad.protocol.inherited import own_standard_descriptors, repair_process, unblock_signals
 
-from .entry import guarded, own_standard_descriptors
+from .entry import guarded
 from .inside import inside_run
 from .real_program import become
 
@@ -35,6 +36,8 @@ def _stand_in(program: str, arguments: Sequence[str], *, automatic: bool) -> int
         become(program, arguments, below=False)
     if any(place in word for word in arguments for place in _OWN_DESCRIPTORS):
         become(program, arguments, below=True)
+    repair_process()
+    unblock_signals()
     # imported here, because it takes 30 ms
     from .shimmed_run import carry_out
 

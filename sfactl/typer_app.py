@@ -252,7 +252,8 @@ def _settings() -> list[Setting]:
             return client.call(Config(id=0), ConfigReply).settings
     except (Quit, Late):
         pass  # the help must work if no daemon is running
-    done = subprocess.run([sys.executable, "-P", "-m", "sfad.config"], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-P", "-X", "utf8", "-m", "sfad.config"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Quit(done.returncode, done.stderr.strip())
     return [Setting(**each) for each in json.decode(done.stdout)]

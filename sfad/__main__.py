@@ -9,6 +9,7 @@ from typing import Any
 
 from .host.headroom import raise_priority
 from .host.secrecy import hide_memory
+from .protocol.inherited import repair_process
 
 gc.disable()  # until start-up is done and its objects are frozen: collections take a sixth of a start
 
@@ -21,6 +22,7 @@ _OPTIONS = {
 
 
 def main() -> None:
+    repair_process()
     options = plain_options(sys.argv[1:])
     if options is not None:
         hide_memory()  # before the imports: the environment may have keys

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 import sfad.protocol.structs  # noqa: F401 - msgspec's, whichever test is imported first
+from tests import needs
 from tests.harness import Daemon, argv, instance_of, running, stopped
 from tests.leaks import cgroups, no_leaks, stays
 from tests.reaper import reap_above
@@ -131,6 +132,7 @@ def _remaining(config: pytest.Config) -> list[str]:
 @pytest.fixture(params=["cgroup", "tags"])
 def containment(request: pytest.FixtureRequest) -> str:
     """Each containment in turn."""
+    needs.containment(request.param)
     return str(request.param)
 
 

@@ -29,6 +29,7 @@ from sfad.processes import procfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
 from sfad.storage.store import Store
+from tests import needs
 from tests.leaks import cgroups
 from tests.template import Child, fork_daemon, run_forked, template
 from tests.unprivileged import Place
@@ -116,7 +117,10 @@ class Daemon:
         executed: bool = False,
     ) -> None:
         """Start the daemon. `nobody`: run it as that user, there. `wrap`: words before the interpreter, such as prlimit(1).
-        `program`: the interpreter's arguments. `executed`: execute the interpreter even if a fork of the template would do."""
+        `program`: the interpreter's arguments. `executed`: execute the interpreter even if a fork of the template would do. Skips
+        the test where there is no containment of that `mode`."""
+        if nobody is None:
+            needs.containment(mode)
         self.directory = directory
         self._nobody = nobody
         self._wrap = tuple(wrap)

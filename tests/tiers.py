@@ -5,7 +5,7 @@ pytest itself runs both unless `--tier` says otherwise. To the rest belong
 
 - tests with `@pytest.mark.rest("why")`, and the files and directories of `REST`;
 - tests with `@pytest.mark.needs("bwrap", …)`: programs that a machine may lack, or root. They are skipped where one is missing;
-- of each end-to-end test that is tried in both containments, the second one.
+- of each end-to-end test that is tried in both containments, the second one: tags, or cgroups where there are none.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from .needs import no_cgroup
 
 PACKAGES = {
     "bwrap": "bubblewrap",
@@ -123,7 +125,7 @@ def _why_rest(item: pytest.Item) -> str | None:
     for name, why in REST.items():
         if place.is_relative_to(name):
             return why
-    if place.parts[0] == "e2e" and _parameters(item).get("containment") == "tags":
+    if place.parts[0] == "e2e" and _parameters(item).get("containment") == ("cgroup" if no_cgroup() else "tags"):
         return "the second containment"
     return None
 

@@ -59,6 +59,8 @@ MAX_FLUSHES = 100
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 """Those that the daemon handles. They would end a program that has not installed its handlers yet, and stay pending until then."""
+HELD_BACK = (*SIGNALS, signal.SIGCHLD)
+"""Those that are blocked when the next program begins after a re-execution, and may be pending."""
 
 
 class Unfit(Exception):

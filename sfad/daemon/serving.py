@@ -17,6 +17,7 @@ from ..host.headroom import keep_one_heap
 from ..host.secrecy import hide_memory
 from ..host.socket_file import PathError
 from ..processes.launcher import CgroupImpossible
+from ..protocol.inherited import unblock_signals
 from ..protocol.paths import daemon_socket
 from ..protocol.paths import state_dir as resolve_state_dir
 from ..storage.ledger import LedgerError
@@ -25,6 +26,7 @@ from .startup import DaemonHome
 
 
 def serve(socket: str | None = None, state_dir: str | None = None, config: str | None = None, ready_fd: int | None = None) -> None:
+    unblock_signals(but=daemon.HELD_BACK)
     hide_memory()
     keep_one_heap()
     where = home(socket, state_dir, config)

@@ -77,7 +77,8 @@ class BodyReader:
         with theirs, trio.CancelScope(shield=True):
             # the environment may hold keys of the operator's
             env = {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "LD_LIBRARY_PATH"))}
-            words = [sys.executable, "-P", "-m", reading.__name__, *(["--user", str(self._user)] if self._user is not None else [])]
+            user = ["--user", str(self._user)] if self._user is not None else []
+            words = [sys.executable, "-P", "-X", "utf8", "-m", reading.__name__, *user]
             self._forker = await trio.lowlevel.open_process(
                 words, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=env, start_new_session=True
             )

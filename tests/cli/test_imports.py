@@ -20,8 +20,9 @@ SCRIPT = Path(__file__).parents[2] / "bin" / "sfactl"
 
 CLIENT = """
 _datetime _socket _struct errno select struct __future__
-sfad sfad.protocol sfad.protocol.framing sfad.protocol.light sfad.protocol.light_msgpack sfad.protocol.places sfad.protocol.requests
-sfad.protocol.requests.base sfad.protocol.structs sfad.protocol.types sfad.protocol.units sfad.protocol.wire
+sfad sfad.protocol sfad.protocol.framing sfad.protocol.inherited sfad.protocol.light sfad.protocol.light_msgpack
+sfad.protocol.places sfad.protocol.requests sfad.protocol.requests.base sfad.protocol.structs sfad.protocol.types
+sfad.protocol.units sfad.protocol.wire
 sfactl sfactl.connection sfactl.entry sfactl.exits sfactl.inside sfactl.options sfactl.output sfactl.trust
 """
 """What each verb needs that speaks to the daemon."""
@@ -62,7 +63,7 @@ sfactl.mcp sfactl.mcp.eras sfactl.mcp.json_rpc sfactl.mcp.server sfactl.mcp.tool
 
 SHIM_OUTSIDE = """
 _datetime _struct errno struct __future__
-sfad sfad.protocol sfad.protocol.framing sfad.protocol.light sfad.protocol.light_msgpack
+sfad sfad.protocol sfad.protocol.framing sfad.protocol.inherited sfad.protocol.light sfad.protocol.light_msgpack
 sfactl sfactl.entry sfactl.exits sfactl.inside sfactl.real_program sfactl.shim sfad.protocol.shim_files resource
 """
 SHIM_INSIDE = f"{CLIENT} {SPAWN} {FOREGROUND} {SHIM_OUTSIDE} sfactl.shimmed_run"
@@ -133,8 +134,8 @@ def test_the_mcp_server_imports_these_modules_and_no_other(shared: World) -> Non
 COMPLETION = f"{CLIENT} sfactl.__main__ sfactl.commands sfactl.verbs sfactl.completing itertools"
 COMPLETED = {
     "sfactl st": "__future__ _datetime _struct errno itertools struct sfactl sfactl.__main__ sfactl.completing sfactl.entry "
-    "sfactl.exits sfactl.options sfactl.verbs sfad sfad.protocol sfad.protocol.framing sfad.protocol.light "
-    "sfad.protocol.light_msgpack sfad.protocol.structs sfad.protocol.units",
+    "sfactl.exits sfactl.options sfactl.verbs sfad sfad.protocol sfad.protocol.framing sfad.protocol.inherited "
+    "sfad.protocol.light sfad.protocol.light_msgpack sfad.protocol.structs sfad.protocol.units",
     "sfactl stop a": f"{COMPLETION} sfad.protocol.known sfad.protocol.requests.daemon sfad.protocol.requests.listing "
     "sfad.protocol.requests.plans sfad.protocol.requests.steering sfactl.commands.stop sfactl.selection sfactl.shell_completion",
 }

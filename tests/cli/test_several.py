@@ -13,6 +13,7 @@ import pytest
 from sfactl import shell_completion, verbs
 from sfactl.connection import Client, DaemonError
 from sfactl.options import Heading
+from sfactl.output import own_user
 from sfad.protocol import messages as m
 from sfad.protocol.types import Claim, ErrorCode, Status
 from tests.harness import ended, spawn, started, stopped, wait_until
@@ -122,7 +123,7 @@ def test_pause_of_all_freezes_a_tree_once(daemon: World, client: Client) -> None
 def test_limits_of_a_live_run(daemon: World, client: Client) -> None:
     run = started(client, SLEEP, name="bounded").id
     (time,) = [limit for limit in daemon.json("limit", "bounded", "time=30m", "turns=7:warn")["limits"] if limit["kind"] == "time"]
-    assert (time["threshold"], time["source"]) == (1800, "sfactl limit time by user root")
+    assert (time["threshold"], time["source"]) == (1800, f"sfactl limit time by user {own_user()}")
     assert "limits.max_time" in daemon.sfactl("limit", run, "time=2h", code=2).stderr
     assert "say which limits" in daemon.sfactl("limit", run, code=2).stderr
     done = daemon.sfactl("limit", run, "no-such", "time=1s", code=66)

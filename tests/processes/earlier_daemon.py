@@ -21,7 +21,7 @@ import trio
 
 from sfad.core.events import LaunchSucceeded
 from sfad.processes.launcher import Bounds, LaunchRecord
-from tests.processes.rig import PATIENCE, Rig, skip
+from tests.processes.rig import PATIENCE, Rig
 
 
 def encode(records: Mapping[str, LaunchRecord]) -> str:
@@ -64,9 +64,12 @@ async def _serve(kind: str, instance: str, plan: Plan) -> None:
 def daemon(kind: str, instance: str, plan: Plan) -> Iterator[tuple[int, dict[str, LaunchRecord]]]:
     """Start a daemon; yield its pid and what remains of its runs. At the end it is killed, and its runs are not.
 
-    Skips the test where there is no such containment. Its parent, which adopts the runs then, reaps at once: pid 1 may take
-    seconds.
+    Skips the test where there is no such containment. The daemon's parent, which adopts the runs then, reaps at once: pid 1 may
+    take seconds.
     """
+    from tests import needs  # imports pytest, which the daemon itself can do without
+
+    needs.containment(kind)
     command = [sys.executable, "-m", "tests.processes.earlier_daemon", kind, instance, json.dumps(asdict(plan))]
     near, far = os.pipe()
     try:
@@ -75,8 +78,6 @@ def daemon(kind: str, instance: str, plan: Plan) -> Iterator[tuple[int, dict[str
         os.close(far)
     with open(near, "rb") as file:
         said = file.readline()
-    if not said:
-        skip(f"no {kind} containment here")
     pid, rest = said.split(b" ", 1)
     try:
         yield int(pid), decode(rest)

@@ -23,7 +23,7 @@ from sfad.processes.contain.cgroup.containment import CgroupContainment
 from sfad.processes.contain.interface import LauncherParts, RunContainment
 from sfad.processes.contain.tags import TagsContainment
 from sfad.processes.launched_runs import LaunchedRun, MainProcess
-from sfad.processes.launcher import CgroupImpossible, Complain, LaunchRecord, LaunchSpec
+from sfad.processes.launcher import Complain, LaunchRecord, LaunchSpec
 from sfad.processes.local_launcher import LocalLauncher
 from sfad.processes.sweep import sweep
 from sfad.processes.trampoline import executable
@@ -55,20 +55,17 @@ class Made:
 
 
 def make(kind: str, emit: Callable[[Event], None], *, program: str = "elf", instance: str = "", complain: Complain = print) -> Made:
-    """Return a launcher with that containment, as `choose_launcher` puts it together; skip the test where there is none."""
+    """Return a launcher with that containment, as `choose_launcher` puts it together. Raises `CgroupImpossible`."""
     close_template()  # a launcher looks after every child of its process
-    trampoline = {"elf": executable.best, "python": executable.python}[program]()
     name = instance or secrets.token_hex(6)
     contain: Callable[[LauncherParts], RunContainment] = TagsContainment
     complaints = Complaints(complain)
     if kind == "cgroup":
-        try:
-            base = controllers.base_of(name, None)
-            controllers.probe(base)
-        except CgroupImpossible as reason:
-            skip(f"no cgroup containment here: {reason}")
+        base = controllers.base_of(name, None)
+        controllers.probe(base)
         contain = partial(CgroupContainment, base=base, complain=complain)
         complaints = Complaints(complain, remedy=partial(cgroupfs.regain_after, base=base.directory))
+    trampoline = {"elf": executable.best, "python": executable.python}[program]()
     made: list[tuple[RunContainment, LauncherParts]] = []
 
     def contained(parts: LauncherParts) -> RunContainment:
@@ -207,7 +204,10 @@ async def _signals(launcher: LocalLauncher, *, task_status: trio.TaskStatus[None
 
 @asynccontextmanager
 async def rigged(kind: str, *, program: str = "elf", instance: str = "") -> AsyncIterator[Rig]:
-    """Yield a rig. Afterwards nothing of it is alive, whatever the test did."""
+    """Yield a rig; skip the test where there is no such containment. Afterwards nothing of it is alive, whatever the test did."""
+    from tests import needs  # for the same reason
+
+    needs.containment(kind)
     rig = Rig(kind, program=program, instance=instance)
     try:
         async with trio.open_nursery() as nursery:

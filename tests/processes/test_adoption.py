@@ -27,6 +27,7 @@ from sfad.processes.procfs import tells_exits
 from sfad.processes.sweep import sweep
 from sfad.processes.trampoline.executable import is_one
 from sfad.processes.watch import Call, Reactor
+from tests import needs
 from tests.harness import until, wait_until
 from tests.processes import programs
 from tests.processes.earlier_daemon import Plan, daemon, dead
@@ -358,8 +359,7 @@ def died_starting(kind: str, instance: str, program: str, when: str, halt: str) 
     """Return the pid of a trampoline whose daemon was killed before or after it was saved."""
     command = [sys.executable, "-c", DIES, kind, instance, program, when, halt]
     done = subprocess.run(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], timeout=PATIENCE)
-    if done.returncode != -signal.SIGKILL:
-        pytest.skip(f"no {kind} containment here")
+    assert done.returncode == -signal.SIGKILL
     return int(done.stdout)
 
 
@@ -420,15 +420,11 @@ async def test_a_cgroup_without_a_process_is_removed_on_release(instance: str) -
 @pytest.fixture
 def elsewhere() -> Iterator[str]:
     """Make a cgroup beside ours."""
-    mounts = cgroupfs.mounts()
-    own = mounts[0].directory(procfs.cgroup(os.getpid()) or "/") if mounts else None
-    if own is None or not os.access(own, os.W_OK):
-        pytest.skip("no cgroup to make others in")
+    needs.containment("cgroup")
+    own = cgroupfs.mounts()[0].directory(procfs.cgroup(os.getpid()) or "/")
+    assert own is not None
     directory = f"{own}/test-{secrets.token_hex(6)}"
-    try:
-        os.mkdir(directory)
-    except OSError as error:
-        pytest.skip(str(error))
+    os.mkdir(directory)
     yield directory
 
     def removed() -> bool:

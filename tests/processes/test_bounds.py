@@ -231,7 +231,7 @@ def test_access_that_an_agent_took_away_is_regained(tmp_path: Path) -> None:
     way = [file, *list(file.parents)[:3]]
     aside = tmp_path / "base" / "other"
     aside.mkdir()
-    for path in (*way, aside):
+    for path in (aside, *way):
         path.chmod(0)
     cgroupfs.regain(str(file), str(tmp_path / "base"))
     assert [path.stat().st_mode & 0o777 for path in (*way, aside)] == [0o600, 0o700, 0o700, 0o700, 0]

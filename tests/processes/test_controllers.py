@@ -17,6 +17,7 @@ from sfad.processes.contain.cgroup import cgroupfs, controllers
 from sfad.processes.contain.cgroup.containment import CgroupContainment
 from sfad.processes.launcher import Bounds
 from sfad.processes.sweep import sweep
+from tests import needs
 from tests.harness import until
 from tests.processes import programs
 from tests.processes.rig import Rig, make, rigged
@@ -160,6 +161,7 @@ def ticks(pid: int) -> int:
 
 
 def test_closing_leaves_the_cgroups_as_they_were() -> None:
+    needs.containment("cgroup")
     own = procfs.cgroup(os.getpid())
     launcher = make("cgroup", lambda _event: None).launcher
     parent = os.path.dirname(launcher.detail)
@@ -176,6 +178,7 @@ def test_closing_leaves_the_cgroups_as_they_were() -> None:
 
 
 def test_a_sweep_disables_the_controllers_of_a_dead_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs.containment("cgroup")
     made = make("cgroup", lambda _event: None)
     launcher, contained = made.launcher, made.containment
     assert isinstance(contained, CgroupContainment)

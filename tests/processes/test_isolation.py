@@ -93,6 +93,7 @@ def test_bubblewrap_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "apt install bubblewrap" in (impossible(0) or "")
 
 
+@pytest.mark.needs("bwrap")
 def test_a_sandbox_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `sfactl doctor` does."""
     assert tried() is None

@@ -221,8 +221,6 @@ def test_a_cgroup_that_has_no_process_to_give(containment: str) -> None:
         done = subprocess.run(command, capture_output=True, cwd=Path(__file__).parents[2], timeout=60, check=False)
     finally:
         os.rmdir(directory)
-    if b"no cgroup containment here" in done.stderr:
-        pytest.skip("no cgroup containment here")
     assert done.returncode == 0, done.stderr.decode()
     assert b"no more processes" in done.stdout
 

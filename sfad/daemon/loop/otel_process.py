@@ -34,7 +34,7 @@ def start_helper(
     that it gets, if not all. Return its pid. Raises `OSError`."""
     given = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN) and (env is None or env.match(key))}
     return os.posix_spawn(
-        sys.executable, [sys.executable, "-P", *words], given,
+        sys.executable, [sys.executable, "-P", "-X", "utf8", *words], given,
         file_actions=file_actions, setsigmask=blocked, setsigdef=_DEFAULT, setpgroup=0,
     )  # fmt: skip
 

@@ -1,0 +1,50 @@
+"""What a program may inherit from its parent that breaks it: closed standard descriptors, an ignored SIGCHLD, blocked signals, a
+locale without UTF-8. Both programs repair these before they do anything. Imports little, because each verb imports it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Collection
+else:
+    import _signal as signal  # `signal` first makes enums, which takes a third of Python's start
+
+
+def repair_process() -> None:
+    """Open the standard descriptors that are closed, reap children as usual, and use UTF-8."""
+    own_standard_descriptors()
+    # If it is ignored, the kernel reaps each child itself, and no exit code can be read (wait(2)). make and git reset it too.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _use_utf8()
+
+
+def own_standard_descriptors() -> None:
+    """Open /dev/null as each of 0, 1 and 2 that is closed."""
+    # The next open() would get a closed 0, 1 or 2, and a socket would then receive what is written to stdout.
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    # The interpreter makes no stream for a descriptor that was closed when it started.
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def unblock_signals(*, but: Collection[int] = ()) -> None:
+    """Unblock all signals but these: the kernel passes a mask on to every program, and those that this process starts could not be
+    interrupted either."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked.intersection(but))
+
+
+def _use_utf8() -> None:
+    """Execute the program again in Python's UTF-8 mode if the locale has another encoding: what it says and is told is UTF-8, and
+    so are names of files. In the C locale Python does so itself unless PYTHONUTF8=0."""
+    if sys.getfilesystemencoding() != "utf-8":
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
