@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests import leaks
+from tests import leaks, outside
 
 _LARGEST = 1 << 20
 """Bytes of a request, most of which is an environment."""
@@ -32,7 +32,7 @@ class Template:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", "tests.template"]
+            command = [sys.executable, "-m", "tests.template", outside.report()]
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), cwd=_ROOT, start_new_session=True)
         self._socket = ours
         self._lock = threading.Lock()
@@ -160,5 +160,6 @@ if __name__ == "__main__":
     import sfad.daemon.serving  # noqa: F401 - what each daemon imports
     from sfad.__main__ import main
 
+    outside.watch(sys.argv.pop())
     _serve()
     main()
