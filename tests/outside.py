@@ -91,9 +91,10 @@ class Outside:
     def __init__(self, base: Path) -> None:
         """Make these places. `base`: pytest's directory of the session."""
         self._base = base
+        self.close()  # a process that was killed had the same number
         for place in surroundings.places():
             place.mkdir()
-            place.chmod(0o755)
+            place.chmod(0o1777)
         self._before = _names()
         self._trap = Trap(Path(trap)) if (trap := surroundings.person.get(TRAP)) else None
 

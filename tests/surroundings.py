@@ -25,8 +25,8 @@ _PASSED_ON = re.compile(
 person = dict(os.environ)
 """The environment of the person, for what fetches programs from a network: a cache, a proxy, certificates."""
 
-OWN = {"HOME": "home", "XDG_RUNTIME_DIR": "runtime", "TMPDIR": "tmp"}
-"""Variables that lead to directories of the session: without the second, a client looks into /run/user."""
+OWN = {"HOME": "home", "XDG_RUNTIME_DIR": "runtime"}
+"""Variables that lead to directories of a process of the session. Without the second, a client looks into /run/user."""
 
 
 def enter(directory: Path, original: Mapping[str, str] | None = None) -> None:
@@ -42,27 +42,24 @@ def enter(directory: Path, original: Mapping[str, str] | None = None) -> None:
     for variable, name in OWN.items():
         (directory / name).mkdir(mode=0o700, exist_ok=True)
         os.environ[variable] = str(directory / name)
-    tempfile.tempdir = os.environ["TMPDIR"]
+    tempfile.tempdir = None
+    if place := _of_session("/tmp"):
+        os.environ["TMPDIR"] = str(place)
 
 
-# ---- Places with a short path that every user can enter: pytest's own are root's alone
-
-
-def for_all() -> str:
-    """Return a directory on the file system of /tmp, for directories that other users enter or whose paths must be short."""
-    return str(_of_session("/tmp") or "/tmp")
+# ---- Directories of a session that all users can write to, with short paths: pytest's own are its user's alone
 
 
 def in_memory() -> str:
-    """Return a directory on a file system in memory. Where there is none, it does not exist."""
+    """Return a directory for directories on a file system in memory. Where there is none, it does not exist."""
     return str(_of_session("/dev/shm") or "/dev/shm")
 
 
 def places() -> list[Path]:
-    """Return these directories of this session. The process that begins the session makes and removes them."""
+    """Return what the process that begins the session makes and removes."""
     return [place for parent in ("/tmp", "/dev/shm") if (place := _of_session(parent)) and os.access(parent, os.W_OK)]
 
 
 def _of_session(parent: str) -> Path | None:
-    session = os.environ.get(SESSION)
-    return Path(parent, f"sfad-tests-{session}") if session else None
+    process, _, _ = os.environ.get(SESSION, "").partition("-")
+    return Path(parent, f"sfad-tests-{process}") if process else None

@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 from sfad.processes.contain.cgroup import cgroupfs
-from tests import surroundings
 
 GONE = 65534
 
@@ -95,7 +94,7 @@ def place() -> Iterator[Place]:
     why = impossible()
     if why:
         pytest.skip(why)
-    directory = Path(tempfile.mkdtemp(prefix="nobody-", dir=surroundings.for_all()))
+    directory = Path(tempfile.mkdtemp(prefix="nobody-"))
     for name in MOUNTS:
         (directory / name).mkdir()
     os.chown(directory, GONE, GONE)

@@ -15,7 +15,6 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from sfactl.connection import Client, Unreachable
-from tests import surroundings
 from tests.harness import GONE, as_nobody, as_root, wait_until
 
 from .conftest import PATIENCE, World
@@ -106,7 +105,7 @@ def test_an_untrusted_socket_is_not_passed_over_and_starts_no_daemon(world: Worl
 
 
 def test_root_is_trusted_by_everybody_and_others_are_not() -> None:
-    with TemporaryDirectory(dir=surroundings.for_all()) as directory:
+    with TemporaryDirectory() as directory:
         path = Path(directory) / "s"
         path.parent.chmod(0o755)
         with listening(path, 0) as received:

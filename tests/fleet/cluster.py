@@ -18,7 +18,6 @@ from pathlib import Path
 import psutil
 
 from sfad.protocol import messages as m
-from tests import surroundings
 from tests.harness import Daemon, running, wait_until
 
 NAMES = ("n1", "n2", "n3")
@@ -114,7 +113,7 @@ def _lives(process: psutil.Process) -> bool:
 
 @contextmanager
 def cluster() -> Iterator[Cluster]:
-    directory = Path(tempfile.mkdtemp(prefix="flt", dir=surroundings.for_all()))  # the paths of Ray's sockets must be short
+    directory = Path(tempfile.mkdtemp(prefix="flt"))  # the paths of Ray's sockets must be short
     made = Cluster(directory)
     try:
         made.start()

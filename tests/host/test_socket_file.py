@@ -16,7 +16,6 @@ import pytest
 from sfad.host import socket_file
 from sfad.host.socket_file import AlreadyRunning, PathError, bind_socket, unbind_socket
 from sfad.protocol.places import bind_path, connect_path
-from tests import surroundings
 from tests.harness import GONE, as_nobody, as_root
 
 
@@ -209,7 +208,7 @@ def test_a_directory_of_another_user_is_refused(safe: Path, tmp_path: Path) -> N
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A directory like /tmp, which all users can reach."""
-    with TemporaryDirectory(dir=surroundings.for_all()) as directory:
+    with TemporaryDirectory() as directory:
         path = Path(directory)
         path.chmod(0o1777)
         yield path
