@@ -31,7 +31,7 @@ from .test_machine_stateful import ACTIONS, KERNELS, MAX_TIME, OFTEN, THRESHOLDS
 from .transcript import ANN
 
 STEPS = 120
-WALKS = range(100)
+WALKS = range(40)
 EVERY_ACTION = [None, *ACTIONS, Action.PAUSE, Action.REQUEST_INCREASE]
 
 INVARIANTS = [

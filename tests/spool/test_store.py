@@ -329,7 +329,7 @@ def killed_after(count: int) -> Callable[[int, bytes, int], int]:
 
 
 TestAgainst = Against.TestCase
-TestAgainst.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAgainst.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
 # ---- torn and damaged files
