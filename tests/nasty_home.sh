@@ -1,12 +1,12 @@
 #!/bin/sh
-# Fill DIR as the home of a person with settings of everything that sfad starts or reads, and print the lines that a shell evaluates
-# for the environment of such a person: eval "$(tests/nasty_home.sh DIR)". Each setting changes what a program does that obeys it.
-#
-# The proxy answers nothing, so pip has to have installed before.
+# Fill DIR/home with a person's settings for everything that sfad starts or reads, and print what a shell evaluates for the
+# environment of such a person: eval "$(tests/nasty_home.sh DIR)". Each setting changes what a program does that obeys it, and a
+# session of tests fails if a file there is opened. The proxy answers nothing, so pip has to have installed before.
 set -eu
 [ $# = 1 ] || { echo "usage: $0 DIR" >&2; exit 2; }
-mkdir -p "$1"
-dir=$(cd "$1" && pwd)
+mkdir -p "$1/home" "$1/tmp"
+tmp=$(cd "$1/tmp" && pwd)
+dir=$(cd "$1/home" && pwd)
 
 put() {
     mkdir -p "$(dirname "$dir/$1")"
@@ -147,14 +147,15 @@ END
 put .netrc <<'END'
 default login person password secret
 END
-mkdir -p "$dir/tmp" "$dir/xdg/state" "$dir/xdg/data" "$dir/xdg/cache" "$dir/state"
+mkdir -p "$dir/xdg/state" "$dir/xdg/data" "$dir/xdg/cache" "$dir/state"
 
 say() {
     printf "export %s='%s'\n" "$1" "$(printf %s "$2" | sed "s/'/'\\\\''/g")"
 }
 
 say HOME "$dir"
-say TMPDIR "$dir/tmp"
+say TMPDIR "$tmp"
+say SFAD_TEST_TRAP "$dir"
 say XDG_CONFIG_HOME "$dir/xdg/config"
 say XDG_STATE_HOME "$dir/xdg/state"
 say XDG_DATA_HOME "$dir/xdg/data"

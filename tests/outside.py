@@ -66,7 +66,7 @@ def _strays(event: str, arguments: tuple[object, ...]) -> str:
     if not isinstance(path, (str, bytes)) or not (name := os.fsdecode(path)).startswith("/"):
         return ""
     if writes:
-        return "" if name.startswith(_writable) or "/__pycache__" in name or "/.hypothesis" in name else name
+        return "" if f"{name}/".startswith(_writable) or "/__pycache__" in name or "/.hypothesis" in name else name
     return name if name.startswith(_homes) and not name.startswith(_readable) else ""
 
 

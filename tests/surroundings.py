@@ -16,8 +16,9 @@ from pathlib import Path
 SESSION = "TESTS_OF_SFAD"
 """Variable in the environment of each process that a session starts, because another session may run on this machine."""
 
-_PASSED_ON = re.compile(
-    r"PATH|LANG|LANGUAGE|LC_\w+|TZ|LD_LIBRARY_PATH|LD_PRELOAD"
+PASSED_ON = re.compile(
+    r"PATH|LANG|LANGUAGE|LC_\w+|TZ|LD_LIBRARY_PATH"
+    r"|LD_PRELOAD|FAKETIME\w*"  # faketime(1) tries another day
     r"|PYTHONPATH"  # the package may be found by it
     rf"|PYTEST_(XDIST_\w+|VERSION|CURRENT_TEST)|SFAD_TEST_\w+|{SESSION}"
 )
@@ -35,7 +36,7 @@ def enter(directory: Path, original: Mapping[str, str] | None = None) -> None:
     if original is not None:
         person.clear()
         person.update(original)
-    kept = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
+    kept = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
     os.environ.clear()
     os.environ.update(kept, GIT_CONFIG_NOSYSTEM="1")
     directory.mkdir(exist_ok=True)

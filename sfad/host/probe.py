@@ -58,7 +58,8 @@ def cgroups() -> Cgroups:
 
 def _any_below(directory: str) -> str | None:
     try:
-        return next((entry.path for entry in os.scandir(directory) if entry.is_dir()), None)
+        with os.scandir(directory) as entries:
+            return next((entry.path for entry in entries if entry.is_dir()), None)
     except OSError:
         return None
 

@@ -38,6 +38,7 @@ class World:
         self.config.write_text(config)
         self._daemon: Child | None = None
         self.env = os.environ | {
+            "HOME": str(directory),  # shells keep a history
             "SFAD_SOCKET": str(self.socket),
             "SFAD_STATE_DIR": str(self.state),
             "SFAD_CONFIG": str(self.config),
