@@ -207,7 +207,9 @@ class Daemon:
         return (self.state_dir / "output" / f"{run}.err").read_text()
 
     def descriptors(self) -> int:
-        """Return how many descriptors the daemon has open, once it watches its socket and its state directory."""
+        """Return how many descriptors the daemon has open, once it watches its socket and its state directory. Skips the test
+        where the kernel does not tell."""
+        needs.insight()
         end = time.monotonic() + 5  # where the kernel cannot tell, it does not watch
         while (found := self._open_files()).count(f"/proc/{self.pid}/mountinfo") < 4 and time.monotonic() < end:
             time.sleep(0.01)

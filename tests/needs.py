@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from functools import cache
 
@@ -15,6 +16,12 @@ def containment(kind: str) -> None:
     """Skip the test if no run of this process can be contained so."""
     if kind == "cgroup" and (why := no_cgroup()):
         pytest.skip(why)
+
+
+def insight() -> None:
+    """Skip the test if this process may not look into /proc/PID/fd and /proc/PID/environ of a daemon, which hides its memory."""
+    if os.geteuid() != 0:
+        pytest.skip("only root sees descriptors and environment of a daemon")
 
 
 @cache

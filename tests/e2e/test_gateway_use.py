@@ -12,6 +12,7 @@ import pytest
 from sfad.daemon.loop.gateway_routing import PLACEHOLDER
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
+from tests import needs
 from tests.conftest import Start
 from tests.harness import alive, ended, spawn, wait_until
 
@@ -144,7 +145,8 @@ def test_doctor_looks_at_the_gateway(start: Start, provider: Provider, tmp_path:
         return {each["name"]: (each["verdict"], each["detail"] + each["mend"]) for each in json.loads(done.stdout)["findings"]}
 
     rows = found()
-    assert rows["gateway"][0] == rows["sock_diag"][0] == "ok"
+    assert rows["gateway"][0] == "ok"
+    assert needs.no_cgroup() or rows["sock_diag"][0] == "ok"
     assert rows["upstream anthropic"] == ("ok", f"{provider.url} answers; the gateway has its key")
     assert rows["upstream openai"][0] == "warn"
     assert "check the network and gateway.upstreams.openai.url" in rows["upstream openai"][1]

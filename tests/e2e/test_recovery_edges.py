@@ -18,6 +18,7 @@ from sfactl.connection import Client
 from sfad.core.state.run import run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
+from tests import needs
 from tests.conftest import Start
 from tests.harness import PATIENCE, Daemon, alive, argv, ended, other_boot, spawn, started, stopped, strays, wait_until
 
@@ -226,6 +227,7 @@ def test_a_watcher_is_notified_of_an_end_during_the_execve(daemon: Daemon, tmp_p
     """Promise: connections and what they wait for outlive a re-execution.
 
     What the launcher has seen before the runs are taken over is published before the watchers are there again."""
+    needs.insight()
     go = tmp_path / "go"
     os.mkfifo(go)
     with daemon.client() as client:
