@@ -25,7 +25,7 @@ import pytest
 import trio
 
 from sfactl.connection import Client
-from sfad.processes import procfs
+from sfad.processes import kernel
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
 from sfad.storage.store import Store
@@ -290,7 +290,7 @@ def alive(pid: int | None) -> bool:
 
 def argv(pid: int) -> list[str]:
     """Return the command line of a process; empty if it has ended meanwhile, reaped or not."""
-    content = procfs.read(f"/proc/{pid}/cmdline") or b""
+    content = kernel.read(f"/proc/{pid}/cmdline") or b""
     return [os.fsdecode(word) for word in content.split(b"\0")[:-1]]
 
 
@@ -300,7 +300,7 @@ def carriers(instance: str) -> list[tuple[psutil.Process, str]]:
     begin = f"SFA_COOKIE={instance}:".encode()
     for pid in psutil.pids():
         cookie = next(
-            (item for item in (procfs.read(f"/proc/{pid}/environ", whole=True) or b"").split(b"\0") if item.startswith(begin)), None
+            (item for item in (kernel.read(f"/proc/{pid}/environ", whole=True) or b"").split(b"\0") if item.startswith(begin)), None
         )
         with suppress(psutil.NoSuchProcess):
             if cookie is not None and (process := psutil.Process(pid)).status() != psutil.STATUS_ZOMBIE:

@@ -15,7 +15,7 @@
 `helper`           programs that are executed as the run's user: helpers, and first steps
 `launcher`         what the loop needs of a launcher: it names runs, not pids
 `credentials`      the user that a run executes as, and an environment for programs that must not obey the run's
-`procfs`           what /proc tells of processes; signals to exactly one process, by pidfd
+`kernel`           what /proc tells of processes; signals to exactly one process, by pidfd
 
 Each imports only what is below it.
 """

@@ -6,7 +6,7 @@ import resource
 import struct
 from dataclasses import dataclass
 
-from . import procfs
+from . import kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Credentials:
 
 
 def _may_raise() -> bool:
-    lines = (procfs.read("/proc/self/status", whole=True) or b"").splitlines()
+    lines = (kernel.read("/proc/self/status", whole=True) or b"").splitlines()
     effective = next((int(line[7:], 16) for line in lines if line.startswith(b"CapEff:")), 0)
     return bool(effective & _CAP_SYS_RESOURCE)
 

@@ -16,7 +16,7 @@ from time import monotonic, sleep
 
 from ..core.state.run import number_or_zero
 from ..protocol.types import RunId
-from . import procfs
+from . import kernel
 from .contain import membership
 from .contain.cgroup import cgroupfs, controllers
 from .launched_runs import cookie_run
@@ -55,7 +55,7 @@ def sweep(instance: str, cgroup_parent: str | None = None, spare: Set[RunId] = f
     for found in _kill_carriers(instance, spare, bases):
         pids.update(found)
         left.update(found)
-    return SweepReport(tuple(sorted(pids)), tuple(sorted(pid for pid in left if procfs.why_alive(pid))))
+    return SweepReport(tuple(sorted(pids)), tuple(sorted(pid for pid in left if kernel.why_alive(pid))))
 
 
 def _removable(top: str, spare: Set[RunId]) -> Iterator[str]:
@@ -98,7 +98,7 @@ def _clear(base: str) -> list[int]:
                 cgroupfs.write(f"{base}/cgroup.kill", b"1")
                 poll.poll(_KILL_EVERY * 1000)
     except OSError as error:
-        if error.errno not in procfs.GONE:  # systemd removes what has become empty
+        if error.errno not in kernel.GONE:  # systemd removes what has become empty
             raise
         return []
     _remove(base)
@@ -124,7 +124,7 @@ def _kill_carriers(instance: str, spare: Set[RunId], bases: Iterable[str]) -> It
     `bases` and their descendants are spared, and so are this process and its ancestors."""
     until = monotonic() + _SWEEP_WITHIN
     prefix = f"{instance}:".encode()
-    mine, kept = set(procfs.ancestry(os.getpid())), frozenset[int]()
+    mine, kept = set(kernel.ancestry(os.getpid())), frozenset[int]()
 
     def swept(one: membership.MarkedProcess, inherited: RunId | None) -> RunId | None:
         if inherited == membership.FOREIGN or one.process.pid in kept:
@@ -146,7 +146,7 @@ def _kill_carriers(instance: str, spare: Set[RunId], bases: Iterable[str]) -> It
         _kill_all(found, until)
 
 
-def _kill_all(processes: Sequence[procfs.Stat], until: float) -> None:
+def _kill_all(processes: Sequence[kernel.Stat], until: float) -> None:
     with ExitStack() as stack:
         poll = select.poll()
         waiting: set[int] = set()
@@ -154,7 +154,7 @@ def _kill_all(processes: Sequence[procfs.Stat], until: float) -> None:
             with suppress(ProcessLookupError, PermissionError):
                 pidfd = os.pidfd_open(process.pid)
                 stack.callback(os.close, pidfd)
-                if not procfs.is_alive(process.pid, process.started):
+                if not kernel.is_alive(process.pid, process.started):
                     continue  # it has ended since, and its pid may be another process's
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 poll.register(pidfd, select.POLLIN)

@@ -24,7 +24,7 @@ import trio
 from ..core import events as e
 from ..core.state.run import Run
 from ..host.process_events import ForkAlarm
-from ..processes import procfs
+from ..processes import kernel
 from ..processes.launcher import Launcher
 from ..protocol.kinds import BY_KERNEL, KINDS
 from ..protocol.types import LimitKind, RunId
@@ -64,7 +64,7 @@ class MachineTotals:
 
     def tells_forks(self) -> bool:
         """Start counting. Return whether `forks` can be believed: a new thread must show in it."""
-        content = procfs.read("/proc/sys/kernel/pid_max")
+        content = kernel.read("/proc/sys/kernel/pid_max")
         self._range = int(content) if content else 1 << 22
         before = self._last = _last_pid()
         thread = threading.Thread(target=lambda: None)
@@ -84,16 +84,16 @@ class MachineTotals:
                 await trio.lowlevel.wait_readable(alarm)
 
     def memory(self) -> int:
-        lines = (line.split() for line in (procfs.read("/proc/meminfo") or b"").splitlines())
+        lines = (line.split() for line in (kernel.read("/proc/meminfo") or b"").splitlines())
         return sum(int(words[1]) for words in lines if words[0] in (b"AnonPages:", b"Shmem:")) * 1024
 
     def oom_kills(self) -> int:
-        words = (procfs.read("/proc/vmstat", whole=True) or b"").split()
+        words = (kernel.read("/proc/vmstat", whole=True) or b"").split()
         return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
 
 
 def _last_pid() -> int:
-    return int((procfs.read("/proc/loadavg") or b"0").split()[-1])
+    return int((kernel.read("/proc/loadavg") or b"0").split()[-1])
 
 
 @dataclass(slots=True, eq=False)

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from sfactl.connection import Client
-from sfad.processes import procfs
+from sfad.processes import kernel
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, Limit, RunInfo, Tokens
 from tests.harness import Daemon, alive, running, wait_until
@@ -156,7 +156,7 @@ def status_of(pid: int) -> dict[str, list[str]]:
 
 def family(pid: int) -> list[int]:
     """Return a process and those that it has started."""
-    return [pid, *(each for each in procfs.pids() if (found := procfs.stat(each)) is not None and found.parent == pid)]
+    return [pid, *(each for each in kernel.pids() if (found := kernel.stat(each)) is not None and found.parent == pid)]
 
 
 def openers(provider: Provider) -> set[int]:
@@ -447,7 +447,7 @@ def test_a_gateway_can_only_ask_about_runs_of_its_user(everyones: Daemon, provid
             everyones.kill()
             os.kill(record(everyones, FIRST)[0], signal.SIGKILL)
             path = everyones.state_dir / f"gateway-{FIRST}.json"
-            stat = procfs.stat(pid)
+            stat = kernel.stat(pid)
             assert stat is not None
             path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": pid, "started": stat.started}))
             everyones.restart()

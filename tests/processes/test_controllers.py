@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sfad.core.events import LaunchSucceeded, MainExited
-from sfad.processes import procfs
+from sfad.processes import kernel
 from sfad.processes.contain.cgroup import cgroupfs, controllers
 from sfad.processes.contain.cgroup.containment import CgroupContainment
 from sfad.processes.launcher import Bounds
@@ -155,22 +155,22 @@ async def test_cpu_is_throttled(held: Rig) -> None:
 
 
 def ticks(pid: int) -> int:
-    fields = (procfs.read(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
+    fields = (kernel.read(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
     return int(fields[11]) + int(fields[12])
 
 
 def test_closing_leaves_the_cgroups_as_they_were() -> None:
-    own = procfs.cgroup(os.getpid())
+    own = kernel.cgroup(os.getpid())
     launcher = make("cgroup", lambda _event: None).launcher
     parent = os.path.dirname(launcher.detail)
     if launcher.enforced_by("pids") != "kernel":
         launcher.close()
         pytest.skip("not delegated to this process: the cgroup v2 controller pids")
     assert own is not None
-    assert (procfs.cgroup(os.getpid()) or "").endswith("/supervisor") or not os.path.exists(f"{parent}/cgroup.type")
+    assert (kernel.cgroup(os.getpid()) or "").endswith("/supervisor") or not os.path.exists(f"{parent}/cgroup.type")
     assert cgroupfs.locate(launcher.instance).directory == launcher.detail  # also from within the leaf
     launcher.close()
-    assert procfs.cgroup(os.getpid()) == own
+    assert kernel.cgroup(os.getpid()) == own
     assert not os.path.exists(f"{parent}/supervisor") or own.endswith("/supervisor")
     assert "memory" not in said(f"{parent}/cgroup.subtree_control") or not os.path.exists(f"{parent}/cgroup.type")
 

@@ -13,11 +13,11 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from ...protocol.types import RunId
-from .. import procfs
+from .. import kernel
 from ..credentials import COOKIE
+from ..kernel import Stat, reaped
 from ..launched_runs import LaunchedRun, LaunchedRuns, cookie, cookie_run
 from ..launcher import Bounds, Unidentifiable
-from ..procfs import Stat, reaped
 from .interface import RunContainment
 
 # ---- Which run a process is in by its ancestors and its cookie, where no cgroup tells
@@ -40,7 +40,7 @@ def run_by_cookie(pid: int, runs: LaunchedRuns) -> RunId | None:
 def ancestors(pid: int) -> tuple[Stat, ...]:
     """Return a process and its ancestors, up to this process, or as far as /proc tells."""
     found: list[Stat] = []
-    while pid > 0 and (process := procfs.stat(pid)):
+    while pid > 0 and (process := kernel.stat(pid)):
         found.append(process)
         pid = 0 if pid == os.getpid() else process.parent
     return tuple(found)
@@ -174,7 +174,7 @@ def bind(pid: int, cpus: Cpus) -> None:
             try:
                 os.sched_setaffinity(int(thread), cpus)
             except OSError as error:
-                if error.errno not in procfs.GONE | procfs.HIDDEN:
+                if error.errno not in kernel.GONE | kernel.HIDDEN:
                     raise
 
 
@@ -201,7 +201,7 @@ RunOf = Callable[[MarkedProcess, RunId | None], RunId | None]
 
 def with_marks(process: Stat) -> MarkedProcess:
     """Raises `OSError`."""
-    return MarkedProcess(process, procfs.variable(process.pid, COOKIE), procfs.soft_limit(process.pid, resource.RLIMIT_MSGQUEUE))
+    return MarkedProcess(process, kernel.variable(process.pid, COOKIE), kernel.soft_limit(process.pid, resource.RLIMIT_MSGQUEUE))
 
 
 def run_by_marks(
@@ -273,7 +273,7 @@ class MarkScan:
 def scan_marks(known: Mapping[int, MarkedProcess] = MappingProxyType({})) -> MarkScan:
     """Look at all processes. `known` are processes of which an earlier look has found the marks. Raises `OSError`."""
     marked = {pid: one for pid, one in known.items() if one.cookie is not None}
-    fresh = (procfs.stat(pid) for pid in procfs.pids() if pid not in marked)
+    fresh = (kernel.stat(pid) for pid in kernel.pids() if pid not in marked)
     return MarkScan(marked | {process.pid: with_marks(process) for process in fresh if process is not None and process.alive})
 
 

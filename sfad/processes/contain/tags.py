@@ -14,10 +14,10 @@ from typing import Literal
 import trio
 
 from ...protocol.types import RunId
-from .. import procfs
+from .. import kernel
+from ..kernel import Stat, send
 from ..launched_runs import LaunchedRun, LaunchedRuns, run_ids
 from ..launcher import Unidentifiable
-from ..procfs import Stat, send
 from ..trampoline.creating import Door
 from ..watch import Orphans, reap_orphan, wait_ended
 from .interface import AdoptedRuns, KernelLimits, LauncherParts, RunContainment, RunPauses, RunStops
@@ -65,7 +65,7 @@ class AdoptedTags(AdoptedRuns):
         self._elsewhere.discard(run.id)
 
     def is_of(self, run: LaunchedRun, pid: int) -> bool:
-        process = procfs.stat(pid)
+        process = kernel.stat(pid)
         tag = self._runs.tag_of(run)
         tags = {tag: run.id} if tag is not None else {}
         return process is not None and run_by_marks(with_marks(process), None, {run.cookie: run.id}, tags) == run.id
@@ -79,7 +79,7 @@ class AdoptedTags(AdoptedRuns):
         found = {process.pid for process in recent.members(run.cookie, self._runs.tag_of(run))}
         if not found <= recent.ours:
             self._elsewhere.add(run.id)
-        return any(map(procfs.is_alive, found))
+        return any(map(kernel.is_alive, found))
 
     def processes(self) -> Iterator[tuple[Stat, RunId]]:
         """Yield what is alive in adopted runs and not below this process. Raises `OSError`."""
@@ -119,7 +119,7 @@ class TagsMembership:
             raise Unidentifiable("the process is in another pid namespace")
         run_id, ours = with_steady_ancestors(pid, self._by_descent)
         run_id = run_id or run_by_cookie(pid, self._runs)
-        if procfs.stat(pid) is None or not still_there(pidfd):
+        if kernel.stat(pid) is None or not still_there(pidfd):
             raise Unidentifiable(f"process {pid} ended before it could be identified")
         if run_id is None and ours:
             raise unmarked(pid)
@@ -153,15 +153,15 @@ class TagsMembership:
         return number if number is not None and self._runs.within(number, inherited) else inherited
 
     def _stray(self, pid: int) -> RunId | None:
-        process = procfs.stat(pid) if self._strays else None
+        process = kernel.stat(pid) if self._strays else None
         return self._strays.get((pid, process.started)) if process else None
 
     def _by_mark(self, pid: int) -> RunId | None:
-        return self._runs.by_tag(pid) or (self._runs.by_cookie(pid) if procfs.is_alive(pid) else None)
+        return self._runs.by_tag(pid) or (self._runs.by_cookie(pid) if kernel.is_alive(pid) else None)
 
     def _sole(self, pid: int) -> RunId | None:
         """Return the run of an orphan that has removed its marks, where only one tree can be meant."""
-        process = procfs.stat(pid)
+        process = kernel.stat(pid)
         return self._runs.sole_tree(process.started) if process and process.alive else None
 
     def forget_strays(self, table: Mapping[int, Stat]) -> None:
@@ -196,7 +196,7 @@ class Census:
 
     def _below_us(self) -> Iterator[tuple[Stat, RunId | None]]:
         """Yield our live descendants. A zombie has no children any more."""
-        table = procfs.scan()
+        table = kernel.scan()
         self._membership.forget_strays(table)
         families: dict[int, list[Stat]] = defaultdict(list)
         for process in table.values():
@@ -222,9 +222,9 @@ class Census:
         seen: set[int] = set()
         for _ in range(_LISTINGS):
             self._orphans.reap()
-            fresh = [pid for pid in procfs.children() if pid not in seen]
+            fresh = [pid for pid in kernel.children() if pid not in seen]
             placed = [(pid, self._membership.run_of_child(pid)) for pid in fresh]
-            alive = [pid for pid, run_id in placed if run_id in runs and procfs.is_alive(pid)]
+            alive = [pid for pid, run_id in placed if run_id in runs and kernel.is_alive(pid)]
             if alive:
                 return alive
             if not fresh:
@@ -321,8 +321,8 @@ def _stands(process: Stat) -> bool:
     A process that waits in vfork(2) for its child cannot be stopped, and would wait for ever if the child is; but it does
     nothing else, and is stopped before it continues."""
     if process.state in "ZX":  # the main thread has ended, others have not
-        return procfs.threads_stopped(process.pid)
-    return process.stopped or (process.state == "D" and procfs.will_stop(process.pid))
+        return kernel.threads_stopped(process.pid)
+    return process.stopped or (process.state == "D" and kernel.will_stop(process.pid))
 
 
 # ---- Stopping runs: signals to every process of a run until nothing is left
@@ -420,7 +420,7 @@ class TagsStops(RunStops):
         Against processes that fork and exit this is the race to win: each of their processes is our child as soon as the one
         before it is gone. A look costs microseconds, and the pid of an unreaped child is no other process's."""
         fresh = False
-        for pid in procfs.children():
+        for pid in kernel.children():
             if (pid, 0) not in signalled and self._membership.run_of_child(pid) in runs:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import procfs
+from .. import kernel
 from ..launcher import LaunchError
 from .image import IMAGE
 
@@ -110,7 +110,7 @@ def is_one(pid: int) -> bool:
         return False
     if executed.startswith(f"/memfd:{_NAME}") or words[1:6] == [*map(os.fsencode, _python()[1:])]:
         return True
-    return not procfs.executed(pid) and procfs.is_alive(pid)
+    return not kernel.executed(pid) and kernel.is_alive(pid)
 
 
 def best() -> Trampoline:
