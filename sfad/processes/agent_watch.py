@@ -8,15 +8,16 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import islice, takewhile
+from itertools import islice
 
+import psutil
 import trio
 
 from ..core.events import AgentProcess, AgentSeen
 from ..core.state.naming import agent_of, executed_word
 from ..host.process_events import ExecEvents
 from ..protocol.known import KNOWN_PROGRAMS
-from . import kernel
+from . import kernel, observed
 from .contain.interface import RunContainment
 from .launched_runs import LaunchedRun, LaunchedRuns
 from .launcher import Unidentifiable
@@ -125,7 +126,7 @@ class AgentWatch:
         """Tell agents that the last look has not found. Return for how long to pause after it. Raises `OSError`."""
         began = trio.current_time()
         before, self._told = self._told, {}
-        for pid in kernel.pids():
+        for pid in psutil.pids():
             seen = self._seen(pid)
             if seen is not None and (before.get(pid) == seen or self._tell(pid, *seen)):
                 self._told[pid] = seen
@@ -155,7 +156,7 @@ class AgentWatch:
 
     def _described(self, run: LaunchedRun, pid: int, started: int, program: str) -> AgentProcess:
         main = run.main.command if run.main is not None else None
-        line = list(islice(takewhile(lambda each: each != os.getpid(), kernel.ancestry(pid)), _MAX_ABOVE))
+        line = [each.pid for each in islice(observed.ancestors(pid, os.getpid()), _MAX_ABOVE) if each.pid != os.getpid()]
         if main in line:
             line = line[: line.index(main) + 1]
         above = tuple((each, agent_of(kernel.command(each), self._programs)) for each in line[1:])

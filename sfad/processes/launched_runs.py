@@ -249,8 +249,9 @@ class LaunchedRuns(dict[RunId, LaunchedRun]):
         return run.tag
 
     def by_tag(self, pid: int) -> RunId | None:
-        number = kernel.soft_limit(pid, resource.RLIMIT_MSGQUEUE)
-        return self.tags.get(number) if number is not None else None
+        with suppress(ProcessLookupError, PermissionError):
+            return self.tags.get(resource.prlimit(pid, resource.RLIMIT_MSGQUEUE)[0])
+        return None
 
     def by_cookie(self, pid: int) -> RunId | None:
         value = cookie(pid, self.instance)

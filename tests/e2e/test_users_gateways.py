@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from sfactl.connection import Client
@@ -156,7 +157,7 @@ def status_of(pid: int) -> dict[str, list[str]]:
 
 def family(pid: int) -> list[int]:
     """Return a process and those that it has started."""
-    return [pid, *(each for each in kernel.pids() if (found := kernel.stat(each)) is not None and found.parent == pid)]
+    return [pid, *(each.pid for each in psutil.Process(pid).children())]
 
 
 def openers(provider: Provider) -> set[int]:

@@ -323,7 +323,7 @@ async def sleeper(argument: str) -> int:
 
     def look() -> bool:
         pids = [process.pid for process in psutil.Process().children(recursive=True)]
-        found.extend(pid for pid in pids if kernel.read(f"/proc/{pid}/cmdline") == b"sleep\0%s\0" % argument.encode())
+        found.extend(pid for pid in pids if kernel.command(pid) == ["sleep", argument])
         return bool(found)
 
     await until(look, "asleep")
@@ -372,7 +372,7 @@ async def test_the_tag_of_another_run(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     script = f"trap '' TERM; env -i /bin/bash -c 'ulimit -S -q {number}; exec sleep 4322'; true"
     rig.launch("a2", "sh", "-c", script)
     pid = await sleeper("4322")
-    assert kernel.soft_limit(pid, resource.RLIMIT_MSGQUEUE) == number
+    assert psutil.Process(pid).rlimit(resource.RLIMIT_MSGQUEUE)[0] == number
     assert launcher.run_of(pid, None) == "a2"
     launcher.terminate("a2", signal.SIGTERM)  # it scans, and so knows the run of the process when its parents are gone
     await until(lambda: {"a2"} in scanned, "scanned")

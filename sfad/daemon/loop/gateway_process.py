@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import psutil
 import trio
 
 from ...config import GatewayConfig
@@ -21,7 +22,7 @@ from ...host.files import UNDECODABLE, create, keep_damaged, read
 from ...host.log import Log
 from ...host.probe import user_name
 from ...host.tasks import TURN_REQUESTS
-from ...processes import kernel
+from ...processes import kernel, observed
 from ...processes.launcher import Launcher
 from ...protocol.event_types import EventType
 from ...protocol.messages import EndCall
@@ -404,12 +405,10 @@ class GatewayProcess:
     def _end_unknown(self) -> None:
         """End the gateway whose record is lost. No daemon knows it, so it would never end."""
         journal = os.fspath(self._journal)
-        for pid in kernel.pids():
-            words = kernel.command(pid)
-            if "sfad.gateway" in words and journal in words:
-                with suppress(OSError):
-                    if os.stat(f"/proc/{pid}").st_uid in {os.geteuid(), self.uid}:
-                        os.kill(pid, signal.SIGKILL)
+        for pid in psutil.pids():
+            words, process = kernel.command(pid), kernel.stat(pid)
+            if process and "sfad.gateway" in words and journal in words and observed.owner(pid) in (os.geteuid(), self.uid):
+                kernel.send(process, signal.SIGKILL)
 
     def _write(self) -> None:
         new = self._path.with_suffix(".new")

@@ -193,10 +193,10 @@ def _strange(peer: Peer, pid: int, status: dict[bytes, bytes]) -> str | None:
 
 
 def _status_of(pid: int) -> dict[bytes, bytes]:
-    content = kernel.read(f"/proc/{pid}/status", whole=True)
-    if content is None:
+    found = kernel.status(pid)
+    if not found:
         raise OSError(errno.EACCES, f"/proc/{pid}/status is gone or hidden")
-    return dict(line.split(b":\t", 1) for line in content.splitlines() if b":\t" in line)
+    return found
 
 
 def _limits_of(pid: int) -> Rlimits:

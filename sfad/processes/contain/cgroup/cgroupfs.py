@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
+import psutil
 import trio
 
 from ....protocol.types import RunId
@@ -107,7 +108,7 @@ def _candidates(instance: str, parent: str | None) -> Iterator[str | None]:
     yield _located(instance, parent)
     yield _located(instance)
     name, mounted = f"sfad-{instance}", mounts()
-    for path in {_up_to(name, path) for pid in kernel.pids() if (path := kernel.cgroup(pid)) is not None}:
+    for path in {_up_to(name, path) for pid in psutil.pids() if (path := kernel.cgroup(pid)) is not None}:
         yield from (mount.directory(path) for mount in mounted if path)
 
 

@@ -23,7 +23,7 @@ import trio
 
 from ....host.descriptors import lifted
 from ....protocol.types import RunId
-from ... import kernel
+from ... import kernel, observed
 from ...kernel import cgroup_id
 from ...launched_runs import LaunchedRun, LaunchedRuns, run_ids
 from ...launcher import Complain, Unidentifiable
@@ -419,7 +419,7 @@ class CgroupMembership:
 
     def _refuse_moved(self, pid: int, run_id: RunId) -> None:
         """Raise `Unidentifiable` for a process in the cgroup of a run that has not started it: it would have its rights."""
-        line = (self._orphans.owned.get(each) for each in kernel.ancestry(pid))
+        line = (self._orphans.owned.get(each.pid) for each in observed.ancestors(pid))
         began = next((each for each in line if each is not None), None) or self._runs.by_cookie(pid)
         if began is not None and not self._runs.within(run_id, began):
             raise Unidentifiable(f"process {pid} was started in run {began} and has moved itself into the cgroup of run {run_id}")

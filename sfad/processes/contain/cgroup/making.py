@@ -291,8 +291,7 @@ class AdoptedCgroups(AdoptedRuns):
                 group = self._maker.make(run)
                 self._limits.limit(run)
             for process in outside:
-                now = kernel.stat(process.pid)
-                if now is not None and now.started == process.started:
+                if process.is_running():
                     with suppress(ProcessLookupError):
                         cgroupfs.write(f"{group.leaf}/cgroup.procs", b"%d" % process.pid)
 
