@@ -1,26 +1,8 @@
-"""What the kernel tells of processes and psutil does not; and signals to exactly one process. The daemon's processes import this
-without psutil, which their helpers do not have.
+"""What the kernel tells of processes and psutil does not, or not fast enough; and signals to exactly one process. Helpers execute
+this too, in an interpreter without psutil.
 
-`observed` asks psutil: it finds, identifies, walks and samples processes. These reads are here, because psutil
-
-- does not have them: what pidfds tell, the cgroup, pending signals, the wait channel, the tracer, pids of inner namespaces, the
-  status of a zombie, whether a process has executed anything, the shares of memory without pages of files.
-- does not tell them as they must be saved: a process that outlives the daemon is known by its start in clock ticks and by the boot.
-  psutil's `create_time` adds the boot's time of day, which moves with the clock, and is cut to a second.
-- takes too long for them on a path that decides a row of the benchmark. To scan 170 processes takes psutil 14 ms of CPU and `scan`
-  1.7 (85 and 10 us a process): a stop without cgroups (W4: 22 ms) takes three scans, and races with a tree that keeps forking.
-  `Process.children()` scans everything, 3.3 ms, where `children` reads one file, 13 us, once or twice for each run (W1: 1.5 ms).
-  The first reply about a run says whether its process is stopped (`stat`): psutil adds ten system calls to some 220, and 17 us.
-- reads without a bound what a process chooses. A process of any user makes its own command line as long as it likes
-  (PR_SET_MM_MAP): 500 MB cost psutil 68 s and 4.5 GiB. So `command`, `environ` and what needs them (`name` of 15 characters) are
-  never asked of psutil. It also splits a command of one word that has spaces in it.
-
-Other traps of psutil: `Process.wait` on a child of ours takes its status from its owner (`watch`). A zombie may be a main thread
-that has ended while other threads live (`observed.lives`). `is_running` is true of a zombie. `process_iter` keeps a process when
-its pid is used again. `parent` reads /proc/stat twice, which takes longer the more CPUs there are. `Process(None)` is this process.
-
-`None` means gone, or not ours to see. Any other failure (no descriptor is free, no memory) is an `OSError`: it must not be taken
-for "gone".
+`observed` asks psutil. `docs/architecture.md` names psutil's traps. `None` means gone, or not ours to see. Any other failure (no
+descriptor is free, no memory) is an `OSError`: it must not be taken for "gone".
 """
 
 import errno
@@ -45,7 +27,11 @@ HIDDEN = frozenset({errno.EACCES, errno.EPERM})
 
 
 class Stat(NamedTuple):
-    """From /proc/PID/stat."""
+    """From /proc/PID/stat. A process that outlives the daemon is known by its start in ticks, and the boot: psutil's `create_time`
+    is a time of day, which moves with the clock, and the boot's is told in whole seconds.
+
+    To scan 170 processes takes 1.7 ms of CPU, and by psutil 14. A stop without cgroups (W4: 22 ms) takes three scans, and races
+    with a tree that keeps forking. The first reply about a run needs one read, and with psutil ten system calls more, of 220."""
 
     pid: int
     state: str
@@ -168,20 +154,16 @@ def status_of_zombie(pid: int) -> int | None:
     return int(fields[49]) if fields else None
 
 
-def tracer(pid: int) -> int:
-    """Return the process that traces another with ptrace(2); 0 if none does, or the other is gone."""
-    return int(status(pid).get(b"TracerPid", b"0"))
-
-
-def wait_channel(pid: int) -> str | None:
-    """Return the function of the kernel in which a process sleeps; `None` if it does not, or that is hidden."""
-    name = (read(f"/proc/{pid}/wchan") or b"0").decode()
-    return name if name != "0" else None
+def waits_for(pid: int) -> str:
+    """Return in which function of the kernel a process sleeps, and what traces it, as ` in NAME, traced by process PID`."""
+    place = (read(f"/proc/{pid}/wchan") or b"0").decode()
+    tracer = status(pid).get(b"TracerPid", b"0").decode()
+    return (f" in {place}" if place != "0" else "") + (f", traced by process {tracer}" if tracer != "0" else "")
 
 
 def children(pid: int | None = None) -> set[int]:
     """Return the direct children of the main thread of a process, of this one by default, zombies included: started by it, or
-    reparented to it."""
+    reparented to it. One file, 13 us, once or twice for each run (W1: 1.5 ms); psutil's `children` scans everything, 3.3 ms."""
     pid = pid or os.getpid()
     content = read(f"/proc/{pid}/task/{pid}/children", whole=True)
     if content is None:  # it is gone, or a kernel without CONFIG_PROC_CHILDREN
@@ -196,7 +178,8 @@ def innermost_pid(pid: int) -> int | None:
 
 
 def command(pid: int) -> list[str]:
-    """Return the beginning of a process's command line, as it is now: a process can overwrite it. Empty if there is none."""
+    """Return the beginning of a process's command line, as it is now: a process can overwrite it, and make it as long as it likes.
+    psutil reads all of it: 500 MB took 68 s and 4.5 GiB. Empty if there is none."""
     return words(read(f"/proc/{pid}/cmdline") or b"")
 
 

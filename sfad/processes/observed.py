@@ -1,8 +1,8 @@
 """Processes as psutil shows them: found, walked from child to parent, sampled.
 
 A `psutil.Process` is one process, by its pid and its start, for as long as this daemon lives. psutil's exceptions are mapped here,
-once: what has ended, or is hidden from this user, is `None`, or what `ask` was given. Any other failure (no descriptor is free, no
-memory) is an `OSError`: it must not be taken for "gone". `kernel` says what psutil is not asked, and why.
+once: for a process that has ended, or is hidden from this user, the answer is `None`, or what `ask` was given. Any other failure is
+an `OSError`. `kernel` has what psutil is not asked.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,11 +27,6 @@ def ask(question: Callable[[], _Answer], otherwise: _Other) -> _Answer | _Other:
 
 def find(pid: int) -> psutil.Process | None:
     return ask(lambda: psutil.Process(pid), None)
-
-
-def owner(pid: int) -> int | None:
-    """Return the effective uid of a process."""
-    return ask(lambda: psutil.Process(pid).uids().effective, None)
 
 
 def lives(process: psutil.Process) -> bool:
@@ -80,6 +75,4 @@ def why_alive(pid: int) -> str | None:
     if process is None or not lives(process):
         return None
     status = ask(process.status, "ending")
-    where = f" in {place}" if (place := kernel.wait_channel(pid)) else ""
-    by = f", traced by process {tracing}" if (tracing := kernel.tracer(pid)) else ""
-    return f"{_STATES.get(status, status)}{where}{by}"
+    return _STATES.get(status, status) + kernel.waits_for(pid)

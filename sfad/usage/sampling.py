@@ -6,8 +6,8 @@ at a run only when by that number the run can have come near its limit:
 - `pids`: the fifth field of /proc/loadavg is the last pid that the kernel gave out (proc_loadavg(5)). A tree cannot have grown by
   more than the pids that were given out. (A thread takes a pid, too, and so does a fork that fails because of `pids.max`.)
   While no run is near its limit, nothing is looked at before the kernel tells that so many pids were given out.
-- `memory`: anonymous and shared pages in /proc/meminfo. A run can grow while others shrink, so this is only a good guess; the run
-  itself is looked at from time to time as well.
+- `memory`: what is not available to a program that starts. A run can grow while others shrink, so this is only a good guess; the
+  run itself is looked at from time to time as well.
 
 A run above its limit is found up to a tick later. If the kernel enforces the limit, looking only serves `limit_nearing` and the
 reason of an end.
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
+import psutil
 import trio
 
 from ..core import events as e
@@ -84,8 +85,8 @@ class MachineTotals:
                 await trio.lowlevel.wait_readable(alarm)
 
     def memory(self) -> int:
-        lines = (line.split() for line in (kernel.read("/proc/meminfo") or b"").splitlines())
-        return sum(int(words[1]) for words in lines if words[0] in (b"AnonPages:", b"Shmem:")) * 1024
+        found = psutil.virtual_memory()
+        return int(found.total - found.available)
 
     def oom_kills(self) -> int:
         words = (kernel.read("/proc/vmstat", whole=True) or b"").split()

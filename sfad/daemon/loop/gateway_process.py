@@ -22,7 +22,7 @@ from ...host.files import UNDECODABLE, create, keep_damaged, read
 from ...host.log import Log
 from ...host.probe import user_name
 from ...host.tasks import TURN_REQUESTS
-from ...processes import kernel, observed
+from ...processes import kernel
 from ...processes.launcher import Launcher
 from ...protocol.event_types import EventType
 from ...protocol.messages import EndCall
@@ -406,9 +406,11 @@ class GatewayProcess:
         """End the gateway whose record is lost. No daemon knows it, so it would never end."""
         journal = os.fspath(self._journal)
         for pid in psutil.pids():
-            words, process = kernel.command(pid), kernel.stat(pid)
-            if process and "sfad.gateway" in words and journal in words and observed.owner(pid) in (os.geteuid(), self.uid):
-                kernel.send(process, signal.SIGKILL)
+            found, words = kernel.stat(pid), kernel.command(pid)
+            if found and "sfad.gateway" in words and journal in words:
+                with suppress(psutil.Error):
+                    if psutil.Process(pid).uids().effective in (os.geteuid(), self.uid):
+                        kernel.send(found, signal.SIGKILL)
 
     def _write(self) -> None:
         new = self._path.with_suffix(".new")

@@ -166,7 +166,9 @@ def _credentials(connection: Connection) -> Credentials:
         held = peer_pidfd(connection.sock) if pid == connection.maker else os.pidfd_open(pid)
         held = os.pidfd_open(pid) if held is None else held  # before Linux 6.5
         stack.callback(os.close, held)
-        limits, status = _limits_of(pid), _status_of(pid)
+        limits, status = _limits_of(pid), kernel.status(pid)
+        if not status:
+            raise OSError(errno.EACCES, f"/proc/{pid}/status is gone or hidden")
         strange = _strange(peer, pid, status)
         if kernel.ended(held):  # until now it held its pid, so that all of this was its own
             raise _refused(peer, f"process {pid} ended before the daemon could look at it")
@@ -190,13 +192,6 @@ def _strange(peer: Peer, pid: int, status: dict[bytes, bytes]) -> str | None:
             if os.stat(f"/proc/{pid}/ns/{kind}").st_ino != os.stat(f"/proc/self/ns/{kind}").st_ino:
                 return f"is in another {kind} namespace, which its run would leave; submit it from outside"
     return None
-
-
-def _status_of(pid: int) -> dict[bytes, bytes]:
-    found = kernel.status(pid)
-    if not found:
-        raise OSError(errno.EACCES, f"/proc/{pid}/status is gone or hidden")
-    return found
 
 
 def _limits_of(pid: int) -> Rlimits:
