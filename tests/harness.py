@@ -25,7 +25,6 @@ import pytest
 import trio
 
 from sfactl.connection import Client
-from sfad.processes import procfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
 from sfad.storage.store import Store
@@ -292,21 +291,20 @@ def alive(pid: int | None) -> bool:
 
 def argv(pid: int) -> list[str]:
     """Return the command line of a process; empty if it has ended meanwhile, reaped or not."""
-    content = procfs.read(f"/proc/{pid}/cmdline") or b""
-    return [os.fsdecode(word) for word in content.split(b"\0")[:-1]]
+    with suppress(psutil.Error):
+        return psutil.Process(pid).cmdline()
+    return []
 
 
 def carriers(instance: str) -> list[tuple[psutil.Process, str]]:
     """Return those processes, each with the run that its cookie names."""
     found = []
-    begin = f"SFA_COOKIE={instance}:".encode()
     for pid in psutil.pids():
-        cookie = next(
-            (item for item in (procfs.read(f"/proc/{pid}/environ", whole=True) or b"").split(b"\0") if item.startswith(begin)), None
-        )
-        with suppress(psutil.NoSuchProcess):
-            if cookie is not None and (process := psutil.Process(pid)).status() != psutil.STATUS_ZOMBIE:
-                found.append((process, cookie.decode().split(":")[1]))
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            of, _, rest = process.environ().get("SFA_COOKIE", "").partition(":")
+            if of == instance and process.status() != psutil.STATUS_ZOMBIE:
+                found.append((process, rest.partition(":")[0]))
     return found
 
 

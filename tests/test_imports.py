@@ -144,7 +144,7 @@ def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
         allowed = ["sfad.protocol", *looks]
         versions = {module for module, name in imports(path) if (module, name) == ("sfad", "__version__")}
         for module in targets(path) - versions:
-            assert not within(module, "psutil"), f"{name_of(path)} imports {module}"
+            assert not within(module, "psutil") or path.stem == "doctor", f"{name_of(path)} imports {module}"
             assert not within(module, "trio") or within(name_of(path), "sfactl.web"), f"{name_of(path)} is not served by trio"
             assert module != "asyncio" or within(name_of(path), "sfactl.top"), f"{name_of(path)} is not run by Textual"
             assert within(module, *allowed) or not within(module, "sfad"), f"{name_of(path)} imports {module}"
@@ -200,10 +200,19 @@ def test_the_core_loads_no_shell() -> None:
     assert not loaded_by(statement) & {*HEAVY, "typer", "socket", "subprocess", "sqlite3"}
 
 
-def test_the_daemon_loads_nothing_of_the_gateways_and_no_psutil() -> None:
+def test_the_daemon_loads_nothing_of_the_gateways() -> None:
     assert not loaded_by("import sfad.daemon, sfad.daemon.serving, sfad.cli") & {
-        "httpx2", "h11", "brotli", "backports", "genai_prices", "prometheus_client", "psutil",
+        "httpx2", "h11", "brotli", "backports", "genai_prices", "prometheus_client",
     }  # fmt: skip
+
+
+def test_what_helpers_load_is_of_the_standard_library() -> None:
+    """They are executed by a bare interpreter, which finds no package but this one."""
+    assert not loaded_by("import sfad.processes.helper, sfad.processes.kernel") & {*HEAVY, "msgspec", "typer"}
+
+
+def test_a_gateway_loads_no_psutil() -> None:
+    assert "psutil" not in loaded_by("import sfad.gateway.__main__")
 
 
 def test_what_reads_bodies_loads_no_trio() -> None:

@@ -100,7 +100,8 @@ def _unreachable(error: Unreachable) -> tuple[str, str, str]:
         "sandbox": "let the sandbox connect to Unix sockets",
     }
     if error.kind in ABSENT and (pid := _holder()):
-        return "bad", f"{error.message}, though pid {pid} holds the state directory", f"look at its log, or end it: kill {pid}"
+        detail = f"{error.message}, though pid {pid} holds the state directory{_state(pid)}"
+        return "bad", detail, f"look at its log, or end it: kill {pid}"
     verdict = "warn" if error.kind == "missing" else "bad"
     return verdict, error.message, fixes.get(error.kind, "look at the daemon's log")
 
@@ -109,6 +110,14 @@ def _holder() -> int | None:
     with suppress(ValueError):
         return probe.holder(state_dir(os.environ, os.getuid()))
     return None
+
+
+def _state(pid: int) -> str:
+    import psutil  # here, because it takes 35 ms, and no other verb needs it
+
+    with suppress(psutil.Error):
+        return f" ({psutil.Process(pid).status()})"
+    return ""
 
 
 def _ledger(status: DaemonStatus | None) -> Iterator[Finding]:

@@ -21,8 +21,8 @@ from ..core.state.tree import Remembered, rebased
 from ..host.clock import wall_clock
 from ..host.faults import crash_point
 from ..host.systemd import FdStore
+from ..processes.kernel import exit_status
 from ..processes.launcher import Adopted, Launcher, LaunchRecord
-from ..processes.procfs import exit_status
 from ..protocol.types import CallInfo, Reason, RunId, RunInfo, Status
 from ..protocol.units import counted
 from ..runs.live import Live, StdinPipe, bounds_of

@@ -14,7 +14,7 @@ from ..core.state.run import Run, number_or_zero, run_number
 from ..host.faults import crash_point
 from ..host.files import UNDECODABLE
 from ..host.probe import current_boot
-from ..processes.procfs import is_alive
+from ..processes.kernel import is_alive
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
 from ..runs.live import ContinuedWith, Live, OnEnd, SavedMain, SpawnKey

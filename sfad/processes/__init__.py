@@ -15,7 +15,8 @@
 `helper`           programs that are executed as the run's user: helpers, and first steps
 `launcher`         what the loop needs of a launcher: it names runs, not pids
 `credentials`      the user that a run executes as, and an environment for programs that must not obey the run's
-`procfs`           what /proc tells of processes; signals to exactly one process, by pidfd
+`observed`         processes as psutil shows them: found, walked, sampled
+`kernel`           what psutil does not have, or takes too long for; signals to exactly one process, by pidfd
 
 Each imports only what is below it.
 """

@@ -8,15 +8,16 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import islice, takewhile
+from itertools import islice
 
+import psutil
 import trio
 
 from ..core.events import AgentProcess, AgentSeen
 from ..core.state.naming import agent_of, executed_word
 from ..host.process_events import ExecEvents
 from ..protocol.known import KNOWN_PROGRAMS
-from . import procfs
+from . import kernel, observed
 from .contain.interface import RunContainment
 from .launched_runs import LaunchedRun, LaunchedRuns
 from .launcher import Unidentifiable
@@ -125,7 +126,7 @@ class AgentWatch:
         """Tell agents that the last look has not found. Return for how long to pause after it. Raises `OSError`."""
         began = trio.current_time()
         before, self._told = self._told, {}
-        for pid in procfs.pids():
+        for pid in psutil.pids():
             seen = self._seen(pid)
             if seen is not None and (before.get(pid) == seen or self._tell(pid, *seen)):
                 self._told[pid] = seen
@@ -133,16 +134,16 @@ class AgentWatch:
 
     def _seen(self, pid: int) -> tuple[int, str] | None:
         """Return when a process has started, and which agent program it executes, if it does."""
-        cmdline = procfs.read(f"/proc/{pid}/cmdline")
+        cmdline = kernel.read(f"/proc/{pid}/cmdline")
         if not cmdline or not self._mentioned.search(cmdline):
             return None
-        program = agent_of(procfs.words(cmdline), self._programs)
-        process = procfs.stat(pid) if program is not None else None
+        program = agent_of(kernel.words(cmdline), self._programs)
+        process = kernel.stat(pid) if program is not None else None
         return (process.started, program) if process is not None and process.alive and program is not None else None
 
     def _tell(self, pid: int, started: int, program: str) -> bool:
         """Tell an agent program that is in a run. Return whether it need not be looked at again."""
-        if not procfs.executed(pid):
+        if not kernel.executed(pid):
             return False  # it is its parent's program, until it executes one
         try:
             run_id = self._containment.run_of(pid, None)
@@ -155,14 +156,14 @@ class AgentWatch:
 
     def _described(self, run: LaunchedRun, pid: int, started: int, program: str) -> AgentProcess:
         main = run.main.command if run.main is not None else None
-        line = list(islice(takewhile(lambda each: each != os.getpid(), procfs.ancestry(pid)), _MAX_ABOVE))
+        line = [each.pid for each in islice(observed.ancestors(pid, os.getpid()), _MAX_ABOVE) if each.pid != os.getpid()]
         if main in line:
             line = line[: line.index(main) + 1]
-        above = tuple((each, agent_of(procfs.command(each), self._programs)) for each in line[1:])
+        above = tuple((each, agent_of(kernel.command(each), self._programs)) for each in line[1:])
         own_group = False
         with suppress(ProcessLookupError):
             own_group = len(line) > 1 and os.getpgid(pid) != os.getpgid(line[1])
-        words = procfs.command(pid)
+        words = kernel.command(pid)
         return AgentProcess(
             pid=pid,
             started=started,

@@ -9,15 +9,15 @@ from time import monotonic, sleep
 
 from ..host.faults import crash_point
 from ..protocol.types import RunId
-from . import procfs
+from . import kernel
 from .contain.interface import AdoptedRuns, RunContainment
 from .contain.membership import RunCpus
 from .credentials import COOKIE, sealed
 from .helper import first_step
 from .isolation.sandbox import in_sandbox
+from .kernel import Stat
 from .launched_runs import LaunchedRun, LaunchedRuns, MainProcess
 from .launcher import Adopted, LaunchError, LaunchRecord, LaunchSpec, Remember
-from .procfs import Stat
 from .trampoline.creating import NewChild, ProcessCreator, files_to_try
 from .trampoline.executable import AS_IT_IS, AS_USER, REPORT, is_one, reported
 from .watch import Mains, Orphans
@@ -61,9 +61,9 @@ class CommandStarter:
             raise _shortage(error, name) from error
         try:
             try:
-                before = procfs.ticks_since_boot()
+                before = kernel.ticks_since_boot()
                 child, report = self._spawn(run, executed, files if executed is spec else executed.argv[:1], far_gate)
-                started = before if before == procfs.ticks_since_boot() else None  # else /proc tells it
+                started = before if before == kernel.ticks_since_boot() else None  # else /proc tells it
             finally:
                 os.close(far_gate)
             crash_point("spawned")
@@ -192,7 +192,7 @@ class Adopter:
             self._mains.own(run, main)
         except ProcessLookupError:
             return
-        now = procfs.stat(main.pid)
+        now = kernel.stat(main.pid)
         if now is None or now.started != main.started:  # it is gone, and the pid may be another's by now
             self._mains.disown(run)
         elif not record.executed and self._hangs(main.pid):
@@ -201,7 +201,7 @@ class Adopter:
             self._mains.disown(run)
 
     def _main_process(self, run: LaunchedRun, record: LaunchRecord) -> Stat | None:
-        process = procfs.stat(record.pid) if record.pid else None
+        process = kernel.stat(record.pid) if record.pid else None
         if process is None or record.started not in (None, process.started):
             return None
         if process.parent == os.getpid() and record.started is not None:  # unreaped, perhaps ended: no other process has its pid

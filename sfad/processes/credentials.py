@@ -6,7 +6,7 @@ import resource
 import struct
 from dataclasses import dataclass
 
-from . import procfs
+from . import kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,17 +46,11 @@ class Credentials:
     def _possible(self) -> Rlimits:
         """Return the limits that this process may give to a child: without CAP_SYS_RESOURCE (in many containers), no higher than
         its own."""
-        if _may_raise():
+        if int(kernel.status("self").get(b"CapEff", b"0"), 16) & _CAP_SYS_RESOURCE:
             return self.limits
         own = [resource.getrlimit(kind)[1] for kind in range(LIMIT_KINDS)]
         hard = [UNLIMITED if limit == resource.RLIM_INFINITY else limit for limit in own]
         return tuple((min(pair[0], most), min(pair[1], most)) for pair, most in zip(self.limits, hard, strict=True))
-
-
-def _may_raise() -> bool:
-    lines = (procfs.read("/proc/self/status", whole=True) or b"").splitlines()
-    effective = next((int(line[7:], 16) for line in lines if line.startswith(b"CapEff:")), 0)
-    return bool(effective & _CAP_SYS_RESOURCE)
 
 
 # ---- An environment on its way through a program that must not obey it

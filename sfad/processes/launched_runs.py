@@ -14,7 +14,7 @@ import trio
 
 from ..core.state.run import number_or_zero
 from ..protocol.types import RunId
-from . import procfs
+from . import kernel
 from .credentials import COOKIE
 from .launcher import UNBOUND, Bounds, LaunchError, LaunchRecord
 from .trampoline.executable import ITS_COMMAND, ITS_DIRECTORY
@@ -44,7 +44,7 @@ def tag(instance: str, run_id: RunId) -> int | None:
 
 def cookie(pid: int, instance: str) -> bytes | None:
     """Return the cookie of this instance in the environment that a process was executed with, as the kernel shows it."""
-    value = procfs.variable(pid, COOKIE)
+    value = kernel.variable(pid, COOKIE)
     return value if value is not None and value.startswith(instance.encode() + b":") else None
 
 
@@ -61,9 +61,9 @@ def cookie_run(value: bytes) -> RunId:
 
 def command_of(main: int) -> int | None:
     """Return the pid of the command that a main process keeps in a sandbox; `None` while there is none."""
-    for first in procfs.children(main):
-        if procfs.innermost_pid(first) == 1:
-            return next((pid for pid in procfs.children(first) if procfs.innermost_pid(pid) == 2), None)
+    for first in kernel.children(main):
+        if kernel.innermost_pid(first) == 1:
+            return next((pid for pid in kernel.children(first) if kernel.innermost_pid(pid) == 2), None)
     return None
 
 
@@ -191,7 +191,7 @@ class LaunchedRun:
         main = self.main
         if main is None:
             return LaunchRecord(self.nonce, self.bounds)
-        if main.started is None and (process := procfs.stat(main.pid)):  # an unreaped child of ours has not gone
+        if main.started is None and (process := kernel.stat(main.pid)):  # an unreaped child of ours has not gone
             main.started = process.started
         self.first_started = self.first_started or main.started or 0
         return LaunchRecord(self.nonce, self.bounds, main.pid, main.started, isolated=main.isolated)
@@ -249,8 +249,9 @@ class LaunchedRuns(dict[RunId, LaunchedRun]):
         return run.tag
 
     def by_tag(self, pid: int) -> RunId | None:
-        number = procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE)
-        return self.tags.get(number) if number is not None else None
+        with suppress(ProcessLookupError, PermissionError):
+            return self.tags.get(resource.prlimit(pid, resource.RLIMIT_MSGQUEUE)[0])
+        return None
 
     def by_cookie(self, pid: int) -> RunId | None:
         value = cookie(pid, self.instance)

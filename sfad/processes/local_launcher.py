@@ -13,7 +13,7 @@ import trio
 
 from ..core.events import Emptied, Frozen, Surveyed
 from ..protocol.types import RunId, Survivor
-from . import procfs
+from . import kernel, observed
 from .agent_watch import AgentWatch
 from .command_starter import Adopter, CommandStarter
 from .contain.cgroup import cgroupfs, controllers
@@ -103,7 +103,7 @@ class Footprints:
     def of(self, runs: Iterable[RunId], *, cpu: bool) -> dict[RunId, Footprint]:
         """See `Launcher.footprints`."""
         asked = self._launched(runs)
-        resident, burnt = procfs.resident, procfs.cpu_seconds
+        resident, burnt = observed.resident, observed.cpu_seconds
         if len(asked) > 1:  # one may be within another
             resident, burnt = cache(resident), cache(burnt)
         try:
@@ -160,8 +160,10 @@ class Footprints:
 def _amount(kind: str, pids: list[int], exact_from: float) -> int:
     if kind == "pids":
         return len(pids)
-    resident = sum(map(procfs.resident, pids))  # never less than the shares
-    return resident if resident < exact_from else sum(map(procfs.proportional, pids))
+    resident = sum(map(observed.resident, pids))  # never less than the shares
+    if resident < exact_from:
+        return resident
+    return sum(share if (share := kernel.proportional(pid)) is not None else observed.resident(pid) for pid in pids)
 
 
 # ---- The launcher, put together
@@ -289,7 +291,7 @@ class LocalLauncher(Launcher):
             found.update((below.main.pid, below.id) for below in run.subtree() if below.main)
             found.update(self._containment.outside(run))
             found.update(self._containment.members(run))
-        survivors = tuple(Survivor(pid=pid, run_id=one, why=why) for pid, one in found.items() if (why := procfs.why_alive(pid)))
+        survivors = tuple(Survivor(pid=pid, run_id=one, why=why) for pid, one in found.items() if (why := observed.why_alive(pid)))
         self._reactor.soon(self._emitter.emit, Surveyed, run_id, survivors)
 
     def footprints(self, runs: Iterable[RunId], *, cpu: bool = False) -> dict[RunId, Footprint]:

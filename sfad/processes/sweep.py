@@ -14,9 +14,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
 
+import psutil
+
 from ..core.state.run import number_or_zero
 from ..protocol.types import RunId
-from . import procfs
+from . import kernel, observed
 from .contain import membership
 from .contain.cgroup import cgroupfs, controllers
 from .launched_runs import cookie_run
@@ -55,7 +57,7 @@ def sweep(instance: str, cgroup_parent: str | None = None, spare: Set[RunId] = f
     for found in _kill_carriers(instance, spare, bases):
         pids.update(found)
         left.update(found)
-    return SweepReport(tuple(sorted(pids)), tuple(sorted(pid for pid in left if procfs.why_alive(pid))))
+    return SweepReport(tuple(sorted(pids)), tuple(sorted(pid for pid in left if observed.why_alive(pid))))
 
 
 def _removable(top: str, spare: Set[RunId]) -> Iterator[str]:
@@ -98,7 +100,7 @@ def _clear(base: str) -> list[int]:
                 cgroupfs.write(f"{base}/cgroup.kill", b"1")
                 poll.poll(_KILL_EVERY * 1000)
     except OSError as error:
-        if error.errno not in procfs.GONE:  # systemd removes what has become empty
+        if error.errno not in kernel.GONE:  # systemd removes what has become empty
             raise
         return []
     _remove(base)
@@ -124,7 +126,7 @@ def _kill_carriers(instance: str, spare: Set[RunId], bases: Iterable[str]) -> It
     `bases` and their descendants are spared, and so are this process and its ancestors."""
     until = monotonic() + _SWEEP_WITHIN
     prefix = f"{instance}:".encode()
-    mine, kept = set(procfs.ancestry(os.getpid())), frozenset[int]()
+    mine, kept = {each.pid for each in observed.ancestors(os.getpid())}, frozenset[int]()
 
     def swept(one: membership.MarkedProcess, inherited: RunId | None) -> RunId | None:
         if inherited == membership.FOREIGN or one.process.pid in kept:
@@ -146,7 +148,7 @@ def _kill_carriers(instance: str, spare: Set[RunId], bases: Iterable[str]) -> It
         _kill_all(found, until)
 
 
-def _kill_all(processes: Sequence[procfs.Stat], until: float) -> None:
+def _kill_all(processes: Sequence[psutil.Process], until: float) -> None:
     with ExitStack() as stack:
         poll = select.poll()
         waiting: set[int] = set()
@@ -154,7 +156,7 @@ def _kill_all(processes: Sequence[procfs.Stat], until: float) -> None:
             with suppress(ProcessLookupError, PermissionError):
                 pidfd = os.pidfd_open(process.pid)
                 stack.callback(os.close, pidfd)
-                if not procfs.is_alive(process.pid, process.started):
+                if not process.is_running():
                     continue  # it has ended since, and its pid may be another process's
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 poll.register(pidfd, select.POLLIN)

@@ -17,10 +17,10 @@ from ..core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded,
 from ..host.descriptors import lifted
 from ..host.faults import crash_point
 from ..protocol.types import RunId
-from . import procfs
+from . import kernel
+from .kernel import ended, exit_status, reaped, tells_exits
 from .launched_runs import LaunchedRun, MainProcess
 from .launcher import Complain, Emit, LaunchError
-from .procfs import ended, exit_status, reaped, tells_exits
 from .trampoline.creating import free, is_waiting
 from .trampoline.executable import REPORT, reported
 
@@ -78,7 +78,7 @@ class Orphans:
 
     def unreaped(self) -> list[int]:
         """Return the orphans, zombies included. Raises `OSError`."""
-        return sorted(procfs.children(self._parent).difference(self.owned))
+        return sorted(kernel.children(self._parent).difference(self.owned))
 
     def reap_one(self, pid: int) -> bool:
         """Reap an orphan if it has ended; return whether it had. A tracer may keep the zombie."""
@@ -491,7 +491,7 @@ class Mains:
             self._ended(run, main, *status, poll=self._reactor.polls)
         elif ended(main.pidfd):
             # a process that traces it keeps the zombie, perhaps for ever; the orphans' reaper takes it when the tracer lets go
-            self._ended(run, main, *_code_and_signal(procfs.status_of_zombie(main.pid)))
+            self._ended(run, main, *_code_and_signal(kernel.status_of_zombie(main.pid)))
 
     def _find_status(self, run: LaunchedRun, main: MainProcess) -> None:
         """Find out how another process's child has ended. The kernel tells it when its parent has reaped it, and wakes us then."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ..core.state.access import Scope, means
 from ..core.state.run import number_or_zero, run_id, run_number
 from ..host.clock import wall_clock
-from ..processes import procfs
+from ..processes import kernel
 from ..processes.launcher import Footprint
 from ..protocol.encoding import lean
 from ..protocol.messages import List
@@ -133,7 +133,7 @@ class Listed(NamedTuple):
 def _is_stopped(pid: int | None) -> bool:
     """Return whether SIGSTOP or the like has stopped a process."""
     try:
-        found = procfs.stat(pid) if pid is not None else None
+        found = kernel.stat(pid) if pid is not None else None
     except OSError:
         return False
     return found is not None and found.state == "T"

@@ -8,6 +8,7 @@ from functools import partial
 from math import ceil
 from signal import SIGKILL
 
+import psutil
 import trio
 from msgspec.structs import replace
 
@@ -20,7 +21,7 @@ from ..core.state.account import OpenReservation, Use
 from ..core.state.budgets import to_nanos
 from ..core.state.run import Run
 from ..host.clock import wall_clock
-from ..processes import procfs
+from ..processes import kernel, observed
 from ..processes.launcher import Launcher
 from ..protocol import messages as m
 from ..protocol.event_types import EventType
@@ -365,13 +366,10 @@ def _session_of(process: AgentProcess, uid: int) -> Session | None:
     files = program.session_files if program is not None else None
     if files is None:
         return None
-    argv, values = procfs.command(process.pid), {name: procfs.variable(process.pid, name.encode()) for name in SESSION_VARIABLES}
-    try:
-        cwd = os.readlink(f"/proc/{process.pid}/cwd")
-    except OSError:
-        return None
-    began = wall_clock() - timedelta(seconds=procfs.age(process.started))
-    if not procfs.is_alive(process.pid, process.started):
+    argv, values = kernel.command(process.pid), {name: kernel.variable(process.pid, name.encode()) for name in SESSION_VARIABLES}
+    cwd = observed.ask(lambda: psutil.Process(process.pid).cwd(), None)
+    began = wall_clock() - timedelta(seconds=kernel.age(process.started))
+    if not cwd or not kernel.is_alive(process.pid, process.started):
         return None
     env = {name: os.fsdecode(value) for name, value in values.items() if value is not None}
     return Session(files, argv, env, cwd, uid, began, files.session_id(argv), process=(process.pid, process.started))

@@ -6,8 +6,8 @@ at a run only when by that number the run can have come near its limit:
 - `pids`: the fifth field of /proc/loadavg is the last pid that the kernel gave out (proc_loadavg(5)). A tree cannot have grown by
   more than the pids that were given out. (A thread takes a pid, too, and so does a fork that fails because of `pids.max`.)
   While no run is near its limit, nothing is looked at before the kernel tells that so many pids were given out.
-- `memory`: anonymous and shared pages in /proc/meminfo. A run can grow while others shrink, so this is only a good guess; the run
-  itself is looked at from time to time as well.
+- `memory`: what is not available to a program that starts. A run can grow while others shrink, so this is only a good guess; the
+  run itself is looked at from time to time as well.
 
 A run above its limit is found up to a tick later. If the kernel enforces the limit, looking only serves `limit_nearing` and the
 reason of an end.
@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
+import psutil
 import trio
 
 from ..core import events as e
 from ..core.state.run import Run
 from ..host.process_events import ForkAlarm
-from ..processes import procfs
+from ..processes import kernel
 from ..processes.launcher import Launcher
 from ..protocol.kinds import BY_KERNEL, KINDS
 from ..protocol.types import LimitKind, RunId
@@ -64,7 +65,7 @@ class MachineTotals:
 
     def tells_forks(self) -> bool:
         """Start counting. Return whether `forks` can be believed: a new thread must show in it."""
-        content = procfs.read("/proc/sys/kernel/pid_max")
+        content = kernel.read("/proc/sys/kernel/pid_max")
         self._range = int(content) if content else 1 << 22
         before = self._last = _last_pid()
         thread = threading.Thread(target=lambda: None)
@@ -84,16 +85,16 @@ class MachineTotals:
                 await trio.lowlevel.wait_readable(alarm)
 
     def memory(self) -> int:
-        lines = (line.split() for line in (procfs.read("/proc/meminfo") or b"").splitlines())
-        return sum(int(words[1]) for words in lines if words[0] in (b"AnonPages:", b"Shmem:")) * 1024
+        found = psutil.virtual_memory()
+        return int(found.total - found.available)
 
     def oom_kills(self) -> int:
-        words = (procfs.read("/proc/vmstat", whole=True) or b"").split()
+        words = (kernel.read("/proc/vmstat", whole=True) or b"").split()
         return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
 
 
 def _last_pid() -> int:
-    return int((procfs.read("/proc/loadavg") or b"0").split()[-1])
+    return int((kernel.read("/proc/loadavg") or b"0").split()[-1])
 
 
 @dataclass(slots=True, eq=False)

@@ -23,7 +23,7 @@ import trio
 from ..agents.counters import MAX_LINE, Meter, Reading
 from ..agents.program import SESSION_ID, FileName, SessionFiles, SessionHead, SessionPlace, SessionSearch, timestamp
 from ..host.tasks import in_thread
-from ..processes import procfs
+from ..processes import kernel
 from ..protocol.types import RunId
 
 # ---- Searches for session files. They belong to the agent: any name may be there as a FIFO, a link, or a directory of 100 000
@@ -480,7 +480,7 @@ def _may_grow(session: Session) -> bool:
     if session.process is None:
         return True
     ended = session.ended
-    if not ended and not procfs.is_alive(*session.process):
+    if not ended and not kernel.is_alive(*session.process):
         session.end(succeeded=False)
     return not ended
 

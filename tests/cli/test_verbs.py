@@ -7,7 +7,9 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -214,6 +216,25 @@ def test_the_daemon_shows_itself(daemon: World) -> None:
     elsewhere = json.loads(daemon.sfactl("doctor", "--json", code=None, SFAD_STATE_DIR="/nonexistent").stdout)["findings"]
     (state,) = [each["detail"] for each in elsewhere if each["name"] == "state directory"]
     assert state.startswith(daemon.json("status")["state_dir"]), "the directory of the daemon that answers"
+
+
+HOLDS = """
+import fcntl, os, signal, sys
+with open(sys.argv[1], "w") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    print(os.getpid(), file=lock, flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_doctor_says_that_the_daemon_which_does_not_answer_is_stopped(world: World, tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDS, tmp_path / "lock"]) as holder:
+        try:
+            os.waitid(os.P_PID, holder.pid, os.WSTOPPED)
+            said = world.sfactl("doctor", "--socket", str(tmp_path / "none"), code=1, SFAD_STATE_DIR=str(tmp_path)).stdout
+            assert f"though pid {holder.pid} holds the state directory (stopped)" in said
+        finally:
+            holder.kill()
 
 
 def test_socket_is_chosen_by_flag_before_variables(daemon: World) -> None:

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from sfactl.connection import Client
-from sfad.processes import procfs
+from sfad.processes import kernel
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, RunInfo, Status
@@ -208,7 +208,7 @@ def test_an_orphan_that_forks_and_exits_without_pause_ends_with_its_run(by_cgrou
     with by_cgroup.daemon.client() as client:
         for _ in range(20):
             assert ended(client, by_cgroup.agent(client, "chain", 200).id).status is Status.COMPLETED
-            left = [pid for pid in procfs.children(by_cgroup.daemon.pid) if argv(pid)[-2:] == ["chain", "200"] and alive(pid)]
+            left = [pid for pid in kernel.children(by_cgroup.daemon.pid) if argv(pid)[-2:] == ["chain", "200"] and alive(pid)]
             assert not left
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sfactl.connection import Client
-from sfad.processes import procfs
+from sfad.processes import kernel
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.protocol.types import Isolation, RunInfo
 from tests import unprivileged
@@ -169,7 +169,7 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
             "output": str(output(daemon, victim)), "socket": str(daemon.socket), "home": str(home),
             "secret": str(home / ".ssh" / "id"), "secrets": [str(home / name) for name in SECRETS],
             "own_file": str(home / "notes"), "temporary": temporary.name, "network": os.readlink("/proc/self/ns/net"),
-            "cgroup": cgroupfs.locate("0" * 12).directory.rsplit("/", 1)[0] + (procfs.cgroup(pid) or ""),
+            "cgroup": cgroupfs.locate("0" * 12).directory.rsplit("/", 1)[0] + (kernel.cgroup(pid) or ""),
             "shared": stack.enter_context(shared_memory()), "mounts": os.stat("/proc/self/ns/mnt").st_ino,
             **stack.enter_context(sockets(place, home)),
         }  # fmt: skip

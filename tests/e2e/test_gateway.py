@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sfactl.connection import Client
 from sfad.gateway.call_journal import noted_in
-from sfad.processes import procfs
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import Limit, Repetition, RunInfo, Status
@@ -644,7 +644,7 @@ def test_a_large_body_is_read_by_a_process_that_ends_with_the_gateway(gated: Dae
         run = calling(client, limit("cost", 20, "refuse"), output=100, padding=2_000_000)
         assert ended(client, run.id).status is Status.COMPLETED
         pid, _ = gateway(gated)
-        (reader,) = (process.pid for process in procfs.scan().values() if process.parent == pid)
+        (reader,) = (process.pid for process in psutil.Process(pid).children())
         assert b"sfad.gateway.reading" in Path(f"/proc/{reader}/cmdline").read_bytes()
         assert [result["status"] for result in results(gated, run.id)] == [200]
         killed_gateway(gated)

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from sfactl.connection import Client
-from sfad.processes import procfs
+from sfad.processes import kernel
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, Limit, RunInfo, Tokens
 from tests.harness import Daemon, alive, running, wait_until
@@ -156,7 +157,7 @@ def status_of(pid: int) -> dict[str, list[str]]:
 
 def family(pid: int) -> list[int]:
     """Return a process and those that it has started."""
-    return [pid, *(each for each in procfs.pids() if (found := procfs.stat(each)) is not None and found.parent == pid)]
+    return [pid, *(each.pid for each in psutil.Process(pid).children())]
 
 
 def openers(provider: Provider) -> set[int]:
@@ -448,7 +449,7 @@ def test_a_gateway_can_only_ask_about_runs_of_its_user(everyones: Daemon, provid
             everyones.kill()
             os.kill(record(everyones, FIRST)[0], signal.SIGKILL)
             path = everyones.state_dir / f"gateway-{FIRST}.json"
-            stat = procfs.stat(pid)
+            stat = kernel.stat(pid)
             assert stat is not None
             path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": pid, "started": stat.started}))
             everyones.restart()

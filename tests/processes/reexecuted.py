@@ -12,11 +12,12 @@ import sys
 import time
 from dataclasses import asdict
 
+import psutil
 import trio
 from msgspec import structs
 
 from sfad.core.events import Event, LaunchFailed, MainExited
-from sfad.processes import procfs
+from sfad.processes import kernel
 from tests.processes.earlier_daemon import decode, encode
 from tests.processes.rig import PATIENCE, Rig
 
@@ -28,7 +29,7 @@ PARENTS = {"a2": "a1"}
 def zombie(pid: int) -> None:
     """Block until a child has ended; it is not reaped meanwhile."""
     until = time.monotonic() + PATIENCE
-    while (process := procfs.stat(pid)) and process.alive:
+    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until
         time.sleep(0.001)
 
@@ -106,6 +107,6 @@ if __name__ == "__main__":
     if records:
         say("", "inherited", len(descriptors()))
         trio.run(second, kind, instance, records[0])
-        say("", "left", len(procfs.children()) + len(descriptors()))
+        say("", "left", len(kernel.children()) + len(descriptors()))
     else:
         trio.run(first, kind, instance)

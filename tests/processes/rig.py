@@ -17,7 +17,7 @@ from typing import NoReturn, TypeVar
 import trio
 
 from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited
-from sfad.processes import procfs
+from sfad.processes import kernel
 from sfad.processes.contain.cgroup import cgroupfs, controllers
 from sfad.processes.contain.cgroup.containment import CgroupContainment
 from sfad.processes.contain.interface import LauncherParts, RunContainment
@@ -234,6 +234,6 @@ def _end_what_is_left(rig: Rig) -> None:
     for held in runs:
         if held.main and held.main.ours:
             os.waitid(os.P_PIDFD, held.main.pidfd, os.WEXITED)
-    while procfs.children() and time.monotonic() < until:
+    while kernel.children() and time.monotonic() < until:
         rig.parts.orphans.reap()
         time.sleep(0.001)

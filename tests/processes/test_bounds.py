@@ -15,7 +15,7 @@ import pytest
 
 from sfad.core.events import Frozen, LaunchSucceeded, MainExited
 from sfad.core.state.run import run_id
-from sfad.processes import procfs
+from sfad.processes import kernel
 from sfad.processes.contain.cgroup import cgroupfs, controllers
 from sfad.processes.contain.cgroup.containment import CgroupContainment
 from sfad.processes.contain.cgroup.making import settings
@@ -69,14 +69,14 @@ async def test_many_runs_take_one_scan(rig: Rig, monkeypatch: pytest.MonkeyPatch
     for run in runs:
         rig.launch(run, "sleep", "1000")
     await rig.running(*runs)
-    scans: list[dict[int, procfs.Stat]] = []
-    scan = procfs.scan
+    scans: list[dict[int, kernel.Stat]] = []
+    scan = kernel.scan
 
-    def noted() -> dict[int, procfs.Stat]:
+    def noted() -> dict[int, kernel.Stat]:
         scans.append(scan())
         return scans[-1]
 
-    monkeypatch.setattr(procfs, "scan", noted)
+    monkeypatch.setattr(kernel, "scan", noted)
     assert {run: load.processes for run, load in rig.launcher.footprints(runs).items()} == dict.fromkeys(runs, 1)
     assert len(scans) == (rig.launcher.containment == "tags")
     monkeypatch.undo()

@@ -19,7 +19,7 @@ import trio
 
 from sfad.core.events import Emptied, LaunchFailed, LaunchSucceeded, MainExited
 from sfad.core.state.run import run_id
-from sfad.processes import procfs
+from sfad.processes import kernel
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.processes.credentials import LIMIT_KINDS, Credentials
 from sfad.processes.launcher import LaunchError
@@ -283,7 +283,7 @@ async def test_a_command_that_cannot_be_watched_is_not_executed(
         either.launch("a1", "touch", str(tmp_path / "done"))
     assert (await either.wait(LaunchFailed, "a1")).errno == errno.ENFILE
     assert [type(event) for event in either.events] == [LaunchFailed]
-    await until(lambda: not procfs.children(), "the trampoline has gone")
+    await until(lambda: not kernel.children(), "the trampoline has gone")
     assert not (tmp_path / "done").exists()
     assert set(os.listdir("/proc/self/fd")) == before
     either.launcher.release("a1")
@@ -426,19 +426,19 @@ async def test_nothing_is_reported_from_within_a_verb(rig: Rig) -> None:
 
 
 async def test_the_clock_tells_when_a_process_has_started(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, stat = [run_id(number) for number in range(1, 41)], procfs.stat
+    runs, stat = [run_id(number) for number in range(1, 41)], kernel.stat
     looked: list[int] = []
 
-    def watched(pid: int) -> procfs.Stat | None:
+    def watched(pid: int) -> kernel.Stat | None:
         looked.append(pid)
         return stat(pid)
 
     with monkeypatch.context() as patched:
-        patched.setattr(procfs, "stat", watched)
+        patched.setattr(kernel, "stat", watched)
         for run in runs:
             rig.launch(run, "sleep", "1000")
     for run in runs:
-        main, process = rig.main(run), procfs.stat(rig.main(run).pid)
+        main, process = rig.main(run), kernel.stat(rig.main(run).pid)
         assert process is not None
         assert main.started == process.started
     assert len(looked) < len(runs)  # only of those that began as one tick became the next

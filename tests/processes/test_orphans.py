@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from sfad.processes import procfs
+from sfad.processes import kernel
 from sfad.processes.launcher import ChildSignals
 from sfad.processes.watch import Orphans
 
@@ -27,7 +27,7 @@ async def test_orphans_are_looked_at_when_a_signal_tells_and_not_by_time(
         looks += 1
         return {1}  # alive, and no child of this process
 
-    monkeypatch.setattr(procfs, "children", children)
+    monkeypatch.setattr(kernel, "children", children)
     nursery.start_soon(orphans.serve)
     await trio.sleep(60)
     assert (looks, trio.lowlevel.current_statistics().seconds_to_next_deadline) == (1, math.inf)

@@ -19,7 +19,7 @@ import pytest
 import trio
 
 from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
-from sfad.processes import procfs
+from sfad.processes import kernel
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.processes.contain.tags import Census
 from sfad.processes.trampoline.creating import ProcessCreator
@@ -241,11 +241,11 @@ async def test_a_thousand_zombies_of_unknown_parentage(rig: Rig) -> None:
     argv = [sys.executable, "-I", "-S", "-c", ZOMBIES, "1000"]
     stranger = os.posix_spawn(sys.executable, argv, {}, file_actions=[action])  # noqa: ASYNC221 - it does not block
     os.close(near)
-    await until(lambda: stranger not in procfs.children() and len(procfs.children()) == 1000, "they have come to us")
+    await until(lambda: stranger not in kernel.children() and len(kernel.children()) == 1000, "they have come to us")
     os.close(far)  # all end at once
     rig.launch("a1", "sh", "-c", "exit 9")
     assert (await rig.wait(MainExited, "a1")).code == 9
-    await until(lambda: not procfs.children(), "all are reaped")
+    await until(lambda: not kernel.children(), "all are reaped")
     assert rig.parts.orphans.owned == {}
     assert set(os.listdir("/proc/self/fd")) == before
     rig.launcher.release("a1")
@@ -321,7 +321,7 @@ async def sleeper(argument: str) -> int:
 
     def look() -> bool:
         pids = [process.pid for process in psutil.Process().children(recursive=True)]
-        found.extend(pid for pid in pids if procfs.read(f"/proc/{pid}/cmdline") == b"sleep\0%s\0" % argument.encode())
+        found.extend(pid for pid in pids if kernel.command(pid) == ["sleep", argument])
         return bool(found)
 
     await until(look, "asleep")
@@ -357,7 +357,7 @@ async def test_the_tag_of_another_run(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     """The tag of another run does not count below a known process, and does not save a process from the stop of its run."""
     launcher, take, scanned = rig.launcher, Census.take, list[set[str]]()
 
-    def noted(census: Census, runs: set[str]) -> Iterator[tuple[procfs.Stat, str]]:
+    def noted(census: Census, runs: set[str]) -> Iterator[tuple[kernel.Stat, str]]:
         found = list(take(census, runs))
         scanned.append(runs)
         return iter(found)
@@ -370,12 +370,12 @@ async def test_the_tag_of_another_run(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     script = f"trap '' TERM; env -i /bin/bash -c 'ulimit -S -q {number}; exec sleep 4322'; true"
     rig.launch("a2", "sh", "-c", script)
     pid = await sleeper("4322")
-    assert procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE) == number
+    assert psutil.Process(pid).rlimit(resource.RLIMIT_MSGQUEUE)[0] == number
     assert launcher.run_of(pid, None) == "a2"
     launcher.terminate("a2", signal.SIGTERM)  # it scans, and so knows the run of the process when its parents are gone
     await until(lambda: {"a2"} in scanned, "scanned")
     await rig.stop("a2")
-    assert procfs.stat(pid) is None
+    assert kernel.stat(pid) is None
     assert not told(rig, MainExited)[1:]
     assert (load := launcher.footprints(["a1"]).get("a1")) is not None
     assert load.processes == 1
@@ -387,7 +387,7 @@ async def test_a_process_that_another_process_continued_is_stopped_again(rig: Ri
     rig.launch("a1", "sh", "-c", "sleep 4323; true")
     pid = await sleeper("4323")
     rig.launcher.freeze("a1")
-    await until(lambda: (now := procfs.stat(pid)) and now.stopped, "stopped")
+    await until(lambda: (now := kernel.stat(pid)) and now.stopped, "stopped")
     os.kill(pid, signal.SIGCONT)
     if not told(rig, Frozen):
         await rig.wait(Frozen, "a1")

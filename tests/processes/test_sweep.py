@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sfad.processes import procfs
+from sfad.processes import observed
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.processes.contain.cgroup.cgroupfs import locate
 from sfad.processes.sweep import SweepReport, sweep
@@ -64,7 +64,7 @@ def test_a_sweep_kills_what_a_dead_daemon_left(containment: str) -> None:
         bystander.wait(PATIENCE)
     assert len(report.pids) >= 3
     assert report.left == ()
-    assert not any(procfs.why_alive(pid) for pid in report.pids)
+    assert not any(observed.why_alive(pid) for pid in report.pids)
     assert sweep(instance) == SweepReport()
 
 
@@ -77,7 +77,7 @@ def test_a_sweep_spares_runs_that_will_be_adopted(containment: str) -> None:
         report = sweep(instance, spare={"a1", "a3", "a4"})
         assert len(report.pids) >= 2
         assert report.left == ()
-        assert {pid for one in record.values() if (pid := one.pid) and procfs.why_alive(pid)} == spared
+        assert {pid for one in record.values() if (pid := one.pid) and observed.why_alive(pid)} == spared
         assert sweep(instance, spare={"a1", "a3", "a4"}) == SweepReport()
     finally:
         report = sweep(instance)

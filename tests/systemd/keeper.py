@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from sfad.host.systemd import FdStore, notify
-from sfad.processes.procfs import exit_status, reaped, tells_exits
+from sfad.processes.kernel import exit_status, reaped, tells_exits
 
 CHILD = "read line < /run/keeper.fifo; exit 7"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.processes.procfs import tells_exits
+from sfad.processes.kernel import tells_exits
 from tests.harness import wait_until
 
 from .booted import NEWER, UID, USER, Booted, Service, booted, impossible

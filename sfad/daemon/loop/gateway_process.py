@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import psutil
 import trio
 
 from ...config import GatewayConfig
@@ -21,7 +22,7 @@ from ...host.files import UNDECODABLE, create, keep_damaged, read
 from ...host.log import Log
 from ...host.probe import user_name
 from ...host.tasks import TURN_REQUESTS
-from ...processes import procfs
+from ...processes import kernel
 from ...processes.launcher import Launcher
 from ...protocol.event_types import EventType
 from ...protocol.messages import EndCall
@@ -127,7 +128,7 @@ class GatewayProcess:
     def pid(self) -> int | None:
         """The process; `None` while there is none."""
         record = self._record
-        return record.pid if record is not None and record.pid and procfs.is_alive(record.pid, record.started) else None
+        return record.pid if record is not None and record.pid and kernel.is_alive(record.pid, record.started) else None
 
     def reconfigure(self, config: GatewayConfig) -> None:
         """Start the gateway, or end it once no run uses it, or have it ask for the config, because that was read again."""
@@ -364,7 +365,7 @@ class GatewayProcess:
             env=None if self.uid is None else _USERS_ENV,
         )
         self._launcher.own(pid)
-        found = procfs.stat(pid)
+        found = kernel.stat(pid)
         self._record.pid, self._record.started = pid, found.started if found is not None else 0
         self._write()
         self._log.info("gateway", pid=pid, port=self._record.port, uid=self.uid)
@@ -404,12 +405,12 @@ class GatewayProcess:
     def _end_unknown(self) -> None:
         """End the gateway whose record is lost. No daemon knows it, so it would never end."""
         journal = os.fspath(self._journal)
-        for pid in procfs.pids():
-            words = procfs.command(pid)
-            if "sfad.gateway" in words and journal in words:
-                with suppress(OSError):
-                    if os.stat(f"/proc/{pid}").st_uid in {os.geteuid(), self.uid}:
-                        os.kill(pid, signal.SIGKILL)
+        for pid in psutil.pids():
+            found, words = kernel.stat(pid), kernel.command(pid)
+            if found and "sfad.gateway" in words and journal in words:
+                with suppress(psutil.Error):
+                    if psutil.Process(pid).uids().effective in (os.geteuid(), self.uid):
+                        kernel.send(found, signal.SIGKILL)
 
     def _write(self) -> None:
         new = self._path.with_suffix(".new")

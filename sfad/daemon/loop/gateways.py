@@ -26,7 +26,7 @@ from ...core import events as e
 from ...gateway.callers import Kernel, Opened
 from ...host.log import Log
 from ...host.tasks import in_thread, keep_serving
-from ...processes import procfs
+from ...processes import kernel
 from ...processes.launcher import Launcher
 from ...protocol.event_types import EventType
 from ...protocol.known import KNOWN_PROGRAMS
@@ -293,7 +293,7 @@ class ConnectionWatch:
     def _forget(self) -> None:
         """Forget the programs that have ended, and the runs that need not be looked at any more."""
         for run, programs in list(self._programs.items()):
-            alive = {each: program for each, program in programs.items() if procfs.is_alive(*each)}
+            alive = {each: program for each, program in programs.items() if kernel.is_alive(*each)}
             live = self._live.get(run)
             if alive and live is not None and _should_call(live):
                 self._programs[run] = alive

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ...core.state.access import Peer
 from ...host.probe import SO_PEERPIDFD, UCRED, user_name
-from ...processes import procfs
+from ...processes import kernel
 from ...processes.credentials import LIMIT_KINDS, MAX_GROUPS, UNLIMITED, Credentials, Rlimits
 from ...processes.launcher import Launcher, Unidentifiable
 from ...protocol.types import ErrorCode, RunId
@@ -98,7 +98,7 @@ def _lives(connection: socket.socket) -> bool:
     if held is None:  # before Linux 6.5 its pid is all that is known
         return True
     try:
-        return not procfs.ended(held)
+        return not kernel.ended(held)
     finally:
         os.close(held)
 
@@ -166,9 +166,11 @@ def _credentials(connection: Connection) -> Credentials:
         held = peer_pidfd(connection.sock) if pid == connection.maker else os.pidfd_open(pid)
         held = os.pidfd_open(pid) if held is None else held  # before Linux 6.5
         stack.callback(os.close, held)
-        limits, status = _limits_of(pid), _status_of(pid)
+        limits, status = _limits_of(pid), kernel.status(pid)
+        if not status:
+            raise OSError(errno.EACCES, f"/proc/{pid}/status is gone or hidden")
         strange = _strange(peer, pid, status)
-        if procfs.ended(held):  # until now it held its pid, so that all of this was its own
+        if kernel.ended(held):  # until now it held its pid, so that all of this was its own
             raise _refused(peer, f"process {pid} ended before the daemon could look at it")
     if strange is not None:
         raise _refused(peer, f"process {pid} {strange}")
@@ -192,16 +194,9 @@ def _strange(peer: Peer, pid: int, status: dict[bytes, bytes]) -> str | None:
     return None
 
 
-def _status_of(pid: int) -> dict[bytes, bytes]:
-    content = procfs.read(f"/proc/{pid}/status", whole=True)
-    if content is None:
-        raise OSError(errno.EACCES, f"/proc/{pid}/status is gone or hidden")
-    return dict(line.split(b":\t", 1) for line in content.splitlines() if b":\t" in line)
-
-
 def _limits_of(pid: int) -> Rlimits:
     # not prlimit(2), for which root needs CAP_SYS_RESOURCE
-    found = _LIMIT.findall(procfs.read(f"/proc/{pid}/limits", whole=True) or b"")
+    found = _LIMIT.findall(kernel.read(f"/proc/{pid}/limits", whole=True) or b"")
     if len(found) != LIMIT_KINDS:
         raise OSError(errno.EIO, f"/proc/{pid}/limits has {len(found)} limits instead of {LIMIT_KINDS}")
     return tuple((_number(soft), _number(hard)) for soft, hard in found)

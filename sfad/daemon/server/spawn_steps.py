@@ -20,7 +20,7 @@ from ...core.state.naming import AGENT_COMMANDS, derive_name, executes, program_
 from ...core.state.policy import MAX_LABELS, Invalid
 from ...core.state.request import Asked, SessionAsked, ToolLists, narrowed
 from ...hooks.event_hooks import CHANNEL
-from ...processes import procfs
+from ...processes import kernel, observed
 from ...protocol.known import ANY_PROGRAM, BY_REPORT, NO_METER
 from ...protocol.messages import Spawn
 from ...protocol.requests.plans import Provider
@@ -357,11 +357,10 @@ def is_own_program(shim: int, run: Live, request: Spawn) -> bool:
     program = program_name([os.fsdecode(word) for word in request.argv[:1]])
     if run.main is None or request.name is not None or program_name(run.run.asked.argv) != program:
         return False
-    for pid in procfs.ancestry(shim):
-        words = [os.fsdecode(word) for word in (procfs.read(f"/proc/{pid}/cmdline") or b"").split(b"\0")]
-        if pid != shim and executes(words, program):
+    for process in observed.ancestors(shim):
+        if process.pid != shim and executes(kernel.command(process.pid), program):
             return False
-        if pid == run.main.pid:
+        if process.pid == run.main.pid:
             return True
     return False
 

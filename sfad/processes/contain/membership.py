@@ -12,12 +12,15 @@ from time import monotonic
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
+import psutil
+
 from ...protocol.types import RunId
-from .. import procfs
+from .. import kernel
 from ..credentials import COOKIE
+from ..kernel import reaped
 from ..launched_runs import LaunchedRun, LaunchedRuns, cookie, cookie_run
 from ..launcher import Bounds, Unidentifiable
-from ..procfs import Stat, reaped
+from ..observed import ancestors, ask, find, lives
 from .interface import RunContainment
 
 # ---- Which run a process is in by its ancestors and its cookie, where no cgroup tells
@@ -37,30 +40,21 @@ def run_by_cookie(pid: int, runs: LaunchedRuns) -> RunId | None:
     raise Unidentifiable(f"process {pid} carries the cookie of run {run_id}, which is not running")
 
 
-def ancestors(pid: int) -> tuple[Stat, ...]:
-    """Return a process and its ancestors, up to this process, or as far as /proc tells."""
-    found: list[Stat] = []
-    while pid > 0 and (process := procfs.stat(pid)):
-        found.append(process)
-        pid = 0 if pid == os.getpid() else process.parent
-    return tuple(found)
-
-
 _Found = TypeVar("_Found")
 
 
-def with_steady_ancestors(pid: int, look: Callable[[tuple[Stat, ...]], _Found]) -> _Found:
-    """Return what `look` says of the ancestors of a process, if that was the same before and after: the pid of a parent that ends
-    meanwhile may be used again. Raises `Unidentifiable` if they keep changing."""
+def with_steady_ancestors(pid: int, look: Callable[[list[psutil.Process]], _Found]) -> _Found:
+    """Return what `look` says of a process and its ancestors, up to this process, if they were the same before and after: the pid
+    of a parent that ends meanwhile may be used again. Raises `Unidentifiable` if they keep changing."""
     for _ in range(_ANCESTRY_READS):
-        chain = ancestors(pid)
+        chain = list(ancestors(pid, os.getpid()))
         answer = look(chain)
-        if [(one.pid, one.started) for one in chain] == [(one.pid, one.started) for one in ancestors(pid)]:
+        if chain == list(ancestors(pid, os.getpid())):
             return answer
     raise Unidentifiable(f"the ancestors of process {pid} keep changing")
 
 
-def descends(chain: tuple[Stat, ...]) -> bool:
+def descends(chain: list[psutil.Process]) -> bool:
     """Return whether a process descends from this one, by its ancestors."""
     return len(chain) > 1 and chain[-1].pid == os.getpid()
 
@@ -69,7 +63,7 @@ def run_by_ancestors(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[R
     """Return the run of the nearest process that `run_of` knows, of `pid` and its ancestors; and whether `pid` descends from this
     process. Raises `Unidentifiable`."""
 
-    def look(chain: tuple[Stat, ...]) -> tuple[RunId | None, bool]:
+    def look(chain: list[psutil.Process]) -> tuple[RunId | None, bool]:
         run_id = next((run_id for one in chain if one.pid != os.getpid() and (run_id := run_of(one.pid))), None)
         return run_id, descends(chain)
 
@@ -174,7 +168,7 @@ def bind(pid: int, cpus: Cpus) -> None:
             try:
                 os.sched_setaffinity(int(thread), cpus)
             except OSError as error:
-                if error.errno not in procfs.GONE | procfs.HIDDEN:
+                if error.errno not in kernel.GONE | kernel.HIDDEN:
                     raise
 
 
@@ -189,7 +183,8 @@ FOREIGN: RunId = ""
 class MarkedProcess(NamedTuple):
     """A process and the marks that it inherited."""
 
-    process: Stat
+    process: psutil.Process
+    parent: int
     cookie: bytes | None
     """Of any instance."""
     tag: int | None
@@ -199,9 +194,10 @@ RunOf = Callable[[MarkedProcess, RunId | None], RunId | None]
 """Takes a process and its parent's run; returns its run, `None` if it is in none, or `FOREIGN` if it is foreign."""
 
 
-def with_marks(process: Stat) -> MarkedProcess:
+def with_marks(process: psutil.Process) -> MarkedProcess:
     """Raises `OSError`."""
-    return MarkedProcess(process, procfs.variable(process.pid, COOKIE), procfs.soft_limit(process.pid, resource.RLIMIT_MSGQUEUE))
+    tag = ask(lambda: process.rlimit(resource.RLIMIT_MSGQUEUE)[0], None)
+    return MarkedProcess(process, ask(process.ppid, 0), kernel.variable(process.pid, COOKIE), tag)
 
 
 def run_by_marks(
@@ -227,7 +223,7 @@ class MarkScan:
         """Children by parent; orphans, whose parent was not seen, by 0."""
         families: dict[int, list[int]] = defaultdict(list)
         for pid, one in self.processes.items():
-            families[one.process.parent if one.process.parent in self.processes else 0].append(pid)
+            families[one.parent if one.parent in self.processes else 0].append(pid)
         return families
 
     @cached_property
@@ -259,7 +255,7 @@ class MarkScan:
         """Return the processes that carry one of the marks: quick, where `members` looks at each process of the machine."""
         return [*self._by_mark.get(cookie, ()), *(self._by_mark.get(tag, ()) if tag is not None else ())]
 
-    def members(self, cookie: bytes, tag: int | None) -> list[Stat]:
+    def members(self, cookie: bytes, tag: int | None) -> list[psutil.Process]:
         """Return the processes of one run, by its cookie and tag."""
         cookies: dict[bytes, RunId] = {cookie: "it"}
         tags: dict[int, RunId] = {tag: "it"} if tag is not None else {}
@@ -273,8 +269,8 @@ class MarkScan:
 def scan_marks(known: Mapping[int, MarkedProcess] = MappingProxyType({})) -> MarkScan:
     """Look at all processes. `known` are processes of which an earlier look has found the marks. Raises `OSError`."""
     marked = {pid: one for pid, one in known.items() if one.cookie is not None}
-    fresh = (procfs.stat(pid) for pid in procfs.pids() if pid not in marked)
-    return MarkScan(marked | {process.pid: with_marks(process) for process in fresh if process is not None and process.alive})
+    fresh = (find(pid) for pid in psutil.pids() if pid not in marked)
+    return MarkScan(marked | {process.pid: with_marks(process) for process in fresh if process is not None and lives(process)})
 
 
 class RecentScan:

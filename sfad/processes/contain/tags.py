@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain, count
 from time import monotonic
 from typing import Literal
 
+import psutil
 import trio
 
 from ...protocol.types import RunId
-from .. import procfs
+from .. import kernel, observed
+from ..kernel import Stat, send
 from ..launched_runs import LaunchedRun, LaunchedRuns, run_ids
 from ..launcher import Unidentifiable
-from ..procfs import Stat, send
 from ..trampoline.creating import Door
 from ..watch import Orphans, reap_orphan, wait_ended
 from .interface import AdoptedRuns, KernelLimits, LauncherParts, RunContainment, RunPauses, RunStops
@@ -65,7 +66,7 @@ class AdoptedTags(AdoptedRuns):
         self._elsewhere.discard(run.id)
 
     def is_of(self, run: LaunchedRun, pid: int) -> bool:
-        process = procfs.stat(pid)
+        process = observed.find(pid)
         tag = self._runs.tag_of(run)
         tags = {tag: run.id} if tag is not None else {}
         return process is not None and run_by_marks(with_marks(process), None, {run.cookie: run.id}, tags) == run.id
@@ -76,17 +77,18 @@ class AdoptedTags(AdoptedRuns):
                 self._elsewhere.add(run.id)
             return True
         recent = self._scan.recent()
-        found = {process.pid for process in recent.members(run.cookie, self._runs.tag_of(run))}
-        if not found <= recent.ours:
+        found = recent.members(run.cookie, self._runs.tag_of(run))
+        if not {process.pid for process in found} <= recent.ours:
             self._elsewhere.add(run.id)
-        return any(map(procfs.is_alive, found))
+        return any(process.is_running() and observed.lives(process) for process in found)
 
     def processes(self) -> Iterator[tuple[Stat, RunId]]:
         """Yield what is alive in adopted runs and not below this process. Raises `OSError`."""
         if self._elsewhere:
             for one, run_id in scan_marks().with_runs(self.run_of, but=os.getpid()):
-                if run_id:
-                    yield one.process, run_id
+                process = kernel.stat(one.process.pid) if run_id else None
+                if process and run_id and one.process.is_running():  # no other process has its pid
+                    yield process, run_id
 
     def run_of(self, one: MarkedProcess, inherited: RunId | None) -> RunId | None:
         """Return the run of a process that is not below this one, by its parent's run and its marks."""
@@ -108,9 +110,9 @@ class TagsMembership:
         self._runs = runs
         self._orphans = orphans
         self._adopted = adopted
-        self._strays: dict[tuple[int, int], RunId] = {}
-        """Processes, by pid and start, that have the tag of a run which they are not in, and the run that they are in. They may
-        lose the ancestor that tells it."""
+        self._strays: dict[psutil.Process, RunId] = {}
+        """Processes that have the tag of a run which they are not in, and the run that they are in. They may lose the ancestor that
+        tells it."""
 
     def run_of(self, pid: int, pidfd: int | None) -> RunId | None:
         """Return the run of a descendant by its nearest ancestor that is known; of an orphan by tag, else by cookie; of any other
@@ -119,17 +121,17 @@ class TagsMembership:
             raise Unidentifiable("the process is in another pid namespace")
         run_id, ours = with_steady_ancestors(pid, self._by_descent)
         run_id = run_id or run_by_cookie(pid, self._runs)
-        if procfs.stat(pid) is None or not still_there(pidfd):
+        if not psutil.pid_exists(pid) or not still_there(pidfd):
             raise Unidentifiable(f"process {pid} ended before it could be identified")
         if run_id is None and ours:
             raise unmarked(pid)
         return run_id
 
-    def _by_descent(self, line: tuple[Stat, ...]) -> tuple[RunId | None, bool]:
+    def _by_descent(self, line: list[psutil.Process]) -> tuple[RunId | None, bool]:
         """Return the run, and whether the process descends from this one."""
         found: RunId | None = None
         ours = descends(line)
-        for ancestor in reversed(line[:-1] if ours else line if self._adopted else ()):
+        for ancestor in reversed(line[:-1] if ours else line if self._adopted else []):
             found = self._marked_below(ancestor.pid, found) if ours else self._adopted.run_of(with_marks(ancestor), found)
         return found or None, ours
 
@@ -140,8 +142,8 @@ class TagsMembership:
     def run_below(self, process: Stat, inherited: RunId | None) -> RunId | None:
         """Return the run of a process whose parent is in `inherited`."""
         run_id = self._marked_below(process.pid, inherited) or (self._sole(process.pid) if inherited is None else None)
-        if run_id is not None and self._runs.by_tag(process.pid) not in (None, run_id):
-            self._strays[(process.pid, process.started)] = run_id
+        if run_id is not None and self._runs.by_tag(process.pid) not in (None, run_id) and (stray := observed.find(process.pid)):
+            self._strays[stray] = run_id
         return run_id
 
     def _marked_below(self, pid: int, inherited: RunId | None) -> RunId | None:
@@ -153,24 +155,21 @@ class TagsMembership:
         return number if number is not None and self._runs.within(number, inherited) else inherited
 
     def _stray(self, pid: int) -> RunId | None:
-        process = procfs.stat(pid) if self._strays else None
-        return self._strays.get((pid, process.started)) if process else None
+        process = observed.find(pid) if self._strays else None
+        return self._strays.get(process) if process else None
 
     def _by_mark(self, pid: int) -> RunId | None:
-        return self._runs.by_tag(pid) or (self._runs.by_cookie(pid) if procfs.is_alive(pid) else None)
+        return self._runs.by_tag(pid) or (self._runs.by_cookie(pid) if kernel.is_alive(pid) else None)
 
     def _sole(self, pid: int) -> RunId | None:
         """Return the run of an orphan that has removed its marks, where only one tree can be meant."""
-        process = procfs.stat(pid)
+        process = kernel.stat(pid)
         return self._runs.sole_tree(process.started) if process and process.alive else None
 
-    def forget_strays(self, table: Mapping[int, Stat]) -> None:
-        """Forget those that have ended, as `table` shows, or whose run was released."""
-        self._strays = {
-            (pid, started): run_id
-            for (pid, started), run_id in self._strays.items()
-            if run_id in self._runs and pid in table and table[pid].started == started
-        }
+    def forget_strays(self) -> None:
+        """Forget those that have ended, or whose run was released."""
+        kept = (stray for stray, run_id in self._strays.items() if run_id in self._runs and stray.is_running())
+        self._strays = {stray: self._strays[stray] for stray in kept}
 
 
 # ---- The processes of runs, by descent and marks
@@ -196,8 +195,8 @@ class Census:
 
     def _below_us(self) -> Iterator[tuple[Stat, RunId | None]]:
         """Yield our live descendants. A zombie has no children any more."""
-        table = procfs.scan()
-        self._membership.forget_strays(table)
+        table = kernel.scan()
+        self._membership.forget_strays()
         families: dict[int, list[Stat]] = defaultdict(list)
         for process in table.values():
             above = table.get(process.parent)
@@ -222,9 +221,9 @@ class Census:
         seen: set[int] = set()
         for _ in range(_LISTINGS):
             self._orphans.reap()
-            fresh = [pid for pid in procfs.children() if pid not in seen]
+            fresh = [pid for pid in kernel.children() if pid not in seen]
             placed = [(pid, self._membership.run_of_child(pid)) for pid in fresh]
-            alive = [pid for pid, run_id in placed if run_id in runs and procfs.is_alive(pid)]
+            alive = [pid for pid, run_id in placed if run_id in runs and kernel.is_alive(pid)]
             if alive:
                 return alive
             if not fresh:
@@ -321,8 +320,8 @@ def _stands(process: Stat) -> bool:
     A process that waits in vfork(2) for its child cannot be stopped, and would wait for ever if the child is; but it does
     nothing else, and is stopped before it continues."""
     if process.state in "ZX":  # the main thread has ended, others have not
-        return procfs.threads_stopped(process.pid)
-    return process.stopped or (process.state == "D" and procfs.will_stop(process.pid))
+        return kernel.threads_stopped(process.pid)
+    return process.stopped or (process.state == "D" and kernel.will_stop(process.pid))
 
 
 # ---- Stopping runs: signals to every process of a run until nothing is left
@@ -420,7 +419,7 @@ class TagsStops(RunStops):
         Against processes that fork and exit this is the race to win: each of their processes is our child as soon as the one
         before it is gone. A look costs microseconds, and the pid of an unreaped child is no other process's."""
         fresh = False
-        for pid in procfs.children():
+        for pid in kernel.children():
             if (pid, 0) not in signalled and self._membership.run_of_child(pid) in runs:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)

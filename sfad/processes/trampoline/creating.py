@@ -16,9 +16,9 @@ from array import array
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from itertools import accumulate
-from pathlib import Path
 from typing import NamedTuple
 
+from .. import kernel
 from ..credentials import sealed
 from ..launcher import LaunchError, LaunchSpec
 from .executable import FD_DOOR, FD_FREE, FD_REPORT, Trampoline, python
@@ -158,11 +158,8 @@ def _ignored_signals() -> list[int]:
     """Return the signals that this process ignores, which CLONE_CLEAR_SIGHAND leaves: Python's two, nohup(1)'s one, and whatever it
     inherited, which may be the two that glibc keeps to itself (32 and 33; a parent that called posix_spawn(3) leaves them ignored)
     and does not tell of."""
-    for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
-        if line.startswith("SigIgn:"):
-            mask = int(line.split()[1], 16)
-            return [bit + 1 for bit in range(mask.bit_length()) if mask >> bit & 1]
-    return []
+    mask = int(kernel.status("self").get(b"SigIgn", b"0"), 16)
+    return [bit + 1 for bit in range(mask.bit_length()) if mask >> bit & 1]
 
 
 def is_waiting(memory: int) -> bool:

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import procfs
+from .. import kernel
 from ..launcher import LaunchError
 from .image import IMAGE
 
@@ -104,13 +104,11 @@ def is_one(pid: int) -> bool:
     """Return whether a process is still a trampoline, of any daemon, or a child that is to execute one."""
     try:
         executed = os.readlink(f"/proc/{pid}/exe")
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read(4096).split(b"\0")
     except OSError:  # it has ended
         return False
-    if executed.startswith(f"/memfd:{_NAME}") or words[1:6] == [*map(os.fsencode, _python()[1:])]:
+    if executed.startswith(f"/memfd:{_NAME}") or kernel.command(pid)[1:6] == [*_python()[1:]]:
         return True
-    return not procfs.executed(pid) and procfs.is_alive(pid)
+    return not kernel.executed(pid) and kernel.is_alive(pid)
 
 
 def best() -> Trampoline:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 
+import psutil
 import trio
 
 from .... import __version__
@@ -74,7 +75,7 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             admitted=machine.admitted if everything else None,
             refused=machine.refused if everything else None,
             connections=len(asker.services.connections) if everything else None,
-            memory_bytes=_memory(),
+            memory_bytes=psutil.Process().memory_info().rss,
             ledger_bytes=runtime.ledger.records.size_bytes,
             ledger_trouble=runtime.storage.unwritable,
             backup_bytes=backup.size_bytes if backup is not None else None,
@@ -126,12 +127,6 @@ def _gateways(gateways: Gateways) -> list[GatewayInfo]:
     """Return those of users that are running."""
     found = ((each.uid, each.base, pid) for each in gateways if (pid := each.pid) is not None)
     return [GatewayInfo(user=user_name(uid), url=url, pid=pid) for uid, url, pid in found if uid is not None]
-
-
-def _memory() -> int:
-    import psutil  # here, because nothing else needs it: 0.9 MiB
-
-    return int(psutil.Process().memory_info().rss)
 
 
 def _quotas(asker: Asker) -> list[QuotaState]:

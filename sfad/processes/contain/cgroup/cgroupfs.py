@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
+import psutil
 import trio
 
 from ....protocol.types import RunId
-from ... import procfs
+from ... import kernel
 from ...launched_runs import LaunchedRun
 from ...launcher import UNBOUND, Bounds, CgroupImpossible
 from ...watch import Reactor
@@ -80,7 +81,7 @@ def locate(instance: str, parent: str | None = None) -> BaseCgroup:
     found = mounts()
     if not found:
         raise CgroupImpossible("no cgroup2 file system is mounted")
-    own = procfs.cgroup(os.getpid()) or "/"
+    own = kernel.cgroup(os.getpid()) or "/"
     directories = [os.path.normpath(parent)] if parent else [_home(d) for m in found if (d := m.directory(own))]
     for directory in directories:
         for mount in found:
@@ -107,7 +108,7 @@ def _candidates(instance: str, parent: str | None) -> Iterator[str | None]:
     yield _located(instance, parent)
     yield _located(instance)
     name, mounted = f"sfad-{instance}", mounts()
-    for path in {_up_to(name, path) for pid in procfs.pids() if (path := procfs.cgroup(pid)) is not None}:
+    for path in {_up_to(name, path) for pid in psutil.pids() if (path := kernel.cgroup(pid)) is not None}:
         yield from (mount.directory(path) for mount in mounted if path)
 
 
@@ -217,7 +218,7 @@ def write(path: str, content: bytes) -> None:
 
 def read(path: str, *, whole: bool = False) -> bytes:
     """Return the content of a control file; `b""` if the cgroup is gone. Raises `OSError` if it is there and cannot be read."""
-    content = procfs.read(path, whole=whole)
+    content = kernel.read(path, whole=whole)
     if content is None:
         # it may be unreadable for another reason than that its cgroup is gone: access is denied, or something is mounted over it
         for name, error in ((path, errno.EACCES), (os.path.dirname(path), errno.ESTALE)):
@@ -281,7 +282,7 @@ def inner(directory: str, usual: str = "") -> list[str]:
         with os.scandir(directory) as entries:
             return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError as error:
-        if error.errno in procfs.GONE:
+        if error.errno in kernel.GONE:
             return []
         raise
 
@@ -373,16 +374,16 @@ class RunCgroups:
         return None
 
     def run_of(self, pid: int) -> RunId | None:
-        return self.nearest(self.inside(procfs.cgroup(pid)))
+        return self.nearest(self.inside(kernel.cgroup(pid)))
 
     def contains(self, run: LaunchedRun, pid: int) -> bool:
         """Return whether a process is in the leaf of the run itself, or in a cgroup that the run has made there."""
-        directory = self.inside(procfs.cgroup(pid))
+        directory = self.inside(kernel.cgroup(pid))
         return directory is not None and below(directory, f"{self.directory(run)}/{LEAF}") is not None
 
     def holds(self, run: LaunchedRun, pid: int) -> bool:
         """Return whether a process is in the run's cgroup, or below it."""
-        directory = self.inside(procfs.cgroup(pid))
+        directory = self.inside(kernel.cgroup(pid))
         return directory is not None and below(directory, self.directory(run)) is not None
 
     def members(self, *tops: LaunchedRun) -> Iterator[tuple[int, RunId]]:

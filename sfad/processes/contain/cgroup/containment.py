@@ -23,10 +23,10 @@ import trio
 
 from ....host.descriptors import lifted
 from ....protocol.types import RunId
-from ... import procfs
+from ... import kernel, observed
+from ...kernel import cgroup_id
 from ...launched_runs import LaunchedRun, LaunchedRuns, run_ids
 from ...launcher import Complain, Unidentifiable
-from ...procfs import cgroup_id
 from ...trampoline.creating import Door
 from ...watch import Complaints, Orphans, Reactor, signal_mains, wait_ended
 from ..interface import LauncherParts, RunContainment, RunPauses, RunStops
@@ -67,7 +67,7 @@ class Escapes:
             main = below.main
             if main is None or main.report is not None:  # a trampoline may not be in yet
                 continue
-            if self._cgroups.run_of(main.pid) not in runs and procfs.is_alive(main.pid, main.started):
+            if self._cgroups.run_of(main.pid) not in runs and kernel.is_alive(main.pid, main.started):
                 yield main.pid, below.id
         yield from self.orphaned(runs)
 
@@ -87,7 +87,7 @@ class Escapes:
                 if look == 0 and self._orphans.reap_one(pid):
                     vanished = True  # they may be thousands: where one was is asked only of those that the next look finds
                     continue
-                process, inside = procfs.stat(pid), self._cgroups.run_of(pid)
+                process, inside = kernel.stat(pid), self._cgroups.run_of(pid)
                 if process is None or not process.alive:
                     # it may have left a child since the look began; within a cgroup, that keeps the cgroup populated
                     vanished |= self._orphans.reap_one(pid) and inside is None
@@ -108,7 +108,7 @@ class Escapes:
         orphans = set(self._orphans.unreaped())
         self._orphans.homes |= {pid: run for pid, run in members if pid in orphans}
 
-    def _home(self, process: procfs.Stat, inside: RunId | None) -> RunId | None:
+    def _home(self, process: kernel.Stat, inside: RunId | None) -> RunId | None:
         """Return the run of a live orphan, as it was found the first time: it may shed its marks. A run that was released has not
         found it."""
         home = self._orphans.homes.get(process.pid)
@@ -218,7 +218,7 @@ class CgroupEvents:
         try:
             events = os.pread(group.events, 256, 0)  # reading ends the EPOLLPRI
         except OSError as error:
-            if error.errno not in procfs.GONE:
+            if error.errno not in kernel.GONE:
                 raise
             self._cgroups.unwatch(group)
             events = _EMPTY
@@ -233,7 +233,7 @@ class CgroupControl:
 
     def __init__(self, base: cgroupfs.BaseCgroup) -> None:
         self._base = base
-        self._own_cgroup = procfs.cgroup(os.getpid())
+        self._own_cgroup = kernel.cgroup(os.getpid())
 
     def write(self, group: RunCgroup, name: str, content: bytes) -> None:
         """Write a control file, if the cgroup is not gone. Raises `OSError`."""
@@ -241,12 +241,12 @@ class CgroupControl:
         try:
             cgroupfs.write(f"{group.directory}/{name}", content)
         except OSError as error:
-            if error.errno not in procfs.GONE:
+            if error.errno not in kernel.GONE:
                 raise
 
     def _step_out(self) -> None:
         """Go back to where this process belongs: an agent with its uid can move it into a run that is to be frozen."""
-        path = procfs.cgroup(os.getpid())
+        path = kernel.cgroup(os.getpid())
         if path is None or path == self._own_cgroup or cgroupfs.below(path, self._base.path) is None:
             return
         parent = os.path.dirname(self._base.directory)
@@ -259,7 +259,7 @@ def thaw_all(group: RunCgroup) -> None:
         try:
             cgroupfs.write(f"{directory}/cgroup.freeze", b"0")
         except OSError as error:
-            if error.errno not in procfs.GONE:
+            if error.errno not in kernel.GONE:
                 raise
     group.halted = False
 
@@ -404,7 +404,7 @@ class CgroupMembership:
         if run_id is not None:
             self._refuse_moved(pid, run_id)
             return run_id
-        path = procfs.cgroup(pid) if pid > 0 else None
+        path = kernel.cgroup(pid) if pid > 0 else None
         run_id, ours = (self._at(path), False) if path is not None else (None, False)
         if run_id is None and path is not None:
             run_id, ours = run_by_ancestors(pid, self._run_of)
@@ -419,14 +419,14 @@ class CgroupMembership:
 
     def _refuse_moved(self, pid: int, run_id: RunId) -> None:
         """Raise `Unidentifiable` for a process in the cgroup of a run that has not started it: it would have its rights."""
-        line = (self._orphans.owned.get(each) for each in procfs.ancestry(pid))
+        line = (self._orphans.owned.get(each.pid) for each in observed.ancestors(pid))
         began = next((each for each in line if each is not None), None) or self._runs.by_cookie(pid)
         if began is not None and not self._runs.within(run_id, began):
             raise Unidentifiable(f"process {pid} was started in run {began} and has moved itself into the cgroup of run {run_id}")
 
     def _run_of(self, pid: int) -> RunId | None:
         owned = self._orphans.owned.get(pid)
-        path = None if owned else procfs.cgroup(pid)
+        path = None if owned else kernel.cgroup(pid)
         return owned or (self._at(path) if path is not None else None)
 
     def _at(self, path: str) -> RunId | None:
@@ -481,7 +481,7 @@ class CgroupContainment(RunContainment):
         try:
             return self._open(run, group)
         except OSError as error:  # another process removed the cgroup, because it was empty
-            if error.errno not in procfs.GONE:
+            if error.errno not in kernel.GONE:
                 raise
             self._maker.forget(run)
             return self._open(run, self._maker.make(run))

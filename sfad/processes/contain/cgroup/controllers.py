@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from time import monotonic, sleep
 
-from ... import procfs
+from ... import kernel
 from ...launcher import CgroupImpossible, LaunchSpec
 from ...trampoline.creating import Door, ProcessCreator, free
 from ...trampoline.executable import ATTACH, EXEC, REPORT, best
@@ -124,7 +124,7 @@ def release_unit() -> None:
 
     Nothing is killed: runs are without limits until the next daemon has adopted them. Where systemd itself puts the daemon into
     the leaf, controllers stay as they are."""
-    own = procfs.cgroup(os.getpid()) or "/"
+    own = kernel.cgroup(os.getpid()) or "/"
     for directory in (found for mount in mounts() if (found := mount.directory(own))):
         unit, name = os.path.split(directory)
         with suppress(OSError):

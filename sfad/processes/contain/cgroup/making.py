@@ -6,7 +6,7 @@ from contextlib import suppress
 import trio
 
 from ....protocol.types import RunId
-from ... import procfs
+from ... import kernel
 from ...launched_runs import LaunchedRun, LaunchedRuns, cookie
 from ...watch import Complaints, Reactor
 from ..interface import AdoptedRuns, KernelLimits
@@ -205,7 +205,7 @@ def settings(kind: str, value: float | None) -> list[tuple[str, bytes]]:
 def _charged_memory(directory: str) -> int | None:
     """Return the bytes of anonymous and shared memory that are charged to a cgroup, to compare with the memory of processes:
     without page cache, which the kernel takes back before it enforces anything, and without the kernel's own memory."""
-    fields = dict(line.split() for line in (procfs.read(f"{directory}/memory.stat", whole=True) or b"").splitlines())
+    fields = dict(line.split() for line in (kernel.read(f"{directory}/memory.stat", whole=True) or b"").splitlines())
     return int(fields[b"anon"]) + int(fields[b"shmem"]) if fields else None
 
 
@@ -223,7 +223,7 @@ def _failed_forks(directory: str) -> int:
     """Return the same before Linux 6.11, which counts a failed fork where it was tried, whichever cgroup's bound it met. It can
     only be this cgroup's bound if this cgroup was full at some time (`pids.peak`, 6.1) or is."""
     limit = cgroupfs.read(f"{directory}/pids.max").strip()
-    peak = procfs.read(f"{directory}/pids.peak") or cgroupfs.read(f"{directory}/pids.current")
+    peak = kernel.read(f"{directory}/pids.peak") or cgroupfs.read(f"{directory}/pids.current")
     if not limit.isdigit() or int(peak or 0) < int(limit):
         return 0
     return sum(_counter(f"{inner}/pids.events", b"max") for inner in cgroupfs.nested(directory))
@@ -231,7 +231,7 @@ def _failed_forks(directory: str) -> int:
 
 def _counter(path: str, name: bytes) -> int:
     """Return one counter of a file; 0 if the cgroup is gone, or has no such file."""
-    words = (procfs.read(path) or b"").split()
+    words = (kernel.read(path) or b"").split()
     return int(words[words.index(name) + 1]) if name in words else 0
 
 
@@ -277,7 +277,7 @@ class AdoptedCgroups(AdoptedRuns):
     def _gather(self, run: LaunchedRun) -> None:
         """Move into its cgroup whatever carries the marks of the run."""
         carriers = set(self._scan.recent().carriers(run.cookie, self._runs.tag_of(run)))
-        if any(map(procfs.is_alive, carriers.difference(self._cgroups.own_members(run)))):
+        if any(map(kernel.is_alive, carriers.difference(self._cgroups.own_members(run)))):
             self._move_in(run)
 
     def _move_in(self, run: LaunchedRun) -> None:
@@ -291,8 +291,7 @@ class AdoptedCgroups(AdoptedRuns):
                 group = self._maker.make(run)
                 self._limits.limit(run)
             for process in outside:
-                now = procfs.stat(process.pid)
-                if now is not None and now.started == process.started:
+                if process.is_running():
                     with suppress(ProcessLookupError):
                         cgroupfs.write(f"{group.leaf}/cgroup.procs", b"%d" % process.pid)
 
