@@ -11,13 +11,13 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
+from msgspec.structs import replace
 
 from ..protocol.known import KEYS
-from ..protocol.paths import not_only_of_root
 from ..protocol.types import Tokens
 from . import counters
 from .counters import MAX_NAME
@@ -230,6 +230,8 @@ class Gemini(AgentProgram):
     command = ("gemini", "--output-format", "stream-json", "--model={model}", "{options}", "--prompt={task}")
     introduces_task = frozenset({"-p", "--prompt"})
     variables = ("GCLOUD_", "CLOUD_SHELL=")
+    # of a limit of 0.50 USD, single replies were a third and more: it used 126 % of it with events, 167 % with text
+    tells_in_time = False
     session_files = _GeminiFiles()
 
     def tool_options(self, allowed: Sequence[str], blocked: Sequence[str]) -> list[str]:  # noqa: ARG002 - it has no option for these
@@ -283,29 +285,45 @@ PROGRAM = Gemini()
 # not trusted, the folder's settings and `.gemini/.env` do not count, and of a `.env` only keys do.
 #
 # GOOGLE_GEMINI_BASE_URL is followed with an API key. With a Google account or Vertex AI, calls go elsewhere, whatever it says.
+#
 # Where no setting chooses the key, the variable chooses a login that does not start without a terminal ("Invalid auth method
-# selected"). So then the file `gemini_with_key.json` chooses it, in the place of the system's settings.
+# selected"), and no variable chooses another. System settings could, but since 0.60 they count only in a file that nobody but root
+# can change. A home of its own for the program (GEMINI_CLI_HOME) would lose what it saves: it writes settings, and replaces other
+# files, in that home. So `_LEADING`, which Node.js executes first, hides the variable and leads the calls themselves. If it is not
+# executed, the program does not start: no call goes around the gateway unseen. Tried with 0.52 to 0.61.
 
 
 BASE_URL = "GOOGLE_GEMINI_BASE_URL"
 _SETTINGS = "GEMINI_CLI_SYSTEM_SETTINGS_PATH"
-_UNCHOSEN = (
-    "Gemini CLI takes a key elsewhere only if its settings choose the key: set security.auth.selectedType to gemini-api-key in "
-    "~/.gemini/settings.json"
-)
+_CHOOSE = "to use a key instead, set security.auth.selectedType to gemini-api-key in ~/.gemini/settings.json"
 _SYSTEM = "/etc/gemini-cli"
 _KEYS_ONLY = ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_LOCATION")
-_CHOICE = Path(__file__).with_name("gemini_with_key.json")
-CHOICE_COUNTS = not_only_of_root(_CHOICE) is None
-"""Whether Gemini CLI takes settings from it."""
+_OPTIONS = "NODE_OPTIONS"
+_LEADING = f"""
+const env = process.env, google = "https://generativelanguage.googleapis.com/", gateway = "{{}}/", ask = globalThis.fetch;
+delete env.{BASE_URL};
+const asOutside = () => {{
+  env.{BASE_URL} = gateway.slice(0, -1);
+  env.{_OPTIONS} = (env.{_OPTIONS} ?? "").replace("--import=" + import.meta.url, "").trim();
+}};
+globalThis.fetch = (asked, ...more) => {{
+  const url = asked instanceof Request ? asked.url : String(asked);
+  if (!url.startsWith(google)) return ask(asked, ...more);
+  asOutside();
+  const led = gateway + url.slice(google.length);
+  return ask(asked instanceof Request ? new Request(led, asked) : led, ...more);
+}};
+"""
+"""A module of JavaScript, but for the address. The program starts tools only after its first call, so they have the variables as
+any other program of the tree."""
 _GOOGLE_LOGIN = {"oauth-personal", "cloud-shell", "compute-default-credentials"}
 
 
 def setup(surroundings: Surroundings) -> Setup:
     """Return how Gemini CLI is routed through the gateway. Raises `UnreadableError`."""
     found = list(dict.fromkeys(_routed(surroundings, trusted) for trusted in _trust(surroundings)))
-    if len(found) == 1:
-        return found[0]
+    if len({replace(each, appended=()) for each in found}) == 1:  # to lead the calls is right whether or not the key is chosen
+        return max(found, key=lambda each: len(each.appended))
     what = f"where Gemini CLI's calls go depends on whether it trusts {surroundings.cwd}; set GEMINI_CLI_TRUST_WORKSPACE"
     return Setup("gemini", direct=what)
 
@@ -316,36 +334,31 @@ def _routed(surroundings: Surroundings, trusted: bool) -> Setup:
     chosen = at(settings, "security", "auth", "selectedType") or settings.get("selectedAuthType")
     login = chosen or _login_of(env)
     if login in _GOOGLE_LOGIN:
-        return Setup("gemini", direct=f"Gemini CLI uses the login '{login}', whose calls go to cloudcode-pa.googleapis.com")
+        what = f"Gemini CLI uses the login '{login}', whose calls go to cloudcode-pa.googleapis.com; {_CHOOSE}"
+        return Setup("gemini", direct=what)
     if login == "vertex-ai":
-        return Setup("gemini", direct="Gemini CLI uses Vertex AI, whose requests are signed for its own host")
-    choice = () if chosen else _choice(surroundings)
-    if choice is None:
-        return Setup("gemini", direct=_UNCHOSEN)
+        return Setup("gemini", direct=f"Gemini CLI uses Vertex AI, whose requests are signed for its own host; {_CHOOSE}")
     url = env.get(BASE_URL, "").rstrip("/")
     name = "gemini" if url == surroundings.env.get(BASE_URL, "").rstrip("/") else "gemini-cli"
     own = (TreeUpstream(name, url, "gemini"),) if url else ()
     keys = KEYS["gemini"] if own else ()
-    return Setup("gemini", own, env=((BASE_URL, f"{GATEWAY}/{name}"), *choice), keys=keys)
+    address = f"{GATEWAY}/{name}"
+    return Setup("gemini", own, env=((BASE_URL, address),), appended=() if chosen else ((_OPTIONS, _leading(address)),), keys=keys)
 
 
-def _choice(surroundings: Surroundings) -> tuple[tuple[str, str], ...] | None:
-    """Return the variable that chooses the key; `None` if that would replace other settings, or not count."""
-    system = (f"{_SYSTEM}/settings.json", f"{_SYSTEM}/system-defaults.json")
-    taken = _SETTINGS in surroundings.env or any(surroundings.read(path) is not None for path in system)
-    return ((_SETTINGS, str(_CHOICE)),) if CHOICE_COUNTS and not taken else None
+def _leading(address: str) -> str:
+    """Return the option with which Node.js executes `_LEADING` first."""
+    return "--import=data:text/javascript," + address.join(map(quote, _LEADING.split("{}")))
 
 
 def _login_of(env: Mapping[str, str]) -> str | None:
     """Return the login, where no setting chooses one; `None` for a key."""
+    if env.get("CLOUD_SHELL") == "true" or env.get("GEMINI_CLI_USE_COMPUTE_ADC") == "true":
+        return "compute-default-credentials"  # before all else: it saves this as the user's choice
     if env.get("GOOGLE_GENAI_USE_GCA") == "true":
         return "oauth-personal"
     if env.get("GOOGLE_GENAI_USE_VERTEXAI") == "true":
         return "vertex-ai"
-    if env.get(BASE_URL) or env.get("GEMINI_API_KEY"):
-        return None
-    if env.get("CLOUD_SHELL") == "true" or env.get("GEMINI_CLI_USE_COMPUTE_ADC") == "true":
-        return "compute-default-credentials"
     return None
 
 
