@@ -8,9 +8,11 @@ Session files (tests/agents/sessions/, version 0.61.0) are GEMINI_CLI_HOME/.gemi
 """
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -289,8 +291,11 @@ PROGRAM = Gemini()
 # Where no setting chooses the key, the variable chooses a login that does not start without a terminal ("Invalid auth method
 # selected"), and no variable chooses another. System settings could, but since 0.60 they count only in a file that nobody but root
 # can change. A home of its own for the program (GEMINI_CLI_HOME) would lose what it saves: it writes settings, and replaces other
-# files, in that home. So `_LEADING`, which Node.js executes first, hides the variable and leads the calls themselves. If it is not
-# executed, the program does not start: no call goes around the gateway unseen. Tried with 0.52 to 0.61.
+# files, in that home. So Node.js executes `gemini_first.mjs` first, which hides the variable and leads the calls itself. If it is
+# not executed, the program does not start: no call goes around the gateway unseen. In a terminal the program would still ask for
+# its login, so the module also shows it a choice in the system's defaults, if there are none. (Gemini CLI ignores that in a
+# sandbox, where no file is root's.) The program starts tools only after its first call; they get the variables of any program.
+# Tried with 0.52 to 0.61.
 
 
 BASE_URL = "GOOGLE_GEMINI_BASE_URL"
@@ -299,23 +304,7 @@ _CHOOSE = "to use a key instead, set security.auth.selectedType to gemini-api-ke
 _SYSTEM = "/etc/gemini-cli"
 _KEYS_ONLY = ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_LOCATION")
 _OPTIONS = "NODE_OPTIONS"
-_LEADING = f"""
-const env = process.env, google = "https://generativelanguage.googleapis.com/", gateway = "{{}}/", ask = globalThis.fetch;
-delete env.{BASE_URL};
-const asOutside = () => {{
-  env.{BASE_URL} = gateway.slice(0, -1);
-  env.{_OPTIONS} = (env.{_OPTIONS} ?? "").replace("--import=" + import.meta.url, "").trim();
-}};
-globalThis.fetch = (asked, ...more) => {{
-  const url = asked instanceof Request ? asked.url : String(asked);
-  if (!url.startsWith(google)) return ask(asked, ...more);
-  asOutside();
-  const led = gateway + url.slice(google.length);
-  return ask(asked instanceof Request ? new Request(led, asked) : led, ...more);
-}};
-"""
-"""A module of JavaScript, but for the address. The program starts tools only after its first call, so they have the variables as
-any other program of the tree."""
+_FIRST = Path(__file__).with_name("gemini_first.mjs").read_text()
 _GOOGLE_LOGIN = {"oauth-personal", "cloud-shell", "compute-default-credentials"}
 
 
@@ -343,12 +332,16 @@ def _routed(surroundings: Surroundings, trusted: bool) -> Setup:
     own = (TreeUpstream(name, url, "gemini"),) if url else ()
     keys = KEYS["gemini"] if own else ()
     address = f"{GATEWAY}/{name}"
-    return Setup("gemini", own, env=((BASE_URL, address),), appended=() if chosen else ((_OPTIONS, _leading(address)),), keys=keys)
+    first = () if chosen else ((_OPTIONS, _first(address, surroundings)),)
+    return Setup("gemini", own, env=((BASE_URL, address),), appended=first, keys=keys)
 
 
-def _leading(address: str) -> str:
-    """Return the option with which Node.js executes `_LEADING` first."""
-    return "--import=data:text/javascript," + address.join(map(quote, _LEADING.split("{}")))
+def _first(address: str, surroundings: Surroundings) -> str:
+    """Return the option with which Node.js executes `gemini_first.mjs` first."""
+    defaults = _defaults(surroundings.env)
+    shown = json.dumps(defaults)[1:-1] if surroundings.read(defaults) is None else ""
+    module = _FIRST.replace("{defaults}", shown)
+    return "--import=data:text/javascript," + address.join(map(quote, module.split("{address}")))
 
 
 def _login_of(env: Mapping[str, str]) -> str | None:
@@ -380,11 +373,16 @@ def _trust(surroundings: Surroundings) -> tuple[bool, ...]:
 def _settings(surroundings: Surroundings, *, trusted: bool) -> dict[str, Any]:
     env, read = surroundings.env, surroundings.read
     system = env.get(_SETTINGS) or f"{_SYSTEM}/settings.json"
-    defaults = env.get("GEMINI_CLI_SYSTEM_DEFAULTS_PATH") or f"{os.path.dirname(system)}/system-defaults.json"
+    defaults = _defaults(env)
     own = [surroundings.cwd] if trusted and surroundings.cwd != _home(env) else []
     directories = [_home(env), *own]
     files = [defaults, *(f"{directory}/.gemini/settings.json" for directory in directories), system]
     return merged(*(json_file(read, path) for path in files))
+
+
+def _defaults(env: Mapping[str, str]) -> str:
+    system = env.get(_SETTINGS) or f"{_SYSTEM}/settings.json"
+    return env.get("GEMINI_CLI_SYSTEM_DEFAULTS_PATH") or f"{os.path.dirname(system)}/system-defaults.json"
 
 
 def _environment(surroundings: Surroundings, settings: Mapping[str, Any], *, trusted: bool) -> dict[str, str]:

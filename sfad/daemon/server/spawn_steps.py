@@ -433,8 +433,8 @@ def _logins(env: Iterable[bytes], setups: TreeSetups) -> dict[str, str]:
 
 
 def _tells_late(spawn: Spawn, argv: Sequence[str]) -> bool:
-    """Return whether a run that cannot use the gateway tells too late what it uses."""
-    program = named(spawn.meter or program_name(argv)) if spawn.direct is not None else None
+    """Return whether a run that cannot use the gateway tells too late what it uses, and no person has named its meter."""
+    program = named(program_name(argv)) if spawn.direct is not None and spawn.meter is None else None
     return program is not None and not program.tells_in_time
 
 
