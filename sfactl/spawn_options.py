@@ -363,7 +363,8 @@ def caveats(run: RunInfo, message: Spawn) -> Iterator[str]:
     """Yield what the user may not expect of the run."""
     if run.isolation == "offline" and not message.quiet:
         yield f"sfactl: {run.id} has no network at all; with --gateway it would reach its model, and nothing else"
-    if run.direct is not None and not message.quiet:
+    # what a shim starts, no person has started, so it is told though the rest is not
+    if run.direct is not None and (message.shim or not message.quiet):
         yield f"sfactl: {run.id} goes without the gateway, so its limits of money are kept after its calls, if at all: {run.direct}"
     if words := unenforceable(run, message):
         yield words

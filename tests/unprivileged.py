@@ -11,7 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -47,8 +47,9 @@ exec setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all "$@"
 class Place:
     """A directory of nobody's, with an interpreter that nobody can use, and a cgroup delegated to nobody where there are any."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, mounts: Mapping[str, str]) -> None:
         self.directory = directory
+        self._mounts = mounts
         self.python = f"{directory}/python/bin/{Path(sys.executable).resolve().name}"
         self.cgroup = _delegated(directory.name)
 
@@ -64,7 +65,7 @@ class Place:
     def command(self, *words: str) -> list[str]:
         """Becomes nobody, in that cgroup, and executes the words."""
         join = f'echo $$ > {self.cgroup}/cgroup.procs; exec "$@"' if self.cgroup else 'exec "$@"'
-        mounts = [f"{name}={source}" for name, source in MOUNTS.items()]
+        mounts = [f"{name}={source}" for name, source in self._mounts.items()]
         return ["sh", "-c", join, "sh", "unshare", "--mount", "--propagation", "private", "sh", "-c", _ENTER, "sh",
                 str(self.directory), *mounts, "--", *words]  # fmt: skip
 
@@ -89,16 +90,17 @@ def _delegated(name: str) -> str | None:
 
 
 @contextmanager
-def place() -> Iterator[Place]:
-    """Skips the test where that is not possible."""
+def place(**more: Path) -> Iterator[Place]:
+    """Skips the test where that is not possible. `more`: what is to be mounted there, too."""
     why = impossible()
     if why:
         pytest.skip(why)
     directory = Path(tempfile.mkdtemp(prefix="nobody-"))
-    for name in MOUNTS:
+    mounts = MOUNTS | {name: str(source) for name, source in more.items()}
+    for name in mounts:
         (directory / name).mkdir()
     os.chown(directory, GONE, GONE)
-    made = Place(directory)
+    made = Place(directory, mounts)
     try:
         yield made
     finally:

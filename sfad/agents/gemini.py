@@ -8,16 +8,18 @@ Session files (tests/agents/sessions/, version 0.61.0) are GEMINI_CLI_HOME/.gemi
 """
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
+from msgspec.structs import replace
 
 from ..protocol.known import KEYS
-from ..protocol.paths import not_only_of_root
 from ..protocol.types import Tokens
 from . import counters
 from .counters import MAX_NAME
@@ -230,6 +232,8 @@ class Gemini(AgentProgram):
     command = ("gemini", "--output-format", "stream-json", "--model={model}", "{options}", "--prompt={task}")
     introduces_task = frozenset({"-p", "--prompt"})
     variables = ("GCLOUD_", "CLOUD_SHELL=")
+    # of a limit of 0.50 USD, single replies were a third and more: it used 126 % of it with events, 167 % with text
+    tells_in_time = False
     session_files = _GeminiFiles()
 
     def tool_options(self, allowed: Sequence[str], blocked: Sequence[str]) -> list[str]:  # noqa: ARG002 - it has no option for these
@@ -283,29 +287,32 @@ PROGRAM = Gemini()
 # not trusted, the folder's settings and `.gemini/.env` do not count, and of a `.env` only keys do.
 #
 # GOOGLE_GEMINI_BASE_URL is followed with an API key. With a Google account or Vertex AI, calls go elsewhere, whatever it says.
+#
 # Where no setting chooses the key, the variable chooses a login that does not start without a terminal ("Invalid auth method
-# selected"). So then the file `gemini_with_key.json` chooses it, in the place of the system's settings.
+# selected"), and no variable chooses another. System settings could, but since 0.60 they count only in a file that nobody but root
+# can change. A home of its own for the program (GEMINI_CLI_HOME) would lose what it saves: it writes settings, and replaces other
+# files, in that home. So Node.js executes `gemini_first.mjs` first, which hides the variable and leads the calls itself. If it is
+# not executed, the program does not start: no call goes around the gateway unseen. In a terminal the program would still ask for
+# its login, so the module also shows it a choice in the system's defaults, if there are none. (Gemini CLI ignores that in a
+# sandbox, where no file is root's.) The program starts tools only after its first call; they get the variables of any program.
+# Tried with 0.52 to 0.61.
 
 
 BASE_URL = "GOOGLE_GEMINI_BASE_URL"
 _SETTINGS = "GEMINI_CLI_SYSTEM_SETTINGS_PATH"
-_UNCHOSEN = (
-    "Gemini CLI takes a key elsewhere only if its settings choose the key: set security.auth.selectedType to gemini-api-key in "
-    "~/.gemini/settings.json"
-)
+_CHOOSE = "to use a key instead, set security.auth.selectedType to gemini-api-key in ~/.gemini/settings.json"
 _SYSTEM = "/etc/gemini-cli"
 _KEYS_ONLY = ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_LOCATION")
-_CHOICE = Path(__file__).with_name("gemini_with_key.json")
-CHOICE_COUNTS = not_only_of_root(_CHOICE) is None
-"""Whether Gemini CLI takes settings from it."""
+_OPTIONS = "NODE_OPTIONS"
+_FIRST = Path(__file__).with_name("gemini_first.mjs").read_text()
 _GOOGLE_LOGIN = {"oauth-personal", "cloud-shell", "compute-default-credentials"}
 
 
 def setup(surroundings: Surroundings) -> Setup:
     """Return how Gemini CLI is routed through the gateway. Raises `UnreadableError`."""
     found = list(dict.fromkeys(_routed(surroundings, trusted) for trusted in _trust(surroundings)))
-    if len(found) == 1:
-        return found[0]
+    if len({replace(each, appended=()) for each in found}) == 1:  # to lead the calls is right whether or not the key is chosen
+        return max(found, key=lambda each: len(each.appended))
     what = f"where Gemini CLI's calls go depends on whether it trusts {surroundings.cwd}; set GEMINI_CLI_TRUST_WORKSPACE"
     return Setup("gemini", direct=what)
 
@@ -316,36 +323,35 @@ def _routed(surroundings: Surroundings, trusted: bool) -> Setup:
     chosen = at(settings, "security", "auth", "selectedType") or settings.get("selectedAuthType")
     login = chosen or _login_of(env)
     if login in _GOOGLE_LOGIN:
-        return Setup("gemini", direct=f"Gemini CLI uses the login '{login}', whose calls go to cloudcode-pa.googleapis.com")
+        what = f"Gemini CLI uses the login '{login}', whose calls go to cloudcode-pa.googleapis.com; {_CHOOSE}"
+        return Setup("gemini", direct=what)
     if login == "vertex-ai":
-        return Setup("gemini", direct="Gemini CLI uses Vertex AI, whose requests are signed for its own host")
-    choice = () if chosen else _choice(surroundings)
-    if choice is None:
-        return Setup("gemini", direct=_UNCHOSEN)
+        return Setup("gemini", direct=f"Gemini CLI uses Vertex AI, whose requests are signed for its own host; {_CHOOSE}")
     url = env.get(BASE_URL, "").rstrip("/")
     name = "gemini" if url == surroundings.env.get(BASE_URL, "").rstrip("/") else "gemini-cli"
     own = (TreeUpstream(name, url, "gemini"),) if url else ()
     keys = KEYS["gemini"] if own else ()
-    return Setup("gemini", own, env=((BASE_URL, f"{GATEWAY}/{name}"), *choice), keys=keys)
+    address = f"{GATEWAY}/{name}"
+    first = () if chosen else ((_OPTIONS, _first(address, surroundings)),)
+    return Setup("gemini", own, env=((BASE_URL, address),), appended=first, keys=keys)
 
 
-def _choice(surroundings: Surroundings) -> tuple[tuple[str, str], ...] | None:
-    """Return the variable that chooses the key; `None` if that would replace other settings, or not count."""
-    system = (f"{_SYSTEM}/settings.json", f"{_SYSTEM}/system-defaults.json")
-    taken = _SETTINGS in surroundings.env or any(surroundings.read(path) is not None for path in system)
-    return ((_SETTINGS, str(_CHOICE)),) if CHOICE_COUNTS and not taken else None
+def _first(address: str, surroundings: Surroundings) -> str:
+    """Return the option with which Node.js executes `gemini_first.mjs` first."""
+    defaults = _defaults(surroundings.env)
+    shown = json.dumps(defaults)[1:-1] if surroundings.read(defaults) is None else ""
+    module = _FIRST.replace("{defaults}", shown)
+    return "--import=data:text/javascript," + address.join(map(quote, module.split("{address}")))
 
 
 def _login_of(env: Mapping[str, str]) -> str | None:
     """Return the login, where no setting chooses one; `None` for a key."""
+    if env.get("CLOUD_SHELL") == "true" or env.get("GEMINI_CLI_USE_COMPUTE_ADC") == "true":
+        return "compute-default-credentials"  # before all else: it saves this as the user's choice
     if env.get("GOOGLE_GENAI_USE_GCA") == "true":
         return "oauth-personal"
     if env.get("GOOGLE_GENAI_USE_VERTEXAI") == "true":
         return "vertex-ai"
-    if env.get(BASE_URL) or env.get("GEMINI_API_KEY"):
-        return None
-    if env.get("CLOUD_SHELL") == "true" or env.get("GEMINI_CLI_USE_COMPUTE_ADC") == "true":
-        return "compute-default-credentials"
     return None
 
 
@@ -367,11 +373,16 @@ def _trust(surroundings: Surroundings) -> tuple[bool, ...]:
 def _settings(surroundings: Surroundings, *, trusted: bool) -> dict[str, Any]:
     env, read = surroundings.env, surroundings.read
     system = env.get(_SETTINGS) or f"{_SYSTEM}/settings.json"
-    defaults = env.get("GEMINI_CLI_SYSTEM_DEFAULTS_PATH") or f"{os.path.dirname(system)}/system-defaults.json"
+    defaults = _defaults(env)
     own = [surroundings.cwd] if trusted and surroundings.cwd != _home(env) else []
     directories = [_home(env), *own]
     files = [defaults, *(f"{directory}/.gemini/settings.json" for directory in directories), system]
     return merged(*(json_file(read, path) for path in files))
+
+
+def _defaults(env: Mapping[str, str]) -> str:
+    system = env.get(_SETTINGS) or f"{_SYSTEM}/settings.json"
+    return env.get("GEMINI_CLI_SYSTEM_DEFAULTS_PATH") or f"{os.path.dirname(system)}/system-defaults.json"
 
 
 def _environment(surroundings: Surroundings, settings: Mapping[str, Any], *, trusted: bool) -> dict[str, str]:

@@ -198,6 +198,8 @@ class AgentProgram(ABC):
 
     variables: tuple[str, ...] = ()
     """How the variables begin on which its setup depends, beside those of `setup_reader`."""
+    tells_in_time = True
+    """Whether a limit of money can rest on what it tells of its use, where the gateway does not see its calls."""
     also_followed: tuple[str, ...] = ()
     """Variables of any program that it follows, too."""
 

@@ -52,13 +52,13 @@ def _of(program: str, of: Callable[[Surroundings], Setup], surroundings: Surroun
 
 
 def _beside(any_program: Setup, own: Setup) -> Setup:
-    """Return the setup of any program so that Gemini CLI still starts where it is not known as such, in a script or by its path."""
+    """Return the setup of any program without the variable that would lead Gemini CLI elsewhere than its settings do, where it is
+    not known as such: in a script, by its path."""
     env = dict(any_program.env)
-    if gemini.BASE_URL not in env or any(upstream.name == "gemini" for upstream in any_program.upstreams):
+    if own.direct is None or any(upstream.name == "gemini" for upstream in any_program.upstreams):
         return any_program
-    if own.direct is not None:
-        del env[gemini.BASE_URL]
-    return replace(any_program, env=tuple(({**dict(own.env), **env} if own.direct is None else env).items()))
+    env.pop(gemini.BASE_URL, None)
+    return replace(any_program, env=tuple(env.items()))
 
 
 _USUAL = all_setups(Surroundings({}, "/", lambda _path: None, {}))

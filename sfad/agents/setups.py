@@ -50,6 +50,8 @@ class Setup(Struct, frozen=True, omit_defaults=True):
     """Why it cannot use the gateway. It is then left as it is."""
     merged: tuple[tuple[str, str], ...] = ()
     """Variables that hold an object of JSON, and what to merge into it, with `{gateway}` as in `words`."""
+    appended: tuple[tuple[str, str], ...] = ()
+    """Variables that hold options, and one to append to them, with `{gateway}` as in `words`."""
     undone_by: str | None = None
     """Matches a word of a command that has settings of its own. Such a run is left as it is, and so is one for which this does not
     hold:"""

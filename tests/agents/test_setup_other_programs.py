@@ -15,7 +15,6 @@ from sfad.protocol.paths import not_only_of_root
 from tests.harness import as_root
 
 CORP = "https://llm.corp.example/v1"
-CHOICE = ("GEMINI_CLI_SYSTEM_SETTINGS_PATH", str(Path(gemini.__file__).with_name("gemini_with_key.json")))
 
 
 def at(files: dict[str, str] | None = None, **env: str) -> Surroundings:
@@ -25,12 +24,6 @@ def at(files: dict[str, str] | None = None, **env: str) -> Surroundings:
     return Surroundings({"HOME": "/home/me"} | env, "/home/me/project/sub", known.get, {})
 
 
-@pytest.fixture(autouse=True)
-def choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where root has installed the package."""
-    monkeypatch.setattr(gemini, "CHOICE_COUNTS", True)
-
-
 def urls(found: Setup) -> dict[str, str]:
     return {upstream.name: upstream.url for upstream in found.upstreams}
 
@@ -38,22 +31,34 @@ def urls(found: Setup) -> dict[str, str]:
 # ---- Gemini CLI
 
 
-def test_gemini_without_settings_gets_the_address_and_the_choice_of_its_key() -> None:
+CHOSEN = {"security": {"auth": {"selectedType": "gemini-api-key"}}}
+
+
+def test_gemini_whose_settings_do_not_choose_the_key_is_led_by_what_nodejs_executes_first() -> None:
     found = gemini.setup(at(GEMINI_API_KEY="k"))
     assert (found.upstreams, found.direct) == ((), None)
-    assert dict(found.env) == dict([("GOOGLE_GEMINI_BASE_URL", "{gateway}/gemini"), CHOICE])
+    assert found.env == (("GOOGLE_GEMINI_BASE_URL", "{gateway}/gemini"),)
+    ((variable, option),) = found.appended
+    assert variable == "NODE_OPTIONS"
+    assert option.startswith("--import=data:text/javascript,")
+    assert option.count("{gateway}/gemini") == 1
+    assert set(' "\\\n').isdisjoint(option), "Node.js splits the variable at these"
 
 
-def test_gemini_whose_settings_choose_the_key_needs_no_choice() -> None:
-    chosen = '{"security": {"auth": {"selectedType": "gemini-api-key"}}} // mine'
-    assert gemini.setup(at({"/home/me/.gemini/settings.json": chosen})).env == (("GOOGLE_GEMINI_BASE_URL", "{gateway}/gemini"),)
+def test_gemini_whose_settings_choose_the_key_follows_the_variable_alone() -> None:
+    found = gemini.setup(at({"/home/me/.gemini/settings.json": f"{json.dumps(CHOSEN)} // mine"}))
+    assert (found.env, found.appended) == ((("GOOGLE_GEMINI_BASE_URL", "{gateway}/gemini"),), ())
 
 
-def test_gemini_is_left_as_it_is_where_the_choice_would_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = at({"/etc/gemini-cli/settings.json": "{}"}, GEMINI_API_KEY="k")
-    assert "security.auth.selectedType" in str(gemini.setup(taken).direct)
-    monkeypatch.setattr(gemini, "CHOICE_COUNTS", False)
-    assert "security.auth.selectedType" in str(gemini.setup(at(GEMINI_API_KEY="k")).direct)
+def test_gemini_is_led_if_its_settings_choose_the_key_only_where_it_trusts_them() -> None:
+    found = gemini.setup(at({"/home/me/project/sub/.gemini/settings.json": json.dumps(CHOSEN)}, GEMINI_API_KEY="k"))
+    assert (found.direct, len(found.appended)) == (None, 1)
+
+
+@pytest.mark.parametrize("files", [{"/etc/gemini-cli/settings.json": "{}"}, {"/home/me/.gemini/.env": "GEMINI_API_KEY=k"}])
+def test_gemini_is_led_beside_settings_of_the_system_and_with_a_key_in_a_file(files: dict[str, str]) -> None:
+    found = gemini.setup(at(files))
+    assert (found.direct, len(found.appended)) == (None, 1)
 
 
 @pytest.mark.parametrize("login", ["oauth-personal", "vertex-ai"])
@@ -62,8 +67,20 @@ def test_gemini_with_another_login_is_left_as_it_is(login: str) -> None:
     found = gemini.setup(at({"/home/me/.gemini/settings.json": settings}, GEMINI_API_KEY="k"))
     assert found.direct is not None
     assert (found.env, found.words) == ((), ())
-    by_variable = gemini.setup(at(GOOGLE_GENAI_USE_VERTEXAI="true", GEMINI_API_KEY="k"))
-    assert "Vertex AI" in str(by_variable.direct)
+    assert "set security.auth.selectedType to gemini-api-key" in found.direct
+
+
+@pytest.mark.parametrize(
+    ("variable", "login"),
+    [
+        ("GOOGLE_GENAI_USE_VERTEXAI", "Vertex AI"),
+        ("GOOGLE_GENAI_USE_GCA", "'oauth-personal'"),
+        ("CLOUD_SHELL", "'compute-default-credentials'"),
+        ("GEMINI_CLI_USE_COMPUTE_ADC", "'compute-default-credentials'"),
+    ],
+)
+def test_gemini_with_another_login_by_a_variable_is_left_as_it_is_though_there_is_a_key(variable: str, login: str) -> None:
+    assert login in str(gemini.setup(at(None, GEMINI_API_KEY="k", **{variable: "true"})).direct)
 
 
 def test_the_address_in_a_file_of_gemini_is_an_upstream_of_its_own() -> None:
@@ -87,8 +104,9 @@ def test_only_the_first_env_file_counts_for_gemini() -> None:
     assert gemini.setup(at(files, GEMINI_CLI_TRUST_WORKSPACE="true")).upstreams == ()
 
 
-def test_a_script_that_calls_gemini_by_its_path_can_start_it() -> None:
-    assert CHOICE[0] in dict(all_setups(at(GEMINI_API_KEY="k"))[""].env)
+def test_programs_with_googles_sdk_are_led_unless_that_would_mislead_gemini() -> None:
+    assert dict(all_setups(at(GEMINI_API_KEY="k"))[""].env)["GOOGLE_GEMINI_BASE_URL"] == "{gateway}/gemini"
+    assert all_setups(at(GEMINI_API_KEY="k"))[""].appended == (), "other programs of Node.js are left alone"
     vertex = all_setups(at(GOOGLE_GENAI_USE_VERTEXAI="true"))[""]
     assert "GOOGLE_GEMINI_BASE_URL" not in dict(vertex.env)
 

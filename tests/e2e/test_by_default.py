@@ -185,3 +185,47 @@ def test_results_of_calls_are_seen(daemon: Daemon) -> None:
         found = calling(client, output=10)
         ended(client, found.id)
         assert [each["status"] for each in results(daemon, found.id)] == [200]
+
+
+# ---- Gemini CLI whose settings do not choose its key
+
+
+@pytest.fixture
+def gemini(programs: Path) -> Path:
+    """Put a gemini beside the programs, which prints its variables."""
+    file = programs / "gemini"
+    file.write_text("#!/bin/sh\nenv\n")
+    file.chmod(0o755)
+    return programs
+
+
+@pytest.mark.parametrize("own", ["", "--max-old-space-size=999"])
+@pytest.mark.parametrize("command", [["gemini", "-p", "hi"], ["sh", "-c", "gemini -p hi"]])
+def test_nodejs_executes_what_leads_gemini_after_a_persons_own_options(
+    daemon: Daemon, gemini: Path, tmp_path: Path, own: str, command: list[str]
+) -> None:
+    person = {"HOME": str(tmp_path), "NODE_OPTIONS": own, "GEMINI_API_KEY": "k"}
+    done = run(daemon, gemini, "--limit", "cost=1", "--", *command, **person)
+    found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    before, _, module = found["NODE_OPTIONS"].rpartition("--import=")
+    assert (done.returncode, before.strip()) == (0, own), done.stderr
+    assert module.startswith("data:text/javascript,")
+    assert found["GOOGLE_GEMINI_BASE_URL"] in module
+
+
+@pytest.mark.parametrize("command", [["gemini", "hi"], ["--", "gemini", "-p", "hi"], ["--", "sh", "-c", "gemini -p hi"]])
+def test_gemini_that_cannot_be_led_is_refused_below_a_typed_limit_and_told_of_elsewhere(
+    daemon: Daemon, gemini: Path, tmp_path: Path, command: list[str]
+) -> None:
+    person = {"HOME": str(tmp_path), "GEMINI_API_KEY": "k", "GOOGLE_GENAI_USE_GCA": "true"}
+    refused = run(daemon, gemini, "--limit", "cost=1", *command, **person)
+    assert refused.returncode == 1
+    assert "nothing would enforce" in refused.stderr
+    assert "set security.auth.selectedType to gemini-api-key in ~/.gemini/settings.json" in refused.stderr
+    assert "Start it with --gateway" not in refused.stderr, "it cannot"
+    person["SFA_QUIET"] = "0"
+    words = [sys.executable, "-m", "sfactl", "run", *command]
+    env = daemon.env | {"PATH": f"{gemini}:/usr/bin:/bin", "PYTHONPATH": str(Path.cwd()), **person}
+    told = subprocess.run(words, capture_output=True, text=True, env=env, timeout=60)
+    assert told.returncode == 0, told.stderr
+    assert told.stderr.count("goes without the gateway") == 1, told.stderr

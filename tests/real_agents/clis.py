@@ -200,7 +200,14 @@ def _unpack_copilot(cache: Path) -> None:
                     [command, "--no-auto-update", "--version"], env=env, check=True, stdout=subprocess.DEVNULL, timeout=300
                 )
                 Path(home, ".cache", "copilot").rename(once)
-    shutil.copytree(once, cache, copy_function=os.link)
+    shutil.copytree(once, cache, copy_function=_link)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
 
 
 _CLAUDE_STATE = {

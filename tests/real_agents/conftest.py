@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sysconfig
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Start
-from tests.real_agents.clis import CLIS, Cli, environment, install, packages
+from tests.real_agents.clis import CLIS, Cli, environment, install
 from tests.real_agents.desk import Desk
 from tests.real_agents.model import serving
 from tests.real_agents.script import Reply
@@ -46,12 +46,10 @@ def any_cli(request: pytest.FixtureRequest) -> Cli:
 
 
 @pytest.fixture
-def desk(commands: Path, start: Start) -> Iterator[MakeDesk]:
+def desk(commands: Path, start: Start, tmp_path: Path) -> Iterator[MakeDesk]:
     """Makes the desk: `desk(config=..., mode=..., claude=[...], codex=[...])`: a script for each agent that will be started. The
     gateway is off, unless the config says something about it, so that what meters tell is seen."""
     with ExitStack() as stack:
-        # Gemini CLI takes no settings from below a directory that all may write, such as /tmp
-        homes = stack.enter_context(tempfile.TemporaryDirectory(dir=packages().parent, ignore_cleanup_errors=True))
 
         def make(*, config: str = "", mode: str = "auto", **scripts: Iterable[Reply]) -> Desk:
             model = stack.enter_context(serving(scripts))
@@ -59,6 +57,7 @@ def desk(commands: Path, start: Start) -> Iterator[MakeDesk]:
             daemon = start(config=config + without, mode=mode)
             kept = {key: value for key, value in daemon.env.items() if key in _KEPT}
             path = os.pathsep.join([sysconfig.get_path("scripts"), str(commands), os.environ["PATH"]])
-            return Desk(daemon, model, kept | {"PATH": path} | environment(Path(homes, "home"), model.url))
+            return Desk(daemon, model, kept | {"PATH": path} | environment(tmp_path / "home", model.url))
 
         yield make
+        shutil.rmtree(tmp_path / "home", ignore_errors=True)  # Copilot CLI's part of it has 190 MB

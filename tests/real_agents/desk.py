@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 from tests.harness import PATIENCE, Daemon, wait_until
 from tests.real_agents.clis import Cli
 from tests.real_agents.model import Model, Talk
+from tests.unprivileged import Place
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,18 @@ class Desk:
     daemon: Daemon
     model: Model
     env: dict[str, str]
+    nobody: Place | None = None
+    """Of an ordinary user, where root runs the tests."""
+
+    def command(self, *words: str) -> list[str]:
+        """Return the words that execute the command line as the user whose desk it is."""
+        own = [self.daemon.python, "-m", "sfactl", *words]
+        return own if self.nobody is None else self.nobody.command("env", "-C", self.env["HOME"], *own)
 
     def sfactl(self, *words: str) -> subprocess.CompletedProcess[str]:
         """The command line, in the agents' environment."""
         return subprocess.run(
-            [sys.executable, "-m", "sfactl", *words],
+            self.command(*words),
             capture_output=True,
             text=True,
             timeout=2 * PATIENCE,
@@ -42,7 +49,7 @@ class Desk:
     def client(self, *words: str) -> Iterator[Popen[bytes]]:
         """Run the command line in the agents' environment, and discard its output. The body ends before the client must."""
         client = Popen(
-            [sys.executable, "-m", "sfactl", *words],
+            self.command(*words),
             stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, env=self.env, cwd=self.env["HOME"],
         )  # fmt: skip
         try:
@@ -133,7 +140,7 @@ def in_a_terminal(at: Desk, *words: str) -> Iterator[Popen[bytes]]:
     reader = Popen(["cat"], stdin=ours, stdout=DEVNULL, stderr=DEVNULL)  # it fails when the terminal is gone
     os.close(ours)
     client = Popen(
-        [sys.executable, "-m", "sfactl", *words],
+        at.command(*words),
         stdin=theirs, stdout=theirs, stderr=theirs, env=at.env, cwd=at.env["HOME"], start_new_session=True,
     )  # fmt: skip
     os.close(theirs)

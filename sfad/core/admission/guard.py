@@ -233,8 +233,8 @@ def _unenforceable(q: Question) -> Refusal | None:
         return None
     detail, limit = found
     remedy = (
-        "Start it with --gateway; or name its --meter, --meter report if it reports its use itself; or let the limit only warn: "
-        f"--limit {limit.kind}={limit.threshold:g}:warn"
+        f"{'Change that' if q.run.asked.direct else 'Start it with --gateway'}; or name its --meter, --meter report if it reports "
+        f"its use itself; or let the limit only warn: --limit {limit.kind}={limit.threshold:g}:warn"
     )
     return q.refuse(Rule.UNENFORCEABLE, detail, detail, remedy, Quota(limit=limit.threshold))
 

@@ -100,7 +100,9 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     metered: bool = False
     """A meter, or reports, tell what it uses."""
     uncounted: str | None = None
-    """Why nothing will tell what the run uses."""
+    """Why nothing will tell what the run uses, or not in time for a limit."""
+    direct: str | None = None
+    """Why it cannot use the gateway, though it was to."""
     by_automatic_shim: bool = False
     """An automatic shim has started a program, and no one gave it a name."""
     models: tuple[str, ...] = ()

@@ -55,7 +55,7 @@ def routed(
         return _around(request, direct, setups, gateways, explicit=explicit)
     argv = request.argv if at is None else [*request.argv[: at + 1], *map(os.fsencode, [*more, *given])]
     env = keyless(request.env, program, gateways.upstreams, setups, setup)
-    env = with_objects(env, setup.merged, address)
+    env = with_options(with_objects(env, setup.merged, address), setup.appended, address)
     variables = {variable: value for variable, value in setups.env_of(setup).items() if variable not in moved}
     return replace(request, argv=argv, env=_with(env, variables, setup.unset, address))
 
@@ -204,6 +204,17 @@ def with_objects(env: Sequence[bytes], objects: Iterable[tuple[str, str]], addre
             continue
         value = json.dumps(merged(own, json.loads(text.replace(GATEWAY, address)))).encode()
         result = [item for item in result if not item.startswith(name)] + [name + value]
+    return result
+
+
+def with_options(env: Sequence[bytes], options: Iterable[tuple[str, str]], address: str) -> list[bytes]:
+    """Return the environment with each option after those that its variable has."""
+    result = list(env)
+    for variable, text in options:
+        name, option = f"{variable}=".encode(), text.replace(GATEWAY, address).encode()
+        before = next((item.removeprefix(name) for item in result if item.startswith(name)), b"")
+        if option not in before:
+            result = [item for item in result if not item.startswith(name)] + [name + (before + b" " + option).strip()]
     return result
 
 

@@ -5,13 +5,13 @@ into the core's terms.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import convert
 from msgspec.structs import asdict, replace
 
-from ...agents import AGENT_PROGRAMS, UNREAD, AgentProgram, session_files_of
+from ...agents import AGENT_PROGRAMS, UNREAD, AgentProgram, named, session_files_of
 from ...agents.program import digest
 from ...agents.registered import Registered, filled_in, resumed_command
 from ...agents.setup_reader import NO_SETUPS, TreeSetups
@@ -398,7 +398,7 @@ def asked_of(
         "takes_input": spawn.stdin == "pipe",
         "gated": bool(spawn.gateway) and spawn.direct is None,
         "metered": metered,
-        "uncounted": None if metered else _uncounted(spawn),
+        "uncounted": None if metered and not _tells_late(spawn, argv) else _uncounted(spawn),
         "by_automatic_shim": spawn.automatic and spawn.name is None,
         "models": spawn.allowed_models,
         "session": session,
@@ -429,6 +429,12 @@ def _logins(env: Iterable[bytes], setups: TreeSetups) -> dict[str, str]:
     codex = setups.of("codex").account
     own = {"openai": codex} if codex else {}
     return own | {_LOGINS[name]: digest(value.decode("latin-1")) for name, _, value in found if value}
+
+
+def _tells_late(spawn: Spawn, argv: Sequence[str]) -> bool:
+    """Return whether a run that cannot use the gateway tells too late what it uses, and no person has named its meter."""
+    program = named(program_name(argv)) if spawn.direct is not None and spawn.meter is None else None
+    return program is not None and not program.tells_in_time
 
 
 def _uncounted(spawn: Spawn) -> str | None:

@@ -1,0 +1,100 @@
+"""Gemini CLI of an ordinary user, who has installed sfad where they could, uses the gateway by default.
+
+Its settings do not choose the key: with it in a variable or a file, the program starts without a question, and calls Google.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import repeat
+from pathlib import Path
+
+import pytest
+
+from tests.harness import running, wait_until
+from tests.real_agents.clis import GEMINI_CLI, packages
+from tests.real_agents.desk import Desk, in_a_terminal
+from tests.real_agents.model import serving
+from tests.real_agents.script import Write
+from tests.unprivileged import GONE, Place, place
+
+LIMIT = 0.5
+CONFIG = """
+[gateway.upstreams.gemini]
+url = "{}/gemini"
+api = "gemini"
+[prices]
+"gemini-2.5-pro" = {{input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}}
+"""
+SETTINGS = '{"privacy": {"usageStatisticsEnabled": false}, "general": {"enableAutoUpdate": false}}'
+
+
+@pytest.fixture
+def theirs(commands: Path, tmp_path: Path) -> Iterator[Desk]:
+    """The desk of an ordinary user. The interpreter and the checkout are below /tmp."""
+    with ExitStack() as stack:
+        nobody = stack.enter_context(place(agents=packages())) if os.geteuid() == 0 else None
+        directory = nobody.directory if nobody is not None else tmp_path
+        model = stack.enter_context(serving({"gemini": repeat(Write(8_000))}))
+        for own in ("daemon", "home", "home/.gemini"):
+            owned(directory / own, nobody).mkdir()
+            owned(directory / own, nobody)
+        owned(directory / "home/.gemini/settings.json", nobody).write_text(SETTINGS)
+        daemon = stack.enter_context(running(directory / "daemon", nobody=nobody, config=CONFIG.format(model.url), mode="auto"))
+        kept = {name: value for name, value in daemon.env.items() if name.startswith(("SFAD_", "PYTHONPATH", "LANG"))}
+        found = commands if nobody is None else nobody.directory / "agents" / "node_modules" / ".bin"
+        env = {"HOME": str(directory / "home"), "PATH": f"{found}:{os.environ['PATH']}", "GEMINI_CLI_TRUST_WORKSPACE": "true"}
+        yield Desk(daemon, model, kept | env, nobody)
+
+
+def owned(path: Path, nobody: Place | None) -> Path:
+    """Return a path, which belongs to the user if it is there."""
+    if nobody is not None and path.exists():
+        os.chown(path, GONE, GONE)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("way", "key"), [("named", "variable"), ("text", "file"), ("terminal", "variable"), ("script", "file"), ("script", "variable")]
+)
+def test_gemini_cli_of_an_ordinary_user_stays_below_its_limit(theirs: Desk, way: str, key: str) -> None:
+    settings = Path(theirs.env["HOME"], ".gemini", "settings.json")
+    if key == "variable":
+        theirs.env["GEMINI_API_KEY"] = "scripted"
+    else:
+        settings.with_name(".env").write_text("GEMINI_API_KEY=scripted\n")
+    words = ["run", "--limit", f"cost={LIMIT}", "--limit", "turns=100", "--timeout", "5m"]
+    bills = theirs.talk(GEMINI_CLI).bills
+    if way == "terminal":
+        with in_a_terminal(theirs, *words, "--stdio", "inherit", "--", *GEMINI_CLI.in_terminal) as client:
+            wait_until(lambda: client.poll() is not None, "the limit has ended it", seconds=90)
+    else:
+        command = {
+            "named": GEMINI_CLI.by_name,
+            "text": ("--", *GEMINI_CLI.as_text),
+            "script": ("--", "sh", "-c", f"{shlex.join(GEMINI_CLI.as_text)}; true"),
+        }
+        theirs.sfactl(*words, *command[way])
+    root = theirs.listed()[0]
+    assert (root["status"], root["reason"]["limit_kind"]) == ("failed", "cost"), root
+    assert 0.5 * LIMIT < sum(bills) <= 1.02 * LIMIT
+    assert root["total_cost_usd"] == pytest.approx(sum(bills), rel=0.01), "the gateway has seen each call"
+    assert settings.read_text() == SETTINGS
+    assert sorted(path.name for path in Path(theirs.env["HOME"]).iterdir()) == [".gemini"]
+
+
+@pytest.mark.parametrize("way", ["named", "text", "script"])
+def test_gemini_cli_that_cannot_use_the_gateway_is_refused_below_a_typed_limit(theirs: Desk, way: str) -> None:
+    theirs.env.update(GEMINI_API_KEY="scripted", GOOGLE_GENAI_USE_VERTEXAI="true")
+    command = {"named": GEMINI_CLI.by_name, "text": ("--", *GEMINI_CLI.as_text)}
+    script = ("--", "sh", "-c", shlex.join(GEMINI_CLI.as_text))
+    done = theirs.sfactl("run", "--limit", f"cost={LIMIT}", *command.get(way, script))
+    said = done.stdout + done.stderr
+    assert done.returncode != 0, said
+    assert f"cost limit {'of run' if way == 'script' else 'of 0.50 USD'}" in said
+    assert "Gemini CLI uses Vertex AI" in said
+    assert "set security.auth.selectedType to gemini-api-key in ~/.gemini/settings.json" in said
+    assert theirs.talk(GEMINI_CLI).bills == []
