@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-
-LONG_LIVED = frozenset({"top", "otel", "web"})
-"""Verbs for which reading fast counts more than starting fast."""
-if not LONG_LIVED.intersection(sys.argv):
-    import sfad.protocol.light  # noqa: F401 - before any declaration of the protocol
+from collections.abc import Sequence
+from typing import Any
 
 from . import verbs
 from .entry import guarded, own_standard_descriptors
 from .exits import ExitCode, UsageError
 from .options import NotPlain, agent_or_command, before_command, read
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 
 def main() -> None:

@@ -6,17 +6,11 @@ Outside any run it becomes the program. So it does for a question such as `claud
 from __future__ import annotations
 
 import sys
-
-import sfad.protocol.light  # noqa: F401 - before any declaration of the protocol
+from collections.abc import Sequence
 
 from .entry import guarded, own_standard_descriptors
 from .inside import inside_run
 from .real_program import become
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 INFORMATIONAL = frozenset({"--version", "-V", "--help", "-h"})
 _OWN_DESCRIPTORS = ("/dev/fd/", "/proc/self/fd/")
