@@ -68,9 +68,8 @@ Output:
 `waiting`           what is wrong with a live run, and what waits for a person
 `follower`          copies output files, or an agent's text, as they grow
 
-Typer takes 60 ms to import, so `options.read` reads the plain command lines that agents write in loops, and typer reads all others.
-A test checks that both give the same values. For the same reason most verbs use light structs instead of msgspec's, and import
-neither `typing` nor `re`: see "Starting fast" in docs/architecture.md. Only `web` imports trio, and of sfad only
+`options.read` reads the plain command lines that agents write in loops, and typer, which takes long to import, reads all others. A
+test checks that both give the same values. See "Starting fast" in docs/architecture.md. Only `web` imports trio, and of sfad only
 `sfad.protocol` and its version (`doctor` also `sfad.host.probe` and `sfad.processes.isolation.sandbox`; `diff` and `prune`
 `sfad.worktrees`, `shipping` `sfad.shipping`).
 """

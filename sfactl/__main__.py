@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-
-LONG_LIVED = frozenset({"top", "otel", "web"})
-"""Verbs for which reading fast counts more than starting fast."""
-if not LONG_LIVED.intersection(sys.argv):
-    import sfad.protocol.light  # noqa: F401 - before any declaration of the protocol
+from collections.abc import Sequence
+from typing import Any
 
 from sfad.protocol.inherited import repair_process, unblock_signals
 
@@ -16,11 +13,6 @@ from . import verbs
 from .entry import guarded
 from .exits import ExitCode, UsageError
 from .options import NotPlain, agent_or_command, before_command, read
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 
 def main() -> None:

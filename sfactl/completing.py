@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from . import verbs
-from .options import Argument, Option
+from .options import Argument, Option, Parameter
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from .options import Parameter
-
-    Split = Callable[[Sequence[str]], tuple[list[str], str | None, list[str]]]
-    Candidate = tuple[str, str]
+Split = Callable[[Sequence[str]], tuple[list[str], str | None, list[str]]]
+Candidate = tuple[str, str]
 
 HELP = Option(("-h", "--help"), "help", "Show this message and exit.")
 UNPLAIN = frozenset("\"'\\`$")

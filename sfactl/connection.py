@@ -6,33 +6,30 @@ requests that `Request.repeats` allows to repeat. A caller with several requests
 
 from __future__ import annotations
 
-import _socket as socket  # `socket` makes enums of all constants, which takes as long as to start Python
 import errno
 import os
 import select
+import socket
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from struct import calcsize
 from struct import pack as packed
 from struct import unpack as unpacked
+from types import TracebackType
+from typing import TypeVar
+
+from msgspec import Struct
 
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, SUPPORTED, FrameDecoder, ProtocolError
 from sfad.protocol.places import SYSTEM_SOCKET, SYSTEM_STATE, client_sockets, connect_path, state_directory
-from sfad.protocol.requests.base import MAX_DESCRIPTORS, Error, Hello, Reply, Request, Welcome, pack_message
-from sfad.protocol.structs import Struct
+from sfad.protocol.requests.base import MAX_DESCRIPTORS, Error, Hello, Reply, Request, Welcome, pack_message, unpack_reply
 from sfad.protocol.types import ErrorCode
-from sfad.protocol.wire import unpack_reply
 
 from . import exits
 from .trust import distrusted
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
-    from typing import TypeVar
-
-    R = TypeVar("R", bound=Reply)
+R = TypeVar("R", bound=Reply)
 
 
 HANDSHAKE_TIMEOUT = 10.0

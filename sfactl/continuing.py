@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from sfad.protocol.requests.starting import Continuation, Spawn
-from sfad.protocol.structs import replace
 
 from . import spawn_options
 from .spawn_options import SpawnOptions

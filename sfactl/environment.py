@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from sfad.protocol.types import Bound, Claim
 from sfad.protocol.units import MOST_WHOLE
 
 from .exits import ExitCode, Quit, UsageError
 from .options import whole
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 FALSE = frozenset({"", "0", "false", "no", "off"})
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import TypeVar
+from sfad.protocol.types import ErrorCode, Refusal, Rule, RunInfo
 
-    from sfad.protocol.types import ErrorCode, Refusal, Rule, RunInfo
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 
 class ExitCode:

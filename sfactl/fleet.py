@@ -6,26 +6,23 @@ daemon: a place `fleet:NODE:SOCKET` stands for a socket, with which each verb ca
 
 from __future__ import annotations
 
+import socket
 import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.fleet import FleetWay, OpenFleet
 from sfad.protocol.requests.listing import Info
-from sfad.protocol.structs import replace
+from sfad.protocol.types import FleetPlace, RunInfo
 
 from . import connection, output
 from .connection import Client, Unreachable
 from .exits import ExitCode, Quit
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import _socket
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from typing import TypeVar
-
-    from sfad.protocol.types import FleetPlace, RunInfo
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 
 PLACE = "fleet:"
@@ -51,13 +48,11 @@ class FleetClient(Client):
     def _unreachable(self, error: Unreachable) -> Unreachable:
         return Unreachable(self.path, error.kind, f"node {self._node} does not answer; sfactl fleet nodes lists them")
 
-    def _reach(self, seconds: float) -> _socket.socket:
-        import _socket
-
+    def _reach(self, seconds: float) -> socket.socket:
         with connection.connect(self._flag) as client:
             client.be_patient(seconds)
             _, descriptors = client.ask(OpenFleet(id=0, node=self._node), FleetWay)
-        sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, descriptors[0])
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, descriptors[0])
         sock.settimeout(min(seconds, ANSWER))
         return sock
 

@@ -6,25 +6,18 @@ Summaries of several nodes become one here, too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from sfad.protocol import messages as m
 from sfad.protocol.requests.advice import Group, Summary
-from sfad.protocol.structs import replace
-from sfad.protocol.types import ErrorCode, FleetPlace, RunInfo
+from sfad.protocol.types import ErrorCode, FleetPlace, PlanShare, RunInfo, Status
 
 from .connection import DaemonError, connect
 from .exits import UsageError
 from .fleet import Fleet, Names
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Any
-
-    from sfad.protocol.types import PlanShare, Status
-
 
 R = TypeVar("R", bound=m.Reply)
 

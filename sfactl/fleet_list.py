@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info, List
-from sfad.protocol.structs import to_json
+from sfad.protocol.types import RunInfo
 
 from . import connection, output, table
 from .commands import list as listing
 from .exits import UsageError, worst
-from .fleet import merged, tell_unanswered
+from .fleet import Fleet, merged, tell_unanswered
 from .options import count
 from .selection import labels
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
-
-    from sfad.protocol.types import RunInfo
-
-    from .fleet import Fleet
 
 CLOCKS = 300.0
 """Seconds by which the clocks of two nodes may differ when the runs below one are looked for."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
-from sfad.protocol.requests.advice import Summarised, Summary
+from msgspec.structs import replace
+
+from sfad.protocol.requests.advice import Summarise, Summarised, Summary
 from sfad.protocol.requests.listing import List, RunList
-from sfad.protocol.requests.plans import PlanList, Plans
-from sfad.protocol.structs import replace
+from sfad.protocol.requests.plans import PlanAccount, PlanList, Plans
 from sfad.protocol.types import Status
 
 from . import connection, output
@@ -17,15 +20,7 @@ from .fleet import Fleet, tell_unanswered
 from .fleet_calls import added, with_node
 from .waiting import Waiting
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-    from typing import Any
-
-    from sfad.protocol.requests.advice import Summarise
-    from sfad.protocol.requests.plans import PlanAccount
-
-    Told = tuple[Summary, list[Waiting]]
+Told = tuple[Summary, list[Waiting]]
 
 
 # ---- `summary`: each run is told by the node that executes it

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from sfad.protocol.requests.base import Reply, RunReply
 from sfad.protocol.requests.following import OutputPart, ReadOutput, Wait
 from sfad.protocol.requests.listing import Info
-from sfad.protocol.requests.starting import Refused
+from sfad.protocol.requests.starting import Refused, Spawn
 from sfad.protocol.requests.steering import Stop, Stopped
-from sfad.protocol.types import Status
+from sfad.protocol.types import RunInfo, Status
 from sfad.protocol.units import parse_size
 
 from . import connection, exits, output
 from .connection import Client, DaemonError
 from .exits import ExitCode, UsageError
+from .fleet import Fleet
+from .spawn_options import SpawnOptions
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any, Literal
-
-    Stream = Literal["stdout", "stderr"]
-
-    from sfad.protocol.requests.starting import Spawn
-    from sfad.protocol.types import RunInfo
-
-    from .fleet import Fleet
-    from .spawn_options import SpawnOptions
+Stream = Literal["stdout", "stderr"]
 
 
 LOOK, LOOK_MAX = 0.05, 0.5

@@ -8,13 +8,9 @@ import os
 import select
 import stat
 import time
+from collections.abc import Callable, Sequence
 
 from sfad.protocol.requests.following import TextPart
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
 
 IN_MODIFY = 0x2
 PIPE_CHUNK = 4096

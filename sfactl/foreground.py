@@ -9,35 +9,31 @@ signal meanwhile is a Stop that is sent afterwards.
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Literal
 
+from msgspec.structs import replace
+
+from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.base import Error, Reply, RunReply
 from sfad.protocol.requests.following import LogFiles, Logs, Text, TextPart, Wait, Watch
 from sfad.protocol.requests.listing import Info
 from sfad.protocol.requests.starting import OwnProgram, Refused, Spawn
 from sfad.protocol.requests.steering import Pause, Resume, Signal, Stop, Stopped
-from sfad.protocol.structs import replace, to_json
 from sfad.protocol.types import Event, RunId, RunInfo
 
 from . import exits, output
 from .connection import AGAIN, Client, ConnectionLost, check
+from .follower import TextFollower
 from .in_flight import Activity, RequestsInFlight, carry_on, wait
 from .progress import ProgressLines
 from .spawn_options import SpawnOptions
+from .terminal import Terminal
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-    from collections.abc import Callable, Iterable, Sequence
-    from types import TracebackType
-    from typing import Any, Literal
-
-    Form = Literal["raw", "text", "auto"]
-    """The form of `Logs`."""
-
-    from .follower import TextFollower
-    from .terminal import Terminal
-else:
-    import _signal as signal  # `signal` first makes enums, which takes a third of Python's start
+Form = Literal["raw", "text", "auto"]
+"""The form of `Logs`."""
 
 # ---- What signals to a client in the foreground do to its run: stop it, or suspend it with this process
 

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import select
 import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sfad.protocol.requests.base import Reply, Request
 from sfad.protocol.requests.following import CallPush, EventPush, Logs, Text, Wait
 from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.requests.steering import Resume, Signal, Stop
-from sfad.protocol.structs import Protocol, Struct, replace
 from sfad.protocol.types import CallInfo, Event
 
 from .connection import Client, ConnectionLost, check
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    Answered = Callable[[Reply, Sequence[int]], None]
-    """Takes a reply and its descriptors."""
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+Answered = Callable[[Reply, Sequence[int]], None]
+"""Takes a reply and its descriptors."""
 
 
 class OpenRequest(Struct, frozen=True):

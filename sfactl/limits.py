@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from math import ceil
 
 from sfad.protocol import limits as written
 from sfad.protocol.kinds import COUNTS, KINDS, METERED_KINDS, TIMED
 from sfad.protocol.limits import format_amount
+from sfad.protocol.limits_object import parse_limits
 from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, PlanShare, RunInfo, Usage
 from sfad.protocol.units import counted, format_usd
 
@@ -15,11 +17,6 @@ from . import output
 from .exits import UsageError, understood
 from .options import Option
 from .output import percent, plain, seconds
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
 
 OPTION = Option(
     ("--limit",),
@@ -46,9 +43,6 @@ def of_object(text: str) -> list[Limit]:
                 content = file.read()
         except OSError as error:
             raise UsageError(f"--limits {text}: {error.strerror}") from None
-    # Imported here because it imports msgspec.
-    from sfad.protocol.limits_object import parse_limits
-
     return understood("", parse_limits, content, "--limits")
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
-from sfad.protocol.structs import Struct
 from sfad.protocol.types import ErrorCode, RunId, RunInfo
 
 from . import output

@@ -6,17 +6,16 @@ verb converts them.
 
 from __future__ import annotations
 
-from sfad.protocol.structs import Struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct
+
 from sfad.protocol.units import MOST_WHOLE, parse_duration, parse_whole
 
 from .exits import UsageError, understood
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Any
-
-    Values = dict[str, Any]
+Values = dict[str, Any]
 
 
 class Option(Struct, frozen=True):

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
 
-from sfad.protocol.structs import to_json
-from sfad.protocol.types import Action, RunInfo, Status
+from msgspec import Struct
+
+from sfad.protocol.encoding import to_json
+from sfad.protocol.requests.starting import Refused
+from sfad.protocol.requests.steering import Stopped
+from sfad.protocol.types import Action, RunInfo, Status, Survivor, Usage
 from sfad.protocol.units import counted, format_elapsed, format_short, format_size, format_usd
 
 from . import exits
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from datetime import datetime
-    from typing import Any
-
-    from sfad.protocol.requests.starting import Refused
-    from sfad.protocol.requests.steering import Stopped
-    from sfad.protocol.structs import Struct
-    from sfad.protocol.types import Survivor, Usage
-
 
 _ENDLESS = float("inf")
 
@@ -187,17 +183,7 @@ def clock(moment: datetime | None, now: datetime | None = None) -> str:
 
 def command(run: RunInfo) -> str:
     """Return the command line on one line, quoted for a shell."""
-    return plain(" ".join(map(_quoted, run.argv)))
-
-
-def _quoted(word: str) -> str:
-    """As `shlex.quote`, whose import takes half as long as to start Python."""
-    if word and word.isascii() and all(c in _SAFE for c in word):
-        return word
-    return "'" + word.replace("'", "'\"'\"'") + "'"
-
-
-_SAFE = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-"
+    return plain(" ".join(map(shlex.quote, run.argv)))
 
 
 def meter(run: RunInfo) -> str:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from . import exits, output
 from .exits import ExitCode, Quit, UsageError
 from .fleet import ANSWER, Fleet, tell_unanswered
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
 
 
 def carry_out(verb: str, main: Callable[..., int], values: dict[str, Any]) -> int:

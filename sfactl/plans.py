@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
+from collections.abc import Sequence
+from datetime import datetime
 
-    from sfad.protocol.requests.plans import PlanAccount, PlanWindow
+from sfad.protocol.requests.plans import PlanAccount, PlanWindow
 
 
 def moment(when: datetime, now: datetime) -> str:

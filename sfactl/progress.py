@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
 from sfad.protocol.requests.base import Error, Reply
 from sfad.protocol.requests.starting import Spawn
-from sfad.protocol.structs import replace
 from sfad.protocol.types import Event, RunInfo, Status
 
 from . import output, spawn_options
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from .limits import Notices
+from .limits import Notices
 
 
 class ProgressLines:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from sfad.protocol import shim_files
 
 from .exits import ExitCode, Quit
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-    from collections.abc import Iterator, Sequence
-    from typing import NoReturn
-else:
-    import _signal as signal  # `signal` first makes enums, which takes a third of Python's start
-
 
 DEFAULT_PATH = b"/bin:/usr/bin"
 """What execvp(3) searches without PATH."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from sfad.protocol.encoding import tag
 from sfad.protocol.requests.base import Request
 from sfad.protocol.requests.daemon import Prune
 from sfad.protocol.requests.following import Wait
 from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.requests.steering import Pause, Stop
-from sfad.protocol.structs import replace, tag
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeVar
-
-    Q = TypeVar("Q", bound=Request)
+Q = TypeVar("Q", bound=Request)
 
 
 def again(request: Q, elapsed: float) -> Q:

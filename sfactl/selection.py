@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TypedDict
+
+from msgspec import Struct
+from msgspec.structs import replace
+
 from sfad.protocol.requests.steering import Select, Selected
-from sfad.protocol.structs import Struct, TypedDict, replace
 
 from . import exits, output
 from .connection import Client, DaemonError
 from .options import COMMON, FLEET, LABEL, RUNS, Option, Parameter, pair
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
 
 LIVE_RUNS = replace(RUNS, required=False, complete="live")
 

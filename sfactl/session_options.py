@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TypedDict
 
-from sfad.protocol.structs import replace
+from msgspec.structs import replace
+
 from sfad.protocol.types import Limit
 
 from . import exits, limits, output, spawn_options

@@ -9,9 +9,15 @@ A refusal raises `SessionRefused`, and everything else that goes wrong `Quit`, b
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+from msgspec import Struct
+
+from sfad.protocol.encoding import to_json
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.limits import format_amount
+from sfad.protocol.limits_object import parse_limits
 from sfad.protocol.requests.base import Done, Reply, RunReply
 from sfad.protocol.requests.following import Wait
 from sfad.protocol.requests.listing import Info, List, RunList
@@ -20,18 +26,12 @@ from sfad.protocol.requests.sessions import SessionRights, SessionRules, StartSe
 from sfad.protocol.requests.starting import Refused
 from sfad.protocol.requests.steering import Send, Stop, Stopped
 from sfad.protocol.sanitise import sanitise
-from sfad.protocol.structs import Struct, to_json
 from sfad.protocol.types import Limit, LimitKind, LimitState, Lowered, Refusal, RunInfo, Worktree
 
 from . import environment, exits, limits, output
 from .autostart import connect_or_start
 from .connection import Client, connect
 from .exits import Quit, UsageError, understood
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Any
 
 LATE = 30.0
 """Seconds that the answer to a wait may be late. A daemon that stands still must not hold a model's call without end."""
@@ -257,9 +257,6 @@ def _limits(order: Order) -> list[Limit]:
     if order.timeout is not None:
         found.append(Limit(kind=LimitKind.TIME, threshold=order.timeout, source="timeout"))
     if order.limits is not None:
-        # Imported here because it imports msgspec.
-        from sfad.protocol.limits_object import parse_limits
-
         text = order.limits if isinstance(order.limits, str | bytes) else to_json(order.limits)
         found += understood("", parse_limits, text, "limits")
     return limits.once(found)

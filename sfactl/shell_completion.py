@@ -5,6 +5,9 @@ The user waits after pressing Tab, so it gives up after `COMPLETION_SECONDS`. It
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
 from sfad.protocol.known import AGENTS, KNOWN_PROGRAMS, METERS, PROFILES
 from sfad.protocol.requests.daemon import AgentList, Agents, DaemonInfo, DaemonStatus
 from sfad.protocol.requests.listing import List, RunList
@@ -13,16 +16,6 @@ from sfad.protocol.types import Action, LimitKind, RunInfo, Status
 from . import verbs
 from .connection import connect
 from .exits import Quit
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-if TYPE_CHECKING:
-    import signal
-else:
-    import _signal as signal  # `signal` first makes enums, which takes a third of Python's start
-
 
 # ---- A bound on the time that a user at a prompt waits for the daemon
 

@@ -6,18 +6,13 @@ Outside any run it becomes the program. So it does for a question such as `claud
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-import sfad.protocol.light  # noqa: F401 - before any declaration of the protocol
 from sfad.protocol.inherited import own_standard_descriptors, repair_process, unblock_signals
 
 from .entry import guarded
 from .inside import inside_run
 from .real_program import become
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 INFORMATIONAL = frozenset({"--version", "-V", "--help", "-h"})
 _OWN_DESCRIPTORS = ("/dev/fd/", "/proc/self/fd/")

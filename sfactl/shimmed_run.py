@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+from collections.abc import Sequence
 
-from sfad.protocol.structs import replace
+from msgspec.structs import replace
+
 from sfad.protocol.types import Rule, RunInfo
 
 from . import connection, exits, output, real_program, spawn_options
 from .connection import Unreachable
 from .foreground import Foreground
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-    from collections.abc import Sequence
-else:
-    import _signal as signal  # `signal` first makes enums, which takes a third of Python's start
-
 
 NAME = "SFA_CHILD_NAME"
 """The name of the child run, because the command line belongs to the program."""

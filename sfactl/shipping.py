@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import tempfile
+from typing import IO, Any
+
+from msgspec.structs import replace
 
 from sfad import shipping
 from sfad.protocol.requests.shipping import PIECE, FetchFiles, FilesKept, FilesPacked, FilesPart, GetFiles, PutFiles
-from sfad.protocol.structs import replace
+from sfad.protocol.requests.starting import Spawn
 from sfad.shipping import ShippingError
 
 from . import output
+from .connection import Client
 from .exits import ExitCode, Quit, UsageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import IO, Any
-
-    from sfad.protocol.requests.starting import Spawn
-
-    from .connection import Client
 
 # ---- `spawn --ship`
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct
 
 from sfad.protocol.known import BY_REPORT, METERS, NO_METER
 from sfad.protocol.requests.starting import Spawn
-from sfad.protocol.structs import Struct
 from sfad.protocol.types import Action, After, Isolation, Limit, LimitKind, Placing, RunInfo, Ship, Worktree
 from sfad.protocol.units import MOST_WHOLE, parse_decimal, parse_size
 
 from . import environment
 from .exits import UsageError, understood
 from .options import COMMON, Argument, Heading, Option, Parameter, duration, pair, seconds, whole
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from typing import Literal
-
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 
 from .output import plain
 from .output import width as columns_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
 
 COMMAND = 12
 """Terminal columns that the last cell keeps; to keep them, other columns are left out."""

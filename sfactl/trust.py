@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _socket as socket
 import os
+import socket
 from struct import Struct
 
 from . import exits

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from sfad.protocol.types import Role
 from sfad.protocol.units import parse_count, parse_usd
 
 from .exits import UsageError, understood
 from .options import Argument, Option
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
 
 RUN = Argument("run", "RUN", "Run id (default: the run that this process is in)", required=False)
 MODEL = Option(("--model",), "model", "Model, for the price of its tokens", "MODEL")

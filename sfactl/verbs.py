@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
+from collections.abc import Sequence
+from typing import Any
 
 ALIASES = {"ps": "list"}
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+
+from msgspec import Struct
 
 from sfad.protocol.kinds import KINDS, TIMED
 from sfad.protocol.limits import format_amount
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
-from sfad.protocol.structs import Struct
 from sfad.protocol.types import ErrorCode, LimitState, QueueState, RunId, RunInfo, Status
 from sfad.protocol.units import counted
 
 from . import output
 from .connection import Client, DaemonError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from datetime import datetime
-
 
 # ---- What is wrong with a live run, in words: the worst first
 

@@ -18,14 +18,11 @@ import subprocess
 import tarfile
 import tempfile
 import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import IO, Self
 
 from .worktrees import complaint, own
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from typing import IO, Self
 
 MOST_FILES = 200_000
 """Files of one directory."""

@@ -17,7 +17,6 @@ import hypothesis
 import psutil
 import pytest
 
-import sfad.protocol.structs  # noqa: F401 - msgspec's, whichever test is imported first
 from tests import needs, outside, surroundings
 from tests.harness import Daemon, argv, instance_of, running, stopped
 from tests.leaks import cgroups, no_leaks, stays

@@ -12,19 +12,16 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import asdict
 
 from sfad.protocol.requests.daemon import AgentInfo, AgentList, Agents
-from sfad.protocol.structs import asdict
 
 from .. import output, table
 from ..connection import call
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, Argument, Parameter
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

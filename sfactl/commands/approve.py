@@ -9,6 +9,8 @@ Exit codes: 0 it runs; 1 it does not wait for approval; 2 a limit outside its ra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.steering import Approve
 
@@ -16,11 +18,6 @@ from .. import limits, output
 from ..connection import connect
 from ..options import COMMON, RUNS, Parameter
 from ..selection import RunSelection
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS, limits.OPTION)
 

@@ -13,12 +13,15 @@ With --json, one object for each call, a line each (docs/protocol.md, CallInfo).
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Unpack
+
+from msgspec.structs import asdict, replace
 
 from sfad.protocol.requests.base import Reply
 from sfad.protocol.requests.following import Wait, Watch
 from sfad.protocol.requests.listing import List
 from sfad.protocol.requests.records import CallPage, ListCalls
-from sfad.protocol.structs import asdict, replace
 from sfad.protocol.types import CallInfo, RunId
 from sfad.protocol.units import counted
 
@@ -26,17 +29,10 @@ from .. import output, table
 from ..connection import AGAIN, Client, ConnectionLost, check
 from ..exits import ExitCode
 from ..history import connect
+from ..in_flight import RequestsInFlight
 from ..options import COMMON, LABEL, NAME, RUNS, Option, Parameter
 from ..selection import RunSelection, SelectionOptions
 from .list import collect, listed
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Unpack
-
-    from ..in_flight import RequestsInFlight
-
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

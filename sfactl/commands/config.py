@@ -4,8 +4,8 @@ Precedence: flag, environment, user's file, /etc/sfad/user.toml, built-in. The s
 `sfactl config schema` prints the JSON Schema of --limits, and needs no daemon.
 """
 
+from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.daemon import Config, ConfigReply
-from sfad.protocol.structs import to_json
 
 from .. import output, table
 from ..connection import call

@@ -13,22 +13,19 @@ with --limit rest. A run whose session is not there any more, or whose program s
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec.structs import replace
 
 from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.requests.starting import Recall, Recalled
-from sfad.protocol.structs import replace
 from sfad.protocol.types import RunInfo, Status
 
 from .. import continuing, exits, output, spawn_options
 from ..autostart import connect_or_start
 from ..options import COMMON, RUN, Argument, Option, Parameter
 from . import spawn
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Any
-
 
 _OF_SPAWN = frozenset({
     "wait", "keep", "text", "raw", "quiet", "verbose", "timeout", "limit", "on_limit", "limits", "type", "attempts", "resume",

@@ -6,7 +6,6 @@ session, and one that calls a model without end. That model is the demo's own: n
 really run. Afterwards the daemon is stopped and the directory removed.
 """
 
-import json
 import os
 import select
 import shutil
@@ -19,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+import msgspec
 
 import sfactl
 from sfad.protocol.requests.following import Watch
@@ -118,10 +119,10 @@ class _Answer(BaseHTTPRequestHandler):
     server: Model
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        asked = msgspec.json.decode(self.rfile.read(int(self.headers["content-length"])))
         self.server.calls += 1
         usage = {"input_tokens": 10, "output_tokens": asked["max_tokens"]}
-        body = json.dumps({"content": [{"type": "text", "text": "…"}], "usage": usage}).encode()
+        body = msgspec.json.encode({"content": [{"type": "text", "text": "…"}], "usage": usage})
         self.send_response(200)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))

@@ -8,6 +8,8 @@ Exit codes: 0 it is being stopped; 1 it does not wait for approval; 66 no such r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.steering import Deny
 
@@ -15,11 +17,6 @@ from .. import output
 from ..connection import connect
 from ..options import COMMON, RUNS, Parameter
 from ..selection import RunSelection
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 

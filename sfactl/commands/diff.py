@@ -12,15 +12,12 @@ import os
 
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
+from sfad.protocol.types import RunInfo
 
 from .. import output
 from ..exits import ExitCode, Quit
 from ..history import connect
 from ..options import COMMON, RUN, Option, Parameter
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from sfad.protocol.types import RunInfo
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
+from sfad.protocol.encoding import to_json
 from sfad.protocol.event_types import EVENT_TYPES, unknown_pattern
 from sfad.protocol.requests.following import EventPush
 from sfad.protocol.requests.records import EventPage, Events
-from sfad.protocol.structs import replace, to_json
 from sfad.protocol.types import SEVERITIES, ErrorCode, Event
 from sfad.protocol.units import MOST_WHOLE
 
@@ -25,11 +28,6 @@ from ..connection import ABSENT, AGAIN, Client, ConnectionLost, DaemonError, Unr
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, FLEET, Option, Parameter, whole
 from .list import moment
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import os
 
+from sfad.protocol.requests.shipping import FilesPacked
+
 from .. import output, shipping
 from ..connection import connect
 from ..exits import ExitCode, Quit
 from ..options import COMMON, RUN, Option, Parameter
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from sfad.protocol.requests.shipping import FilesPacked
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

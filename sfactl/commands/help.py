@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .. import verbs
 from ..exits import ExitCode, UsageError
 from ..options import Argument, Parameter
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 PARAMETERS: tuple[Parameter, ...] = (Argument("words", "VERB", "Verb to explain", many=True, required=False, complete="verb"),)
 

@@ -14,17 +14,10 @@ from sfad.protocol.units import counted
 from .. import limits, output
 from ..connection import Client
 from ..history import connect
-from ..lines import line_of
+from ..lines import Line, line_of
 from ..options import COMMON, FLEET, RUNS, Option, Parameter
 from ..selection import RunSelection
 from ..waiting import after_others
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ..lines import Line
-
 
 # ---- What has happened to a run, from the recorded events
 

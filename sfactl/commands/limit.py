@@ -10,9 +10,13 @@ Exit codes: 0 changed; 1 a run has ended or is being stopped; 2 a limit outside 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Unpack
+
+from msgspec.structs import replace
+
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.steering import ChangeLimits
-from sfad.protocol.structs import replace
 from sfad.protocol.types import Limit, RunInfo
 
 from .. import limits, output, selection
@@ -20,12 +24,6 @@ from ..connection import connect
 from ..exits import UsageError
 from ..options import COMMON, FLEET, RUNS, Parameter
 from ..selection import RunSelection, SelectionOptions
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Unpack
-
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

@@ -11,10 +11,17 @@ with ≤ is an upper bound, one with ≈ an estimate. Times are local.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from datetime import time as clock_time
+from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.listing import List, RunList
-from sfad.protocol.structs import Struct, replace, to_json
-from sfad.protocol.types import Status
+from sfad.protocol.types import RunId, RunInfo, Status, Usage
 from sfad.protocol.units import counted, parse_duration
 
 from .. import output, table
@@ -24,14 +31,6 @@ from ..history import connect
 from ..options import COMMON, FLEET, LABEL, NAME, USER, Option, Parameter, count
 from ..selection import RunSelection
 from ..selection import labels as wanted_labels
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    from sfad.protocol.types import RunId, RunInfo, Usage
-
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -123,21 +122,17 @@ def moment(text: str) -> float:
 
 def _clock(text: str) -> float:
     """Return when a clock last showed `22:00`, or the time of `yesterday 22:00`; a day alone means its beginning."""
-    import datetime as dates
-
-    now, days = dates.datetime.now(), {"today": 0, "yesterday": 1}
+    now, days = datetime.now(), {"today": 0, "yesterday": 1}
     day, _, clock = text.rpartition(" ") if text not in days else (text, "", "00:00")
     if day not in {*days, ""}:
         raise ValueError(f"not a day: {day}")
-    found = dates.datetime.combine(now, dates.time.fromisoformat(clock))
+    found = datetime.combine(now, clock_time.fromisoformat(clock))
     if found.tzinfo is not None:
         raise ValueError(f"a zone without a date: {clock}")
-    return (found - dates.timedelta(days=days.get(day, int(found > now)))).timestamp()
+    return (found - timedelta(days=days.get(day, int(found > now)))).timestamp()
 
 
 def _date(text: str) -> float:
-    from datetime import datetime
-
     return datetime.fromisoformat(text).timestamp()
 
 

@@ -23,8 +23,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
+from msgspec.structs import replace
+
+from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.following import LogFiles, Logs, OutputTime, Wait
-from sfad.protocol.structs import replace, to_json
 from sfad.protocol.units import parse_size
 
 from .. import output

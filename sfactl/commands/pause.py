@@ -9,17 +9,14 @@ repeat the call. Between calls a pause may take any time.
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.steering import Pause
 
 from .. import output, selection
 from ..connection import connect
 from ..selection import RunSelection, SelectionOptions
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Unpack
-
 
 PARAMETERS = selection.PARAMETERS
 

@@ -7,6 +7,7 @@ the config leave to agents; what you use beside sfad counts too. `list --wide`, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from sfad.protocol.requests.plans import PlanAccount, PlanList, Plans, PlanWindow
@@ -16,11 +17,6 @@ from ..connection import call
 from ..exits import ExitCode
 from ..options import COMMON, FLEET, Option, Parameter
 from ..plans import moment
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

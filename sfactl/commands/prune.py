@@ -14,6 +14,8 @@ a run.
 from __future__ import annotations
 
 import os
+import time
+from datetime import datetime
 
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.daemon import Prune, Pruned
@@ -25,10 +27,6 @@ from .. import output
 from ..connection import Client, DaemonError, connect
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, Option, Parameter, count, seconds
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from datetime import datetime
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -142,6 +140,4 @@ def _is_over(client: Client, run: str, wanted: Prune, *, alone: bool) -> bool:
 
 
 def _age(moment: datetime) -> float:
-    import time
-
     return time.time() - moment.timestamp()

@@ -10,6 +10,8 @@ Exit codes: 0, also if there are too few runs for a suggestion.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sfad.protocol.limits import format_amount, format_limit
 from sfad.protocol.requests.advice import Advice, Recommend, Recommended
 from sfad.protocol.types import LimitKind
@@ -19,11 +21,6 @@ from .. import output, table
 from ..connection import call
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, Option, Parameter
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

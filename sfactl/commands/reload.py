@@ -5,8 +5,8 @@ Live runs keep their limits. If the config has an error, the old one stays in fo
 Exit codes: 0 read; 2 the config has an error, and nothing changed; 77 not permitted inside a run.
 """
 
+from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.daemon import Change, Reload, Reloaded
-from sfad.protocol.structs import to_json
 from sfad.protocol.units import counted
 
 from .. import output

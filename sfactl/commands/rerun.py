@@ -10,23 +10,19 @@ have been refused. Inside a run, the new one is a child. A run of another user i
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+from collections.abc import Iterator, Sequence
 
-from sfad.protocol.requests.starting import Recall, Recalled
-from sfad.protocol.structs import replace
+from msgspec.structs import replace
+
+from sfad.protocol.requests.starting import Recall, Recalled, Spawn
+from sfad.protocol.types import Limit, Placing
 
 from .. import exits, output
 from ..autostart import connect_or_start
 from ..options import COMMON, RUNS, NotPlain, Option, Parameter, agent_or_command, before_command, read
 from . import spawn
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sfad.protocol.requests.starting import Spawn
-    from sfad.protocol.types import Limit, Placing
-
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -94,8 +90,6 @@ def _left_out(request: Spawn) -> list[str]:
 
 
 def _print(words: Sequence[str]) -> int:
-    import shlex
-
     text = f"sfactl spawn {shlex.join(words)}\n"
     output.write(os.fsencode(output.harmless(text) if sys.stdout.isatty() else text))
     return exits.ExitCode.DONE
@@ -113,7 +107,6 @@ def _start(words: Sequence[str], socket: str | None, json: bool) -> int:
 
 def _edited(run: str, words: Sequence[str]) -> list[str]:
     """Return the words as the user has saved them in an editor. Raise `Quit` if nothing is to be started."""
-    import shlex
     import subprocess
     import tempfile
 
@@ -150,8 +143,6 @@ def words_of(message: Spawn) -> list[str]:
 
 def lines(words: Sequence[str]) -> Iterator[str]:
     """Yield the words of a command line as a shell reads them, an option with its value on each line."""
-    import shlex
-
     cut = before_command(spawn.PARAMETERS, words)
     at = 0
     while at < cut:

@@ -8,9 +8,11 @@ the agent's events, or with --raw, it is stdout.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from sfad.protocol.requests.records import Result, ResultText
-from sfad.protocol.structs import replace
 
 from .. import exits, output
 from ..connection import Client
@@ -18,11 +20,6 @@ from ..history import connect
 from ..inside import inside_run
 from ..options import COMMON, FLEET, RUNS, Option, Parameter, count
 from ..selection import RunSelection
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

@@ -8,6 +8,9 @@ Exit codes: 0 it runs; 1 it is not paused, or has ended; 2 a limit outside its r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Unpack
+
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.steering import Resume
 
@@ -15,12 +18,6 @@ from .. import limits, output, selection
 from ..connection import connect
 from ..options import Parameter
 from ..selection import RunSelection, SelectionOptions
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Unpack
-
 
 PARAMETERS: tuple[Parameter, ...] = (*selection.PARAMETERS, limits.OPTION)
 

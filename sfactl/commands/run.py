@@ -22,13 +22,10 @@ the gateway sees the calls, the agent reports them, or it prints JSON events tha
 
 from __future__ import annotations
 
+from typing import Any
+
 from .. import spawn_options
 from . import spawn
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 
 PARAMETERS = spawn_options.PARAMETERS
 TAKES_COMMAND = True

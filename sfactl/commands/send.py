@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
 
 from sfad.protocol.requests.base import Done
 from sfad.protocol.requests.steering import Send
-from sfad.protocol.structs import replace
 
 from .. import output
 from ..connection import connect
 from ..exits import ExitCode
 from ..options import COMMON, FLEET, RUN, Argument, Option, Parameter
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 CHUNK = 64 * 1024
 """Bytes of one request: what a pipe holds (pipe(7)). More would wait in the daemon."""

@@ -20,11 +20,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec import Struct
+
 from sfad.protocol import shim_files
 from sfad.protocol.known import KNOWN_PROGRAMS
 from sfad.protocol.paths import SYSTEM_SHIMS, shim_dir, state_dir
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
-from sfad.protocol.structs import Struct
 
 from .. import output, table
 from ..connection import ABSENT, Unreachable, call

@@ -16,23 +16,16 @@ the gateway sees the calls, the agent reports them, or it prints JSON events tha
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from sfad.protocol.requests.base import Reply, RunReply
 from sfad.protocol.requests.starting import Refused, Spawn
-from sfad.protocol.types import Status
+from sfad.protocol.types import RunInfo, Status
 
 from .. import exits, output, spawn_options
 from ..autostart import connect_or_start
 from ..connection import Client
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from sfad.protocol.types import RunInfo
-
-    from ..foreground import Form
-
+from ..foreground import Foreground, Form
 
 PARAMETERS = spawn_options.PARAMETERS
 TAKES_COMMAND = True
@@ -60,7 +53,6 @@ def _foreground(wanted: spawn_options.SpawnOptions, message: Spawn) -> int:
         from ..fleet_run import run
 
         return run(client, message, wanted)
-    from ..foreground import Foreground
 
     inside = client.welcome.run is not None
     final = inside or not os.isatty(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
@@ -11,11 +12,6 @@ from .. import output
 from ..connection import call
 from ..exits import ExitCode
 from ..options import COMMON, Parameter
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 PARAMETERS: tuple[Parameter, ...] = COMMON
 

@@ -8,6 +8,9 @@ Exit codes: 0 stopped; 5 processes survived SIGKILL, and are listed; 66 no such 
 
 from __future__ import annotations
 
+import signal as signals
+from typing import Unpack
+
 from sfad.protocol.requests.steering import Stop, Stopped
 from sfad.protocol.units import parse_whole
 
@@ -15,11 +18,6 @@ from .. import exits, output, selection
 from ..connection import connect
 from ..options import Option, Parameter, seconds
 from ..selection import RunSelection, SelectionOptions
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Unpack
-
 
 PARAMETERS: tuple[Parameter, ...] = (
     *selection.PARAMETERS,
@@ -60,8 +58,6 @@ def main(
 def _signal(text: str | None) -> int:
     if text is None:
         return 15  # SIGTERM
-    import signal as signals  # its enums take long to make
-
     named = signals.Signals.__members__.get("SIG" + text.upper().removeprefix("SIG"))
     try:
         return named or parse_whole(text, 1, 64)

@@ -7,11 +7,13 @@ Live runs count with their current state, children count as runs of their own, a
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+
+from msgspec.structs import replace
 
 from sfad.protocol.requests.advice import GROUPED_BY, By, ContinuedLine, Costly, Failed, Group, Summarise, Summarised, Summary
 from sfad.protocol.requests.listing import List, RunList
-from sfad.protocol.structs import replace
 from sfad.protocol.types import ErrorCode, Status
 from sfad.protocol.units import counted
 
@@ -24,11 +26,6 @@ from ..options import COMMON, FLEET, LABEL, NAME, USER, Option, Parameter
 from ..selection import labels
 from ..waiting import Waiting, of_live, of_queue, of_refused
 from .list import moment
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

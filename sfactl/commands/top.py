@@ -7,20 +7,20 @@ tree; with --fleet, the runs of all nodes. Needs the extra top, as in: pip insta
 Exit codes: 0 left with q; 2 no terminal, or the extra is not installed; 69 the daemon cannot be reached.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from sfad.protocol.requests.listing import WatchRuns
-from sfad.protocol.structs import replace
 
 from ..exits import UsageError
+from ..fleet import Fleet
 from ..options import FLEET, LABEL, NAME, RUN, SOCKET, USER, Parameter
 from ..selection import labels
-
-if TYPE_CHECKING:
-    from ..fleet import Fleet
 
 PARAMETERS: tuple[Parameter, ...] = (
     SOCKET,
@@ -39,7 +39,7 @@ def main(
     user: str | None = None,
     label: Sequence[str] = (),
     socket: str | None = None,
-    fleet: "Fleet | None" = None,
+    fleet: Fleet | None = None,
 ) -> int:
     if find_spec("textual") is None:
         raise UsageError(

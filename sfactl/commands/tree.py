@@ -7,8 +7,9 @@ how long one that has ended ran. The user is named if there are runs of other us
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
 from sfad.protocol.requests.listing import List, RunList
-from sfad.protocol.structs import replace
 from sfad.protocol.types import RunInfo, Usage
 from sfad.protocol.units import counted
 

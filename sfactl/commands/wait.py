@@ -9,6 +9,7 @@ run has not ended within --timeout.
 from __future__ import annotations
 
 import time
+from typing import Unpack
 
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.following import Wait
@@ -18,11 +19,6 @@ from .. import exits, output, selection
 from ..connection import Unreachable, connect
 from ..options import Option, Parameter, duration
 from ..selection import RunSelection, SelectionOptions
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Unpack
-
 
 PARAMETERS: tuple[Parameter, ...] = (
     *selection.PARAMETERS,

@@ -14,14 +14,11 @@ daemon cannot be reached.
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from ..connection import connect
 from ..exits import UsageError
+from ..fleet import Fleet
 from ..options import FLEET, SOCKET, Option, Parameter
-
-if TYPE_CHECKING:
-    from ..fleet import Fleet
 
 LISTEN = "127.0.0.1:8477"
 

@@ -6,6 +6,7 @@ which limits it has while it runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from sfad.protocol.kinds import KINDS
@@ -24,11 +25,6 @@ from ..lines import line_of
 from ..options import COMMON, FLEET, RUNS, Parameter
 from ..selection import RunSelection
 from ..waiting import after_others, queued, troubles
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, FLEET, RUNS)
 

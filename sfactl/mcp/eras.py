@@ -6,16 +6,14 @@ envelope in `_meta` and stands alone. The first request decides the era of the c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from sfad import __version__
 
 from .json_rpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, ClientRequest, RpcError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
-    Json = dict[str, Any]
+Json = dict[str, Any]
 
 HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 ENVELOPE_VERSION = "2026-07-28"

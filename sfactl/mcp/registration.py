@@ -5,7 +5,6 @@ Found with Claude Code 2.1.330, Codex 0.169, Gemini CLI 0.61 and opencode 1.18.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -13,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
 from sfad.protocol.known import METERED_PROGRAMS as KNOWN
 from sfad.protocol.paths import not_only_of_root, xdg
 from sfad.protocol.requests.daemon import AgentList, Agents
 from sfad.protocol.requests.starting import Spawn
-from sfad.protocol.structs import replace
 
 from .. import output
 from ..connection import Client
@@ -43,15 +44,15 @@ def explained(program: str, socket: str | None) -> str:
     command = server_command(socket)
     match program:
         case "claude":
-            entry = json.dumps({"type": "stdio"} | _entry(command))
+            entry = _json({"type": "stdio"} | _entry(command))
             return f"# Claude Code: run\nclaude mcp add-json --scope user {SERVER} {shlex.quote(entry)}\n"
         case "codex":
-            lines = (f"{key} = {_toml(value)}" for key, value in _codex(command).items())
+            lines = (f"{key} = {_json(value)}" for key, value in _codex(command).items())
             return "\n".join(["# Codex: add to ~/.codex/config.toml", f"[mcp_servers.{SERVER}]", *lines, ""])
         case "opencode":
-            return f"# opencode: add to ~/.config/opencode/opencode.json\n{json.dumps(_opencode(command), indent=2)}\n"
+            return f"# opencode: add to ~/.config/opencode/opencode.json\n{_json(_opencode(command), indent=2)}\n"
     if (known := KNOWN.get(program)) is not None and known.mcp_settings is not None:
-        return f"# {known.title}: add to {known.mcp_settings}\n{json.dumps(_servers(command), indent=2)}\n"
+        return f"# {known.title}: add to {known.mcp_settings}\n{_json(_servers(command), indent=2)}\n"
     raise UsageError(f"--print-config: unknown program {program!r}; choose from: {', '.join(KNOWN)}")
 
 
@@ -99,17 +100,17 @@ def _added(program: str, command: Sequence[str], given: Mapping[str, str]) -> tu
     match program:
         case "codex":
             settings = _codex(command) | {"required": True, "default_tools_approval_mode": "approve"}
-            pairs = (f"mcp_servers.{SERVER}.{key}={_toml(value)}" for key, value in settings.items())
+            pairs = (f"mcp_servers.{SERVER}.{key}={_json(value)}" for key, value in settings.items())
             return [word for pair in pairs for word in ("-c", pair)], {}
         case "gemini":
             return [], {_GEMINI_DEFAULTS: os.fspath(_gemini_file(command, given))}
         case "opencode":
             own = _object(given.get(_OPENCODE_CONFIG, "{}"), _OPENCODE_CONFIG)
             merged = own | {"mcp": own.get("mcp", {}) | _opencode(command)["mcp"]}
-            return [], {_OPENCODE_CONFIG: json.dumps(merged)}
+            return [], {_OPENCODE_CONFIG: _json(merged)}
     if not program:
         return [], {}
-    servers = json.dumps(_servers(command))
+    servers = _json(_servers(command))
     return [option.replace("{name}", SERVER).replace("{servers}", servers) for option in KNOWN[program].mcp_options], {}
 
 
@@ -126,8 +127,9 @@ def _codex(command: Sequence[str]) -> dict[str, Any]:
     return {"command": command[0], "args": list(command[1:]), "tool_timeout_sec": TOOL_SECONDS}
 
 
-def _toml(value: str | float | list[str]) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _json(value: Any, indent: int = 0) -> str:
+    """Return JSON; without `indent` on one line. TOML has the same texts, numbers and lists."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
 
 
 def _opencode(command: Sequence[str]) -> dict[str, Any]:
@@ -147,7 +149,7 @@ def _gemini_file(command: Sequence[str], given: Mapping[str, str]) -> Path:
     except FileNotFoundError:
         own = {}
     server = _entry(command) | {"trust": True}
-    text = json.dumps(own | {"mcpServers": own.get("mcpServers", {}) | {SERVER: server}})
+    text = _json(own | {"mcpServers": own.get("mcpServers", {}) | {SERVER: server}})
     directory = xdg(os.environ, "XDG_CACHE_HOME", ".cache") / "sfad"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / f"gemini-{_digest(text)}.json"
@@ -170,8 +172,8 @@ def _digest(text: str) -> str:
 
 def _object(text: str, source: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-    except ValueError as error:
+        found = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise UsageError(f"--mcp: {source} is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise UsageError(f"--mcp: {source} is not a JSON object")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable
+from typing import Any
 
 from sfad.protocol.requests.daemon import AgentList, Agents
 from sfad.protocol.requests.sessions import SessionRights, SessionRules
@@ -12,18 +15,9 @@ from ..exits import ExitCode, Quit
 from . import tools
 from .eras import SUBSCRIPTION, EnvelopeEra, HandshakeEra, opened_by
 from .json_rpc import ClientRequest, JsonRpc, LineChannel, note
+from .session_tools import SessionTools
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-    from collections.abc import Callable
-    from typing import Any
-
-    from .session_tools import SessionTools
-
-    Json = dict[str, Any]
-else:
-    import _signal as signal  # `signal` first makes enums, which takes a third of Python's start
+Json = dict[str, Any]
 
 FAREWELL = 1.0
 """Seconds that last words to the client may delay the end of the server."""

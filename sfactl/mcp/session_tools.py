@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import time
 from _thread import allocate_lock, start_new_thread
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from sfad.protocol.structs import replace
+from msgspec.structs import replace
+
 from sfad.protocol.types import ErrorCode
 
 from .. import output, sessions
@@ -16,23 +19,13 @@ from ..connection import ABSENT, AGAIN, RECONNECT, DaemonError, Unreachable
 from ..exits import Quit
 from ..sessions import Order, SessionView
 from . import json_rpc, tools
-from .eras import can_ask
+from .eras import EnvelopeEra, HandshakeEra, can_ask
 from .json_rpc import INTERNAL_ERROR, INVALID_PARAMS, Cancelled, ClientRequest, RpcError, note
-
-TYPE_CHECKING = False
-
 
 # ---- What a model is told: results of tools, and sessions in words
 
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from ..exits import Quit
-    from ..sessions import SessionView
-
-    Json = dict[str, Any]
+Json = dict[str, Any]
 
 _LISTED = ("run_id", "name", "status", "elapsed_s", "turns", "tokens", "cost_usd", "partial", "at_most", "reason")
 
@@ -110,12 +103,6 @@ def _waiting(view: SessionView) -> str:
 
 # ---- The tools
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from .eras import EnvelopeEra, HandshakeEra
 
 PROGRESS = 4.0
 """Seconds between reports of progress. opencode gives up after 5 s without one (1.18)."""

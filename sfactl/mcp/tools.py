@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from sfad.protocol.kinds import KINDS
-from sfad.protocol.structs import Struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from sfad.protocol.limits_object import LimitsObject
 
 from ..exits import UsageError
 from . import json_rpc
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from typing import Any
-
-    Json = dict[str, Any]
+Json = dict[str, Any]
 
 MAX_TAIL = 1000
-LIMIT_FIELDS = (*(name for spec in KINDS.values() for name in spec.fields), "timeout_action")
-"""The fields of the object of limits (`sfad.protocol.limits_object`, which imports msgspec)."""
 
 
 class ToolParameter(Struct, frozen=True):
@@ -55,7 +52,7 @@ _TASK = ToolParameter(
 _AGENT = ToolParameter("text", "Which registered agent to start (default: the configured one)")
 _LIMITS = ToolParameter(
     "object",
-    f"Bounds of this subagent, tighter than the usual ones: {', '.join(LIMIT_FIELDS)}",
+    f"Bounds of this subagent, tighter than the usual ones: {', '.join(LimitsObject.__struct_fields__)}",
     example={"max_turns": 10, "max_cost_usd": 0.5},
 )
 _WORKER_NAME = ToolParameter("text", "A name for it, such as reviewer; a subagent cannot start one of the same name below itself")

@@ -6,7 +6,6 @@ held for a collector that does not answer: the daemon's ledger has it.
 """
 
 import fcntl
-import json
 import logging
 import os
 import re
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+import msgspec
 import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -258,19 +258,17 @@ class Position:
 
     def _read(self) -> int | None:
         try:
-            after = json.loads(self._path.read_bytes())["after"]
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError):
+            after = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int]).get("after", -1)
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeError, RecursionError):
             return None  # as at the first start: what ended before is not exported
-        return after if isinstance(after, int) and after >= 0 else None
+        return after if after >= 0 else None
 
     def reached(self, number: int) -> None:
         """Save that the ends up to this event are exported. Raises `OSError`."""
         new = self._path.with_suffix(".new")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "w", encoding="ascii") as file:
-            json.dump({"after": number}, file)
+        with open(descriptor, "wb") as file:
+            file.write(msgspec.json.encode({"after": number}))
         new.replace(self._path)
         self.after = number
 

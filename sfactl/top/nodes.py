@@ -7,8 +7,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Literal
 
+from msgspec.structs import replace
+
 from sfad.protocol import messages as m
-from sfad.protocol.structs import replace
 from sfad.protocol.types import AlertState, Event, RunId, RunInfo
 
 from ..connection import connect

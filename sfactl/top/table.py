@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import NamedTuple
 
-from sfad.protocol.structs import replace
+from msgspec.structs import replace
+
 from sfad.protocol.types import RunId, RunInfo, Status
 
 from .. import output

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from sfad.protocol import messages as m
-from sfad.protocol.structs import replace
 from sfad.protocol.types import AlertState, RunId, RunInfo
 
 from ..connection import Client, DaemonError, Unreachable

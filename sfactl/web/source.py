@@ -9,10 +9,10 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import trio
+from msgspec.structs import replace
 
 from sfad.protocol import messages as m
 from sfad.protocol.requests.advice import Summary
-from sfad.protocol.structs import replace
 from sfad.protocol.types import RunId, RunInfo, Status
 
 from ..connection import Client, call, connect

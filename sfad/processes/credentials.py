@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import resource
 import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from . import kernel
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 # ---- The user that a run executes as, when root's daemon starts it for another user
 

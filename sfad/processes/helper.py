@@ -6,14 +6,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from .credentials import unsealed
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import NoReturn
 
 _PACKAGES = str(Path(__file__).parents[2])
 _START = "import sys; sys.path.append(sys.argv[1]); from sfad.processes import {0}; {0}.{1}(sys.argv[2:])"

@@ -15,13 +15,10 @@ import os
 import shutil
 import stat
 import time
+from collections.abc import Sequence
 
 from .. import shipping
 from .helper import ANSWER, NOT_EXECUTABLE, become, environment, fail, python_words, understood
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 KEPT = 900.0
 """Seconds for which packed changes are kept."""

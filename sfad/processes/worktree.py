@@ -8,13 +8,10 @@ changes nothing: the next one adopts the run whatever it is doing.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from .. import worktrees
 from .helper import ANSWER, NOT_EXECUTABLE, become, environment, fail, python_words, understood
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # ---- Before the run is admitted
 

@@ -1,4 +1,4 @@
-"""What client and daemon say to each other. Imports msgspec and the standard library only, so that `sfactl` stays light.
+"""What client and daemon say to each other. Imports msgspec and the standard library only.
 
 `types`       the nouns: a run as it is shown, limits, refusals, reasons, error codes
 `kinds`       the table of the kinds of limit: unit, range, default, who counts it
@@ -9,10 +9,7 @@
 `egress`      hosts as `--egress` names them
 `messages`    all requests and replies: a struct each, tagged by `type`
 `requests`    the same by subject
-`structs`     what the declarations are made of: msgspec's structs, or light ones
 `encoding`    values as msgpack and JSON, by msgspec
-`light`, `light_msgpack`, `light_json` the same without msgspec, which takes longer to import than Python to start
-`wire`        requests and replies of a client
 `event_types` the types of events, and patterns of them
 `framing`     4-byte big-endian length + msgpack, a pure decoder used by both sides, and the versions of the protocol
 `sanitise`    an agent's bytes as text that a terminal and a model take for nothing but data

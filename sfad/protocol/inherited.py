@@ -4,14 +4,9 @@ locale without UTF-8. Both programs repair these before they do anything. Import
 from __future__ import annotations
 
 import os
+import signal
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-    from collections.abc import Collection
-else:
-    import _signal as signal  # `signal` first makes enums, which takes a third of Python's start
+from collections.abc import Collection
 
 
 def repair_process() -> None:

@@ -6,7 +6,10 @@ a word there, a row here, and the code that counts it (docs/architecture.md has 
 
 from __future__ import annotations
 
-from .structs import Literal, Struct
+from typing import Literal
+
+from msgspec import Struct
+
 from .types import LimitKind
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .structs import Struct
+from msgspec import Struct
+
 from .types import Action
 
 

@@ -5,13 +5,11 @@ Only the form is checked here; the core checks ranges.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from . import units
 from .kinds import COSTS, KINDS, TIMED
 from .types import Action, Limit, LimitKind, LimitState
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ALIASES = {word: kind for kind, spec in KINDS.items() for word in spec.words}
 """Other words for a kind. A leading `max_` means nothing, `-` is `_`."""

@@ -8,6 +8,9 @@ client can read a newer daemon.
 `descriptors` in a message says how many file descriptors travel with its first byte as SCM_RIGHTS.
 """
 
+from .encoding import pack as pack
+from .encoding import reader
+from .encoding import tag as tag
 from .requests.advice import *
 from .requests.base import *
 from .requests.base import Reply, Request
@@ -23,12 +26,8 @@ from .requests.shipping import *
 from .requests.starting import *
 from .requests.steering import *
 from .requests.use import *
-from .structs import pack as pack
-from .structs import reader
-from .structs import tag as tag
 
 REQUESTS = tuple(Request.__subclasses__())
 REPLIES = tuple(Reply.__subclasses__())
 unpack_request = reader(Request)
 """Return the request in a frame's body. Raise `BadMessage`."""
-unpack_reply = reader(Reply)

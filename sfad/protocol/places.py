@@ -7,14 +7,11 @@ by `/proc/self/fd/N/NAME`; `connect_path` and `bind_path` do that where it is ne
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Callable, Mapping
 from errno import ENOTCONN
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import _socket
-    from collections.abc import Callable, Mapping
-
-    Exists = Callable[[str], bool]
+Exists = Callable[[str], bool]
 
 SOCKET = "sfad.sock"
 SYSTEM_SOCKET = f"/run/sfad/{SOCKET}"
@@ -80,7 +77,7 @@ def absolute(path: str) -> str:
     return "/" + "/".join(part for part in parts if part not in ("", "."))
 
 
-def connect_path(sock: _socket.socket, path: str | os.PathLike[str]) -> None:
+def connect_path(sock: socket.socket, path: str | os.PathLike[str]) -> None:
     """Connect a socket. While the listener's queue is full, a signal that is handled makes Python's connect() return without a
     connection, as if that were under way, which only TCP's would be."""
     while True:
@@ -94,7 +91,7 @@ def connect_path(sock: _socket.socket, path: str | os.PathLike[str]) -> None:
             return
 
 
-def bind_path(sock: _socket.socket, path: str | os.PathLike[str]) -> None:
+def bind_path(sock: socket.socket, path: str | os.PathLike[str]) -> None:
     _by_short_name(sock.bind, path)
 
 

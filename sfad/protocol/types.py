@@ -7,7 +7,13 @@ environment, cwd) are bytes in requests; they are shown as text in which bytes t
 
 from __future__ import annotations
 
-from .structs import UNSET, Literal, StrEnum, Struct, UnsetType, datetime, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
+
 from .units import format_elapsed
 
 RunId = str

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 # No `re`, `decimal` or `datetime` here: every start of `sfactl` would wait for their import.
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _SECONDS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 

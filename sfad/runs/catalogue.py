@@ -16,9 +16,8 @@ from ..core.state.run import number_or_zero, run_id, run_number
 from ..host.clock import wall_clock
 from ..processes import kernel
 from ..processes.launcher import Footprint
-from ..protocol.encoding import lean
+from ..protocol.encoding import lean, pack
 from ..protocol.messages import List
-from ..protocol.structs import pack
 from ..protocol.types import CallInfo, LimitState, RunId, RunInfo, Status, Usage
 from ..storage.ledger.queries import CALLS, Page, Selection
 from ..storage.ledger.records import Records

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _socket
 import errno
 import os
 import select
@@ -13,13 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sfactl import connection
 from sfactl.connection import Client, ConnectionLost, DaemonError, Unreachable, explain
 from sfactl.exits import ExitCode, Quit
 from sfad.protocol import messages as m
-from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
+from sfad.protocol.framing import MAX_REQUEST, FrameDecoder, frame
 from sfad.protocol.types import ErrorCode
 from tests.harness import as_nobody, as_root, running
 
@@ -130,7 +130,7 @@ def test_a_daemon_that_refuses_a_connection_says_why(tmp_path: Path, closed: boo
         connection.sendall(m.pack_message(NO_ROOM))
 
     class Late(Client):
-        def _reach(self, seconds: float) -> _socket.socket:
+        def _reach(self, seconds: float) -> socket.socket:
             sock = super()._reach(seconds)
             if closed:  # the daemon has closed before the hello: EPIPE
                 _wait_for_end(sock)
@@ -141,7 +141,7 @@ def test_a_daemon_that_refuses_a_connection_says_why(tmp_path: Path, closed: boo
     assert (error.value.message, error.value.code) == (NO_ROOM.message, ExitCode.UNAVAILABLE)
 
 
-def _wait_for_end(sock: _socket.socket) -> None:
+def _wait_for_end(sock: socket.socket) -> None:
     poll = select.poll()
     poll.register(sock, 0)  # POLLHUP comes unasked
     poll.poll()
@@ -217,6 +217,81 @@ def test_who_does_not_speak_the_protocol_is_said_so(tmp_path: Path) -> None:
 
     with served(tmp_path, script, greet=False) as path, pytest.raises(Unreachable, match="does not speak"):
         Client(path)
+
+
+BROKEN = {
+    "nothing": b"",
+    "no value": b"\xc1",
+    "a text": b"\xa3abc",
+    "a list": msgspec.msgpack.encode([1]),
+    "no type": msgspec.msgpack.encode({"id": 2}),
+    "a type that is none": msgspec.msgpack.encode({"type": [], "id": 2}),
+    "no id": msgspec.msgpack.encode({"type": "done"}),
+    "a field is missing": msgspec.msgpack.encode({"type": "runs", "id": 2}),
+    "a field is of another type": msgspec.msgpack.encode({"type": "runs", "id": 2, "runs": 1}),
+    "more than a message": m.pack(m.RunList(id=2, runs=[])) + b"\0",
+    "bad UTF-8": b"\x83\xa4type\xa5error\xa2id\2\xa7message\xa2\xff\xfe",
+    "half a surrogate pair": b"\x83\xa4type\xa5error\xa2id\2\xa7message\xa3\xed\xa0\x80",
+    "deeply nested": b"\x91" * 40_000,
+    "deeply nested in an unknown field": b"\x84\xa4type\xa4runs\xa2id\2\xa4runs\x90\xa1x" + b"\x91" * 40_000 + b"\xc0",
+    "a key that cannot be hashed": b"\x81\x80\1",
+    "an array of four thousand million": b"\x83\xa4type\xa4runs\xa2id\2\xa4runs\xdd\xff\xff\xff\xff\1",
+    "long and wrong": b"\xc1" * 300_000,
+}
+
+
+@pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN.keys())
+def test_a_malformed_reply_ends_the_connection(tmp_path: Path, body: bytes) -> None:
+    def script(connection: socket.socket, receive: Callable[[], m.Request]) -> None:
+        receive()
+        connection.sendall(frame(body))
+
+    with served(tmp_path, script) as path, Client(path) as client:
+        with pytest.raises(Unreachable, match="does not speak this protocol") as raised:
+            client.call(m.List(id=0), m.RunList)
+        assert raised.value.kind == "gone"
+
+
+def test_a_reply_that_is_cut_off_at_any_byte_is_a_lost_connection(tmp_path: Path) -> None:
+    whole = m.pack_message(m.RunList(id=2, runs=[]))
+    for cut in range(len(whole)):
+
+        def script(connection: socket.socket, receive: Callable[[], m.Request], cut: int = cut) -> None:
+            receive()
+            connection.sendall(whole[:cut])
+
+        with served(tmp_path, script) as path, Client(path) as client, pytest.raises(ConnectionLost):
+            client.answer(client.send(m.List(id=0)), m.RunList)
+        path.unlink()
+
+
+def test_what_only_a_newer_daemon_says_is_passed_over(tmp_path: Path) -> None:
+    """Unknown fields, and messages of an unknown type that answer nothing."""
+
+    def script(connection: socket.socket, receive: Callable[[], m.Request]) -> None:
+        asked = receive()
+        for said in (
+            {"type": "surprise", "id": 0, "more": {"deep": [1]}},
+            {"type": "event", "id": 99, "event": {"type": "x", "surprise": 1}},
+            {"type": "runs", "id": asked.id, "runs": [], "surprise": [1]},
+        ):
+            connection.sendall(frame(msgspec.msgpack.encode(said)))
+
+    with served(tmp_path, script) as path, Client(path) as client:
+        assert client.call(m.List(id=0), m.RunList) == m.RunList(id=2, runs=[])
+
+
+def test_an_answer_of_an_unknown_type_is_named(tmp_path: Path) -> None:
+    def script(connection: socket.socket, receive: Callable[[], m.Request]) -> None:
+        connection.sendall(frame(msgspec.msgpack.encode({"type": "surprise", "id": receive().id})))
+
+    with (
+        served(tmp_path, script) as path,
+        Client(path) as client,
+        pytest.raises(Quit, match="answered Reply, not RunList") as raised,
+    ):
+        client.call(m.List(id=0), m.RunList)
+    assert raised.value.code == ExitCode.LOST
 
 
 def test_silence_ends_in_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from sfactl import output
 from sfactl.exits import UsageError
 from sfactl.mcp import json_rpc, registration, tools
 from sfad.protocol import messages as m
-from sfad.protocol.limits_object import LimitsObject
 from tests.harness import PATIENCE, Daemon
 
 COMMAND = [sys.executable, "-P", "-m", "sfactl", "mcp", "--answer-within", "120s"]
@@ -162,10 +161,6 @@ def test_a_schema_says_what_a_call_may_hold() -> None:
     assert properties["sessions_spawn"]["timeout_minutes"]["exclusiveMinimum"] == 0
     assert properties["delegate_to_subagent"]["task"]["minLength"] == 1
     assert "default" not in properties["delegate_to_subagent"]["agent"]
-
-
-def test_the_fields_of_limits_are_those_that_are_read() -> None:
-    assert LimitsObject.__struct_fields__ == tools.LIMIT_FIELDS
 
 
 VALUES = st.recursive(

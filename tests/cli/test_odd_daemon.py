@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 import pytest
 
 from sfad.protocol import messages as m
@@ -29,7 +30,7 @@ def test_messages_that_answer_nothing_are_not_kept_without_end(world: World) -> 
     assert "no reply to request 2" in said
 
 
-def status(number: int) -> m.Reply:
+def status(number: int) -> m.DaemonStatus:
     return m.DaemonStatus(
         id=number, version=EVIL, pid=1, uptime_s=float("nan"), socket=EVIL,
         state_dir=EVIL, containment="tags", containment_detail=EVIL,
@@ -43,6 +44,17 @@ def result(number: int) -> m.Reply:
 
 def stopped(number: int) -> m.Reply:
     return m.Stopped(id=number, stopped=[EVIL], survivors=[Survivor(run_id=EVIL, pid=1, why=EVIL)], elapsed_s=float("inf"))
+
+
+@pytest.mark.parametrize("words", [("status",), ("status", "--json")], ids=" ".join)
+@pytest.mark.parametrize("number", [2**64 - 1, -(2**63)])
+def test_numbers_of_any_size_are_shown(world: World, words: Sequence[str], number: int) -> None:
+    def answer(request: m.Request) -> m.Reply:
+        return msgspec.structs.replace(status(request.id), live=number, memory_bytes=number, ledger_bytes=number, uptime_s=1e308)
+
+    said = answered(world, answer, *words)
+    assert str(number) in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(

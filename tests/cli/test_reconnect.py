@@ -28,7 +28,7 @@ from .samples import NOON, daemon, reason, run
 from .scripted import Scripted
 from .test_terminal import Screen
 
-IMPATIENT = "import sfad.protocol.light, sfactl.connection as c; c.RECONNECT = 0.6; from sfactl.__main__ import main; main()"
+IMPATIENT = "import sfactl.connection as c; c.RECONNECT = 0.6; from sfactl.__main__ import main; main()"
 """`sfactl` that waits less long for a daemon."""
 
 LOST = run(Status.LOST, reason=reason("daemon", "it ended while no daemon was there to see it"), ended_at=NOON)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfad.protocol import messages as m
-from sfad.protocol.encoding import request_id
+from sfad.protocol.encoding import request_id, to_json
 from sfad.protocol.framing import HEADER, BadMessage, FrameDecoder
 from sfad.protocol.requests.advice import Advice, Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import (
@@ -202,6 +202,11 @@ def test_an_unknown_field_in_what_a_reply_holds_is_accepted_too() -> None:
         assert m.unpack_reply(msgspec.msgpack.encode(raw)) == reply
 
 
+def test_a_reply_of_an_unknown_type_is_a_newer_daemons() -> None:
+    """A client passes it over if it did not ask for it, and can name the request that it answers."""
+    assert m.unpack_reply(msgspec.msgpack.encode({"type": "surprise", "id": 7, "more": [1]})) == m.Reply(id=7)
+
+
 @pytest.mark.parametrize("reply", REPLIES, ids=name)
 def test_a_reply_is_no_request_and_the_other_way_round(reply: m.Reply) -> None:
     if type(reply).__struct_config__.tag not in {type(request).__struct_config__.tag for request in REQUESTS}:
@@ -344,3 +349,26 @@ def test_defaults_are_not_sent() -> None:
     assert msgspec.msgpack.decode(m.pack(m.Stop(id=1))) == {"type": "stop", "id": 1}
     # unknown is null, never missing: section 15
     assert msgspec.msgpack.decode(m.pack(RUN))["pid"] is None
+
+
+@pytest.mark.parametrize("reply", REPLIES, ids=name)
+def test_json_has_each_field(reply: m.Reply) -> None:
+    """Also those that have their defaults, and are not sent: a program finds each."""
+    shown = to_json(reply)
+    found = msgspec.json.decode(shown)
+    assert list(found) == ["type", *(field for field in reply.__struct_fields__ if getattr(reply, field) is not msgspec.UNSET)]
+    assert msgspec.json.decode(shown, type=type(reply)) == reply
+
+
+def test_json_has_each_field_of_what_a_struct_holds() -> None:
+    found = msgspec.json.decode(to_json({"events": [Event(type="x")], "runs": {"a1": RUN}}))
+    assert list(found["events"][0]) == [field for field in Event.__struct_fields__ if field not in ("time", "seq")]
+    assert list(found["runs"]["a1"]) == list(RUN.__struct_fields__)
+
+
+class Renamed(msgspec.Struct, omit_defaults=True):
+    fix: str = msgspec.field(default="", name="mend")
+
+
+def test_json_has_a_field_under_its_name_on_the_wire() -> None:
+    assert to_json(Renamed()) == b'{"mend":""}'

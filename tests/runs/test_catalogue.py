@@ -20,8 +20,8 @@ from sfad.core.state.account import Use
 from sfad.core.state.budgets import NANOS
 from sfad.daemon.loop.runtime import Runtime
 from sfad.daemon.server.connection import RunRows
+from sfad.protocol.encoding import pack
 from sfad.protocol.messages import List, RunList, Spawn, unpack_reply
-from sfad.protocol.structs import pack
 from sfad.protocol.types import RunId, RunInfo, Status
 from sfad.runs import catalogue
 from sfad.runs import catalogue as module

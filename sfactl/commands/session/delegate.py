@@ -9,16 +9,12 @@ Exit codes: 0; 1 refused; 75 not over yet; 77 not permitted; else as the session
 from __future__ import annotations
 
 from functools import partial
+from typing import Unpack
 
 from ... import output, session_options, sessions
 from ...options import Option, Parameter, seconds
 from ...session_options import OrderOptions, order
 from ...sessions import SessionView
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Unpack
-
 
 PARAMETERS: tuple[Parameter, ...] = (
     *session_options.PARAMETERS,

@@ -6,16 +6,13 @@ sent before. A session that has ended is continued in a new one, with the messag
 
 from __future__ import annotations
 
-from sfad.protocol.structs import replace
+from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from ... import output, sessions
 from ...exits import ExitCode
 from ...options import COMMON, RUN, Argument, Parameter
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

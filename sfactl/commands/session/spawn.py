@@ -6,16 +6,12 @@ Exit codes: 0; 1 refused; 77 not permitted.
 from __future__ import annotations
 
 from functools import partial
+from typing import Unpack
 
 from ... import output, session_options, sessions
 from ...exits import ExitCode
 from ...options import Parameter
 from ...session_options import OrderOptions, order
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Unpack
-
 
 PARAMETERS: tuple[Parameter, ...] = session_options.PARAMETERS
 

@@ -7,17 +7,14 @@ Exit codes: 0 stopped; 5 processes survived SIGKILL, and are listed; 66 no such 
 
 from __future__ import annotations
 
-from sfad.protocol.structs import replace
+from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from ... import exits, output, sessions
 from ...connection import connect
 from ...options import COMMON, RUNS, Option, Parameter, seconds
 from ...selection import RunSelection
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

@@ -6,12 +6,8 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Iterable
 from contextlib import suppress
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 # ---- System calls that Python 3.11 does not have, or that need a larger import. Each raises `OSError`.
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Iterator, Mapping
+from typing import NoReturn
 
 from ..credentials import own, unsealed
 from . import kernel
 from .view import SandboxSettings, SandboxView
 from .visible import TEMPORARY, ForbiddenError
-
-TYPE_CHECKING = False  # as in `typing`, whose import takes as long as all others
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import NoReturn
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 _NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--cap-drop", "ALL")

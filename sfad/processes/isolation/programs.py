@@ -7,12 +7,9 @@ can choose none of them. No link is followed that the run could have made.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .visible import ForbiddenError, followed, within, within_any
-
-TYPE_CHECKING = False  # as in `typing`, which takes ten milliseconds to import
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _INSTALLED = (
     ".local/bin", ".local/lib", ".local/opt", ".local/share/claude", ".local/share/uv", ".local/share/pipx", ".local/pipx",

@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 import pwd
 import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from . import programs, visible
 from .visible import ForbiddenError, followed, topmost, within, within_any
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
 
 # ---- Unix sockets in files, which a read-only mount leaves open to connect(2)
 

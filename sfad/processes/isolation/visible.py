@@ -13,11 +13,7 @@ that lie in nothing writable. When bubblewrap looks at these paths again, no par
 from __future__ import annotations
 
 import os
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
+from collections.abc import Iterable, Iterator, Sequence
 
 # ---- Paths as the kernel follows them
 

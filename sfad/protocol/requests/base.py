@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import ClassVar
 
+from msgspec import Struct
+
+from ..encoding import pack, reader
 from ..framing import frame
-from ..structs import ClassVar, Struct, pack
 from ..types import ErrorCode, Lowered, RunId, RunInfo
 
 ALWAYS = sys.maxsize
@@ -70,3 +73,7 @@ class RunReply(Reply, tag="run"):
 
 def pack_message(message: Request | Reply) -> bytes:
     return frame(pack(message))
+
+
+unpack_reply = reader(Reply, strange=lambda number: Reply(id=number))
+"""Return the reply in a frame's body, of the replies that are imported; a `Reply` for one of a newer daemon. Raise `BadMessage`."""

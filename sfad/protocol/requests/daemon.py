@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from ..structs import Any, Literal, Struct, datetime
+from datetime import datetime
+from typing import Any, Literal
+
+from msgspec import Struct
+
 from ..types import AlertState, BudgetState, Kind, QuotaState, RunId
 from .base import Reply, Request
 from .plans import PlanAccount

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ..structs import Literal, Struct
+from typing import Literal
+
+from msgspec import Struct
+
 from ..types import Placing, RunId, RunInfo, Wanted
 from .base import Reply, Request
 from .plans import Provider, SeenWindow

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from ..structs import Literal, Struct, datetime
+from datetime import datetime
+from typing import Literal
+
+from msgspec import Struct
+
 from ..types import CallInfo, Event, RunId
 from .base import ALWAYS, Reply, Request
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..structs import datetime
+from datetime import datetime
+
 from ..types import CallInfo, Event, RunId, Severity
 from .base import ALWAYS, Reply, Request
 

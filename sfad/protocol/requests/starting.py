@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ..structs import Literal, Struct
+from typing import Literal
+
+from msgspec import Struct
+
 from ..types import Action, After, Bound, Claim, Grant, Isolation, Kind, Limit, Placing, Refusal, RunId, Ship, Worktree
 from .base import Reply, Request
 

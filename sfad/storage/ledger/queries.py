@@ -21,8 +21,8 @@ from typing import Any
 
 from ...core.state.access import Scope, means, values_of
 from ...core.state.run import run_id
+from ...protocol.encoding import pack
 from ...protocol.messages import List
-from ...protocol.structs import pack
 from ...protocol.types import CallInfo, Event, RunId, RunInfo, Status
 from .rows import (
     CALL_COLUMNS,

@@ -18,6 +18,7 @@ from ....core.state.request import Asked
 from ....core.state.run import Run
 from ....host.clock import wall_clock
 from ....protocol import messages as m
+from ....protocol.encoding import pack
 from ....protocol.messages import (
     CallPage,
     Info,
@@ -35,7 +36,6 @@ from ....protocol.messages import (
     Transcript,
 )
 from ....protocol.requests.advice import Advice
-from ....protocol.structs import pack
 from ....protocol.types import QueueState, RunId, RunInfo, Status
 from ....storage.ledger.queries import Page
 from ....storage.ledger.summary import page_of, summarise
