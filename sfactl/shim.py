@@ -29,7 +29,7 @@ def _stand_in(program: str, arguments: Sequence[str], *, automatic: bool) -> int
         become(program, arguments, below=False)
     if any(place in word for word in arguments for place in _OWN_DESCRIPTORS):
         become(program, arguments, below=True)
-    # imported here, because it takes 30 ms
+    # imported here, because a program that is no child run does not need it
     from .shimmed_run import carry_out
 
     return carry_out(program, arguments, automatic=automatic)
