@@ -1,4 +1,4 @@
-"""Whether this process is inside a run. Imports little, because a shim outside any run asks."""
+"""Whether this process is inside a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on the command line, and limits and usage as texts. Loaded only by verbs that need it, so that the others start fast."""
+"""Limits on the command line, and limits and usage as texts."""
 
 from __future__ import annotations
 

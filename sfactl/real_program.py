@@ -1,4 +1,4 @@
-"""The program that a shim stands in for: where it is, and to become it. Imports little, because each shim imports it."""
+"""The program that a shim stands in for: where it is, and to become it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def _stand_in(program: str, arguments: Sequence[str], *, automatic: bool) -> int
         become(program, arguments, below=True)
     repair_process()
     unblock_signals()
-    # imported here, because it takes 30 ms
+    # imported here, because a program that is no child run does not need it
     from .shimmed_run import carry_out
 
     return carry_out(program, arguments, automatic=automatic)

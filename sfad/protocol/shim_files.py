@@ -1,9 +1,11 @@
-"""Shims as files: their text, and how to tell them from programs. Imports little, because each shim imports it."""
+"""Shims as files: their text, and how to tell them from programs."""
 
 from __future__ import annotations
 
 import os
 import sys
+
+import msgspec
 
 MARK = b"# sfad shim of "
 """The second line of a shim begins so, whatever its name, and wherever it was copied or linked to."""
@@ -16,8 +18,6 @@ _SHEBANG = 127
 def text(program: str, *, automatic: bool = False) -> bytes:
     """Return the shim of a program: it runs with this interpreter and these packages, whatever the environment says. `automatic`:
     the daemon makes it, and no person has installed it."""
-    import msgspec
-
     packages = list(dict.fromkeys((os.path.dirname(_PACKAGE), os.path.dirname(os.path.dirname(msgspec.__file__)))))
     how = b"sfad, for runs that use the gateway" if automatic else b"sfactl shim install"
     lines = [
