@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -17,10 +18,12 @@ import psutil
 import pytest
 
 import sfad.protocol.structs  # noqa: F401 - msgspec's, whichever test is imported first
-from tests import needs
+from tests import needs, outside, surroundings
 from tests.harness import Daemon, argv, instance_of, running, stopped
 from tests.leaks import cgroups, no_leaks, stays
+from tests.outside import Outside
 from tests.reaper import reap_above
+from tests.surroundings import SESSION
 from tests.template import close_template
 
 # Slow generation of examples says nothing about the product. The examples are the same each time, here and where CI is set, which
@@ -61,28 +64,47 @@ def _no_leaks() -> Iterator[None]:
         yield
 
 
-_SESSION = "TESTS_OF_SFAD"
-"""Variable in the environment of each process that this session starts, because another session may run on this machine."""
-
-
 _WORKER = "PYTEST_XDIST_WORKER" in os.environ
 """Whether this is one of several processes of a session. Only the process that started them looks for remains."""
 
 
+_OUTSIDE = pytest.StashKey[Outside]()
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_sessionstart() -> None:
-    """Mark the processes that this session starts."""
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Leave the person's environment and home, and mark the processes that this session starts."""
+    config = session.config
+    if sys.flags.optimize and not config.getoption("numprocesses", None):
+        pytest.exit("PYTHONOPTIMIZE removes what the tests assert; unset it", pytest.ExitCode.USAGE_ERROR)
     # otherwise each of a thousand processes compiles the checkout again
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     if not _WORKER:
         reap_above()
-        os.environ[_SESSION] = f"{os.getpid()}-{time.time_ns()}"
+        os.environ[SESSION] = f"{os.getpid()}-{time.time_ns()}"
+    # paths of sockets have to be short, and agents look for settings in all directories above theirs
+    tempfile.tempdir = "/tmp" if os.access("/tmp", os.W_OK) else None
+    base = _base(config)
+    surroundings.enter(base / "surroundings", getattr(config, "workerinput", {}).get("person"))
+    if not _WORKER:
+        config.stash[_OUTSIDE] = Outside(base)
+    outside.watch(f"{base}/surroundings/strays")
     # under nohup, or in the background of a script, every client here would ignore these, as it should
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process of the session of the person's environment. Its own is the built one."""
+    node.workerinput["person"] = dict(surroundings.person)
+
+
+def _base(config: pytest.Config) -> Path:
+    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
+    return factory.getbasetemp()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -91,7 +113,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail if the suite as a whole has left processes or cgroups behind."""
+    """Fail if the suite as a whole has left processes, cgroups or files behind, or has touched files of the person."""
     close_template()
     left = [] if _WORKER else _remains(session.config)
     if left and session.exitstatus == pytest.ExitCode.OK:
@@ -101,7 +123,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Report them, or that there are none."""
     terminalreporter.section("left behind")
-    terminalreporter.write_line("\n".join(_remains(config)) or "nothing: no process, no cgroup")
+    terminalreporter.write_line("\n".join(_remains(config)) or "nothing: no process, no cgroup, no file")
+    config.stash[_OUTSIDE].close()
     if failures := config.getoption("--failures"):
         reports = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
         failures.write_text("".join(f"{name}\n" for name in dict.fromkeys(report.nodeid for report in reports)))
@@ -116,14 +139,13 @@ def _remains(config: pytest.Config) -> list[str]:
 
 
 def _remaining(config: pytest.Config) -> list[str]:
-    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
-    found = []
+    found = config.stash[_OUTSIDE].left()
     if left := cgroups():  # the suite has made ten thousand directories
-        instances = {instance_of(Path(directory)) for directory, _, _ in os.walk(factory.getbasetemp())}
-        found = [f"cgroup {path}" for path in left if path[-12:] in instances]
+        instances = {instance_of(Path(directory)) for directory, _, _ in os.walk(_base(config))}
+        found += [f"cgroup {path}" for path in left if path[-12:] in instances]
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            ours = process.environ().get(_SESSION) == os.environ[_SESSION] and process.pid != os.getpid()
+            ours = process.environ().get(SESSION) == os.environ[SESSION] and process.pid != os.getpid()
             if ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(f"process {process.pid}: {' '.join(argv(process.pid))}")
     return sorted(found)

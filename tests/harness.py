@@ -178,9 +178,8 @@ class Daemon:
     @property
     def env(self) -> dict[str, str]:
         """The environment of an `sfactl` that talks to this daemon."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("SFA_", "SFAD_"))}
-        kept |= self._nobody.env if self._nobody else {}
-        return kept | {"SFAD_SOCKET": str(self.socket), "SFAD_STATE_DIR": str(self.state_dir), "SFAD_CONFIG": str(self.config)}
+        env = os.environ | (self._nobody.env if self._nobody else {})
+        return env | {"SFAD_SOCKET": str(self.socket), "SFAD_STATE_DIR": str(self.state_dir), "SFAD_CONFIG": str(self.config)}
 
     @property
     def pid(self) -> int:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from tests import outside
+
 PATIENCE = 10.0
 """Seconds that what is on its way out gets: a killed process is a zombie until its parent reaps it."""
 _KEPT_THREADS = ("Trio thread", "Trio worker", "MainThread", "pydevd", "Tokio")
@@ -47,6 +49,7 @@ def drop(pid: int, descriptor: int) -> None:
 
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
+    outside.audit(event, arguments)
     if event == "os.mkdir" and "/sfad-" in str(arguments[0]):
         _cgroups.add(os.fsdecode(str(arguments[0])))
 
@@ -56,7 +59,8 @@ sys.addaudithook(_audit)  # cannot be removed again, so it is added once
 
 @contextmanager
 def no_leaks() -> Iterator[None]:
-    """Fail if the body leaves a child process, an open descriptor, a thread, or a cgroup of ours behind."""
+    """Fail if the body leaves a child process, an open descriptor, a thread, or a cgroup of ours behind, or a file outside of its
+    directories; or if it opens one there."""
     children, descriptors, threads = _children(), set(_descriptors()), set(threading.enumerate())
     yield
     left = _left(children, descriptors, threads)
@@ -65,6 +69,7 @@ def no_leaks() -> Iterator[None]:
         time.sleep(0.01)
         gc.collect()
         left = _left(children, descriptors, threads)
+    left += outside.strays()
     assert not left, "the test leaked:\n  " + "\n  ".join(left)
 
 

@@ -48,8 +48,8 @@ _HEADING = f"""
 
 
 def _pytest(*words: str) -> int:
-    # otherwise pytest rewrites the modules that it imports before tests/conftest.py can say so, each time in each process
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    # pytest's own interpreter obeys these before tests/conftest.py can do without: it would assert nothing, or compile all again
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON") or name == "PYTHONPATH"}
     process = subprocess.Popen([sys.executable, "-m", "pytest", *words], env=env)
     while True:
         try:

@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-from tests import leaks
+from tests import leaks, outside
 
 _LARGEST = 1 << 20
 """Bytes of a request, most of which is an environment."""
@@ -35,7 +35,7 @@ class Template:
     def __init__(self, program: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", "tests.template", program]
+            command = [sys.executable, "-m", "tests.template", program, outside.report()]
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), cwd=_ROOT, start_new_session=True)
         self._socket = ours
         self._lock = threading.Lock()
@@ -254,4 +254,5 @@ def _become_daemon() -> None:
 
 
 if __name__ == "__main__":
+    outside.watch(sys.argv.pop())
     {"sfad": _become_daemon, "sfactl": _become_client}[sys.argv.pop()]()

@@ -94,7 +94,7 @@ def place() -> Iterator[Place]:
     why = impossible()
     if why:
         pytest.skip(why)
-    directory = Path(tempfile.mkdtemp(prefix="nobody-", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="nobody-"))
     for name in MOUNTS:
         (directory / name).mkdir()
     os.chown(directory, GONE, GONE)

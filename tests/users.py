@@ -114,7 +114,7 @@ def asked_as(socket: Path, requests: Sequence[m.Request], *, uid: int, **who: An
 @contextmanager
 def open_directory() -> Iterator[Path]:
     """Yield a new directory that every user can enter: pytest's own are root's alone."""
-    directory = Path(tempfile.mkdtemp(prefix="users-", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="users-"))
     directory.chmod(0o755)
     try:
         yield directory

@@ -42,7 +42,7 @@ def check(reading: Reading) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.lists(st.binary(max_size=200), max_size=5))
 def test_bytes_of_any_kind(program: str, data: list[bytes]) -> None:
     check(read(program, *data, b"\n", GOOD[program]))

@@ -56,7 +56,7 @@ def test_a_daemon_for_every_byte_reads_the_same(name: str) -> None:
     assert read_on(program, *(data[at : at + 1] for at in range(len(data)))) == read(program, data)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_any_pieces_of_anything_read_the_same(data: st.DataObject) -> None:
     program, stream = data.draw(st.sampled_from(list(SAMPLES.values())))

@@ -14,11 +14,13 @@ import platform
 import signal
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests import surroundings
 from tests.bench import counts, gateway, meters, spool, top, web
 from tests.bench.native import NoCompiler
 from tests.bench.ours import Sfad, directory
@@ -35,7 +37,6 @@ PAGE = Path(__file__).with_name("results.md")
 def main() -> None:
     """Measure what the command line asks for."""
     options = _options()
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each start of the client would compile it
     brief = ["W", "recovery", "core", "counts"]
     wanted = options.only.split(",") if options.only else brief if options.quick or options.growth else [*brief, "web"]
     rows = [row for row in ROWS if any(row.name.startswith(each) for each in wanted)]
@@ -185,4 +186,6 @@ def exponent(points: Sequence[tuple[float, float]]) -> float:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended
-    main()
+    with tempfile.TemporaryDirectory() as place:
+        surroundings.enter(Path(place))
+        main()

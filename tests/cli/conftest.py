@@ -37,8 +37,7 @@ class World:
         self.config = directory / "sfad.toml"
         self.config.write_text(config)
         self._daemon: Child | None = None
-        ours = {key: value for key, value in os.environ.items() if not key.startswith(("SFA_", "SFAD_"))}
-        self.env = ours | {
+        self.env = os.environ | {
             "SFAD_SOCKET": str(self.socket),
             "SFAD_STATE_DIR": str(self.state),
             "SFAD_CONFIG": str(self.config),

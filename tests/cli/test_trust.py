@@ -105,7 +105,7 @@ def test_an_untrusted_socket_is_not_passed_over_and_starts_no_daemon(world: Worl
 
 
 def test_root_is_trusted_by_everybody_and_others_are_not() -> None:
-    with TemporaryDirectory(dir="/tmp") as directory:
+    with TemporaryDirectory() as directory:
         path = Path(directory) / "s"
         path.parent.chmod(0o755)
         with listening(path, 0) as received:

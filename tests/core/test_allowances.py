@@ -6,6 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -190,7 +191,7 @@ def replace_budget(saved: Budget) -> Budget:
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_nodes_never_charge_more_together_than_the_budget(random: Random, nodes: int) -> None:
     fleet = Fleet(random, nodes, usd=1.0)
     for _ in range(200):
@@ -201,7 +202,7 @@ def test_nodes_never_charge_more_together_than_the_budget(random: Random, nodes:
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_last_cent_can_be_spent_on_any_node(random: Random, nodes: int) -> None:
     fleet = Fleet(random, nodes, usd=1.0)
     for _ in range(100):
@@ -254,6 +255,7 @@ def messages(nodes: int) -> tuple[int, int]:
     return calls, fleet.sent
 
 
+@pytest.mark.rest("computes figures of docs/performance.md")
 def test_how_often_the_keeper_is_asked() -> None:
     """The figures are in docs/performance.md."""
     for nodes in (3, 30, 100):

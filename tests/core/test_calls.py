@@ -650,7 +650,7 @@ STEP = st.tuples(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(steps=st.lists(STEP, max_size=40), action=st.sampled_from(["terminate", "refuse", "pause", "request_increase"]))
 def test_every_call_is_recorded_once_and_the_records_add_up(steps: list[tuple[str, int]], action: str) -> None:
     t = Transcript()

@@ -415,7 +415,7 @@ class Fleet(RuleBasedStateMachine):
             assert not list(node.machine.tree)
 
 
-Fleet.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+Fleet.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
 TestFleet = Fleet.TestCase
 
 

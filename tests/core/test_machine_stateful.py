@@ -1038,7 +1038,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
 
 MachineAgainstShell.TestCase.settings = settings(
-    max_examples=120,
+    max_examples=40,
     stateful_step_count=60,
     deadline=None,
     database=None,

@@ -149,7 +149,7 @@ WORDS = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None, database=None)
+@settings(max_examples=120, deadline=None, database=None)
 @given(st.lists(WORDS, max_size=8))
 def test_always_a_name(argv: list[str]) -> None:
     assert is_name(derive_name(argv))

@@ -446,7 +446,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(STEP, max_size=60), st.sampled_from([0.0, 0.2, 0.5]))
 def test_no_call_above_the_bound_and_no_share_above_the_growth(steps: list[tuple[str, int]], keep: float) -> None:
     """A provider with a window of 100 s, of which each call takes 3 %, and the person takes some."""

@@ -139,7 +139,7 @@ class Queue(RuleBasedStateMachine):
 
 
 TestQueue = Queue.TestCase
-TestQueue.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestQueue.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
 @given(

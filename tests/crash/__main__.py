@@ -13,6 +13,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from itertools import count
 from pathlib import Path
 
+from tests import surroundings
+
 from .point import KINDS, MODES, Outcome, Point, crash
 
 AFTER_RECOVERY = 12
@@ -77,6 +79,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="points at a time")
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="sfad-crash-"))
+    surroundings.enter(root / "surroundings")
     began = time.monotonic()
     effects: Counter[str] = Counter()
     failed: list[Outcome] = []

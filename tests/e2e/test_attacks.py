@@ -267,6 +267,7 @@ def test_cgroups_whose_paths_are_too_long(by_cgroup: Target) -> None:
         stopped(client, other.id)
 
 
+@pytest.mark.rest("keeps a processor busy for seconds")
 def test_cgroups_nested_deeper_than_the_recursion_limit(tmp_path: Path) -> None:
     depth = sys.getrecursionlimit() + 100
     with target(tmp_path / "one", "root", mode="cgroup") as attacked:

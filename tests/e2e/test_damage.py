@@ -8,6 +8,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 
 import msgspec
+import pytest
 
 from sfactl.connection import Client
 from sfad.durable.budgets import Charged
@@ -155,6 +156,7 @@ def _damaged_copies(scene: Scene, table: str, key: str, kinds: list[str]) -> lis
     return found
 
 
+@pytest.mark.rest("keeps a processor busy for seconds")
 def test_whatever_is_damaged_the_next_daemon_serves(start: Start) -> None:
     scene = Scene(start(config=CONFIG.format(live=LIVE)))
     _damage_rows(scene)

@@ -139,10 +139,8 @@ def shared_memory() -> Iterator[int]:
 def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     """The daemon of each user; `root` is the user who runs the tests."""
     with ExitStack() as stack:
-        # not in /tmp, which a sandbox does not show at all
-        directory = Path(tempfile.mkdtemp(prefix=".sfad-test-", dir=Path.home()))
-        stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        temporary = stack.enter_context(tempfile.NamedTemporaryFile(dir="/tmp"))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        temporary = stack.enter_context(tempfile.NamedTemporaryFile())
         nobody = stack.enter_context(unprivileged.place()) if request.param == "nobody" else None
         place = directory if nobody is None else nobody.directory
         home, work, serving = place / "home", place / "work", place / "daemon"

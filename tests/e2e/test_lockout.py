@@ -80,6 +80,7 @@ def test_an_agent_that_takes_descriptors(start: Start, attack: str, containment:
     owner_stops(daemon, run, before)
 
 
+@pytest.mark.rest("keeps a processor busy for seconds")
 def test_children_do_not_multiply_what_an_agent_can_take(start: Start) -> None:
     daemon = limited(start, "cgroup", 1024)
     before = daemon.descriptors()
@@ -156,6 +157,7 @@ def storm(daemon: Daemon, run: str, count: int) -> None:
             client.call(m.Resume(id=client.next_id(), run=run), m.RunReply)
 
 
+@pytest.mark.rest("keeps a processor busy for seconds")
 def test_watchers_that_never_read_cost_the_daemon_little_memory(daemon: Daemon) -> None:
     """30 connections with 20 watches each once took 1.44 GB: each event is 6 KiB for each connection."""
     with daemon.client() as client, ExitStack() as stack:
@@ -185,6 +187,7 @@ def test_watches_of_one_connection_are_bounded(daemon: Daemon) -> None:
         stopped(client, run.id)
 
 
+@pytest.mark.rest("keeps a processor busy for seconds")
 def test_an_agent_that_connects_in_a_loop(start: Start) -> None:
     daemon = start(mode="tags")
     before = daemon.descriptors()
@@ -195,6 +198,7 @@ def test_an_agent_that_connects_in_a_loop(start: Start) -> None:
     owner_stops(daemon, run, before)
 
 
+@pytest.mark.rest("keeps a processor busy for seconds")
 def test_an_agent_that_asks_without_pause_takes_turns_with_its_owner(start: Start) -> None:
     """200 clients of one run ask for starts that are refused. The refusals between two answers to the owner tell how long the
     owner waits."""

@@ -209,7 +209,7 @@ MESSAGES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary().map(lambda data: data.replace(b"\n", b"")) | MESSAGES.map(lambda message: json.dumps(message).encode()))
 def test_no_line_ends_the_server(alone: Line, line: bytes) -> None:
     alone.write(line)

@@ -203,6 +203,7 @@ def test_use_is_in_the_ledger_while_the_run_goes_on(daemon: Daemon) -> None:
         stopped(client, run.id)
 
 
+@pytest.mark.rest("keeps a processor busy for seconds")
 def test_the_end_of_a_tree_does_not_block_the_daemon_for_seconds(tmp_path: Path, daemon: Daemon) -> None:
     """Their unread output is not read in one go, however much they write."""
     flood = (

@@ -363,6 +363,7 @@ def test_an_upstream_that_redirects_a_call(daemon: Daemon, biller: Biller) -> No
 # ---- one run against the others
 
 
+@pytest.mark.rest("keeps a processor busy for seconds")
 def test_a_run_cannot_take_all_connections(daemon: Daemon, biller: Biller) -> None:
     free, before = threading.Event(), set(threading.enumerate())
 

@@ -82,6 +82,7 @@ def no_call_was_made_above(account: Account) -> None:
 
 
 @pytest.mark.parametrize("longer_than_the_window", [False, True])
+@pytest.mark.rest("keeps a processor busy for seconds")
 def test_a_night_of_ten_agents(start: Start, account: Account, longer_than_the_window: bool) -> None:
     """The daemon is killed, and comes back at once, or when the shorter window has been reset."""
     with selling(Quota("5h", 5.0, 0.07), Quota("7d", 600.0, 0.001), w5h=0.7, w7d=0.8) as openai:

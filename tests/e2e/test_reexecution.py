@@ -9,6 +9,8 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
@@ -18,6 +20,7 @@ from .agents import info, limit, turns, until_over, watched
 from .test_recovery import MANY, every, printed, ticking
 
 
+@pytest.mark.rest("keeps a processor busy for seconds")
 def test_reexecution_under_load_loses_neither_a_status_nor_a_line(start: Start) -> None:
     daemon = start(config=MANY)
     with daemon.client() as client:
@@ -110,6 +113,7 @@ def test_a_ledger_newer_than_the_installed_version_does_not_end_the_daemon(daemo
         stopped(client, run.id)
 
 
+@pytest.mark.rest("keeps a processor busy for seconds")
 def test_nothing_leaks_over_many_reexecutions(daemon: Daemon) -> None:
     with daemon.client() as client:
         ticking(client)

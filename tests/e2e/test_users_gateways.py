@@ -368,6 +368,7 @@ def test_a_gateway_whose_record_is_damaged_is_replaced(everyones: Daemon) -> Non
     assert f"gateway-{FIRST}.json cannot be read" in everyones.sfactl("events").stdout
 
 
+@pytest.mark.needs("bwrap")
 def test_an_isolated_run_reaches_all_upstreams_through_one_port(provider: Provider) -> None:
     with open_directory() as place, serving(place, provider, readable_by_all(place)) as daemon:
         for upstream in ("anthropic", "keyed"):

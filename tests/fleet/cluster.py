@@ -113,7 +113,7 @@ def _lives(process: psutil.Process) -> bool:
 
 @contextmanager
 def cluster() -> Iterator[Cluster]:
-    directory = Path(tempfile.mkdtemp(prefix="flt", dir="/tmp"))  # the paths of Ray's sockets must be short
+    directory = Path(tempfile.mkdtemp(prefix="flt"))  # the paths of Ray's sockets must be short
     made = Cluster(directory)
     try:
         made.start()

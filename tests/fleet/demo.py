@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import Limit, LimitKind
+from tests import surroundings
 from tests.harness import Daemon, started, wait_until
 
 from .cluster import NAMES, cluster, daemons
@@ -25,6 +26,7 @@ esac
 
 def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="sfad-fleet-demo-"))
+    surroundings.enter(directory / "surroundings")
     script = directory / "tree.sh"
     script.write_text(TREE.format(sfactl=Path(sys.executable).with_name("sfactl"), script=script))
     print("starting three nodes of Ray, and a daemon for each (this takes half a minute) …", flush=True)

@@ -208,7 +208,7 @@ def test_a_directory_of_another_user_is_refused(safe: Path, tmp_path: Path) -> N
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A directory like /tmp, which all users can reach."""
-    with TemporaryDirectory(dir="/tmp") as directory:
+    with TemporaryDirectory() as directory:
         path = Path(directory)
         path.chmod(0o1777)
         yield path

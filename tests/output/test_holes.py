@@ -17,19 +17,20 @@ import pytest
 
 from sfad.storage.output import OutputFiles, holes
 from sfad.storage.output.files import SUFFIXES, LeasedError, Suffix
+from tests import surroundings
 from tests.output.test_files import put
 
 KIB, MIB = 1 << 10, 1 << 20
 
 
-@pytest.fixture(params=["tmp_path", "/dev/shm"])
+@pytest.fixture(params=["disk", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutputFiles]:
-    if request.param == "tmp_path":
+    if request.param == "disk":
         yield OutputFiles(tmp_path / "output")
         return
-    if not os.access(request.param, os.W_OK):
+    if not os.access(surroundings.in_memory(), os.W_OK):
         pytest.skip("no file system in memory")
-    with tempfile.TemporaryDirectory(dir=request.param) as directory:
+    with tempfile.TemporaryDirectory(dir=surroundings.in_memory()) as directory:
         yield OutputFiles(Path(directory))
 
 

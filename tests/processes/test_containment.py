@@ -26,6 +26,7 @@ from sfad.processes.contain.cgroup.cgroupfs import RunCgroups
 from sfad.processes.contain.tags import Census, TagsMembership
 from sfad.processes.launcher import CgroupImpossible
 from sfad.processes.local_launcher import choose_launcher
+from tests import surroundings
 from tests.harness import until
 from tests.processes import programs
 from tests.processes.rig import Rig, rigged
@@ -373,7 +374,7 @@ async def test_the_limit_of_message_queues_is_the_daemons_own_again(rig: Rig) ->
 @pytest.mark.parametrize("names", [[], ["self"], ["self", "self/mine"], ["self", "b2", "b2/self"], ["b2"], ["b2", "b2/self"]])
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="a file system whose links count directories")
 def test_each_cgroup_is_found_whichever_is_usual(names: list[str]) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as top:
+    with tempfile.TemporaryDirectory(dir=surroundings.in_memory()) as top:
         for name in names:
             os.mkdir(f"{top}/{name}")
         assert sorted(cgroupfs.nested(top, "self")) == sorted([top, *(f"{top}/{name}" for name in names)])

@@ -28,7 +28,7 @@ def test_every_split_in_two(bodies: list[bytes]) -> None:
 
 
 @given(BODIES, st.data())
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)
 def test_any_split(bodies: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(map(frame, bodies))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
@@ -76,7 +76,7 @@ def test_out_of_step_stays_out_of_step() -> None:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=64), max_size=50))
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)
 def test_memory_is_bounded_whatever_arrives(chunks: list[bytes]) -> None:
     limit = 16
     decoder = FrameDecoder(limit)

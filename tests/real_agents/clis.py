@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.real_agents.script import ANTHROPIC, GEMINI, OPENAI, Price
+from tests.surroundings import person
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Cli:
 CLAUDE = Cli(
     "claude",
     "@anthropic-ai/claude-code",
-    os.environ.get("SFAD_CLAUDE_VERSION", "2.1.330"),
+    person.get("SFAD_CLAUDE_VERSION", "2.1.330"),
     ANTHROPIC,
     ("claude", "-p", "go", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"),
     ("claude", "-p", "go", "--dangerously-skip-permissions"),
@@ -58,7 +59,7 @@ CLAUDE = Cli(
 CODEX = Cli(
     "codex",
     "@openai/codex",
-    os.environ.get("SFAD_CODEX_VERSION", "0.169.0"),
+    person.get("SFAD_CODEX_VERSION", "0.169.0"),
     OPENAI,
     ("codex", "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "go"),
     ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "go"),
@@ -69,7 +70,7 @@ CODEX = Cli(
 GEMINI_CLI = Cli(
     "gemini",
     "@google/gemini-cli",
-    os.environ.get("SFAD_GEMINI_VERSION", "0.61.0"),
+    person.get("SFAD_GEMINI_VERSION", "0.61.0"),
     GEMINI,
     ("gemini", "-p", "go", "--output-format", "stream-json", "--yolo", "-m", "gemini-2.5-pro"),
     ("gemini", "-p", "go", "--yolo", "-m", "gemini-2.5-pro"),
@@ -80,7 +81,7 @@ GEMINI_CLI = Cli(
 OPENCODE = Cli(
     "opencode",
     "opencode-ai",
-    os.environ.get("SFAD_OPENCODE_VERSION", "1.18.33"),
+    person.get("SFAD_OPENCODE_VERSION", "1.18.33"),
     ANTHROPIC,
     ("opencode", "run", "go", "--format", "json", "--model", "anthropic/claude-sonnet-4-5"),
     ("opencode", "run", "go", "--model", "anthropic/claude-sonnet-4-5"),
@@ -91,7 +92,7 @@ OPENCODE = Cli(
 QWEN = Cli(
     "qwen",
     "@qwen-code/qwen-code",
-    os.environ.get("SFAD_QWEN_VERSION", "0.15.10"),
+    person.get("SFAD_QWEN_VERSION", "0.15.10"),
     OPENAI,
     ("qwen", "-p", "go", "--output-format", "stream-json", "--yolo", "-m", "qwen3-coder-plus"),
     ("qwen", "-p", "go", "--yolo", "-m", "qwen3-coder-plus"),
@@ -102,7 +103,7 @@ QWEN = Cli(
 COPILOT = Cli(
     "copilot",
     "@github/copilot",
-    os.environ.get("SFAD_COPILOT_VERSION", "1.0.102"),
+    person.get("SFAD_COPILOT_VERSION", "1.0.102"),
     OPENAI,
     ("copilot", "-p", "go", "--output-format", "json", "--yolo", "--model", "gpt-5.1"),
     ("copilot", "-p", "go", "--yolo", "--model", "gpt-5.1"),
@@ -115,8 +116,8 @@ CLIS = {cli.name: cli for cli in (CLAUDE, CODEX, GEMINI_CLI, OPENCODE, QWEN, COP
 
 def packages() -> Path:
     """Return the directory of npm's packages."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("SFAD_AGENTS_DIR") or cache / "sfad-tests" / "agents").absolute()
+    cache = Path(person.get("XDG_CACHE_HOME") or Path(person["HOME"], ".cache"))
+    return Path(person.get("SFAD_AGENTS_DIR") or cache / "sfad-tests" / "agents").absolute()
 
 
 def install() -> Path:
@@ -141,7 +142,9 @@ def _works(commands: Path, cli: Cli) -> bool:
 
 def _fetch() -> None:
     wanted = [f"{cli.package}@{cli.version}" for cli in CLIS.values()]
-    subprocess.run(["npm", "install", "--prefix", packages(), "--no-fund", "--no-audit", *wanted], check=True, timeout=1800)
+    subprocess.run(
+        ["npm", "install", "--prefix", packages(), "--no-fund", "--no-audit", *wanted], env=person, check=True, timeout=1800
+    )
 
 
 def environment(home: Path, url: str) -> dict[str, str]:

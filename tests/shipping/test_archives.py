@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from sfad import shipping
 from sfad.shipping import ShippingError, Tree, why_leaves
+from tests import surroundings
 
 pytestmark = pytest.mark.needs("git")
 
@@ -107,7 +108,7 @@ def test_without_git_everything_is_sent_but_repositories_and_what_is_no_file(tmp
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="takes a directory on another file system than its parent")
 def test_without_git_on_a_file_system_of_its_own_everything_is_sent() -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+    with tempfile.TemporaryDirectory(dir=surroundings.in_memory()) as place:
         (Path(place) / "file").touch()
         assert shipping.survey(place, os.environ).paths == ["file"]
 
@@ -236,7 +237,7 @@ TREES = st.dictionaries(PATHS, WHATS, min_size=1, max_size=6).map(possible)
 
 
 @given(TREES, TREES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_what_is_brought_back_is_what_there_is_on_the_node(before: Content, after: Content) -> None:
     with tempfile.TemporaryDirectory() as place:
         at = Path(place)

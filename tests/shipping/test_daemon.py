@@ -167,7 +167,7 @@ def test_the_copy_is_the_users_who_alone_can_fetch_it(users: Daemon) -> None:
     assert (copy / "own").stat().st_mode & 0o777 == 0o700
     assert [path.stat().st_uid for path in (kept, copy, kept / f"{run}.json")] == [0, 0, 0]
     with pytest.raises(Failed, match="no run has the id"):
-        as_user(SECOND, lambda: printed(fetch.main, run=run, to="/tmp/never", socket=where))
+        as_user(SECOND, lambda: printed(fetch.main, run=run, to="/nonexistent", socket=where))
     done = users.sfactl("fetch", run)
     assert (done.returncode, "who alone can fetch its files" in done.stderr) == (77, True), done
     as_user(FIRST, lambda: printed(fetch.main, run=run, socket=where))

@@ -16,6 +16,7 @@ from sfad import config as configuration
 from sfad.daemon.loop.policy import policy_of
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
+from tests import surroundings
 from tests.crash import promises
 from tests.crash.victim import Agents, Victim
 from tests.e2e.provider import providing
@@ -169,6 +170,7 @@ def main() -> int:
     options = parser.parse_args()
     mode = options.mode or ("cgroup", "tags")[options.seed % 2]
     directory = Path(tempfile.mkdtemp(prefix="sfad-soak-"))
+    surroundings.enter(directory / "surroundings")
     print(f"seed {options.seed}, {mode}, {options.minutes:g} minutes, in {directory}", flush=True)
     with small_disk(directory / "state") as disk, providing() as provider:
         soak = Soak(directory, mode, options.seed, provider.url, disk=disk)

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ import psutil
 from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
+from tests import surroundings
 from tests.e2e.agents import limit, turns
 from tests.harness import Daemon, ended, running, spawn, started, stopped, wait_until
 
@@ -141,7 +143,9 @@ def main() -> int:
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes
     rounds: list[dict[str, int]] = []
-    with tempfile.TemporaryDirectory(prefix="sfad-flat-") as directory, running(Path(directory), config=CONFIG) as daemon:
+    with tempfile.TemporaryDirectory(prefix="sfad-flat-") as directory, ExitStack() as stack:
+        surroundings.enter(Path(directory, "surroundings"))
+        daemon = stack.enter_context(running(Path(directory), config=CONFIG))
         while time.monotonic() < until and len(rounds) * ROUND < HOUR:
             play(daemon)
             time.sleep(0.5)

@@ -25,6 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sfad.storage import store as journal
 from sfad.storage.store import Store, StoreError
+from tests import surroundings
 from tests.harness import failing, let_others_into
 
 ROOT = Path(__file__).parents[2]
@@ -222,7 +223,7 @@ class Against(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         """An empty batch."""
-        self.directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
+        self.directory = Path(tempfile.mkdtemp(dir=surroundings.in_memory()))
         self.path = self.directory / "j"
         self.small = mock.patch.multiple(journal, STEP=4096, SPARE=2048, ASK_AGAIN=500, COMPACT_ABOVE=6000)
         self.small.start()
@@ -328,7 +329,7 @@ def killed_after(count: int) -> Callable[[int, bytes, int], int]:
 
 
 TestAgainst = Against.TestCase
-TestAgainst.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAgainst.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
 # ---- torn and damaged files

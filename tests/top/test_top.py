@@ -184,6 +184,7 @@ def test_the_tree_its_folds_its_filter_and_its_panes(daemon: Daemon) -> None:
             terminal.until(r"── keys")
 
 
+@pytest.mark.rest("keeps a processor busy for seconds")
 def test_output_that_comes_fast_is_followed_until_a_person_scrolls(daemon: Daemon) -> None:
     script = (
         "seq -f 'line %.0f, which is too long for a narrow terminal' 100000; printf begun; while :; do sleep 0.1; echo more; done"

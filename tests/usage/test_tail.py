@@ -27,6 +27,7 @@ from sfad.storage.output import OutputFiles, files, holes
 from sfad.usage import tail as module
 from sfad.usage.stdout import READ_AT_ONCE
 from sfad.usage.tail import FREE_AFTER, NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL, RESERVE, Tail
+from tests import surroundings
 from tests.harness import failing, until
 from tests.output.test_holes import KIB, MIB, Refusing, held, numbered
 
@@ -473,7 +474,7 @@ def test_a_metered_run_holds_one_descriptor_and_a_bounded_one_holds_both_files(r
 
 @pytest.fixture(params=["disk", "memory"])
 def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if request.param == "memory" else tmp_path) as directory:
+    with tempfile.TemporaryDirectory(dir=surroundings.in_memory() if request.param == "memory" else tmp_path) as directory:
         one = Rig(Path(directory) / "output")
         yield one
         one.tail.close()

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.surroundings import person
+
 HOME = Path(sys.prefix, "vm")
 """In the virtual environment, so that `make clean` removes it, and no other run has to download it."""
 _COMPLETE = HOME / "complete"
@@ -25,6 +27,8 @@ def unpacked() -> Path:
 
 
 def _said(*words: str | Path) -> list[str]:
-    done = subprocess.run(words, cwd=HOME, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        words, cwd=HOME, env=person, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
     return done.stdout.splitlines()

@@ -89,7 +89,7 @@ VALUES: list[Any] = [None, True, -1, 0.5, 1e300, 10**30, 2**63, "x", "12", [], [
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_values_of_other_types_and_lies(name: str, data: st.DataObject) -> None:
     """Any value of the reply may be something else."""

@@ -1,0 +1,65 @@
+"""What a test gets instead of the environment and the directories of the person who runs it.
+
+The environment is built, not cleaned: a short list of variables is passed on, and what a program would look for in a home, a
+runtime directory and a temporary directory leads to empty directories of the session. Signals, descriptors, limits and the locale
+stay as they are, because `sfad` inherits them too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+SESSION = "TESTS_OF_SFAD"
+"""Variable in the environment of each process that a session starts, because another session may run on this machine."""
+
+_PASSED_ON = re.compile(
+    r"PATH|LANG|LANGUAGE|LC_\w+|TZ|LD_LIBRARY_PATH|LD_PRELOAD"
+    r"|PYTHONPATH"  # the package may be found by it
+    rf"|PYTEST_(XDIST_\w+|VERSION|CURRENT_TEST)|SFAD_TEST_\w+|{SESSION}"
+)
+
+person = dict(os.environ)
+"""The environment of the person, for what fetches programs from a network: a cache, a proxy, certificates."""
+
+OWN = {"HOME": "home", "XDG_RUNTIME_DIR": "runtime"}
+"""Variables that lead to directories of a process of the session. Without the second, a client looks into /run/user."""
+
+
+def enter(directory: Path, original: Mapping[str, str] | None = None) -> None:
+    """Give this process, and those that it starts, an environment with empty directories below `directory`. `original`: the
+    person's, if this process was started with a built one."""
+    if original is not None:
+        person.clear()
+        person.update(original)
+    kept = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
+    os.environ.clear()
+    os.environ.update(kept, GIT_CONFIG_NOSYSTEM="1")
+    directory.mkdir(exist_ok=True)
+    for variable, name in OWN.items():
+        (directory / name).mkdir(mode=0o700, exist_ok=True)
+        os.environ[variable] = str(directory / name)
+    tempfile.tempdir = None
+    if place := _of_session("/tmp"):
+        os.environ["TMPDIR"] = str(place)
+
+
+# ---- Directories of a session that all users can write to, with short paths: pytest's own are its user's alone
+
+
+def in_memory() -> str:
+    """Return a directory for directories on a file system in memory. Where there is none, it does not exist."""
+    return str(_of_session("/dev/shm") or "/dev/shm")
+
+
+def places() -> list[Path]:
+    """Return what the process that begins the session makes and removes."""
+    return [place for parent in ("/tmp", "/dev/shm") if (place := _of_session(parent)) and os.access(parent, os.W_OK)]
+
+
+def _of_session(parent: str) -> Path | None:
+    process, _, _ = os.environ.get(SESSION, "").partition("-")
+    return Path(parent, f"sfad-tests-{process}") if process else None
