@@ -78,6 +78,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         pytest.exit("PYTHONOPTIMIZE removes what the tests assert; unset it", pytest.ExitCode.USAGE_ERROR)
     # otherwise each of a thousand processes compiles the checkout again
     sys.dont_write_bytecode = False
+    # the kernel keeps no exit codes for who ignores this; tests/e2e/test_inherited.py starts both programs so, and with more
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if not _WORKER:
         reap_above()
         os.environ[SESSION] = f"{os.getpid()}-{time.time_ns()}"

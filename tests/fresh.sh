@@ -194,7 +194,7 @@ within() { # CELL: prints the script of the two commands
     has "$1" blocked && words="$words python3 -c '$BLOCK'"
     has "$1" ignored && echo "trap '' CHLD HUP PIPE"
     if [ -n "$only" ]; then
-        echo "$words make demo .venv/.tests && $words .venv/bin/python -X utf8 -m tests.suite --tier fast $only"
+        echo "$words make demo .venv/.tests && $words .venv/bin/python -m tests.suite --tier fast $only"
     else
         echo "$words make demo && $words make test"
     fi

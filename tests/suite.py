@@ -8,6 +8,7 @@ is flaky, so it has a fault or shows one of the product, and CONTRIBUTING.md nam
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ def workers(cores: int) -> int:
 
 def main(words: list[str]) -> int:
     """Run pytest with `words`. Returns its exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it was ignored, that exit code would be 0
     parallel = ["--numprocesses", str(workers(len(os.sched_getaffinity(0)))), "--dist", "loadfile", "--no-loadscope-reorder"]
     with tempfile.TemporaryDirectory() as directory:
         failures = Path(directory) / "failed"

@@ -40,7 +40,8 @@ _PREFIXES = (
 _SECRET = re.compile(
     "|".join(
         (
-            r"-----BEGIN[A-Z0-9 ]{0,40}PRIVATE[A-Z ]{0,10}-----((?:[^-]|-(?!----))*+)",
+            # no possessive group: before 3.11.5, Python keeps what its last, failed repetition has taken (gh-106052)
+            r"-----BEGIN[A-Z0-9 ]{0,40}PRIVATE[A-Z ]{0,10}-----((?s:.*?))(?=-----|\Z)",
             # the whole of what follows a prefix, so that nothing within it can be the beginning of another
             rf"(?<![A-Za-z0-9])((?:{'|'.join(_PREFIXES)})[\w.~+/=-]*+)",
             # [\w.~%+-] and not all that RFC 3986 lets a user's name have: `://` would then be searched again from each `:`
