@@ -84,7 +84,10 @@ def _prepared(state: Path) -> Path:
         if state.stat().st_mode & 0o077 and not any(state.iterdir()):
             state.chmod(0o700)
     except OSError as error:
-        raise Quit(ExitCode.UNREACHABLE, f"no daemon can be started: {state}: {error.strerror}") from error
+        raise Quit(
+            ExitCode.UNREACHABLE,
+            f"no daemon can be started: {state}: {error.strerror}; to choose another directory: SFAD_STATE_DIR",
+        ) from error
     return state
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,9 +45,20 @@ def enter(directory: Path, original: Mapping[str, str] | None = None) -> None:
     for variable, name in OWN.items():
         (directory / name).mkdir(mode=0o700, exist_ok=True)
         os.environ[variable] = str(directory / name)
+    if shlex.quote(sys.executable) != sys.executable:
+        sys.executable = _one_word(directory)
     tempfile.tempdir = None
     if place := _of_session("/tmp"):
         os.environ["TMPDIR"] = str(place)
+
+
+def _one_word(directory: Path) -> str:
+    """Return the path of a program that becomes this interpreter. Tests write `sys.executable` into scripts as one of several
+    words, and the path of a checkout may have a space. The interpreter finds out its own path, so what is tested has the space."""
+    program = directory / "python"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
 
 
 # ---- Directories of a session that all users can write to, with short paths: pytest's own are its user's alone

@@ -86,7 +86,8 @@ def prepare_state_dir(path: Path) -> None:
                 raise PathError(f"{path} holds files of others and is open to them; give --state-dir a directory of its own")
             path.chmod(0o700)
     except OSError as error:
-        raise PathError(f"the state directory {path} cannot be used: {error.strerror}") from error
+        choose = "to choose another: --state-dir or SFAD_STATE_DIR"
+        raise PathError(f"the state directory {path} cannot be used: {error.strerror}; {choose}") from error
 
 
 def lock_state_dir(path: Path, instance: str) -> StateLock:

@@ -17,6 +17,7 @@
 `paths`       where the socket and the state are
 `places`      the same as text, and how a client looks for the socket
 `shim_files`  shims as files
+`inherited`   what a parent may leave to both programs, repaired
 
 The same in words, with byte-exact examples: docs/protocol.md.
 """

@@ -38,7 +38,7 @@ def xdg_directory(env: Mapping[str, str], name: str, default: str) -> str:
         return value.rstrip("/")
     home = env.get("HOME", "")
     if not os.path.isabs(home):
-        raise ValueError(f"neither {name} nor HOME is set to an absolute path")
+        raise ValueError(f"neither {name} nor HOME is set to an absolute path; set one of them")
     return f"{home.rstrip('/')}/{default}"
 
 
@@ -62,7 +62,7 @@ def user_sockets(env: Mapping[str, str], uid: int, *, exists: Exists = os.path.i
     if uid == 0 or any(env.get(name) for name in ("SFAD_STATE_DIR", "XDG_STATE_HOME", "HOME")):
         found.append(f"{state_directory(env, uid)}/{SOCKET}")
     if not found:
-        raise ValueError("no place for a socket: XDG_RUNTIME_DIR, HOME and SFAD_STATE_DIR are all unset")
+        raise ValueError("no place for a socket: XDG_RUNTIME_DIR, HOME and SFAD_STATE_DIR are all unset; set one of them")
     return list(dict.fromkeys(found))
 
 

@@ -74,6 +74,16 @@ def test_a_daemon_that_cannot_start_tells_the_user(alone: World) -> None:
     assert "nonsense" in done.stderr
 
 
+def test_a_place_that_cannot_be_made_is_named_with_what_chooses_another(alone: World) -> None:
+    """As in a home that is not the user's to write."""
+    state = alone.directory / "file" / "state"
+    state.parent.touch()
+    done = alone.sfactl("run", "--", "true", code=69, SFAD_STATE_DIR=str(state))
+    assert (
+        done.stderr == f"sfactl: no daemon can be started: {state}: Not a directory; to choose another directory: SFAD_STATE_DIR\n"
+    )
+
+
 FAKE_SYSTEMD_RUN = """#!/bin/sh
 echo "$@" >> "$XDG_RUNTIME_DIR/asked"
 while [ "$1" != -- ]; do shift; done

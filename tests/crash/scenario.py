@@ -380,7 +380,7 @@ CALLS = {"threads": 2, "calls": 2, "output": 100}
 
 def calling(player: Player) -> None:
     """Calls a model. The gateway outlives the daemon, and so do the calls that are under way."""
-    player.wait(player.start("calling", f"{sys.executable} {CALLER} '{json.dumps(CALLS)}' > /dev/null; end $?"))
+    player.wait(player.start("calling", f"{sys.executable} '{CALLER}' '{json.dumps(CALLS)}' > /dev/null; end $?"))
 
 
 STORIES: tuple[Story, ...] = (
