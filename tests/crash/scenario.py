@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from sfactl.connection import Client, DaemonError, Unreachable
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, After, Claim, ErrorCode, Limit, LimitKind, RunId, RunInfo, Status
-from tests.harness import PATIENCE, Daemon, strays, wait_until
+from tests.harness import PATIENCE, Daemon, environment, strays, wait_until
 
 from .victim import Agents
 
@@ -89,7 +89,7 @@ class Player:
             id=self.client.next_id(),
             argv=[os.fsencode(word) for word in self.agents.argv(label, script)] if script is not None else [b"/nowhere"],
             cwd=b"/",
-            env=[key + b"=" + value for key, value in os.environb.items() if not key.startswith((b"SFA_", b"SFAD_"))],
+            env=environment(),
             name=label,
             key=secrets.token_hex(8),
             **options,
