@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import select
+import shlex
 import signal
 import struct
 import subprocess
@@ -83,6 +84,8 @@ def serve_in_thread(server: BaseServer) -> Iterator[None]:
             thread.join()
 
 
+PYTHON = shlex.quote(sys.executable)
+"""The interpreter, as a word of a shell: its path may have a space."""
 PROGRAM = ("-m", "sfad")
 IMPATIENT = ("-m", "tests.impatient")
 
@@ -308,9 +311,14 @@ def carriers(instance: str) -> list[tuple[psutil.Process, str]]:
     return found
 
 
+def environment() -> list[bytes]:
+    """Return this process's environment, as a client sends it."""
+    return [key + b"=" + value for key, value in os.environb.items()]
+
+
 def spawn(client: Client, argv: Sequence[str | Path], **options: Any) -> m.Reply:
     """Request a run as a client in another language would, without the command line."""
-    where = {"cwd": os.getcwdb(), "env": [key + b"=" + value for key, value in os.environb.items()]}
+    where = {"cwd": os.getcwdb(), "env": environment()}
     request = m.Spawn(id=client.next_id(), argv=[os.fsencode(word) for word in argv], **(where | options))
     client.send(request)
     while True:

@@ -108,21 +108,22 @@ def status_of(text: str) -> Status:
         raise UsageError(f"--status: unknown status {text!r}; choose from: {', '.join(Status)}") from None
 
 
-def moment(text: str) -> float:
+def moment(text: str, now: float | None = None) -> float:
     """Return Unix seconds for `--since`: a duration before now, or a time, which is local if it has no zone. Raise
     `UsageError`."""
+    now = time.time() if now is None else now
     for read in (_clock, _date, _ago):
         try:
-            return read(text)
+            return read(text, now)
         except ValueError:
             pass
     forms = "a time (2026-01-31T22:00, 22:00, yesterday, yesterday 22:00) nor a duration (90s, 12h, 7d)"
     raise UsageError(f"--since: {text!r} is neither {forms}")
 
 
-def _clock(text: str) -> float:
+def _clock(text: str, unix_now: float) -> float:
     """Return when a clock last showed `22:00`, or the time of `yesterday 22:00`; a day alone means its beginning."""
-    now, days = datetime.now(), {"today": 0, "yesterday": 1}
+    now, days = datetime.fromtimestamp(unix_now), {"today": 0, "yesterday": 1}
     day, _, clock = text.rpartition(" ") if text not in days else (text, "", "00:00")
     if day not in {*days, ""}:
         raise ValueError(f"not a day: {day}")
@@ -132,12 +133,12 @@ def _clock(text: str) -> float:
     return (found - timedelta(days=days.get(day, int(found > now)))).timestamp()
 
 
-def _date(text: str) -> float:
+def _date(text: str, _now: float) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def _ago(text: str) -> float:
-    return time.time() - parse_duration(text)
+def _ago(text: str, now: float) -> float:
+    return now - parse_duration(text)
 
 
 # ---- the runs that match

@@ -207,9 +207,8 @@ def provider() -> Iterator[str]:
 def called(url: str, what: str, environment: Mapping[str, str] | None = None) -> Iterator[tuple[Daemon, psutil.Process, str]]:
     """Yield a daemon, its gateway, and a run that makes calls."""
     with ours.daemon(environment, CONFIG.format(url=url)) as daemon, daemon.client() as client:
-        env = [key + b"=" + value for key, value in os.environb.items() if not key.endswith(b"_BASE_URL")]
         words = [sys.executable, "-m", "tests.bench.gateway", "caller", url, what]
-        reply = spawn(client, words, env=env, gateway=True, stdin="pipe")
+        reply = spawn(client, words, gateway=True, stdin="pipe")
         assert isinstance(reply, m.RunReply), reply
         pid = json.loads((daemon.state_dir / "gateway.json").read_text())["pid"]
         yield daemon, psutil.Process(pid), reply.run.id

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from sfactl.connection import Client
 from sfad.protocol import messages as m
-from tests.harness import alive, started, wait_until
+from tests.harness import PYTHON, alive, started, wait_until
 
 from .conftest import World
 
@@ -44,7 +43,7 @@ def place(tmp_path: Path) -> Iterator[MakeDesk]:
         bin_, home = tmp_path / "bin", tmp_path / "home"
         bin_.mkdir()
         home.mkdir()
-        program(bin_ / "claude", f'exec {sys.executable} "{Path(__file__).parent}/fake_claude.py" "$@"')
+        program(bin_ / "claude", f'exec {PYTHON} "{Path(__file__).parent}/fake_claude.py" "$@"')
         program(bin_ / "bot", 'printf "%s\\n" "$@"; case $*/$1 in *hang/--new) exec sleep 1000;; esac; exit 4')
         world = World(tmp_path, CONFIG.format(lost=str(lost).lower(), bot=bin_ / "bot"))
         world.env |= {"HOME": str(home), "PATH": f"{bin_}{os.pathsep}{world.env['PATH']}"}

@@ -12,6 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.harness import wait_until
+
 from .conftest import PATIENCE, World
 
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -220,8 +222,7 @@ def test_a_second_signal_skips_the_grace(start: Start, daemon: World) -> None:
     process = start("run", "-q", "--grace", "50", "--", "sh", "-c", STUBBORN)
     assert line(process) == b"ready\n"
     process.send_signal(signal.SIGINT)
-    while daemon.status(run_of(daemon)) == "running":
-        """Until the daemon has heard the first."""
+    wait_until(lambda: daemon.status(run_of(daemon)) != "running", "the daemon has heard the first")
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE) == 130
 

@@ -7,6 +7,8 @@ import pty
 import pwd
 import re
 import subprocess
+import time
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -23,22 +25,43 @@ from .conftest import SFACTL, World
 from .night import ROWS
 from .samples import NOON, run
 
+# noon, a minute after midnight, the last minute of a year, the 29th of February; where clocks are put forward and back
+NOWS = ["2026-11-28 12:30", "2026-11-29 00:01", "2026-12-31 23:59", "2028-02-29 23:58", "2026-03-29 03:01", "2026-10-25 02:30"]
 
-def test_since_a_clock_or_a_day() -> None:
-    now = datetime.now()
-    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+
+@pytest.fixture(params=["UTC", "Europe/Berlin", "Pacific/Chatham"])
+def _zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_zone")
+@pytest.mark.parametrize("text", NOWS)
+def test_since_a_clock_or_a_day(text: str) -> None:
+    now = datetime.fromisoformat(text)
+
+    def found(since: str) -> datetime:
+        return datetime.fromtimestamp(list_.moment(since, now.timestamp()))
+
+    midnight = now.replace(hour=0, minute=0)
     yesterday = midnight - timedelta(days=1)
-    soon, before = now + timedelta(minutes=2), now - timedelta(minutes=2)
-    assert list_.moment("today") == list_.moment("00:00") == midnight.timestamp()
-    assert list_.moment("yesterday") == yesterday.timestamp()
-    assert list_.moment("yesterday 22:00") == yesterday.replace(hour=22).timestamp()
-    for clock in (soon, before):  # the last time at which a clock showed it
-        found = datetime.fromtimestamp(list_.moment(f"{clock:%H:%M}"))
-        assert (found.hour, found.minute) == (clock.hour, clock.minute)
-        assert timedelta() <= now - found <= timedelta(days=1, minutes=1)
-    for wrong in ("tomorrow", "monday 22:00", "25:00", "yesterday x", "22:00+02:00", "today today"):
-        with pytest.raises(UsageError, match="neither a time"):
-            list_.moment(wrong)
+    assert found("today") == found("00:00") == midnight
+    assert found("yesterday") == yesterday
+    assert found("yesterday 22:00") == yesterday.replace(hour=22)
+    assert found(f"{now:%H:%M}") == now
+    soon = midnight.replace(hour=23, minute=59, second=30)  # it was shown yesterday
+    assert found("23:59:30") == soon - timedelta(days=1)
+    assert found("00:00:01") == midnight.replace(second=1)
+    assert list_.moment("90s", now.timestamp()) == now.timestamp() - 90
+
+
+@pytest.mark.parametrize("text", ["tomorrow", "monday 22:00", "25:00", "yesterday x", "22:00+02:00", "today today"])
+def test_since_what_is_no_time(text: str) -> None:
+    with pytest.raises(UsageError, match="neither a time"):
+        list_.moment(text)
 
 
 def listed(world: World, *words: str) -> list[str]:

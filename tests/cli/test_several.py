@@ -113,8 +113,8 @@ def meant_status(client: Client, run: str) -> str:
 
 def test_pause_of_all_freezes_a_tree_once(daemon: World, client: Client) -> None:
     boss = daemon.spawn("--name", "boss", "--", "sh", "-c", "$SFACTL run --name clerk -- sleep 60")
-    while not (below := client.call(m.List(id=0, name="clerk", status=[Status.RUNNING]), m.RunList).runs):
-        """Until the child has started."""
+    running = m.List(id=0, name="clerk", status=[Status.RUNNING])
+    below = wait_until(lambda: client.call(running, m.RunList).runs, "the child has started")
     daemon.sfactl("pause", "--all")
     daemon.sfactl("resume", boss)
     assert meant_status(client, below[0].id) == "running", "it was frozen with its parent, not on its own"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sfad.protocol import shim_files
+from tests.harness import wait_until
 
 from .conftest import PATIENCE, SFACTL, World
 from .test_terminal import Screen
@@ -262,8 +263,7 @@ def test_it_outlives_the_daemon(daemon: World) -> None:
     assert waiting.stdout is not None
     main = int(waiting.stdout.readline())
     os.kill(daemon.json("status")["pid"], signal.SIGUSR2)
-    while daemon.json("status")["adopted"] != 2:
-        """Until it has executed itself again."""
+    wait_until(lambda: daemon.json("status")["adopted"] == 2, "it has executed itself again")
     assert daemon.json("list", "--name", "claude")["runs"][0]["status"] == "running"
     daemon.kill()
     daemon.begin()

@@ -85,8 +85,8 @@ def test_live_runs_count_and_a_model_that_was_reported_is_known(daemon: World) -
     daemon.sfactl("run", "-q", "--", "sh", "-c", report)
     daemon.spawn("--type", "qa", "--", "sh", "-c", f"{report}; sleep 60")
     daemon.sfactl("run", "-q", "--name", "bad", "--", "sh", "-c", "exit 3", code=3)
-    while (found := daemon.json("summary", "--by", "model"))["cost_usd"] != 1.0:
-        """Until the second has reported."""
+    wait_until(lambda: daemon.json("summary", "--by", "model")["cost_usd"] == 1.0, "the second has reported")
+    found = daemon.json("summary", "--by", "model")
     assert found["by_status"] == {"completed": 1, "failed": 1, "running": 1}
     assert {one["key"]: one["runs"] for one in found["groups"]} == {"claude-sonnet-4-5": 2, None: 1}
     assert [one["name"] for one in found["failed"]] == ["bad"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.harness import argv, wait_until
+from tests.harness import PYTHON, argv, wait_until
 
 from .conftest import PATIENCE, World
 from .test_terminal import Screen
@@ -95,7 +94,7 @@ def test_a_program_that_knows_nothing_of_job_control(daemon: World, shell: Scree
 def test_a_program_that_handles_the_key_itself(shell: Screen, tmp_path: Path, stop: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(HANDLES_THE_KEY.format(stop=stop))
-    shell.type(f"$SFACTL run -q --stdio inherit -- {sys.executable} {program}\r")
+    shell.type(f"$SFACTL run -q --stdio inherit -- {PYTHON} {program}\r")
     shell.expect("ready")
     for _ in range(2):
         shell.type("\x1a")
@@ -153,7 +152,7 @@ def test_a_program_that_begins_in_the_background(daemon: World, shell: Screen, t
     shell.expect("> $")
     program = tmp_path / "program.py"
     program.write_text(HANDLES_THE_KEY.format(stop="pass"))
-    shell.type(f"echo code-$?; $SFACTL run -q --stdio inherit -- {sys.executable} {program} &\r")
+    shell.type(f"echo code-$?; $SFACTL run -q --stdio inherit -- {PYTHON} {program} &\r")
     shell.expect("code-7")
     shell.expect("ready")
     wait_for(daemon, last(daemon), "paused")

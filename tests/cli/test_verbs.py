@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from sfad.protocol.types import RunInfo
+from tests.harness import wait_until
 
 from .conftest import PATIENCE, World
 
@@ -49,8 +50,7 @@ def test_what_could_not_start_says_so(daemon: World) -> None:
 @pytest.mark.alone
 def test_the_table_and_the_tree(daemon: World) -> None:
     parent = daemon.spawn("--name", "boss", "--", "sh", "-c", "$SFACTL run --name clerk -- sleep 60")
-    while len(daemon.json("list")["runs"]) < 2:
-        """Until the child has started."""
+    wait_until(lambda: len(daemon.json("list")["runs"]) == 2, "the child has started")
     header, *rows = daemon.sfactl("ps").stdout.splitlines()
     assert header.split()[:3] == ["ID", "NAME", "STATUS"]
     assert [row.split()[1] for row in rows] == ["boss", "clerk"]
@@ -126,8 +126,7 @@ def test_wait_prints_each_and_exits_with_the_first_that_did_not_complete(daemon:
 def test_waiting_goes_on_across_a_death_of_the_daemon(start: Start, daemon: World) -> None:
     run = daemon.spawn("--", "sleep", "60")
     waiting = start("wait", run)
-    while daemon.json("status")["connections"] < 2:
-        """Until it waits."""
+    wait_until(lambda: daemon.json("status")["connections"] >= 2, "it waits")
     daemon.kill()
     daemon.begin()
     daemon.sfactl("stop", run)
@@ -246,8 +245,7 @@ def test_socket_is_chosen_by_flag_before_variables(daemon: World) -> None:
 def test_ctrl_c_is_130_without_a_traceback(start: Start, daemon: World, words: tuple[str, ...]) -> None:
     run = daemon.spawn("--", "sleep", "60")
     process = start(*words, run)
-    while daemon.json("status")["connections"] < 2:
-        """Until it is connected and waits."""
+    wait_until(lambda: daemon.json("status")["connections"] >= 2, "it is connected and waits")
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=PATIENCE)
     assert (process.returncode, said) == (130, b"")

@@ -6,7 +6,6 @@ import json
 import os
 import pwd
 import secrets
-import sys
 import threading
 import time
 import traceback
@@ -17,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from sfactl.connection import Client, DaemonError, Unreachable
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, After, Claim, ErrorCode, Limit, LimitKind, RunId, RunInfo, Status
-from tests.harness import PATIENCE, Daemon, strays, wait_until
+from tests.harness import PATIENCE, PYTHON, Daemon, environment, strays, wait_until
 
 from .victim import Agents
 
@@ -89,7 +88,7 @@ class Player:
             id=self.client.next_id(),
             argv=[os.fsencode(word) for word in self.agents.argv(label, script)] if script is not None else [b"/nowhere"],
             cwd=b"/",
-            env=[key + b"=" + value for key, value in os.environb.items() if not key.startswith((b"SFA_", b"SFAD_"))],
+            env=environment(),
             name=label,
             key=secrets.token_hex(8),
             **options,
@@ -380,7 +379,7 @@ CALLS = {"threads": 2, "calls": 2, "output": 100}
 
 def calling(player: Player) -> None:
     """Calls a model. The gateway outlives the daemon, and so do the calls that are under way."""
-    player.wait(player.start("calling", f"{sys.executable} '{CALLER}' '{json.dumps(CALLS)}' > /dev/null; end $?"))
+    player.wait(player.start("calling", f"{PYTHON} '{CALLER}' '{json.dumps(CALLS)}' > /dev/null; end $?"))
 
 
 STORIES: tuple[Story, ...] = (

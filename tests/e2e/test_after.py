@@ -13,7 +13,7 @@ from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import After, RunInfo, Status
 from tests.conftest import GENEROUS, Start
-from tests.harness import Daemon, ended, spawn, started, stopped, wait_until
+from tests.harness import Daemon, ended, environment, spawn, started, stopped, wait_until
 
 from .agents import info
 
@@ -191,7 +191,7 @@ def test_a_run_waits_for_its_own_children_and_never_for_itself(daemon: Daemon, t
         $SFACTL spawn --after $SFA_RUN_ID --name three -- true 2> {tmp_path}/refused
         $SFACTL spawn --after stranger --name four -- true 2>> {tmp_path}/refused
         true"""
-    env = [key + b"=" + value for key, value in os.environb.items()]
+    env = environment()
     env.append(f"SFACTL={daemon.python} -m sfactl".encode())
     with daemon.client() as client:
         started(client, ["sleep", "60"], name="stranger")

@@ -16,7 +16,7 @@ from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import LimitKind, RunInfo, Status
 from tests.conftest import Start
-from tests.harness import Daemon, alive, ended, spawn
+from tests.harness import PYTHON, Daemon, alive, ended, spawn
 
 from .provider import Provider
 from .test_gateway import CALLER, calling, config, gateway, results
@@ -109,7 +109,7 @@ def test_a_run_keeps_its_way_to_the_gateway_over_a_crash_of_the_daemon_that_had_
     daemon: Daemon, provider: Provider, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
-    script = f"until [ -e {go} ]; do sleep 0.05; done; exec {sys.executable} '{CALLER}' {shlex.quote(json.dumps({'output': 100}))}"
+    script = f"until [ -e {go} ]; do sleep 0.05; done; exec {PYTHON} '{CALLER}' {shlex.quote(json.dumps({'output': 100}))}"
     with daemon.client() as client:
         found = spawned(client, "sh", "-c", script)
     daemon.kill()

@@ -17,7 +17,7 @@ from sfad.protocol.types import CallInfo
 from sfad.storage.ledger.database import open_reader
 from sfad.storage.ledger.queries import Reader
 from tests.conftest import Start
-from tests.harness import PATIENCE, Daemon, ended, spawn, wait_until
+from tests.harness import PATIENCE, PYTHON, Daemon, ended, spawn, wait_until
 
 from .agents import info, limit
 from .provider import Provider
@@ -209,7 +209,7 @@ def test_an_agent_sees_the_calls_of_its_own_subtree_only(gated: Daemon) -> None:
     with gated.client() as client:
         other = calling(client, output=10).id
         ended(client, other)
-        script = f"{sys.executable} -m sfactl calls {other}; echo $?; {sys.executable} -m sfactl calls --json $SFA_RUN_ID; echo $?"
+        script = f"{PYTHON} -m sfactl calls {other}; echo $?; {PYTHON} -m sfactl calls --json $SFA_RUN_ID; echo $?"
         reply = spawn(client, ["sh", "-c", script])
         assert isinstance(reply, m.RunReply)
         ended(client, reply.run.id)

@@ -20,7 +20,7 @@ from sfactl.exits import Quit
 from sfactl.sessions import Order, SessionRefused
 from sfad.protocol import messages as m
 from tests.conftest import Start
-from tests.harness import Daemon, agent, ended, running, started, stopped, wait_until
+from tests.harness import PYTHON, Daemon, agent, ended, running, started, stopped, wait_until
 
 TALKER = r"""
 import os, sys
@@ -327,7 +327,7 @@ def test_a_reexecution_in_the_middle_of_a_delegation_loses_nothing(at: Daemon) -
 
 def test_children_and_events_have_the_channel(at: Daemon) -> None:
     with at.client() as client:
-        script = f"{sys.executable} -m sfactl run --name child -- true"
+        script = f"{PYTHON} -m sfactl run --name child -- true"
         parent = started(client, ["sh", "-c", script], channel="cron", watch=True)
         ended(client, parent.id)
         events = [answer.reply.event for answer in client.arrived() if isinstance(answer.reply, m.EventPush)]

@@ -18,7 +18,7 @@ from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event
 from tests.conftest import Start
-from tests.harness import Daemon, ended, started, wait_until
+from tests.harness import PYTHON, Daemon, ended, started, wait_until
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_milestones_are_shown_with_the_run_and_left_out_of_events_unless_asked_f
 def test_filters_and_the_own_subtree(daemon: Daemon) -> None:
     with daemon.client() as client:
         other = failed(client, "other")
-        words = f"{sys.executable} -m sfactl spawn --name below -- false; {sys.executable} -m sfactl events --json --since 0"
+        words = f"{PYTHON} -m sfactl spawn --name below -- false; {PYTHON} -m sfactl events --json --since 0"
         inside = started(client, ["sh", "-c", words], name="inside").id
         ended(client, inside)
         [child] = [run.id for run in client.call(m.List(id=0, name="below"), m.RunList).runs]

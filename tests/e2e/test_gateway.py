@@ -21,7 +21,7 @@ from sfad.processes.contain.cgroup import cgroupfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import Limit, Repetition, RunInfo, Status
 from tests.conftest import Start
-from tests.harness import GONE, Daemon, alive, as_nobody, as_root, ended, spawn, stopped, wait_until
+from tests.harness import GONE, Daemon, alive, as_nobody, as_root, ended, environment, spawn, stopped, wait_until
 
 from .agents import info, limit
 from .provider import Provider, providing
@@ -68,7 +68,7 @@ def calling(
     **plan: Any,
 ) -> RunInfo:
     """Start a run that calls the model. `url`: what its client's environment says, and `env` more of it; `models`: it may call."""
-    own = [key + b"=" + value for key, value in os.environb.items() if not key.endswith(b"_BASE_URL")]
+    own = environment()
     own += [f"ANTHROPIC_BASE_URL={url}".encode()] if url is not None else []
     words = [sys.executable, CALLER, json.dumps(plan)]
     reply = spawn(client, words, limits=list(limits), gateway=gateway, env=[*own, *env], allowed_models=list(models))

@@ -14,7 +14,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests import needs
 from tests.conftest import Start
-from tests.harness import alive, ended, spawn, wait_until
+from tests.harness import alive, ended, environment, spawn, wait_until
 
 from .agents import info, limit
 from .provider import Provider, providing
@@ -118,11 +118,6 @@ def test_a_run_with_its_own_upstream_keeps_its_own_key(start: Start, provider: P
 def holding(secret: str, directory: Path) -> list[Path]:
     """Return the files that hold a text."""
     return [file for file in directory.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()]
-
-
-def environment() -> list[bytes]:
-    """Return this process's environment."""
-    return [key + b"=" + value for key, value in os.environb.items()]
 
 
 # ---- doctor

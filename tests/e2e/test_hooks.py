@@ -15,7 +15,7 @@ from sfactl.connection import Client, DaemonError
 from sfad import config
 from sfad.protocol import messages as m
 from tests.conftest import Start
-from tests.harness import alive, ended, spawn, started, stopped, wait_until
+from tests.harness import alive, ended, environment, spawn, started, stopped, wait_until
 
 BUSY = "[quotas]\nspawns_per_hour = 100000\n"
 
@@ -134,8 +134,8 @@ def test_the_command_of_on_end(start: Start, tmp_path: Path, containment: str) -
     daemon = start(config=BUSY, mode=containment)
     with daemon.client() as client:
         command = f"(cat; echo $SFAD_EVENT_TYPE; echo $SECRET) > {out}.new; mv {out}.new {out}"
-        environment = [key + b"=" + value for key, value in os.environb.items()] + [b"SECRET=confidential"]
-        failed = started(client, ["sh", "-c", "exit 7"], on_end=command, env=environment).id
+        env = [*environment(), b"SECRET=confidential"]
+        failed = started(client, ["sh", "-c", "exit 7"], on_end=command, env=env).id
         wait_until(out.exists, "the command was executed")
         event, kind, secret = out.read_text().split("\n")[:3]
         assert json.loads(event)["run_id"] == failed

@@ -18,7 +18,7 @@ from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status
 from tests.conftest import Start
-from tests.harness import Daemon, ended, running, spawn, started, stopped, wait_until
+from tests.harness import Daemon, ended, environment, running, spawn, started, stopped, wait_until
 from tests.loader import traced, tracing
 from tests.users import FIRST, as_user, needs_root, open_directory, readable_by_all
 
@@ -261,7 +261,7 @@ def test_a_child_cannot_say_where_its_agents_files_are(share: Start, tmp_path: P
         path.mkdir()
     (work / "claude").write_text(AGENT.format(python=sys.executable, victim=str(victim), own=str(own)))
     (work / "claude").chmod(0o755)
-    env = [*(key + b"=" + value for key, value in os.environb.items()), b"CLAUDE_CONFIG_DIR=" + os.fsencode(own)]
+    env = [*environment(), b"CLAUDE_CONFIG_DIR=" + os.fsencode(own)]
     with daemon.client() as client:
         run = ended(client, started(client, [str(work / "claude")], cwd=os.fsencode(work), env=env, isolation=ON).id)
     assert run.exit_code == 0
@@ -417,8 +417,7 @@ def test_only_the_gateway_is_reached(start: Start, containment: str, provider: P
 
 
 def isolated_call(client: Client, **plan: Any) -> RunInfo:
-    env = [key + b"=" + value for key, value in os.environb.items() if not key.endswith(b"_BASE_URL")]
-    return started(client, [sys.executable, CALLER, json.dumps(plan)], env=env, isolation=NET, gateway=True)
+    return started(client, [sys.executable, CALLER, json.dumps(plan)], isolation=NET, gateway=True)
 
 
 def info_calls(client: Client, run: str) -> int | None:

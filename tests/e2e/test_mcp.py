@@ -25,7 +25,7 @@ from sfactl.connection import Client as Connection
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
-from tests.harness import PATIENCE, Daemon, agent, alive, ended, spawn, wait_until
+from tests.harness import PATIENCE, Daemon, agent, alive, ended, environment, spawn, wait_until
 
 GATED = 'cat "$GATE"; echo "<b>done</b>"'
 """A task for a shell that ends when the gate is opened."""
@@ -317,7 +317,7 @@ def test_a_server_without_variables_finds_its_run_and_hides_tools_from_a_subagen
             inner = next(run for run in runs(daemon) if run.name == "inner")
             assert (inner.parent_id, inner.channel) == (main.id, "mcp")
         else:
-            asked = m.StartSession(id=0, task="-", agent="listener", cwd=os.getcwdb(), env=_env())
+            asked = m.StartSession(id=0, task="-", agent="listener", cwd=os.getcwdb(), env=environment())
             both = (structs.replace(asked, nested=nested) for nested in (True, False))
             sessions = [client.call(request, m.RunReply).run.id for request in both]
             granted, seen = (_seen(client, ended(client, run)) for run in sessions)
@@ -329,13 +329,9 @@ def test_a_server_without_variables_finds_its_run_and_hides_tools_from_a_subagen
 
 
 def _started(client: Connection, words: list[str]) -> RunInfo:
-    reply = spawn(client, words, env=_env())
+    reply = spawn(client, words, env=environment())
     assert isinstance(reply, m.RunReply), reply
     return reply.run
-
-
-def _env() -> list[bytes]:
-    return [name + b"=" + value for name, value in os.environb.items()]
 
 
 def _seen(client: Connection, run: RunInfo) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import textwrap
 import threading
@@ -21,7 +20,7 @@ from sfad.gateway.proxy import MAX_CONNECTIONS
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
-from tests.harness import Daemon, ended, serve_in_thread, spawn, wait_until
+from tests.harness import Daemon, ended, environment, serve_in_thread, spawn, wait_until
 
 from .agents import limit
 
@@ -121,7 +120,7 @@ def biller() -> Iterator[Biller]:
 
 def agent(daemon: Daemon, code: str, usd: float, url: str | None = None, models: Sequence[str] = ()) -> str:
     """Start an agent with a limit of cost, and return its run. `url`: a person's own address."""
-    own = [key + b"=" + value for key, value in os.environb.items() if not key.endswith((b"_BASE_URL", b"_API_KEY"))]
+    own = environment()
     own += [f"ANTHROPIC_BASE_URL={url}".encode()] if url is not None else []
     with daemon.client() as client:
         words = [sys.executable, "-c", AGENT + textwrap.dedent(code)]

@@ -21,7 +21,7 @@ from sfad.protocol.requests.plans import PlanAccount
 from sfad.protocol.types import RunId, RunInfo, Status
 from tests.codex import codex
 from tests.conftest import Start
-from tests.harness import PATIENCE, Daemon, ended, running, spawn, started, stopped, wait_until
+from tests.harness import PATIENCE, Daemon, ended, environment, running, spawn, started, stopped, wait_until
 
 from .agents import info, limit
 from .subscription import Account, Quota, beside_sfad, selling
@@ -59,9 +59,8 @@ def config(anthropic: Account, openai: Account | None = None, action: str = "hol
 
 def subscribe(client: Client, calls: int, *words: str, name: str = "agent", **options: object) -> RunId:
     """Start an agent that makes so many calls."""
-    env = [key + b"=" + value for key, value in os.environb.items() if not key.endswith(b"_BASE_URL")]
     argv = [sys.executable, SUBSCRIBER, str(calls), *words]
-    reply = spawn(client, argv, name=name, env=[*env, f"TOKEN={TOKEN}".encode()], **options)
+    reply = spawn(client, argv, name=name, env=[*environment(), f"TOKEN={TOKEN}".encode()], **options)
     assert isinstance(reply, m.RunReply), reply
     return reply.run.id
 
@@ -210,10 +209,9 @@ def test_a_tree_takes_no_more_of_a_window_than_its_limit(start: Start) -> None:
 def test_a_held_run_in_the_foreground_ends_at_ctrl_c(start: Start) -> None:
     with selling(Quota("5h", 600.0, 0.4)) as account:
         daemon = start(config=config(account))
-        env = {name: value for name, value in os.environ.items() if not name.endswith("_BASE_URL")}
         words = [sys.executable, "-m", "sfactl", "run", "--name", "held", "--", sys.executable, SUBSCRIBER, "9"]
         foreground = subprocess.Popen(
-            words, env=env | daemon.env | {"TOKEN": TOKEN}, stderr=subprocess.PIPE, text=True, start_new_session=True
+            words, env=daemon.env | {"TOKEN": TOKEN}, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
         with daemon.client() as client:
             held = wait_until(lambda: next((run for each in plans(client).values() for run in each.held), None), "it is held")

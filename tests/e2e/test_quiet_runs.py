@@ -16,7 +16,7 @@ from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, Limit, LimitKind, RunInfo, Status
 from tests.conftest import Start
-from tests.harness import Daemon, ended, started, stopped, wait_until
+from tests.harness import PYTHON, Daemon, ended, started, stopped, wait_until
 
 QUIET = 3.0
 LATE = 5.0
@@ -50,9 +50,7 @@ def test_hung_agents_are_found_and_working_ones_are_not(daemon: Daemon, tmp_path
     os.mkfifo(tmp_path / "pipe")
     alone = BUSY.format(seconds=3 * QUIET, work="sum(range(500_000))")
     compiler = BUSY.format(seconds=3 * QUIET, work="subprocess.run([sys.executable, '-c', 'sum(range(5_000_000))'])")
-    parent = (
-        f"{sys.executable} -m sfactl run -q --name child -- sh -c 'for i in 1 2 3 4 5 6; do echo $i; sleep 1; done' > /dev/null"
-    )
+    parent = f"{PYTHON} -m sfactl run -q --name child -- sh -c 'for i in 1 2 3 4 5 6; do echo $i; sleep 1; done' > /dev/null"
     with daemon.client() as client:
         env = [f"{name}={value}".encode() for name, value in daemon.env.items()]
         hung = [

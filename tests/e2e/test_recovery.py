@@ -21,7 +21,7 @@ from sfactl.connection import Client, Unreachable
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
-from tests.harness import IMPATIENT, PATIENCE, Daemon, alive, ended, other_boot, spawn, started, stopped, strays, wait_until
+from tests.harness import IMPATIENT, PATIENCE, PYTHON, Daemon, alive, ended, other_boot, spawn, started, stopped, strays, wait_until
 
 from .agents import RECORDINGS, info, limit, reserve, turns, until_over, watched
 
@@ -99,7 +99,7 @@ def test_unchanged_queued_runs_are_not_written_again(start: Start) -> None:
 
 def test_a_tree_is_the_same_tree_afterwards(share: Start, containment: str) -> None:
     daemon = share(mode=containment)
-    child = f"{sys.executable} -m sfactl run --name child -- sh -c '{TICK}'"
+    child = f"{PYTHON} -m sfactl run --name child -- sh -c '{TICK}'"
     with daemon.client() as client:
         root = started(
             client, ["sh", "-c", f"{child} & {child.replace('name child', 'name other')} & wait"], name="top", max_depth=None
@@ -120,7 +120,7 @@ def test_a_peer_in_an_adopted_run_is_identified_with_it(share: Start, containmen
     daemon = share(mode=containment)
     go, said = tmp_path / "go", tmp_path / "said"
     os.mkfifo(go)
-    script = f"read line < {go}; {sys.executable} -m sfactl run --name looper -- true 2> {said}; exec sleep 60"
+    script = f"read line < {go}; {PYTHON} -m sfactl run --name looper -- true 2> {said}; exec sleep 60"
     with daemon.client() as client:
         started(client, ["sh", "-c", script], name="looper")
     daemon.kill()

@@ -15,7 +15,7 @@ from sfad.daemon.server import shares
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, RunInfo, Status
 from tests.conftest import Start
-from tests.harness import IMPATIENT, Daemon, ended, started, stopped, wait_until
+from tests.harness import IMPATIENT, PYTHON, Daemon, ended, started, stopped, wait_until
 
 SLEEP = ["sleep", "120"]
 WATCHER = """
@@ -118,7 +118,7 @@ def test_filters(daemon: Daemon) -> None:
 def test_a_run_is_told_of_its_own_subtree_only(daemon: Daemon) -> None:
     with daemon.client() as client:
         other = started(client, SLEEP, name="other").id
-        script = f"{sys.executable} -c '{WATCHER}' & sfactl spawn --name child -- true >/dev/null; wait"
+        script = f"{PYTHON} -c '{WATCHER}' & sfactl spawn --name child -- true >/dev/null; wait"
         env = [f"{key}={value}".encode() for key, value in daemon.env.items()]
         env += [f"PATH={Path(sys.executable).parent}:/usr/bin:/bin".encode()]
         run = started(client, ["sh", "-c", script], name="watcher", env=env, cwd=str(Path.cwd()).encode()).id

@@ -20,6 +20,7 @@ import trio
 from sfad.core.events import LaunchSucceeded, MainExited
 from sfad.daemon.server import peers
 from sfad.host.probe import UCRED, peer_pidfd
+from tests.harness import PYTHON
 from tests.processes.fake import FakeLauncher
 from tests.processes.rig import Rig, rigged
 from tests.users import as_user, needs_root
@@ -65,7 +66,7 @@ async def test_a_peer_outside_any_run(rig: Rig, listener: socket.socket) -> None
 @pytest.mark.parametrize("disguise", ["", "env -i", "setsid --fork", "env -i setsid --fork sh -c '\"$@\" &' x"])
 async def test_a_peer_inside_a_run(rig: Rig, listener: socket.socket, tmp_path: Path, disguise: str) -> None:
     (tmp_path / "connect").write_text(CONNECT)
-    command = f"{disguise} {sys.executable} {tmp_path}/connect {listener.getsockname()}; sleep 1000"
+    command = f"{disguise} {PYTHON} {tmp_path}/connect {listener.getsockname()}; sleep 1000"
     rig.launch("a1", "sleep", "1000")
     rig.launch("a2", "sh", "-c", command, parent="a1")
     with closing(await accept(listener)) as server:

@@ -12,6 +12,7 @@ from typing import Any
 from sfad.protocol.types import Action, Bound, Limit, LimitKind
 from tests.crash.scenario import CALLER, CALLS, fork_away
 from tests.crash.victim import Agents
+from tests.harness import PYTHON
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +53,7 @@ def argument(random: Random, agents: Agents, depth: int) -> tuple[list[str], dic
         "forking": f"{fork_away(60)} {fork_away(60)} sleep {seconds}; end {random.choice((0, 3))}",
         "chatty": "i=0; while [ $i -lt 2000 ]; do echo a line of some length that says nothing $i; i=$((i+1)); done; end 0",
         "retrying": f'[ "$SFA_ATTEMPT" = {random.randint(1, 4)} ] && end 0; sleep {seconds / 4}; end 1',
-        "calling": f"{sys.executable} {CALLER} '{json.dumps(CALLS)}' > /dev/null; end 0",
+        "calling": f"{PYTHON} {CALLER} '{json.dumps(CALLS)}' > /dev/null; end 0",
         "metered": """for i in 1 2 3 4 5 6 7; do echo '{"type": "turn", "tool": "Bash"}'; sleep 0.1; done; end 0""",
     }.get(what, f"sleep {seconds}; end 0")
     return agents.argv(what, script), options(random, **more)

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, LimitKind
 from tests.cli import __file__ as cli
-from tests.harness import PATIENCE, Daemon, started, wait_until
+from tests.harness import PATIENCE, PYTHON, Daemon, started, wait_until
 from tests.web.console import Console
 
 from .conftest import DESK
@@ -95,7 +95,7 @@ def test_an_ended_agent_goes_on_in_a_new_run(watched: Daemon, browser: Browser, 
     for each in ("bin", "home"):
         (tmp_path / each).mkdir()
     program = tmp_path / "bin" / "claude"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(cli).with_name("fake_claude.py")} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {PYTHON} {Path(cli).with_name("fake_claude.py")} "$@"\n')
     program.chmod(0o755)
     env = {"HOME": str(tmp_path / "home"), "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     words = [sys.executable, "-m", "sfactl", "run", "-q", "--name", "writer", "claude", "please fail"]

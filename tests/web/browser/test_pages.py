@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, Limit, LimitKind
-from tests.harness import Daemon, ended, started
+from tests.harness import PYTHON, Daemon, ended, started
 
 pytestmark = pytest.mark.needs("chromium")
 
@@ -67,7 +66,7 @@ def test_now_shows_trees_and_what_is_wrong_first(watched: Daemon, page: Page) ->
 
 def test_children_stand_below_their_parents(watched: Daemon, page: Page, tmp_path: Path) -> None:
     child = tmp_path / "child.sh"
-    child.write_text(f'{sys.executable} -m sfactl spawn --name child -- sleep 300 >"$1"\nsleep 300\n')
+    child.write_text(f'{PYTHON} -m sfactl spawn --name child -- sleep 300 >"$1"\nsleep 300\n')
     told = tmp_path / "id"
     with watched.client() as client:
         parent = started(client, ["sh", str(child), str(told)], name="parent", limits=[limit(LimitKind.TIME, 600)])
