@@ -23,7 +23,9 @@ _FIRST_READ = 4096
 _MAX_READ = 8 * 1024 * 1024
 """Bytes that are read of one file. execve(2) takes environments of up to 6 MiB; with PR_SET_MM a process can show any amount."""
 GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.ENOTDIR})
-HIDDEN = frozenset({errno.EACCES, errno.EPERM})
+_HIDDEN = frozenset({errno.EACCES, errno.EPERM})
+RELEASE = tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2])
+"""Of Linux: the first two numbers."""
 
 
 class Stat(NamedTuple):
@@ -46,23 +48,6 @@ class Stat(NamedTuple):
         """Whether there is anything left to stop. A zombie only waits for its parent; but a process whose main thread has ended
         shows as a zombie too, while its other threads run."""
         return self.state not in "ZX" or self.threads > 1
-
-    @property
-    def stopped(self) -> bool:
-        """Whether SIGSTOP or a tracer has stopped it."""
-        return self.state in "Tt"
-
-
-def threads_stopped(pid: int) -> bool:
-    """Return whether no thread of a process runs: each is stopped, or has ended."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError as error:
-        if error.errno in GONE | HIDDEN:
-            return True
-        raise
-    found = (_stat(pid, f"/proc/{pid}/task/{thread}/stat") for thread in threads)
-    return all(thread is None or thread.state in "TtZX" for thread in found)
 
 
 def status(pid: int | str) -> dict[bytes, bytes]:
@@ -90,7 +75,7 @@ def read(path: str, *, whole: bool = False) -> bytes | None:
         finally:
             os.close(fd)
     except OSError as error:
-        if error.errno in GONE | HIDDEN:
+        if error.errno in GONE | _HIDDEN:
             return None
         raise
     return content
@@ -112,7 +97,8 @@ def is_alive(pid: int, started: int | None = None) -> bool:
 
 def stat(pid: int) -> Stat | None:
     """Return one process, or `None`. Raises `OSError`."""
-    return _stat(pid, f"/proc/{pid}/stat")
+    fields = _fields(pid)
+    return Stat(pid, fields[0].decode(), int(fields[1]), int(fields[19]), int(fields[17])) if fields else None
 
 
 def ticks_since_boot() -> int:
@@ -126,14 +112,9 @@ def age(started: int) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started / _TICKS
 
 
-def _stat(pid: int, path: str) -> Stat | None:
-    fields = _fields(path)
-    return Stat(pid, fields[0].decode(), int(fields[1]), int(fields[19]), int(fields[17])) if fields else None
-
-
-def _fields(path: str) -> list[bytes]:
-    """Return the fields of a stat file from the third on, the state; the name before it may contain anything."""
-    content = read(path)
+def _fields(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat from the third on, the state; the name before it may contain anything."""
+    content = read(f"/proc/{pid}/stat")
     return content[content.rindex(b")") + 2 :].split() if content else []
 
 
@@ -150,7 +131,7 @@ def status_of_zombie(pid: int) -> int | None:
         visible = os.geteuid() in (0, os.stat(f"/proc/{pid}").st_uid)
     except FileNotFoundError:
         return None
-    fields = _fields(f"/proc/{pid}/stat") if visible else []
+    fields = _fields(pid) if visible else []
     return int(fields[49]) if fields else None
 
 
@@ -190,7 +171,7 @@ def words(cmdline: bytes) -> list[str]:
 
 def executed(pid: int) -> bool:
     """Return whether a process has executed a program since it was forked: without PF_FORKNOEXEC, in field 9 of /proc/PID/stat."""
-    fields = _fields(f"/proc/{pid}/stat")
+    fields = _fields(pid)
     return bool(fields) and not int(fields[6]) & 0x40
 
 
@@ -274,7 +255,7 @@ def reaped(pidfd: int) -> bool:
 
 def tells_exits() -> bool:
     """Return whether it is of use to wait for `exit_status` (Linux 6.15)."""
-    return tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2]) >= (6, 15)
+    return RELEASE >= (6, 15)
 
 
 def send(process: Stat, *numbers: int) -> None:

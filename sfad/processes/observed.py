@@ -17,6 +17,9 @@ _Answer = TypeVar("_Answer")
 _Other = TypeVar("_Other")
 
 
+_STILL = {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+
+
 def ask(question: Callable[[], _Answer], otherwise: _Other) -> _Answer | _Other:
     """Return psutil's answer; `otherwise` if the process has ended or is hidden."""
     try:
@@ -34,6 +37,12 @@ def lives(process: psutil.Process) -> bool:
     shows as a zombie too, while its other threads run."""
     ended = ask(process.status, psutil.STATUS_DEAD) in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     return not ended or ask(process.num_threads, 0) > 1
+
+
+def threads_stopped(pid: int) -> bool:
+    """Return whether no thread of a process runs: each is stopped, or has ended."""
+    threads = (find(thread.id) for thread in ask(lambda: psutil.Process(pid).threads(), []))
+    return all(thread is None or ask(thread.status, psutil.STATUS_DEAD) in _STILL for thread in threads)
 
 
 def ancestors(pid: int, top: int = 0) -> Iterator[psutil.Process]:

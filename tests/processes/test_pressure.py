@@ -387,7 +387,7 @@ async def test_a_process_that_another_process_continued_is_stopped_again(rig: Ri
     rig.launch("a1", "sh", "-c", "sleep 4323; true")
     pid = await sleeper("4323")
     rig.launcher.freeze("a1")
-    await until(lambda: (now := kernel.stat(pid)) and now.stopped, "stopped")
+    await until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "stopped")
     os.kill(pid, signal.SIGCONT)
     if not told(rig, Frozen):
         await rig.wait(Frozen, "a1")

@@ -320,8 +320,8 @@ def _stands(process: Stat) -> bool:
     A process that waits in vfork(2) for its child cannot be stopped, and would wait for ever if the child is; but it does
     nothing else, and is stopped before it continues."""
     if process.state in "ZX":  # the main thread has ended, others have not
-        return kernel.threads_stopped(process.pid)
-    return process.stopped or (process.state == "D" and kernel.will_stop(process.pid))
+        return observed.threads_stopped(process.pid)
+    return process.state in "Tt" or (process.state == "D" and kernel.will_stop(process.pid))
 
 
 # ---- Stopping runs: signals to every process of a run until nothing is left

@@ -4,7 +4,6 @@ import errno
 import fcntl
 import os
 import platform
-import re
 import struct
 import sys
 from dataclasses import dataclass
@@ -113,8 +112,7 @@ def is_one(pid: int) -> bool:
 
 def best() -> Trampoline:
     """Return the image on x86_64 with CLOSE_RANGE_CLOEXEC (Linux 5.11), if a memfd can be executed; else the one in Python."""
-    release = tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2])
-    fd = _memfd() if platform.machine() == "x86_64" and release >= (5, 11) else None
+    fd = _memfd() if platform.machine() == "x86_64" and kernel.RELEASE >= (5, 11) else None
     return python() if fd is None else Trampoline(b"/proc/self/fd/%d" % FD_IMAGE, image=fd)
 
 
