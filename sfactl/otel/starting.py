@@ -6,13 +6,12 @@ from sfad.protocol.requests.daemon import Config, ConfigReply
 
 from ..connection import connect
 from ..exits import UsageError
-from .exporter import settings_of
 
 
 def start(socket: str | None) -> None:
     """Export until the process ends. Raise `Quit`."""
     try:
-        from .exporter import export  # imports the SDK
+        from .exporter import export, settings_of  # imports the SDK
     except ImportError as error:
         raise UsageError(
             f"spans need packages that are not installed ({error.name}); install sfad with its extra otel, as in: "
