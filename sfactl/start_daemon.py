@@ -121,8 +121,9 @@ def transient(environ: Mapping[str, str]) -> list[str]:
     settings = [f"--setenv={name}={environ[name]}" for name in PASSED_ON if name in environ]
     properties = ["Delegate=yes", "KillMode=process", "Type=notify", "NotifyAccess=main", "Restart=on-failure"]
     properties += ["RestartPreventExitStatus=2 69", "FileDescriptorStoreMax=4096"]
-    # makes the unit startable again while runs are alive in it
-    properties.append(f"ExecStopPost={sys.executable} -P -m sfad sweep --stop-post")
+    # makes the unit startable again while runs are alive in it; systemd splits it into words, and the path may have a space
+    python = sys.executable.replace("\\", "\\\\").replace('"', '\\"')
+    properties.append(f'ExecStopPost="{python}" -P -m sfad sweep --stop-post')
     unit = f"--unit=sfad-on-demand-{os.getpid()}-{time.time_ns()}"
     flags = ["--user", "--quiet", "--collect", unit, *settings, *(f"--property={p}" for p in properties)]
     return ["systemd-run", *flags, "--", *daemon_command()]

@@ -6,11 +6,14 @@ import os
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from sfactl import start_daemon
 
 from .conftest import PATIENCE, SFACTL, World
 
@@ -121,6 +124,11 @@ def test_the_users_systemd_is_asked_for_a_delegated_unit(systemd: World, tmp_pat
         "-P -m sfad serve",
     ):
         assert word in asked
+
+
+def test_the_unit_names_an_interpreter_whose_path_has_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", '/a place/with "quotes"/python')
+    assert r'--property=ExecStopPost="/a place/with \"quotes\"/python" -P -m sfad sweep --stop-post' in start_daemon.transient({})
 
 
 def test_a_systemd_that_fails_is_done_without(systemd: World, tmp_path: Path) -> None:
