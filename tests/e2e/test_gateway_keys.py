@@ -85,7 +85,10 @@ def write(home: Path, own: str) -> None:
         (home / path).write_text(text)
 
 
-@pytest.mark.parametrize("where", ["nowhere", "variables", "settings", "both"])
+more = pytest.mark.rest("more of the same, for seconds")
+
+
+@pytest.mark.parametrize("where", [pytest.param("nowhere", marks=more), "variables", "settings", pytest.param("both", marks=more)])
 def test_no_address_of_a_persons_gets_the_operators_key(
     start: Start, hosts: tuple[Host, Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

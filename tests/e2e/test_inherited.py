@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,14 @@ STATES = {
     LOCALE: "os.environ.update(LC_ALL='C', PYTHONUTF8='0', PYTHONCOERCECLOCALE='0')",
 }
 """Each with the code that brings a process into it."""
+MOST = {CHILDREN, DESCRIPTORS, LOCALE, "signals blocked"}
+"""States that once broke something."""
+
+
+def states(*which: str) -> list[Any]:
+    """Return parameters. Only the states that once broke something belong to the fast tier."""
+    more = pytest.mark.rest("more of the same, for seconds")
+    return [pytest.param(state, marks=() if state in MOST else more) for state in which]
 
 
 def inheriting(state: str) -> list[str]:
@@ -55,7 +64,7 @@ exit 3
 """
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", states(*STATES))
 def test_runs_are_started_read_and_stopped(start: Start, state: str, tmp_path: Path) -> None:
     """They themselves begin with all signals at their defaults, and with three descriptors."""
     daemon, place = start(wrap=inheriting(state)), tmp_path / "Grüße aus Köln"
@@ -102,7 +111,7 @@ def elsewhere(tmp_path: Path) -> Iterator[dict[str, str]]:
     wait_until(lambda: not alive(pid), "the daemon has ended")
 
 
-@pytest.mark.parametrize("state", [CHILDREN, "signals ignored", "signals blocked", DESCRIPTORS, "umask 000", LOCALE])
+@pytest.mark.parametrize("state", states(CHILDREN, "signals ignored", DESCRIPTORS, "umask 000", LOCALE))
 def test_a_client_starts_a_daemon(elsewhere: Mapping[str, str], state: str) -> None:
     assert sfactl(elsewhere, state, "run", "-q", "--", "sh", "-c", "exit 5").returncode == 5
 
