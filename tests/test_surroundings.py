@@ -15,8 +15,9 @@ SAMPLE = (
     "tests/e2e/test_gateway.py::test_a_run_and_its_children_call_no_other_model",
     "tests/e2e/test_worktrees.py::test_six_at_once_change_nothing_of_the_checkout_and_each_diff_is_its_own",
     "tests/agents/test_setup_reader.py",
+    "tests/processes/test_adoption.py::test_runs_that_tags_contained_get_a_cgroup",
 )
-"""What a shell, git, a network, and settings of agents have a part in."""
+"""What a shell, git, a network, settings of agents, and the variables of a run in which the tests are have a part in."""
 
 
 def ran(place: Path, *words: str) -> subprocess.CompletedProcess[str]:

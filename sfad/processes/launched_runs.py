@@ -25,7 +25,8 @@ from .trampoline.executable import ITS_COMMAND, ITS_DIRECTORY
 # A process can change its own marks, or copy those of another run of the same user. So the cgroup and the ancestors of a process
 # come first. But processes that an earlier daemon started are not below this process: pid 1 has adopted them, and without cgroups
 # only their marks tell them. Foreign processes must not be taken for ours. A cookie names instance, run and a random number. A
-# tag is a mere number: it counts only if neither the process nor an ancestor of it carries the cookie of another run.
+# tag is a mere number: it counts only if neither the process nor an ancestor of it carries the cookie of another run, save an
+# ancestor that this process has, too.
 
 
 CAPACITY = 819_200

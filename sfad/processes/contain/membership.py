@@ -203,8 +203,11 @@ def run_by_marks(
     carried = cookies.get(one.cookie) if one.cookie is not None else None
     if carried is not None:
         return carried
-    if one.cookie is not None or inherited == FOREIGN:
+    if inherited == FOREIGN:
         return FOREIGN
+    if one.cookie is not None:
+        # where another daemon's run has started this daemon and the earlier one, an orphan may be below that run's processes
+        return None if one.process.pid in procfs.ancestry(os.getpid()) else FOREIGN
     return tags.get(one.tag) if one.tag is not None else None
 
 
