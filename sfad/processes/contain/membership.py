@@ -207,7 +207,7 @@ def run_by_marks(
         return FOREIGN
     if one.cookie is not None:
         # where another daemon's run has started this daemon and the earlier one, an orphan may be below that run's processes
-        return None if one.process.pid in procfs.ancestry(os.getpid()) else FOREIGN
+        return None if one.process.pid in {each.pid for each in ancestors(os.getpid())} else FOREIGN
     return tags.get(one.tag) if one.tag is not None else None
 
 
