@@ -32,7 +32,7 @@ from ..options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = COMMON
 
-STEP_SECONDS = 10.0
+STEP_SECONDS = 60.0
 """Seconds that one step may take before the demo gives up."""
 CALL = '"$DEMO_PYTHON" -m sfactl'
 

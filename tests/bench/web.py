@@ -8,15 +8,18 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
 
 import psutil
-from playwright.sync_api import Browser, Page, sync_playwright
 
 from sfad.protocol import messages as m
 from tests.bench.ours import Sfad, directory
 from tests.bench.top import EVERY, RUNS, SECONDS, WRITING, reporting, share
 from tests.harness import Daemon, started
 from tests.web.console import Console
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 HISTORY = 100_000
 CHANGES = 30
@@ -45,6 +48,8 @@ def main() -> None:
 
 @contextmanager
 def _browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright  # of `make test-all`
+
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox", "--enable-precise-memory-info"]
         yield playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)

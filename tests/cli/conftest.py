@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import shlex
 import signal
 import subprocess
 import sys
@@ -38,10 +37,6 @@ class World:
         self.config = directory / "sfad.toml"
         self.config.write_text(config)
         self._daemon: Child | None = None
-        # as one word, because the path of the interpreter may have a space
-        sfactl = directory / "sfactl"
-        sfactl.write_text(f'#!/bin/sh\nexec {shlex.join(SFACTL)} "$@"\n')
-        sfactl.chmod(0o755)
         self.env = os.environ | {
             "HOME": str(directory),  # shells keep a history
             "SFAD_SOCKET": str(self.socket),
@@ -49,7 +44,7 @@ class World:
             "SFAD_CONFIG": str(self.config),
             "SFAD_AUTOSTART": "0",
             "PYTHONPATH": str(Path(__file__).parents[2]),
-            "SFACTL": str(sfactl),
+            "SFACTL": f"{sys.executable} -m sfactl",
         }
 
     @contextmanager

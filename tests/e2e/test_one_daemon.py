@@ -253,7 +253,7 @@ def test_a_socket_that_an_agent_removed_or_replaced_is_created_again(start: Star
     with daemon.client() as client:
         ended(client, started(client, ["rm", str(daemon.socket)], leaf=True).id)
         said = daemon.sfactl("doctor").stdout
-        assert re.search(rf"pid {daemon.pid} holds the state directory \((sleeping|running)\)", said) or "answers at" in said
+        assert re.search(rf"pid {daemon.pid} holds the state directory \([a-z-]+\)", said) or "answers at" in said
         wait_until(daemon.socket.exists, "it is created again")
         daemon.sfactl("list").check_returncode()
         replaced = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1] + '2')"

@@ -74,7 +74,7 @@ def test_the_core_is_told_of_each_field_that_it_decides_by() -> None:
         "grant": Grant(giver="a", run="a1", root="a/a1", max_depth=4, descendants=8),
     }
     asked, _ = asked_of(m.Spawn(id=0, argv=[b"true"], cwd=b"/", env=[], **given), 1)
-    decided = {"argv", "cwd", "name", "continues"}
+    decided = {"argv", "cwd", "name", "continues", "direct"}
     assert given.keys() == set(Asked.__struct_fields__) & set(m.Spawn.__struct_fields__) - decided
     for name, value in given.items():
         told = getattr(asked, name)

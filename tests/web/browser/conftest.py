@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 
@@ -28,11 +29,14 @@ expect.set_options(timeout=PATIENCE * 1000)
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    home = str(tmp_path_factory.mktemp("browser"))
     with sync_playwright() as playwright:
         # its sandbox does not start for root; what it shows here is our own
         one = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+            executable_path=shutil.which("chromium"),
+            args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"],
+            env=os.environ | {"HOME": home, "XDG_RUNTIME_DIR": home},
         )
         yield one
         one.close()
