@@ -14,6 +14,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of the other tier."""
     tier = config.getoption("--tier")
-    kept = []
+    kept, left_out = [], []
     for item in items:
         if why_not := _why_impossible([need for mark in item.iter_markers("needs") for need in mark.args]):
             item.add_marker(pytest.mark.skip(why_not))
@@ -97,8 +98,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if tier == "all" or (tier == "rest") == (why is not None):
             kept.append(item)
         else:
+            left_out.append(item)
             _left_out[why or "of the fast tier"] += 1
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 
 
@@ -121,13 +123,17 @@ def _why_rest(item: pytest.Item) -> str | None:
         return f"needs {', '.join(mark.args)}"
     for mark in item.iter_markers("rest"):
         return str(mark.args[0])
-    place = item.path.relative_to(_HERE)
-    for name, why in REST.items():
-        if place.is_relative_to(name):
-            return why
-    if place.parts[0] == "e2e" and _parameters(item).get("containment") == ("cgroup" if no_cgroup() else "tags"):
+    if why := _why_place(item.path):
+        return why
+    if item.nodeid.startswith("tests/e2e/") and _parameters(item).get("containment") == ("cgroup" if no_cgroup() else "tags"):
         return "the second containment"
     return None
+
+
+@cache
+def _why_place(path: Path) -> str | None:
+    place = path.relative_to(_HERE)
+    return next((why for name, why in REST.items() if place.is_relative_to(name)), None)
 
 
 def _parameters(item: pytest.Item) -> dict[str, Any]:
