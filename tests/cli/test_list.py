@@ -14,7 +14,7 @@ import pytest
 
 from sfactl import output, table
 from sfactl.commands import list as list_
-from sfactl.exits import UsageError
+from sfactl.options import moment
 from sfad.core.state.run import run_id
 from sfad.protocol.types import RunInfo, Status, Usage
 from tests.harness import wait_until
@@ -29,16 +29,16 @@ def test_since_a_clock_or_a_day() -> None:
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     yesterday = midnight - timedelta(days=1)
     soon, before = now + timedelta(minutes=2), now - timedelta(minutes=2)
-    assert list_.moment("today") == list_.moment("00:00") == midnight.timestamp()
-    assert list_.moment("yesterday") == yesterday.timestamp()
-    assert list_.moment("yesterday 22:00") == yesterday.replace(hour=22).timestamp()
+    assert moment("today") == moment("00:00") == midnight.timestamp()
+    assert moment("yesterday") == yesterday.timestamp()
+    assert moment("yesterday 22:00") == yesterday.replace(hour=22).timestamp()
     for clock in (soon, before):  # the last time at which a clock showed it
-        found = datetime.fromtimestamp(list_.moment(f"{clock:%H:%M}"))
+        found = datetime.fromtimestamp(moment(f"{clock:%H:%M}"))
         assert (found.hour, found.minute) == (clock.hour, clock.minute)
         assert timedelta() <= now - found <= timedelta(days=1, minutes=1)
     for wrong in ("tomorrow", "monday 22:00", "25:00", "yesterday x", "22:00+02:00", "today today"):
-        with pytest.raises(UsageError, match="neither a time"):
-            list_.moment(wrong)
+        with pytest.raises(ValueError, match="neither a time"):
+            moment(wrong)
 
 
 def listed(world: World, *words: str) -> list[str]:
