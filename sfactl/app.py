@@ -225,10 +225,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-app = Application(
-    help="Start, watch and stop runs of AI agents under sfad.",
-    epilog="Exit codes:\n\n\b\n" + exits.table(),
-)
+app = Application(help="Start, watch and stop runs of AI agents under sfad.", epilog="Exit codes:\n\n\b\n" + exits.table())
 
 
 @app.callback()

@@ -15,10 +15,10 @@ from sfad.protocol.requests.steering import Stop, Stopped
 from sfad.protocol.types import RunInfo, Status
 
 from . import connection, exits, output
-from .commands.logs import Tail
 from .connection import Client, DaemonError
 from .exits import ExitCode, UsageError
 from .fleet import Fleet
+from .options import Tail
 from .spawn_options import SpawnOptions
 
 Stream = Literal["stdout", "stderr"]

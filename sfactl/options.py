@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, cast
 import typer
 
 from sfad.protocol.types import Action, Limit, Status
-from sfad.protocol.units import MOST_WHOLE, parse_count, parse_duration, parse_usd, parse_whole
+from sfad.protocol.units import MOST_WHOLE, parse_count, parse_duration, parse_size, parse_usd, parse_whole
 
 T = TypeVar("T")
 
@@ -26,6 +26,13 @@ class Pair(NamedTuple):
 
     key: str
     value: str
+
+
+class Tail(NamedTuple):
+    """The last lines or bytes of an output."""
+
+    amount: int
+    lines: bool
 
 
 class LimitsObject(list[Limit]):
@@ -87,6 +94,15 @@ def pair(text: str) -> Pair:
     return Pair(key, value)
 
 
+def tail(text: str) -> Tail:
+    """Return what `20` (lines) or `4096B` means. Raise `ValueError`."""
+    try:
+        lines = text.isascii() and text.isdecimal()
+        return Tail(int(text) if lines else parse_size(text), lines)
+    except ValueError:
+        raise ValueError(f"{text[:80]!r} is neither a number of lines (20) nor a size (4096B, 64KiB, 1M)") from None
+
+
 def moment(text: str) -> float:
     """Return Unix seconds: of a duration before now, or of a time, which is local if it has no zone. Raise `ValueError`."""
     for read in (_clock, _date, _ago):
@@ -146,6 +162,7 @@ def read_action(text: str) -> Action:
 STATUS = one_of(Status, "status")
 DURATION, COUNT, WHOLE = reader(parse_duration), reader(parse_whole, 0, MOST_WHOLE), reader(parse_whole)
 AMOUNT, USD, MOMENT, PAIR = reader(parse_count), reader(parse_usd), reader(moment), reader(pair)
+TAIL = reader(tail)
 
 
 # ---- Completion
@@ -219,11 +236,7 @@ AllListed = Annotated[bool, typer.Option("--all", help="The live runs and the la
 Statuses = Annotated[
     list[Status],
     typer.Option(
-        "--status",
-        metavar="STATUS",
-        help="Only runs with this status",
-        parser=_status,
-        autocompletion=completing("status"),
+        "--status", metavar="STATUS", help="Only runs with this status", parser=_status, autocompletion=completing("status")
     ),
 ]
 NewLimits = Annotated[

@@ -33,16 +33,13 @@ class SessionOptions(Struct, frozen=True):
     ] = None
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The session's name (default: the agent's)")] = None
     instructions: Annotated[
-        str | None,
-        typer.Option("--instructions", metavar="TEXT", help="How to do it: role, rules, form of the answer"),
+        str | None, typer.Option("--instructions", metavar="TEXT", help="How to do it: role, rules, form of the answer")
     ] = None
     model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="MODEL", help="The model that the agent uses (default: its program's)"),
+        str | None, typer.Option("--model", metavar="MODEL", help="The model that the agent uses (default: its program's)")
     ] = None
     provider: Annotated[
-        str | None,
-        typer.Option("--provider", metavar="NAME", help="The provider of the model (default: its program's)"),
+        str | None, typer.Option("--provider", metavar="NAME", help="The provider of the model (default: its program's)")
     ] = None
     timeout: Annotated[
         float | None,
@@ -65,8 +62,7 @@ class SessionOptions(Struct, frozen=True):
     ] = []
     limits: Limits = None
     allow_tool: Annotated[
-        list[str],
-        typer.Option("--allow-tool", metavar="TOOL", help="A tool that the agent may use; all others are then forbidden"),
+        list[str], typer.Option("--allow-tool", metavar="TOOL", help="A tool that the agent may use; all others are then forbidden")
     ] = []
     block_tool: Annotated[list[str], typer.Option("--block-tool", metavar="TOOL", help="A tool that the agent may not use")] = []
     nested: Annotated[bool, typer.Option("--nested", help="The session may start sessions itself")] = False

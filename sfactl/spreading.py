@@ -14,9 +14,7 @@ Function = Callable[..., int]
 
 
 def spread(
-    struct: type[Struct],
-    only: Collection[str] | None = None,
-    headings: Mapping[str, str] = MappingProxyType({}),
+    struct: type[Struct], only: Collection[str] | None = None, headings: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Function], Function]:
     """Return a decorator for a verb with a parameter of this struct. typer sees a parameter for each field that is annotated as an
     option, and the verb receives the struct.

@@ -16,30 +16,19 @@ Model = Annotated[str | None, typer.Option("--model", metavar="MODEL", help="Mod
 Purpose = Annotated[
     Role | None,
     typer.Option(
-        "--role",
-        metavar="ROLE",
-        help="Purpose: planning or execution (default: none)",
-        parser=either("planning", "execution"),
+        "--role", metavar="ROLE", help="Purpose: planning or execution (default: none)", parser=either("planning", "execution")
     ),
 ]
 InputTokens = Annotated[
     int | None,
     typer.Option(
-        "--input-tokens",
-        metavar="N",
-        help="Input tokens, including those from or to a cache; 200k is 200000",
-        parser=AMOUNT,
+        "--input-tokens", metavar="N", help="Input tokens, including those from or to a cache; 200k is 200000", parser=AMOUNT
     ),
 ]
 OutputTokens = Annotated[int | None, typer.Option("--output-tokens", metavar="N", help="Output tokens", parser=AMOUNT)]
 MaxOutputTokens = Annotated[
     int | None,
-    typer.Option(
-        "--max-output-tokens",
-        metavar="N",
-        help="Maximum output tokens, as in the call to the model",
-        parser=AMOUNT,
-    ),
+    typer.Option("--max-output-tokens", metavar="N", help="Maximum output tokens, as in the call to the model", parser=AMOUNT),
 ]
 
 
@@ -51,8 +40,7 @@ class Amounts(Struct, frozen=True):
     input_tokens: InputTokens = None
     output_tokens: OutputTokens = None
     cached_tokens: Annotated[
-        int | None,
-        typer.Option("--cached-tokens", metavar="N", help="Input tokens that were read from a cache", parser=AMOUNT),
+        int | None, typer.Option("--cached-tokens", metavar="N", help="Input tokens that were read from a cache", parser=AMOUNT)
     ] = None
     cache_write_tokens: Annotated[
         int | None,
@@ -60,12 +48,7 @@ class Amounts(Struct, frozen=True):
     ] = None
     cost_usd: Annotated[
         float | None,
-        typer.Option(
-            "--cost",
-            metavar="USD",
-            help="Cost in USD (default: computed from the prices of the model)",
-            parser=USD,
-        ),
+        typer.Option("--cost", metavar="USD", help="Cost in USD (default: computed from the prices of the model)", parser=USD),
     ] = None
 
     def given(self) -> dict[str, Any]:

@@ -9,12 +9,7 @@ from ..selection import RunSelection
 
 
 @app.command()
-def approve(
-    runs: Runs,
-    socket: Socket = None,
-    json: Json = False,
-    limit: NewLimits = [],
-) -> int:
+def approve(runs: Runs, socket: Socket = None, json: Json = False, limit: NewLimits = []) -> int:
     """Approve the increase that a run waits for, and let the run continue.
 
     For a run that is paused by a limit with the action request_increase; `sfactl why RUN` shows

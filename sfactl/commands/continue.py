@@ -72,20 +72,15 @@ def continue_(
     ] = [],
     run: MaybeRun = None,
     task: Annotated[
-        str | None,
-        typer.Argument(metavar="TASK", help="What the agent is told first (default: why it ended, and to go on)"),
+        str | None, typer.Argument(metavar="TASK", help="What the agent is told first (default: why it ended, and to go on)")
     ] = None,
     lost: Annotated[
-        bool,
-        typer.Option("--lost", help="Continue all runs that a crash, a reboot or a stop of the daemon ended"),
+        bool, typer.Option("--lost", help="Continue all runs that a crash, a reboot or a stop of the daemon ended")
     ] = False,
     since: Annotated[
         Since | None,
         typer.Option(
-            "--since",
-            metavar="TIME",
-            help="With --lost: only runs created since then (default: 24h)",
-            parser=reader(_since),
+            "--since", metavar="TIME", help="With --lost: only runs created since then (default: 24h)", parser=reader(_since)
         ),
     ] = None,
 ) -> int:

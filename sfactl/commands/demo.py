@@ -85,10 +85,7 @@ STATES = {
 
 
 @app.command()
-def demo(
-    socket: Socket = None,
-    json: Json = False,
-) -> int:
+def demo(socket: Socket = None, json: Json = False) -> int:
     """Watch the daemon refuse, limit and stop runs (15 seconds, leaves nothing).
 
     Starts its own daemon in a private directory, and scripted agents under it: a planner that

@@ -9,11 +9,7 @@ from ..selection import RunSelection
 
 
 @app.command()
-def deny(
-    runs: Runs,
-    socket: Socket = None,
-    json: Json = False,
-) -> int:
+def deny(runs: Runs, socket: Socket = None, json: Json = False) -> int:
     """Deny the increase that a run waits for, and stop the run.
 
     The run and everything below it is stopped as if the limit had terminated it. Returns when

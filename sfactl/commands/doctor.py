@@ -50,10 +50,7 @@ class Finding(Struct, frozen=True):
 
 
 @app.command()
-def doctor(
-    socket: Socket = None,
-    json: Json = False,
-) -> int:
+def doctor(socket: Socket = None, json: Json = False) -> int:
     """Check what sfad needs of this machine, and say how to fix it.
 
     Each line is ok, warn (works with less) or BAD (does not work). Asks the daemon if one is
@@ -63,11 +60,7 @@ def doctor(
     """
     status, reachable = _daemon(socket)
     asked = (check(status) for check in (_ledger, _config, _containment, _cgroups, _gateway, _linger, _shims))
-    findings = [
-        reachable,
-        *chain.from_iterable(asked),
-        *chain(_isolation(), _kernel(), _limits(), _disk(status), _clock()),
-    ]
+    findings = [reachable, *chain.from_iterable(asked), *chain(_isolation(), _kernel(), _limits(), _disk(status), _clock())]
     if json:
         output.print_json({"findings": findings, "containment": status.containment if status else None})
     else:

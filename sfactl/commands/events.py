@@ -107,24 +107,10 @@ def events(
 
 
 def wanted_by(
-    follow_: bool,
-    since: Since | None,
-    tail: int | None,
-    run: Sequence[str],
-    type_: Sequence[str],
-    all_: bool,
-    severity: Severity,
+    follow_: bool, since: Since | None, tail: int | None, run: Sequence[str], type_: Sequence[str], all_: bool, severity: Severity
 ) -> Events:
     """Return the request. Raise `UsageError`."""
-    wanted = Events(
-        id=0,
-        runs=list(run),
-        types=list(type_),
-        severity=severity,
-        follow=follow_,
-        rows=PAGE,
-        milestones=all_,
-    )
+    wanted = Events(id=0, runs=list(run), types=list(type_), severity=severity, follow=follow_, rows=PAGE, milestones=all_)
     if since is not None and tail is not None:
         raise UsageError("--since gives all events from there on, and --tail the last ones: leave one out")
     if since is None:

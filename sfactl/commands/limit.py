@@ -54,8 +54,7 @@ def limit(
     limited = RunSelection("limit", runs, everything, name, label).checked()
     with connect(socket) as client:
         return limited.each(
-            client,
-            lambda run: _show(client.call(ChangeLimits(id=0, run=run, limits=wanted), RunReply).run, wanted, json),
+            client, lambda run: _show(client.call(ChangeLimits(id=0, run=run, limits=wanted), RunReply).run, wanted, json)
         )
 
 

@@ -9,7 +9,6 @@ import typer
 
 from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.following import LogFiles, Logs, OutputTime, Wait
-from sfad.protocol.units import parse_size
 
 from .. import output
 from ..app import OverFleet, app
@@ -18,7 +17,7 @@ from ..exits import ExitCode
 from ..follower import Copying, Follower, data_from
 from ..history import connect
 from ..in_flight import RequestsInFlight, carry_on, wait
-from ..options import AllListed, Json, Labels, Names, Runs, Socket, reader
+from ..options import TAIL, AllListed, Json, Labels, Names, Runs, Socket, Tail
 from ..selection import RunSelection
 
 # ---- Copy output files line by line: with their run, with the time a line was seen, or as JSON
@@ -142,25 +141,12 @@ Shown = tuple[LogFiles, list[Follower]]
 """A run, and the followers of its output."""
 
 
-class Tail(NamedTuple):
-    """The last lines or bytes of a file."""
-
-    amount: int
-    lines: bool
-
-    def start(self, file: int) -> int:
-        """Return the offset to begin at in an open file, as the file is now."""
-        size = os.fstat(file).st_size
-        return last_lines(file, size, self.amount) if self.lines else max(size - self.amount, 0)
-
-
-def tail_of(text: str) -> Tail:
-    """Return what `20` (lines) or `4096B` means. Raise `ValueError`."""
-    try:
-        lines = text.isascii() and text.isdecimal()
-        return Tail(int(text) if lines else parse_size(text), lines)
-    except ValueError:
-        raise ValueError(f"{text[:80]!r} is neither a number of lines (20) nor a size (4096B, 64KiB, 1M)") from None
+def start_of(tail: Tail | None, file: int) -> int:
+    """Return the offset to begin at in an open file, as the file is now."""
+    if tail is None:
+        return 0
+    size = os.fstat(file).st_size
+    return last_lines(file, size, tail.amount) if tail.lines else max(size - tail.amount, 0)
 
 
 class View(NamedTuple):
@@ -201,7 +187,7 @@ def logs(
             "-n",
             metavar="N",
             help="Begin N lines or bytes before the end: 20, 4096B, 64KiB (default: the beginning)",
-            parser=reader(tail_of),
+            parser=TAIL,
         ),
     ] = None,
 ) -> int:
@@ -268,7 +254,7 @@ def _show(client: Client, opened: Sequence[tuple[LogFiles, list[int]]], view: Vi
 
 
 def _follower(source: Source, form: LineForm, view: View) -> Follower:
-    offset = 0 if view.tail is None else view.tail.start(source.file)
+    offset = start_of(view.tail, source.file)
     if form.plain:
         return Follower(source.file, source.target, output.note, offset)
     return LineFollower(source, offset, form)

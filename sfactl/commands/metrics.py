@@ -8,9 +8,7 @@ from ..options import Socket
 
 
 @app.command()
-def metrics(
-    socket: Socket = None,
-) -> int:
+def metrics(socket: Socket = None) -> int:
     """Print the daemon's metrics in the text format of Prometheus.
 
     docs/metrics.md describes each. `metrics.listen` in the config serves the same to a

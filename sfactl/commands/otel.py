@@ -4,9 +4,7 @@ from ..options import Socket
 
 
 @app.command()
-def otel(
-    socket: Socket = None,
-) -> int:
+def otel(socket: Socket = None) -> int:
     """Export a span for each ended run and each of its model calls to `otel.endpoint`, until
     interrupted.
 

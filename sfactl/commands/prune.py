@@ -49,12 +49,7 @@ def prune(
     """
     if older_than is None and keep is None and not worktrees:
         raise UsageError("say what to remove: --older-than 7d, --keep 100, or --keep 0 for everything that has ended")
-    wanted = Prune(
-        id=0,
-        older_than=older_than,
-        keep=keep or 0,
-        dry_run=dry_run,
-    )
+    wanted = Prune(id=0, older_than=older_than, keep=keep or 0, dry_run=dry_run)
     alone = older_than is None and keep is None
     with connect(socket) as client:
         nothing = Pruned(id=0, trees=0, runs=0, events=0, files=0, output_bytes=0, ledger_bytes=0)

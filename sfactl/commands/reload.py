@@ -10,10 +10,7 @@ from ..options import Json, Socket
 
 
 @app.command()
-def reload(
-    socket: Socket = None,
-    json: Json = False,
-) -> int:
+def reload(socket: Socket = None, json: Json = False) -> int:
     """Make the daemon read its config again, as SIGHUP does, and show what changed.
 
     Live runs keep their limits. If the config has an error, the old one stays in force.

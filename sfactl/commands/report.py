@@ -13,13 +13,7 @@ from ..usage_options import Amounts, Model, OwnRun, Purpose
 @app.command()
 @spread(Amounts)
 def report(
-    run: OwnRun = None,
-    *,
-    socket: Socket = None,
-    json: Json = False,
-    model: Model = None,
-    amounts: Amounts,
-    role: Purpose = None,
+    run: OwnRun = None, *, socket: Socket = None, json: Json = False, model: Model = None, amounts: Amounts, role: Purpose = None
 ) -> int:
     """Report what a run has used: turns, messages, tokens, cost.
 

@@ -1,4 +1,5 @@
 import os
+from typing import TYPE_CHECKING
 
 from sfad.protocol.requests.base import Reply, RunReply
 from sfad.protocol.requests.starting import Refused, Spawn
@@ -8,9 +9,11 @@ from .. import exits, output, spawn_options
 from ..app import TakesCommand, app
 from ..autostart import connect_or_start
 from ..connection import Client
-from ..foreground import Foreground, Form
 from ..spawn_options import HEADINGS, USAGE, Command, SpawnOptions, commanded
 from ..spreading import spread
+
+if TYPE_CHECKING:
+    from ..foreground import Form
 
 
 @app.command(cls=TakesCommand, options_metavar=USAGE)
@@ -47,6 +50,8 @@ def start(wanted: SpawnOptions, message: Spawn | None = None) -> int:
 
 
 def _foreground(wanted: SpawnOptions, message: Spawn) -> int:
+    from ..foreground import Foreground  # a run in the background needs nothing of it
+
     client = connect_or_start(wanted.socket)
     message = _completed(wanted, message, client)
     if message.placing is not None:
@@ -72,7 +77,7 @@ def _completed(wanted: SpawnOptions, message: Spawn, client: Client) -> Spawn:
     return with_server(message, client)
 
 
-def _form(wanted: SpawnOptions, *, inside: bool) -> Form:
+def _form(wanted: SpawnOptions, *, inside: bool) -> "Form":
     """Return the form of the output. An agent that is started by its name prints its events for the meter, not for the caller.
     Inside a run, the output may be JSON for a model; the daemon decides."""
     if wanted.raw:

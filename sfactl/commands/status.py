@@ -22,10 +22,7 @@ WORDS = {
 
 
 @app.command()
-def status(
-    socket: Socket = None,
-    json: Json = False,
-) -> int:
+def status(socket: Socket = None, json: Json = False) -> int:
     """Show the daemon: where it is, how it contains runs, and how many there are."""
     found = call(socket, DaemonInfo(id=0), DaemonStatus)
     if json:

@@ -39,13 +39,7 @@ def stop(
         ),
     ] = None,
     signal: Annotated[
-        int,
-        typer.Option(
-            "--signal",
-            metavar="NAME",
-            help="First signal (default: TERM)",
-            parser=reader(_signal),
-        ),
+        int, typer.Option("--signal", metavar="NAME", help="First signal (default: TERM)", parser=reader(_signal))
     ] = 15,
 ) -> int:
     """Stop runs and everything below them, to the last process.

@@ -44,10 +44,7 @@ def summary(
     by: Annotated[
         By,
         typer.Option(
-            "--by",
-            metavar="KEY",
-            help="Group by name (default), label, user, model or type",
-            parser=one_of(GROUPED_BY, "key"),
+            "--by", metavar="KEY", help="Group by name (default), label, user, model or type", parser=one_of(GROUPED_BY, "key")
         ),
     ] = "name",
     name: Names = [],

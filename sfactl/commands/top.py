@@ -12,13 +12,7 @@ from ..selection import labels
 
 
 @app.command(cls=OverFleet)
-def top(
-    root: MaybeRun = None,
-    socket: Socket = None,
-    name: Names = [],
-    user: User = None,
-    label: Labels = [],
-) -> int:
+def top(root: MaybeRun = None, socket: Socket = None, name: Names = [], user: User = None, label: Labels = []) -> int:
     """Show runs full-screen, as they change.
 
     A tree of live runs and those that ended recently. The cursor begins at a run in trouble,

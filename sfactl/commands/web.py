@@ -16,12 +16,7 @@ LISTEN = "127.0.0.1:8477"
 def web(
     socket: Socket = None,
     listen: Annotated[
-        str,
-        typer.Option(
-            "--listen",
-            metavar="ADDRESS:PORT",
-            help=f"Where to listen (default: {LISTEN}); port 0 takes a free one",
-        ),
+        str, typer.Option("--listen", metavar="ADDRESS:PORT", help=f"Where to listen (default: {LISTEN}); port 0 takes a free one")
     ] = LISTEN,
     opens: Annotated[bool, typer.Option("--open", help="Open the link in the browser of this machine")] = False,
     cert: Annotated[

@@ -20,11 +20,7 @@ from ..waiting import after_others, queued, troubles
 
 
 @app.command(cls=OverFleet)
-def why(
-    runs: Runs,
-    socket: Socket = None,
-    json: Json = False,
-) -> int:
+def why(runs: Runs, socket: Socket = None, json: Json = False) -> int:
     """Say why runs ended, were refused or are paused, or what limits them.
 
     Prints a sentence for each run: which rule refused it, which limit or signal ended it, what

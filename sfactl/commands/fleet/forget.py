@@ -14,9 +14,7 @@ from . import app
 
 @app.command()
 def forget(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name")],
-    socket: Socket = None,
-    json: Json = False,
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name")], socket: Socket = None, json: Json = False
 ) -> int:
     """Give up the runs of this node on another one that will not come back.
 

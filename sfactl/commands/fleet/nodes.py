@@ -8,10 +8,7 @@ from . import app
 
 
 @app.command()
-def nodes(
-    socket: Socket = None,
-    json: Json = False,
-) -> int:
+def nodes(socket: Socket = None, json: Json = False) -> int:
     """List the nodes of the fleet, with their versions.
 
     A node that does not answer has no version. Exits with 75 if there is one.

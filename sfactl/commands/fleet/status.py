@@ -9,10 +9,7 @@ from . import app
 
 
 @app.command()
-def status(
-    socket: Socket = None,
-    json: Json = False,
-) -> int:
+def status(socket: Socket = None, json: Json = False) -> int:
     """Show this node's place in the fleet.
 
     With the runs that it has granted to other nodes and was granted by them, and nodes with its

@@ -8,10 +8,7 @@ from . import app
 
 
 @app.command("list")
-def list_(
-    socket: Socket = None,
-    json: Json = False,
-) -> int:
+def list_(socket: Socket = None, json: Json = False) -> int:
     """List the hooks of the config, how often each was started and failed, and commands of
     --on-end that are not done.
     """

@@ -41,14 +41,7 @@ def delegate(
         begun.append(session)
         session_options.tell(session)
 
-    start = partial(
-        sessions.delegate,
-        wanted.order(task),
-        socket=wanted.socket,
-        channel=wanted.channel,
-        wait=wait,
-        started=told,
-    )
+    start = partial(sessions.delegate, wanted.order(task), socket=wanted.socket, channel=wanted.channel, wait=wait, started=told)
     try:
         session = session_options.started(start, json=wanted.json)
     except KeyboardInterrupt:

@@ -16,8 +16,7 @@ def list_(
     socket: Socket = None,
     json: Json = False,
     rows: Annotated[
-        int,
-        typer.Option("--rows", metavar="N", help=f"Sessions that have ended, at most (default: {LISTED})", parser=COUNT),
+        int, typer.Option("--rows", metavar="N", help=f"Sessions that have ended, at most (default: {LISTED})", parser=COUNT)
     ] = LISTED,
 ) -> int:
     """List the live sessions, and those that ended last.
