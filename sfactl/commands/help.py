@@ -10,10 +10,10 @@ from ..options import completing
 
 @app.command("help")
 def help_(
-    words: Annotated[list[str], typer.Argument(metavar="VERB", help="Verb to explain", autocompletion=completing("verb"))] = [],
+    verb: Annotated[list[str], typer.Argument(metavar="VERB", help="Verb to explain", autocompletion=completing("verb"))] = [],
 ) -> int:
     """Show the verbs, or explain one."""
-    name = " ".join([verbs.ALIASES.get(words[0], words[0]), *words[1:]]) if words else None
+    name = " ".join([verbs.ALIASES.get(verb[0], verb[0]), *verb[1:]]) if verb else None
     if name is not None and not verbs.exists(name):
         hint = verbs.suggestion(name) or f"; choose from: {', '.join(verbs.names())}"
         raise UsageError(f"unknown verb {name!r}{hint}")
