@@ -28,8 +28,8 @@ def main() -> None:
         venv.create(place, with_pip=True, symlinks=True)
         newest = f"{place}/bin/python"
         install = [newest, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        # beside what is installed here, without this project, which has the bound
-        subprocess.run([*install, "--upgrade", "typer", "msgspec", "genai-prices"], check=True)
+        # without this project itself, which has the bound
+        subprocess.run([*install, "--upgrade", "typer", "msgspec"], check=True)
         print_costs(version("typer"), sys.executable)
         shown = "from importlib.metadata import version; print(version('typer'))"
         print_costs(subprocess.check_output([newest, "-c", shown], text=True).strip(), newest)
