@@ -1,21 +1,21 @@
 """sfactl: the command-line client of sfad.
 
-    __main__ ─ verb ─▶ options.read ─ plain ─────▶ commands/VERB.main ─▶ connection ─ frames ─▶ sfad
-                            └─ anything else ─▶ typer_app (help, completion, usage errors) ─┘
+    __main__ ─▶ app (typer) ─ values ─▶ commands/VERB ─▶ connection ─ frames ─▶ sfad
 
 The command line:
 
-`__main__`          finds the verb, runs it, and turns errors into exit codes
+`__main__`          carries a command line out, and turns errors into exit codes
+`app`               the typer application: finds the verb, loads its module, and shows help and errors
 `verbs`             the verbs, their aliases and their lines in the help
 `commands`          one module for each verb
-`options`           options and arguments as data, and the reader of plain command lines
+`options`           the options and arguments that verbs share, and the values of their texts
+`spreading`         options that several verbs have, as the fields of a struct
 `spawn_options`     the options of `spawn` and `run`, and their `Spawn` message
 `continuing`        the `Spawn` message that continues an ended run
 `session_options`   the options of `session delegate` and `session spawn`
 `usage_options`     the options of `report`, `reserve` and `settle`
 `selection`         the runs that a command line names or filters
-`typer_app`         the options as a typer application
-`completing`        completion of plain command lines
+`default_limits`    the limits of a run without options, for the help
 `shell_completion`  the words that a shell completes
 `environment`       defaults and claims from the environment
 `inside`            whether this process is inside a run
@@ -68,8 +68,7 @@ Output:
 `waiting`           what is wrong with a live run, and what waits for a person
 `follower`          copies output files, or an agent's text, as they grow
 
-`options.read` reads the plain command lines that agents write in loops, and typer, which takes long to import, reads all others. A
-test checks that both give the same values. See "Starting fast" in docs/architecture.md. Only `web` imports trio, and of sfad only
+See "Starting fast" in docs/architecture.md. Only `web` imports trio, and of sfad only
 `sfad.protocol` and its version (`doctor` also `sfad.host.probe` and `sfad.processes.isolation.sandbox`; `diff` and `prune`
 `sfad.worktrees`, `shipping` `sfad.shipping`).
 """

@@ -6,10 +6,9 @@ import os
 from collections.abc import Mapping
 
 from sfad.protocol.types import Bound, Claim
-from sfad.protocol.units import MOST_WHOLE
+from sfad.protocol.units import MOST_WHOLE, parse_whole
 
-from .exits import ExitCode, Quit, UsageError
-from .options import whole
+from .exits import ExitCode, Quit, UsageError, understood
 
 FALSE = frozenset({"", "0", "false", "no", "off"})
 
@@ -19,15 +18,14 @@ def flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get(name, "").strip().lower() not in FALSE
 
 
-def bound(option: str, given: str | None, variable: str, environ: Mapping[str, str] = os.environ) -> Bound | None:
+def bound(option: str, given: int | None, variable: str, environ: Mapping[str, str] = os.environ) -> Bound | None:
     """Return the value of `--max-depth`, or of its variable, with its source. `None` means inherited, else the
-    default: neither is given, or the value is not positive. Raise `UsageError` for a value that is not a whole number
+    default: neither is given, or the value is not positive. Raise `UsageError` for a variable that is not a whole number
     or is too large."""
-    source, text = (option, given) if given is not None else (variable, environ.get(variable))
-    if text is None or not text.strip():
-        return None
-    value = whole(source, text)
-    return Bound(value=value, source=source) if value > 0 else None
+    source, value = option, given
+    if value is None and (text := environ.get(variable, "")).strip():
+        source, value = variable, understood(variable, parse_whole, text)
+    return Bound(value=value, source=source) if value is not None and value > 0 else None
 
 
 def claim(environ: Mapping[str, str] = os.environ) -> Claim:
@@ -37,7 +35,7 @@ def claim(environ: Mapping[str, str] = os.environ) -> Claim:
     names = [name for name in [*chain.split(","), own] if name]
     depth = environ.get("SFA_DEPTH", "")
     # An invalid depth must not count as 0: the guard fails closed.
-    own_depth = whole("SFA_DEPTH", depth, 0, MOST_WHOLE) + 1 if depth.strip() else 0
+    own_depth = understood("SFA_DEPTH", parse_whole, depth, 0, MOST_WHOLE) + 1 if depth.strip() else 0
     return Claim(names=names, depth=max(own_depth, len(names)))
 
 

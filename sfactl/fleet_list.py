@@ -14,7 +14,6 @@ from . import connection, output, table
 from .commands import list as listing
 from .exits import UsageError, worst
 from .fleet import Fleet, merged, tell_unanswered
-from .options import count
 from .selection import labels
 
 CLOCKS = 300.0
@@ -25,17 +24,17 @@ def shown(verb: str, fleet: Fleet, values: Mapping[str, Any]) -> int:
     if values.get("sum_"):
         raise UsageError("--fleet and --sum exclude each other: sum what --json prints")
     json, wide, live = bool(values.get("json")), bool(values.get("wide")), bool(values.get("live"))
-    since = None if values.get("since") is None else listing.moment(values["since"])
+    since = values.get("since")
     top = None
     if values.get("root"):
         top, began = _of_fleet(fleet, values["root"])
         since = max(since or 0.0, began - CLOCKS)
-    most = count("--limit-rows", values.get("limit_rows"))
+    most = values.get("limit_rows")
 
     def ask(node: str) -> list[RunInfo]:
         wanted = List(
             id=0,
-            status=[listing.status_of(text) for text in values.get("status", ())],
+            status=values.get("status", []),
             name=list(values.get("name", ())) or None,
             user=values.get("user"),
             since=since,

@@ -27,8 +27,8 @@ Told = tuple[Summary, list[Waiting]]
 
 
 def summary(fleet: Fleet, values: Mapping[str, Any]) -> int:
-    since, by = values.get("since", "12h"), values.get("by", "name")
-    wanted = one_nodes_summary.wanted_by(since, by, values.get("name", ()), values.get("user"), values.get("label", ()))
+    since, by = values["since"], values["by"]
+    wanted = one_nodes_summary.wanted_by(since, by, values["name"], values["user"], values["label"])
     wanted.here = True
     found, unanswered = fleet.each(lambda node: _told(fleet, node, wanted))
     if found:

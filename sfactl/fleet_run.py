@@ -13,12 +13,12 @@ from sfad.protocol.requests.listing import Info
 from sfad.protocol.requests.starting import Refused, Spawn
 from sfad.protocol.requests.steering import Stop, Stopped
 from sfad.protocol.types import RunInfo, Status
-from sfad.protocol.units import parse_size
 
 from . import connection, exits, output
 from .connection import Client, DaemonError
 from .exits import ExitCode, UsageError
 from .fleet import Fleet
+from .options import Tail
 from .spawn_options import SpawnOptions
 
 Stream = Literal["stdout", "stderr"]
@@ -47,12 +47,12 @@ def logs(fleet: Fleet, values: Mapping[str, Any]) -> int:
     return ExitCode.DONE
 
 
-def _begin(tail: str | None) -> int:
+def _begin(tail: Tail | None) -> int:
     if tail is None:
         return 0
-    if tail.isdecimal():
+    if tail.lines:
         raise UsageError("--tail: with --fleet give bytes: 4096B, 64KiB")
-    return -exits.understood("--tail", parse_size, tail)
+    return -tail.amount
 
 
 def copy(client: Client, run: str, targets: Mapping[Stream, int], offset: int = 0, follow: bool = True) -> None:

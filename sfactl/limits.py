@@ -15,23 +15,17 @@ from sfad.protocol.units import counted, format_usd
 
 from . import output
 from .exits import UsageError, understood
-from .options import Option
 from .output import percent, plain, seconds
 
-OPTION = Option(
-    ("--limit",),
-    "limit",
-    "New limit, from the start of the run: turns=50, cost=2.50, tokens=200k, …",
-    "KIND=N",
-    many=True,
-    complete="kind of limit",
-)
-"""For verbs that give a run more room."""
+
+def of_flag(text: str, source: str = "--limit") -> Limit:
+    """Return a limit of the command line. Raise `UsageError`."""
+    return understood("", written.parse_limit, text, source)
 
 
 def of_flags(texts: Iterable[str], source: str = "--limit") -> list[Limit]:
-    """Return the limits of `--limit`, each kind at most once. Raise `UsageError`."""
-    return once(understood("", written.parse_limit, text, source) for text in texts)
+    """Return limits, each kind at most once. Raise `UsageError`."""
+    return once(of_flag(text, source) for text in texts)
 
 
 def of_object(text: str) -> list[Limit]:
@@ -44,11 +38,6 @@ def of_object(text: str) -> list[Limit]:
         except OSError as error:
             raise UsageError(f"--limits {text}: {error.strerror}") from None
     return understood("", parse_limits, content, "--limits")
-
-
-def action(text: str) -> Action:
-    """Return the action of `--on-limit`. Raise `UsageError`."""
-    return understood("--on-limit", written.parse_action, text)
 
 
 def once(found: Iterable[Limit]) -> list[Limit]:

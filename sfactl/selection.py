@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypedDict
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from sfad.protocol.requests.steering import Select, Selected
 
 from . import exits, output
 from .connection import Client, DaemonError
-from .options import COMMON, FLEET, LABEL, RUNS, Option, Parameter, pair
-
-LIVE_RUNS = replace(RUNS, required=False, complete="live")
-
-FILTERS: tuple[Parameter, ...] = (
-    Option(("--all",), "everything", "Every live run that you may see"),
-    Option(("--name",), "name", "Live runs of this name", "NAME", many=True, complete="name"),
-    replace(LABEL, help="Live runs with this label; several values of a key match any of them"),
-)
-
-PARAMETERS: tuple[Parameter, ...] = (*COMMON, FLEET, LIVE_RUNS, *FILTERS)
-"""For verbs that choose among the live runs."""
-
-
-class SelectionOptions(TypedDict, total=False):
-    """The values of `RUNS` and `FILTERS`, as a verb's `main` receives them."""
-
-    runs: Sequence[str]
-    everything: bool
-    name: Sequence[str]
-    label: Sequence[str]
+from .options import Pair
 
 
 class RunSelection(Struct, frozen=True):
@@ -42,7 +20,7 @@ class RunSelection(Struct, frozen=True):
     runs: Sequence[str] = ()
     everything: bool = False
     name: Sequence[str] = ()
-    label: Sequence[str] = ()
+    label: Sequence[Pair] = ()
 
     @property
     def filtered(self) -> bool:
@@ -91,10 +69,9 @@ def _failed(run: str, error: DaemonError) -> int:
     return error.code
 
 
-def labels(texts: Sequence[str]) -> dict[str, str | list[str]]:
-    """Return `K=V` texts by key; several values of one key become a list, any of which matches. Raise `UsageError`."""
+def labels(pairs: Sequence[Pair]) -> dict[str, str | list[str]]:
+    """Return labels by key; several values of one key become a list, any of which matches."""
     found: dict[str, list[str]] = {}
-    for text in texts:
-        key, value = pair("--label", text)
+    for key, value in pairs:
         found.setdefault(key, []).append(value)
     return {key: values[0] if len(values) == 1 else values for key, values in found.items()}

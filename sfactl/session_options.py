@@ -1,79 +1,94 @@
 """The options of `session delegate` and `session spawn`, and what they print."""
 
-from collections.abc import Callable, Sequence
-from typing import TypedDict
+from collections.abc import Callable
+from typing import Annotated
 
+import typer
+from msgspec import Struct
 from msgspec.structs import replace
 
 from sfad.protocol.types import Limit
 
-from . import exits, limits, output, spawn_options
-from .options import COMMON, Argument, Option, Parameter, seconds
+from . import exits, output
+from .options import DURATION, Json, Socket, completing, read_limit
 from .sessions import Order, SessionRefused, SessionView, headline
+from .spawn_options import Channel, Directory, Limits, NewLabels, NewWorktree
 
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    Argument("task", "TASK", "What to do, as one quoted argument"),
-    Option(("--agent",), "agent", "A registered agent (default: sessions.default_agent)", "AGENT", complete="agent"),
-    Option(("--name",), "name", "The session's name (default: the agent's)", "NAME"),
-    Option(("--instructions",), "instructions", "How to do it: role, rules, form of the answer", "TEXT"),
-    Option(("--model",), "model", "The model that the agent uses (default: its program's)", "MODEL"),
-    Option(("--provider",), "provider", "The provider of the model (default: its program's)", "NAME"),
-    Option(("--timeout",), "timeout", "Limit of time, as 90s or 5m (default: sessions.default_timeout_minutes)", "TIME"),
-    Option(("--limit",), "limit", "A limit: turns=10, cost=0.50, tokens=100k, …", "KIND=N", many=True, complete="kind of limit"),
-    Option(("--limits",), "limits", "Limits as a JSON object (see `sfactl config schema`), or a file with one", "JSON|@FILE"),
-    Option(("--allow-tool",), "allow_tool", "A tool that the agent may use; all others are then forbidden", "TOOL", many=True),
-    Option(("--block-tool",), "block_tool", "A tool that the agent may not use", "TOOL", many=True),
-    Option(("--nested",), "nested", "The session may start sessions itself"),
-    Option(("--cwd",), "cwd", "Working directory (default: current)", "DIR"),
-    Option(("--worktree",), "worktree", "Work in a new git worktree, on a new branch (default: sfad/NAME-ID)", "BRANCH", alone="-"),
-    Option(("--label",), "label", "Label for list, stop and others; children inherit it", "K=V", many=True, complete="label"),
-    Option(("--channel",), "channel", "Origin of the request, shown in events (default: the parent's, else cli)", "NAME"),
-)
+Task = Annotated[str, typer.Argument(metavar="TASK", help="What to do, as one quoted argument")]
 
 
-class OrderOptions(TypedDict, total=False):
-    agent: str
-    name: str
-    instructions: str
-    model: str
-    provider: str
-    timeout: str
-    limit: Sequence[str]
-    limits: str
-    allow_tool: Sequence[str]
-    block_tool: Sequence[str]
-    nested: bool
-    cwd: str
-    worktree: str
-    label: Sequence[str]
+class SessionOptions(Struct, frozen=True):
+    """The options of `session delegate` and `session spawn`."""
 
+    socket: Socket = None
+    json: Json = False
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            "--agent",
+            metavar="AGENT",
+            help="A registered agent (default: sessions.default_agent)",
+            autocompletion=completing("agent"),
+        ),
+    ] = None
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The session's name (default: the agent's)")] = None
+    instructions: Annotated[
+        str | None, typer.Option("--instructions", metavar="TEXT", help="How to do it: role, rules, form of the answer")
+    ] = None
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="The model that the agent uses (default: its program's)")
+    ] = None
+    provider: Annotated[
+        str | None, typer.Option("--provider", metavar="NAME", help="The provider of the model (default: its program's)")
+    ] = None
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="TIME",
+            help="Limit of time, as 90s or 5m (default: sessions.default_timeout_minutes)",
+            parser=DURATION,
+        ),
+    ] = None
+    limit: Annotated[
+        list[Limit],
+        typer.Option(
+            "--limit",
+            metavar="KIND=N",
+            help="A limit: turns=10, cost=0.50, tokens=100k, …",
+            parser=read_limit,
+            autocompletion=completing("kind of limit"),
+        ),
+    ] = []
+    limits: Limits = None
+    allow_tool: Annotated[
+        list[str], typer.Option("--allow-tool", metavar="TOOL", help="A tool that the agent may use; all others are then forbidden")
+    ] = []
+    block_tool: Annotated[list[str], typer.Option("--block-tool", metavar="TOOL", help="A tool that the agent may not use")] = []
+    nested: Annotated[bool, typer.Option("--nested", help="The session may start sessions itself")] = False
+    cwd: Directory = None
+    worktree: NewWorktree = None
+    label: NewLabels = []
+    channel: Channel = None
 
-def order(task: str, given: OrderOptions) -> Order:
-    """Return what the options ask for. Raise `UsageError`."""
-    return Order(
-        task=task,
-        agent=given.get("agent"),
-        name=given.get("name"),
-        model=given.get("model"),
-        provider=given.get("provider"),
-        instructions=given.get("instructions"),
-        timeout=seconds("--timeout", given.get("timeout")),
-        more_limits=_limits(given),
-        allowed_tools=given.get("allow_tool", ()),
-        blocked_tools=given.get("block_tool", ()),
-        nested=given.get("nested", False),
-        cwd=given.get("cwd"),
-        worktree=given.get("worktree"),
-        labels=spawn_options.pairs("--label", given.get("label", ())),
-    )
-
-
-def _limits(given: OrderOptions) -> list[Limit]:
-    found = limits.of_flags(given.get("limit", ()))
-    if "limits" in given:
-        found += limits.of_object(given["limits"])
-    return found
+    def order(self, task: str) -> Order:
+        """Return what the options ask for. Raise `UsageError`."""
+        return Order(
+            task=task,
+            agent=self.agent,
+            name=self.name,
+            model=self.model,
+            provider=self.provider,
+            instructions=self.instructions,
+            timeout=self.timeout,
+            more_limits=[*self.limit, *(self.limits or ())],
+            allowed_tools=self.allow_tool,
+            blocked_tools=self.block_tool,
+            nested=self.nested,
+            cwd=self.cwd,
+            worktree=self.worktree,
+            labels=dict(self.label),
+        )
 
 
 def started(start: Callable[[], SessionView], *, json: bool) -> SessionView:

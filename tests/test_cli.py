@@ -42,7 +42,7 @@ def test_onlyplain_options_options_are_read_without_typer(arguments: list[str], 
     ("arguments", "says"),
     [
         (["serve", "--socket"], "requires an argument"),
-        (["serve", "--ready-fd", "x"], "valid integer"),
+        (["serve", "--ready-fd", "x"], "is not a valid int"),
         (["serve", "more"], "unexpected extra argument"),
         (["--sockt", "s"], "No such option"),
         (["bogus"], "No such command"),

@@ -1,37 +1,38 @@
-"""List the registered agents, or explain one.
-
-An agent of this list is started with `sfactl run NAME "task"`; the config adds to the built-in ones. ON PATH says whether its
-program is on your PATH. With NAME, show everything about that agent, and the command of its runs: {task} stands for the task,
-{session} for a new session id, and {options} for the options beside the task.
-
-Exit codes: 0; 2 unknown agent.
-"""
-
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
+import typer
 from msgspec.structs import asdict
 
 from sfad.protocol.requests.daemon import AgentInfo, AgentList, Agents
 
 from .. import output, table
+from ..app import app
 from ..connection import call
 from ..exits import ExitCode, UsageError
-from ..options import COMMON, Argument, Parameter
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    Argument("name", "NAME", "Agent to explain", required=False, complete="agent"),
-)
+from ..options import Json, Socket, completing
 
 HEADER = ("NAME", "ON PATH", "TYPE", "METER", "LIMITS", "DEFINED IN", "DESCRIPTION", "COMMAND")
 
 
-def main(*, name: str | None = None, socket: str | None = None, json: bool = False) -> int:
+@app.command()
+def agents(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Agent to explain", autocompletion=completing("agent"))] = None,
+    socket: Socket = None,
+    json: Json = False,
+) -> int:
+    """List the registered agents, or explain one.
+
+    An agent of this list is started with `sfactl run NAME "task"`; the config adds to the
+    built-in ones. ON PATH says whether its program is on your PATH. With NAME, show everything
+    about that agent, and the command of its runs: {task} stands for the task, {session} for a
+    new session id, and {options} for the options beside the task.
+
+    Exit codes: 0; 2 unknown agent.
+    """
     agents = call(socket, Agents(id=0), AgentList).agents
     chosen = agents if name is None else [_named(name, agents)]
     if json:

@@ -1,29 +1,26 @@
-"""Approve the increase that a run waits for, and let the run continue.
-
-For a run that is paused by a limit with the action request_increase; `sfactl why RUN` shows it. --limit sets the new limit, which
-counts from the start of the run and is at most an ancestor's; without --limit, the old limit only warns from now on. Works only
-outside any run: no agent approves its own increase.
-
-Exit codes: 0 it runs; 1 it does not wait for approval; 2 a limit outside its range; 66 no such run; 77 not permitted.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.steering import Approve
 
 from .. import limits, output
+from ..app import app
 from ..connection import connect
-from ..options import COMMON, RUNS, Parameter
+from ..options import Json, NewLimits, Runs, Socket
 from ..selection import RunSelection
 
-PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS, limits.OPTION)
 
+@app.command()
+def approve(runs: Runs, socket: Socket = None, json: Json = False, limit: NewLimits = []) -> int:
+    """Approve the increase that a run waits for, and let the run continue.
 
-def main(*, runs: Sequence[str], limit: Sequence[str] = (), socket: str | None = None, json: bool = False) -> int:
-    room = limits.of_flags(limit)
+    For a run that is paused by a limit with the action request_increase; `sfactl why RUN` shows
+    it. --limit sets the new limit, which counts from the start of the run and is at most an
+    ancestor's; without --limit, the old limit only warns from now on. Works only outside any
+    run: no agent approves its own increase.
+
+    Exit codes: 0 it runs; 1 it does not wait for approval; 2 a limit outside its range; 66 no
+    such run; 77 not permitted.
+    """
+    room = limits.once(limit)
     with connect(socket) as client:
         return RunSelection("approve", runs).each(
             client, lambda run: output.changed(client.call(Approve(id=0, run=run, limits=room), RunReply).run, json)

@@ -1,22 +1,9 @@
-"""Print the model calls that runs have made through the gateway, or follow them.
-
-One line for each call, by the time at which the agent asked for it: tokens in and out, of the input those read from a cache, cost,
-seconds to the first byte and in all, and what happened. Calls that wait or are under way have no figures yet. A cost with ≥ is a
-lower bound. --name, --label and --all choose the same runs as for `sfactl list`, including ended ones.
-
--f follows until the runs end: each call is printed once it has ended or was refused, even if it was printed before as waiting or
-under way.
-
-With --json, one object for each call, a line each (docs/protocol.md, CallInfo).
-"""
-
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Annotated
 
-from msgspec.structs import asdict, replace
+import typer
+from msgspec.structs import asdict
 
 from sfad.protocol.requests.base import Reply
 from sfad.protocol.requests.following import Wait, Watch
@@ -26,38 +13,43 @@ from sfad.protocol.types import CallInfo, RunId
 from sfad.protocol.units import counted
 
 from .. import output, table
+from ..app import app
 from ..connection import AGAIN, Client, ConnectionLost, check
 from ..exits import ExitCode
 from ..history import connect
-from ..in_flight import RequestsInFlight
-from ..options import COMMON, LABEL, NAME, RUNS, Option, Parameter
-from ..selection import RunSelection, SelectionOptions
+from ..options import AllListed, Json, Labels, Names, Runs, Socket
+from ..selection import RunSelection
 from .list import collect, listed
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    replace(RUNS, required=False),
-    Option(("--all",), "everything", "The live runs and the last 50 that ended"),
-    NAME,
-    LABEL,
-    Option(("--tree",), "tree", "Also the calls of the runs below"),
-    Option(("--refused",), "refused", "Only calls that were refused"),
-    Option(("--follow", "-f"), "follow_", "Follow the calls until the runs end"),
-)
 
 Key = tuple[RunId, float, int]
 
 
-def main(
-    *,
-    follow_: bool = False,
-    refused: bool = False,
-    tree: bool = False,
-    socket: str | None = None,
-    json: bool = False,
-    **chosen: Unpack[SelectionOptions],
+@app.command()
+def calls(
+    runs: Runs = [],
+    socket: Socket = None,
+    json: Json = False,
+    everything: AllListed = False,
+    name: Names = [],
+    label: Labels = [],
+    tree: Annotated[bool, typer.Option("--tree", help="Also the calls of the runs below")] = False,
+    refused: Annotated[bool, typer.Option("--refused", help="Only calls that were refused")] = False,
+    follow_: Annotated[bool, typer.Option("--follow", "-f", help="Follow the calls until the runs end")] = False,
 ) -> int:
-    selection = RunSelection("calls", **chosen).checked()
+    """Print the model calls that runs have made through the gateway, or follow them.
+
+    One line for each call, by the time at which the agent asked for it: tokens in and out, of
+    the input those read from a cache, cost, seconds to the first byte and in all, and what
+    happened. Calls that wait or are under way have no figures yet. A cost with ≥ is a lower
+    bound. --name, --label and --all choose the same runs as for `sfactl list`, including ended
+    ones.
+
+    -f follows until the runs end: each call is printed once it has ended or was refused, even
+    if it was printed before as waiting or under way.
+
+    With --json, one object for each call, a line each (docs/protocol.md, CallInfo).
+    """
+    selection = RunSelection("calls", runs, everything, name, label).checked()
     with connect(socket) as client:
         if selection.filtered:
             selection = listed(client, selection)
@@ -87,7 +79,7 @@ def _with_trees(client: Client, first: Sequence[CallPage], *, tree: bool) -> lis
     return list(dict.fromkeys(run for found in below for run in found))
 
 
-def _print(client: Client, run: RunId, shown: CallLines) -> None:
+def _print(client: Client, run: RunId, shown: "CallLines") -> None:
     request: ListCalls | None = ListCalls(id=0, run=run)
     while request is not None:
         page = client.call(request, CallPage)
@@ -113,7 +105,7 @@ def _none(first: Sequence[CallPage], *, refused: bool) -> str:
 class Following:
     """Prints the calls of runs until they end."""
 
-    def __init__(self, client: Client, live: Sequence[RunId], runs: Sequence[RunId], shown: CallLines, *, tree: bool) -> None:
+    def __init__(self, client: Client, live: Sequence[RunId], runs: Sequence[RunId], shown: "CallLines", *, tree: bool) -> None:
         """`live` are followed, with those below them if `tree`. `runs` are all whose calls are to be printed."""
         from ..in_flight import RequestsInFlight
 

@@ -1,26 +1,37 @@
-"""Show the daemon's settings and where each comes from, or the schema of --limits.
+from typing import Annotated
 
-Precedence: flag, environment, user's file, /etc/sfad/user.toml, built-in. The system's daemon reads only /etc/sfad/sfad.toml.
-`sfactl config schema` prints the JSON Schema of --limits, and needs no daemon.
-"""
+import typer
 
 from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.daemon import Config, ConfigReply
 
 from .. import output, table
+from ..app import app
 from ..connection import call
-from ..exits import ExitCode, UsageError
-from ..options import COMMON, Argument, Parameter
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    Argument("what", "schema", "Print the JSON Schema of --limits instead", required=False),
-)
+from ..exits import ExitCode
+from ..options import Json, Socket, reader
 
 
-def main(*, what: str | None = None, socket: str | None = None, json: bool = False) -> int:
-    if what not in (None, "schema"):
-        raise UsageError(f"unknown argument {what!r}; config takes only: schema")
+def _what(text: str) -> str:
+    if text != "schema":
+        raise ValueError(f"unknown argument {text!r}; config takes only: schema")
+    return text
+
+
+@app.command()
+def config(
+    what: Annotated[
+        str | None, typer.Argument(metavar="schema", help="Print the JSON Schema of --limits instead", parser=reader(_what))
+    ] = None,
+    socket: Socket = None,
+    json: Json = False,
+) -> int:
+    """Show the daemon's settings and where each comes from, or the schema of --limits.
+
+    Precedence: flag, environment, user's file, /etc/sfad/user.toml, built-in. The system's
+    daemon reads only /etc/sfad/sfad.toml. `sfactl config schema` prints the JSON Schema of
+    --limits, and needs no daemon.
+    """
     if what is not None:
         from sfad.protocol.limits_object import schema
 

@@ -1,117 +1,151 @@
-"""Continue the session of an ended agent in a new run.
-
-The new run has the agent program, directory, name, labels and options of RUN, and continues its session: the agent knows all that
-was said and done. It is told TASK, or why RUN ended and to go on. Where RUN used a terminal, it continues in this one. It gets the
-environment of this shell. Continues in the background, or as `sfactl run` does with --wait.
-
-A run is continued once; continue the new run next. Limits count anew: give others with --limit and --timeout, or what RUN has left
-with --limit rest. A run whose session is not there any more, or whose program sfad does not know, is refused with the reason.
-
---lost continues all runs that a crash, a reboot or a stop of the daemon ended. What cannot be continued is told, one by one.
-"""
-
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
+import typer
 from msgspec.structs import replace
 
 from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.requests.starting import Recall, Recalled
-from sfad.protocol.types import RunInfo, Status
+from sfad.protocol.types import Limit, RunInfo, Status
 
-from .. import continuing, exits, output, spawn_options
+from .. import continuing, exits, output
+from ..app import app
 from ..autostart import connect_or_start
-from ..options import COMMON, RUN, Argument, Option, Parameter
+from ..options import MaybeRun, completing, moment, read_limit, reader
+from ..spawn_options import SpawnOptions
+from ..spreading import spread
 from . import spawn
 
 _OF_SPAWN = frozenset({
-    "wait", "keep", "text", "raw", "quiet", "verbose", "timeout", "limit", "on_limit", "limits", "type", "attempts", "resume",
+    "socket", "json",
+    "wait", "keep", "text", "raw", "quiet", "verbose", "timeout", "on_limit", "limits", "attempts", "resume",
     "retry_delay", "grace", "env", "label", "detach", "no_queue", "priority", "after", "group", "on_end", "status_file", "gateway",
     "no_gateway",
 })  # fmt: skip
 """Options of `spawn` that change what the new run has."""
 
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    replace(RUN, required=False),
-    Argument("task", "TASK", "What the agent is told first (default: why it ended, and to go on)", required=False),
-    Option(("--lost",), "lost", "Continue all runs that a crash, a reboot or a stop of the daemon ended"),
-    Option(("--since",), "since", "With --lost: only runs created since then (default: 24h)", "TIME"),
-    *(
-        replace(option, flags=(*option.flags, "--profile")) if option.target == "type" else option
-        for option in spawn_options.PARAMETERS
-        if isinstance(option, Option) and option.target in _OF_SPAWN
-    ),
-)
-
 REST = "rest"
+"""What RUN has left of its limits, as a value of `--limit`."""
+SINCE = 24 * 3600.0
+"""Seconds that `--lost` looks back without `--since`."""
 
 
-def main(
-    *,
-    run: str | None = None,
-    task: str | None = None,
-    lost: bool = False,
-    since: str | None = None,
-    limit: Sequence[str] = (),
-    **given: Any,
+class Since(NamedTuple):
+    text: str
+    time: float
+    """Unix seconds."""
+
+
+def _since(text: str) -> Since:
+    return Since(text, moment(text))
+
+
+def _limit(text: str) -> Limit | str:
+    return REST if text == REST else read_limit(text)
+
+
+@app.command("continue")
+@spread(SpawnOptions, only=_OF_SPAWN)
+def continue_(
+    wanted: SpawnOptions,
+    type_: Annotated[
+        str | None,
+        typer.Option(
+            "--type",
+            "--profile",
+            metavar="TYPE",
+            help="Kind of work: developer, qa, planner, … have a profile of limits",
+            autocompletion=completing("type"),
+        ),
+    ] = None,
+    limit: Annotated[
+        list[Any],
+        typer.Option(
+            "--limit",
+            metavar="KIND=N",
+            help="A limit, and its action: turns=50, cost=2.50:warn, tokens=200k:pause, memory=2G, …",
+            parser=_limit,
+            autocompletion=completing("kind of limit"),
+        ),
+    ] = [],
+    run: MaybeRun = None,
+    task: Annotated[
+        str | None, typer.Argument(metavar="TASK", help="What the agent is told first (default: why it ended, and to go on)")
+    ] = None,
+    lost: Annotated[
+        bool, typer.Option("--lost", help="Continue all runs that a crash, a reboot or a stop of the daemon ended")
+    ] = False,
+    since: Annotated[
+        Since | None,
+        typer.Option(
+            "--since", metavar="TIME", help="With --lost: only runs created since then (default: 24h)", parser=reader(_since)
+        ),
+    ] = None,
 ) -> int:
-    given["limit"] = [text for text in limit if text != REST]
+    """Continue the session of an ended agent in a new run.
+
+    The new run has the agent program, directory, name, labels and options of RUN, and continues
+    its session: the agent knows all that was said and done. It is told TASK, or why RUN ended
+    and to go on. Where RUN used a terminal, it continues in this one. It gets the environment
+    of this shell. Continues in the background, or as `sfactl run` does with --wait.
+
+    A run is continued once; continue the new run next. Limits count anew: give others with
+    --limit and --timeout, or what RUN has left with --limit rest. A run whose session is not
+    there any more, or whose program sfad does not know, is refused with the reason.
+
+    --lost continues all runs that a crash, a reboot or a stop of the daemon ended. What cannot
+    be continued is told, one by one.
+    """
     rest = REST in limit
-    wanted = spawn_options.SpawnOptions(command=["-"], **given)
-    spawn_options.check(wanted)
-    spawn_options.message(wanted)  # what is written wrongly is told before the daemon is asked for anything
+    wanted = replace(wanted, type=type_, limit=[each for each in limit if isinstance(each, Limit)])
+    continuing.message("", None, wanted)  # what is written wrongly is told before the daemon is asked for anything
     if lost:
         if run is not None:
             raise exits.UsageError("--lost means all lost runs: leave out RUN and TASK")
-        return _continue_lost(since or "24h", rest, given)
+        return _continue_lost(since or Since("24h", time.time() - SINCE), rest, wanted)
     if run is None:
         raise exits.UsageError("say which run, as in: sfactl continue a4; or --lost")
     if since is not None:
         raise exits.UsageError("--since needs --lost")
-    return _continue(run, task, rest, given)
+    return _continue(run, task, rest, wanted)
 
 
-def _continue(run: str, task: str | None, rest: bool, given: dict[str, Any]) -> int:
-    with connect_or_start(given.get("socket")) as client:
+def _continue(run: str, task: str | None, rest: bool, wanted: SpawnOptions) -> int:
+    with connect_or_start(wanted.socket) as client:
         found = client.call(Recall(id=0, run=run), Recalled)
     terminal = found.request.stdio == "inherit" and os.isatty(0) and os.isatty(1)
     if terminal:
-        given = given | {"stdio": "inherit", "wait": True}
-    elif found.request.agent is not None and not (given.get("raw") or given.get("json")):
-        given = given | {"text": given.get("wait", False)}
-    wanted = spawn_options.SpawnOptions(command=[], **given)
+        wanted = replace(wanted, stdio="inherit", wait=True)
+    elif found.request.agent is not None and not (wanted.raw or wanted.json):
+        wanted = replace(wanted, text=wanted.wait)
     return spawn.start(wanted, continuing.message(found.run, task, wanted, rest=rest))
 
 
-def _continue_lost(since: str, rest: bool, given: dict[str, Any]) -> int:
-    from .list import moment
-
-    if given.get("wait"):
+def _continue_lost(since: Since, rest: bool, wanted: SpawnOptions) -> int:
+    if wanted.wait:
         raise exits.UsageError("--lost continues runs in the background: leave out --wait")
     codes: list[int] = []
     covered: set[str] = set()
-    for run in _lost(moment(since), given.get("socket")):
+    for run in _lost(since.time, wanted.socket):
         if run.continued_by is not None:
             covered.add(run.id)
         elif run.parent_id in covered:  # the agent above knows that it has ended
             covered.add(run.id)
             output.note(f"sfactl: {run.id} is left to its parent {run.parent_id}, which continues")
         else:
-            codes.append(_told(run.id, rest, given))
+            codes.append(_told(run.id, rest, wanted))
             if codes[-1] == exits.ExitCode.DONE:
                 covered.add(run.id)
     if not codes:
-        output.note(f"no run was lost since {since} that is not continued")
+        output.note(f"no run was lost since {since.text} that is not continued")
     return next((code for code in codes if code), exits.ExitCode.DONE)
 
 
-def _told(run: str, rest: bool, given: dict[str, Any]) -> int:
+def _told(run: str, rest: bool, wanted: SpawnOptions) -> int:
     try:
-        return _continue(run, None, rest, given)
+        return _continue(run, None, rest, wanted)
     except exits.Quit as quit_:
         output.note(f"sfactl: {output.harmless(quit_.message)}")
         return quit_.code

@@ -1,11 +1,3 @@
-"""Watch the daemon refuse, limit and stop runs (15 seconds, leaves nothing).
-
-Starts its own daemon in a private directory, and scripted agents under it: a planner that asks a reviewer that asks a
-summariser, an agent that would call itself, agents that would nest too deep, one that ignores SIGTERM, double-forks and changes
-session, and one that calls a model without end. That model is the demo's own: nothing is sent to the net. Each command shown is
-really run. Afterwards the daemon is stopped and the directory removed.
-"""
-
 import os
 import select
 import shutil
@@ -26,11 +18,10 @@ from sfad.protocol.requests.following import Watch
 from sfad.protocol.requests.listing import List, RunList
 
 from .. import exits
+from ..app import app
 from ..connection import Client
 from ..inside import inside_run
-from ..options import COMMON, Parameter
-
-PARAMETERS: tuple[Parameter, ...] = COMMON
+from ..options import Json, Socket
 
 STEP_SECONDS = 60.0
 """Seconds that one step may take before the demo gives up."""
@@ -93,7 +84,16 @@ STATES = {
 """The letters of proc_pid_stat(5). A zombie is not alive: the daemon reaps it some milliseconds later."""
 
 
-def main(*, socket: str | None = None, json: bool = False) -> int:
+@app.command()
+def demo(socket: Socket = None, json: Json = False) -> int:
+    """Watch the daemon refuse, limit and stop runs (15 seconds, leaves nothing).
+
+    Starts its own daemon in a private directory, and scripted agents under it: a planner that
+    asks a reviewer that asks a summariser, an agent that would call itself, agents that would
+    nest too deep, one that ignores SIGTERM, double-forks and changes session, and one that
+    calls a model without end. That model is the demo's own: nothing is sent to the net. Each
+    command shown is really run. Afterwards the daemon is stopped and the directory removed.
+    """
     del socket, json
     inside = inside_run()
     if inside is not None:

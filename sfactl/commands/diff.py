@@ -1,32 +1,35 @@
-"""Show what a run has changed in its git worktree since its start.
-
-Committed or not, with untracked files that git does not ignore. Git shows it, with your pager and colours, and nothing in the
-worktree changes. A run has a worktree with --worktree (docs/going-on.md); merging is git's: git merge BRANCH.
-
-Exit codes: 0 shown; 1 the run has no worktree, or it is gone; 66 no such run; 77 the worktree is another user's.
-"""
-
-from __future__ import annotations
-
 import os
+from typing import Annotated
+
+import typer
 
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
 from sfad.protocol.types import RunInfo
 
 from .. import output
+from ..app import app
 from ..exits import ExitCode, Quit
 from ..history import connect
-from ..options import COMMON, RUN, Option, Parameter
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    RUN,
-    Option(("--stat",), "stat", "Only the names of files, and how many lines have changed"),
-)
+from ..options import Json, Run, Socket
 
 
-def main(*, run: str, stat: bool = False, socket: str | None = None, json: bool = False) -> int:
+@app.command()
+def diff(
+    run: Run,
+    socket: Socket = None,
+    json: Json = False,
+    stat: Annotated[bool, typer.Option("--stat", help="Only the names of files, and how many lines have changed")] = False,
+) -> int:
+    """Show what a run has changed in its git worktree since its start.
+
+    Committed or not, with untracked files that git does not ignore. Git shows it, with your
+    pager and colours, and nothing in the worktree changes. A run has a worktree with --worktree
+    (docs/going-on.md); merging is git's: git merge BRANCH.
+
+    Exit codes: 0 shown; 1 the run has no worktree, or it is gone; 66 no such run; 77 the
+    worktree is another user's.
+    """
     with connect(socket) as client:
         found = client.call(Info(id=0, run=run), RunReply).run
     if found.worktree is None:

@@ -1,10 +1,3 @@
-"""Check what sfad needs of this machine, and say how to fix it.
-
-Each line is ok, warn (works with less) or BAD (does not work). Asks the daemon if one is running, else checks this session.
-
-Exit codes: 0; 1 if something is BAD.
-"""
-
 import os
 import resource
 from collections.abc import Iterator, Mapping
@@ -23,12 +16,11 @@ from sfad.protocol.paths import state_dir
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 
 from .. import output
+from ..app import app
 from ..connection import ABSENT, Unreachable, connect, start_of
 from ..exits import ExitCode, Quit
-from ..options import COMMON, Parameter
+from ..options import Json, Socket
 from .shim import ShimPlace, installed
-
-PARAMETERS: tuple[Parameter, ...] = COMMON
 
 LOW_DISK = 1 << 30
 """Bytes: sixteen runs that fill their 64 MiB of output."""
@@ -57,14 +49,18 @@ class Finding(Struct, frozen=True):
     """How to fix it. In JSON the key keeps its old name."""
 
 
-def main(*, socket: str | None = None, json: bool = False) -> int:
+@app.command()
+def doctor(socket: Socket = None, json: Json = False) -> int:
+    """Check what sfad needs of this machine, and say how to fix it.
+
+    Each line is ok, warn (works with less) or BAD (does not work). Asks the daemon if one is
+    running, else checks this session.
+
+    Exit codes: 0; 1 if something is BAD.
+    """
     status, reachable = _daemon(socket)
     asked = (check(status) for check in (_ledger, _config, _containment, _cgroups, _gateway, _linger, _shims))
-    findings = [
-        reachable,
-        *chain.from_iterable(asked),
-        *chain(_isolation(), _kernel(), _limits(), _disk(status), _clock()),
-    ]
+    findings = [reachable, *chain.from_iterable(asked), *chain(_isolation(), _kernel(), _limits(), _disk(status), _clock())]
     if json:
         output.print_json({"findings": findings, "containment": status.containment if status else None})
     else:

@@ -1,50 +1,24 @@
-"""Print events, and follow them.
-
-Without an option: the last 50. With --since, all from that event or time on. Each line has the time, the event's number, its type,
-the run and a message. With -f, each further event is printed once the ledger has it, until Ctrl-C. A daemon that goes away, or is
-not there yet, is waited for; nothing is missed and nothing comes twice. To resume later, give the last number to --since.
-
-With --json, one object for each event.
-"""
-
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
+import typer
 from msgspec.structs import replace
 
 from sfad.protocol.encoding import to_json
 from sfad.protocol.event_types import EVENT_TYPES, unknown_pattern
 from sfad.protocol.requests.following import EventPush
 from sfad.protocol.requests.records import EventPage, Events
-from sfad.protocol.types import SEVERITIES, ErrorCode, Event
-from sfad.protocol.units import MOST_WHOLE
+from sfad.protocol.types import SEVERITIES, ErrorCode, Event, Severity
+from sfad.protocol.units import MOST_WHOLE, parse_whole
 
 from .. import connection, history, output
+from ..app import OverFleet, app
 from ..connection import ABSENT, AGAIN, Client, ConnectionLost, DaemonError, Unreachable, check
 from ..exits import ExitCode, UsageError
-from ..options import COMMON, FLEET, Option, Parameter, whole
-from .list import moment
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    FLEET,
-    Option(("--follow", "-f"), "follow_", "Print further events until Ctrl-C"),
-    Option(
-        ("--since",),
-        "since",
-        "Events after this number (4711), or since then: 12h (ago), 22:00, yesterday, 2026-01-31T22:00",
-        "SEQ|TIME",
-    ),
-    Option(("--tail", "-n"), "tail", "At most the last N events (default without --since: 50)", "N"),
-    Option(("--run",), "run", "Only events of this run and its descendants", "RUN", many=True, complete="run"),
-    Option(("--type",), "type_", "Only these types; * matches any text: 'alert_*'", "TYPE", many=True),
-    Option(("--all", "-a"), "all_", "Also milestones: what runs write about their progress (also: --type run_progress)"),
-    Option(("--severity",), "severity", "Only events of at least this severity: low, medium, high", "SEVERITY"),
-)
+from ..options import Json, Socket, completing, moment, one_of, reader
 
 LAST = 50
 PAGE = 1000
@@ -52,37 +26,107 @@ MAX_AGAIN = 20
 """Times in a row that a request is sent again which the daemon could not answer, because it was executing itself again."""
 
 
-def main(
-    *,
-    follow_: bool = False,
-    since: str | None = None,
-    tail: str | None = None,
-    run: Sequence[str] = (),
-    type_: Sequence[str] = (),
-    severity: str = "low",
-    all_: bool = False,
-    socket: str | None = None,
-    json: bool = False,
-    tell: Callable[[str], None] | None = None,
-    node: str | None = None,
+class Since(NamedTuple):
+    """Where the events begin: after a number, or at a time (Unix seconds)."""
+
+    after: int
+    time: float | None = None
+
+
+def _since(text: str) -> Since:
+    if text.isascii() and text.isdecimal():
+        return Since(parse_whole(text, 0, MOST_WHOLE))
+    try:
+        return Since(0, moment(text))
+    except ValueError as error:
+        raise ValueError(f"{error}, nor the number of an event (4711)") from None
+
+
+def _type(text: str) -> str:
+    if unknown_pattern([text]) is not None:
+        raise ValueError(f"{text!r} matches no type of event; choose from: {', '.join(EVENT_TYPES)}")
+    return text
+
+
+@app.command(cls=OverFleet)
+def events(
+    socket: Socket = None,
+    json: Json = False,
+    follow_: Annotated[bool, typer.Option("--follow", "-f", help="Print further events until Ctrl-C")] = False,
+    since: Annotated[
+        Since | None,
+        typer.Option(
+            "--since",
+            metavar="SEQ|TIME",
+            help="Events after this number (4711), or since then: 12h (ago), 22:00, yesterday, 2026-01-31T22:00",
+            parser=reader(_since),
+        ),
+    ] = None,
+    tail: Annotated[
+        int | None,
+        typer.Option(
+            "--tail",
+            "-n",
+            metavar="N",
+            help="At most the last N events (default without --since: 50)",
+            parser=reader(parse_whole, 1, PAGE),
+        ),
+    ] = None,
+    run: Annotated[
+        list[str],
+        typer.Option("--run", metavar="RUN", help="Only events of this run and its descendants", autocompletion=completing("run")),
+    ] = [],
+    type_: Annotated[
+        list[str],
+        typer.Option("--type", metavar="TYPE", help="Only these types; * matches any text: 'alert_*'", parser=reader(_type)),
+    ] = [],
+    all_: Annotated[
+        bool, typer.Option("--all", "-a", help="Also milestones: what runs write about their progress (also: --type run_progress)")
+    ] = False,
+    severity: Annotated[
+        Severity,
+        typer.Option(
+            "--severity",
+            metavar="SEVERITY",
+            help="Only events of at least this severity: low, medium, high",
+            parser=one_of(SEVERITIES, "severity"),
+        ),
+    ] = "low",
 ) -> int:
-    """`tell`: is given each line instead of stdout, with the name of the `node`."""
-    if severity not in SEVERITIES:
-        raise UsageError(f"--severity: unknown severity {severity!r}; choose from: {', '.join(SEVERITIES)}")
-    if (unknown := unknown_pattern(type_)) is not None:
-        raise UsageError(f"--type: {unknown!r} matches no type of event; choose from: {', '.join(EVENT_TYPES)}")
+    """Print events, and follow them.
+
+    Without an option: the last 50. With --since, all from that event or time on. Each line has
+    the time, the event's number, its type, the run and a message. With -f, each further event
+    is printed once the ledger has it, until Ctrl-C. A daemon that goes away, or is not there
+    yet, is waited for; nothing is missed and nothing comes twice. To resume later, give the
+    last number to --since.
+
+    With --json, one object for each event.
+    """
+    return show(wanted_by(follow_, since, tail, run, type_, all_, severity), socket, json=json)
+
+
+def wanted_by(
+    follow_: bool, since: Since | None, tail: int | None, run: Sequence[str], type_: Sequence[str], all_: bool, severity: Severity
+) -> Events:
+    """Return the request. Raise `UsageError`."""
     wanted = Events(id=0, runs=list(run), types=list(type_), severity=severity, follow=follow_, rows=PAGE, milestones=all_)
     if since is not None and tail is not None:
         raise UsageError("--since gives all events from there on, and --tail the last ones: leave one out")
     if since is None:
-        wanted.rows = LAST if tail is None else whole("--tail", tail, 1, PAGE)
-    elif since.isascii() and since.isdecimal():
-        wanted.after = whole("--since", since, 0, MOST_WHOLE)
+        wanted.rows = tail or LAST
     else:
-        wanted.after, wanted.since = 0, _moment(since)
+        wanted.after, wanted.since = since
+    return wanted
+
+
+def show(
+    wanted: Events, socket: str | None, *, json: bool, tell: Callable[[str], None] | None = None, node: str | None = None
+) -> int:
+    """Print events. `tell`: is given each line instead of stdout, with the name of the `node`."""
     found, own = False, output.own_user()
     # without a daemon there is a history, but nothing to follow
-    with _connect_when_there(socket) if follow_ else history.connect(socket) as client:
+    with _connect_when_there(socket) if wanted.follow else history.connect(socket) as client:
         for event in _Events(client, wanted):
             found = True
             if tell is not None and json:
@@ -92,7 +136,7 @@ def main(
             elif json:
                 output.print_json(event)
             else:
-                print(_line(event, own), flush=follow_)
+                print(_line(event, own), flush=wanted.follow)
     if not found:
         output.note("no event matches")
     return ExitCode.DONE
@@ -110,13 +154,6 @@ def _connect_when_there(socket: str | None) -> Client:
                 output.note(f"sfactl: {error.message}; waiting for it")
                 said = True
         time.sleep(AGAIN)
-
-
-def _moment(text: str) -> float:
-    try:
-        return moment(text)
-    except UsageError as error:
-        raise UsageError(f"{error.message}, nor the number of an event (4711)") from None
 
 
 def _line(event: Event, own: str) -> str:

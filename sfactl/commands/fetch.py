@@ -1,37 +1,39 @@
-"""Bring back what a run has changed in the files that were sent with it.
-
-The run was started with --ship DIR (docs/fleet.md#files), and may be named NODE/ID. Its new and changed files are written to
-DIR, and what it has deleted is deleted there. A file of DIR that has changed since it was sent is a conflict: all such files
-are named, and nothing is brought back. The run may still be live; its files stay on its node as long as its output does.
-
-With --patch, the changes are printed as a patch for `git apply`, and nothing is written.
-
-Exit codes: 0 done; 1 files have changed since, or the changes are too large; 66 no such run; 75 its node does not answer.
-"""
-
-from __future__ import annotations
-
 import os
+from typing import Annotated
+
+import typer
 
 from sfad.protocol.requests.shipping import FilesPacked
 
 from .. import output, shipping
+from ..app import app
 from ..connection import connect
 from ..exits import ExitCode, Quit
-from ..options import COMMON, RUN, Option, Parameter
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    RUN,
-    Option(("--patch",), "patch", "Print a patch instead"),
-    Option(("--force",), "force", "Overwrite files that have changed since they were sent"),
-    Option(("--to",), "to", "Another directory to write to", "DIR"),
-)
+from ..options import Json, Run, Socket
 
 
-def main(
-    *, run: str, patch: bool = False, force: bool = False, to: str | None = None, socket: str | None = None, json: bool = False
+@app.command()
+def fetch(
+    run: Run,
+    socket: Socket = None,
+    json: Json = False,
+    patch: Annotated[bool, typer.Option("--patch", help="Print a patch instead")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that have changed since they were sent")] = False,
+    to: Annotated[str | None, typer.Option("--to", metavar="DIR", help="Another directory to write to")] = None,
 ) -> int:
+    """Bring back what a run has changed in the files that were sent with it.
+
+    The run was started with --ship DIR (docs/fleet.md#files), and may be named NODE/ID. Its new
+    and changed files are written to DIR, and what it has deleted is deleted there. A file of
+    DIR that has changed since it was sent is a conflict: all such files are named, and nothing
+    is brought back. The run may still be live; its files stay on its node as long as its output
+    does.
+
+    With --patch, the changes are printed as a patch for `git apply`, and nothing is written.
+
+    Exit codes: 0 done; 1 files have changed since, or the changes are too large; 66 no such
+    run; 75 its node does not answer.
+    """
     with connect(socket) as client:
         packed, archive = shipping.fetched(client, run, patch=patch)
     with archive:

@@ -1,23 +1,21 @@
-"""Show the verbs, or explain one."""
+from typing import Annotated
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+import typer
 
 from .. import verbs
+from ..app import app, context
 from ..exits import ExitCode, UsageError
-from ..options import Argument, Parameter
-
-PARAMETERS: tuple[Parameter, ...] = (Argument("words", "VERB", "Verb to explain", many=True, required=False, complete="verb"),)
+from ..options import completing
 
 
-def main(*, words: Sequence[str] = ()) -> int:
-    verb = " ".join(words) or None
-    name = verbs.ALIASES.get(verb, verb) if verb is not None else None
-    if name is not None and not (verbs.load(name) or verbs.is_group(name)):
+@app.command("help")
+def help_(
+    verb: Annotated[list[str], typer.Argument(metavar="VERB", help="Verb to explain", autocompletion=completing("verb"))] = [],
+) -> int:
+    """Show the verbs, or explain one."""
+    name = " ".join([verbs.ALIASES.get(verb[0], verb[0]), *verb[1:]]) if verb else None
+    if name is not None and not verbs.exists(name):
         hint = verbs.suggestion(name) or f"; choose from: {', '.join(verbs.names())}"
         raise UsageError(f"unknown verb {name!r}{hint}")
-    from ..typer_app import invoke
-
-    invoke(["--help"] if name is None else [*name.split(" "), "--help"], name, lambda _verb, _values: ExitCode.DONE)
+    print(context(*(name.split(" ") if name is not None else ())).get_help())
     return ExitCode.DONE

@@ -1,9 +1,8 @@
-"""Show everything that is known of runs, with live processes and memory."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from typing import Annotated
+
+import typer
 
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
@@ -12,10 +11,11 @@ from sfad.protocol.types import Event, RunInfo, Status
 from sfad.protocol.units import counted
 
 from .. import limits, output
+from ..app import OverFleet, app
 from ..connection import Client
 from ..history import connect
 from ..lines import Line, line_of
-from ..options import COMMON, FLEET, RUNS, Option, Parameter
+from ..options import Json, Runs, Socket
 from ..selection import RunSelection
 from ..waiting import after_others
 
@@ -55,15 +55,14 @@ def moments(run: RunInfo, events: Sequence[Event]) -> Iterator[str]:
 # ---- The verb
 
 
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    FLEET,
-    RUNS,
-    Option(("--timeline",), "timeline", "Also what has happened to each run, with times"),
-)
-
-
-def main(*, runs: Sequence[str], timeline: bool = False, socket: str | None = None, json: bool = False) -> int:
+@app.command(cls=OverFleet)
+def info(
+    runs: Runs,
+    socket: Socket = None,
+    json: Json = False,
+    timeline: Annotated[bool, typer.Option("--timeline", help="Also what has happened to each run, with times")] = False,
+) -> int:
+    """Show everything that is known of runs, with live processes and memory."""
     with connect(socket) as client:
         return RunSelection("info", runs).each(client, lambda run: _show(client, run, timeline, json))
 

@@ -1,50 +1,60 @@
-"""Change the limits of live runs, up or down.
-
-The value counts from the start of the run; without an action, the old action stays. If a run has already used more, the action
-follows at once. A run that the limit has paused continues if it is below the new limit; a run that is queued or paused by hand
-stays so. Runs below keep their own limits.
-
-Exit codes: 0 changed; 1 a run has ended or is being stopped; 2 a limit outside its range, or above an ancestor's; 66 no such run;
-77 a run may only lower limits, its own and those of runs below it.
-"""
-
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Annotated, Any
 
-from msgspec.structs import replace
+import typer
 
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.steering import ChangeLimits
 from sfad.protocol.types import Limit, RunInfo
 
-from .. import limits, output, selection
+from .. import limits, output
+from ..app import OverFleet, app
 from ..connection import connect
 from ..exits import UsageError
-from ..options import COMMON, FLEET, RUNS, Parameter
-from ..selection import RunSelection, SelectionOptions
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    FLEET,
-    replace(
-        RUNS, target="words", metavar="RUN|KIND=VALUE", help="Runs, then limits: turns=50, time=2h, cost=5:pause", complete="limit"
-    ),
-    *selection.FILTERS,
-)
+from ..options import AllLive, Json, LiveLabels, LiveNames, Socket, completing
+from ..selection import RunSelection
 
 
-def main(*, words: Sequence[str], socket: str | None = None, json: bool = False, **chosen: Unpack[SelectionOptions]) -> int:
-    wanted = limits.of_flags([word for word in words if "=" in word], "sfactl limit")
+def _run_or_limit(text: str) -> str | Limit:
+    return limits.of_flag(text, "sfactl limit") if isinstance(text, str) and "=" in text else text
+
+
+@app.command(cls=OverFleet)
+def limit(
+    words: Annotated[
+        list[Any],
+        typer.Argument(
+            metavar="RUN|KIND=VALUE",
+            help="Runs, then limits: turns=50, time=2h, cost=5:pause",
+            parser=_run_or_limit,
+            autocompletion=completing("limit"),
+        ),
+    ],
+    socket: Socket = None,
+    json: Json = False,
+    everything: AllLive = False,
+    name: LiveNames = [],
+    label: LiveLabels = [],
+) -> int:
+    """Change the limits of live runs, up or down.
+
+    The value counts from the start of the run; without an action, the old action stays. If a
+    run has already used more, the action follows at once. A run that the limit has paused
+    continues if it is below the new limit; a run that is queued or paused by hand stays so.
+    Runs below keep their own limits.
+
+    Exit codes: 0 changed; 1 a run has ended or is being stopped; 2 a limit outside its range,
+    or above an ancestor's; 66 no such run; 77 a run may only lower limits, its own and those of
+    runs below it.
+    """
+    wanted = limits.once(word for word in words if isinstance(word, Limit))
     if not wanted:
         raise UsageError("say which limits, as in: sfactl limit a1 turns=50 time=2h cost=5:pause")
-    chosen["runs"] = [word for word in words if "=" not in word]
-    limited = RunSelection("limit", **chosen).checked()
+    runs = [word for word in words if isinstance(word, str)]
+    limited = RunSelection("limit", runs, everything, name, label).checked()
     with connect(socket) as client:
         return limited.each(
-            client,
-            lambda run: _show(client.call(ChangeLimits(id=0, run=run, limits=wanted), RunReply).run, wanted, json),
+            client, lambda run: _show(client.call(ChangeLimits(id=0, run=run, limits=wanted), RunReply).run, wanted, json)
         )
 
 

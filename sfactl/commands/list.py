@@ -1,53 +1,23 @@
-"""List runs (alias: ps).
-
-Without a filter: the live runs and the last 50 that ended, newest last. With a filter: all runs that match. --status, --name and
---label may be repeated, and match any of the values given; labels of several keys must all match.
-
-TOKENS and USD are the run's own use; TOTAL is the cost of the run and its descendants. A column without any figure is left out,
-USER where all runs are yours, and on a terminal also the columns that do not fit: see --wide. A figure with ≥ may still grow, one
-with ≤ is an upper bound, one with ≈ an estimate. Times are local.
-"""
-
-from __future__ import annotations
-
-import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
-from datetime import time as clock_time
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.listing import List, RunList
-from sfad.protocol.types import RunId, RunInfo, Status, Usage
-from sfad.protocol.units import counted, parse_duration
+from sfad.protocol.types import RunId, RunInfo, Usage
+from sfad.protocol.units import counted
 
 from .. import output, table
+from ..app import OverFleet, app
 from ..connection import Client
-from ..exits import ExitCode, UsageError
+from ..exits import ExitCode
 from ..history import connect
-from ..options import COMMON, FLEET, LABEL, NAME, USER, Option, Parameter, count
+from ..options import COUNT, MOMENT, Json, Labels, Names, Socket, Statuses, User, completing
 from ..selection import RunSelection
 from ..selection import labels as wanted_labels
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    FLEET,
-    Option(("--status",), "status", "Only runs with this status", "STATUS", many=True, complete="status"),
-    NAME,
-    USER,
-    Option(("--root",), "root", "Only this run's tree", "RUN", complete="run"),
-    Option(("--since",), "since", "Only runs created since then: 1h (ago), 22:00, yesterday, 2026-01-31T22:00", "TIME"),
-    LABEL,
-    Option(("--group",), "group", "Only trees of this group", "NAME", complete="group"),
-    Option(("--limit-rows",), "limit_rows", "Maximum ended runs (default: 50; with a filter, all)", "N"),
-    Option(("--live",), "live", "Show the processes and memory of each run"),
-    Option(("--sum",), "sum_", "Add a row with the sum of the runs' own use"),
-    Option(("--labels",), "labels", "Show labels"),
-    Option(("--wide",), "wide", "Show all columns, in full"),
-)
 
 LAST = 50
 """Maximum ended runs without a filter."""
@@ -55,90 +25,75 @@ PAGE = 250
 """Ended runs in one request, about 10 ms of the daemon's time."""
 
 
-def main(
-    *,
-    status: Sequence[str] = (),
-    name: Sequence[str] = (),
-    user: str | None = None,
-    root: str | None = None,
-    since: str | None = None,
-    label: Sequence[str] = (),
-    group: str | None = None,
-    limit_rows: str | None = None,
-    live: bool = False,
-    sum_: bool = False,
-    labels: bool = False,
-    wide: bool = False,
-    socket: str | None = None,
-    json: bool = False,
+@app.command("list", cls=OverFleet)
+def list_(
+    socket: Socket = None,
+    json: Json = False,
+    status: Statuses = [],
+    name: Names = [],
+    user: User = None,
+    root: Annotated[
+        str | None, typer.Option("--root", metavar="RUN", help="Only this run's tree", autocompletion=completing("run"))
+    ] = None,
+    since: Annotated[
+        float | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Only runs created since then: 1h (ago), 22:00, yesterday, 2026-01-31T22:00",
+            parser=MOMENT,
+        ),
+    ] = None,
+    label: Labels = [],
+    group: Annotated[
+        str | None, typer.Option("--group", metavar="NAME", help="Only trees of this group", autocompletion=completing("group"))
+    ] = None,
+    limit_rows: Annotated[
+        int | None,
+        typer.Option("--limit-rows", metavar="N", help="Maximum ended runs (default: 50; with a filter, all)", parser=COUNT),
+    ] = None,
+    live: Annotated[bool, typer.Option("--live", help="Show the processes and memory of each run")] = False,
+    sum_: Annotated[bool, typer.Option("--sum", help="Add a row with the sum of the runs' own use")] = False,
+    labels: Annotated[bool, typer.Option("--labels", help="Show labels")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="Show all columns, in full")] = False,
 ) -> int:
+    """List runs (alias: ps).
+
+    Without a filter: the live runs and the last 50 that ended, newest last. With a filter: all
+    runs that match. --status, --name and --label may be repeated, and match any of the values
+    given; labels of several keys must all match.
+
+    TOKENS and USD are the run's own use; TOTAL is the cost of the run and its descendants. A
+    column without any figure is left out, USER where all runs are yours, and on a terminal also
+    the columns that do not fit: see --wide. A figure with ≥ may still grow, one with ≤ is an
+    upper bound, one with ≈ an estimate. Times are local.
+    """
     wanted = List(
         id=0,
-        status=[status_of(text) for text in status],
+        status=status,
         name=list(name) or None,
         user=user,
         root=root,
-        since=None if since is None else moment(since),
+        since=since,
         labels=wanted_labels(label),
         group=group,
         live=live,
         limits=json or wide,
     )
-    most = count("--limit-rows", limit_rows)
     columns = [column for column in COLUMNS if column.shown(live=live, labels=labels, wide=wide)]
 
     def shape(run: RunInfo) -> Any:
         return to_json(run) if json else [column.cell(run) for column in columns]
 
     with connect(socket) as client:
-        found = collect(client, wanted, most, shape)
+        found = collect(client, wanted, limit_rows, shape)
     if json:
         output.write(_object(found, sum_=sum_))
     else:
         print(drawn(columns, found, sum_=sum_, wide=wide, room=None if wide else table.terminal_width()))
-    if found.truncated and most is not None:
-        output.note(f"sfactl: only the newest {most} of the ended runs are shown; there are more (--limit-rows)")
+    if found.truncated and limit_rows is not None:
+        output.note(f"sfactl: only the newest {limit_rows} of the ended runs are shown; there are more (--limit-rows)")
     return ExitCode.DONE
-
-
-def status_of(text: str) -> Status:
-    try:
-        return Status(text)
-    except ValueError:
-        raise UsageError(f"--status: unknown status {text!r}; choose from: {', '.join(Status)}") from None
-
-
-def moment(text: str, now: float | None = None) -> float:
-    """Return Unix seconds for `--since`: a duration before now, or a time, which is local if it has no zone. Raise
-    `UsageError`."""
-    now = time.time() if now is None else now
-    for read in (_clock, _date, _ago):
-        try:
-            return read(text, now)
-        except ValueError:
-            pass
-    forms = "a time (2026-01-31T22:00, 22:00, yesterday, yesterday 22:00) nor a duration (90s, 12h, 7d)"
-    raise UsageError(f"--since: {text!r} is neither {forms}")
-
-
-def _clock(text: str, unix_now: float) -> float:
-    """Return when a clock last showed `22:00`, or the time of `yesterday 22:00`; a day alone means its beginning."""
-    now, days = datetime.fromtimestamp(unix_now), {"today": 0, "yesterday": 1}
-    day, _, clock = text.rpartition(" ") if text not in days else (text, "", "00:00")
-    if day not in {*days, ""}:
-        raise ValueError(f"not a day: {day}")
-    found = datetime.combine(now, clock_time.fromisoformat(clock))
-    if found.tzinfo is not None:
-        raise ValueError(f"a zone without a date: {clock}")
-    return (found - timedelta(days=days.get(day, int(found > now)))).timestamp()
-
-
-def _date(text: str, _now: float) -> float:
-    return datetime.fromisoformat(text).timestamp()
-
-
-def _ago(text: str, now: float) -> float:
-    return now - parse_duration(text)
 
 
 # ---- the runs that match

@@ -1,42 +1,24 @@
-"""Print the output of runs unchanged, or follow it.
-
-stdout goes to stdout and stderr to stderr. With --stdout or --stderr, only that one is printed, on stdout. With several runs, each
-line begins with its run; without -f the runs come one after the other. --name, --label and --all choose the same runs as for
-`sfactl list`, including ended ones. A note on stderr reports bytes that the output limit has freed before they were read.
-
--f follows until the runs end, also when the daemon restarts. It may begin before a run does. With `sfactl send` it is what other
-tools call attach.
-
---timestamps shows when each line was written, to a second, also of ended runs. A line from a time without a daemon is marked ≤: it
-was written by then. So is one of a run that has printed for more than an hour.
-
-With --json, one object for each line of output: {"stream", "text"}, with "run" for several runs, and "time" and "not_after" with
---timestamps ("time" is null for a line that is marked ≤); bytes that are not UTF-8 appear as \\xNN.
-"""
-
-from __future__ import annotations
-
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Annotated, Any, NamedTuple
 
-from msgspec.structs import replace
+import typer
 
 from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.following import LogFiles, Logs, OutputTime, Wait
-from sfad.protocol.units import parse_size
 
 from .. import output
+from ..app import OverFleet, app
 from ..connection import AGAIN, Client, ConnectionLost, check
-from ..exits import ExitCode, UsageError
+from ..exits import ExitCode
 from ..follower import Copying, Follower, data_from
 from ..history import connect
 from ..in_flight import RequestsInFlight, carry_on, wait
-from ..options import COMMON, FLEET, LABEL, NAME, RUNS, Option, Parameter
-from ..selection import RunSelection, SelectionOptions
+from ..options import TAIL, AllListed, Json, Labels, Names, Runs, Socket, Tail
+from ..selection import RunSelection
 
 # ---- Copy output files line by line: with their run, with the time a line was seen, or as JSON
 
@@ -150,19 +132,6 @@ class LineFollower(Follower):
 
 # ---- Print the output of runs unchanged, or follow it
 
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    FLEET,
-    replace(RUNS, required=False),
-    Option(("--all",), "everything", "The live runs and the last 50 that ended"),
-    NAME,
-    LABEL,
-    Option(("--follow", "-f"), "follow_", "Follow the output until the runs end"),
-    Option(("--timestamps", "-t"), "timestamps", "Show when each line was written"),
-    Option(("--stdout",), "stdout", "Only stdout"),
-    Option(("--stderr",), "stderr", "Only stderr"),
-    Option(("--tail", "-n"), "tail", "Begin N lines or bytes before the end: 20, 4096B, 64KiB (default: the beginning)", "N"),
-)
 
 STREAMS = ("stdout", "stderr")
 BLOCK = 64 * 1024
@@ -172,15 +141,19 @@ Shown = tuple[LogFiles, list[Follower]]
 """A run, and the followers of its output."""
 
 
-Start = Callable[[int], int]
-"""Returns the offset to begin at in an open file, as the file is now."""
+def start_of(tail: Tail | None, file: int) -> int:
+    """Return the offset to begin at in an open file, as the file is now."""
+    if tail is None:
+        return 0
+    size = os.fstat(file).st_size
+    return last_lines(file, size, tail.amount) if tail.lines else max(size - tail.amount, 0)
 
 
 class View(NamedTuple):
     following: bool
     stdout: bool
     stderr: bool
-    start: Start
+    tail: Tail | None
     stamped: bool
     json: bool
 
@@ -195,19 +168,50 @@ class View(NamedTuple):
         ]
 
 
-def main(
-    *,
-    follow_: bool = False,
-    timestamps: bool = False,
-    stdout: bool = False,
-    stderr: bool = False,
-    tail: str | None = None,
-    socket: str | None = None,
-    json: bool = False,
-    **chosen: Unpack[SelectionOptions],
+@app.command(cls=OverFleet)
+def logs(
+    runs: Runs = [],
+    socket: Socket = None,
+    json: Json = False,
+    everything: AllListed = False,
+    name: Names = [],
+    label: Labels = [],
+    follow_: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output until the runs end")] = False,
+    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Show when each line was written")] = False,
+    stdout: Annotated[bool, typer.Option("--stdout", help="Only stdout")] = False,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Only stderr")] = False,
+    tail: Annotated[
+        Tail | None,
+        typer.Option(
+            "--tail",
+            "-n",
+            metavar="N",
+            help="Begin N lines or bytes before the end: 20, 4096B, 64KiB (default: the beginning)",
+            parser=TAIL,
+        ),
+    ] = None,
 ) -> int:
-    view = View(follow_, stdout, stderr, start_of(tail), timestamps, json)
-    selection = RunSelection("logs", **chosen).checked()
+    r"""Print the output of runs unchanged, or follow it.
+
+    stdout goes to stdout and stderr to stderr. With --stdout or --stderr, only that one is
+    printed, on stdout. With several runs, each line begins with its run; without -f the runs
+    come one after the other. --name, --label and --all choose the same runs as for `sfactl
+    list`, including ended ones. A note on stderr reports bytes that the output limit has freed
+    before they were read.
+
+    -f follows until the runs end, also when the daemon restarts. It may begin before a run
+    does. With `sfactl send` it is what other tools call attach.
+
+    --timestamps shows when each line was written, to a second, also of ended runs. A line from
+    a time without a daemon is marked ≤: it was written by then. So is one of a run that has
+    printed for more than an hour.
+
+    With --json, one object for each line of output: {"stream", "text"}, with "run" for several
+    runs, and "time" and "not_after" with --timestamps ("time" is null for a line that is marked
+    ≤); bytes that are not UTF-8 appear as \xNN.
+    """
+    view = View(follow_, stdout, stderr, tail, timestamps, json)
+    selection = RunSelection("logs", runs, everything, name, label).checked()
     with connect(socket) as client:
         if selection.filtered:
             from .list import listed  # not needed if the runs are named
@@ -250,7 +254,7 @@ def _show(client: Client, opened: Sequence[tuple[LogFiles, list[int]]], view: Vi
 
 
 def _follower(source: Source, form: LineForm, view: View) -> Follower:
-    offset = view.start(source.file)
+    offset = start_of(view.tail, source.file)
     if form.plain:
         return Follower(source.file, source.target, output.note, offset)
     return LineFollower(source, offset, form)
@@ -304,19 +308,3 @@ def last_lines(file: int, end: int, count: int) -> int:
         count -= newlines
         position = begin
     return 0
-
-
-def start_of(tail: str | None) -> Start:
-    """Return a function that finds where in a file to begin: before its last lines (`20`) or bytes (`4096B`), or at offset 0.
-
-    Raise UsageError if `tail` is neither a number nor a size."""
-    if tail is None:
-        return lambda _file: 0
-    try:
-        if tail.isascii() and tail.isdecimal():
-            lines = int(tail)
-            return lambda file: last_lines(file, os.fstat(file).st_size, lines)
-        size = parse_size(tail)
-    except ValueError:
-        raise UsageError(f"--tail: {tail[:80]!r} is neither a number of lines (20) nor a size (4096B, 64KiB, 1M)") from None
-    return lambda file: max(os.fstat(file).st_size - size, 0)

@@ -1,39 +1,46 @@
-"""Offer subagents to an agent program, as an MCP server on stdin and stdout.
+from typing import Annotated
 
-Register it once with your program (--print-config shows how), or give it to one run: sfactl run --mcp claude "the task". The model
-can then start subagents, wait for their answers, and stop them. See docs/sessions.md.
-"""
+import typer
 
-from __future__ import annotations
-
+from ..app import app
 from ..exits import ExitCode
-from ..options import SOCKET, Option, Parameter, duration
+from ..options import DURATION, Socket
 
-PARAMETERS: tuple[Parameter, ...] = (
-    SOCKET,
-    Option(("--print-config",), "print_config", "Show how to register it with a program, such as claude", "PROGRAM"),
-    Option(
-        ("--answer-within",),
-        "answer_within",
-        "Answer each call within this time, before the program gives up (default: 50s)",
-        "TIME",
-    ),
-    Option(("--no-ask",), "no_ask", "Do not ask the person before a stop: no person is at the program"),
-)
-ANSWER_WITHIN = "50s"
-"""Several programs give a tool 60 s."""
+ANSWER_WITHIN = 50.0
+"""Seconds: several programs give a tool 60."""
 
 
-def main(
-    *, print_config: str | None = None, answer_within: str = ANSWER_WITHIN, no_ask: bool = False, socket: str | None = None
+@app.command()
+def mcp(
+    socket: Socket = None,
+    print_config: Annotated[
+        str | None, typer.Option("--print-config", metavar="PROGRAM", help="Show how to register it with a program, such as claude")
+    ] = None,
+    answer_within: Annotated[
+        float,
+        typer.Option(
+            "--answer-within",
+            metavar="TIME",
+            help="Answer each call within this time, before the program gives up (default: 50s)",
+            parser=DURATION,
+        ),
+    ] = ANSWER_WITHIN,
+    no_ask: Annotated[
+        bool, typer.Option("--no-ask", help="Do not ask the person before a stop: no person is at the program")
+    ] = False,
 ) -> int:
+    """Offer subagents to an agent program, as an MCP server on stdin and stdout.
+
+    Register it once with your program (--print-config shows how), or give it to one run: sfactl
+    run --mcp claude "the task". The model can then start subagents, wait for their answers, and
+    stop them. See docs/sessions.md.
+    """
     if print_config is not None:
         from ..mcp.registration import explained
 
         print(explained(print_config, socket), end="")
         return ExitCode.DONE
-    bound = duration("--answer-within", answer_within)
     from ..mcp.server import serve
 
-    serve(socket, bound, not no_ask)
+    serve(socket, answer_within, not no_ask)
     return ExitCode.DONE

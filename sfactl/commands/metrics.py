@@ -1,18 +1,18 @@
-"""Print the daemon's metrics in the text format of Prometheus.
-
-docs/metrics.md describes each. `metrics.listen` in the config serves the same to a Prometheus server.
-"""
-
 from sfad.protocol.requests.daemon import Metrics, MetricsText
 
 from .. import output
+from ..app import app
 from ..connection import call
 from ..exits import ExitCode
-from ..options import SOCKET, Parameter
-
-PARAMETERS: tuple[Parameter, ...] = (SOCKET,)
+from ..options import Socket
 
 
-def main(*, socket: str | None = None) -> int:
+@app.command()
+def metrics(socket: Socket = None) -> int:
+    """Print the daemon's metrics in the text format of Prometheus.
+
+    docs/metrics.md describes each. `metrics.listen` in the config serves the same to a
+    Prometheus server.
+    """
     output.write(call(socket, Metrics(id=0), MetricsText).text.encode())
     return ExitCode.DONE

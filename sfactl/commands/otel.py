@@ -1,15 +1,17 @@
-"""Export a span for each ended run and each of its model calls to `otel.endpoint`, until interrupted.
-
-The daemon does this by itself where `otel.endpoint` is set. It needs the extra otel; docs/metrics.md has the attributes.
-"""
-
+from ..app import app
 from ..exits import ExitCode
-from ..options import SOCKET, Parameter
-from ..otel.starting import start
-
-PARAMETERS: tuple[Parameter, ...] = (SOCKET,)
+from ..options import Socket
 
 
-def main(*, socket: str | None = None) -> int:
+@app.command()
+def otel(socket: Socket = None) -> int:
+    """Export a span for each ended run and each of its model calls to `otel.endpoint`, until
+    interrupted.
+
+    The daemon does this by itself where `otel.endpoint` is set. It needs the extra otel;
+    docs/metrics.md has the attributes.
+    """
+    from ..otel.starting import start  # an extra
+
     start(socket)
     return ExitCode.DONE

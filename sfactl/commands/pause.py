@@ -1,28 +1,32 @@
-"""Pause runs and everything below them: freeze processes and stop clocks.
-
-Returns when all processes are frozen.
-
-The provider goes on with a reply that is under way, and bills it. The gateway reads it meanwhile and counts it; without the gateway
-its cost is known after the resume. A pause of more than about 4 minutes in the middle of a reply makes Claude Code fail and Codex
-repeat the call. Between calls a pause may take any time.
-"""
-
-from __future__ import annotations
-
-from typing import Unpack
-
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.steering import Pause
 
-from .. import output, selection
+from .. import output
+from ..app import OverFleet, app
 from ..connection import connect
-from ..selection import RunSelection, SelectionOptions
+from ..options import AllLive, Json, LiveLabels, LiveNames, LiveRuns, Socket
+from ..selection import RunSelection
 
-PARAMETERS = selection.PARAMETERS
 
+@app.command(cls=OverFleet)
+def pause(
+    runs: LiveRuns = [],
+    socket: Socket = None,
+    json: Json = False,
+    everything: AllLive = False,
+    name: LiveNames = [],
+    label: LiveLabels = [],
+) -> int:
+    """Pause runs and everything below them: freeze processes and stop clocks.
 
-def main(*, socket: str | None = None, json: bool = False, **chosen: Unpack[SelectionOptions]) -> int:
-    pausing = RunSelection("pause", **chosen).checked()
+    Returns when all processes are frozen.
+
+    The provider goes on with a reply that is under way, and bills it. The gateway reads it
+    meanwhile and counts it; without the gateway its cost is known after the resume. A pause of
+    more than about 4 minutes in the middle of a reply makes Claude Code fail and Codex repeat
+    the call. Between calls a pause may take any time.
+    """
+    pausing = RunSelection("pause", runs, everything, name, label).checked()
 
     def pause(run: str) -> None:
         paused = client.call(Pause(id=0, run=run), RunReply).run

@@ -1,34 +1,37 @@
-"""Show the windows of subscriptions: how much is used, when they reset, and which runs wait for that.
-
-They are known from the replies to model calls that pass the gateway, and from Codex's session files; nothing is asked for. A
-window is unknown (-) after its reset, until the next reply tells of it. AGENTS MAY is what `plans.keep` and `plans.keep_week` of
-the config leave to agents; what you use beside sfad counts too. `list --wide`, `info` and `summary` show each run's share.
-"""
-
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
 
 from sfad.protocol.requests.plans import PlanAccount, PlanList, Plans, PlanWindow
 
 from .. import output, table
+from ..app import OverFleet, app
 from ..connection import call
 from ..exits import ExitCode
-from ..options import COMMON, FLEET, Option, Parameter
+from ..options import Json, Socket
 from ..plans import moment
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    FLEET,
-    Option(("--forecast",), "forecast", "Also when each window is empty at the present rate"),
-)
 
 HELD = 10
 """Runs that wait, and are named to people."""
 
 
-def main(*, forecast: bool = False, socket: str | None = None, json: bool = False) -> int:
+@app.command(cls=OverFleet)
+def plans(
+    socket: Socket = None,
+    json: Json = False,
+    forecast: Annotated[bool, typer.Option("--forecast", help="Also when each window is empty at the present rate")] = False,
+) -> int:
+    """Show the windows of subscriptions: how much is used, when they reset, and which runs wait
+    for that.
+
+    They are known from the replies to model calls that pass the gateway, and from Codex's
+    session files; nothing is asked for. A window is unknown (-) after its reset, until the next
+    reply tells of it. AGENTS MAY is what `plans.keep` and `plans.keep_week` of the config leave
+    to agents; what you use beside sfad counts too. `list --wide`, `info` and `summary` show
+    each run's share.
+    """
     found = call(socket, Plans(id=0), PlanList)
     if json:
         output.print_json(output.content(found))

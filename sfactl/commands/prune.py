@@ -1,21 +1,9 @@
-"""Remove ended runs, with their output.
-
-Removes the git worktrees of removed runs as well, with their branches, if these have no changes and no commits of their own. It
-names the others; --worktrees removes these too, but no branch with commits. Alone, it removes the worktrees of all ended runs.
-
-A tree is removed as a whole, with its rows and events in the ledger, and never while one of its runs is alive. --older-than 7d
---keep 100 removes trees that ended more than 7 days ago, except the newest 100. Root removes the trees of all
-users, another user only their own.
-
-Exit codes: 0 removed; 2 neither --older-than, --keep nor --worktrees; 75 not everything could be removed; 77 not permitted inside
-a run.
-"""
-
-from __future__ import annotations
-
 import os
 import time
 from datetime import datetime
+from typing import Annotated
+
+import typer
 
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.daemon import Prune, Pruned
@@ -24,36 +12,44 @@ from sfad.protocol.types import ErrorCode
 from sfad.protocol.units import counted
 
 from .. import output
+from ..app import app
 from ..connection import Client, DaemonError, connect
 from ..exits import ExitCode, UsageError
-from ..options import COMMON, Option, Parameter, count, seconds
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    Option(("--older-than",), "older_than", "Remove trees that ended longer ago: 7d, 12h", "TIME"),
-    Option(("--keep",), "keep", "Keep the newest N trees (default: 0)", "N"),
-    Option(("--worktrees",), "worktrees", "Also remove worktrees with changes; alone, those of all ended runs"),
-    Option(("--dry-run",), "dry_run", "Only print what would be removed"),
-)
+from ..options import COUNT, DURATION, Json, Socket
 
 
-def main(
-    *,
-    older_than: str | None = None,
-    keep: str | None = None,
-    worktrees: bool = False,
-    dry_run: bool = False,
-    socket: str | None = None,
-    json: bool = False,
+@app.command()
+def prune(
+    socket: Socket = None,
+    json: Json = False,
+    older_than: Annotated[
+        float | None,
+        typer.Option("--older-than", metavar="TIME", help="Remove trees that ended longer ago: 7d, 12h", parser=DURATION),
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option("--keep", metavar="N", help="Keep the newest N trees (default: 0)", parser=COUNT)
+    ] = None,
+    worktrees: Annotated[
+        bool, typer.Option("--worktrees", help="Also remove worktrees with changes; alone, those of all ended runs")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed")] = False,
 ) -> int:
+    """Remove ended runs, with their output.
+
+    Removes the git worktrees of removed runs as well, with their branches, if these have no
+    changes and no commits of their own. It names the others; --worktrees removes these too, but
+    no branch with commits. Alone, it removes the worktrees of all ended runs.
+
+    A tree is removed as a whole, with its rows and events in the ledger, and never while one of
+    its runs is alive. --older-than 7d --keep 100 removes trees that ended more than 7 days ago,
+    except the newest 100. Root removes the trees of all users, another user only their own.
+
+    Exit codes: 0 removed; 2 neither --older-than, --keep nor --worktrees; 75 not everything
+    could be removed; 77 not permitted inside a run.
+    """
     if older_than is None and keep is None and not worktrees:
         raise UsageError("say what to remove: --older-than 7d, --keep 100, or --keep 0 for everything that has ended")
-    wanted = Prune(
-        id=0,
-        older_than=seconds("--older-than", older_than),
-        keep=count("--keep", keep) or 0,
-        dry_run=dry_run,
-    )
+    wanted = Prune(id=0, older_than=older_than, keep=keep or 0, dry_run=dry_run)
     alone = older_than is None and keep is None
     with connect(socket) as client:
         nothing = Pruned(id=0, trees=0, runs=0, events=0, files=0, output_bytes=0, ledger_bytes=0)

@@ -1,16 +1,7 @@
-"""Suggest limits from past successful runs.
-
-Each row is a kind of limit. P95 is what 95 in 100 successful runs used at most, SUGGESTED is P95 with head-room, IN FORCE is the
-limit of a run of this type that sets none itself, FAILED ON IT is the share of all ended runs that a breach of the limit ended,
-and RUNS is the number of successful runs counted. Nothing is changed; with `limits.adaptive = true` in the config the daemon
-applies the suggestions.
-
-Exit codes: 0, also if there are too few runs for a suggestion.
-"""
-
-from __future__ import annotations
-
 from collections.abc import Iterable
+from typing import Annotated
+
+import typer
 
 from sfad.protocol.limits import format_amount, format_limit
 from sfad.protocol.requests.advice import Advice, Recommend, Recommended
@@ -18,23 +9,39 @@ from sfad.protocol.types import LimitKind
 from sfad.protocol.units import counted
 
 from .. import output, table
+from ..app import app
 from ..connection import call
 from ..exits import ExitCode, UsageError
-from ..options import COMMON, Option, Parameter
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    Option(("--type",), "type", "Only runs of this type, under its profile", "TYPE", complete="type"),
-    Option(("--name",), "name", "Only runs of this name", "NAME", complete="name"),
-)
+from ..options import Json, Socket, completing
 
 HEADER = ("KIND", "IN FORCE", "FROM", "P95", "SUGGESTED", "FAILED ON IT", "RUNS")
 
 
-def main(*, type: str | None = None, name: str | None = None, socket: str | None = None, json: bool = False) -> int:  # noqa: A002
-    if type is not None and name is not None:
+@app.command()
+def recommend(
+    socket: Socket = None,
+    json: Json = False,
+    type_: Annotated[
+        str | None,
+        typer.Option("--type", metavar="TYPE", help="Only runs of this type, under its profile", autocompletion=completing("type")),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Only runs of this name", autocompletion=completing("name"))
+    ] = None,
+) -> int:
+    """Suggest limits from past successful runs.
+
+    Each row is a kind of limit. P95 is what 95 in 100 successful runs used at most, SUGGESTED
+    is P95 with head-room, IN FORCE is the limit of a run of this type that sets none itself,
+    FAILED ON IT is the share of all ended runs that a breach of the limit ended, and RUNS is
+    the number of successful runs counted. Nothing is changed; with `limits.adaptive = true` in
+    the config the daemon applies the suggestions.
+
+    Exit codes: 0, also if there are too few runs for a suggestion.
+    """
+    if type_ is not None and name is not None:
         raise UsageError("--type and --name exclude each other: give one of them")
-    found = call(socket, Recommend(id=0, run_type=type, name=name), Recommended)
+    found = call(socket, Recommend(id=0, run_type=type_, name=name), Recommended)
     if json:
         output.print_json(output.content(found))
     else:

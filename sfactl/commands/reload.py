@@ -1,23 +1,23 @@
-"""Make the daemon read its config again, as SIGHUP does, and show what changed.
-
-Live runs keep their limits. If the config has an error, the old one stays in force.
-
-Exit codes: 0 read; 2 the config has an error, and nothing changed; 77 not permitted inside a run.
-"""
-
 from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.daemon import Change, Reload, Reloaded
 from sfad.protocol.units import counted
 
 from .. import output
+from ..app import app
 from ..connection import call
 from ..exits import ExitCode
-from ..options import COMMON, Parameter
-
-PARAMETERS: tuple[Parameter, ...] = COMMON
+from ..options import Json, Socket
 
 
-def main(*, socket: str | None = None, json: bool = False) -> int:
+@app.command()
+def reload(socket: Socket = None, json: Json = False) -> int:
+    """Make the daemon read its config again, as SIGHUP does, and show what changed.
+
+    Live runs keep their limits. If the config has an error, the old one stays in force.
+
+    Exit codes: 0 read; 2 the config has an error, and nothing changed; 77 not permitted inside
+    a run.
+    """
     found = call(socket, Reload(id=0), Reloaded)
     if json:
         output.print_json(output.content(found))

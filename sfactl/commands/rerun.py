@@ -1,55 +1,69 @@
-"""Start runs again, with the command and the options that they had.
-
-`sfactl spawn` starts the new run, with the options, directory, limits, labels, tools, sandbox and way to its model that RUN had. It
-gets the environment and umask of this shell, and /dev/null as its stdin. It waits for no other run. RUN may be live, have ended, or
-have been refused. Inside a run, the new one is a child. A run of another user is only shown, with --dry-run.
-
---edit opens the options in $VISUAL or $EDITOR, one on a line, and starts what is saved there; an empty file starts nothing.
-"""
-
-from __future__ import annotations
-
 import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Annotated, NamedTuple
 
+import typer
 from msgspec.structs import replace
 
 from sfad.protocol.requests.starting import Recall, Recalled, Spawn
 from sfad.protocol.types import Limit, Placing
 
 from .. import exits, output
+from ..app import app, carry_out
 from ..autostart import connect_or_start
-from ..options import COMMON, RUNS, NotPlain, Option, Parameter, agent_or_command, before_command, read
-from . import spawn
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    RUNS,
-    Option(("--edit", "-e"), "edit", "Edit the options first"),
-    Option(("--dry-run",), "dry_run", "Print the command line of `spawn` and start nothing"),
-    Option(("--env",), "env", "Set a variable in the new run's environment", "K=V", many=True),
-    Option(("--group",), "group", "Another group of the config", "NAME", complete="group"),
-)
+from ..options import PAIR, WITHOUT_VALUE, Json, Pair, Runs, Socket, completing
 
 
-def main(
-    *,
-    runs: Sequence[str],
-    edit: bool = False,
-    dry_run: bool = False,
-    env: Sequence[str] = (),
-    group: str | None = None,
-    socket: str | None = None,
-    json: bool = False,
+class CommandLine(NamedTuple):
+    """The words after `sfactl spawn`."""
+
+    options: Sequence[Sequence[str]]
+    """Each with its value."""
+    command: Sequence[str]
+    """`--` and a command, or an agent and its words."""
+
+    @property
+    def words(self) -> list[str]:
+        return [*(word for option in self.options for word in option), *self.command]
+
+    def lines(self) -> list[str]:
+        """Return the line as a shell reads it, an option with its value on each."""
+        return [shlex.join(part) for part in (*self.options, self.command)]
+
+
+@app.command()
+def rerun(
+    runs: Runs,
+    socket: Socket = None,
+    json: Json = False,
+    edit: Annotated[bool, typer.Option("--edit", "-e", help="Edit the options first")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command line of `spawn` and start nothing")] = False,
+    env: Annotated[
+        list[Pair], typer.Option("--env", metavar="K=V", help="Set a variable in the new run's environment", parser=PAIR)
+    ] = [],
+    group: Annotated[
+        str | None, typer.Option("--group", metavar="NAME", help="Another group of the config", autocompletion=completing("group"))
+    ] = None,
 ) -> int:
-    more = [word for text in env for word in ("--env", text)] + (["--group", group] if group is not None else [])
+    """Start runs again, with the command and the options that they had.
+
+    `sfactl spawn` starts the new run, with the options, directory, limits, labels, tools,
+    sandbox and way to its model that RUN had. It gets the environment and umask of this shell,
+    and /dev/null as its stdin. It waits for no other run. RUN may be live, have ended, or have
+    been refused. Inside a run, the new one is a child. A run of another user is only shown,
+    with --dry-run.
+
+    --edit opens the options in $VISUAL or $EDITOR, one on a line, and starts what is saved
+    there; an empty file starts nothing.
+    """
+    more = [["--env", f"{key}={value}"] for key, value in env] + ([["--group", group]] if group is not None else [])
     codes: list[int] = []
     for run in runs:
         try:
-            words = _words(run, more, socket, starts=not dry_run)
-            words = _edited(run, words) if edit else words
+            line = _line(run, more, socket, starts=not dry_run)
+            words = _edited(run, line) if edit else line.words
             codes.append(_print(words) if dry_run else _start(words, socket, json))
         except exits.Quit as quit_:
             if len(runs) == 1:
@@ -59,7 +73,7 @@ def main(
     return next((code for code in codes if code), exits.ExitCode.DONE)
 
 
-def _words(run: str, more: Sequence[str], socket: str | None, *, starts: bool) -> list[str]:
+def _line(run: str, more: Sequence[Sequence[str]], socket: str | None, *, starts: bool) -> CommandLine:
     with connect_or_start(socket) as client:
         found = client.call(Recall(id=0, run=run), Recalled)
     if starts and found.owner is not None:
@@ -69,10 +83,11 @@ def _words(run: str, more: Sequence[str], socket: str | None, *, starts: bool) -
             f"run {found.run} belongs to {found.owner}, and its command would run as you: ask {found.owner} to start it "
             f"again, or see what that would start: sfactl rerun --dry-run {found.run}",
         )
-    request = replace(found.request, group=None) if "--group" in more else found.request
+    request = replace(found.request, group=None) if any(option[0] == "--group" for option in more) else found.request
     for note in _left_out(request):
         output.note(f"sfactl: {found.run}: {note}")
-    return [*more, *words_of(request)]
+    line = line_of(request)
+    return line._replace(options=[*more, *line.options])
 
 
 def _left_out(request: Spawn) -> list[str]:
@@ -96,16 +111,11 @@ def _print(words: Sequence[str]) -> int:
 
 
 def _start(words: Sequence[str], socket: str | None, json: bool) -> int:
-    cut = before_command(spawn.PARAMETERS, words)
-    try:
-        values = read(spawn.PARAMETERS, words[:cut])
-    except NotPlain:
-        raise exits.UsageError("an option is unknown or lacks its value; sfactl spawn --help shows them all") from None
-    own = {"socket": socket} if socket is not None else {}
-    return spawn.main(**values | agent_or_command(words[cut:]) | own | ({"json": True} if json else {}))
+    own = [*(["--socket", socket] if socket is not None else []), *(["--json"] if json else [])]
+    return carry_out(["spawn", *own, *words])
 
 
-def _edited(run: str, words: Sequence[str]) -> list[str]:
+def _edited(run: str, line: CommandLine) -> list[str]:
     """Return the words as the user has saved them in an editor. Raise `Quit` if nothing is to be started."""
     import subprocess
     import tempfile
@@ -115,7 +125,7 @@ def _edited(run: str, words: Sequence[str]) -> list[str]:
         raise exits.UsageError("--edit needs an editor: set VISUAL or EDITOR, as in: EDITOR=nano sfactl rerun --edit RUN")
     with tempfile.NamedTemporaryFile(mode="w+", prefix="sfactl-rerun-", suffix=".txt", errors="surrogateescape") as file:
         file.write(f"# sfactl spawn, as {run} was started. What is saved here is started; an empty file starts nothing.\n")
-        file.writelines(f"{line}\n" for line in lines(words))
+        file.writelines(f"{each}\n" for each in line.lines())
         file.flush()
         ended = subprocess.run([*shlex.split(editor), file.name], check=False)
         if ended.returncode:
@@ -135,25 +145,14 @@ def _edited(run: str, words: Sequence[str]) -> list[str]:
 # ---- the command line
 
 
-def words_of(message: Spawn) -> list[str]:
-    """Return the words after `sfactl spawn` that ask for the same, in the background: what `message` reads, the other way round.
-    They leave out what belongs to one request only: the environment, the terminal and the runs that it waited for."""
-    return [*_option_words(message), *([message.agent] if message.agent is not None else ["--"]), *map(os.fsdecode, message.argv)]
+def line_of(message: Spawn) -> CommandLine:
+    """Return the line that asks for the same, in the background: what `message` reads, the other way round. It leaves out what
+    belongs to one request only: the environment, the terminal and the runs that it waited for."""
+    begin = message.agent if message.agent is not None else "--"
+    return CommandLine([*_options(message)], [begin, *map(os.fsdecode, message.argv)])
 
 
-def lines(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words of a command line as a shell reads them, an option with its value on each line."""
-    cut = before_command(spawn.PARAMETERS, words)
-    at = 0
-    while at < cut:
-        # a value that begins with `-` stands behind a `=`
-        step = 1 if "=" in words[at] or at + 1 == cut or words[at + 1].startswith("-") else 2
-        yield shlex.join(words[at : at + step])
-        at += step
-    yield shlex.join(words[cut:])
-
-
-def _option_words(message: Spawn) -> Iterator[str]:
+def _options(message: Spawn) -> Iterator[Sequence[str]]:
     isolation, worktree = message.isolation, message.worktree
     for flag, value in (
         ("--name", message.name),
@@ -176,7 +175,7 @@ def _option_words(message: Spawn) -> Iterator[str]:
         ("--isolate", None if isolation is None else "on" if isolation.network else "net"),
     ):
         if value is not None:
-            yield from _option_word(flag, str(value))
+            yield _option(flag, str(value))
     for flag, values in (
         ("--label", [f"{key}={value}" for key, value in message.labels.items()]),
         ("--allow", message.allow),
@@ -190,7 +189,7 @@ def _option_words(message: Spawn) -> Iterator[str]:
         ("--limit", map(_limit_words, message.limits)),
     ):
         for value in values:
-            yield from _option_word(flag, value)
+            yield _option(flag, value)
     for flag, given in (
         ("--leaf", message.leaf),
         ("--nested", message.nested),
@@ -202,27 +201,26 @@ def _option_words(message: Spawn) -> Iterator[str]:
         ("--no-queue", not message.queue and not message.after),
     ):
         if given:
-            yield flag
+            yield [flag]
     if message.placing is not None:
-        yield from _placing_words(message.placing)
+        yield from _placing(message.placing)
     if message.ship is not None and message.placing is not None:
-        yield from _option_word("--ship", os.fsdecode(message.ship.directory))
+        yield _option("--ship", os.fsdecode(message.ship.directory))
 
 
-def _placing_words(placing: Placing) -> Iterator[str]:
-    yield "--fleet"
+def _placing(placing: Placing) -> Iterator[Sequence[str]]:
+    yield ["--fleet"]
     for place in [*([placing.node] if placing.node else []), *(f"{key}={value}" for key, value in placing.labels.items())]:
-        yield from _option_word("--on", place)
+        yield _option("--on", place)
     for flag, amount in (("--cpus", placing.cpus), ("--gpus", placing.gpus), ("--memory", placing.memory)):
         if amount:
-            yield from _option_word(flag, str(_amount(amount)))
+            yield _option(flag, str(_amount(amount)))
     if placing.restart_elsewhere:
-        yield "--restart-elsewhere"
+        yield ["--restart-elsewhere"]
 
 
-def _option_word(flag: str, value: str) -> Sequence[str]:
-    alone = flag in ("--isolate", "--worktree")  # it takes no word after it
-    return [f"{flag}={value}"] if alone or value.startswith("-") else [flag, value]
+def _option(flag: str, value: str) -> Sequence[str]:
+    return [f"{flag}={value}"] if flag in WITHOUT_VALUE or value.startswith("-") else [flag, value]
 
 
 def _limit_words(limit: Limit) -> str:

@@ -1,45 +1,46 @@
-"""Reserve what a call to a model may use, before the call.
-
-For an agent. If the run may use this much, prints the reservation's id. The estimate then counts against the run, all runs above
-it, its user and its teams, until `sfactl settle` says what was used. A reservation that is never settled is charged in full at the
-end of the run. A refusal charges nothing; it is a breach of the limit that it names, and that limit's action follows.
-
-With --json: {"reserved": {"reservation", "run", "cost_usd"}} or {"refused": {…}} on stdout.
-
-Exit codes: 0 reserved; 1 refused, with the reason on stderr; 2 a value is missing, or this process is in no run and none is
-named; 66 no such run; 77 not permitted.
-"""
-
 from sfad.protocol.requests.use import Reserve, Reserved
 
-from .. import output, usage_options
+from .. import output
+from ..app import app
 from ..connection import call
 from ..exits import ExitCode, Quit, UsageError
-from ..options import COMMON, Parameter
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    usage_options.RUN,
-    usage_options.MODEL,
-    usage_options.INPUT,
-    usage_options.MAX_OUTPUT,
-    usage_options.ROLE,
-)
+from ..options import Json, Socket
+from ..usage_options import InputTokens, MaxOutputTokens, Model, OwnRun, Purpose, needed
 
 
-def main(
-    *,
-    run: str | None = None,
-    model: str | None = None,
-    role: str | None = None,
-    socket: str | None = None,
-    json: bool = False,
-    **amounts: str,
+@app.command()
+def reserve(
+    run: OwnRun = None,
+    socket: Socket = None,
+    json: Json = False,
+    model: Model = None,
+    input_tokens: InputTokens = None,
+    max_output_tokens: MaxOutputTokens = None,
+    role: Purpose = None,
 ) -> int:
+    """Reserve what a call to a model may use, before the call.
+
+    For an agent. If the run may use this much, prints the reservation's id. The estimate then
+    counts against the run, all runs above it, its user and its teams, until `sfactl settle`
+    says what was used. A reservation that is never settled is charged in full at the end of the
+    run. A refusal charges nothing; it is a breach of the limit that it names, and that limit's
+    action follows.
+
+    With --json: {"reserved": {"reservation", "run", "cost_usd"}} or {"refused": {…}} on stdout.
+
+    Exit codes: 0 reserved; 1 refused, with the reason on stderr; 2 a value is missing, or this
+    process is in no run and none is named; 66 no such run; 77 not permitted.
+    """
     if not model:
         raise UsageError("--model is missing: the estimate needs its prices")
-    told = usage_options.read(amounts, usage_options.INPUT, usage_options.MAX_OUTPUT)
-    request = Reserve(id=0, run=run, model=model, role=usage_options.role(role), **told)
+    request = Reserve(
+        id=0,
+        run=run,
+        model=model,
+        role=role,
+        input_tokens=needed(input_tokens, "--input-tokens"),
+        max_output_tokens=needed(max_output_tokens, "--max-output-tokens"),
+    )
     found = call(socket, request, Reserved)
     return _show(found, json)
 

@@ -1,53 +1,47 @@
-"""Print the final answer of ended runs.
-
-At a terminal, and with --plain, it is the answer as it is. Elsewhere, and with --wrapped, it is made safe for a language model: it
-has no terminal escapes or control characters, its markup is escaped, and it is marked as data from another agent. If no meter knows
-the agent's events, or with --raw, it is stdout.
-"""
-
-from __future__ import annotations
-
 import os
-from collections.abc import Sequence
+from typing import Annotated
 
+import typer
 from msgspec.structs import replace
 
 from sfad.protocol.requests.records import Result, ResultText
 
 from .. import exits, output
+from ..app import OverFleet, app
 from ..connection import Client
 from ..history import connect
 from ..inside import inside_run
-from ..options import COMMON, FLEET, RUNS, Option, Parameter, count
+from ..options import COUNT, Json, Runs, Socket
 from ..selection import RunSelection
 
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    FLEET,
-    RUNS,
-    Option(("--max-bytes",), "max_bytes", "Print at most the newest N bytes (default: 65536)", "N"),
-    Option(("--plain",), "plain", "Print the answer as it is (default at a terminal outside runs)"),
-    Option(("--wrapped",), "wrapped", "Print the answer made safe for a language model (default elsewhere)"),
-    Option(("--raw",), "raw", "Print stdout as it is, with JSON events"),
-)
 
-
-def main(
-    *,
-    runs: Sequence[str],
-    max_bytes: str | None = None,
-    plain: bool = False,
-    wrapped: bool = False,
-    raw: bool = False,
-    socket: str | None = None,
-    json: bool = False,
+@app.command(cls=OverFleet)
+def result(
+    runs: Runs,
+    socket: Socket = None,
+    json: Json = False,
+    max_bytes: Annotated[
+        int | None, typer.Option("--max-bytes", metavar="N", help="Print at most the newest N bytes (default: 65536)", parser=COUNT)
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print the answer as it is (default at a terminal outside runs)")] = False,
+    wrapped: Annotated[
+        bool, typer.Option("--wrapped", help="Print the answer made safe for a language model (default elsewhere)")
+    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print stdout as it is, with JSON events")] = False,
 ) -> int:
+    """Print the final answer of ended runs.
+
+    At a terminal, and with --plain, it is the answer as it is. Elsewhere, and with --wrapped,
+    it is made safe for a language model: it has no terminal escapes or control characters, its
+    markup is escaped, and it is marked as data from another agent. If no meter knows the
+    agent's events, or with --raw, it is stdout.
+    """
     if wrapped and (plain or raw):
         raise exits.UsageError(f"--wrapped and {'--plain' if plain else '--raw'} exclude each other")
     safe = wrapped or not (plain or raw or (not json and os.isatty(1) and inside_run() is None))
     wanted = Result(id=0, run="", raw=raw, wrapped=safe)
-    if (most := count("--max-bytes", max_bytes)) is not None:
-        wanted.max_bytes = most
+    if max_bytes is not None:
+        wanted.max_bytes = max_bytes
     with connect(socket) as client:
         return RunSelection("result", runs).each(client, lambda run: _show(_asked(client, wanted, run), wanted, json))
 

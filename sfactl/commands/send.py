@@ -1,37 +1,35 @@
-"""Write to the stdin of a run started with --stdin.
-
-A newline is added to MESSAGE. Without MESSAGE, or with -, stdin is copied unchanged.
-"""
-
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
-from msgspec.structs import replace
+import typer
 
 from sfad.protocol.requests.base import Done
 from sfad.protocol.requests.steering import Send
 
 from .. import output
+from ..app import OverFleet, app
 from ..connection import connect
 from ..exits import ExitCode
-from ..options import COMMON, FLEET, RUN, Argument, Option, Parameter
+from ..options import Json, LiveRun, Socket
 
 CHUNK = 64 * 1024
 """Bytes of one request: what a pipe holds (pipe(7)). More would wait in the daemon."""
 
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    FLEET,
-    replace(RUN, complete="live"),
-    Argument("words", "MESSAGE", "The line to send; - is stdin", many=True, required=False),
-    Option(("--eof",), "eof", "Close the run's stdin afterwards"),
-)
 
+@app.command(cls=OverFleet)
+def send(
+    run: LiveRun,
+    words: Annotated[list[str], typer.Argument(metavar="MESSAGE", help="The line to send; - is stdin")] = [],
+    socket: Socket = None,
+    json: Json = False,
+    eof: Annotated[bool, typer.Option("--eof", help="Close the run's stdin afterwards")] = False,
+) -> int:
+    """Write to the stdin of a run started with --stdin.
 
-def main(*, run: str, words: Sequence[str] = (), eof: bool = False, socket: str | None = None, json: bool = False) -> int:
+    A newline is added to MESSAGE. Without MESSAGE, or with -, stdin is copied unchanged.
+    """
     sent = 0
     with connect(socket) as client:
         for data in _data(words):

@@ -1,17 +1,3 @@
-"""Have agent programs that a run starts by itself become child runs.
-
-`sfactl shim install claude codex` puts a stand-in for each program into a directory that comes first in the PATH of every run that
-starts from now on. A `claude` that an agent calls in its shell is then a child run: guarded, limited and counted, with the same
-stdin, stdout, stderr, terminal and exit code. Outside runs nothing changes.
-
-`list` shows the shims, what they stand in for, and whether runs find them, also in a login shell, which may set PATH again.
-`remove` removes them again.
-
-Exit codes: 0; 2 wrong arguments; 77 the directory may not be changed, or this process is inside a run.
-"""
-
-from __future__ import annotations
-
 import os
 import pwd
 import shlex
@@ -19,7 +5,9 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from msgspec import Struct
 
 from sfad.protocol import shim_files
@@ -28,17 +16,13 @@ from sfad.protocol.paths import SYSTEM_SHIMS, shim_dir, state_dir
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 
 from .. import output, table
+from ..app import app
 from ..connection import ABSENT, Unreachable, call
 from ..exits import ExitCode, Quit, UsageError, understood
 from ..inside import inside_run
-from ..options import COMMON, Argument, Parameter
+from ..options import Json, Socket, completing, one_of
 from ..real_program import DEFAULT_PATH, found, search
 
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    Argument("action", "install|list|remove", "What to do", complete="shim"),
-    Argument("programs", "PROGRAM", "Names of programs, as in: claude codex", many=True, required=False, complete="program"),
-)
 LOGIN = 5.0
 """Seconds for a login shell to begin."""
 HEADER = ("PROGRAM", "STANDS FOR", "RUNS FIND IT", "STATE")
@@ -61,11 +45,39 @@ class ShimPlace(Struct, frozen=True):
     """The shims that the daemon knows; `None` if no daemon is running."""
 
 
-def main(*, action: str, programs: Sequence[str] = (), socket: str | None = None, json: bool = False) -> int:
+@app.command()
+def shim(
+    action: Annotated[
+        str,
+        typer.Argument(
+            metavar="install|list|remove",
+            help="What to do",
+            parser=one_of(("install", "list", "remove"), "action"),
+            autocompletion=completing("shim"),
+        ),
+    ],
+    programs: Annotated[
+        list[str],
+        typer.Argument(metavar="PROGRAM", help="Names of programs, as in: claude codex", autocompletion=completing("program")),
+    ] = [],
+    socket: Socket = None,
+    json: Json = False,
+) -> int:
+    """Have agent programs that a run starts by itself become child runs.
+
+    `sfactl shim install claude codex` puts a stand-in for each program into a directory that
+    comes first in the PATH of every run that starts from now on. A `claude` that an agent calls
+    in its shell is then a child run: guarded, limited and counted, with the same stdin, stdout,
+    stderr, terminal and exit code. Outside runs nothing changes.
+
+    `list` shows the shims, what they stand in for, and whether runs find them, also in a login
+    shell, which may set PATH again. `remove` removes them again.
+
+    Exit codes: 0; 2 wrong arguments; 77 the directory may not be changed, or this process is
+    inside a run.
+    """
     if action == "list":
         return _list(place_of_shims(socket), programs, json)
-    if action not in ("install", "remove"):
-        raise UsageError(f"unknown action {action!r}; choose from: install, list, remove")
     if not programs:
         raise UsageError(f"nothing to {action}: name programs, as in: sfactl shim {action} claude codex")
     if (why := inside_run()) is not None:

@@ -1,44 +1,47 @@
-"""Start a run and print its id.
-
-AGENT is a known program, such as claude or codex, or an agent of the config (sfactl agents lists all). The words after its name
-are the task, as one quoted argument, and options of its program: sfactl spawn claude --model opus "look at HEAD~1".
-A COMMAND runs as it is.
-
-Prints only the id of the run on stdout, and at a terminal its limits on stderr. The run gets this directory, umask and environment,
-and /dev/null as its stdin. With --wait it does what `sfactl run` does.
-
-Limits (--limit, repeatable): KIND is time (seconds), turns (tool calls), messages, tokens, cost, planning_cost or execution_cost
-(USD), output or memory (bytes), pids (processes), cpu (cores), silence (seconds) or plan (% of a subscription's window). ACTION is
-terminate, pause, warn, refuse, request_increase or, for silence, continue. Turns, messages, tokens and cost can only be enforced if
-the gateway sees the calls, the agent reports them, or it prints JSON events that a meter reads.
-"""
-
-from __future__ import annotations
-
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sfad.protocol.requests.base import Reply, RunReply
 from sfad.protocol.requests.starting import Refused, Spawn
 from sfad.protocol.types import RunInfo, Status
 
 from .. import exits, output, spawn_options
+from ..app import TakesCommand, app
 from ..autostart import connect_or_start
 from ..connection import Client
-from ..foreground import Foreground, Form
+from ..spawn_options import HEADINGS, USAGE, Command, SpawnOptions, commanded
+from ..spreading import spread
 
-PARAMETERS = spawn_options.PARAMETERS
-TAKES_COMMAND = True
-
-
-def main(**given: Any) -> int:
-    wanted = spawn_options.SpawnOptions(**given)
-    spawn_options.check(wanted)
-    return start(wanted, spawn_options.message(wanted))
+if TYPE_CHECKING:
+    from ..foreground import Form
 
 
-def start(wanted: spawn_options.SpawnOptions, message: Spawn) -> int:
-    """Start the run of a message that was made from checked options. Return the exit code. Raise `Quit`."""
+@app.command(cls=TakesCommand, options_metavar=USAGE)
+@spread(SpawnOptions, headings=HEADINGS)
+def spawn(wanted: SpawnOptions, command: Command = []) -> int:
+    """Start a run and print its id.
+
+    AGENT is a known program, such as claude or codex, or an agent of the config (sfactl agents
+    lists all). The words after its name are the task, as one quoted argument, and options of
+    its program: sfactl spawn claude --model opus "look at HEAD~1". A COMMAND runs as it is.
+
+    Prints only the id of the run on stdout, and at a terminal its limits on stderr. The run
+    gets this directory, umask and environment, and /dev/null as its stdin. With --wait it does
+    what `sfactl run` does.
+
+    Limits (--limit, repeatable): KIND is time (seconds), turns (tool calls), messages, tokens,
+    cost, planning_cost or execution_cost (USD), output or memory (bytes), pids (processes), cpu
+    (cores), silence (seconds) or plan (% of a subscription's window). ACTION is terminate,
+    pause, warn, refuse, request_increase or, for silence, continue. Turns, messages, tokens and
+    cost can only be enforced if the gateway sees the calls, the agent reports them, or it
+    prints JSON events that a meter reads.
+    """
+    return start(commanded(wanted, command))
+
+
+def start(wanted: SpawnOptions, message: Spawn | None = None) -> int:
+    """Start the run of checked options, or of a message that was made from them. Return the exit code. Raise `Quit`."""
+    message = message or spawn_options.message(wanted)
     if wanted.wait:
         return _foreground(wanted, message)
     _only_for_foreground(wanted)
@@ -46,7 +49,9 @@ def start(wanted: spawn_options.SpawnOptions, message: Spawn) -> int:
         return _background(client, _completed(wanted, message, client), wanted.json)
 
 
-def _foreground(wanted: spawn_options.SpawnOptions, message: Spawn) -> int:
+def _foreground(wanted: SpawnOptions, message: Spawn) -> int:
+    from ..foreground import Foreground  # a run in the background needs nothing of it
+
     client = connect_or_start(wanted.socket)
     message = _completed(wanted, message, client)
     if message.placing is not None:
@@ -59,7 +64,7 @@ def _foreground(wanted: spawn_options.SpawnOptions, message: Spawn) -> int:
     return Foreground(client, message, wanted, _form(wanted, inside=inside), final=final).carry_out()
 
 
-def _completed(wanted: spawn_options.SpawnOptions, message: Spawn, client: Client) -> Spawn:
+def _completed(wanted: SpawnOptions, message: Spawn, client: Client) -> Spawn:
     """Return the message with what the daemon has to be asked for, or sent, before. Raise `Quit`."""
     if message.ship is not None:
         from ..shipping import sent
@@ -72,7 +77,7 @@ def _completed(wanted: spawn_options.SpawnOptions, message: Spawn, client: Clien
     return with_server(message, client)
 
 
-def _form(wanted: spawn_options.SpawnOptions, *, inside: bool) -> Form:
+def _form(wanted: SpawnOptions, *, inside: bool) -> "Form":
     """Return the form of the output. An agent that is started by its name prints its events for the meter, not for the caller.
     Inside a run, the output may be JSON for a model; the daemon decides."""
     if wanted.raw:
@@ -80,7 +85,7 @@ def _form(wanted: spawn_options.SpawnOptions, *, inside: bool) -> Form:
     return "text" if wanted.text or wanted.agent is not None else "auto" if inside else "raw"
 
 
-def _only_for_foreground(wanted: spawn_options.SpawnOptions) -> None:
+def _only_for_foreground(wanted: SpawnOptions) -> None:
     for option, given in (
         ("--status-file", wanted.status_file),
         ("--stdio inherit", wanted.stdio == "inherit"),

@@ -1,7 +1,3 @@
-"""Show the daemon: where it is, how it contains runs, and how many there are."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -9,11 +5,10 @@ from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 from sfad.protocol.units import counted, format_duration
 
 from .. import output
+from ..app import app
 from ..connection import call
 from ..exits import ExitCode
-from ..options import COMMON, Parameter
-
-PARAMETERS: tuple[Parameter, ...] = COMMON
+from ..options import Json, Socket
 
 WORDS = {
     "quotas.trees": "trees of all users",
@@ -26,7 +21,9 @@ WORDS = {
 """How a quota is called in a sentence, by its key."""
 
 
-def main(*, socket: str | None = None, json: bool = False) -> int:
+@app.command()
+def status(socket: Socket = None, json: Json = False) -> int:
+    """Show the daemon: where it is, how it contains runs, and how many there are."""
     found = call(socket, DaemonInfo(id=0), DaemonStatus)
     if json:
         output.print_json(output.content(found))

@@ -1,15 +1,10 @@
-"""Summarise what waits for you, how runs ended, what they cost and why some failed.
-
-It begins with the live runs that do not go on by themselves, whenever they were created, each with the command that helps.
-Live runs count with their current state, children count as runs of their own, and each run's own use counts once.
-"""
-
-from __future__ import annotations
-
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Annotated
 
+import typer
 from msgspec.structs import replace
 
 from sfad.protocol.requests.advice import GROUPED_BY, By, ContinuedLine, Costly, Failed, Group, Summarise, Summarised, Summary
@@ -18,41 +13,50 @@ from sfad.protocol.types import ErrorCode, Status
 from sfad.protocol.units import counted
 
 from .. import output, table
+from ..app import OverFleet, app
 from ..connection import Client, DaemonError
-from ..exits import ExitCode, UsageError
+from ..exits import ExitCode
 from ..history import connect
 from ..limits import share
-from ..options import COMMON, FLEET, LABEL, NAME, USER, Option, Parameter
+from ..options import MOMENT, Json, Labels, Names, Pair, Socket, User, one_of
 from ..selection import labels
 from ..waiting import Waiting, of_live, of_queue, of_refused
-from .list import moment
 
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    FLEET,
-    Option(
-        ("--since",), "since", "Only runs created since then: 12h (ago; the default), 22:00, yesterday, 2026-01-31T22:00", "TIME"
-    ),
-    Option(("--by",), "by", "Group by name (default), label, user, model or type", "KEY"),
-    NAME,
-    USER,
-    LABEL,
-)
-
+SINCE = 12 * 3600.0
+"""Seconds that are summarised without `--since`."""
 SHOWN = 10
 """Maximum runs in a line, groups and breaches that people are shown."""
 
 
-def main(
-    *,
-    since: str = "12h",
-    by: str = "name",
-    name: Sequence[str] = (),
-    user: str | None = None,
-    label: Sequence[str] = (),
-    socket: str | None = None,
-    json: bool = False,
+@app.command(cls=OverFleet)
+def summary(
+    socket: Socket = None,
+    json: Json = False,
+    since: Annotated[
+        float | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Only runs created since then: 12h (ago; the default), 22:00, yesterday, 2026-01-31T22:00",
+            parser=MOMENT,
+        ),
+    ] = None,
+    by: Annotated[
+        By,
+        typer.Option(
+            "--by", metavar="KEY", help="Group by name (default), label, user, model or type", parser=one_of(GROUPED_BY, "key")
+        ),
+    ] = "name",
+    name: Names = [],
+    user: User = None,
+    label: Labels = [],
 ) -> int:
+    """Summarise what waits for you, how runs ended, what they cost and why some failed.
+
+    It begins with the live runs that do not go on by themselves, whenever they were created,
+    each with the command that helps. Live runs count with their current state, children count
+    as runs of their own, and each run's own use counts once.
+    """
     wanted = wanted_by(since, by, name, user, label)
     with connect(socket) as client:
         found = client.call(wanted, Summarised).summary
@@ -95,14 +99,9 @@ def waiting_lines(waits: Sequence[Waiting]) -> list[str]:
     return ["waiting for you", *lines, *more] if waits else []
 
 
-def wanted_by(since: str, by: str, name: Sequence[str], user: str | None, label: Sequence[str]) -> Summarise:
-    return Summarise(id=0, since=moment(since), by=_by(by), name=list(name) or None, user=user, labels=labels(label))
-
-
-def _by(text: str) -> By:
-    if text not in GROUPED_BY:
-        raise UsageError(f"--by: unknown key {text!r}; choose from: {', '.join(GROUPED_BY)}")
-    return text
+def wanted_by(since: float | None, by: By, name: Sequence[str], user: str | None, label: Sequence[Pair]) -> Summarise:
+    since = time.time() - SINCE if since is None else since
+    return Summarise(id=0, since=since, by=by, name=list(name) or None, user=user, labels=labels(label))
 
 
 def parts(found: Summary, by: str) -> Iterator[list[str]]:

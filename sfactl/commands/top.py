@@ -1,46 +1,41 @@
-"""Show runs full-screen, as they change.
-
-A tree of live runs and those that ended recently. The cursor begins at a run in trouble, and the lines below the tree say what it
-has. Keys stop, pause and resume runs, change limits, approve and deny, show output and reasons; ? lists them. With RUN, only its
-tree; with --fleet, the runs of all nodes. Needs the extra top, as in: pip install '.[top]' in the checkout.
-
-Exit codes: 0 left with q; 2 no terminal, or the extra is not installed; 69 the daemon cannot be reached.
-"""
-
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from msgspec.structs import replace
-
 from sfad.protocol.requests.listing import WatchRuns
 
+from ..app import OverFleet, app
 from ..exits import UsageError
 from ..fleet import Fleet
-from ..options import FLEET, LABEL, NAME, RUN, SOCKET, USER, Parameter
+from ..options import Labels, MaybeRun, Names, Pair, Socket, User
 from ..selection import labels
 
-PARAMETERS: tuple[Parameter, ...] = (
-    SOCKET,
-    FLEET,
-    replace(RUN, target="root", metavar="RUN", required=False),
-    NAME,
-    USER,
-    LABEL,
-)
+
+@app.command(cls=OverFleet)
+def top(root: MaybeRun = None, socket: Socket = None, name: Names = [], user: User = None, label: Labels = []) -> int:
+    """Show runs full-screen, as they change.
+
+    A tree of live runs and those that ended recently. The cursor begins at a run in trouble,
+    and the lines below the tree say what it has. Keys stop, pause and resume runs, change
+    limits, approve and deny, show output and reasons; ? lists them. With RUN, only its tree;
+    with --fleet, the runs of all nodes. Needs the extra top, as in: pip install '.[top]' in the
+    checkout.
+
+    Exit codes: 0 left with q; 2 no terminal, or the extra is not installed; 69 the daemon
+    cannot be reached.
+    """
+    return show(root, name, user, label, socket)
 
 
-def main(
-    *,
-    root: str | None = None,
-    name: Sequence[str] = (),
-    user: str | None = None,
-    label: Sequence[str] = (),
+def show(
+    root: str | None,
+    name: Sequence[str],
+    user: str | None,
+    label: Sequence[Pair],
     socket: str | None = None,
     fleet: Fleet | None = None,
 ) -> int:
+    """Show the runs of a daemon, or of a fleet. Return the exit code. Raise `Quit`."""
     if find_spec("textual") is None:
         raise UsageError(
             "top needs a package that is not installed; install sfad with its extra top, as in the checkout: pip install '.[top]'"
@@ -51,10 +46,10 @@ def main(
             "top needs a terminal; 'sfactl tree' prints the runs once, 'sfactl events -f' what happens, 'sfactl web' serves pages"
         )
     # Imported here because Textual takes half a second, and is an extra.
-    from ..top.app import run, show
+    from ..top import app as screen
 
     if fleet is not None:
         from ..top.nodes import Nodes
 
-        return show(Nodes(fleet, wanted))
-    return run(socket, wanted)
+        return screen.show(Nodes(fleet, wanted))
+    return screen.run(socket, wanted)

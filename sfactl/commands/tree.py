@@ -1,37 +1,38 @@
-"""Show runs as a tree.
-
-Shows live runs and those that ended recently, below their parents. With RUN, only its tree. The time is the age of a live run, and
-how long one that has ended ran. The user is named if there are runs of other users.
-"""
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Annotated
 
-from msgspec.structs import replace
+import typer
 
 from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.types import RunInfo, Usage
 from sfad.protocol.units import counted
 
 from .. import output
+from ..app import OverFleet, app
 from ..connection import connect
 from ..exits import ExitCode
 from ..lines import Line, line_of
-from ..options import COMMON, FLEET, RUN, Option, Parameter
+from ..options import Json, MaybeRun, Socket
 from ..top.table import children
 from ..waiting import awaited, near, share
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    FLEET,
-    replace(RUN, target="root", metavar="RUN", required=False),
-    Option(("--live",), "live", "Show the processes and memory of each run"),
-)
 
 Below = Mapping[str | None, Sequence[RunInfo]]
 
 
-def main(*, root: str | None = None, live: bool = False, socket: str | None = None, json: bool = False) -> int:
+@app.command(cls=OverFleet)
+def tree(
+    root: MaybeRun = None,
+    socket: Socket = None,
+    json: Json = False,
+    live: Annotated[bool, typer.Option("--live", help="Show the processes and memory of each run")] = False,
+) -> int:
+    """Show runs as a tree.
+
+    Shows live runs and those that ended recently, below their parents. With RUN, only its tree.
+    The time is the age of a live run, and how long one that has ended ran. The user is named if
+    there are runs of other users.
+    """
     with connect(socket) as client:
         runs = client.call(List(id=0, root=root, live=live), RunList).runs
         # each line is told once, where it ends

@@ -1,34 +1,47 @@
-"""Wait for runs to end.
-
-Prints id, status and reason of each run when it has ended, in the order given. If the daemon restarts, waits for it.
-
-Exit codes: the outcome of the first run that did not complete; 66 or 77 if one of several does not exist or is not yours; 75 if a
-run has not ended within --timeout.
-"""
-
-from __future__ import annotations
-
 import time
-from typing import Unpack
+from typing import Annotated
+
+import typer
 
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.following import Wait
 from sfad.protocol.types import RunInfo
 
-from .. import exits, output, selection
+from .. import exits, output
+from ..app import OverFleet, app
 from ..connection import Unreachable, connect
-from ..options import Option, Parameter, duration
-from ..selection import RunSelection, SelectionOptions
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *selection.PARAMETERS,
-    Option(("--timeout",), "timeout", "Maximum time to wait: 90 (seconds), 90s, 5m, 1h (default: no maximum)", "TIME"),
-)
+from ..options import DURATION, AllLive, Json, LiveLabels, LiveNames, LiveRuns, Socket
+from ..selection import RunSelection
 
 
-def main(*, timeout: str | None = None, socket: str | None = None, json: bool = False, **chosen: Unpack[SelectionOptions]) -> int:
-    give_up = None if timeout is None else time.monotonic() + duration("--timeout", timeout)
-    waiting = RunSelection("wait", **chosen).checked()
+@app.command(cls=OverFleet)
+def wait(
+    runs: LiveRuns = [],
+    socket: Socket = None,
+    json: Json = False,
+    everything: AllLive = False,
+    name: LiveNames = [],
+    label: LiveLabels = [],
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="TIME",
+            help="Maximum time to wait: 90 (seconds), 90s, 5m, 1h (default: no maximum)",
+            parser=DURATION,
+        ),
+    ] = None,
+) -> int:
+    """Wait for runs to end.
+
+    Prints id, status and reason of each run when it has ended, in the order given. If the
+    daemon restarts, waits for it.
+
+    Exit codes: the outcome of the first run that did not complete; 66 or 77 if one of several
+    does not exist or is not yours; 75 if a run has not ended within --timeout.
+    """
+    give_up = None if timeout is None else time.monotonic() + timeout
+    waiting = RunSelection("wait", runs, everything, name, label).checked()
     ended: list[RunInfo] = []
 
     def wait(run: str) -> None:

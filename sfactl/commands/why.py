@@ -1,12 +1,3 @@
-"""Say why runs ended, were refused or are paused, or what limits them.
-
-Prints a sentence for each run: which rule refused it, which limit or signal ended it, what it waits for while it is paused, or
-which limits it has while it runs.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from sfad.protocol.kinds import KINDS
@@ -18,18 +9,23 @@ from sfad.protocol.types import ErrorCode, LimitKind, LimitState, Reason, RunInf
 from sfad.protocol.units import counted
 
 from .. import output
+from ..app import OverFleet, app
 from ..connection import Client, DaemonError
 from ..history import connect
 from ..limits import share
 from ..lines import line_of
-from ..options import COMMON, FLEET, RUNS, Parameter
+from ..options import Json, Runs, Socket
 from ..selection import RunSelection
 from ..waiting import after_others, queued, troubles
 
-PARAMETERS: tuple[Parameter, ...] = (*COMMON, FLEET, RUNS)
 
+@app.command(cls=OverFleet)
+def why(runs: Runs, socket: Socket = None, json: Json = False) -> int:
+    """Say why runs ended, were refused or are paused, or what limits them.
 
-def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
+    Prints a sentence for each run: which rule refused it, which limit or signal ended it, what
+    it waits for while it is paused, or which limits it has while it runs.
+    """
     with connect(socket) as client:
         return RunSelection("info", runs).each(client, lambda run: _show(client, run, json))
 

@@ -100,7 +100,7 @@ async def _send(source: Source, run: str, body: Body) -> Body:
 
 async def _continue(source: Source, run: str, body: Body) -> Body:
     """Continue the session of an ended run in a new one, as `sfactl continue RUN [TASK]` does."""
-    options = spawn_options.SpawnOptions(command=[], limit=_text(body, "limits").replace(",", " ").split())
+    options = spawn_options.SpawnOptions(limit=limits.of_flags(_text(body, "limits").replace(",", " ").split()))
     return await _spawned(source, continuing.message(run, _text(body, "task").strip() or None, options), f"{run} continues as ")
 
 
@@ -120,7 +120,7 @@ async def start(source: Source, body: Body) -> Body:
         agent=agent,
         name=_text(body, "name") or None,
         cwd=_text(body, "directory") or None,
-        limit=_text(body, "limits").replace(",", " ").split(),
+        limit=limits.of_flags(_text(body, "limits").replace(",", " ").split()),
     )
     spawn_options.check(wanted)
     return await _spawned(source, spawn_options.message(wanted))

@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from hashlib import sha256
 from html import escape
@@ -24,6 +24,7 @@ from sfad.protocol.units import parse_duration
 
 from ..connection import ABSENT, DaemonError, Unreachable
 from ..exits import Quit, UsageError, understood
+from ..options import pair
 from ..selection import labels
 from . import actions, views
 from .access import MOST_BODY, Gate
@@ -158,6 +159,10 @@ _STATUS = {
 # ---- a run
 
 
+def _labels(query: Mapping[str, str]) -> dict[str, str | list[str]]:
+    return labels([understood("label", pair, query["label"])] if query.get("label") else [])
+
+
 async def _run(console: Console, request: Request) -> Any:
     run = (await console.source.ask(m.Info(id=0, run=console.run(request)), m.RunReply)).run
     return {"row": views.alone(run, console.feed.table.limit_share), **views.details(run)}
@@ -209,7 +214,7 @@ async def _history(console: Console, request: Request) -> Any:
         name=query.get("name") or None,
         user=query.get("user") or None,
         since=_since(query.get("since", "")),
-        labels=labels([query["label"]] if query.get("label") else []),
+        labels=_labels(query),
         rows=ROWS,
         before=query.get("before") or None,
     )
@@ -234,7 +239,7 @@ async def _costs(console: Console, request: Request) -> Any:
         by=by,
         name=query.get("name") or None,
         user=query.get("user") or None,
-        labels=labels([query["label"]] if query.get("label") else []),
+        labels=_labels(query),
     )
     found, unanswered = await console.source.summary(whole)
     cost: list[dict[str, float]] = []

@@ -21,13 +21,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests import surroundings
-from tests.bench import counts, gateway, meters, spool, top, web
+from tests.bench import counts, gateway, meters, newest_typer, spool, top, web
 from tests.bench.native import NoCompiler
 from tests.bench.ours import Sfad, directory
 from tests.bench.peers import PEERS, Argv, Peer
 from tests.bench.rows import ROWS, Figures, Row, Start
 
-OTHERS = {"gateway": gateway.main, "meters": meters.main, "spool": spool.main, "top": top.main, "web": web.main}
+OTHERS = {
+    "gateway": gateway.main,
+    "meters": meters.main,
+    "spool": spool.main,
+    "top": top.main,
+    "typer": newest_typer.main,
+    "web": web.main,
+}
 """What is measured only where it is asked for, because the table does not have it."""
 Medians = dict[str, dict[str, float]]
 """What was measured, then of whom, then the median."""

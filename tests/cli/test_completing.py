@@ -1,4 +1,4 @@
-"""Completion without typer offers what typer offers for the same line, and reads no line that only typer understands."""
+"""What a shell is offered, by typer's scripts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from sfactl import spawn_options, verbs
 from sfactl.connection import Client
+from sfad.protocol.types import LimitKind
 from tests.harness import started
 
 from .conftest import PATIENCE, World
@@ -17,11 +19,9 @@ ASK = (
     "from sfactl.__main__ import main; main()"
 )
 """Completes with time for a loaded machine."""
-ASK_TYPER = f"import sfactl.completing as c; c.answered = lambda *_: None; {ASK}"
-ASK_NO_TYPER = f"import sys; sys.modules['typer'] = None; {ASK}"
 
 
-def asked(world: World, script: str, shell: str, line: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def asked(world: World, shell: str, line: str, **environ: str) -> subprocess.CompletedProcess[str]:
     env = world.env | {
         "_SFACTL_COMPLETE": f"complete_{shell}",
         "COMP_WORDS": line,
@@ -30,19 +30,20 @@ def asked(world: World, script: str, shell: str, line: str, **environ: str) -> s
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
         **environ,
     }
-    command = [sys.executable, "-c", script]
+    command = [sys.executable, "-c", ASK]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
-def offered(done: subprocess.CompletedProcess[str], shell: str) -> list[str]:
-    """Return the words without their descriptions, which typer breaks in lines."""
-    assert done.stderr == ""
-    text = done.stdout.removeprefix("_arguments '*: :((").removesuffix("))'\n")
+def offered(world: World, shell: str, line: str) -> dict[str, str]:
+    """Return the words, with their descriptions, which bash does not show."""
+    done = asked(world, shell, line)
+    assert (done.returncode, done.stderr) == (0, "")
+    text = done.stdout.replace("\\`", "`").removeprefix("_arguments '*: :((").removesuffix("))'\n")
     if shell == "bash":
-        return sorted(text.split())
+        return dict.fromkeys(text.split(), "")
     if shell == "fish":
-        return sorted(line.split("\t")[0] for line in text.splitlines() if "\t" in line)
-    return sorted(line.split('"')[1] for line in text.splitlines() if line.startswith('"'))
+        return dict(each.partition("\t")[::2] for each in text.splitlines())
+    return {each[1:-1].partition('":"')[0]: each[1:-1].partition('":"')[2] for each in text.splitlines()}
 
 
 @pytest.fixture(scope="module")
@@ -52,53 +53,70 @@ def runs(shared: World) -> World:
     return shared
 
 
-LINES = (
-    "sfactl ",
-    "sfactl s",
-    "sfactl spawn --max",
-    "sfactl spawn -",
-    "sfactl spawn --name a --n",
-    "sfactl spawn --label a=b --l",
-    "sfactl spawn --type ",
-    "sfactl run --cwd ",
-    "sfactl run cl",
-    "sfactl list --status comp",
-    "sfactl list --limit-rows 3 ",
-    "sfactl ps --label ",
-    "sfactl stop ",
-    "sfactl stop a1 compl",
-    "sfactl info a1 --j",
-    "sfactl limit a1 t",
-    "sfactl report ",
-    "sfactl help su",
-)
-OTHER_SHELLS = [
-    (shell, line) for shell in ("zsh", "fish") for line in ("sfactl spawn -", "sfactl run --cwd ", "sfactl ps --label ")
-]
+ALL_OF_SPAWN = {f"--{name.replace('_', '-')}" for name in spawn_options.SpawnOptions.__struct_fields__} - {"--command", "--agent"}
+
+LINES: dict[str, set[str]] = {
+    "sfactl ": {*verbs.names(), "ps"},
+    "sfactl s": {"spawn", "session", "summary", "stop", "send", "settle", "status", "shim"},
+    "sfactl -": {"--socket", "--version", "-h", "--help"},
+    "sfactl session l": {"list", "log"},
+    "sfactl spawn --max": {"--max-depth", "--max-descendants"},
+    "sfactl spawn --": {*ALL_OF_SPAWN, "--help"},
+    "sfactl spawn --name a --n": {"--nested", "--no-gateway", "--no-log", "--no-queue"},
+    "sfactl spawn --label a=b --l": {"--label", "--leaf", "--limit", "--limits"},
+    "sfactl run --cwd ": set(),
+    "sfactl run cl": {"claude"},
+    "sfactl run --isolate cl": {"claude"},
+    "sfactl run --worktree cl": {"claude"},
+    "sfactl run claude ": set(),
+    "sfactl run -- l": set(),
+    "sfactl list --status comp": {"completed"},
+    "sfactl list --status=comp": {"completed"},
+    "sfactl list --limit-rows 3 ": set(),
+    "sfactl ps --label ni": {"night=yes"},
+    "sfactl stop compl": {"completeme"},
+    "sfactl stop a1 compl": {"completeme"},
+    "sfactl info a1 --j": {"--json"},
+    "sfactl limit a1 t": {each for each in (f"{kind}=" for kind in LimitKind) if each[0] == "t"},
+    "sfactl report ": set(),
+    "sfactl help su": {"summary"},
+    "sfactl 'l": {"list", "logs", "limit"},
+}
 
 
-@pytest.mark.parametrize(("shell", "line"), [*(("bash", line) for line in LINES), *OTHER_SHELLS])
-def test_a_plain_line(runs: World, shell: str, line: str) -> None:
-    typers, ours = asked(runs, ASK_TYPER, shell, line), asked(runs, ASK_NO_TYPER, shell, line)
-    assert offered(ours, shell) == offered(typers, shell)
-    assert (ours.stdout == "_files\n") is (typers.stdout == "_files\n")
+@pytest.mark.parametrize("line", LINES)
+def test_a_line(runs: World, line: str) -> None:
+    assert set(offered(runs, "bash", line)) == LINES[line]
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["sfactl -", "sfactl session l", "sfactl xyz ", "sfactl run claude ", "sfactl run -- l", "sfactl list --status=r", "sfactl 'l"],
-)
-def test_other_lines_are_left_to_typer(runs: World, line: str) -> None:
-    done, typers = asked(runs, ASK, "bash", line), asked(runs, ASK_TYPER, "bash", line)
-    assert (done.returncode, sorted(done.stdout.split())) == (typers.returncode, sorted(typers.stdout.split()))
+def test_the_words_are_those_of_the_daemon_and_of_the_program(runs: World) -> None:
+    assert {"odd", "qa"} <= set(offered(runs, "bash", "sfactl spawn --type "))
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_descriptions_are_whole(runs: World, shell: str) -> None:
+    """typer would let rich break them in lines, and read their brackets."""
+    found = offered(runs, shell, "sfactl spawn --")
+    assert set(found) == {*ALL_OF_SPAWN, "--help"}
+    assert found["--limits"] == "Limits as a JSON object (see `sfactl config schema`), or a file with one"
+    assert all(about for about in found.values())
+
+
+def test_zsh_completes_files_where_no_words_are_known(runs: World) -> None:
+    assert asked(runs, "zsh", "sfactl run --cwd ").stdout == "_files\n"
+
+
+def test_characters_that_a_shell_reads(runs: World) -> None:
+    assert "night=yes" in offered(runs, "zsh", "sfactl ps --label ")
+    assert '"k\\\\:l=a""b"' in asked(runs, "zsh", "sfactl ps --label ").stdout
+    assert 'k:l=a"b' in offered(runs, "fish", "sfactl ps --label ")
 
 
 def test_fish_asks_first_whether_there_are_words(runs: World) -> None:
     for line, code in (("sfactl list --st", 0), ("sfactl run --cwd ", 1)):
-        for script in (ASK_NO_TYPER, ASK_TYPER):
-            assert asked(runs, script, "fish", line, _TYPER_COMPLETE_FISH_ACTION="is-args").returncode == code
+        assert asked(runs, "fish", line, _TYPER_COMPLETE_FISH_ACTION="is-args").returncode == code
 
 
 def test_the_socket_of_the_line_is_asked(runs: World) -> None:
-    line = f"sfactl --socket {runs.socket} stop compl"
-    assert asked(runs, ASK_NO_TYPER, "bash", line, SFAD_SOCKET="/nonexistent").stdout == "completeme\n"
+    for line in (f"sfactl --socket {runs.socket} stop compl", f"sfactl stop --socket {runs.socket} compl"):
+        assert asked(runs, "bash", line, SFAD_SOCKET="/nonexistent").stdout == "completeme\n"

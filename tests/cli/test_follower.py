@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sfactl import options
 from sfactl.commands.logs import LineFollower, LineForm, Source, last_lines, start_of
 from sfactl.follower import SOON, Copying, Follower
 from sfad.storage.output import OutputFiles
@@ -136,7 +137,7 @@ def test_the_tail_of_ten_gigabytes_of_which_little_is_left(
     with open(tmp_path / "out", "wb+", buffering=0) as file:
         file.seek(10_000_000_000 // 4096 * 4096)
         file.write(b"line\n" * 10_000)
-        follower = Follower(file.fileno(), pipe[1], notes.append, start_of(tail)(file.fileno()))
+        follower = Follower(file.fileno(), pipe[1], notes.append, start_of(options.tail(tail), file.fileno()))
         assert follower.fill()
         assert follower.take() == shown
     assert len(notes) == (tail == "999999999")

@@ -16,7 +16,7 @@ from sfad.protocol import shim_files
 from .conftest import PATIENCE, World
 
 SLOW = {
-    "asyncio", "genai_prices", "h11", "http", "httpx2", "psutil", "requests", "rich", "ssl", "textual", "trio",
+    "asyncio", "genai_prices", "h11", "http", "httpx2", "psutil", "pydantic", "requests", "rich", "ssl", "textual", "trio",
     # of sfad: what is the daemon's, and every message, where a verb needs two
     "sfad.agents", "sfad.core", "sfad.daemon", "sfad.gateway", "sfad.storage", "sfad.protocol.messages",
 }  # fmt: skip
@@ -55,6 +55,9 @@ def test_a_verb_imports_nothing_slow(shared: World, live: str, line: str) -> Non
     found = imported(*(live if word == "RUN" else word for word in line.split()), env=shared.env)
     assert "sfactl.connection" in found, "the line must have been carried out as far as the connection"
     assert not found & SLOW
+    verb = line.split()[0]
+    others = {"sfactl.commands.spawn"} if verb == "run" else set()
+    assert {each for each in found if each.startswith("sfactl.commands.")} - {f"sfactl.commands.{verb}"} == others
 
 
 @pytest.mark.parametrize("line", ["wait a1", "stop a1", "settle a1-1 --input-tokens 2 --output-tokens 3"])
@@ -98,9 +101,16 @@ def test_the_mcp_server_imports_nothing_slow(shared: World) -> None:
     assert not modules(stderr) & SLOW
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 @pytest.mark.parametrize("line", ["sfactl st", "sfactl stop a"])
-def test_completion_imports_nothing_slow(shared: World, live: str, line: str) -> None:
-    typed = {"_SFACTL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+def test_completion_imports_nothing_slow(shared: World, live: str, line: str, shell: str) -> None:
+    typed = {
+        "_SFACTL_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(line.count(" ")),
+        "_TYPER_COMPLETE_ARGS": line,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
     command = [sys.executable, "-X", "importtime", str(SCRIPT)]
     done = subprocess.run(command, env=shared.env | typed, capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert live in done.stdout or "stop" in done.stdout

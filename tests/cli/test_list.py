@@ -16,7 +16,7 @@ import pytest
 
 from sfactl import output, table
 from sfactl.commands import list as list_
-from sfactl.exits import UsageError
+from sfactl.options import moment
 from sfad.core.state.run import run_id
 from sfad.protocol.types import RunInfo, Status, Usage
 from tests.harness import wait_until
@@ -44,7 +44,7 @@ def test_since_a_clock_or_a_day(text: str) -> None:
     now = datetime.fromisoformat(text)
 
     def found(since: str) -> datetime:
-        return datetime.fromtimestamp(list_.moment(since, now.timestamp()))
+        return datetime.fromtimestamp(moment(since, now.timestamp()))
 
     midnight = now.replace(hour=0, minute=0)
     yesterday = midnight - timedelta(days=1)
@@ -55,13 +55,13 @@ def test_since_a_clock_or_a_day(text: str) -> None:
     soon = midnight.replace(hour=23, minute=59, second=30)  # it was shown yesterday
     assert found("23:59:30") == soon - timedelta(days=1)
     assert found("00:00:01") == midnight.replace(second=1)
-    assert list_.moment("90s", now.timestamp()) == now.timestamp() - 90
+    assert moment("90s", now.timestamp()) == now.timestamp() - 90
 
 
 @pytest.mark.parametrize("text", ["tomorrow", "monday 22:00", "25:00", "yesterday x", "22:00+02:00", "today today"])
 def test_since_what_is_no_time(text: str) -> None:
-    with pytest.raises(UsageError, match="neither a time"):
-        list_.moment(text)
+    with pytest.raises(ValueError, match="neither a time"):
+        moment(text)
 
 
 def listed(world: World, *words: str) -> list[str]:

@@ -11,11 +11,11 @@ from unittest.mock import patch
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.core import TyperOption
 
-from sfactl import verbs
+from sfactl import app, verbs
 from sfactl.__main__ import execute
 from sfactl.exits import ExitCode
-from sfactl.options import Option
 
 MALFORMED = ("many", "²", "٣", "1_000", "0x10", "1e400", "nan", "inf", "-inf", "--5", "1 2", "9" * 5000, "1" * 4299 + "²", "\udcff")
 """No number of any kind, or one that is too large for every option."""
@@ -47,9 +47,9 @@ OTHERS = ("SFA_CALL_CHAIN", "SFA_NAME", "SFA_QUIET", "SFA_NO_LOG", "SFA_RUN_ID",
 def numeric() -> Iterator[tuple[str, str]]:
     """Return each verb with each of its options that takes a number."""
     for verb in verbs.everything():
-        for option in verbs.load(verb).PARAMETERS:
-            if isinstance(option, Option) and (option.metavar in METAVARS or option.target in ("limit", "signal")):
-                yield verb, option.flags[0]
+        for option in app.load(verb).params:
+            if isinstance(option, TyperOption) and (option.metavar in METAVARS or option.name in ("limit", "signal")):
+                yield verb, option.opts[0]
 
 
 NUMERIC = list(numeric())

@@ -1,114 +1,112 @@
-"""The reader of plain command lines and typer give the same values, for every verb."""
+"""typer gives each verb the values of its command line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import os
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from typer.core import TyperGroup, TyperOption
 
-from sfactl import verbs
-from sfactl.__main__ import split
-from sfactl.options import FLEET, Heading, NotPlain, Option, Parameter, read
-from sfactl.typer_app import build, with_values
+from sfactl import app, spawn_options, verbs
+from sfactl.__main__ import execute
+from sfactl.options import WITHOUT_VALUE
+from sfactl.usage_options import Amounts
+from sfad.protocol.requests.use import Report, Settle
 
 WORDS = st.text("abcXYZ019=,.:/ é-", min_size=1, max_size=8)
-PLAIN_WORDS = WORDS.filter(lambda word: not word.startswith("-"))
 
 
-def by_typer(verb: str, arguments: Sequence[str]) -> dict[str, Any] | None:
-    """Return the values that typer reads from a command line; `None` if it refuses the line."""
-    seen: list[dict[str, Any]] = []
-
-    def note(_verb: str, values: dict[str, Any]) -> int:
-        seen.append(values)
-        return 0
-
-    with pytest.raises(SystemExit):
-        build(verb, note)(args=with_values([*verb.split(), *arguments], verb), prog_name="sfactl")
-    return seen[0] if seen else None
-
-
-def by_reader(verb: str, arguments: Sequence[str]) -> dict[str, Any] | None:
-    try:
-        return read(verbs.load(verb).PARAMETERS, arguments)
-    except NotPlain:
-        return None
-
-
-@st.composite
-def lines(draw: st.DrawFn, parameters: Sequence[Parameter]) -> list[str]:
-    options = [p for p in parameters if isinstance(p, Option)]
-    line: list[str] = []
-    for _ in range(draw(st.integers(0, 5))):
-        option = draw(st.sampled_from([*options, None]))
-        if option is None:
-            line.append(draw(WORDS))
-        else:
-            line += draw(written(option))
-    return line
-
-
-@st.composite
-def written(draw: st.DrawFn, option: Option) -> list[str]:
-    flag = draw(st.sampled_from(option.flags))
-    if not option.metavar:
-        return [flag]
-    value = draw(WORDS)
-    attached = flag.startswith("--") and draw(st.booleans())
-    return [f"{flag}={value}"] if attached else [flag, value]
+def values(verb: str, *words: str) -> dict[str, Any]:
+    """Return the values of a command line, by parameter. Raise `UsageError`."""
+    found: dict[str, Any] = app.load(verb).make_context(verb, list(words)).params
+    return found
 
 
 @pytest.mark.parametrize("verb", verbs.everything())
-@settings(max_examples=25, deadline=None)
-@given(data=st.data())
-def test_what_the_reader_takes_typer_reads_the_same(verb: str, data: st.DataObject) -> None:
-    arguments = data.draw(lines(verbs.load(verb).PARAMETERS))
-    values = by_reader(verb, arguments)
-    if values is not None and "agent" not in values:
-        assert normal(values) == normal(by_typer(verb, arguments) or {})
+def test_a_verb_is_a_function_with_the_first_sentence_of_its_docstring_in_the_help(verb: str) -> None:
+    command = app.load(verb)
+    first = (inspect.getdoc(command.callback.__wrapped__) or "").partition("\n\n")[0]
+    assert " ".join(first.split()) == f"{verbs.summary(verb)}."
+    assert command.name == verb.split()[-1]
 
 
-def normal(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values without those that mean the same as none."""
-    return {key: value for key, value in values.items() if value not in (None, False, [])}
+@pytest.mark.parametrize("group", [*verbs.MEMBERS])
+def test_a_group_has_its_line_in_the_help(group: str) -> None:
+    assert isinstance(app.load(group), TyperGroup)
+    assert app.load(group).help == f"{verbs.summary(group)}."
+
+
+def test_the_list_of_verbs_has_each_module() -> None:
+    commands = os.path.join(os.path.dirname(app.__file__), "commands")
+    assert modules(commands) == set(verbs.names())
+    for group, members in verbs.MEMBERS.items():
+        assert modules(os.path.join(commands, group)) == set(members)
+
+
+def modules(directory: str) -> set[str]:
+    return {name.removesuffix(".py") for name in os.listdir(directory) if not name.startswith("_")}
+
+
+def test_the_list_of_verbs_is_made_without_loading_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(verb: str) -> None:
+        pytest.fail(f"{verb} was loaded")
+
+    monkeypatch.setattr(app, "load", fail)
+    assert "Freeze" not in app.context().get_help()
+    assert execute(["--help"]) == 0
+
+
+@given(words=st.lists(WORDS))
+def test_the_words_after_an_agent_or_a_dash_are_not_read(words: list[str]) -> None:
+    for begin in (["--"], ["claude"]):
+        found = values("run", "--name", "n", "-q", "--isolate", *begin, *words)
+        assert (found["command"], found["name"], found["quiet"]) == ((*begin, *words), "n", True)
+        assert found["isolate"] == "on"
+
+
+@pytest.mark.parametrize("flag", WITHOUT_VALUE)
+def test_a_value_that_is_left_out_is_not_the_next_word(flag: str) -> None:
+    name = flag.removeprefix("--")
+    given = values("spawn", flag, "claude", "task")
+    assert (given[name], given["command"]) == (WITHOUT_VALUE[flag], ("claude", "task"))
+    assert values("spawn", f"{flag}=net", "claude")[name] == "net"
+    assert values("spawn", "--name", flag, "--", "true")["name"] == flag, "here it is a value itself"
+
+
+@pytest.mark.parametrize("before", [[], ["--json"], ["--socket", "/nonexistent/x"], ["--socket=/nonexistent/x"]])
+@pytest.mark.parametrize("verb", ["list", "ps", "session list"])
+def test_socket_and_json_may_stand_before_the_verb(
+    before: list[str], verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SFAD_SOCKET", "/nonexistent/y")
+    assert execute([*before, *verb.split()]) == 69
+    assert ("/nonexistent/x" if len("".join(before)) > len("--json") else "/nonexistent/y") in capsys.readouterr().err
+
+
+def test_the_value_of_socket_is_not_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["--socket", "/nonexistent/run", "status"]) == 69
+    assert "/nonexistent/run" in capsys.readouterr().err
+
+
+def test_options_of_spawn_are_declared_once() -> None:
+    spawn, run = (app.load(verb).params for verb in ("spawn", "run"))
+    assert [each.name for each in spawn] == [each.name for each in run]
+    declared = {each.name for each in spawn} - {"command"}
+    assert declared == {*spawn_options.SpawnOptions.__struct_fields__} - {"command", "agent"}
+    assert {*spawn_options.HEADINGS} <= declared
+
+
+def test_an_amount_is_a_field_of_the_message() -> None:
+    for message in (Report, Settle):
+        assert {*Amounts.__struct_fields__} <= {*message.__struct_fields__}
 
 
 @pytest.mark.parametrize("verb", verbs.everything())
-def test_every_parameter_is_one_of_main(verb: str) -> None:
-    from inspect import Parameter, signature
-
-    from sfactl.selection import SelectionOptions
-    from sfactl.session_options import OrderOptions
-    from sfactl.spawn_options import SpawnOptions
-    from sfactl.usage_options import OPTIONS
-
-    module = verbs.load(verb)
-    accepted = signature(module.main).parameters
-    takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in accepted.values())
-    names = {
-        *accepted,
-        *(
-            (*SpawnOptions.__struct_fields__, *OPTIONS, *SelectionOptions.__annotations__, *OrderOptions.__annotations__)
-            if takes_any
-            else ()
-        ),
-    }
-    # `--fleet` chooses who carries the verb out
-    assert {p.target for p in module.PARAMETERS if not isinstance(p, Heading)} - {FLEET.target} <= names
-
-
-@given(before=st.lists(st.sampled_from(["--json", "--socket=/s"])), after=st.lists(WORDS))
-def test_the_verb_is_found_behind_options(before: list[str], after: list[str]) -> None:
-    assert split([*before, "ps", *after]) == (before, "list", after)
-
-
-def test_the_value_of_socket_is_not_the_verb() -> None:
-    assert split(["--socket", "run", "list"]) == (["--socket", "run"], "list", [])
-
-
-@pytest.mark.parametrize("line", [["--nope"], ["--json=1"], ["--since"], ["word"], ["--help"]])
-def test_what_is_not_plain_is_left_to_typer(line: list[str]) -> None:
-    assert by_reader("list", line) is None
+def test_no_option_shows_its_default_twice(verb: str) -> None:
+    for each in app.load(verb).params:
+        assert not each.show_default
+        assert not isinstance(each, TyperOption) or each.help

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from sfactl import spawn_options
 from sfactl.commands import rerun
-from sfactl.options import agent_or_command, before_command, read
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Action, Bound, Claim, Isolation, Limit, LimitKind, Placing, Ship
 
+from .command_lines import spawn_options_of
 from .conftest import SFACTL, World
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
@@ -110,10 +110,7 @@ def requests(draw: st.DrawFn) -> Spawn:
 
 def understood(words: list[str]) -> Spawn:
     """Return the request that `sfactl spawn` would send."""
-    cut = before_command(spawn_options.PARAMETERS, words)
-    wanted = spawn_options.SpawnOptions(**read(spawn_options.PARAMETERS, words[:cut]) | agent_or_command(words[cut:]))
-    spawn_options.check(wanted)
-    return spawn_options.message(wanted, {})
+    return spawn_options.message(spawn_options_of(words), {})
 
 
 def plain(request: Spawn) -> dict[str, Any]:
@@ -129,9 +126,9 @@ def plain(request: Spawn) -> dict[str, Any]:
 
 @given(requests())
 def test_the_words_ask_for_the_same(request: Spawn) -> None:
-    words = rerun.words_of(request)
-    assert plain(understood(words)) == plain(request)
-    assert shlex.split("\n".join(rerun.lines(words)), comments=True) == words
+    line = rerun.line_of(request)
+    assert plain(understood(line.words)) == plain(request)
+    assert shlex.split("\n".join(line.lines()), comments=True) == line.words
 
 
 def test_each_field_of_a_request_is_kept_or_left_out_on_purpose() -> None:
@@ -143,7 +140,7 @@ def test_each_field_of_a_request_is_kept_or_left_out_on_purpose() -> None:
     other = Spawn(
         id=0, argv=[b"x"], cwd=b"/", env=[], nested=True, log=False, gateway=False, claim=Claim(depth=2), quiet=True, tied=True
     )
-    changed = set(rerun.words_of(other)) - set(rerun.words_of(base))
+    changed = set(rerun.line_of(other).words) - set(rerun.line_of(base).words)
     assert changed == {"--nested", "--no-log", "--no-gateway"}
     drawn = {name for name in Spawn.__struct_fields__ if name not in left_out}
     assert drawn == {
@@ -257,7 +254,7 @@ def test_an_edited_command_line_is_started(shared: World, tmp_path: Path) -> Non
         ("echo '# only this' > $1", 1, "nothing was started: the file is empty"),
         ("exit 3", 1, "ended with 3"),
         ('echo "--name \'x" > $1', 2, "the saved options cannot be read: No closing quotation"),
-        ("echo '--nmae x -- true' > $1", 2, "an option is unknown or lacks its value"),
+        ("echo '--nmae x -- true' > $1", 2, "no such option: --nmae. Did you mean '--name'?"),
         ("echo '--name x' > $1", 2, "nothing to run"),
     ],
 )

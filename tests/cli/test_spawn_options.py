@@ -18,11 +18,20 @@ from sfad.protocol.messages import Spawn, pack_message, unpack_request
 from sfad.protocol.types import Action, Bound, Claim, Limit, LimitKind
 from sfad.protocol.units import MOST_WHOLE
 
+from .command_lines import spawn_options_of
+
 
 def spawn(environ: dict[str, str] | None = None, **given: Any) -> Spawn:
-    wanted = spawn_options.SpawnOptions(**{"command": ["true"], **given})
-    spawn_options.check(wanted)
-    return spawn_options.message(wanted, environ or {})
+    command = given.pop("command", ["true"])
+    options = [word for name, value in given.items() for word in written(f"--{name.replace('_', '-')}", value)]
+    return spawn_options.message(spawn_options_of([*options, "--", *command]), environ or {})
+
+
+def written(flag: str, value: Any) -> list[str]:
+    """Return the words of an option."""
+    if value is True:
+        return [flag]
+    return [f"{flag}={each}" for each in (value if isinstance(value, list) else [value])]
 
 
 def kept(kind: LimitKind, threshold: float, source: str, action: Action | None = None) -> Limit:
@@ -128,21 +137,21 @@ def test_garbage_in_the_environment_is_a_usage_error_naming_the_variable(variabl
     ("flag", "variable", "bound"),
     [
         (None, None, None),
-        ("3", "9", Bound(value=3, source="--max-depth")),
+        (3, "9", Bound(value=3, source="--max-depth")),
         (None, "9", Bound(value=9, source="SFA_MAX_DEPTH")),
-        ("0", "9", None),
+        (0, "9", None),
         (None, "-1", None),
         (None, "", None),
     ],
 )
-def test_bounds(flag: str | None, variable: str | None, bound: Bound | None) -> None:
+def test_bounds(flag: int | None, variable: str | None, bound: Bound | None) -> None:
     environ = {} if variable is None else {"SFA_MAX_DEPTH": variable}
     assert environment.bound("--max-depth", flag, "SFA_MAX_DEPTH", environ) == bound
 
 
 @given(st.integers(-MOST_WHOLE, MOST_WHOLE))
 def test_a_bound_that_is_not_positive_is_inherited(value: int) -> None:
-    found = environment.bound("--max-depth", str(value), "SFA_MAX_DEPTH", {})
+    found = environment.bound("--max-depth", value, "SFA_MAX_DEPTH", {})
     assert (found is None) is (value <= 0)
 
 

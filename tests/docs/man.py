@@ -8,7 +8,8 @@ from typing import Any
 
 from typer.main import get_command
 
-from sfactl import typer_app, verbs
+from sfactl import app as application
+from sfactl import verbs
 from sfad.cli import app
 
 
@@ -21,10 +22,10 @@ def pages() -> Iterator[tuple[str, str]]:
 def sfactl() -> Iterator[str]:
     everything, ctx = _command(None)
     yield from _head("sfactl", 1, everything, "[OPTIONS] VERB [ARGS]...")
-    yield from _sections(typer_app.options_by_heading(everything, ctx))
-    for heading, listed in typer_app.verbs_by_heading(everything, ctx).items():
+    yield from _sections(application.options_by_heading(everything, ctx))
+    for heading, listed in verbs.HEADINGS.items():
         yield f".SH {_quoted(heading.upper())}"
-        for name, _ in listed:
+        for name in listed:
             for verb in verbs.members(name) if verbs.is_group(name) else [name]:
                 yield from _verb(verb)
     # `run --help` has the default limits of the daemon as its epilog; the epilog of `--help` is the same for all
@@ -40,14 +41,14 @@ def _verb(verb: str) -> Iterator[str]:
     if verb == "spawn":
         yield from _text("Arguments and options are those of `sfactl run`.")
     else:
-        yield from _sections(typer_app.options_by_heading(command, ctx), level=0)
+        yield from _sections(application.options_by_heading(command, ctx), level=0)
 
 
 def sfad() -> Iterator[str]:
     everything: Any = get_command(app)
     ctx = everything.make_context("sfad", ["--help"], resilient_parsing=True)
     yield from _head("sfad", 8, everything, "[OPTIONS] [COMMAND] [ARGS]...")
-    yield from _sections(typer_app.options_by_heading(everything, ctx))
+    yield from _sections(application.options_by_heading(everything, ctx))
     yield ".SH COMMANDS"
     for name, command in everything.commands.items():
         if command.hidden:
@@ -55,18 +56,14 @@ def sfad() -> Iterator[str]:
         inner = command.make_context(f"sfad {name}", [], parent=ctx, resilient_parsing=True)
         yield f".SS {_quoted(' '.join(('sfad', name, *command.collect_usage_pieces(inner))))}"
         yield from _text(inspect.cleandoc(command.help))
-        yield from _sections(typer_app.options_by_heading(command, inner), level=0)
+        yield from _sections(application.options_by_heading(command, inner), level=0)
     yield from (".SH SEE ALSO", ".BR sfactl (1)")
 
 
 def _command(verb: str | None) -> tuple[Any, Any]:
     """Return what `sfactl VERB --help` explains, and its context; without a verb, all of them."""
-    command: Any = get_command(typer_app.build(verb, lambda _verb, _values: 0))
-    ctx = command.make_context("sfactl", ["--help"], resilient_parsing=True)
-    for word in verb.split(" ") if verb is not None else ():
-        command = command.commands[word]
-        ctx = command.make_context(word, [], parent=ctx, resilient_parsing=True)
-    return command, ctx
+    ctx = application.context(*(verb.split(" ") if verb is not None else ()))
+    return ctx.command, ctx
 
 
 def _head(name: str, section: int, command: Any, usage: str) -> Iterator[str]:
@@ -78,7 +75,7 @@ def _head(name: str, section: int, command: Any, usage: str) -> Iterator[str]:
     yield from _text(command.help)
 
 
-def _sections(sections: typer_app.Sections, *, level: int = 1) -> Iterator[str]:
+def _sections(sections: application.Sections, *, level: int = 1) -> Iterator[str]:
     """Yield options. `level` 0: within a part of the page, where their headings are paragraphs."""
     for heading, lines in sections.items():
         shown = [(term, about) for term, about in lines if level or not term.endswith("--help")]

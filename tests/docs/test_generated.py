@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from typer.core import TyperOption
 
-from sfactl import verbs
-from sfactl.options import Option
+from sfactl import app, verbs
 from sfad.core.state.run import mermaid
 from sfad.protocol.types import Status
 from tests.docs.__main__ import MAN, files, parts
@@ -32,8 +32,8 @@ def test_the_man_page_has_every_verb_and_option() -> None:
     page = (MAN / "sfactl.1").read_text().replace("\\-", "-")
     for verb in verbs.everything():
         assert f'.SS "sfactl {verb} ' in page
-        options = [each for each in verbs.load(verb).PARAMETERS if isinstance(each, Option)]
-        assert all(re.search(rf'^\.B ".*{option.flags[0]}\b', page, re.MULTILINE) for option in options), verb
+        options = [each for each in app.load(verb).params if isinstance(each, TyperOption)]
+        assert all(re.search(rf'^\.B ".*{option.opts[0]}\b', page, re.MULTILINE) for option in options), verb
 
 
 @pytest.mark.needs("groff")

@@ -18,6 +18,7 @@ import pytest
 from sfactl.commands import fetch, spawn
 from sfactl.connection import Client
 from sfactl.exits import Quit
+from sfactl.spawn_options import SpawnOptions
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.harness import Daemon, running, wait_until
@@ -155,7 +156,8 @@ def test_the_copy_is_the_users_who_alone_can_fetch_it(users: Daemon) -> None:
         os.environ["HOME"] = "/nonexistent"
         os.chdir(project)
         command = ["sh", "-c", f"id -u > owner; {WORK}"]
-        run = printed(spawn.main, command=command, fleet=True, ship=".", socket=where, quiet=True).strip()
+        wanted = SpawnOptions(command=command, fleet=True, ship=".", socket=where, quiet=True)
+        run = printed(spawn.start, wanted=wanted).strip()
         with Client(users.socket) as client:
             assert client.call(m.Wait(id=0, run=run), m.RunReply).run.status is Status.COMPLETED
         return run
@@ -167,10 +169,10 @@ def test_the_copy_is_the_users_who_alone_can_fetch_it(users: Daemon) -> None:
     assert (copy / "own").stat().st_mode & 0o777 == 0o700
     assert [path.stat().st_uid for path in (kept, copy, kept / f"{run}.json")] == [0, 0, 0]
     with pytest.raises(Failed, match="no run has the id"):
-        as_user(SECOND, lambda: printed(fetch.main, run=run, to="/nonexistent", socket=where))
+        as_user(SECOND, lambda: printed(fetch.fetch, run=run, to="/nonexistent", socket=where))
     done = users.sfactl("fetch", run)
     assert (done.returncode, "who alone can fetch its files" in done.stderr) == (77, True), done
-    as_user(FIRST, lambda: printed(fetch.main, run=run, socket=where))
+    as_user(FIRST, lambda: printed(fetch.fetch, run=run, socket=where))
     assert (project / "owner").read_text() == f"{FIRST}\n"
     assert (project / "owner").stat().st_uid == FIRST
     assert not (project / "gone").exists()

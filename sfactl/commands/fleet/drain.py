@@ -1,9 +1,6 @@
-"""Place no more runs on a node.
+from typing import Annotated
 
-Runs that are there go on, and `sfactl spawn` on the node itself still starts runs there.
-"""
-
-from __future__ import annotations
+import typer
 
 from sfad.protocol.requests.base import Done
 from sfad.protocol.requests.fleet import DrainNode
@@ -11,16 +8,21 @@ from sfad.protocol.requests.fleet import DrainNode
 from ... import output
 from ...connection import call
 from ...exits import ExitCode
-from ...options import COMMON, Argument, Option, Parameter
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    Argument("node", "NODE", "The node's name"),
-    Option(("--undo",), "undo", "Place runs there again"),
-)
+from ...options import Json, Socket
+from . import app
 
 
-def main(*, node: str, undo: bool = False, socket: str | None = None, json: bool = False) -> int:
+@app.command()
+def drain(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name")],
+    socket: Socket = None,
+    json: Json = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Place runs there again")] = False,
+) -> int:
+    """Place no more runs on a node.
+
+    Runs that are there go on, and `sfactl spawn` on the node itself still starts runs there.
+    """
     call(socket, DrainNode(id=0, node=node, undo=undo), Done)
     if json:
         output.print_json({"node": node, "drained": not undo})

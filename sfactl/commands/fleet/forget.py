@@ -1,10 +1,6 @@
-"""Give up the runs of this node on another one that will not come back.
+from typing import Annotated
 
-They end as lost. What was granted to them stays charged, because what they have used is not known. If that node is alive, it stops
-those that have a lease when that ends, and goes on with the others.
-"""
-
-from __future__ import annotations
+import typer
 
 from sfad.protocol.requests.fleet import ForgetNode, Forgotten
 from sfad.protocol.units import counted
@@ -12,12 +8,20 @@ from sfad.protocol.units import counted
 from ... import output
 from ...connection import call
 from ...exits import ExitCode
-from ...options import COMMON, Argument, Parameter
+from ...options import Json, Socket
+from . import app
 
-PARAMETERS: tuple[Parameter, ...] = (*COMMON, Argument("node", "NODE", "The node's name"))
 
+@app.command()
+def forget(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name")], socket: Socket = None, json: Json = False
+) -> int:
+    """Give up the runs of this node on another one that will not come back.
 
-def main(*, node: str, socket: str | None = None, json: bool = False) -> int:
+    They end as lost. What was granted to them stays charged, because what they have used is not
+    known. If that node is alive, it stops those that have a lease when that ends, and goes on
+    with the others.
+    """
     forgotten = call(socket, ForgetNode(id=0, node=node), Forgotten).runs
     if json:
         output.print_json({"node": node, "runs": forgotten})

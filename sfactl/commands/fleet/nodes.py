@@ -1,21 +1,18 @@
-"""List the nodes of the fleet, with their versions.
-
-A node that does not answer has no version. Exits with 75 if there is one.
-"""
-
-from __future__ import annotations
-
 from sfad.protocol.requests.fleet import FleetNode, FleetState, FleetStatus
 
 from ... import output, table
 from ...connection import call
 from ...exits import ExitCode, Quit
-from ...options import COMMON, Parameter
+from ...options import Json, Socket
+from . import app
 
-PARAMETERS: tuple[Parameter, ...] = COMMON
 
+@app.command()
+def nodes(socket: Socket = None, json: Json = False) -> int:
+    """List the nodes of the fleet, with their versions.
 
-def main(*, socket: str | None = None, json: bool = False) -> int:
+    A node that does not answer has no version. Exits with 75 if there is one.
+    """
     state = call(socket, FleetStatus(id=0), FleetState)
     if not state.connected or state.trouble:
         raise Quit(ExitCode.UNAVAILABLE, state.trouble or "this node is in no fleet, or not connected: sfactl fleet status")

@@ -1,22 +1,20 @@
-"""Show this node's place in the fleet.
-
-With the runs that it has granted to other nodes and was granted by them, and nodes with its runs that do not answer.
-"""
-
-from __future__ import annotations
-
 from sfad.protocol.requests.fleet import FleetState, FleetStatus
 from sfad.protocol.units import counted, format_elapsed
 
 from ... import output
 from ...connection import call
 from ...exits import ExitCode
-from ...options import COMMON, Parameter
+from ...options import Json, Socket
+from . import app
 
-PARAMETERS: tuple[Parameter, ...] = COMMON
 
+@app.command()
+def status(socket: Socket = None, json: Json = False) -> int:
+    """Show this node's place in the fleet.
 
-def main(*, socket: str | None = None, json: bool = False) -> int:
+    With the runs that it has granted to other nodes and was granted by them, and nodes with its
+    runs that do not answer.
+    """
     state = call(socket, FleetStatus(id=0), FleetState)
     if json:
         output.print_json({

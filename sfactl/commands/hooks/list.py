@@ -1,16 +1,17 @@
-"""List the hooks of the config, how often each was started and failed, and commands of --on-end that are not done."""
-
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 
 from ... import output, table
 from ...connection import call
 from ...exits import ExitCode, Quit
-from ...options import COMMON, Parameter
+from ...options import Json, Socket
+from . import app
 
-PARAMETERS: tuple[Parameter, ...] = COMMON
 
-
-def main(*, socket: str | None = None, json: bool = False) -> int:
+@app.command("list")
+def list_(socket: Socket = None, json: Json = False) -> int:
+    """List the hooks of the config, how often each was started and failed, and commands of
+    --on-end that are not done.
+    """
     found = call(socket, DaemonInfo(id=0), DaemonStatus)
     if found.admitted is None and not found.on_ends:  # the daemon tells this figure, like the hooks, to those who may do everything
         raise Quit(ExitCode.NOT_PERMITTED, "only the operator sees the hooks; a run, or another user, does not")

@@ -1,27 +1,33 @@
-"""Execute a hook for an invented event, and print how it ended, its output and its time.
+from typing import Annotated
 
-Exit codes: 0 it exited with 0; 1 it failed.
-"""
+import typer
 
 from sfad.protocol.requests.daemon import HookTested, TryHook
 
 from ... import output
 from ...connection import call
 from ...exits import ExitCode
-from ...options import COMMON, Argument, Option, Parameter
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    Argument("name", "NAME", "The hook's name in the config"),
-    Option(("--event",), "event", "Type of the event (default: run_failed, or the first that starts the hook)", "TYPE"),
-)
-
+from ...options import Json, Socket
+from . import app
 
 FAILED = 1
 """As of any command that has failed."""
 
 
-def main(*, name: str, event: str | None = None, socket: str | None = None, json: bool = False) -> int:
+@app.command()
+def test(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The hook's name in the config")],
+    socket: Socket = None,
+    json: Json = False,
+    event: Annotated[
+        str | None,
+        typer.Option("--event", metavar="TYPE", help="Type of the event (default: run_failed, or the first that starts the hook)"),
+    ] = None,
+) -> int:
+    """Execute a hook for an invented event, and print how it ended, its output and its time.
+
+    Exit codes: 0 it exited with 0; 1 it failed.
+    """
     found = call(socket, TryHook(id=0, name=name, event=event or ""), HookTested)
     if json:
         output.print_json(output.content(found))

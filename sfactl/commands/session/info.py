@@ -1,22 +1,31 @@
-"""Show a session, and its answer if it has ended; with --wait, wait for that.
+from typing import Annotated
 
-Exit codes: as the session ended (see `sfactl --help`); if it has not, 75 after --wait, else 0.
-"""
+import typer
 
 from ... import output, session_options, sessions
-from ...options import COMMON, RUN, Option, Parameter, seconds
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    RUN,
-    Option(("--wait",), "wait", "Wait for the session's end at most so long: 90 (seconds), 90s, 5m", "TIME"),
-)
+from ...options import DURATION, Json, Run, Socket
+from . import app
 
 
-def main(*, run: str, wait: str | None = None, socket: str | None = None, json: bool = False) -> int:
-    longest = seconds("--wait", wait)
-    session = sessions.info(run, socket=socket, wait=longest or 0.0)
-    if longest is not None:
+@app.command()
+def info(
+    run: Run,
+    socket: Socket = None,
+    json: Json = False,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            "--wait", metavar="TIME", help="Wait for the session's end at most so long: 90 (seconds), 90s, 5m", parser=DURATION
+        ),
+    ] = None,
+) -> int:
+    """Show a session, and its answer if it has ended; with --wait, wait for that.
+
+    Exit codes: as the session ended (see `sfactl --help`); if it has not, 75 after --wait, else
+    0.
+    """
+    session = sessions.info(run, socket=socket, wait=wait or 0.0)
+    if wait is not None:
         return session_options.show(session, json=json)
     if json:
         output.print_json(session)

@@ -1,23 +1,29 @@
-"""List the live sessions, and those that ended last.
+from typing import Annotated
 
-In a run: the sessions below it. Else: the user's.
-"""
+import typer
 
 from ... import output, sessions, table
 from ...exits import ExitCode
-from ...options import COMMON, Option, Parameter, count
+from ...options import COUNT, Json, Socket
 from ...sessions import LISTED, SessionView
+from . import app
 
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    Option(("--rows",), "rows", f"Sessions that have ended, at most (default: {LISTED})", "N"),
-)
 HEADER = ("ID", "NAME", "STATUS", "TIME", "TURNS", "TOKENS", "USD")
 
 
-def main(*, rows: str | None = None, socket: str | None = None, json: bool = False) -> int:
-    most = count("--rows", rows)
-    found = sessions.list_sessions(socket=socket, rows=LISTED if most is None else most)
+@app.command("list")
+def list_(
+    socket: Socket = None,
+    json: Json = False,
+    rows: Annotated[
+        int, typer.Option("--rows", metavar="N", help=f"Sessions that have ended, at most (default: {LISTED})", parser=COUNT)
+    ] = LISTED,
+) -> int:
+    """List the live sessions, and those that ended last.
+
+    In a run: the sessions below it. Else: the user's.
+    """
+    found = sessions.list_sessions(socket=socket, rows=rows)
     if json:
         output.print_json({"sessions": found})
     else:

@@ -1,22 +1,26 @@
-"""Print the transcript of a session: its events and output, made safe for a language model.
+from typing import Annotated
 
-Lines are in their order within stdout and within stderr, and stand between the events as the daemon saw them.
-"""
+import typer
 
 from ... import output, sessions
 from ...exits import ExitCode
-from ...options import COMMON, RUN, Option, Parameter, count
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    RUN,
-    Option(("--tail",), "tail", "The newest N lines (default: 100)", "N"),
-)
+from ...options import COUNT, Json, Run, Socket
+from . import app
 
 
-def main(*, run: str, tail: str | None = None, socket: str | None = None, json: bool = False) -> int:
-    most = count("--tail", tail)
-    found = sessions.log(run, socket=socket, tail=100 if most is None else most)
+@app.command()
+def log(
+    run: Run,
+    socket: Socket = None,
+    json: Json = False,
+    tail: Annotated[int, typer.Option("--tail", metavar="N", help="The newest N lines (default: 100)", parser=COUNT)] = 100,
+) -> int:
+    """Print the transcript of a session: its events and output, made safe for a language model.
+
+    Lines are in their order within stdout and within stderr, and stand between the events as
+    the daemon saw them.
+    """
+    found = sessions.log(run, socket=socket, tail=tail)
     if json:
         output.print_json(output.content(found))
     else:

@@ -1,27 +1,26 @@
-"""Write a line to the stdin of a session, or continue one that has ended.
+from typing import Annotated
 
-The agent of a live session must keep its stdin open: `stdin = true` in its entry of the config. Fails if it does not read what was
-sent before. A session that has ended is continued in a new one, with the message as its task; its id is printed.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Sequence
-
-from msgspec.structs import replace
+import typer
 
 from ... import output, sessions
 from ...exits import ExitCode
-from ...options import COMMON, RUN, Argument, Parameter
-
-PARAMETERS: tuple[Parameter, ...] = (
-    *COMMON,
-    replace(RUN, complete="live"),
-    Argument("words", "MESSAGE", "The line to send", many=True),
-)
+from ...options import Json, LiveRun, Socket
+from . import app
 
 
-def main(*, run: str, words: Sequence[str], socket: str | None = None, json: bool = False) -> int:
+@app.command()
+def send(
+    run: LiveRun,
+    words: Annotated[list[str], typer.Argument(metavar="MESSAGE", help="The line to send")],
+    socket: Socket = None,
+    json: Json = False,
+) -> int:
+    """Write a line to the stdin of a session, or continue one that has ended.
+
+    The agent of a live session must keep its stdin open: `stdin = true` in its entry of the
+    config. Fails if it does not read what was sent before. A session that has ended is
+    continued in a new one, with the message as its task; its id is printed.
+    """
     message = " ".join(words)
     new = sessions.send(run, message, socket=socket)
     if json:

@@ -1,27 +1,23 @@
-"""Start a session in the background and print its id.
-
-Exit codes: 0; 1 refused; 77 not permitted.
-"""
-
-from __future__ import annotations
-
 from functools import partial
-from typing import Unpack
 
 from ... import output, session_options, sessions
 from ...exits import ExitCode
-from ...options import Parameter
-from ...session_options import OrderOptions, order
+from ...session_options import SessionOptions, Task
+from ...spreading import spread
+from . import app
 
-PARAMETERS: tuple[Parameter, ...] = session_options.PARAMETERS
 
+@app.command()
+@spread(SessionOptions)
+def spawn(task: Task, wanted: SessionOptions) -> int:
+    """Start a session in the background and print its id.
 
-def main(
-    *, task: str, channel: str | None = None, socket: str | None = None, json: bool = False, **given: Unpack[OrderOptions]
-) -> int:
-    session = session_options.started(partial(sessions.spawn, order(task, given), socket=socket, channel=channel), json=json)
+    Exit codes: 0; 1 refused; 77 not permitted.
+    """
+    start = partial(sessions.spawn, wanted.order(task), socket=wanted.socket, channel=wanted.channel)
+    session = session_options.started(start, json=wanted.json)
     session_options.tell_lowered(session)
-    if json:
+    if wanted.json:
         output.print_json(session)
     else:
         print(session.run_id)
