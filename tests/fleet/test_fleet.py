@@ -404,6 +404,9 @@ def test_inside_a_run_the_fleet_is_not_open(fleet: Daemons) -> None:
 
 
 def test_events_of_all_nodes_have_their_node(fleet: Daemons) -> None:
+    for name in NAMES:
+        with fleet[name].client() as client:
+            ended(client, started(client, ["true"], limits=time_limit()).id)
     done = fleet["n1"].sfactl("events", "--fleet", "--json", "--tail", "1")
     assert {json.loads(line)["node"] for line in done.stdout.splitlines()} == set(NAMES)
 
