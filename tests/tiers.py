@@ -1,6 +1,6 @@
 """Which tests belong to the fast tier, and what was left out and why: a plugin of pytest.
 
-`make test` runs the fast tier: all that needs nothing but Python and this kernel, in five minutes. `make test-all` runs the rest.
+`make test` runs the fast tier: all that needs nothing but Python and this kernel. `make test-all` runs the rest.
 pytest itself runs both unless `--tier` says otherwise. To the rest belong
 
 - tests with `@pytest.mark.rest("why")`, and the files and directories of `REST`;
