@@ -46,7 +46,7 @@ def watch(report: str) -> None:
     global _report, _writable, _readable, _homes
     base = os.path.dirname(os.path.dirname(report))
     places = [f"{place}/" for place in surroundings.places()]
-    _writable = (f"{base}/", "/proc/", "/sys/fs/cgroup/", "/dev/", *places)
+    _writable = (f"{base}/", "/proc/", "/sys/fs/cgroup/", "/dev/", *places, *map(str, surroundings.fetched()))
     _readable = (*_writable, f"{ROOT}/", f"{sys.prefix}/", f"{sys.base_prefix}/")
     _homes = tuple(f"{home}/" for home in {surroundings.person.get("HOME", ""), pwd.getpwuid(os.getuid()).pw_dir} - {"", "/"})
     _report = report

@@ -61,6 +61,13 @@ def _one_word(directory: Path) -> str:
     return str(program)
 
 
+def fetched() -> tuple[Path, Path]:
+    """Return where what was fetched from a network is kept for the next session: the agent programs, and a kernel."""
+    cache = Path(person.get("XDG_CACHE_HOME") or Path(person.get("HOME", "/"), ".cache"))
+    agents = Path(person.get("SFAD_AGENTS_DIR") or cache / "sfad-tests" / "agents").absolute()
+    return agents, Path(sys.prefix, "vm")
+
+
 # ---- Directories of a session that all users can write to, with short paths: pytest's own are its user's alone
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.real_agents.script import ANTHROPIC, GEMINI, OPENAI, Price
-from tests.surroundings import person
+from tests.surroundings import fetched, person
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,7 @@ CLIS = {cli.name: cli for cli in (CLAUDE, CODEX, GEMINI_CLI, OPENCODE, QWEN, COP
 
 def packages() -> Path:
     """Return the directory of npm's packages."""
-    cache = Path(person.get("XDG_CACHE_HOME") or Path(person["HOME"], ".cache"))
-    return Path(person.get("SFAD_AGENTS_DIR") or cache / "sfad-tests" / "agents").absolute()
+    return fetched()[0]
 
 
 def install() -> Path:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
-from tests.surroundings import person
+from tests.surroundings import fetched, person
 
-HOME = Path(sys.prefix, "vm")
+HOME = fetched()[1]
 """In the virtual environment, so that `make clean` removes it, and no other run has to download it."""
 _COMPLETE = HOME / "complete"
 
