@@ -40,6 +40,7 @@ def enter(directory: Path, original: Mapping[str, str] | None = None) -> None:
         person.update(original)
     kept = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
     os.environ.clear()
+    kept[_AGENTS] = str(fetched()[0])
     os.environ.update(kept, GIT_CONFIG_NOSYSTEM="1")
     directory.mkdir(exist_ok=True)
     for variable, name in OWN.items():
@@ -64,8 +65,12 @@ def _one_word(directory: Path) -> str:
 def fetched() -> tuple[Path, Path]:
     """Return where what was fetched from a network is kept for the next session: the agent programs, and a kernel."""
     cache = Path(person.get("XDG_CACHE_HOME") or Path(person.get("HOME", "/"), ".cache"))
-    agents = Path(person.get("SFAD_AGENTS_DIR") or cache / "sfad-tests" / "agents").absolute()
-    return agents, Path(sys.prefix, "vm")
+    agents = person.get("SFAD_AGENTS_DIR") or cache / "sfad-tests" / "agents"
+    # the daemons of a template know the person's environment by this variable alone
+    return Path(os.environ.get(_AGENTS, agents)).absolute(), Path(sys.prefix, "vm")
+
+
+_AGENTS = "SFAD_TEST_AGENTS_DIR"
 
 
 # ---- Directories of a session that all users can write to, with short paths: pytest's own are its user's alone
