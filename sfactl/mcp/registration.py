@@ -11,16 +11,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from msgspec.structs import replace
 
 from sfad.protocol.known import METERED_PROGRAMS as KNOWN
-from sfad.protocol.paths import not_only_of_root, xdg
+from sfad.protocol.paths import xdg
 from sfad.protocol.requests.daemon import AgentList, Agents
 from sfad.protocol.requests.starting import Spawn
 
-from .. import output
 from ..connection import Client
 from ..exits import UsageError
 
@@ -103,7 +103,7 @@ def _added(program: str, command: Sequence[str], given: Mapping[str, str]) -> tu
             pairs = (f"mcp_servers.{SERVER}.{key}={_json(value)}" for key, value in settings.items())
             return [word for pair in pairs for word in ("-c", pair)], {}
         case "gemini":
-            return [], {_GEMINI_DEFAULTS: os.fspath(_gemini_file(command, given))}
+            return [], _gemini_variables(_gemini_file(command, given), given)
         case "opencode":
             own = _object(given.get(_OPENCODE_CONFIG, "{}"), _OPENCODE_CONFIG)
             merged = own | {"mcp": own.get("mcp", {}) | _opencode(command)["mcp"]}
@@ -156,12 +156,24 @@ def _gemini_file(command: Sequence[str], given: Mapping[str, str]) -> Path:
     draft = path.with_suffix(f".{os.getpid()}")
     draft.write_text(text)
     draft.rename(path)
-    if (insecure := not_only_of_root(path)) is not None:
-        output.note(
-            f"sfactl: --mcp: Gemini CLI 0.61 ignores the server, because {insecure} is not root's, or others may write to it; "
-            "register the server instead: sfactl mcp --print-config gemini"
-        )
     return path
+
+
+_COUNTS = """\
+import fs from "node:fs";
+import { syncBuiltinESMExports } from "node:module";
+const { existsSync } = fs;
+fs.existsSync = (path) => path !== FILE && existsSync(path);
+syncBuiltinESMExports();
+"""
+"""Since 0.60, Gemini CLI takes no such file that another user than root may change. It looks at the path that it has normalized,
+and only if that exists; it reads the path that the variable names."""
+
+
+def _gemini_variables(file: Path, given: Mapping[str, str]) -> dict[str, str]:
+    module = f"--import=data:text/javascript,{quote(_COUNTS.replace('FILE', _json(str(file))))}"
+    options = " ".join(filter(None, (given.get("NODE_OPTIONS"), module)))
+    return {_GEMINI_DEFAULTS: f"{file.parent}//{file.name}", "NODE_OPTIONS": options}
 
 
 def _digest(text: str) -> str:

@@ -293,8 +293,8 @@ PROGRAM = Gemini()
 # can change. A home of its own for the program (GEMINI_CLI_HOME) would lose what it saves: it writes settings, and replaces other
 # files, in that home. So Node.js executes `gemini_first.mjs` first, which hides the variable and leads the calls itself. If it is
 # not executed, the program does not start: no call goes around the gateway unseen. In a terminal the program would still ask for
-# its login, so the module also shows it a choice in the system's defaults, if there are none. (Gemini CLI ignores that in a
-# sandbox, where no file is root's.) The program starts tools only after its first call; they get the variables of any program.
+# its login, so the module also shows it a choice in the system's defaults. (Gemini CLI ignores that in a sandbox, where no file is
+# root's.) The program starts tools only after its first call; they get the variables of any program.
 # Tried with 0.52 to 0.61.
 
 
@@ -338,9 +338,9 @@ def _routed(surroundings: Surroundings, trusted: bool) -> Setup:
 
 def _first(address: str, surroundings: Surroundings) -> str:
     """Return the option with which Node.js executes `gemini_first.mjs` first."""
-    defaults = _defaults(surroundings.env)
-    shown = json.dumps(defaults)[1:-1] if surroundings.read(defaults) is None else ""
-    module = _FIRST.replace("{defaults}", shown)
+    path = _defaults(surroundings.env)
+    shown = merged(json_file(surroundings.read, path), {"security": {"auth": {"selectedType": "gemini-api-key"}}})
+    module = _FIRST.replace("{defaults}", json.dumps(path)).replace("{shown}", json.dumps(json.dumps(shown)))
     return "--import=data:text/javascript," + address.join(map(quote, module.split("{address}")))
 
 

@@ -4,18 +4,16 @@ import { syncBuiltinESMExports } from "node:module";
 const { env } = process;
 const google = "https://generativelanguage.googleapis.com";
 const gateway = "{address}";
-const defaults = "{defaults}";
+const defaults = {defaults};
+const shown = {shown};
 const { existsSync, readFileSync } = fs;
 const ask = globalThis.fetch;
 
 delete env.GOOGLE_GEMINI_BASE_URL;
 
-if (defaults) {
-  fs.existsSync = (path) => path === defaults || existsSync(path);
-  fs.readFileSync = (path, ...more) =>
-    path === defaults ? '{"security": {"auth": {"selectedType": "gemini-api-key"}}}' : readFileSync(path, ...more);
-  syncBuiltinESMExports();
-}
+fs.existsSync = (path) => path === defaults || existsSync(path);
+fs.readFileSync = (path, ...more) => (path === defaults ? shown : readFileSync(path, ...more));
+syncBuiltinESMExports();
 
 globalThis.fetch = (asked, ...more) => {
   const url = asked instanceof Request ? asked.url : String(asked);

@@ -56,17 +56,3 @@ def daemon_socket(
     if uid == 0 and not places.runtime_dir(env):
         return SYSTEM_SOCKET
     return Path(places.user_sockets(env, uid, exists=exists)[0])
-
-
-def not_only_of_root(path: Path) -> Path | None:
-    """Return the first of a file and the directories above it that another user than root owns or may write to; `None` if there is
-    none. Gemini CLI (0.61) takes no settings for one run from such a file, or from below such a directory."""
-    for name in dict.fromkeys((path.absolute(), path.resolve())):
-        for part in (*reversed(name.parents), name):
-            try:
-                status = part.lstat() if part.is_symlink() else part.stat()
-            except OSError:
-                return part
-            if status.st_uid != 0 or (not part.is_symlink() and status.st_mode & 0o022):
-                return part
-    return None

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from sfad.agents import Setup, Surroundings, TreeUpstream, aider, copilot, gemini, opencode, qwen, setups
 from sfad.agents.setup_reader import all_setups
 from sfad.agents.setups import UnreadableError, dotenv, json_object
-from sfad.protocol.paths import not_only_of_root
-from tests.harness import as_root
 
 CORP = "https://llm.corp.example/v1"
 
@@ -296,16 +293,6 @@ def test_json_may_have_comments_and_last_commas() -> None:
 def test_an_env_file_has_quotes_comments_and_exports() -> None:
     text = b"A=1\nexport B = 'two words'\nC=\"#\" # comment\n# D=4\nE=five # comment\nF=\nG=a=b\n"
     assert dotenv(text) == {"A": "1", "B": "two words", "C": "#", "E": "five", "F": "", "G": "a=b"}
-
-
-@as_root
-def test_a_file_of_root_below_a_directory_that_others_may_write_to(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert not_only_of_root(Path("/etc/passwd")) is None
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    (tmp_path / "open" / "file").touch()
-    assert not_only_of_root(tmp_path / "open" / "file") is not None
 
 
 # ---- Copilot CLI

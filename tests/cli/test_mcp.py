@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfactl import output
 from sfactl.exits import UsageError
 from sfactl.mcp import json_rpc, registration, tools
 from sfad.protocol import messages as m
@@ -66,14 +64,12 @@ def test_options_stay_apart_from_the_task(common: Daemon, agent: str | None, wor
 
 def test_variables_keep_what_they_said(common: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    tmp_path.chmod(0o777)
-    notes: list[str] = []
-    monkeypatch.setattr(output, "note", notes.append)
     defaults = tmp_path / "defaults.json"
     defaults.write_text('{"theme": "dark", "mcpServers": {"other": {"command": "x"}}}')
     env = {
         "OPENCODE_CONFIG_CONTENT": '{"model": "m", "mcp": {"other": {"type": "local"}}}',
         "GEMINI_CLI_SYSTEM_DEFAULTS_PATH": str(defaults),
+        "NODE_OPTIONS": "--no-warnings",
     }
     found = {}
     with common.client() as client:
@@ -88,7 +84,7 @@ def test_variables_keep_what_they_said(common: Daemon, tmp_path: Path, monkeypat
     assert (opencode["model"], set(opencode["mcp"])) == ("m", {"other", "sfad"})
     gemini = json.loads(Path(found["gemini"]["GEMINI_CLI_SYSTEM_DEFAULTS_PATH"]).read_text())
     assert (gemini["theme"], set(gemini["mcpServers"])) == ("dark", {"other", "sfad"})
-    assert re.search(r"Gemini CLI 0.61 ignores the server, because /.* is not root's, or others may write to it", notes[0])
+    assert found["gemini"]["NODE_OPTIONS"].startswith("--no-warnings --import=data:text/javascript,")
 
 
 def test_variables_that_a_program_held_back_are_restored() -> None:

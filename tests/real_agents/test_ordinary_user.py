@@ -67,6 +67,8 @@ def test_gemini_cli_of_an_ordinary_user_stays_below_its_limit(theirs: Desk, way:
     else:
         settings.with_name(".env").write_text("GEMINI_API_KEY=scripted\n")
     words = ["run", "--limit", f"cost={LIMIT}", "--limit", "turns=100", "--timeout", "5m"]
+    if way != "script":
+        words.append("--mcp")
     bills = theirs.talk(GEMINI_CLI).bills
     if way == "terminal":
         with in_a_terminal(theirs, *words, "--stdio", "inherit", "--", *GEMINI_CLI.in_terminal) as client:

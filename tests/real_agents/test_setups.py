@@ -302,4 +302,4 @@ def test_an_address_in_a_file_that_the_command_names_leads_around_the_gateway(
     assert [hosts.own.credentials, hosts.provider.credentials] == [{"Bearer mine"}, set()][:: 1 if address else -1]
     called = [at.json("info", each["id"])["usage_by_source"] for each in at.listed() if each["name"] != "planner" or form == "argv"]
     assert ["gateway" not in usage for usage in called] == [address]
-    assert ("ANTHROPIC_BASE_URL in" in said) is (address and form == "argv")
+    assert ("ANTHROPIC_BASE_URL in" in said) is address
