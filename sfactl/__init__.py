@@ -69,6 +69,7 @@ Output:
 `follower`          copies output files, or an agent's text, as they grow
 
 See "Starting fast" in docs/architecture.md. Only `web` imports trio, and of sfad only
-`sfad.protocol` and its version (`doctor` also `sfad.host.probe` and `sfad.processes.isolation.sandbox`; `diff` and `prune`
-`sfad.worktrees`, `shipping` `sfad.shipping`).
+`sfad.protocol` and its version (`doctor` also `sfad.host.probe` and
+`sfad.processes.isolation.sandbox`; `diff` and `prune` `sfad.worktrees`, `shipping`
+`sfad.shipping`).
 """

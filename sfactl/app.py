@@ -1,4 +1,5 @@
-"""The application: typer reads a command line, and only the module of the verb that it names is loaded.
+"""The application: typer reads a command line, and only the module of the verb that it names is
+loaded.
 
     from ..app import app
 
@@ -31,7 +32,8 @@ from .options import WITHOUT_VALUE, RootJson, RootSocket
 Sections = dict[str, list[tuple[str, str]]]
 """Lines of the help by their heading: a term and what it means."""
 Elsewhere = Callable[[str, Callable[..., int], dict[str, Any]], int]
-"""Carries out a verb, given its function and its values, on other nodes. `over_fleet` imports verbs, so it is given to them."""
+"""Carries out a verb, given its function and its values, on other nodes. `over_fleet` imports
+verbs, so it is given to them."""
 COMPLETING = "_SFACTL_COMPLETE"
 """The variable by which the scripts of typer ask for completions."""
 SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -44,7 +46,9 @@ class _Parser(_OptionParser):
     """typer has no options whose value may be left out."""
 
     def _match_long_opt(self, opt: str, explicit_value: str | None, state: Any) -> None:
-        super()._match_long_opt(opt, WITHOUT_VALUE.get(opt) if explicit_value is None else explicit_value, state)
+        super()._match_long_opt(
+            opt, WITHOUT_VALUE.get(opt) if explicit_value is None else explicit_value, state
+        )
 
 
 class _UpToCommand(_Parser):
@@ -80,14 +84,18 @@ class Verb(TyperCommand):
         with _help_named(ctx):
             if not (ctx.params.pop("over_fleet", False) or _names_node(ctx.params)):
                 return cast(int, super().invoke(ctx))
-            # the function itself: typer's wrapper has state, and a verb may be carried out on several nodes at once
+            # the function itself: typer's wrapper has state, and a verb may be carried out on
+            # several nodes at once
             function = cast(Any, self.callback).__wrapped__
             verb = ctx.command_path.removeprefix("sfactl ")
             elsewhere: Elsewhere = ctx.obj
-            return elsewhere(verb, function, {name: _list(value) for name, value in ctx.params.items()})
+            return elsewhere(
+                verb, function, {name: _list(value) for name, value in ctx.params.items()}
+            )
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        # typer shows headings only if rich formats the help, and plain help is what pipes and screen readers need
+        # typer shows headings only if rich formats the help, and plain help is what pipes and
+        # screen readers need
         _write(options_by_heading(self, ctx), formatter)
 
 
@@ -106,7 +114,8 @@ class OverFleet(Verb):
 
 
 class TakesCommand(Verb):
-    """A verb that ends with an agent or a command. Its help ends with the limits of a run without options."""
+    """A verb that ends with an agent or a command. Its help ends with the limits of a run without
+    options."""
 
     parser = _UpToCommand
 
@@ -180,7 +189,11 @@ class Verbs(TyperGroup):
         shown = verbs.known(self.name)
         if not self.name:
             shown = shown | {alias: shown[verb] for alias, verb in verbs.ALIASES.items()}
-        found = [CompletionItem(name, help=summary) for name, summary in shown.items() if name.startswith(incomplete)]
+        found = [
+            CompletionItem(name, help=summary)
+            for name, summary in shown.items()
+            if name.startswith(incomplete)
+        ]
         return [*found, *super(TyperGroup, self).shell_complete(ctx, incomplete)]
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
@@ -201,12 +214,17 @@ class Application(typer.Typer):
             **settings,
         )
 
-    def command(self, name: str | None = None, *, cls: Any = Verb, **settings: Any) -> Callable[[Any], Any]:
-        """Register a function, which returns an exit code, as the verb that its module is named like."""
+    def command(
+        self, name: str | None = None, *, cls: Any = Verb, **settings: Any
+    ) -> Callable[[Any], Any]:
+        """Register a function, which returns an exit code, as the verb that its module is named
+        like."""
 
         def register(function: Callable[..., int]) -> Callable[..., int]:
             text = _paragraphs(getdoc(function) or "")
-            super(Application, self).command(name, cls=cls, help=text, context_settings=SETTINGS, **settings)(function)
+            super(Application, self).command(
+                name, cls=cls, help=text, context_settings=SETTINGS, **settings
+            )(function)
             return function
 
         return register
@@ -214,7 +232,9 @@ class Application(typer.Typer):
 
 def _paragraphs(text: str) -> str:
     """Return the text of a help, in which paragraphs that are indented keep their lines."""
-    return "\n\n".join("\b\n" + part if part.startswith(" ") else part for part in text.split("\n\n"))
+    return "\n\n".join(
+        "\b\n" + part if part.startswith(" ") else part for part in text.split("\n\n")
+    )
 
 
 def _print_version(wanted: bool) -> None:
@@ -225,16 +245,23 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-app = Application(help="Start, watch and stop runs of AI agents under sfad.", epilog="Exit codes:\n\n\b\n" + exits.table())
+app = Application(
+    help="Start, watch and stop runs of AI agents under sfad.",
+    epilog="Exit codes:\n\n\b\n" + exits.table(),
+)
 
 
 @app.callback()
 def _before_the_verb(
     socket: RootSocket = None,
     json: RootJson = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version", is_eager=True, callback=_print_version)] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version", is_eager=True, callback=_print_version),
+    ] = False,
 ) -> None:
-    del socket, json, version  # a verb finds the first two by its own options, and the third has been printed
+    # a verb finds the first two by its own options, and the third has been printed
+    del socket, json, version
 
 
 # ---- Loading, help and carrying out
@@ -246,7 +273,11 @@ def load(verb: str) -> Any:
     module = import_module(".".join([f"{__package__}.commands", *verb.split(" ")]))
     if verbs.is_group(verb):
         return get_group(module.app)
-    (info,) = (each for each in module.app.registered_commands if each.callback.__module__ == module.__name__)
+    (info,) = (
+        each
+        for each in module.app.registered_commands
+        if each.callback.__module__ == module.__name__
+    )
     return get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
 
 
@@ -254,7 +285,9 @@ def context(*words: str) -> Any:
     """Return the context of `sfactl`, or of a verb or group, for its help."""
     ctx = get_group(app).make_context("sfactl", [], resilient_parsing=True)
     for at, word in enumerate(words):
-        ctx = load(" ".join(words[: at + 1])).make_context(word, [], parent=ctx, resilient_parsing=True)
+        ctx = load(" ".join(words[: at + 1])).make_context(
+            word, [], parent=ctx, resilient_parsing=True
+        )
     return ctx
 
 
@@ -263,7 +296,9 @@ def options_by_heading(command: Any, ctx: Any) -> Sections:
     for parameter in command.get_params(ctx):
         if record := parameter.get_help_record(ctx):
             heading = parameter.rich_help_panel if isinstance(parameter, TyperOption) else None
-            found.setdefault(heading or f"{parameter.param_type_name.capitalize()}s", []).append(record)
+            found.setdefault(heading or f"{parameter.param_type_name.capitalize()}s", []).append(
+                record
+            )
     return {heading: lines for heading, lines in found.items() if lines}
 
 
@@ -275,12 +310,14 @@ def _write(sections: Sections, formatter: Any) -> None:
 
 
 def carry_out(arguments: Sequence[str], elsewhere: Elsewhere | None = None) -> int:
-    """Carry out a command line, or complete one if the environment asks for that. Return the exit code. Raise `Quit`."""
+    """Carry out a command line, or complete one if the environment asks for that. Return the exit
+    code. Raise `Quit`."""
     group = get_group(app)
     if COMPLETING in os.environ:
         return _complete(group)
     try:
-        # not `group.main`, which has exit codes of its own for Ctrl-C and for a reader that has gone
+        # not `group.main`, which has exit codes of its own for Ctrl-C and for a reader that has
+        # gone
         with group.make_context("sfactl", list(arguments), obj=elsewhere) as ctx:
             code = group.invoke(ctx)
     except typer.Exit as end:
@@ -293,13 +330,16 @@ def _complete(group: TyperGroup) -> int:
     """Answer a script of typer, and return the exit code."""
     from typer._completion_classes import completion_init
 
-    # typer would let rich, which takes 0.1 s to import, break descriptions in lines and read their brackets
+    # typer would let rich, which takes 0.1 s to import, break descriptions in lines and read their
+    # brackets
     sys.modules["rich"] = cast(Any, None)
     completion_init()
     for variable in ("COMP_WORDS", "_TYPER_COMPLETE_ARGS"):
         # or typer would take the next word for a value
         for option, value in WITHOUT_VALUE.items():
-            os.environ[variable] = os.environ.get(variable, "").replace(f" {option} ", f" {option}={value} ")
+            os.environ[variable] = os.environ.get(variable, "").replace(
+                f" {option} ", f" {option}={value} "
+            )
     try:
         group.main([], prog_name="sfactl")
     except SystemExit as end:

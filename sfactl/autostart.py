@@ -8,8 +8,9 @@ from .inside import inside_run
 
 
 def connect_or_start(flag: str | None) -> Client:
-    """Connect to the daemon. Start one if none is running, except inside a run, or for a socket that `--socket` names: the user
-    means the daemon that listens there. Raise `Unreachable`, `Quit`."""
+    """Connect to the daemon. Start one if none is running, except inside a run, or for a socket
+    that `--socket` names: the user means the daemon that listens there. Raise `Unreachable`,
+    `Quit`."""
     try:
         return connection.connect(flag)
     except Unreachable as error:

@@ -1,21 +1,24 @@
-"""For authors of agents: report what a run uses to the daemon, and reserve before a call to a model (docs/client.md).
+"""For authors of agents: report what a run uses to the daemon, and reserve before a call to a model
+(docs/client.md).
 
     from sfactl.client import Sfad
 
     with Sfad() as sfad:
-        with sfad.reserve("claude-sonnet-4-5", input_tokens=1200, max_output_tokens=800) as reservation:
+        with sfad.reserve("claude-sonnet-4-5", input_tokens=1200, max_output_tokens=800) as
+        reservation:
             reply = call_the_model()
             reservation.settle(input_tokens=reply.input, output_tokens=reply.output)
         sfad.report(turns=1)
 
-Synchronous. One connection, made at the first call, and one lock: any thread may use it, so `trio.to_thread.run_sync` and
-`asyncio.to_thread` do. Neither trio nor typer is imported.
+Synchronous. One connection, made at the first call, and one lock: any thread may use it, so
+`trio.to_thread.run_sync` and `asyncio.to_thread` do. Neither trio nor typer is imported.
 
-If the daemon restarts during a call or between two, the client waits for it and connects again: for 10 s, or for `timeout` if
-that is less, and only if it had been connected before. The client never starts a daemon. It sends a request a second time only if
-the daemon cannot have taken the first: the connection was known to be closed before, or broke before the last byte of the request.
-If only the reply is missing, `info` asks again, because it changes nothing; the others raise `Unanswered`, because a report that is
-sent twice counts twice.
+If the daemon restarts during a call or between two, the client waits for it and connects again: for
+10 s, or for `timeout` if that is less, and only if it had been connected before. The client never
+starts a daemon. It sends a request a second time only if the daemon cannot have taken the first:
+the connection was known to be closed before, or broke before the last byte of the request. If only
+the reply is missing, `info` asks again, because it changes nothing; the others raise `Unanswered`,
+because a report that is sent twice counts twice.
 """
 
 from __future__ import annotations
@@ -33,21 +36,33 @@ from . import connection
 from .connection import DaemonError
 from .exits import Quit
 
-__all__ = ["DaemonUnreachable", "LimitReached", "NotInARun", "RequestFailed", "Reservation", "Sfad", "SfadError", "Unanswered"]
+__all__ = [
+    "DaemonUnreachable",
+    "LimitReached",
+    "NotInARun",
+    "RequestFailed",
+    "Reservation",
+    "Sfad",
+    "SfadError",
+    "Unanswered",
+]
 
 CALL_SECONDS = 60.0
-"""Seconds to wait for a reply. The daemon usually needs milliseconds: it decides in memory and commits to its ledger."""
+"""Seconds to wait for a reply. The daemon usually needs milliseconds: it decides in memory and
+commits to its ledger."""
 NO_RUN = "this process is not in a run of the daemon; name one, as in Sfad(run='a1')"
 R = TypeVar("R", bound=m.Reply)
 
 
 class SfadError(Exception):
-    """Base of all errors of this module, except `ValueError` and `TypeError` for wrong arguments."""
+    """Base of all errors of this module, except `ValueError` and `TypeError` for wrong
+    arguments."""
 
 
 class DaemonUnreachable(SfadError):
-    """No daemon can be reached, and nothing was sent. `kind` is that of `sfactl.connection.Unreachable`: `missing`,
-    `refused`, `denied`, `sandbox`, `silent` or `gone`."""
+    """No daemon can be reached, and nothing was sent. `kind` is that of
+    `sfactl.connection.Unreachable`: `missing`, `refused`, `denied`, `sandbox`, `silent` or
+    `gone`."""
 
     def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)
@@ -59,11 +74,13 @@ class NotInARun(SfadError):
 
 
 class Unanswered(SfadError):
-    """The request was sent, but the reply did not come. The daemon may have taken the request; it was not sent again."""
+    """The request was sent, but the reply did not come. The daemon may have taken the request; it
+    was not sent again."""
 
 
 class RequestFailed(SfadError):
-    """The daemon answered with an error. `code` says why: `not_permitted`, `no_such_run`, `bad_request`, …"""
+    """The daemon answered with an error. `code` says why: `not_permitted`, `no_such_run`,
+    `bad_request`, …"""
 
     def __init__(self, message: str, code: ErrorCode) -> None:
         super().__init__(message)
@@ -71,7 +88,8 @@ class RequestFailed(SfadError):
 
 
 class LimitReached(SfadError):
-    """The daemon refused a reservation, and nothing was charged. The text is written for a model; `refusal` has the numbers."""
+    """The daemon refused a reservation, and nothing was charged. The text is written for a model;
+    `refusal` has the numbers."""
 
     def __init__(self, refusal: LimitRefusal) -> None:
         super().__init__(refusal.message)
@@ -79,10 +97,12 @@ class LimitReached(SfadError):
 
 
 class Reservation:
-    """What a call to a model may use. It counts against the run, its ancestors, its user and its teams until it is settled.
+    """What a call to a model may use. It counts against the run, its ancestors, its user and its
+    teams until it is settled.
 
-    As a context manager it warns if the block ends without `settle` or `cancel`. If the block raises, the call may have been made
-    and billed, so the reserved amount stays charged in full. Call `cancel` in an `except` if you know that it was not."""
+    As a context manager it warns if the block ends without `settle` or `cancel`. If the block
+    raises, the call may have been made and billed, so the reserved amount stays charged in full.
+    Call `cancel` in an `except` if you know that it was not."""
 
     def __init__(self, sfad: Sfad, reserved: m.Reserved, name: str) -> None:
         self.id = name
@@ -104,7 +124,8 @@ class Reservation:
         messages: int | None = None,
         cost_usd: float | None = None,
     ) -> RunInfo:
-        """Replace the estimate with what was used. Cached tokens are part of `input_tokens`. Raise `SfadError`."""
+        """Replace the estimate with what was used. Cached tokens are part of `input_tokens`. Raise
+        `SfadError`."""
         if self.settled:
             raise SfadError(f"reservation {self.id} is already settled")
         request = m.Settle(
@@ -129,20 +150,34 @@ class Reservation:
     def __enter__(self) -> Reservation:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if error is None and not self.settled:
-            words = f"reservation {self.id} was not settled, so it stays charged in full; call settle() or cancel() in its block"
+            words = (
+                f"reservation {self.id} was not settled, so it stays charged in full; call "
+                "settle() or cancel() in its block"
+            )
             warnings.warn(words, RuntimeWarning, stacklevel=2)
 
 
 class Sfad:
     """The daemon, for an agent. The connection is made at the first call.
 
-    `run` is the run to report for (default: the run that this process is in). `socket` is the daemon's socket (default: the
-    places that `sfactl` tries). `timeout` is in seconds, for one reply; `None` waits without end. A daemon that went away is waited
-    for at most 10 s."""
+    `run` is the run to report for (default: the run that this process is in). `socket` is the
+    daemon's socket (default: the places that `sfactl` tries). `timeout` is in seconds, for one
+    reply; `None` waits without end. A daemon that went away is waited for at most 10 s."""
 
-    def __init__(self, *, run: str | None = None, socket: str | None = None, timeout: float | None = CALL_SECONDS) -> None:
+    def __init__(
+        self,
+        *,
+        run: str | None = None,
+        socket: str | None = None,
+        timeout: float | None = CALL_SECONDS,
+    ) -> None:
         self._run = run
         self._place = socket
         self._timeout = timeout
@@ -153,7 +188,12 @@ class Sfad:
     def __enter__(self) -> Sfad:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -164,13 +204,14 @@ class Sfad:
 
     @property
     def run_id(self) -> str | None:
-        """The run in which the daemon found this process, independent of `run`; `None` outside any run. Raise
-        `DaemonUnreachable`."""
+        """The run in which the daemon found this process, independent of `run`; `None` outside any
+        run. Raise `DaemonUnreachable`."""
         with self._lock:
             return self._connected().welcome.run
 
     def info(self) -> RunInfo:
-        """Return the current state of the run: its limits, and what is used of each. Raise `SfadError`."""
+        """Return the current state of the run: its limits, and what is used of each. Raise
+        `SfadError`."""
         run = self._run or self.run_id
         if run is None:
             raise NotInARun(NO_RUN)
@@ -189,8 +230,9 @@ class Sfad:
         cost_usd: float | None = None,
         role: Role | None = None,
     ) -> RunInfo:
-        """Add what was used since the last report. Cached tokens are part of `input_tokens`. If `cost_usd` is not given, the price
-        of `model` counts. Raise `SfadError`, and `ValueError` for a report without an amount."""
+        """Add what was used since the last report. Cached tokens are part of `input_tokens`. If
+        `cost_usd` is not given, the price of `model` counts. Raise `SfadError`, and `ValueError`
+        for a report without an amount."""
         request = m.Report(
             id=0,
             run=self._run,
@@ -205,13 +247,24 @@ class Sfad:
             role=role,
         )
         if request == m.Report(id=0, run=self._run, model=model, role=role):
-            raise ValueError("a report needs at least one of: turns, messages, input_tokens, output_tokens, cost_usd")
+            raise ValueError(
+                "a report needs at least one of: turns, messages, input_tokens, output_tokens, "
+                "cost_usd"
+            )
         return self._ask(request, m.RunReply).run
 
-    def reserve(self, model: str, *, input_tokens: int, max_output_tokens: int, role: Role | None = None) -> Reservation:
-        """Reserve the most that a call to a model may use, before the call. Raise `LimitReached` and other `SfadError`."""
+    def reserve(
+        self, model: str, *, input_tokens: int, max_output_tokens: int, role: Role | None = None
+    ) -> Reservation:
+        """Reserve the most that a call to a model may use, before the call. Raise `LimitReached`
+        and other `SfadError`."""
         request = m.Reserve(
-            id=0, run=self._run, model=model, input_tokens=input_tokens, max_output_tokens=max_output_tokens, role=role
+            id=0,
+            run=self._run,
+            model=model,
+            input_tokens=input_tokens,
+            max_output_tokens=max_output_tokens,
+            role=role,
         )
         reserved = self._ask(request, m.Reserved)
         if reserved.refused is not None:
@@ -221,14 +274,18 @@ class Sfad:
         return Reservation(self, reserved, reserved.reservation)
 
     def _ask(self, request: m.Request, expected: type[R]) -> R:
-        """Send a request and return its reply. Send it again if only the reply is missing and the request allows it."""
+        """Send a request and return its reply. Send it again if only the reply is missing and the
+        request allows it."""
         for _ in range(1 + request.repeats):
             try:
                 return self._answered(request, expected)
             except connection.Unreachable as error:
                 missing = error
         tag = type(request).__struct_config__.tag
-        raise Unanswered(f"the {tag} was sent but not answered, so it may have been taken; it is not sent again: {missing.message}")
+        raise Unanswered(
+            f"the {tag} was sent but not answered, so it may have been taken; it is not sent "
+            f"again: {missing.message}"
+        )
 
     def _answered(self, request: m.Request, expected: type[R]) -> R:
         """Raise `Unreachable` if the request was sent, and `SfadError` for everything else."""
@@ -263,22 +320,31 @@ class Sfad:
 
     def _send(self, request: m.Request) -> connection.Client:
         client = self._connected()
-        if isinstance(request, m.Report | m.Reserve) and request.run is None and client.welcome.run is None:
+        if (
+            isinstance(request, m.Report | m.Reserve)
+            and request.run is None
+            and client.welcome.run is None
+        ):
             raise NotInARun(NO_RUN)
         try:
             client.send(request)
         except TimeoutError:
-            raise connection.Unreachable(client.path, "silent", f"it read nothing for {self._timeout:g} s") from None
+            raise connection.Unreachable(
+                client.path, "silent", f"it read nothing for {self._timeout:g} s"
+            ) from None
         return client
 
     def _connected(self) -> connection.Client:
         # A child of fork() has our socket, and would read our replies.
-        if self._client is not None and (self._process != os.getpid() or self._client.closed_by_daemon()):
+        if self._client is not None and (
+            self._process != os.getpid() or self._client.closed_by_daemon()
+        ):
             self._drop()
         try:
             self._client = self._opened()
         except connection.Unreachable as error:
-            self._client = None  # the next call must not wait again for a daemon that did not come back
+            # the next call must not wait again for a daemon that did not come back
+            self._client = None
             raise DaemonUnreachable(error.message, error.kind) from None
         except DaemonError as error:
             self._client = None
@@ -294,7 +360,11 @@ class Sfad:
             client.be_patient(self._timeout)
             return client
         if self._client.closed:
-            patience = connection.RECONNECT if self._timeout is None else min(self._timeout, connection.RECONNECT)
+            patience = (
+                connection.RECONNECT
+                if self._timeout is None
+                else min(self._timeout, connection.RECONNECT)
+            )
             self._client.reconnect("nothing was sent", patience=patience)
         return self._client
 

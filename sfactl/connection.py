@@ -1,7 +1,9 @@
-"""The connection to the daemon: synchronous, one request at a time or several in flight, matched by id.
+"""The connection to the daemon: synchronous, one request at a time or several in flight, matched by
+id.
 
-The daemon may be killed and started again at any moment; its runs continue. `call` and `ask` then connect again, and repeat the
-requests that `Request.repeats` allows to repeat. A caller with several requests in flight uses `reconnect` and `again`.
+The daemon may be killed and started again at any moment; its runs continue. `call` and `ask` then
+connect again, and repeat the requests that `Request.repeats` allows to repeat. A caller with
+several requests in flight uses `reconnect` and `again`.
 """
 
 from __future__ import annotations
@@ -22,8 +24,23 @@ from typing import TypeVar
 from msgspec import Struct
 
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, SUPPORTED, FrameDecoder, ProtocolError
-from sfad.protocol.places import SYSTEM_SOCKET, SYSTEM_STATE, client_sockets, connect_path, state_directory
-from sfad.protocol.requests.base import MAX_DESCRIPTORS, Error, Hello, Reply, Request, Welcome, pack_message, unpack_reply
+from sfad.protocol.places import (
+    SYSTEM_SOCKET,
+    SYSTEM_STATE,
+    client_sockets,
+    connect_path,
+    state_directory,
+)
+from sfad.protocol.requests.base import (
+    MAX_DESCRIPTORS,
+    Error,
+    Hello,
+    Reply,
+    Request,
+    Welcome,
+    pack_message,
+    unpack_reply,
+)
 from sfad.protocol.types import ErrorCode
 
 from . import exits
@@ -33,7 +50,8 @@ R = TypeVar("R", bound=Reply)
 
 
 HANDSHAKE_TIMEOUT = 10.0
-"""Seconds for connect and `Welcome`. A daemon that adopts a thousand runs should answer within 2 s."""
+"""Seconds for connect and `Welcome`. A daemon that adopts a thousand runs should answer within 2
+s."""
 CHUNK = 256 * 1024
 """Maximum bytes of one read from the socket."""
 MAX_UNCLAIMED = 65_536
@@ -41,24 +59,29 @@ MAX_UNCLAIMED = 65_536
 RECONNECT = 10.0
 """Seconds to wait for a daemon that restarts (docs/protocol.md)."""
 AGAIN = 0.1
-"""Seconds between attempts to connect. The kernel does not tell when a process begins to listen at a socket."""
+"""Seconds between attempts to connect. The kernel does not tell when a process begins to listen at
+a socket."""
 ABSENT = frozenset({"missing", "refused"})
-"""Kinds of `Unreachable` that mean no daemon is running. With the others, this process may not or cannot speak to it."""
+"""Kinds of `Unreachable` that mean no daemon is running. With the others, this process may not or
+cannot speak to it."""
 
 
 class Unreachable(exits.Quit):
-    """No daemon answers at this socket. `kind`: `missing`, `refused`, `denied` (file permissions), `sandbox` (the system
-    call was refused to this process), `untrusted` (another user listens), `silent` (no reply in time) or `gone` (the daemon
-    closed the connection)."""
+    """No daemon answers at this socket. `kind`: `missing`, `refused`, `denied` (file permissions),
+    `sandbox` (the system call was refused to this process), `untrusted` (another user listens),
+    `silent` (no reply in time) or `gone` (the daemon closed the connection)."""
 
     def __init__(self, path: str, kind: str, detail: str) -> None:
-        super().__init__(exits.ExitCode.UNREACHABLE, f"the daemon cannot be reached at {path}: {detail}")
+        super().__init__(
+            exits.ExitCode.UNREACHABLE, f"the daemon cannot be reached at {path}: {detail}"
+        )
         self.path = path
         self.kind = kind
 
 
 class ConnectionLost(Unreachable):
-    """The connection ended while a request was to be sent or a reply to come: `gone`. The daemon may come back."""
+    """The connection ended while a request was to be sent or a reply to come: `gone`. The daemon
+    may come back."""
 
     def __init__(self, path: str, detail: str = "it closed the connection") -> None:
         super().__init__(path, "gone", detail)
@@ -80,14 +103,16 @@ class Answer(Struct, frozen=True):
 
 
 other_node: Callable[[str], Client] | None = None
-"""Connects to the daemon of another node, at a place `fleet:NODE:SOCKET`. Set by `fleet`, which is imported where it is needed."""
+"""Connects to the daemon of another node, at a place `fleet:NODE:SOCKET`. Set by `fleet`, which is
+imported where it is needed."""
 
 
 def connect(flag: str | None, *, tell: bool = True) -> Client:
-    """Connect to the daemon at `--socket`, SFA_SOCKET, SFAD_SOCKET, or the first of the user's and the system's
-    sockets that exists. If a daemon hangs or denies access, the next place is not tried, with one exception: root's
-    daemon at the system's place may serve no other user. Raise `Unreachable` for the first place, or for one that has
-    a socket. `tell`: print a note if the system's daemon answers in place of the user's own."""
+    """Connect to the daemon at `--socket`, SFA_SOCKET, SFAD_SOCKET, or the first of the user's and
+    the system's sockets that exists. If a daemon hangs or denies access, the next place is not
+    tried, with one exception: root's daemon at the system's place may serve no other user. Raise
+    `Unreachable` for the first place, or for one that has a socket. `tell`: print a note if the
+    system's daemon answers in place of the user's own."""
     if other_node is not None and flag is not None and flag.startswith("fleet:"):
         return other_node(flag)
     try:
@@ -99,7 +124,9 @@ def connect(flag: str | None, *, tell: bool = True) -> Client:
         try:
             client = Client(place)
         except Unreachable as error:
-            if error.kind not in ABSENT and not (failures and place == SYSTEM_SOCKET and error.kind == "denied"):
+            if error.kind not in ABSENT and not (
+                failures and place == SYSTEM_SOCKET and error.kind == "denied"
+            ):
                 raise
             failures.append(error)
         else:
@@ -110,21 +137,28 @@ def connect(flag: str | None, *, tell: bool = True) -> Client:
 
 
 _told: set[str] = set()
-"""State directories of daemons whose users were told. A program that connects again and again would tell each time."""
+"""State directories of daemons whose users were told. A program that connects again and again would
+tell each time."""
 
 
 def _tell_stand_in(failures: Sequence[Unreachable]) -> None:
-    """Say once that the system's daemon answers, if the user has a daemon of their own: their runs are not the system's."""
+    """Say once that the system's daemon answers, if the user has a daemon of their own: their runs
+    are not the system's."""
     try:
         state = state_directory(os.environ, os.getuid())
     except ValueError:  # no home, so no daemon either
         return
     left = [failure for failure in failures if failure.kind == "refused"]
-    if state in _told or state == SYSTEM_STATE or not (left or os.path.exists(f"{state}/ledger.db")):
+    if (
+        state in _told
+        or state == SYSTEM_STATE
+        or not (left or os.path.exists(f"{state}/ledger.db"))
+    ):
         return
     _told.add(state)
     print(
-        f"sfactl: your own daemon is not running ({(left or failures)[0].path}); the system's daemon answers ({SYSTEM_SOCKET}), "
+        f"sfactl: your own daemon is not running ({(left or failures)[0].path}); the system's "
+        f"daemon answers ({SYSTEM_SOCKET}), "
         "which knows none of its runs. To start yours: systemctl --user start sfad, or sfad serve",
         file=sys.stderr,
         flush=True,
@@ -132,13 +166,15 @@ def _tell_stand_in(failures: Sequence[Unreachable]) -> None:
 
 
 def call(flag: str | None, request: Request, expected: type[R]) -> R:
-    """Connect as `connect` does, send one request, and return its reply. Raise what `connect` and `Client.call` raise."""
+    """Connect as `connect` does, send one request, and return its reply. Raise what `connect` and
+    `Client.call` raise."""
     with connect(flag) as client:
         return client.call(request, expected)
 
 
 class Client:
-    """A connection to the daemon. To make one may raise `Unreachable`, and `DaemonError` if the daemon has no room for it."""
+    """A connection to the daemon. To make one may raise `Unreachable`, and `DaemonError` if the
+    daemon has no room for it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
@@ -167,21 +203,35 @@ class Client:
         sock = None
         try:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            # not settimeout(): a non-blocking connect() fails at once if the backlog is full, instead of waiting for a place
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, packed("ll", int(seconds), int(seconds % 1 * 1e6)))
+            # not settimeout(): a non-blocking connect() fails at once if the backlog is full,
+            # instead of waiting for a place
+            sock.setsockopt(
+                socket.SOL_SOCKET,
+                socket.SO_SNDTIMEO,
+                packed("ll", int(seconds), int(seconds % 1 * 1e6)),
+            )
             connect_path(sock, self.path)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, packed("ll", 0, 0))
             sock.settimeout(seconds)
         except (OSError, ValueError) as error:
             if sock is not None:
                 sock.close()
-            raise explain(self.path, error) if isinstance(error, OSError) else exits.UsageError(str(error)) from error
+            raise (
+                explain(self.path, error)
+                if isinstance(error, OSError)
+                else exits.UsageError(str(error))
+            ) from error
         return sock
 
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -193,10 +243,16 @@ class Client:
         for descriptor in unclaimed:
             os.close(descriptor)
 
-    def reconnect(self, advice: str, pause: Callable[[], None] = lambda: time.sleep(AGAIN), patience: float | None = None) -> None:
-        """Connect again to a restarting daemon, at the same place; never start one. Earlier requests get no reply any more; ids
-        continue. `pause` is called between attempts and takes `AGAIN` seconds. After `patience` seconds (default: `RECONNECT`)
-        raise `Unreachable` with `advice`, or `DaemonError` if the daemon still has no room for the connection."""
+    def reconnect(
+        self,
+        advice: str,
+        pause: Callable[[], None] = lambda: time.sleep(AGAIN),
+        patience: float | None = None,
+    ) -> None:
+        """Connect again to a restarting daemon, at the same place; never start one. Earlier
+        requests get no reply any more; ids continue. `pause` is called between attempts and takes
+        `AGAIN` seconds. After `patience` seconds (default: `RECONNECT`) raise `Unreachable` with
+        `advice`, or `DaemonError` if the daemon still has no room for the connection."""
         self.close()
         patience = RECONNECT if patience is None else patience
         give_up = time.monotonic() + patience
@@ -225,13 +281,15 @@ class Client:
         return self._socket.fileno()
 
     def be_patient(self, seconds: float | None) -> None:
-        """Set the seconds to wait for each piece of a reply; `None`, the initial value, waits without end. After
-        `Unreachable` of kind `silent` the reply may still come: close the connection."""
+        """Set the seconds to wait for each piece of a reply; `None`, the initial value, waits
+        without end. After `Unreachable` of kind `silent` the reply may still come: close the
+        connection."""
         self._patience = seconds
         self._socket.settimeout(seconds)
 
     def closed_by_daemon(self) -> bool:
-        """Whether the other end is closed, as far as the kernel knows: anything sent now would be lost."""
+        """Whether the other end is closed, as far as the kernel knows: anything sent now would be
+        lost."""
         if self.closed:
             return True
         poll = select.poll()
@@ -247,13 +305,16 @@ class Client:
         return self._last_id
 
     def send(self, request: Request, descriptors: Sequence[int] = ()) -> int:
-        """Give the request the next id, send it without waiting, and return the id; `arrived` or `answer` receive the reply. After
-        `ConnectionLost` the daemon has not taken the request: a frame that is cut off is no request. Raise `DaemonError` if the
-        daemon said why it closed the connection."""
+        """Give the request the next id, send it without waiting, and return the id; `arrived` or
+        `answer` receive the reply. After `ConnectionLost` the daemon has not taken the request: a
+        frame that is cut off is no request. Raise `DaemonError` if the daemon said why it closed
+        the connection."""
         request.id = self.next_id()
         frame = pack_message(request)
         if len(frame) > MAX_REQUEST:
-            raise exits.UsageError(f"the request is {len(frame)} bytes long; the daemon takes {MAX_REQUEST}")
+            raise exits.UsageError(
+                f"the request is {len(frame)} bytes long; the daemon takes {MAX_REQUEST}"
+            )
         if self.closed:
             raise ConnectionLost(self.path)
         try:
@@ -273,8 +334,8 @@ class Client:
             return
 
     def _lost(self) -> exits.Quit:
-        """Return the error to raise now that the daemon has closed the connection. If the daemon is short of
-        something, its own message."""
+        """Return the error to raise now that the daemon has closed the connection. If the daemon is
+        short of something, its own message."""
         words = self._last_words
         if words is None:
             return ConnectionLost(self.path)
@@ -283,11 +344,14 @@ class Client:
         return ConnectionLost(self.path, f"it closed the connection: {words.message}")
 
     def call(self, request: Request, expected: type[R], descriptors: Sequence[int] = ()) -> R:
-        """Send a request and return its reply, of type `expected`. If the connection is lost, connect again, and repeat the request
-        if that is allowed. Raise `DaemonError`, `Unreachable`."""
+        """Send a request and return its reply, of type `expected`. If the connection is lost,
+        connect again, and repeat the request if that is allowed. Raise `DaemonError`,
+        `Unreachable`."""
         return self.ask(request, expected, descriptors)[0]
 
-    def ask(self, request: Request, expected: type[R], descriptors: Sequence[int] = ()) -> tuple[R, list[int]]:
+    def ask(
+        self, request: Request, expected: type[R], descriptors: Sequence[int] = ()
+    ) -> tuple[R, list[int]]:
         """Do what `call` does, and return the descriptors that came with the reply."""
         repeated = 0
         while True:
@@ -302,11 +366,15 @@ class Client:
                 if repeated >= (request.repeats if sent else 1):
                     raise ConnectionLost(self.path, unanswered(request)) from None
             repeated += 1
-            self.reconnect(advice(request), patience=min(time_for(request, time.monotonic() - asked), RECONNECT))
+            self.reconnect(
+                advice(request),
+                patience=min(time_for(request, time.monotonic() - asked), RECONNECT),
+            )
             request = again(request, time.monotonic() - asked)
 
     def answer(self, wanted: int, expected: type[R]) -> tuple[R, list[int]]:
-        """Wait for the reply to the request with the id `wanted`; `send` has sent it. Raise `DaemonError`, `Unreachable`."""
+        """Wait for the reply to the request with the id `wanted`; `send` has sent it. Raise
+        `DaemonError`, `Unreachable`."""
         others: list[Answer] = []
         mine: list[Answer] = []
         try:
@@ -314,7 +382,10 @@ class Client:
                 for answer in self.arrived():
                     (mine if answer.reply.id == wanted and not mine else others).append(answer)
                 if len(others) > MAX_UNCLAIMED:
-                    what = f"it sent {len(others)} messages, but no reply to request {wanted}, so it is not a daemon"
+                    what = (
+                        f"it sent {len(others)} messages, but no reply to request {wanted}, so it "
+                        "is not a daemon"
+                    )
                     raise Unreachable(self.path, "gone", what)
         finally:
             self._answers.extend(others)
@@ -323,12 +394,15 @@ class Client:
     def _expect(self, reply: Reply, expected: type[R]) -> R:
         check(reply)
         if not isinstance(reply, expected):
-            raise exits.Quit(exits.ExitCode.LOST, f"the daemon answered {type(reply).__name__}, not {expected.__name__}")
+            raise exits.Quit(
+                exits.ExitCode.LOST,
+                f"the daemon answered {type(reply).__name__}, not {expected.__name__}",
+            )
         return reply
 
     def arrived(self) -> list[Answer]:
-        """Return all replies and events received so far, after at least one read from the socket if there are none.
-        Raise `Unreachable` at the end of the connection."""
+        """Return all replies and events received so far, after at least one read from the socket if
+        there are none. Raise `Unreachable` at the end of the connection."""
         if not self._answers:
             self._read()
         answers = list(self._answers)
@@ -337,9 +411,13 @@ class Client:
 
     def _read(self) -> None:
         try:
-            size, rights, _, _ = self._socket.recvmsg_into([self._chunk], socket.CMSG_LEN(MAX_DESCRIPTORS * _DESCRIPTOR))
+            size, rights, _, _ = self._socket.recvmsg_into(
+                [self._chunk], socket.CMSG_LEN(MAX_DESCRIPTORS * _DESCRIPTOR)
+            )
         except TimeoutError:
-            raise Unreachable(self.path, "silent", f"no answer within {self._socket.gettimeout():g} s") from None
+            raise Unreachable(
+                self.path, "silent", f"no answer within {self._socket.gettimeout():g} s"
+            ) from None
         except ConnectionResetError:
             raise self._lost() from None
         for descriptor in _descriptors(rights):
@@ -351,14 +429,18 @@ class Client:
             for body in self._decoder.feed(self._chunk[:size]):
                 self._answers.append(self._complete(unpack_reply(body)))
         except ProtocolError as error:
-            raise Unreachable(self.path, "gone", f"the process there does not speak this protocol: {error}") from error
+            raise Unreachable(
+                self.path, "gone", f"the process there does not speak this protocol: {error}"
+            ) from error
 
     def _complete(self, reply: Reply) -> Answer:
         if isinstance(reply, Error) and not reply.id:
             self._last_words = reply  # id 0 is about the connection, which the daemon closes next
         wanted = getattr(reply, "descriptors", 0)
         if wanted > len(self._received):
-            raise exits.Quit(exits.ExitCode.LOST, f"the daemon announced {wanted} descriptors and sent fewer")
+            raise exits.Quit(
+                exits.ExitCode.LOST, f"the daemon announced {wanted} descriptors and sent fewer"
+            )
         return Answer(reply, [self._received.pop(0) for _ in range(wanted)])
 
     def _shake_hands(self) -> Welcome:
@@ -404,17 +486,26 @@ def system_unit() -> str | None:
 def explain(path: str, error: OSError) -> Unreachable:
     """Return the error for a failed `socket` or `connect`, with what the user can do."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return Unreachable(path, "missing", f"the socket does not exist: no daemon is running; {start_of(path)}")
+        return Unreachable(
+            path, "missing", f"the socket does not exist: no daemon is running; {start_of(path)}"
+        )
     if error.errno == errno.ECONNREFUSED:
         return Unreachable(
             path,
             "refused",
-            "the socket exists, but no process listens on it: the daemon has died, or is starting or stopping. Its runs continue; "
+            "the socket exists, but no process listens on it: the daemon has died, or is starting "
+            "or stopping. Its runs continue; "
             "start it again with 'sfad serve' or the next 'sfactl spawn'",
         )
     if isinstance(error, TimeoutError) or error.errno == errno.EAGAIN:
         return Unreachable(
-            path, "silent", f"it did not accept the connection within {HANDSHAKE_TIMEOUT:g} s; the daemon hangs or is overloaded"
+            path,
+            "silent",
+            (
+                f"it did not accept the connection within {HANDSHAKE_TIMEOUT:g} s; the daemon "
+                "hangs "
+                "or is overloaded"
+            ),
         )
     if error.errno in (errno.EACCES, errno.EPERM):
         return _denied(path, error)
@@ -422,13 +513,15 @@ def explain(path: str, error: OSError) -> Unreachable:
 
 
 def _denied(path: str, error: OSError) -> Unreachable:
-    # The mode of a socket causes EACCES. Seccomp and Landlock cause EPERM, or EACCES although the mode allows access.
+    # The mode of a socket causes EACCES. Seccomp and Landlock cause EPERM, or EACCES although the
+    # mode allows access.
     name = errno.errorcode.get(error.errno or 0, "?")
     if error.errno == errno.EPERM or os.access(path, os.W_OK):
         return Unreachable(
             path,
             "sandbox",
-            f"this process may not connect ({name}), probably because of its sandbox; the daemon may be running. "
+            f"this process may not connect ({name}), probably because of its sandbox; the daemon "
+            "may be running. "
             "Allow Unix sockets in the sandbox, or start runs from outside it",
         )
     try:
@@ -437,4 +530,6 @@ def _denied(path: str, error: OSError) -> Unreachable:
         owner = ": its directory belongs to another user"
     else:
         owner = f": it belongs to uid {status.st_uid} with mode {status.st_mode & 0o777:04o}"
-    return Unreachable(path, "denied", f"permission denied ({name}){owner}; use the daemon of your own user")
+    return Unreachable(
+        path, "denied", f"permission denied ({name}){owner}; use the daemon of your own user"
+    )

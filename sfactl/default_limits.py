@@ -1,5 +1,5 @@
-"""The limits of a run without options, for `run --help` and `spawn --help`: those of the running daemon, else those in the config
-that a daemon started now would read."""
+"""The limits of a run without options, for `run --help` and `spawn --help`: those of the running
+daemon, else those in the config that a daemon started now would read."""
 
 import subprocess
 import sys
@@ -30,14 +30,24 @@ def paragraph() -> str:
     except Quit as error:
         return f"Default limits: unknown. {error.message}"
     values = {setting.key: setting.value for setting in found}
-    defaults = {kind: value for kind in SHOWN if (value := values[f"defaults.{DEFAULT_KEYS[kind]}"]) is not None}
+    defaults = {
+        kind: value
+        for kind in SHOWN
+        if (value := values[f"defaults.{DEFAULT_KEYS[kind]}"]) is not None
+    }
     most = {kind: values[f"limits.{KINDS[kind].most}"] for kind in SHOWN}
     lines = [f"any command            {_amounts(defaults)}"]
     if values["defaults.program_profile"] != "off":
-        profile = {kind: min(getattr(PROFILES[CODING_AGENT], kind.value), most[kind]) for kind in SHOWN}
+        profile = {
+            kind: min(getattr(PROFILES[CODING_AGENT], kind.value), most[kind]) for kind in SHOWN
+        }
         lines.append(f"claude, codex, …       {_amounts(profile)} (profile coding-agent)")
-    lines.append(f"at most                {_amounts(most)} (limits.max_time, .max_turns, .max_cost)")
-    wanted = {f"defaults.{DEFAULT_KEYS[kind]}" for kind in SHOWN} | {f"limits.{KINDS[kind].most}" for kind in SHOWN}
+    lines.append(
+        f"at most                {_amounts(most)} (limits.max_time, .max_turns, .max_cost)"
+    )
+    wanted = {f"defaults.{DEFAULT_KEYS[kind]}" for kind in SHOWN} | {
+        f"limits.{KINDS[kind].most}" for kind in SHOWN
+    }
     told = (setting for setting in found if setting.key in wanted and setting.source != "built-in")
     lines += [f"{setting.key:<22} set in {setting.source}" for setting in told]
     return "\b\nDefault limits:\n" + "\n".join(f"  {line}" for line in lines)
@@ -58,4 +68,6 @@ def _settings() -> list[Setting]:
 
 def _amounts(limits: Mapping[LimitKind, float]) -> str:
     turns = {LimitKind.TURNS: " turns"}
-    return ", ".join(format_amount(kind, threshold) + turns.get(kind, "") for kind, threshold in limits.items())
+    return ", ".join(
+        format_amount(kind, threshold) + turns.get(kind, "") for kind, threshold in limits.items()
+    )

@@ -18,13 +18,22 @@ def guarded(work: Callable[[], int]) -> int:
         return work()
     except Quit as quit_:
         # the words of a user or an agent must not steer the terminal
-        shown = "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in quit_.message)
+        shown = "".join(
+            c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in quit_.message
+        )
         if shown:
             print(f"sfactl: {shown}", file=sys.stderr)
         return quit_.code
     except UnicodeEncodeError as error:
         # argv, environment and paths of a run travel as bytes; names, ids and labels are text
-        print(f"sfactl: {error.object!a}: only the command, --env and --cwd may hold bytes that are not UTF-8", file=sys.stderr)
+        print(
+            (
+                f"sfactl: {error.object!a}: only the command, --env and --cwd may hold bytes that "
+                "are "
+                "not UTF-8"
+            ),
+            file=sys.stderr,
+        )
         return ExitCode.USAGE
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
@@ -32,13 +41,15 @@ def guarded(work: Callable[[], int]) -> int:
         return _unread()
     except OSError as error:
         _unread()
-        # the error of write(2) names no file, and only stdout can have no room for what is written to it here
+        # the error of write(2) names no file, and only stdout can have no room for what is written
+        # to it here
         where = "stdout: " if error.filename is None and error.errno in _NO_ROOM else ""
         print(f"sfactl: {where}{error}", file=sys.stderr)
         return ExitCode.UNAVAILABLE
 
 
 def _unread() -> int:
-    # The reader of our stdout has gone. The interpreter flushes the buffer at exit, which must not raise again.
+    # The reader of our stdout has gone. The interpreter flushes the buffer at exit, which must not
+    # raise again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 141

@@ -42,7 +42,9 @@ MEANINGS = {
     ExitCode.NO_RUN: "no such run",
     ExitCode.UNREACHABLE: "the daemon cannot be reached",
     ExitCode.LOST: "the run was lost",
-    ExitCode.UNAVAILABLE: "short of something (disk, descriptors, processes), or not over yet: try again",
+    ExitCode.UNAVAILABLE: (
+        "short of something (disk, descriptors, processes), or not over yet: try again"
+    ),
     ExitCode.NOT_PERMITTED: "not permitted",
     ExitCode.NOT_EXECUTABLE: "the command is not executable",
     ExitCode.NOT_FOUND: "the command was not found",
@@ -53,7 +55,8 @@ MEANINGS = {
 
 
 def table() -> str:
-    """Return the exit codes as `--help` shows them. `else`: the run's own code, or 128 + its signal."""
+    """Return the exit codes as `--help` shows them. `else`: the run's own code, or 128 + its
+    signal."""
     lines = [f"{code:>5}  {meaning}" for code, meaning in MEANINGS.items()]
     return "\n".join([*lines, " else  the run's own exit code, 128 + n for signal n"])
 
@@ -83,7 +86,8 @@ class StartRefused(Quit):
 
 
 class NoChildRun(Quit):
-    """A shim was not asked for a child run: the command of the run that it is in has led to it. `argv`: the program's command."""
+    """A shim was not asked for a child run: the command of the run that it is in has led to it.
+    `argv`: the program's command."""
 
     def __init__(self, argv: Sequence[bytes]) -> None:
         super().__init__(ExitCode.DONE)
@@ -91,7 +95,8 @@ class NoChildRun(Quit):
 
 
 def understood(source: str, read: Callable[..., T], *arguments: object) -> T:
-    """Return what `read` makes of its arguments. Raise its `ValueError` as a `UsageError`, with `source` in front if given."""
+    """Return what `read` makes of its arguments. Raise its `ValueError` as a `UsageError`, with
+    `source` in front if given."""
     try:
         return read(*arguments)
     except ValueError as error:
@@ -108,7 +113,8 @@ _FROM_WORST = (5, 70, 69, 75, 77, 66, 2, 1, 0)
 
 
 def of_run(run: RunInfo) -> int:
-    """Return the exit code for the current state of a run: its outcome if it has ended, else `UNAVAILABLE`."""
+    """Return the exit code for the current state of a run: its outcome if it has ended, else
+    `UNAVAILABLE`."""
     status = run.status.value
     if status == "failed":
         return _of_failed(run)

@@ -1,7 +1,8 @@
 """The nodes of the fleet, and connections to their daemons.
 
-A run's name in the fleet is NODE/ID. The daemon here opens a way to another node's daemon, and on it this package speaks as to any
-daemon: a place `fleet:NODE:SOCKET` stands for a socket, with which each verb can connect.
+A run's name in the fleet is NODE/ID. The daemon here opens a way to another node's daemon, and on
+it this package speaks as to any daemon: a place `fleet:NODE:SOCKET` stands for a socket, with which
+each verb can connect.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ ANSWER = 10.0
 """Seconds that a node has for an answer before it is named as one that does not answer."""
 
 _WHERE_IT_EXECUTES = frozenset({"info", "logs", "limit", "approve", "deny"})
-"""Verbs about a run that its node answers. Others are for the node that has started it, whose decision reaches the other."""
+"""Verbs about a run that its node answers. Others are for the node that has started it, whose
+decision reaches the other."""
 
 
 class FleetClient(Client):
@@ -46,7 +48,11 @@ class FleetClient(Client):
         self.be_patient(None)
 
     def _unreachable(self, error: Unreachable) -> Unreachable:
-        return Unreachable(self.path, error.kind, f"node {self._node} does not answer; sfactl fleet nodes lists them")
+        return Unreachable(
+            self.path,
+            error.kind,
+            f"node {self._node} does not answer; sfactl fleet nodes lists them",
+        )
 
     def _reach(self, seconds: float) -> socket.socket:
         with connection.connect(self._flag) as client:
@@ -69,7 +75,8 @@ class Fleet:
         self.look()
 
     def look(self) -> None:
-        """Learn of nodes that have joined. Those that were known stay, also while they do not answer."""
+        """Learn of nodes that have joined. Those that were known stay, also while they do not
+        answer."""
         with connection.connect(self._flag) as client:
             way = client.call(OpenFleet(id=0), FleetWay)
         self.own = way.node
@@ -96,7 +103,8 @@ class Fleet:
     def each(
         self, work: Callable[[str], T], within: float | None = ANSWER, without: Collection[str] = ()
     ) -> tuple[dict[str, T], dict[str, str]]:
-        """Return what `work` returns for each node, all at once, and why others have not answered. `without`: do not ask these."""
+        """Return what `work` returns for each node, all at once, and why others have not answered.
+        `without`: do not ask these."""
         names = [name for name in self.names if name not in without]
         found: dict[str, T] = {}
         failed: dict[str, str] = {}
@@ -112,7 +120,11 @@ class Fleet:
             thread.start()
         for thread in threads:
             thread.join(within)
-        late = {node: f"no answer within {ANSWER:g} s" for node in names if node not in found and node not in failed}
+        late = {
+            node: f"no answer within {ANSWER:g} s"
+            for node in names
+            if node not in found and node not in failed
+        }
         return found, failed | late
 
 
@@ -126,14 +138,17 @@ def tell_unanswered(unanswered: Mapping[str, str]) -> int:
 
 
 class Names:
-    """What runs are called in the fleet. A run that one node has granted to another is told of by both."""
+    """What runs are called in the fleet. A run that one node has granted to another is told of by
+    both."""
 
     def __init__(self) -> None:
         self._given: dict[tuple[str, str], FleetPlace] = {}
         """Of runs that another node has granted, by the node where they execute."""
 
     def learn(self, node: str, runs: Iterable[RunInfo]) -> None:
-        self._given |= {(node, run.id): run.fleet for run in runs if run.fleet is not None and run.fleet.giver}
+        self._given |= {
+            (node, run.id): run.fleet for run in runs if run.fleet is not None and run.fleet.giver
+        }
 
     def forget(self, node: str) -> None:
         """Forget what a node has told."""
@@ -142,7 +157,9 @@ class Names:
     def is_told_by_another(self, run: RunInfo) -> bool:
         """Return whether the node where the run executes has told of it."""
         place = run.fleet
-        return place is not None and place.node is not None and (place.node, place.run) in self._given
+        return (
+            place is not None and place.node is not None and (place.node, place.run) in self._given
+        )
 
     def named(self, node: str, run: RunInfo) -> RunInfo:
         """Return the run as the fleet knows it. `node`: which tells of it."""
@@ -151,7 +168,9 @@ class Names:
             run,
             id=own.id if own is not None else f"{node}/{run.id}",
             root_id=root.root if root is not None else f"{node}/{run.root_id}",
-            parent_id=own.parent if own is not None else run.parent_id and self.of(node, run.parent_id),
+            parent_id=own.parent
+            if own is not None
+            else run.parent_id and self.of(node, run.parent_id),
             depth=run.depth + (root.depth if root is not None else 0),
         )
 
@@ -162,12 +181,16 @@ class Names:
 
 
 def merged(found: Mapping[str, Sequence[RunInfo]]) -> list[tuple[str, RunInfo]]:
-    """Return the runs of all nodes with their names in the fleet, each once, with the node where it executes."""
+    """Return the runs of all nodes with their names in the fleet, each once, with the node where it
+    executes."""
     names = Names()
     for node, runs in found.items():
         names.learn(node, runs)
     shown = [
-        (run.fleet.node if run.fleet is not None and run.fleet.node is not None else node, names.named(node, run))
+        (
+            run.fleet.node if run.fleet is not None and run.fleet.node is not None else node,
+            names.named(node, run),
+        )
         for node, runs in found.items()
         for run in runs
         if not names.is_told_by_another(run)

@@ -1,4 +1,5 @@
-"""Requests about runs that are named NODE/ID, and the names of the fleet in their answers: for `top` and the console.
+"""Requests about runs that are named NODE/ID, and the names of the fleet in their answers: for
+`top` and the console.
 
 Summaries of several nodes become one here, too.
 """
@@ -30,9 +31,14 @@ class FleetCalls:
         self.names = Names()
 
     def call(self, request: m.Request, expected: type[R]) -> R:
-        """Ask the node that decides about the run of the request; without a run, this one. Raise `Quit`, `OSError`."""
+        """Ask the node that decides about the run of the request; without a run, this one. Raise
+        `Quit`, `OSError`."""
         try:
-            return self._asked(request, expected, "info" if isinstance(request, _READ) else str(request.__struct_config__.tag))
+            return self._asked(
+                request,
+                expected,
+                "info" if isinstance(request, _READ) else str(request.__struct_config__.tag),
+            )
         except DaemonError as error:
             if not isinstance(request, m.Resume) or error.error is not ErrorCode.WRONG_STATE:
                 raise
@@ -40,7 +46,9 @@ class FleetCalls:
 
     def _asked(self, request: m.Request, expected: type[R], verb: str) -> R:
         node = self._fleet.own
-        field = next((name for name in ("run", "runs", "root") if getattr(request, name, None)), None)
+        field = next(
+            (name for name in ("run", "runs", "root") if getattr(request, name, None)), None
+        )
         if field is not None:
             handle = getattr(request, field)
             node, run = self._fleet.find(handle[0] if field == "runs" else handle, verb)
@@ -59,7 +67,9 @@ class FleetCalls:
         """Return the id of a run that this node can continue."""
         node, run = self._fleet.find(handle, "continue")
         if node != self._fleet.own:
-            raise UsageError(f"{handle} has its session on node {node}; continue it there: sfactl continue {run}")
+            raise UsageError(
+                f"{handle} has its session on node {node}; continue it there: sfactl continue {run}"
+            )
         return run
 
     def named(self, node: str, reply: R) -> R:
@@ -73,7 +83,10 @@ class FleetCalls:
                 reply,
                 stopped=[self.names.of(node, run) for run in reply.stopped],
                 ended=[self.names.of(node, run) for run in reply.ended],
-                survivors=[replace(each, run_id=self.names.of(node, each.run_id)) for each in reply.survivors],
+                survivors=[
+                    replace(each, run_id=self.names.of(node, each.run_id))
+                    for each in reply.survivors
+                ],
             )
         return reply
 
@@ -87,7 +100,10 @@ class FleetCalls:
         named = self.names.named(node, run)
         if run.continues or run.continued_by:  # on the same node
             others = {"continues": run.continues, "continued_by": run.continued_by}
-            named = replace(named, **{key: other and self.names.of(node, other) for key, other in others.items()})
+            named = replace(
+                named,
+                **{key: other and self.names.of(node, other) for key, other in others.items()},
+            )
         return on_node(node, named)
 
 
@@ -134,10 +150,14 @@ def added(found: Sequence[Summary]) -> Summary:
         tokens=_sum(one.tokens for one in found),
         partial=any(one.partial for one in found),
         at_most=any(one.at_most for one in found),
-        groups=sorted(groups.values(), key=lambda one: (-(one.cost_usd or 0.0), -one.runs, one.key or ""))[:GROUPS],
+        groups=sorted(
+            groups.values(), key=lambda one: (-(one.cost_usd or 0.0), -one.runs, one.key or "")
+        )[:GROUPS],
         breaches=[breach for one in found for breach in one.breaches],
         failed=[failed for one in found for failed in one.failed],
-        costly=sorted((costly for one in found for costly in one.costly), key=lambda one: -one.cost_usd)[:COSTLY],
+        costly=sorted(
+            (costly for one in found for costly in one.costly), key=lambda one: -one.cost_usd
+        )[:COSTLY],
         lines=[line for one in found for line in one.lines],
     )
 
@@ -159,7 +179,9 @@ def _shares(plans: Iterable[PlanShare]) -> list[PlanShare]:
     found: dict[tuple[str, str, str], PlanShare] = {}
     for each in plans:
         key = each.provider, each.account, each.window
-        found[key] = replace(each, share=round(each.share + (found[key].share if key in found else 0.0), 4))
+        found[key] = replace(
+            each, share=round(each.share + (found[key].share if key in found else 0.0), 4)
+        )
     return list(found.values())
 
 

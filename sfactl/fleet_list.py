@@ -64,7 +64,10 @@ def _of_fleet(fleet: Fleet, handle: str) -> tuple[str, float]:
     with connection.connect(fleet.place(node)) as client:
         found = client.call(Info(id=0, run=run), RunReply).run
     given = found.fleet is not None and found.fleet.giver
-    return found.fleet.id if found.fleet is not None and given else f"{node}/{found.id}", found.created_at.timestamp()
+    return (
+        found.fleet.id if found.fleet is not None and given else f"{node}/{found.id}",
+        found.created_at.timestamp(),
+    )
 
 
 def _below(top: str, rows: Sequence[tuple[str, RunInfo]]) -> list[tuple[str, RunInfo]]:
@@ -97,12 +100,21 @@ def _list(
     columns = [
         column
         for column in listing.COLUMNS
-        if column.name != "PARENT" and column.shown(live=live, labels=bool(values.get("labels")), wide=wide)
+        if column.name != "PARENT"
+        and column.shown(live=live, labels=bool(values.get("labels")), wide=wide)
     ]
-    lines = [[cells[0], node, *cells[1:]] for node, run in rows for cells in [[column.cell(run) for column in columns]]]
+    lines = [
+        [cells[0], node, *cells[1:]]
+        for node, run in rows
+        for cells in [[column.cell(run) for column in columns]]
+    ]
     names = [columns[0].name, "NODE", *(column.name for column in columns[1:])]
     known = {column.name for column in columns if column.known}
-    kept = [i for i, name in enumerate(names) if name not in known or any(line[i] not in ("-", "") for line in lines)]
+    kept = [
+        i
+        for i, name in enumerate(names)
+        if name not in known or any(line[i] not in ("-", "") for line in lines)
+    ]
     text = table.drawn(
         [names[i] for i in kept],
         [[line[i] for i in kept] for line in lines],

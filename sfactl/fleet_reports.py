@@ -35,21 +35,33 @@ def summary(fleet: Fleet, values: Mapping[str, Any]) -> int:
         whole = added([told for told, _ in found.values()])
         waits = [one for _, told in found.values() for one in told]
         if values.get("json"):
-            one_nodes_summary.print_json(whole, waits, nodes=fleet.names, unanswered=sorted(unanswered))
+            one_nodes_summary.print_json(
+                whole, waits, nodes=fleet.names, unanswered=sorted(unanswered)
+            )
         else:
             one_nodes_summary.show(whole, waits, by)
     return tell_unanswered(unanswered)
 
 
 def _told(fleet: Fleet, node: str, wanted: Summarise) -> Told:
-    """Return what a node tells of the runs that it executes, with the names that these have in the fleet."""
+    """Return what a node tells of the runs that it executes, with the names that these have in the
+    fleet."""
     with connection.connect(fleet.place(node)) as client:
         found = client.call(wanted, Summarised).summary
-        live = client.call(List(id=0, status=[each for each in Status if not each.terminal], rows=0), RunList).runs
+        live = client.call(
+            List(id=0, status=[each for each in Status if not each.terminal], rows=0), RunList
+        ).runs
         own = {run.id for run in live if run.fleet is None or run.fleet.node is None}
-        named = _namer(node, {run.id for run in live} | {each.run for run in live for each in run.after})
+        named = _namer(
+            node, {run.id for run in live} | {each.run for run in live for each in run.after}
+        )
         waits = [
-            replace(one, runs=[f"{node}/{run}" for run in one.runs], message=named(one.message), command=named(one.command))
+            replace(
+                one,
+                runs=[f"{node}/{run}" for run in one.runs],
+                message=named(one.message),
+                command=named(one.command),
+            )
             for one in one_nodes_summary.waiting(client, wanted, found)
             if not one.runs or own.intersection(one.runs)
         ]
@@ -58,7 +70,11 @@ def _told(fleet: Fleet, node: str, wanted: Summarise) -> Told:
 
 def _namer(node: str, known: Collection[str]) -> Callable[[str], str]:
     """Return what puts the node before each of these ids in a text."""
-    return lambda text: re.sub(r"(?<![\w/])[a-z][0-9a-v]+(?!\w)", lambda m: f"{node}/{m[0]}" if m[0] in known else m[0], text)
+    return lambda text: re.sub(
+        r"(?<![\w/])[a-z][0-9a-v]+(?!\w)",
+        lambda m: f"{node}/{m[0]}" if m[0] in known else m[0],
+        text,
+    )
 
 
 # ---- `plans`: each subscription once, as it was heard of last
@@ -71,9 +87,17 @@ def plans(fleet: Fleet, values: Mapping[str, Any]) -> int:
         key = account.provider, account.account
         before = newest.get(key)
         latest = account if before is None or account.heard_at > before.heard_at else before
-        newest[key] = replace(latest, held=[*(before.held if before is not None else ()), *account.held])
+        newest[key] = replace(
+            latest, held=[*(before.held if before is not None else ()), *account.held]
+        )
     if values.get("json"):
-        output.print_json({"accounts": list(newest.values()), "nodes": fleet.names, "unanswered": sorted(unanswered)})
+        output.print_json(
+            {
+                "accounts": list(newest.values()),
+                "nodes": fleet.names,
+                "unanswered": sorted(unanswered),
+            }
+        )
     elif found:
         one_nodes_plans.show(list(newest.values()), forecast=bool(values.get("forecast")))
     return tell_unanswered(unanswered)
@@ -82,4 +106,6 @@ def plans(fleet: Fleet, values: Mapping[str, Any]) -> int:
 def _accounts(fleet: Fleet, node: str) -> list[PlanAccount]:
     with connection.connect(fleet.place(node)) as client:
         accounts = client.call(Plans(id=0), PlanList).accounts
-    return [replace(account, held=[f"{node}/{run}" for run in account.held]) for account in accounts]
+    return [
+        replace(account, held=[f"{node}/{run}" for run in account.held]) for account in accounts
+    ]

@@ -43,7 +43,13 @@ def logs(fleet: Fleet, values: Mapping[str, Any]) -> int:
     node, run = fleet.find(runs[0], "logs")
     with connection.connect(fleet.place(node)) as client:
         offset = _begin(values.get("tail"))
-        copy(client, run, {name: 2 if both and name == "stderr" else 1 for name in wanted}, offset, bool(values.get("follow_")))
+        copy(
+            client,
+            run,
+            {name: 2 if both and name == "stderr" else 1 for name in wanted},
+            offset,
+            bool(values.get("follow_")),
+        )
     return ExitCode.DONE
 
 
@@ -55,7 +61,9 @@ def _begin(tail: Tail | None) -> int:
     return -tail.amount
 
 
-def copy(client: Client, run: str, targets: Mapping[Stream, int], offset: int = 0, follow: bool = True) -> None:
+def copy(
+    client: Client, run: str, targets: Mapping[Stream, int], offset: int = 0, follow: bool = True
+) -> None:
     """Copy a run's output from its node to descriptors, by stream. `follow`: until it ends."""
     offsets = dict.fromkeys(targets, offset)
     pause = LOOK
@@ -64,7 +72,9 @@ def copy(client: Client, run: str, targets: Mapping[Stream, int], offset: int = 
         for stream, at in list(offsets.items()):
             part = client.call(ReadOutput(id=0, run=run, stream=stream, offset=at), OutputPart)
             if at > 0 and part.offset > at:
-                output.note(f"sfactl: {part.offset - at} bytes of {stream} were freed before they were read")
+                output.note(
+                    f"sfactl: {part.offset - at} bytes of {stream} were freed before they were read"
+                )
             _write(targets[stream], part.data)
             offsets[stream] = part.offset + len(part.data)
             grown |= bool(part.data)

@@ -1,5 +1,5 @@
-"""Copy output files, or an agent's text, as they grow. inotify(7) tells when; a clock is used only if the user has no inotify
-instance left."""
+"""Copy output files, or an agent's text, as they grow. inotify(7) tells when; a clock is used only
+if the user has no inotify instance left."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from sfad.protocol.requests.following import TextPart
 
 IN_MODIFY = 0x2
 PIPE_CHUNK = 4096
-"""PIPE_BUF (pipe(7)): what poll's POLLOUT promises can be written to a pipe without blocking. A write that blocks
-would delay the first Ctrl-C while the reader is slow."""
+"""PIPE_BUF (pipe(7)): what poll's POLLOUT promises can be written to a pipe without blocking. A
+write that blocks would delay the first Ctrl-C while the reader is slow."""
 FILE_CHUNK = 1024 * 1024
 """Bytes read at a time if the target is a regular file, where a write cannot block for long."""
 SOON = 0.02
-"""Seconds after which the files of a run are watched. Many a command has ended before, and its end tells to read them."""
+"""Seconds after which the files of a run are watched. Many a command has ended before, and its end
+tells to read them."""
 RETRY = 0.2
-"""Seconds between looks at the files without inotify (fs.inotify.max_user_instances is 128 for each user)."""
+"""Seconds between looks at the files without inotify (fs.inotify.max_user_instances is 128 for each
+user)."""
 
 
 class FileWatch:
-    """A descriptor that is readable when a watched file has changed. Without inotify, `timeout` is the seconds between looks."""
+    """A descriptor that is readable when a watched file has changed. Without inotify, `timeout` is
+    the seconds between looks."""
 
     def __init__(self) -> None:
         import ctypes  # takes a quarter of Python's start
@@ -37,7 +40,10 @@ class FileWatch:
     def watch(self, descriptor: int) -> None:
         """Watch the file behind an open descriptor, also if it was renamed."""
         path = f"/proc/self/fd/{descriptor}".encode()
-        if self.descriptor >= 0 and self._libc.inotify_add_watch(self.descriptor, path, IN_MODIFY) < 0:
+        if (
+            self.descriptor >= 0
+            and self._libc.inotify_add_watch(self.descriptor, path, IN_MODIFY) < 0
+        ):
             self.timeout = RETRY
 
     def drain(self) -> None:
@@ -59,10 +65,13 @@ class FileWatch:
 class Follower:
     """Copy a growing file to a descriptor of this process, from an offset.
 
-    `note` receives a message if the file shrank (the run truncated its own output; reading begins again at 0), and if bytes were
-    freed before they were read (the output limit keeps the newest). Freed bytes are a hole, which is not copied."""
+    `note` receives a message if the file shrank (the run truncated its own output; reading begins
+    again at 0), and if bytes were freed before they were read (the output limit keeps the newest).
+    Freed bytes are a hole, which is not copied."""
 
-    def __init__(self, source: int, target: int, note: Callable[[str], None], offset: int = 0) -> None:
+    def __init__(
+        self, source: int, target: int, note: Callable[[str], None], offset: int = 0
+    ) -> None:
         self.source = source
         self.target = target
         self.offset = offset
@@ -75,7 +84,8 @@ class Follower:
         return bool(self._pending)
 
     def fill(self) -> bool:
-        """Read the next bytes, unless some are still to be written. Return whether there is something to write."""
+        """Read the next bytes, unless some are still to be written. Return whether there is
+        something to write."""
         if not self._pending:
             self._pending = memoryview(self._read())
         return bool(self._pending)
@@ -95,13 +105,21 @@ class Follower:
         if size < self.offset:
             self._continue_at(0, "the run truncated its output; starting again at its beginning")
         while size > self.offset and (data := os.pread(self.source, FILE_CHUNK, self.offset)):
-            # After reading, because bytes may be freed meanwhile and never come back: what is data now was data then.
+            # After reading, because bytes may be freed meanwhile and never come back: what is data
+            # now was data then.
             start = data_from(self.source, self.offset)
             if start is None:
                 break
             freed = start - self.offset
             if freed:
-                self._continue_at(start, f"{freed} bytes were freed before they were read (the output limit keeps the newest)")
+                self._continue_at(
+                    start,
+                    (
+                        f"{freed} bytes were freed before they were read (the output limit keeps "
+                        "the "
+                        "newest)"
+                    ),
+                )
             if freed < len(data):
                 self.offset = start + len(data) - freed
                 return data[freed:]
@@ -114,9 +132,12 @@ class Follower:
 
 
 class TextFollower(Follower):
-    """Ask for text when the file has grown, and write it: one request at a time, and none while text is left to write."""
+    """Ask for text when the file has grown, and write it: one request at a time, and none while
+    text is left to write."""
 
-    def __init__(self, source: int, target: int, note: Callable[[str], None], ask: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, source: int, target: int, note: Callable[[str], None], ask: Callable[[bytes], None]
+    ) -> None:
         """`ask` sends a request with a cursor; pass its reply to `take_in`."""
         super().__init__(source, target, note)
         self._ask = ask
@@ -128,9 +149,12 @@ class TextFollower(Follower):
         """Whether no more text will come."""
 
     def fill(self) -> bool:
-        """Ask for the next text, unless some is still to be written. Return whether there is something to write."""
+        """Ask for the next text, unless some is still to be written. Return whether there is
+        something to write."""
         size = os.fstat(self.source).st_size
-        if not (self._pending or self._waiting or self.finished) and (self._more or size != self._size):
+        if not (self._pending or self._waiting or self.finished) and (
+            self._more or size != self._size
+        ):
             self._size, self._waiting = size, True
             self._ask(self._cursor)
         return bool(self._pending)
@@ -153,8 +177,8 @@ class TextFollower(Follower):
 
 
 def data_from(file: int, offset: int) -> int | None:
-    """Return the first offset at or after `offset` that is not in a hole; `None` if the rest of the file is a hole or
-    empty."""
+    """Return the first offset at or after `offset` that is not in a hole; `None` if the rest of the
+    file is a hole or empty."""
     try:
         return os.lseek(file, offset, os.SEEK_DATA)
     except OSError as error:
@@ -185,7 +209,8 @@ class Copying:
         return self._growth
 
     def interests(self) -> dict[int, int]:
-        """Return what to poll for. Read ahead, so that a target is polled only when there is something to write."""
+        """Return what to poll for. Read ahead, so that a target is polled only when there is
+        something to write."""
         growth = self._watched()
         if growth is not None:
             growth.drain()
@@ -195,7 +220,8 @@ class Copying:
         return wanted
 
     def advance(self, ready: dict[int, int]) -> None:
-        """Write what can be written without blocking. Raise `BrokenPipeError` when the reader has gone."""
+        """Write what can be written without blocking. Raise `BrokenPipeError` when the reader has
+        gone."""
         for follower in self._followers:
             if follower.target in ready and follower.wants_to_write:
                 follower.flush()

@@ -1,9 +1,10 @@
 """A run in the foreground: its output, its signals and its exit code are those of this process.
 
-Spawn ─▶ RunReply ─▶ Logs, Wait ─▶ LogFiles: copy until … RunReply of Wait ─▶ drain to the end ─▶ exit code
+Spawn ─▶ RunReply ─▶ Logs, Wait ─▶ LogFiles: copy until … RunReply of Wait ─▶ drain to the end ─▶
+exit code
 
-If the connection is lost, output is still copied while this process connects again and repeats the requests without a reply. A
-signal meanwhile is a Stop that is sent afterwards.
+If the connection is lost, output is still copied while this process connects again and repeats the
+requests without a reply. A signal meanwhile is a Stop that is sent afterwards.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ from .terminal import Terminal
 Form = Literal["raw", "text", "auto"]
 """The form of `Logs`."""
 
-# ---- What signals to a client in the foreground do to its run: stop it, or suspend it with this process
+# ---- What signals to a client in the foreground do to its run: stop it, or suspend
+# it with this process
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalPipe:
-    """Signals as bytes on a pipe, which can be polled and never interrupt a write. Signals that are already ignored (nohup, a
-    background job of a shell) stay ignored."""
+    """Signals as bytes on a pipe, which can be polled and never interrupt a write. Signals that are
+    already ignored (nohup, a background job of a shell) stay ignored."""
 
     def __init__(self, wanted: Iterable[signal.Signals]) -> None:
         self._wanted = [s for s in wanted if signal.getsignal(s) is not signal.SIG_IGN]
@@ -51,11 +53,17 @@ class SignalPipe:
 
     def __enter__(self) -> SignalPipe:
         signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
-        for wanted in self._wanted:  # the interpreter writes a signal to the pipe only if it has a handler
+        # the interpreter writes a signal to the pipe only if it has a handler
+        for wanted in self._wanted:
             signal.signal(wanted, lambda _number, _frame: None)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for wanted, previous in self._previous.items():
             signal.signal(wanted, previous)
         signal.set_wakeup_fd(-1)
@@ -70,9 +78,12 @@ class SignalPipe:
 
 
 class StopSignals:
-    """SIGINT, SIGTERM and SIGHUP: the first stops the run, the second skips the grace, the third leaves the run."""
+    """SIGINT, SIGTERM and SIGHUP: the first stops the run, the second skips the grace, the third
+    leaves the run."""
 
-    def __init__(self, requests: RequestsInFlight, spawn: Spawn, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, requests: RequestsInFlight, spawn: Spawn, note: Callable[[str], None]
+    ) -> None:
         self.received: list[int] = []
         self._requests = requests
         self._spawn = spawn
@@ -80,13 +91,14 @@ class StopSignals:
         self._run: RunId | None = None
 
     def receive(self, number: int) -> None:
-        """Stop the run, as soon as its id is known. Raise `Quit` at the third signal, and at the second if the id is not known."""
+        """Stop the run, as soon as its id is known. Raise `Quit` at the third signal, and at the
+        second if the id is not known."""
         self.received.append(number)
         self._stop(number)
 
     def learn_run(self, run: RunId) -> None:
-        """Take the run's id, and stop the run if a signal came before. The first event brings the id; the reply comes later, when
-        the run's command has been executed."""
+        """Take the run's id, and stop the run if a signal came before. The first event brings the
+        id; the reply comes later, when the run's command has been executed."""
         if self._run is None:
             self._run = run
             for number in self.received:
@@ -104,9 +116,14 @@ class StopSignals:
             self._note("sfactl: the run will be stopped when the daemon is back")
         if self._run is None:
             return
-        if first == signal.SIGINT and count == 1 and (not self._spawn.quiet or os.isatty(2)) and not self._spawn.shim:
-            # with -q too: after Ctrl-C at a terminal the user must know why the prompt does not come. But of a shim's caller only
-            # the program is known.
+        if (
+            first == signal.SIGINT
+            and count == 1
+            and (not self._spawn.quiet or os.isatty(2))
+            and not self._spawn.shim
+        ):
+            # with -q too: after Ctrl-C at a terminal the user must know why the prompt does not
+            # come. But of a shim's caller only the program is known.
             self._note(f"sfactl: stopping {self._run}; Ctrl-C again to kill")
         grace = 0.0 if count == 2 else self._spawn.grace
         self._requests.ask(Stop(id=0, runs=[self._run], signal=number, grace=grace), _stopped)
@@ -137,12 +154,18 @@ class JobControl:
         self._inherits = inherits
 
     def suspend(self, run: RunInfo | None, *, group: bool) -> None:
-        """Pause the run, then stop as Ctrl-Z asks. If the run's program has stopped itself, which the shell does not see, stop the
-        whole process group, as the shell expects of a job; if this process received the signal, stop only this process."""
+        """Pause the run, then stop as Ctrl-Z asks. If the run's program has stopped itself, which
+        the shell does not see, stop the whole process group, as the shell expects of a job; if this
+        process received the signal, stop only this process."""
 
         def paused(reply: Reply, _descriptors: Sequence[int]) -> None:
-            suspended = isinstance(reply, RunReply) and reply.run.reason is not None and reply.run.reason.kind == "suspended"
-            # a program that is paused for another reason (a limit, or by signals) did not press Ctrl-Z
+            suspended = (
+                isinstance(reply, RunReply)
+                and reply.run.reason is not None
+                and reply.run.reason.kind == "suspended"
+            )
+            # a program that is paused for another reason (a limit, or by signals) did not press
+            # Ctrl-Z
             if suspended or not group:
                 self._stand_still(run, group=group)
 
@@ -162,7 +185,8 @@ class JobControl:
             self._requests.ask(Resume(id=0, run=run.id, suspended=True), self._continued)
 
     def _regain_terminal(self) -> bool:
-        """Wait until the terminal is ours again, if the run uses it. Return False if a signal that ends the run came first."""
+        """Wait until the terminal is ours again, if the run uses it. Return False if a signal that
+        ends the run came first."""
         while not any(number in STOPPING for number in self._receive()):
             try:
                 self._take_terminal()
@@ -186,8 +210,8 @@ class JobControl:
 
 
 def _stop_self(*, group: bool) -> None:
-    """Stop this process, or its process group, as Ctrl-Z does; return when it is continued. In an orphaned process group, which
-    no shell would continue, the kernel does not stop it."""
+    """Stop this process, or its process group, as Ctrl-Z does; return when it is continued. In an
+    orphaned process group, which no shell would continue, the kernel does not stop it."""
     if signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:
         return
     before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -206,26 +230,43 @@ class Foreground:
     """One run, from the request to the exit code."""
 
     def __init__(
-        self, client: Client, message: Spawn, options: SpawnOptions, form: Form, *, final: bool = False, silent: bool = False
+        self,
+        client: Client,
+        message: Spawn,
+        options: SpawnOptions,
+        form: Form,
+        *,
+        final: bool = False,
+        silent: bool = False,
     ) -> None:
-        """`message` was made from `options`. `final`: of an agent's text, print the final answer alone. `silent`: print no progress
-        lines, whatever the run itself is told."""
+        """`message` was made from `options`. `final`: of an agent's text, print the final answer
+        alone. `silent`: print no progress lines, whatever the run itself is told."""
         self._client = client
         self._message = replace(message, tied=not options.keep, watch=True)
         self._keep = options.keep
         self._json = options.json
         self._status_file = options.status_file
-        self._form: Form | None = form if message.stdio == "files" and message.log and not options.json else None
+        self._form: Form | None = (
+            form if message.stdio == "files" and message.log and not options.json else None
+        )
         self._terminal = _terminal(message)
         self._note = self._say
         shown = replace(message, quiet=True) if silent else message
         self._progress = ProgressLines(shown, self._note, verbose=options.verbose)
         self._requests = RequestsInFlight(client, self._note, tie=not options.keep)
         self._output = OutputCopy(self._requests, self._progress, self._note, final=final)
-        self._activities: list[Activity] = [self._terminal] if self._terminal else self._output.activities
+        self._activities: list[Activity] = (
+            [self._terminal] if self._terminal else self._output.activities
+        )
         self._signals = SignalPipe(HANDLED)
         self._stops = StopSignals(self._requests, shown, self._note)
-        self._job = JobControl(self._requests, self._terminal, self._progress, self._take_signals, message.stdio == "inherit")
+        self._job = JobControl(
+            self._requests,
+            self._terminal,
+            self._progress,
+            self._take_signals,
+            message.stdio == "inherit",
+        )
         self._run: RunInfo | None = None
         self._final: RunInfo | None = None
 
@@ -296,7 +337,12 @@ class Foreground:
         try:
             if self._client.fileno() in self._turn([self._client.fileno()]):
                 self._requests.receive(self._pushed)
-            if self._terminal and self._run and not self._final and self._terminal.program_stopped():
+            if (
+                self._terminal
+                and self._run
+                and not self._final
+                and self._terminal.program_stopped()
+            ):
                 self._job.suspend(self._run, group=True)
         except ConnectionLost:
             self._reconnect()
@@ -352,7 +398,10 @@ class Foreground:
 
     def _reconnect(self) -> None:
         if self._final is not None and self._output.give_up_text():
-            self._note(f"sfactl: the daemon went away before all text was shown; see it with: sfactl result {self._final.id}")
+            self._note(
+                "sfactl: the daemon went away before all text was shown; see it with: sfactl "
+                f"result {self._final.id}"
+            )
             self._client.close()
             return
         self._note("sfactl: the daemon went away; waiting for it to come back")
@@ -376,7 +425,11 @@ class Foreground:
 
     def _advice(self) -> str:
         if self._run is None:
-            then = "; check with: sfactl list" if self._keep else " until the daemon is back, which stops it"
+            then = (
+                "; check with: sfactl list"
+                if self._keep
+                else " until the daemon is back, which stops it"
+            )
             return f"the run may have been started, and continues{then}"
         run = self._run.id
         then = "" if self._keep else "; the daemon stops it when it is back"
@@ -392,9 +445,17 @@ class Foreground:
 
 
 class OutputCopy:
-    """The run's output, copied to stdout and stderr: its files, or an agent's text instead of its stdout."""
+    """The run's output, copied to stdout and stderr: its files, or an agent's text instead of its
+    stdout."""
 
-    def __init__(self, requests: RequestsInFlight, progress: ProgressLines, note: Callable[[str], None], *, final: bool) -> None:
+    def __init__(
+        self,
+        requests: RequestsInFlight,
+        progress: ProgressLines,
+        note: Callable[[str], None],
+        *,
+        final: bool,
+    ) -> None:
         self.activities: list[Activity] = []
         """What copies, once the daemon has sent the files."""
         self._requests = requests
@@ -407,7 +468,8 @@ class OutputCopy:
 
     @property
     def complete(self) -> bool:
-        """Whether the daemon will send no more files and text. Files that it has sent may not be drained yet."""
+        """Whether the daemon will send no more files and text. Files that it has sent may not be
+        drained yet."""
         return not self._requested and (self._text is None or self._text.finished)
 
     def request(self, run: RunId, form: Form) -> None:
@@ -437,7 +499,9 @@ class OutputCopy:
 
         out, err = descriptors
         if reply.text:
-            self._text = TextFollower(out, 1, self._note, lambda cursor: self._ask_for_text(reply.run, cursor))
+            self._text = TextFollower(
+                out, 1, self._note, lambda cursor: self._ask_for_text(reply.run, cursor)
+            )
         stdout = self._text or Follower(out, 1, self._note)
         self.activities.append(Copying([stdout, Follower(err, 2, self._note)]))
 
@@ -478,13 +542,15 @@ def _with_descriptors(message: Spawn, terminal: Terminal | None) -> tuple[Spawn,
     elif message.stdio == "inherit":
         descriptors = (0, 1, 2)
     elif message.stdin == "null":
-        # The run gets the descriptor itself, so that this process reads nothing that the run might not read.
+        # The run gets the descriptor itself, so that this process reads nothing that the run might
+        # not read.
         message, descriptors = replace(message, stdin="descriptor"), (0,)
     return replace(message, descriptors=len(descriptors)), descriptors
 
 
 def _clear_status(path: str) -> None:
-    """Check that the `--status-file` can be written, and remove that of an earlier run. Raise `UsageError`."""
+    """Check that the `--status-file` can be written, and remove that of an earlier run. Raise
+    `UsageError`."""
     try:
         with open(f"{path}.{os.getpid()}.tmp", "wb") as file:
             os.unlink(file.name)
@@ -501,7 +567,9 @@ def _write_status(path: str, run: RunInfo) -> None:
             file.write(to_json(run) + b"\n")
         os.replace(file.name, path)
     except OSError as error:
-        raise exits.Quit(exits.ExitCode.UNAVAILABLE, f"--status-file {path}: {error.strerror}") from error
+        raise exits.Quit(
+            exits.ExitCode.UNAVAILABLE, f"--status-file {path}: {error.strerror}"
+        ) from error
 
 
 def _note(terminal: Terminal | None, text: str) -> None:

@@ -31,13 +31,17 @@ class OpenRequest(Struct, frozen=True):
     sent: bool
 
     def repeatable(self) -> bool:
-        """Whether to send it again on a new connection. `Watch` and `Info` are not, because the foreground makes new ones."""
+        """Whether to send it again on a new connection. `Watch` and `Info` are not, because the
+        foreground makes new ones."""
         signalled_in_vain = isinstance(self.request, Signal) and not self.sent
-        return signalled_in_vain or isinstance(self.request, Spawn | Logs | Text | Wait | Stop | Resume)
+        return signalled_in_vain or isinstance(
+            self.request, Spawn | Logs | Text | Wait | Stop | Resume
+        )
 
 
 class RequestsInFlight:
-    """The requests without a reply. `tie` is whether a repeated `Wait` ties the run to the new connection."""
+    """The requests without a reply. `tie` is whether a repeated `Wait` ties the run to the new
+    connection."""
 
     def __init__(self, client: Client, note: Callable[[str], None], *, tie: bool = False) -> None:
         self._client = client
@@ -64,9 +68,13 @@ class RequestsInFlight:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def receive(self, pushed: Callable[[Event], None], called: Callable[[CallInfo], None] = lambda _call: None) -> None:
-        """Read from the connection, and hand over what has arrived, to `pushed` events, to `called` calls. Raise
-        `ConnectionLost`, and `DaemonError` for an error that belongs to no request."""
+    def receive(
+        self,
+        pushed: Callable[[Event], None],
+        called: Callable[[CallInfo], None] = lambda _call: None,
+    ) -> None:
+        """Read from the connection, and hand over what has arrived, to `pushed` events, to `called`
+        calls. Raise `ConnectionLost`, and `DaemonError` for an error that belongs to no request."""
         for answer in self._client.arrived():
             reply, descriptors = answer.reply, answer.descriptors
             if isinstance(reply, EventPush):
@@ -79,19 +87,25 @@ class RequestsInFlight:
                 check(reply)  # id 0: the daemon could not read which request it refuses
 
     def reconnect(self, advice: str, pause: Callable[[], None]) -> list[OpenRequest]:
-        """Connect again as `Client.reconnect` does. Return the requests that get no reply any more, for `repeat`."""
+        """Connect again as `Client.reconnect` does. Return the requests that get no reply any more,
+        for `repeat`."""
         self._client.reconnect(advice, pause)
         lost = list(self._open.values())
         self._open.clear()
         return lost
 
     def repeat(self, lost: Sequence[OpenRequest]) -> None:
-        """Send again what may be sent again. Raise `ConnectionLost` for a `Spawn` that took the daemon down too often."""
+        """Send again what may be sent again. Raise `ConnectionLost` for a `Spawn` that took the
+        daemon down too often."""
         for asked in lost:
             if asked.repeatable():
                 self.ask(self._repeated(asked.request), asked.answered, asked.descriptors)
             elif isinstance(asked.request, Signal):
-                self._note("sfactl: the signal may have been lost with the connection; it was not sent again")
+                self._note(
+                    "sfactl: the signal may have been lost with the connection; it was not "
+                    "sent "
+                    "again"
+                )
 
     def _repeated(self, request: Request) -> Request:
         from .repeating import again, unanswered
@@ -128,9 +142,11 @@ class Activity(Protocol):
         """Close its descriptors."""
 
 
-def wait(fixed: Iterable[int], activities: Sequence[Activity], timeout: float | None = None) -> dict[int, int]:
-    """Wait until one of `fixed` is readable, an activity can advance, or `timeout` seconds are over. Return the poll events
-    by descriptor."""
+def wait(
+    fixed: Iterable[int], activities: Sequence[Activity], timeout: float | None = None
+) -> dict[int, int]:
+    """Wait until one of `fixed` is readable, an activity can advance, or `timeout` seconds are
+    over. Return the poll events by descriptor."""
     poll = select.poll()
     masks = dict.fromkeys(fixed, select.POLLIN)
     for activity in activities:
@@ -138,7 +154,9 @@ def wait(fixed: Iterable[int], activities: Sequence[Activity], timeout: float | 
             masks[descriptor] = masks.get(descriptor, 0) | mask
     for descriptor, mask in masks.items():
         poll.register(descriptor, mask)
-    timeouts = [t for t in (timeout, *(activity.timeout for activity in activities)) if t is not None]
+    timeouts = [
+        t for t in (timeout, *(activity.timeout for activity in activities)) if t is not None
+    ]
     return dict(poll.poll(min(timeouts) * 1000 if timeouts else None))
 
 

@@ -13,7 +13,8 @@ OWN_CGROUP = "/proc/self/cgroup"
 
 
 def inside_run(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the evidence that this process is inside a run, or `None`. No daemon is started inside a run."""
+    """Return the evidence that this process is inside a run, or `None`. No daemon is started inside
+    a run."""
     for name in INSIDE:
         if name in environ:
             return f"{name} is set"
@@ -23,7 +24,8 @@ def inside_run(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def of_a_run(name: str) -> bool:
-    """Return whether a part of a cgroup's path is a daemon's directory of runs: `sfad-` and 12 hexadecimal digits."""
+    """Return whether a part of a cgroup's path is a daemon's directory of runs: `sfad-` and 12
+    hexadecimal digits."""
     return len(name) == 17 and name.startswith("sfad-") and not name[5:].strip("0123456789abcdef")
 
 

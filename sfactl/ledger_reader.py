@@ -15,7 +15,8 @@ from .exits import ExitCode, Quit
 
 
 def readable(missing: Unreachable) -> Path:
-    """Return the state directory of the user's daemon, if it has a ledger that this user may read."""
+    """Return the state directory of the user's daemon, if it has a ledger that this user may
+    read."""
     try:
         state = state_dir(os.environ, os.getuid())
     except ValueError:
@@ -24,13 +25,19 @@ def readable(missing: Unreachable) -> Path:
     try:
         owner = ledger.stat().st_uid
     except PermissionError:
-        raise Quit(ExitCode.NOT_PERMITTED, f"{missing.message}. You may not read its history {ledger}") from None
+        raise Quit(
+            ExitCode.NOT_PERMITTED, f"{missing.message}. You may not read its history {ledger}"
+        ) from None
     except OSError:
         missing.message += f". There is no history either: {ledger} does not exist"
         raise missing from None
     if not os.access(ledger, os.R_OK):
         raise Quit(
-            ExitCode.NOT_PERMITTED, f"{missing.message}. You may not read its history {ledger}, which belongs to uid {owner}"
+            ExitCode.NOT_PERMITTED,
+            (
+                f"{missing.message}. You may not read its history {ledger}, which belongs to uid "
+                f"{owner}"
+            ),
         )
     return state
 
@@ -44,15 +51,27 @@ class LedgerReader(Client):
         ours, theirs = socket.socketpair()
         with theirs:
             # -P: do not import sfad from the working directory
-            command = [sys.executable, "-P", "-X", "utf8", "-m", "sfad.history", os.fspath(self.path)]
+            command = [
+                sys.executable,
+                "-P",
+                "-X",
+                "utf8",
+                "-m",
+                "sfad.history",
+                os.fspath(self.path),
+            ]
             as_stdin = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)]
-            # in its own process group, because Ctrl-C is for this process; the child ends with the connection
-            self._pid = os.posix_spawn(command[0], command, os.environ, file_actions=as_stdin, setpgroup=0)
+            # in its own process group, because Ctrl-C is for this process; the child ends with the
+            # connection
+            self._pid = os.posix_spawn(
+                command[0], command, os.environ, file_actions=as_stdin, setpgroup=0
+            )
         ours.settimeout(max(seconds, HANDSHAKE_TIMEOUT))
         return ours
 
     def close(self) -> None:
-        """Close the connection and kill the process: it only reads, and a damaged ledger may keep it busy without end."""
+        """Close the connection and kill the process: it only reads, and a damaged ledger may keep
+        it busy without end."""
         super().close()
         if self._pid is not None:
             os.kill(self._pid, signal.SIGKILL)

@@ -10,7 +10,16 @@ from sfad.protocol import limits as written
 from sfad.protocol.kinds import COUNTS, KINDS, METERED_KINDS, TIMED
 from sfad.protocol.limits import format_amount
 from sfad.protocol.limits_object import parse_limits
-from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, PlanShare, RunInfo, Usage
+from sfad.protocol.types import (
+    Action,
+    Event,
+    Limit,
+    LimitKind,
+    LimitState,
+    PlanShare,
+    RunInfo,
+    Usage,
+)
 from sfad.protocol.units import counted, format_usd
 
 from . import output
@@ -29,7 +38,8 @@ def of_flags(texts: Iterable[str], source: str = "--limit") -> list[Limit]:
 
 
 def of_object(text: str) -> list[Limit]:
-    """Return the limits of `--limits`: JSON, or the name of a file behind `@`. Raise `UsageError`."""
+    """Return the limits of `--limits`: JSON, or the name of a file behind `@`. Raise
+    `UsageError`."""
     content: str | bytes = text
     if text.startswith("@"):
         try:
@@ -46,25 +56,46 @@ def once(found: Iterable[Limit]) -> list[Limit]:
     for limit in found:
         other = by_kind.setdefault(limit.kind, limit)
         if other is not limit:
-            by = other.source if other.source == limit.source else f"{other.source} and by {limit.source}"
+            by = (
+                other.source
+                if other.source == limit.source
+                else f"{other.source} and by {limit.source}"
+            )
             raise UsageError(f"the limit '{limit.kind}' is given twice, by {by}: leave one out")
     return list(by_kind.values())
 
 
 def in_force(run: RunInfo) -> str:
     """Return the limits that a run starts with, each with its source, on one line."""
-    kept = [state for state in run.limits if _worth_telling(state) and state.enforced_by != "nothing"]
-    groups = [f"{', '.join(map(_short, group))} ({plain(source)})" for source, group in groupby(kept, lambda state: state.source)]
+    kept = [
+        state for state in run.limits if _worth_telling(state) and state.enforced_by != "nothing"
+    ]
+    groups = [
+        f"{', '.join(map(_short, group))} ({plain(source)})"
+        for source, group in groupby(kept, lambda state: state.source)
+    ]
     if groups and any(not state.source.startswith("--") for state in kept):
         groups[-1] = f"{groups[-1][:-1]}; change with --timeout, --limit)"
-    unknown = [state.kind.value for state in run.limits if _worth_telling(state) and state.enforced_by == "nothing"]
+    unknown = [
+        state.kind.value
+        for state in run.limits
+        if _worth_telling(state) and state.enforced_by == "nothing"
+    ]
     around = [f"without the gateway: {plain(run.direct)}"] if run.direct is not None else []
-    return "; ".join([", ".join(groups), *([f"not enforceable: {', '.join(unknown)}"] if unknown else []), *around])
+    return "; ".join(
+        [
+            ", ".join(groups),
+            *([f"not enforceable: {', '.join(unknown)}"] if unknown else []),
+            *around,
+        ]
+    )
 
 
 def _worth_telling(state: LimitState) -> bool:
     """Whether to show a limit: not the defaults of output and processes, which every run has."""
-    return state.kind not in (LimitKind.OUTPUT, LimitKind.PIDS) or state.source.startswith(("--", "agent "))
+    return state.kind not in (LimitKind.OUTPUT, LimitKind.PIDS) or state.source.startswith(
+        ("--", "agent ")
+    )
 
 
 def _short(state: LimitState) -> str:
@@ -78,23 +109,33 @@ def _short(state: LimitState) -> str:
 
 
 def unenforceable(run: RunInfo, asked: Sequence[Limit]) -> str | None:
-    """Return a warning about requested limits that cannot be enforced, because no source reports what the run uses."""
+    """Return a warning about requested limits that cannot be enforced, because no source reports
+    what the run uses."""
     wanted = {limit.kind for limit in asked} & METERED_KINDS
-    kept = [state for state in run.limits if state.kind in wanted and state.enforced_by == "nothing"]
+    kept = [
+        state for state in run.limits if state.kind in wanted and state.enforced_by == "nothing"
+    ]
     if not kept:
         return None
-    named = ", ".join(f"{state.kind} {format_amount(state.kind, state.threshold)}" for state in kept)
+    named = ", ".join(
+        f"{state.kind} {format_amount(state.kind, state.threshold)}" for state in kept
+    )
     return (
-        f"sfactl: {run.id}: NOT ENFORCEABLE: {named}. No source reports what this run uses. Let the agent print JSON events and "
-        "name their --meter, let it report its use (sfactl report) with --meter report, or start it with --gateway"
+        f"sfactl: {run.id}: NOT ENFORCEABLE: {named}. No source reports what this run uses. Let "
+        "the agent print JSON events and "
+        "name their --meter, let it report its use (sfactl report) with --meter report, or start "
+        "it with --gateway"
     )
 
 
 def describe(state: LimitState) -> str:
-    """Return a limit on one line: what is used of it, its action, its source, whose use counts, and what enforces it."""
+    """Return a limit on one line: what is used of it, its action, its source, whose use counts, and
+    what enforces it."""
     parts = [_of(state), f"from {plain(state.source)}", _SCOPES[state.scope], _kept(state)]
     if state.bound_by is not None and state.bound is not None:
-        parts.append(f"run {state.bound_by} above it has {format_amount(state.kind, state.bound)} for all")
+        parts.append(
+            f"run {state.bound_by} above it has {format_amount(state.kind, state.bound)} for all"
+        )
     return f"{state.kind} " + "; ".join(parts)
 
 
@@ -137,10 +178,16 @@ def _amounts(usage: Usage) -> Iterator[str]:
     if usage.output_tokens is not None:
         yield f"{bound}{usage.output_tokens} tokens out"
     if usage.cost_usd is not None:
-        yield f"cost {bound}{format_usd(usage.cost_usd)} USD{_COST_FROM[usage.cost_from]}{_ESTIMATED if usage.estimated else ''}"
+        yield (
+            f"cost {bound}{format_usd(usage.cost_usd)} "
+            f"USD{_COST_FROM[usage.cost_from]}{_ESTIMATED if usage.estimated else ''}"
+        )
     if usage.unpriced_tokens:
         yield f"and what {usage.unpriced_tokens} tokens of models without a price cost"
-    for role, cost in (("planning", usage.planning_cost_usd), ("execution", usage.execution_cost_usd)):
+    for role, cost in (
+        ("planning", usage.planning_cost_usd),
+        ("execution", usage.execution_cost_usd),
+    ):
         if cost is not None:
             yield f"{role} {format_usd(cost)} USD"
 
@@ -176,7 +223,8 @@ class Notices:
         self._told: set[str] = set()
 
     def of(self, event: Event, run: RunInfo) -> str | None:
-        """Return the words for an event of `run`; `None` if it is not about a limit, or is a repetition."""
+        """Return the words for an event of `run`; `None` if it is not about a limit, or is a
+        repetition."""
         if event.type not in ("limit_nearing", "limit_exceeded") or event.limit_kind is None:
             return None
         if event.type == "limit_nearing" and (event.used or 0) > (event.threshold or 0):
@@ -197,7 +245,8 @@ def _what(event: Event) -> str:
 
 
 def share(kind: str | None, used: float | None, threshold: float | None) -> str | None:
-    """Return `0.45 of 0.30 USD`; `None` if there are no numbers, for example for a forbidden tool."""
+    """Return `0.45 of 0.30 USD`; `None` if there are no numbers, for example for a forbidden
+    tool."""
     if used is None or threshold is None or kind not in set(LimitKind):
         return None
     known = LimitKind(kind)
@@ -221,10 +270,16 @@ def _follows(event: Event, run: RunInfo) -> str:
         Action.REFUSE: ", continuing without it" if event.refused else ", terminating",
         Action.CONTINUE: ", continuing its session",
         Action.PAUSE: f", paused; more room: sfactl resume {run.id} {more}",
-        Action.REQUEST_INCREASE: f", waiting for approval: sfactl approve {run.id} [{more}], or sfactl deny {run.id}",
+        Action.REQUEST_INCREASE: (
+            f", waiting for approval: sfactl approve {run.id} [{more}], or sfactl deny {run.id}"
+        ),
     }[event.action]
 
 
 def plan_share(share: PlanShare) -> str:
-    """Return how much of a subscription's window a run has used: `about 12 % of the 5h window of anthropic 1a2b3c`."""
-    return f"about {100 * share.share:.0f} % of the {plain(share.window)} window of {share.provider} {plain(share.account)}"
+    """Return how much of a subscription's window a run has used: `about 12 % of the 5h window of
+    anthropic 1a2b3c`."""
+    return (
+        f"about {100 * share.share:.0f} % of the {plain(share.window)} window of {share.provider} "
+        f"{plain(share.account)}"
+    )

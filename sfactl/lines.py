@@ -1,4 +1,5 @@
-"""The line of a run: the runs that have continued each other's session, and what they have cost together."""
+"""The line of a run: the runs that have continued each other's session, and what they have cost
+together."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ class Line(Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        cost = output.bounded(output.usd(self.total_cost_usd), partial=self.partial, at_most=self.at_most)
+        cost = output.bounded(
+            output.usd(self.total_cost_usd), partial=self.partial, at_most=self.at_most
+        )
         in_all = f"; {cost} USD in all" if self.total_cost_usd is not None else ""
         return f"{' → '.join(self.runs)}{in_all}"
 
@@ -55,7 +58,8 @@ def line_of(client: Client, run: RunInfo) -> Line | None:
 
 
 def line(runs: list[RunInfo], *, lacks: bool = False) -> Line:
-    """Return the line of these runs, the first one first. `lacks`: a run of it is not known any more."""
+    """Return the line of these runs, the first one first. `lacks`: a run of it is not known any
+    more."""
     costs = [cost for run in runs if (cost := _cost(run)) is not None]
     tokens = [count for run in runs if (count := run.total_tokens or run.usage.tokens) is not None]
     return Line(

@@ -1,7 +1,7 @@
 """The options and arguments that verbs share, and what their texts mean.
 
-An alias declares a parameter of a verb once: `def pause(runs: LiveRuns, json: Json = False)`. typer calls its parser, so a verb
-receives values.
+An alias declares a parameter of a verb once: `def pause(runs: LiveRuns, json: Json = False)`. typer
+calls its parser, so a verb receives values.
 """
 
 import time
@@ -13,7 +13,14 @@ from typing import Annotated, Any, NamedTuple, TypeVar, cast
 import typer
 
 from sfad.protocol.types import Action, Limit, Status
-from sfad.protocol.units import MOST_WHOLE, parse_count, parse_duration, parse_size, parse_usd, parse_whole
+from sfad.protocol.units import (
+    MOST_WHOLE,
+    parse_count,
+    parse_duration,
+    parse_size,
+    parse_usd,
+    parse_whole,
+)
 
 T = TypeVar("T")
 
@@ -100,23 +107,29 @@ def tail(text: str) -> Tail:
         lines = text.isascii() and text.isdecimal()
         return Tail(int(text) if lines else parse_size(text), lines)
     except ValueError:
-        raise ValueError(f"{text[:80]!r} is neither a number of lines (20) nor a size (4096B, 64KiB, 1M)") from None
+        raise ValueError(
+            f"{text[:80]!r} is neither a number of lines (20) nor a size (4096B, 64KiB, 1M)"
+        ) from None
 
 
 def moment(text: str, now: float | None = None) -> float:
-    """Return Unix seconds: of a duration before now, or of a time, which is local if it has no zone. Raise `ValueError`."""
+    """Return Unix seconds: of a duration before now, or of a time, which is local if it has no
+    zone. Raise `ValueError`."""
     now = time.time() if now is None else now
     for read in (_clock, _date, _ago):
         try:
             return read(text, now)
         except ValueError:
             pass
-    forms = "a time (2026-01-31T22:00, 22:00, yesterday, yesterday 22:00) nor a duration (90s, 12h, 7d)"
+    forms = (
+        "a time (2026-01-31T22:00, 22:00, yesterday, yesterday 22:00) nor a duration (90s, 12h, 7d)"
+    )
     raise ValueError(f"{text!r} is neither {forms}")
 
 
 def _clock(text: str, unix_now: float) -> float:
-    """Return when a clock last showed `22:00`, or the time of `yesterday 22:00`; a day alone means its beginning."""
+    """Return when a clock last showed `22:00`, or the time of `yesterday 22:00`; a day alone means
+    its beginning."""
     now, days = datetime.fromtimestamp(unix_now), {"today": 0, "yesterday": 1}
     day, _, clock = text.rpartition(" ") if text not in days else (text, "", "00:00")
     if day not in {*days, ""}:
@@ -147,7 +160,8 @@ def read_limit(text: str) -> Limit:
 
 
 def read_limits(text: str) -> LimitsObject:
-    """Return the limits of a JSON object, or of a file with one, named behind `@`. Raise `UsageError`."""
+    """Return the limits of a JSON object, or of a file with one, named behind `@`. Raise
+    `UsageError`."""
     from . import limits
 
     return LimitsObject(limits.of_object(text))
@@ -161,7 +175,11 @@ def read_action(text: str) -> Action:
 
 
 STATUS = one_of(Status, "status")
-DURATION, COUNT, WHOLE = reader(parse_duration), reader(parse_whole, 0, MOST_WHOLE), reader(parse_whole)
+DURATION, COUNT, WHOLE = (
+    reader(parse_duration),
+    reader(parse_whole, 0, MOST_WHOLE),
+    reader(parse_whole),
+)
 AMOUNT, USD, MOMENT, PAIR = reader(parse_count), reader(parse_usd), reader(moment), reader(pair)
 TAIL = reader(tail)
 
@@ -192,22 +210,44 @@ _SOCKET_HELP = "The daemon's socket (default: SFA_SOCKET, SFAD_SOCKET, the user'
 
 RootSocket = Annotated[str | None, typer.Option("--socket", metavar="PATH", help=_SOCKET_HELP)]
 RootJson = Annotated[bool, typer.Option("--json", hidden=True)]
-Socket = Annotated[str | None, typer.Option("--socket", metavar="PATH", help=_SOCKET_HELP, callback=_or_before_verb)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout; notes stay on stderr", callback=_or_before_verb)]
+Socket = Annotated[
+    str | None,
+    typer.Option("--socket", metavar="PATH", help=_SOCKET_HELP, callback=_or_before_verb),
+]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print JSON on stdout; notes stay on stderr", callback=_or_before_verb
+    ),
+]
 
 _RUNS = "Ids, names, or unique prefixes of ids"
-Runs = Annotated[list[str], typer.Argument(metavar="RUN", help=_RUNS, autocompletion=completing("run"))]
-LiveRuns = Annotated[list[str], typer.Argument(metavar="RUN", help=_RUNS, autocompletion=completing("live"))]
+Runs = Annotated[
+    list[str], typer.Argument(metavar="RUN", help=_RUNS, autocompletion=completing("run"))
+]
+LiveRuns = Annotated[
+    list[str], typer.Argument(metavar="RUN", help=_RUNS, autocompletion=completing("live"))
+]
 _RUN = "Id, name, or unique prefix of an id"
 Run = Annotated[str, typer.Argument(metavar="RUN", help=_RUN, autocompletion=completing("run"))]
-LiveRun = Annotated[str, typer.Argument(metavar="RUN", help=_RUN, autocompletion=completing("live"))]
-MaybeRun = Annotated[str | None, typer.Argument(metavar="RUN", help=_RUN, autocompletion=completing("run"))]
+LiveRun = Annotated[
+    str, typer.Argument(metavar="RUN", help=_RUN, autocompletion=completing("live"))
+]
+MaybeRun = Annotated[
+    str | None, typer.Argument(metavar="RUN", help=_RUN, autocompletion=completing("run"))
+]
 
 Names = Annotated[
-    list[str], typer.Option("--name", metavar="NAME", help="Only runs of this name", autocompletion=completing("name"))
+    list[str],
+    typer.Option(
+        "--name", metavar="NAME", help="Only runs of this name", autocompletion=completing("name")
+    ),
 ]
 LiveNames = Annotated[
-    list[str], typer.Option("--name", metavar="NAME", help="Live runs of this name", autocompletion=completing("name"))
+    list[str],
+    typer.Option(
+        "--name", metavar="NAME", help="Live runs of this name", autocompletion=completing("name")
+    ),
 ]
 Labels = Annotated[
     list[Pair],
@@ -230,14 +270,21 @@ LiveLabels = Annotated[
     ),
 ]
 User = Annotated[
-    str | None, typer.Option("--user", metavar="USER", help="Only this user's runs", autocompletion=completing("user"))
+    str | None,
+    typer.Option(
+        "--user", metavar="USER", help="Only this user's runs", autocompletion=completing("user")
+    ),
 ]
 AllLive = Annotated[bool, typer.Option("--all", help="Every live run that you may see")]
 AllListed = Annotated[bool, typer.Option("--all", help="The live runs and the last 50 that ended")]
 Statuses = Annotated[
     list[Status],
     typer.Option(
-        "--status", metavar="STATUS", help="Only runs with this status", parser=_status, autocompletion=completing("status")
+        "--status",
+        metavar="STATUS",
+        help="Only runs with this status",
+        parser=_status,
+        autocompletion=completing("status"),
     ),
 ]
 NewLimits = Annotated[

@@ -1,4 +1,5 @@
-"""Printing: JSON on stdout, notes on stderr, and the texts for people of figures, times and the state of a run."""
+"""Printing: JSON on stdout, notes on stderr, and the texts for people of figures, times and the
+state of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def print_json(value: Any) -> None:
 
 
 def changed(run: RunInfo, json: bool) -> None:
-    """Print a run after a verb that changed its state: as JSON on stdout, or its status on stderr."""
+    """Print a run after a verb that changed its state: as JSON on stdout, or its status on
+    stderr."""
     if json:
         print_json(run)
     else:
@@ -48,7 +50,8 @@ def note(message: str) -> None:
 
 
 def utf8(text: str) -> str:
-    """Return a path, or what a file holds, as JSON can have it: a byte that is not UTF-8 as `\\xNN`."""
+    """Return a path, or what a file holds, as JSON can have it: a byte that is not UTF-8 as
+    `\\xNN`."""
     return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
@@ -58,15 +61,21 @@ def content(reply: Struct) -> dict[str, Any]:
 
 
 def plain(text: str) -> str:
-    """Return `text` on one line with visible control characters: a run's name or argv must not steer a terminal."""
+    """Return `text` on one line with visible control characters: a run's name or argv must not
+    steer a terminal."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}" for c in text)
+    return "".join(
+        c if c.isprintable() else f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}"
+        for c in text
+    )
 
 
 def harmless(text: str) -> str:
     """Return `text` in its lines, with visible control characters."""
-    return "".join(plain(c) if (c < " " and c not in "\t\n") or "\x7f" <= c <= "\x9f" else c for c in text)
+    return "".join(
+        plain(c) if (c < " " and c not in "\t\n") or "\x7f" <= c <= "\x9f" else c for c in text
+    )
 
 
 def own_user() -> str:
@@ -121,12 +130,17 @@ def percent(share: float) -> str:
     return f"{min(100 * share, 99) if share < 1 else 100 * share:.0f} %"
 
 
-_MARKS = {(True, False): ("≥", "at least "), (False, True): ("≤", "at most "), (True, True): ("≈", "about ")}
+_MARKS = {
+    (True, False): ("≥", "at least "),
+    (False, True): ("≤", "at most "),
+    (True, True): ("≈", "about "),
+}
 """Of a figure that may still grow, of an upper bound, of both."""
 
 
 def bounded(text: str, *, partial: bool, at_most: bool) -> str:
-    """Return a figure of a table: `≥0.31` if it may still grow, `≤0.31` if it is an upper bound, `≈0.31` if it is an estimate."""
+    """Return a figure of a table: `≥0.31` if it may still grow, `≤0.31` if it is an upper bound,
+    `≈0.31` if it is an estimate."""
     return f"{_MARKS[partial, at_most][0]}{text}" if (partial or at_most) and text != "-" else text
 
 
@@ -136,7 +150,8 @@ def bound(*, partial: bool, at_most: bool) -> str:
 
 
 def bounded_use(usage: Usage) -> str | None:
-    """Return `at least 0.31 USD`, or tokens if the cost is unknown; `None` for final and for unknown figures."""
+    """Return `at least 0.31 USD`, or tokens if the cost is unknown; `None` for final and for
+    unknown figures."""
     words, amount = bound(partial=usage.partial, at_most=usage.at_most), used(usage)
     return f"{words}{amount}" if words and amount else None
 
@@ -171,8 +186,8 @@ def local(moment: datetime) -> str:
 
 
 def clock(moment: datetime | None, now: datetime | None = None) -> str:
-    """Return a time in the user's zone for a table: `22:04:05` today, `Jan 31 22:04` within a year, else
-    `2025-01-31`; `-` if unknown."""
+    """Return a time in the user's zone for a table: `22:04:05` today, `Jan 31 22:04` within a year,
+    else `2025-01-31`; `-` if unknown."""
     if moment is None:
         return "-"
     then, today = moment.astimezone(), (now or _now(moment)).astimezone()
@@ -188,7 +203,12 @@ def command(run: RunInfo) -> str:
 
 def meter(run: RunInfo) -> str:
     """Return what tells the use of a run: the gateway, and the meter of its stdout."""
-    return ", ".join([*(["gateway"] if run.by_gateway else []), *([plain(run.meter)] if run.meter else [])]) or "-"
+    return (
+        ", ".join(
+            [*(["gateway"] if run.by_gateway else []), *([plain(run.meter)] if run.meter else [])]
+        )
+        or "-"
+    )
 
 
 def outcome(run: RunInfo) -> str:
@@ -207,7 +227,10 @@ def outcome(run: RunInfo) -> str:
     if run.api_trouble is not None:
         return f"{run.status.value} (API {run.api_trouble.status or 'failing'})"
     if run.api_silence is not None:
-        return f"{run.status.value} (waiting {age(run.api_silence.since)} for {plain(run.api_silence.host)})"
+        return (
+            f"{run.status.value} (waiting {age(run.api_silence.since)} for "
+            f"{plain(run.api_silence.host)})"
+        )
     if run.unadmitted:
         return f"{run.status.value} ({run.unadmitted} unadmitted)"
     if unanswered(run):
@@ -222,11 +245,14 @@ def outcome(run: RunInfo) -> str:
 def waits_for_approval(run: RunInfo) -> bool:
     """Whether a run is paused until a person approves or denies more of a limit."""
     kind = run.reason.limit_kind if run.status is Status.PAUSED and run.reason is not None else None
-    return any(state.kind == kind and state.action is Action.REQUEST_INCREASE for state in run.limits)
+    return any(
+        state.kind == kind and state.action is Action.REQUEST_INCREASE for state in run.limits
+    )
 
 
 ANSWER_EXPECTED = 30.0
-"""Seconds from the start to the first answer of a model, at most, on a machine that is not overloaded."""
+"""Seconds from the start to the first answer of a model, at most, on a machine that is not
+overloaded."""
 
 
 def unanswered(run: RunInfo) -> bool:
@@ -239,19 +265,36 @@ def unanswered(run: RunInfo) -> bool:
 
 
 def failure(run: RunInfo, *, own: bool = True) -> str | None:
-    """Return the line for stderr that says why a run ended; `None` if it has not ended or completed, and without `own` also if it
-    failed with its own exit code."""
+    """Return the line for stderr that says why a run ended; `None` if it has not ended or
+    completed, and without `own` also if it failed with its own exit code."""
     reason = run.reason
-    if not run.status.terminal or run.status is Status.COMPLETED or (not own and reason is not None and reason.kind == "exit"):
+    if (
+        not run.status.terminal
+        or run.status is Status.COMPLETED
+        or (not own and reason is not None and reason.kind == "exit")
+    ):
         return None
-    begun = "could not be started" if reason is not None and reason.kind in ("launch", "output") else f"ended as {run.status.value}"
-    return f"sfactl: {run.id} {begun}: {plain(reason.message) if reason is not None else 'no reason was recorded'}"
+    begun = (
+        "could not be started"
+        if reason is not None and reason.kind in ("launch", "output")
+        else f"ended as {run.status.value}"
+    )
+    return (
+        f"sfactl: {run.id} {begun}: "
+        f"{plain(reason.message) if reason is not None else 'no reason was recorded'}"
+    )
 
 
 def offer(run: RunInfo) -> str | None:
-    """Return how to continue an ended run: it had not done its work, and its agent has a session that no run continues yet."""
+    """Return how to continue an ended run: it had not done its work, and its agent has a session
+    that no run continues yet."""
     undone = run.status in (Status.FAILED, Status.TIMEOUT, Status.LOST, Status.CANCELLED)
-    if not undone or run.session_id is None or run.continued_by is not None or run.started_at is None:
+    if (
+        not undone
+        or run.session_id is None
+        or run.continued_by is not None
+        or run.started_at is None
+    ):
         return None
     if run.session:
         return f"continue it: sfactl session send {run.id} MESSAGE"
@@ -259,8 +302,9 @@ def offer(run: RunInfo) -> str | None:
 
 
 def refusal(reply: Refused, *, as_json: bool) -> exits.Quit:
-    """Return the error that ends the program with 1, or 77 for permission: the message for people and models, then the detail.
-    With `as_json` print the refusal on stdout, because scripts read all results there."""
+    """Return the error that ends the program with 1, or 77 for permission: the message for people
+    and models, then the detail. With `as_json` print the refusal on stdout, because scripts read
+    all results there."""
     refused = reply.refused
     code = exits.of_refusal(refused)
     if as_json:
@@ -269,13 +313,17 @@ def refusal(reply: Refused, *, as_json: bool) -> exits.Quit:
     detail = "" if refused.detail in refused.message else plain(refused.detail)
     recorded = f"(recorded as {reply.run})" if reply.run else ""
     more = " ".join(filter(None, (detail, recorded)))
-    return exits.StartRefused(refused.kind, code, f"refused: {plain(refused.message)}" + (f"\n  {more}" if more else ""))
+    return exits.StartRefused(
+        refused.kind, code, f"refused: {plain(refused.message)}" + (f"\n  {more}" if more else "")
+    )
 
 
 def survivors(found: Sequence[Survivor]) -> str:
     """Return a line for each process that survived SIGKILL, below a heading."""
     lines = [plain(f"  pid {s.pid} of run {s.run_id}: {s.why}") for s in found]
-    return "\n".join([f"{counted(len(found), 'process is', 'processes are')} still there after SIGKILL:", *lines])
+    return "\n".join(
+        [f"{counted(len(found), 'process is', 'processes are')} still there after SIGKILL:", *lines]
+    )
 
 
 def stopped(found: Stopped, *, json: bool) -> int:
@@ -296,9 +344,11 @@ def stopped(found: Stopped, *, json: bool) -> int:
 
 
 def exit_unknown(run: RunInfo) -> bool:
-    """Whether the main process ended by itself and its exit status is not known: no daemon was running, or the daemon
-    is not its parent."""
-    by_itself = run.status in (Status.COMPLETED, Status.FAILED) and (run.reason is None or run.reason.kind in _BY_ITSELF)
+    """Whether the main process ended by itself and its exit status is not known: no daemon was
+    running, or the daemon is not its parent."""
+    by_itself = run.status in (Status.COMPLETED, Status.FAILED) and (
+        run.reason is None or run.reason.kind in _BY_ITSELF
+    )
     return by_itself and run.exit_code is None and run.signal is None and run.started_at is not None
 
 
@@ -309,13 +359,20 @@ _BY_ITSELF = ("exit", "agent", "result")
 def pause_warning(run: RunInfo) -> str | None:
     """Return a warning for a run that is known to call a model; `None` for another run.
 
-    Measured with Claude Code 2.1 and Codex 0.169: after 240 s in the middle of a reply both continue; after 330 s Claude fails
-    and Codex repeats the call."""
+    Measured with Claude Code 2.1 and Codex 0.169: after 240 s in the middle of a reply both
+    continue; after 330 s Claude fails and Codex repeats the call."""
     from sfad.protocol.known import METERED_PROGRAMS
 
     program = os.path.basename(run.argv[0]) if run.argv else ""
     if program not in METERED_PROGRAMS and run.meter not in METERED_PROGRAMS:
         return None
-    bill = "the gateway reads and counts it" if run.by_gateway else "its cost is known after the resume"
-    late = "a pause of more than 4 minutes in the middle of a reply makes the agent fail or repeat the call"
+    bill = (
+        "the gateway reads and counts it"
+        if run.by_gateway
+        else "its cost is known after the resume"
+    )
+    late = (
+        "a pause of more than 4 minutes in the middle of a reply makes the agent fail or repeat "
+        "the call"
+    )
     return f"{run.id}: {late}; the provider goes on with the reply and bills it, and {bill}"

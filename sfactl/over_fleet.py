@@ -28,7 +28,9 @@ def carry_out(verb: str, function: Callable[..., int], values: dict[str, Any]) -
     if not handles:
         if not (values.get("everything") or values.get("name") or values.get("label")):
             raise UsageError("name runs as NODE/ID, or choose them by --all, --name or --label")
-        return _of_each(fleet, function, values | ({"words": limits} if verb == "limit" else {"runs": []}))
+        return _of_each(
+            fleet, function, values | ({"words": limits} if verb == "limit" else {"runs": []})
+        )
     by_node: dict[str, list[str]] = {}
     code: int = ExitCode.DONE
     for handle in handles:
@@ -40,7 +42,13 @@ def carry_out(verb: str, function: Callable[..., int], values: dict[str, Any]) -
         else:
             by_node.setdefault(node, []).append(run)
     for node, runs in by_node.items():
-        given: dict[str, Any] = {"run": runs[0]} if single else {"words": [*runs, *limits]} if verb == "limit" else {"runs": runs}
+        given: dict[str, Any] = (
+            {"run": runs[0]}
+            if single
+            else {"words": [*runs, *limits]}
+            if verb == "limit"
+            else {"runs": runs}
+        )
         code = exits.worst([code, function(**values, **given, socket=fleet.place(node))])
     return code
 
@@ -59,7 +67,11 @@ def _events(fleet: Fleet, values: Mapping[str, Any]) -> int:
     from .commands import events
 
     if values["run"]:
-        raise UsageError("--fleet and --run exclude each other: events of a run are on its node (sfactl info NODE/ID)")
+        raise UsageError(
+            "--fleet and --run exclude each other: events of a run are on its node (sfactl "
+            "info "
+            "NODE/ID)"
+        )
     wanted = {name: value for name, value in values.items() if name != "json"}
     json, lock = values["json"], threading.Lock()
 
@@ -68,7 +80,9 @@ def _events(fleet: Fleet, values: Mapping[str, Any]) -> int:
             with lock:
                 print(line, flush=True)
 
-        return events.show(events.wanted_by(**wanted), fleet.place(node), json=json, tell=tell, node=node)
+        return events.show(
+            events.wanted_by(**wanted), fleet.place(node), json=json, tell=tell, node=node
+        )
 
     codes, unanswered = fleet.each(show, within=None if values["follow_"] else ANSWER)
     return exits.worst([*codes.values(), tell_unanswered(unanswered)])
@@ -114,7 +128,9 @@ def _top(fleet: Fleet, values: dict[str, Any]) -> int:
     from .commands.top import show
 
     if values["root"]:
-        raise UsageError("--fleet shows the runs of all nodes: leave out RUN, and type / to filter them")
+        raise UsageError(
+            "--fleet shows the runs of all nodes: leave out RUN, and type / to filter them"
+        )
     return show(**values, fleet=fleet)
 
 

@@ -57,7 +57,8 @@ class ProgressLines:
             self.say(self._starting(self._run))
 
     def ended(self, final: RunInfo, *, by_user: bool) -> None:
-        """Report the end. Quiet hides progress, but not the reason of a failure that a signal of the user did not cause."""
+        """Report the end. Quiet hides progress, but not the reason of a failure that a signal of
+        the user did not cause."""
         final = _without_cause_below(final)
         if not self._message.quiet:
             self.say(_ending(final))
@@ -79,7 +80,11 @@ class ProgressLines:
     def _show(self, event: Event) -> None:
         own = self._run is not None and event.run_id == self._run.id
         if self.verbose:
-            self._note(f"[agent:{event.agent_name or '-'}] {event.type}: {output.plain(event.message)}".removesuffix(": "))
+            self._note(
+                f"[agent:{event.agent_name or '-'}] {event.type}: {output.plain(event.message)}".removesuffix(
+                    ": "
+                )
+            )
         elif own and event.type == "run_started":
             self.left_queue()
         elif own and event.type in ("run_repeating", "limits_widened"):
@@ -88,7 +93,9 @@ class ProgressLines:
             self._limit(event)
         elif own and event.type == "run_paused" and event.message:
             self.say(f"paused: {output.plain(event.message)}")
-        elif own and event.type == "run_progress" and not event.is_milestone:  # its stderr has shown it
+        elif (
+            own and event.type == "run_progress" and not event.is_milestone
+        ):  # its stderr has shown it
             self.say(output.plain(event.message))
         elif own and event.type in ("meter_unpriced", "meter_gap", "meter_silent"):
             self.say(f"not all of its use is known: {output.plain(event.message)}")
@@ -127,12 +134,18 @@ def _ending(final: RunInfo) -> str:
 
 
 def _without_cause_below(final: RunInfo) -> RunInfo:
-    """Return the run with a reason that only names the runs below it of which it failed: they have said why, some lines above."""
+    """Return the run with a reason that only names the runs below it of which it failed: they have
+    said why, some lines above."""
     reason = final.reason
     if reason is None or not reason.below:
         return final
     path = " › ".join(reason.below)
-    return replace(final, reason=replace(reason, message=f"{reason.message.partition(f': {path}: ')[0]}, because of {path}"))
+    return replace(
+        final,
+        reason=replace(
+            reason, message=f"{reason.message.partition(f': {path}: ')[0]}, because of {path}"
+        ),
+    )
 
 
 def _used(final: RunInfo) -> str | None:

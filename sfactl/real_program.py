@@ -14,7 +14,8 @@ from .exits import ExitCode, Quit
 DEFAULT_PATH = b"/bin:/usr/bin"
 """What execvp(3) searches without PATH."""
 PASSED = b"SFA_SHIMMED"
-"""The pid of a process in which a shim has become the program. If that leads to a shim again, it must not become it once more."""
+"""The pid of a process in which a shim has become the program. If that leads to a shim again, it
+must not become it once more."""
 
 
 def found(program: bytes, path: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -26,7 +27,8 @@ def found(program: bytes, path: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def search(program: bytes, path: bytes) -> tuple[bytes | None, Sequence[bytes]]:
-    """Return the first file of a PATH that is not a shim, and the directories before it that have a shim of the program."""
+    """Return the first file of a PATH that is not a shim, and the directories before it that have a
+    shim of the program."""
     passed: list[bytes] = []
     for directory, file in found(program, path):
         if not shim_files.is_shim(file):
@@ -36,7 +38,8 @@ def search(program: bytes, path: bytes) -> tuple[bytes | None, Sequence[bytes]]:
 
 
 def environment() -> list[bytes]:
-    """Return the environment as execve(2) got it: Python adds LC_CTYPE in some locales, and drops what has no `=`."""
+    """Return the environment as execve(2) got it: Python adds LC_CTYPE in some locales, and drops
+    what has no `=`."""
     try:
         with open("/proc/self/environ", "rb") as file:
             return file.read().split(b"\0")[:-1]
@@ -45,8 +48,9 @@ def environment() -> list[bytes]:
 
 
 def become(program: str, arguments: Sequence[str], *, below: bool) -> NoReturn:
-    """Execute the program in this process. Raise `Quit`. `below`: what it starts shall find the shims too; else they leave its
-    PATH, so that a wrapper which searches the program again does not find them."""
+    """Execute the program in this process. Raise `Quit`. `below`: what it starts shall find the
+    shims too; else they leave its PATH, so that a wrapper which searches the program again does not
+    find them."""
     env: dict[bytes, bytes] = {}
     for item in environment():
         key, equals, value = item.partition(b"=")
@@ -59,15 +63,22 @@ def become(program: str, arguments: Sequence[str], *, below: bool) -> NoReturn:
     if below:
         own = b"%d" % os.getpid()
         if env.get(PASSED) == own:
-            why = f"{os.fsdecode(file)} leads back to the shim of {program}; have it call the program by its path"
+            why = (
+                f"{os.fsdecode(file)} leads back to the shim of {program}; have it call the "
+                "program by its path"
+            )
             raise Quit(ExitCode.NOT_EXECUTABLE, why)
         env[PASSED] = own
     else:
-        env[b"PATH"] = b":".join(directory for directory in path.split(b":") if directory not in shims)
+        env[b"PATH"] = b":".join(
+            directory for directory in path.split(b":") if directory not in shims
+        )
     # Python ignores these two, and the program would inherit that
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execve(file, [program, *arguments], env)
     except OSError as error:
-        raise Quit(ExitCode.NOT_EXECUTABLE, f"cannot execute {os.fsdecode(file)}: {error.strerror}") from None
+        raise Quit(
+            ExitCode.NOT_EXECUTABLE, f"cannot execute {os.fsdecode(file)}: {error.strerror}"
+        ) from None

@@ -24,8 +24,13 @@ def again(request: Q, elapsed: float) -> Q:
 
 
 def time_for(request: Request, elapsed: float) -> float:
-    """Return the seconds that a request leaves for a daemon that restarts, `elapsed` seconds after it was sent first."""
-    return max(request.timeout - elapsed, 0.0) if isinstance(request, Wait) and request.timeout is not None else float("inf")
+    """Return the seconds that a request leaves for a daemon that restarts, `elapsed` seconds after
+    it was sent first."""
+    return (
+        max(request.timeout - elapsed, 0.0)
+        if isinstance(request, Wait) and request.timeout is not None
+        else float("inf")
+    )
 
 
 def unanswered(request: Request) -> str:
@@ -34,7 +39,8 @@ def unanswered(request: Request) -> str:
     if request.repeats and not isinstance(request, _CHANGES):
         return f"it closes the connection each time it receives this {what}"
     return (
-        f"it closed the connection before it replied. The {what} may have been carried out, and is not sent again; {_look(request)}"
+        f"it closed the connection before it replied. The {what} may have been carried out, and "
+        f"is not sent again; {_look(request)}"
     )
 
 
@@ -53,4 +59,7 @@ _CHANGES = (Spawn, Stop, Pause)
 
 def _look(request: Request) -> str:
     run = getattr(request, "run", None) or "RUN"
-    return f"check with: sfactl {'list' if isinstance(request, Spawn | Stop | Prune) else f'info {run}'}"
+    return (
+        "check with: sfactl "
+        f"{'list' if isinstance(request, Spawn | Stop | Prune) else f'info {run}'}"
+    )

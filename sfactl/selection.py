@@ -36,10 +36,13 @@ class RunSelection(Struct, frozen=True):
         return self
 
     def each(self, client: Client, act: Callable[[str], object]) -> int:
-        """Call `act` with each run. Print an error for each run that fails, continue with the others, and return the worst exit
-        code."""
-        # The daemon resolves ids and names in the requests of `act`; only options need a request of their own.
-        runs, code = self.without_failures(client) if self.filtered else (self.runs, exits.ExitCode.DONE)
+        """Call `act` with each run. Print an error for each run that fails, continue with the
+        others, and return the worst exit code."""
+        # The daemon resolves ids and names in the requests of `act`; only options need a request of
+        # their own.
+        runs, code = (
+            self.without_failures(client) if self.filtered else (self.runs, exits.ExitCode.DONE)
+        )
         if len(runs) == 1 == len(self.runs):
             act(runs[0])
             return code
@@ -48,11 +51,21 @@ class RunSelection(Struct, frozen=True):
         return exits.worst([code, *(_done(run, act) for run in runs)])
 
     def without_failures(self, client: Client) -> tuple[list[str], int]:
-        """Return the ids of the runs, and the worst exit code of those that cannot be found or used, after an error for each."""
+        """Return the ids of the runs, and the worst exit code of those that cannot be found or
+        used, after an error for each."""
         runs, name = list(self.runs), list(self.name) or None
-        request = Select(id=0, verb=self.verb, runs=runs, everything=self.everything, name=name, labels=labels(self.label))
+        request = Select(
+            id=0,
+            verb=self.verb,
+            runs=runs,
+            everything=self.everything,
+            name=name,
+            labels=labels(self.label),
+        )
         found = client.call(request, Selected)
-        return found.runs, exits.worst([_failed(each.run, DaemonError(each.code, each.message)) for each in found.failed])
+        return found.runs, exits.worst(
+            [_failed(each.run, DaemonError(each.code, each.message)) for each in found.failed]
+        )
 
 
 def _done(run: str, act: Callable[[str], object]) -> int:

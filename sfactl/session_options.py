@@ -31,15 +31,29 @@ class SessionOptions(Struct, frozen=True):
             autocompletion=completing("agent"),
         ),
     ] = None
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The session's name (default: the agent's)")] = None
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="The session's name (default: the agent's)"),
+    ] = None
     instructions: Annotated[
-        str | None, typer.Option("--instructions", metavar="TEXT", help="How to do it: role, rules, form of the answer")
+        str | None,
+        typer.Option(
+            "--instructions", metavar="TEXT", help="How to do it: role, rules, form of the answer"
+        ),
     ] = None
     model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="The model that the agent uses (default: its program's)")
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="The model that the agent uses (default: its program's)",
+        ),
     ] = None
     provider: Annotated[
-        str | None, typer.Option("--provider", metavar="NAME", help="The provider of the model (default: its program's)")
+        str | None,
+        typer.Option(
+            "--provider", metavar="NAME", help="The provider of the model (default: its program's)"
+        ),
     ] = None
     timeout: Annotated[
         float | None,
@@ -62,10 +76,20 @@ class SessionOptions(Struct, frozen=True):
     ] = []
     limits: Limits = None
     allow_tool: Annotated[
-        list[str], typer.Option("--allow-tool", metavar="TOOL", help="A tool that the agent may use; all others are then forbidden")
+        list[str],
+        typer.Option(
+            "--allow-tool",
+            metavar="TOOL",
+            help="A tool that the agent may use; all others are then forbidden",
+        ),
     ] = []
-    block_tool: Annotated[list[str], typer.Option("--block-tool", metavar="TOOL", help="A tool that the agent may not use")] = []
-    nested: Annotated[bool, typer.Option("--nested", help="The session may start sessions itself")] = False
+    block_tool: Annotated[
+        list[str],
+        typer.Option("--block-tool", metavar="TOOL", help="A tool that the agent may not use"),
+    ] = []
+    nested: Annotated[
+        bool, typer.Option("--nested", help="The session may start sessions itself")
+    ] = False
     cwd: Directory = None
     worktree: NewWorktree = None
     label: NewLabels = []
@@ -92,7 +116,8 @@ class SessionOptions(Struct, frozen=True):
 
 
 def started(start: Callable[[], SessionView], *, json: bool) -> SessionView:
-    """Return the session that `start` returns. Print a refusal as JSON if that is asked for. Raise `Quit`."""
+    """Return the session that `start` returns. Print a refusal as JSON if that is asked for. Raise
+    `Quit`."""
     try:
         return start()
     except SessionRefused as refused:
@@ -104,7 +129,8 @@ def started(start: Callable[[], SessionView], *, json: bool) -> SessionView:
 
 
 def tell(session: SessionView) -> None:
-    """Print on stderr what the caller should know of a new session: also its id, for the case that the caller is killed."""
+    """Print on stderr what the caller should know of a new session: also its id, for the case that
+    the caller is killed."""
     if not session.ended:
         output.note(f"sfactl: {session.run_id} ({session.name}) has started")
     tell_lowered(session)

@@ -1,9 +1,12 @@
-"""The tools for a language model that delegates to other agents, for `sfactl session` and `sfactl mcp`.
+"""The tools for a language model that delegates to other agents, for `sfactl session` and `sfactl
+mcp`.
 
-Each function opens a connection of its own, so several threads may call them at once; a call that waits can be abandoned by its
-thread. Each text that a run or another agent had a part in has been made safe for a language model.
+Each function opens a connection of its own, so several threads may call them at once; a call that
+waits can be abandoned by its thread. Each text that a run or another agent had a part in has been
+made safe for a language model.
 
-A refusal raises `SessionRefused`, and everything else that goes wrong `Quit`, both with the sentence for the caller.
+A refusal raises `SessionRefused`, and everything else that goes wrong `Quit`, both with the
+sentence for the caller.
 """
 
 from __future__ import annotations
@@ -22,7 +25,13 @@ from sfad.protocol.requests.base import Done, Reply, RunReply
 from sfad.protocol.requests.following import Wait
 from sfad.protocol.requests.listing import Info, List, RunList
 from sfad.protocol.requests.records import Result, ResultText
-from sfad.protocol.requests.sessions import SessionRights, SessionRules, StartSession, Transcript, TranscriptText
+from sfad.protocol.requests.sessions import (
+    SessionRights,
+    SessionRules,
+    StartSession,
+    Transcript,
+    TranscriptText,
+)
 from sfad.protocol.requests.starting import Refused
 from sfad.protocol.requests.steering import Send, Stop, Stopped
 from sfad.protocol.sanitise import sanitise
@@ -34,13 +43,15 @@ from .connection import Client, connect
 from .exits import Quit, UsageError, understood
 
 LATE = 30.0
-"""Seconds that the answer to a wait may be late. A daemon that stands still must not hold a model's call without end."""
+"""Seconds that the answer to a wait may be late. A daemon that stands still must not hold a model's
+call without end."""
 LISTED = 20
 """Sessions that have ended in a list."""
 
 
 class SessionRefused(Quit):
-    """The guard, or a quota of sessions, does not let the session start. `run`: the id under which that is recorded."""
+    """The guard, or a quota of sessions, does not let the session start. `run`: the id under which
+    that is recorded."""
 
     def __init__(self, refused: Refusal, run: str | None) -> None:
         super().__init__(exits.of_refusal(refused), safe(refused.message))
@@ -72,9 +83,11 @@ class SessionView(Struct, frozen=True, kw_only=True):
     limits: list[str] = []
     """A line each."""
     lowered: list[str] = []
-    """Limits that are lower than what was asked for, a sentence each. Only of a session that has just been started."""
+    """Limits that are lower than what was asked for, a sentence each. Only of a session that has
+    just been started."""
     result: str | None = None
-    """The final answer, in a block that marks it as data. Only from `delegate` and `info`, of a session that has ended."""
+    """The final answer, in a block that marks it as data. Only from `delegate` and `info`, of a
+    session that has ended."""
     advice: str | None = None
     """What the caller can do next, in a shell."""
     exit: int = 0
@@ -105,7 +118,8 @@ class Order(Struct, frozen=True, kw_only=True):
 
 
 def safe(text: str) -> str:
-    """Return text that an agent had a part in: no control or invisible characters, and markup escaped."""
+    """Return text that an agent had a part in: no control or invisible characters, and markup
+    escaped."""
     return sanitise(text.encode("utf-8", "replace"))
 
 
@@ -123,8 +137,9 @@ def delegate(
     wait: float | None = None,
     started: Callable[[SessionView], object] = lambda _: None,
 ) -> SessionView:
-    """Start a session and wait for its result: for `wait` seconds, by default and at most `sessions.sync_timeout_seconds`. Where it
-    has not ended by then, `advice` says how to wait on. `started` is called once it has started."""
+    """Start a session and wait for its result: for `wait` seconds, by default and at most
+    `sessions.sync_timeout_seconds`. Where it has not ended by then, `advice` says how to wait on.
+    `started` is called once it has started."""
     with connect_or_start(socket) as client:
         longest = client.call(SessionRights(id=0), SessionRules).sync_timeout_s
         new = _start(client, order, channel)
@@ -141,7 +156,8 @@ def spawn(order: Order, *, socket: str | None = None, channel: str | None = None
 
 
 def list_sessions(*, socket: str | None = None, rows: int = LISTED) -> list[SessionView]:
-    """Return the live sessions and the newest `rows` that have ended, oldest first: of a run those below it, else the user's."""
+    """Return the live sessions and the newest `rows` that have ended, oldest first: of a run those
+    below it, else the user's."""
     found: list[RunInfo] = []
     with connect(socket) as client:
         before: str | None = None
@@ -153,12 +169,17 @@ def list_sessions(*, socket: str | None = None, rows: int = LISTED) -> list[Sess
                 break
     ended = [run for run in found if run.status.terminal]
     kept = {run.id for run in sorted(ended, key=lambda run: run.id)[-rows:]} if rows else set()
-    chosen = [run for run in found if not run.status.rejected and (not run.status.terminal or run.id in kept)]
+    chosen = [
+        run
+        for run in found
+        if not run.status.rejected and (not run.status.terminal or run.id in kept)
+    ]
     return [_shown(run) for run in sorted(chosen, key=lambda run: run.id)]
 
 
 def stop(*runs: str, socket: str | None = None, grace: float | None = None) -> Stopped:
-    """Stop sessions and everything below them. The answer comes when no process of them is left, or lists the survivors."""
+    """Stop sessions and everything below them. The answer comes when no process of them is left, or
+    lists the survivors."""
     with connect(socket) as client:
         return client.call(Stop(id=0, runs=list(runs), grace=grace, sessions=True), Stopped)
 
@@ -172,13 +193,20 @@ def log(run: str, *, socket: str | None = None, tail: int = 100) -> TranscriptTe
 def info(run: str, *, socket: str | None = None, wait: float = 0.0) -> SessionView:
     """Return a session, with its result if it has ended. Wait up to `wait` seconds for that."""
     with connect(socket) as client:
-        found = _ended(client, run, wait) if wait > 0 else client.call(Info(id=0, run=run), RunReply).run
+        found = (
+            _ended(client, run, wait)
+            if wait > 0
+            else client.call(Info(id=0, run=run), RunReply).run
+        )
         return _with_result(client, found)
 
 
-def send(run: str, message: str, *, socket: str | None = None, channel: str | None = None) -> SessionView | None:
-    """Write a line to the stdin of a session. If it has ended, continue it with the message as its task, and return the new
-    session. Raise `Quit` if it does not read its stdin, or cannot be continued."""
+def send(
+    run: str, message: str, *, socket: str | None = None, channel: str | None = None
+) -> SessionView | None:
+    """Write a line to the stdin of a session. If it has ended, continue it with the message as its
+    task, and return the new session. Raise `Quit` if it does not read its stdin, or cannot be
+    continued."""
     line = message.encode("utf-8", "surrogateescape").removesuffix(b"\n")
     with connect(socket) as client:
         known = client.call(Info(id=0, run=run), RunReply).run
@@ -201,7 +229,9 @@ _STATES = {
 def headline(session: SessionView) -> str:
     """Return how a session is or how it ended, and why: `a4 (slow) has timed out: …`."""
     state = _STATES.get(session.status, f"is {session.status}")
-    return f"{session.run_id} ({session.name}) {state}" + (f": {session.reason}" if session.reason else "")
+    return f"{session.run_id} ({session.name}) {state}" + (
+        f": {session.reason}" if session.reason else ""
+    )
 
 
 def described(session: SessionView) -> Iterator[str]:
@@ -222,7 +252,9 @@ def described(session: SessionView) -> Iterator[str]:
         yield session.result.removesuffix("\n")
 
 
-def _start(client: Client, order: Order, channel: str | None, continues: str | None = None) -> RunReply:
+def _start(
+    client: Client, order: Order, channel: str | None, continues: str | None = None
+) -> RunReply:
     request = StartSession(
         id=0,
         task=order.task,
@@ -238,7 +270,9 @@ def _start(client: Client, order: Order, channel: str | None, continues: str | N
         allowed_tools=list(order.allowed_tools),
         blocked_tools=list(order.blocked_tools),
         nested=order.nested,
-        worktree=None if order.worktree is None else Worktree(branch=None if order.worktree == "-" else order.worktree),
+        worktree=None
+        if order.worktree is None
+        else Worktree(branch=None if order.worktree == "-" else order.worktree),
         channel=channel,
         labels=dict(order.labels),
         claim=environment.claim(),
@@ -248,7 +282,8 @@ def _start(client: Client, order: Order, channel: str | None, continues: str | N
     reply = client.call(request, Reply)
     if isinstance(reply, Refused):
         raise SessionRefused(reply.refused, reply.run)
-    assert isinstance(reply, RunReply)  # `call` raises for an error, and a StartSession has no other reply
+    # `call` raises for an error, and a StartSession has no other reply
+    assert isinstance(reply, RunReply)
     return reply
 
 
@@ -262,14 +297,21 @@ def _limits(order: Order) -> list[Limit]:
     return limits.once(found)
 
 
-_TOLD = frozenset({LimitKind.TIME, *(kind for kind, spec in KINDS.items() if spec.counted_by == "meter")})
+_TOLD = frozenset(
+    {LimitKind.TIME, *(kind for kind, spec in KINDS.items() if spec.counted_by == "meter")}
+)
 """Limits that a model can do something about."""
 
 
 def _limit(state: LimitState) -> str:
     used = "" if state.used is None else f"{format_amount(state.kind, state.used, unit=False)} of "
-    unknown = ", NOT ENFORCEABLE: nothing tells what is used" if state.enforced_by == "nothing" else ""
-    return f"{state.kind}: {used}{format_amount(state.kind, state.threshold)} ({state.source}){unknown}"
+    unknown = (
+        ", NOT ENFORCEABLE: nothing tells what is used" if state.enforced_by == "nothing" else ""
+    )
+    return (
+        f"{state.kind}: {used}{format_amount(state.kind, state.threshold)} "
+        f"({state.source}){unknown}"
+    )
 
 
 def _ended(client: Client, run: str, wait: float) -> RunInfo:
@@ -299,7 +341,13 @@ def _advice(run: RunInfo) -> str:
     return f"to wait for its end, without polling: sfactl session info {run.id} --wait 60"
 
 
-def _shown(run: RunInfo, lowered: Sequence[Lowered] = (), *, result: str | None = None, advice: str | None = None) -> SessionView:
+def _shown(
+    run: RunInfo,
+    lowered: Sequence[Lowered] = (),
+    *,
+    result: str | None = None,
+    advice: str | None = None,
+) -> SessionView:
     usage = run.usage
     return SessionView(
         run_id=run.id,

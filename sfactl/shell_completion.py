@@ -1,6 +1,8 @@
-"""The words that a shell completes: runs, names, labels and agents from the daemon, and words that never change.
+"""The words that a shell completes: runs, names, labels and agents from the daemon, and words that
+never change.
 
-The user waits after pressing Tab, so it gives up after `COMPLETION_SECONDS`. It prints nothing if no daemon is running.
+The user waits after pressing Tab, so it gives up after `COMPLETION_SECONDS`. It prints nothing if
+no daemon is running.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class Late(Exception):
 
 
 class within:  # noqa: N801 - it reads as a function, as those of contextlib do
-    """Raise `Late` in the body of `with` if it takes longer. For the main thread only, because it uses SIGALRM."""
+    """Raise `Late` in the body of `with` if it takes longer. For the main thread only, because it
+    uses SIGALRM."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -43,7 +46,8 @@ def _late(_number: int, _frame: object) -> None:
     raise Late
 
 
-# ---- The words that a shell completes: runs, names, labels and agents from the daemon, and words that never change
+# ---- The words that a shell completes: runs, names, labels and agents from the
+# daemon, and words that never change
 
 COMPLETION_SECONDS = 0.5
 """Seconds to wait for the daemon."""
@@ -52,7 +56,8 @@ Candidate = tuple[str, str]
 
 
 def candidates(kind: str, begun: str, socket: str | None = None) -> list[Candidate]:
-    """Return the words of a kind of `CANDIDATES` that begin with `begun`, except those that the daemon does not send in time."""
+    """Return the words of a kind of `CANDIDATES` that begin with `begun`, except those that the
+    daemon does not send in time."""
     found: dict[str, str] = {}
     try:
         with within(COMPLETION_SECONDS):
@@ -80,7 +85,11 @@ def _handles(runs: Iterable[RunInfo]) -> Iterator[Candidate]:
 
 def _types(socket: str | None) -> Iterator[Candidate]:
     yield from ((word, "profile") for word in PROFILES)
-    yield from ((run.type, "") for run in _listed(socket) if run.type is not None and run.type not in PROFILES)
+    yield from (
+        (run.type, "")
+        for run in _listed(socket)
+        if run.type is not None and run.type not in PROFILES
+    )
 
 
 def _groups(socket: str | None) -> Iterator[Candidate]:
@@ -88,7 +97,10 @@ def _groups(socket: str | None) -> Iterator[Candidate]:
         quotas = client.call(DaemonInfo(id=0), DaemonStatus).quotas
     for quota in quotas:
         if quota.key.startswith("groups."):
-            yield quota.key.removeprefix("groups.").removesuffix(".slots"), f"{quota.used} of {quota.limit}"
+            yield (
+                quota.key.removeprefix("groups.").removesuffix(".slots"),
+                f"{quota.used} of {quota.limit}",
+            )
 
 
 def _agents(socket: str | None) -> Iterator[Candidate]:
@@ -108,10 +120,15 @@ def _fixed(*words: str) -> Callable[[str | None], Iterator[Candidate]]:
 CANDIDATES: dict[str, Callable[[str | None], Iterable[Candidate]]] = {
     "run": lambda socket: _handles(_listed(socket)),
     "live": lambda socket: _handles(_live(socket)),
-    "limit": lambda socket: [*((f"{kind}=", "limit") for kind in LimitKind), *_handles(_live(socket))],
+    "limit": lambda socket: [
+        *((f"{kind}=", "limit") for kind in LimitKind),
+        *_handles(_live(socket)),
+    ],
     "name": lambda socket: ((run.name, "") for run in _listed(socket)),
     "user": lambda socket: ((run.user, "") for run in _listed(socket)),
-    "label": lambda socket: ((f"{key}={value}", "") for run in _listed(socket) for key, value in run.labels.items()),
+    "label": lambda socket: (
+        (f"{key}={value}", "") for run in _listed(socket) for key, value in run.labels.items()
+    ),
     "type": _types,
     "group": _groups,
     "agent": _agents,

@@ -1,6 +1,8 @@
-"""A shim: it stands in for an agent program in the PATH of a run, and starts the program as a child run (docs/agents.md).
+"""A shim: it stands in for an agent program in the PATH of a run, and starts the program as a child
+run (docs/agents.md).
 
-Outside any run it becomes the program. So it does for a question such as `claude --version`, which calls no model.
+Outside any run it becomes the program. So it does for a question such as `claude --version`, which
+calls no model.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ from .real_program import become
 
 INFORMATIONAL = frozenset({"--version", "-V", "--help", "-h"})
 _OWN_DESCRIPTORS = ("/dev/fd/", "/proc/self/fd/")
-"""What an argument holds that names a descriptor of this process, as `claude --mcp-config <(…)` does. A child run would not have
-the descriptor, so the program is then not a child run."""
+"""What an argument holds that names a descriptor of this process, as `claude --mcp-config <(…)`
+does. A child run would not have the descriptor, so the program is then not a child run."""
 
 
 def main(program: str, *, automatic: bool = False) -> None:
-    """Stand in for the program, with the arguments of this process. `automatic`: no person has installed this shim."""
+    """Stand in for the program, with the arguments of this process. `automatic`: no person has
+    installed this shim."""
     own_standard_descriptors()
     sys.exit(guarded(lambda: _stand_in(program, sys.argv[1:], automatic=automatic)))
 

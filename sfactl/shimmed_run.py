@@ -22,16 +22,22 @@ _BY_ITSELF = ("exit", "signal", "agent", "interrupt")
 
 
 def carry_out(program: str, arguments: Sequence[str], *, automatic: bool) -> int:
-    """Start the program as a child run with the descriptors of this process, and return its exit code. If a signal ended the run,
-    end this process by it. Raise `Quit`."""
-    options = spawn_options.SpawnOptions([program, *arguments], name=os.environ.get(NAME) or None, stdio="inherit")
-    message = replace(spawn_options.message(options), shim=True, automatic=automatic, env=_environment())
+    """Start the program as a child run with the descriptors of this process, and return its exit
+    code. If a signal ended the run, end this process by it. Raise `Quit`."""
+    options = spawn_options.SpawnOptions(
+        [program, *arguments], name=os.environ.get(NAME) or None, stdio="inherit"
+    )
+    message = replace(
+        spawn_options.message(options), shim=True, automatic=automatic, env=_environment()
+    )
     try:
         client = connection.connect(None)
     except Unreachable as error:
         error.message += (
-            f". {program} was not started: inside a run it is started by the daemon only (sfactl shim list). Do not try again or "
-            "go around the shim; go on without it, and tell the person that the daemon does not answer"
+            f". {program} was not started: inside a run it is started by the daemon only (sfactl "
+            "shim list). Do not try again or "
+            "go around the shim; go on without it, and tell the person that the daemon does not "
+            "answer"
         )
         raise
     foreground = Foreground(client, message, options, "raw", silent=True)
@@ -39,7 +45,9 @@ def carry_out(program: str, arguments: Sequence[str], *, automatic: bool) -> int
         final = foreground.stay()
     except exits.StartRefused as refused:
         if refused.rule is Rule.LOOP:
-            refused.message += f"\n  Through the shim, a name is given as in: {NAME}=NAME {program} …"
+            refused.message += (
+                f"\n  Through the shim, a name is given as in: {NAME}=NAME {program} …"
+            )
         raise
     except exits.NoChildRun as own:
         real_program.become(program, [os.fsdecode(word) for word in own.argv[1:]], below=True)
@@ -52,7 +60,8 @@ def _environment() -> list[bytes]:
 
 
 def _end(final: RunInfo, stopped_by: int | None) -> int:
-    """Return the exit code, or end by the signal that ended the run. `stopped_by`: the caller's own, which needs no message."""
+    """Return the exit code, or end by the signal that ended the run. `stopped_by`: the caller's
+    own, which needs no message."""
     if stopped_by is not None:
         return _die(stopped_by)
     if final.reason is not None and final.reason.kind not in _BY_ITSELF:
@@ -65,7 +74,8 @@ def _end(final: RunInfo, stopped_by: int | None) -> int:
 
 
 def _die(number: int) -> int:
-    """End this process by a signal, as its caller expects. Return an exit code if the signal does not end it."""
+    """End this process by a signal, as its caller expects. Return an exit code if the signal does
+    not end it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the core that matters is the program's
     try:  # noqa: SIM105 - contextlib would be one more import
         signal.signal(number, signal.SIG_DFL)

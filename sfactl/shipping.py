@@ -9,7 +9,15 @@ from typing import IO, Any
 from msgspec.structs import replace
 
 from sfad import shipping
-from sfad.protocol.requests.shipping import PIECE, FetchFiles, FilesKept, FilesPacked, FilesPart, GetFiles, PutFiles
+from sfad.protocol.requests.shipping import (
+    PIECE,
+    FetchFiles,
+    FilesKept,
+    FilesPacked,
+    FilesPart,
+    GetFiles,
+    PutFiles,
+)
 from sfad.protocol.requests.starting import Spawn
 from sfad.shipping import ShippingError
 
@@ -21,7 +29,8 @@ from .exits import ExitCode, Quit, UsageError
 
 
 def sent(message: Spawn, client: Client) -> Spawn:
-    """Send the directory of a message to the daemon, and return the message with what the daemon needs to know. Raise `Quit`."""
+    """Send the directory of a message to the daemon, and return the message with what the daemon
+    needs to know. Raise `Quit`."""
     ship = message.ship
     if ship is None:
         return message
@@ -36,7 +45,12 @@ def sent(message: Spawn, client: Client) -> Spawn:
         raise UsageError(f"--ship {root}: {_words(error)}") from None
     if found.left_out and not message.quiet:
         _tell_left_out("not sent", found.left_out)
-    return replace(message, ship=replace(ship, archive=upload.name, size=found.size, git=found.git, author=found.author))
+    return replace(
+        message,
+        ship=replace(
+            ship, archive=upload.name, size=found.size, git=found.git, author=found.author
+        ),
+    )
 
 
 class _Upload:
@@ -63,16 +77,23 @@ class _Upload:
         self.ask(bytes(self._waiting), last=True)
 
     def ask(self, data: bytes = b"", *, last: bool = False) -> None:
-        request = PutFiles(id=0, archive=self.name, size=self._size, offset=self._offset, data=data, last=last)
+        request = PutFiles(
+            id=0, archive=self.name, size=self._size, offset=self._offset, data=data, last=last
+        )
         kept = self._client.call(request, FilesKept)
         self._offset += len(data)
         if (kept.offset, kept.whole) != (self._offset, last):
-            raise Quit(ExitCode.LOST, f"the daemon has {kept.offset} of {self._offset} bytes that were sent; start again")
+            raise Quit(
+                ExitCode.LOST,
+                f"the daemon has {kept.offset} of {self._offset} bytes that were sent; start again",
+            )
 
 
 def _words(error: ShippingError | OSError) -> str:
     if isinstance(error, OSError) and error.strerror is not None:
-        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+        return (
+            f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+        )
     return str(error)
 
 
@@ -97,7 +118,10 @@ def fetched(client: Client, run: str, *, patch: bool) -> tuple[FilesPacked, IO[b
     while offset < packed.size:
         part = client.call(GetFiles(id=0, run=run, name=packed.name, offset=offset), FilesPart)
         if not part.data:
-            raise Quit(ExitCode.LOST, f"the archive of changes ended after {offset} of {packed.size} bytes; fetch again")
+            raise Quit(
+                ExitCode.LOST,
+                f"the archive of changes ended after {offset} of {packed.size} bytes; fetch again",
+            )
         archive.write(part.data)
         offset += len(part.data)
     return packed, archive
@@ -114,8 +138,8 @@ def show_patch(archive: IO[bytes]) -> None:
 
 
 def bring_back(archive: IO[bytes], root: str, *, force: bool, elsewhere: bool) -> dict[str, Any]:
-    """Bring changes into a directory, and return what was done. `elsewhere`: it is another directory than the files came from, so
-    that files may be missing there. Raise `Quit`."""
+    """Bring changes into a directory, and return what was done. `elsewhere`: it is another
+    directory than the files came from, so that files may be missing there. Raise `Quit`."""
     try:
         found = shipping.read_changes(archive)
         with shipping.Tree(root) as tree:
@@ -124,15 +148,23 @@ def bring_back(archive: IO[bytes], root: str, *, force: bool, elsewhere: bool) -
                 raise Quit(ExitCode.REFUSED, _changed_since(root, wrong))
             done = shipping.apply(archive, found, tree)
     except (ShippingError, OSError) as error:
-        raise Quit(ExitCode.REFUSED, f"the changes cannot be brought to {root}: {_words(error)}") from None
-    shown = {kind: [output.utf8(each.path) for each in done if each.kind == kind] for kind in ("added", "changed", "deleted")}
+        raise Quit(
+            ExitCode.REFUSED, f"the changes cannot be brought to {root}: {_words(error)}"
+        ) from None
+    shown = {
+        kind: [output.utf8(each.path) for each in done if each.kind == kind]
+        for kind in ("added", "changed", "deleted")
+    }
     return {**shown, "left_out": list(map(output.utf8, found.left_out))}
 
 
 def _changed_since(root: str, wrong: list[str]) -> str:
-    named = ", ".join(map(output.plain, wrong[:SHOWN])) + (f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else "")
+    named = ", ".join(map(output.plain, wrong[:SHOWN])) + (
+        f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+    )
     return (
-        f"changed in {root} since it was sent: {named}; nothing was brought back. --force overwrites them, --to DIR brings the "
+        f"changed in {root} since it was sent: {named}; nothing was brought back. --force "
+        "overwrites them, --to DIR brings the "
         "changes elsewhere, and --patch shows them"
     )
 

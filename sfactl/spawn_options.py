@@ -10,7 +10,17 @@ from msgspec.structs import replace
 
 from sfad.protocol.known import BY_REPORT, METERS, NO_METER
 from sfad.protocol.requests.starting import Spawn
-from sfad.protocol.types import Action, After, Isolation, Limit, LimitKind, Placing, RunInfo, Ship, Worktree
+from sfad.protocol.types import (
+    Action,
+    After,
+    Isolation,
+    Limit,
+    LimitKind,
+    Placing,
+    RunInfo,
+    Ship,
+    Worktree,
+)
 from sfad.protocol.units import MOST_WHOLE, parse_decimal, parse_duration, parse_size, parse_whole
 
 from . import environment
@@ -73,18 +83,27 @@ Command = Annotated[
     list[str],
     typer.Argument(
         metavar="AGENT [WORDS...]",
-        help="A registered agent (sfactl agents); the words are its task, and options of its program",
+        help=(
+            "A registered agent (sfactl agents); the words are its task, and options of its program"
+        ),
         autocompletion=_agent,
     ),
 ]
-"""What follows the options of a verb that takes a command: the agent, or `--`, and the words after."""
+"""What follows the options of a verb that takes a command: the agent, or `--`, and the words
+after."""
 
 USAGE = "[OPTIONS] -- COMMAND... | [OPTIONS]"
 """The usage of a verb that takes a command, before the argument."""
-Directory = Annotated[str | None, typer.Option("--cwd", metavar="DIR", help="Working directory (default: current)")]
+Directory = Annotated[
+    str | None, typer.Option("--cwd", metavar="DIR", help="Working directory (default: current)")
+]
 NewWorktree = Annotated[
     str | None,
-    typer.Option("--worktree", metavar="BRANCH", help="Work in a new git worktree, on a new branch (default: sfad/NAME-ID)"),
+    typer.Option(
+        "--worktree",
+        metavar="BRANCH",
+        help="Work in a new git worktree, on a new branch (default: sfad/NAME-ID)",
+    ),
 ]
 NewLabels = Annotated[
     list[Pair],
@@ -98,7 +117,11 @@ NewLabels = Annotated[
 ]
 Channel = Annotated[
     str | None,
-    typer.Option("--channel", metavar="NAME", help="Origin of the request, shown in events (default: the parent's, else cli)"),
+    typer.Option(
+        "--channel",
+        metavar="NAME",
+        help="Origin of the request, shown in events (default: the parent's, else cli)",
+    ),
 ]
 Limits = Annotated[
     LimitsObject | None,
@@ -131,7 +154,12 @@ class SpawnOptions(Struct, frozen=True):
     ] = None
     kind: Annotated[
         Literal["agent", "skill"],
-        typer.Option("--kind", metavar="KIND", help="agent (default) or skill", parser=either("agent", "skill")),
+        typer.Option(
+            "--kind",
+            metavar="KIND",
+            help="agent (default) or skill",
+            parser=either("agent", "skill"),
+        ),
     ] = "agent"
     type: Annotated[
         str | None,
@@ -154,7 +182,10 @@ class SpawnOptions(Struct, frozen=True):
         ),
     ] = None
     env: Annotated[
-        list[Pair], typer.Option("--env", metavar="K=V", help="Set a variable in the run's environment", parser=PAIR)
+        list[Pair],
+        typer.Option(
+            "--env", metavar="K=V", help="Set a variable in the run's environment", parser=PAIR
+        ),
     ] = []
     label: NewLabels = []
     channel: Channel = None
@@ -171,7 +202,10 @@ class SpawnOptions(Struct, frozen=True):
         bool,
         typer.Option(
             "--resume",
-            help="With --attempts: each further attempt continues the agent's session, and so does one after a lost attempt",
+            help=(
+                "With --attempts: each further attempt continues the agent's session, and so does "
+                "one after a lost attempt"
+            ),
         ),
     ] = False
     retry_delay: Annotated[
@@ -186,47 +220,90 @@ class SpawnOptions(Struct, frozen=True):
     grace: Annotated[
         float | None,
         typer.Option(
-            "--grace", metavar="TIME", help="Time between the stop signal and SIGKILL, at most 60s (default: 5s)", parser=DURATION
+            "--grace",
+            metavar="TIME",
+            help="Time between the stop signal and SIGKILL, at most 60s (default: 5s)",
+            parser=DURATION,
         ),
     ] = None
-    stdin: Annotated[bool, typer.Option("--stdin", help="Keep the run's stdin open for `sfactl send`")] = False
+    stdin: Annotated[
+        bool, typer.Option("--stdin", help="Keep the run's stdin open for `sfactl send`")
+    ] = False
     no_log: Annotated[bool, typer.Option("--no-log", help="Keep no output (SFA_NO_LOG)")] = False
     on_end: Annotated[
-        str | None, typer.Option("--on-end", metavar="CMD", help="Shell command that the daemon executes when the run has ended")
+        str | None,
+        typer.Option(
+            "--on-end",
+            metavar="CMD",
+            help="Shell command that the daemon executes when the run has ended",
+        ),
     ] = None
     status_file: Annotated[
-        str | None, typer.Option("--status-file", metavar="PATH", help="File that receives the ended run as JSON")
+        str | None,
+        typer.Option(
+            "--status-file", metavar="PATH", help="File that receives the ended run as JSON"
+        ),
     ] = None
 
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="Stay in the foreground, as `run` does")] = False
-    keep: Annotated[bool, typer.Option("--keep", help="Let the run continue if this client dies")] = False
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Stay in the foreground, as `run` does")
+    ] = False
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Let the run continue if this client dies")
+    ] = False
     stdio: Annotated[
         Literal["files", "inherit"] | None,
         typer.Option(
             "--stdio",
             metavar="HOW",
-            help="files (default), or inherit: the run uses this client's stdin, stdout and stderr, and no output is kept",
+            help=(
+                "files (default), or inherit: the run uses this client's stdin, stdout and "
+                "stderr, and no output is kept"
+            ),
             parser=either("files", "inherit"),
         ),
     ] = None
     text: Annotated[
         bool,
-        typer.Option("--text", help="Show the agent's text and final answer instead of its JSON events, if the meter knows them"),
+        typer.Option(
+            "--text",
+            help=(
+                "Show the agent's text and final answer instead of its JSON events, if the meter "
+                "knows them"
+            ),
+        ),
     ] = False
     raw: Annotated[
-        bool, typer.Option("--raw", help="Show the output unchanged (default for a COMMAND, except in a run that has a meter)")
+        bool,
+        typer.Option(
+            "--raw",
+            help=(
+                "Show the output unchanged (default for a COMMAND, except in a run that has a "
+                "meter)"
+            ),
+        ),
     ] = False
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress lines; the reason of a failure is still shown (SFA_QUIET)")
+        bool,
+        typer.Option(
+            "--quiet",
+            "-q",
+            help="No progress lines; the reason of a failure is still shown (SFA_QUIET)",
+        ),
     ] = False
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show each event of the run on stderr")] = False
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show each event of the run on stderr")
+    ] = False
 
     timeout: Annotated[
         float | None,
         typer.Option(
             "--timeout",
             metavar="TIME",
-            help="Limit of time: 90 (seconds), 90s, 5m, 1h (default: SFA_DEFAULTS_TIMEOUT, else see below)",
+            help=(
+                "Limit of time: 90 (seconds), 90s, 5m, 1h (default: SFA_DEFAULTS_TIMEOUT, else "
+                "see below)"
+            ),
             parser=DURATION,
         ),
     ] = None
@@ -235,7 +312,9 @@ class SpawnOptions(Struct, frozen=True):
         typer.Option(
             "--limit",
             metavar="KIND=N",
-            help="A limit, and its action: turns=50, cost=2.50:warn, tokens=200k:pause, memory=2G, …",
+            help=(
+                "A limit, and its action: turns=50, cost=2.50:warn, tokens=200k:pause, memory=2G, …"
+            ),
             parser=read_limit,
             autocompletion=completing("kind of limit"),
         ),
@@ -245,7 +324,10 @@ class SpawnOptions(Struct, frozen=True):
         typer.Option(
             "--on-limit",
             metavar="ACTION",
-            help="Action of limits that name none: terminate, pause, warn, refuse, request_increase (default: the profile's)",
+            help=(
+                "Action of limits that name none: terminate, pause, warn, refuse, "
+                "request_increase (default: the profile's)"
+            ),
             parser=reader(read_action),
             autocompletion=completing("action"),
         ),
@@ -256,7 +338,9 @@ class SpawnOptions(Struct, frozen=True):
         typer.Option(
             "--meter",
             metavar="METER",
-            help=f"How to read usage from the output: {', '.join(METERS)} (default: by the command)",
+            help=(
+                f"How to read usage from the output: {', '.join(METERS)} (default: by the command)"
+            ),
             parser=one_of(METERS, "meter"),
             autocompletion=completing("meter"),
         ),
@@ -265,28 +349,43 @@ class SpawnOptions(Struct, frozen=True):
         bool,
         typer.Option(
             "--gateway",
-            help="Check each model call before it is made, so that a limit of cost is not exceeded; children inherit it",
+            help=(
+                "Check each model call before it is made, so that a limit of cost is not "
+                "exceeded; children inherit it"
+            ),
         ),
     ] = False
     no_gateway: Annotated[
-        bool, typer.Option("--no-gateway", help="Leave the gateway out: the daemon only sees what the run's events tell")
+        bool,
+        typer.Option(
+            "--no-gateway",
+            help="Leave the gateway out: the daemon only sees what the run's events tell",
+        ),
     ] = False
     model_allow: Annotated[
         list[str],
         typer.Option(
             "--model-allow",
             metavar="PATTERN",
-            help="A model that the run and its children may call, as claude-haiku-*; others are refused. Implies --gateway",
+            help=(
+                "A model that the run and its children may call, as claude-haiku-*; others are "
+                "refused. Implies --gateway"
+            ),
         ),
     ] = []
 
-    no_queue: Annotated[bool, typer.Option("--no-queue", help="Refuse the run instead of waiting for a slot")] = False
+    no_queue: Annotated[
+        bool, typer.Option("--no-queue", help="Refuse the run instead of waiting for a slot")
+    ] = False
     after: Annotated[
         list[After],
         typer.Option(
             "--after",
             metavar="RUN[:ok]",
-            help="Start when this run has ended; with :ok, only if it completes, else the new run is cancelled",
+            help=(
+                "Start when this run has ended; with :ok, only if it completes, else the new run "
+                "is cancelled"
+            ),
             parser=reader(_after),
             autocompletion=completing("run"),
         ),
@@ -301,11 +400,20 @@ class SpawnOptions(Struct, frozen=True):
         ),
     ] = None
     priority: Annotated[
-        int, typer.Option("--priority", metavar="N", help="A higher priority leaves the queue first (default: 0)", parser=WHOLE)
+        int,
+        typer.Option(
+            "--priority",
+            metavar="N",
+            help="A higher priority leaves the queue first (default: 0)",
+            parser=WHOLE,
+        ),
     ] = 0
-    detach: Annotated[bool, typer.Option("--detach", help="Start a new root instead of a child, where the config allows it")] = (
-        False
-    )
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach", help="Start a new root instead of a child, where the config allows it"
+        ),
+    ] = False
     max_depth: Annotated[
         int | None,
         typer.Option(
@@ -325,10 +433,19 @@ class SpawnOptions(Struct, frozen=True):
         ),
     ] = None
     leaf: Annotated[bool, typer.Option("--leaf", help="The run may not start other runs")] = False
-    nested: Annotated[bool, typer.Option("--nested", help="The run may use `sfactl session`, although a run started it")] = False
+    nested: Annotated[
+        bool,
+        typer.Option(
+            "--nested", help="The run may use `sfactl session`, although a run started it"
+        ),
+    ] = False
 
     fleet: Annotated[
-        bool, typer.Option("--fleet", help="Execute the run on a node of the fleet that has room for it (docs/fleet.md)")
+        bool,
+        typer.Option(
+            "--fleet",
+            help="Execute the run on a node of the fleet that has room for it (docs/fleet.md)",
+        ),
     ] = False
     on: Annotated[
         list[Place],
@@ -341,23 +458,39 @@ class SpawnOptions(Struct, frozen=True):
     ] = []
     cpus: Annotated[
         float,
-        typer.Option("--cpus", metavar="N", help="CPUs that Ray reserves for the tree. Implies --fleet", parser=reader(_amount)),
+        typer.Option(
+            "--cpus",
+            metavar="N",
+            help="CPUs that Ray reserves for the tree. Implies --fleet",
+            parser=reader(_amount),
+        ),
     ] = 0.0
     gpus: Annotated[
         float,
-        typer.Option("--gpus", metavar="N", help="GPUs that Ray reserves for the tree. Implies --fleet", parser=reader(_amount)),
+        typer.Option(
+            "--gpus",
+            metavar="N",
+            help="GPUs that Ray reserves for the tree. Implies --fleet",
+            parser=reader(_amount),
+        ),
     ] = 0.0
     memory: Annotated[
         int,
         typer.Option(
-            "--memory", metavar="SIZE", help="Memory that Ray reserves for the tree: 4G. Implies --fleet", parser=reader(parse_size)
+            "--memory",
+            metavar="SIZE",
+            help="Memory that Ray reserves for the tree: 4G. Implies --fleet",
+            parser=reader(parse_size),
         ),
     ] = 0
     restart_elsewhere: Annotated[
         bool,
         typer.Option(
             "--restart-elsewhere",
-            help="If its node is lost, a further attempt (--attempts) begins on another one after the lease. Implies --fleet",
+            help=(
+                "If its node is lost, a further attempt (--attempts) begins on another one after "
+                "the lease. Implies --fleet"
+            ),
         ),
     ] = False
     ship: Annotated[
@@ -365,22 +498,36 @@ class SpawnOptions(Struct, frozen=True):
         typer.Option(
             "--ship",
             metavar="DIR",
-            help="With --fleet: send this directory, without what git ignores, and work in the copy; sfactl fetch brings "
+            help="With --fleet: send this directory, without what git ignores, and work in the "
+            "copy; sfactl fetch brings "
             "changes back",
         ),
     ] = None
 
     allow: Annotated[
         list[Words],
-        typer.Option("--allow", metavar="VERB", help="A verb that the run may use; all others are then forbidden", parser=Words),
+        typer.Option(
+            "--allow",
+            metavar="VERB",
+            help="A verb that the run may use; all others are then forbidden",
+            parser=Words,
+        ),
     ] = []
-    deny: Annotated[list[Words], typer.Option("--deny", metavar="VERB", help="A verb that the run may not use", parser=Words)] = []
+    deny: Annotated[
+        list[Words],
+        typer.Option(
+            "--deny", metavar="VERB", help="A verb that the run may not use", parser=Words
+        ),
+    ] = []
     allow_tool: Annotated[
         list[str],
         typer.Option(
             "--allow-tool",
             metavar="TOOL",
-            help="A tool that the agent may use (SFA_ALLOWED_TOOLS); a call of any other is then a breach",
+            help=(
+                "A tool that the agent may use (SFA_ALLOWED_TOOLS); a call of any other is then a "
+                "breach"
+            ),
         ),
     ] = []
     block_tool: Annotated[
@@ -388,7 +535,10 @@ class SpawnOptions(Struct, frozen=True):
         typer.Option(
             "--block-tool",
             metavar="TOOL",
-            help="A tool that the agent may not use (SFA_BLOCKED_TOOLS); a call that a meter sees is a breach",
+            help=(
+                "A tool that the agent may not use (SFA_BLOCKED_TOOLS); a call that a meter sees "
+                "is a breach"
+            ),
         ),
     ] = []
     isolate: Annotated[
@@ -396,7 +546,10 @@ class SpawnOptions(Struct, frozen=True):
         typer.Option(
             "--isolate",
             metavar="on|net",
-            help="Start the command in a sandbox (bubblewrap); with =net it reaches nothing but the gateway. Children inherit it",
+            help=(
+                "Start the command in a sandbox (bubblewrap); with =net it reaches nothing but "
+                "the gateway. Children inherit it"
+            ),
             parser=either("on", "net"),
         ),
     ] = None
@@ -405,7 +558,8 @@ class SpawnOptions(Struct, frozen=True):
         typer.Option(
             "--egress",
             metavar="HOST[,HOST]",
-            help="With --isolate=net: what the run also reaches, as HOST, HOST:PORT or *.DOMAIN; * is all but models. "
+            help="With --isolate=net: what the run also reaches, as HOST, HOST:PORT or *.DOMAIN; * "
+            "is all but models. "
             "Ports: 443 and 80",
             parser=Words,
         ),
@@ -415,7 +569,10 @@ class SpawnOptions(Struct, frozen=True):
         typer.Option(
             "--writable",
             metavar="PATH",
-            help="A path that the sandbox may write to, beside the working directory. Implies --isolate",
+            help=(
+                "A path that the sandbox may write to, beside the working directory. Implies "
+                "--isolate"
+            ),
         ),
     ] = []
     readable: Annotated[
@@ -423,10 +580,18 @@ class SpawnOptions(Struct, frozen=True):
         typer.Option(
             "--readable",
             metavar="PATH",
-            help="A path that the sandbox shows, beside programs and what it may write to. Implies --isolate",
+            help=(
+                "A path that the sandbox shows, beside programs and what it may write to. Implies "
+                "--isolate"
+            ),
         ),
     ] = []
-    mcp: Annotated[bool, typer.Option("--mcp", help="Give the agent the tools that start subagents (docs/sessions.md)")] = False
+    mcp: Annotated[
+        bool,
+        typer.Option(
+            "--mcp", help="Give the agent the tools that start subagents (docs/sessions.md)"
+        ),
+    ] = False
 
 
 HEADINGS = {
@@ -441,7 +606,8 @@ HEADINGS = {
 
 
 def commanded(wanted: SpawnOptions, words: Sequence[str]) -> SpawnOptions:
-    """Return the options, checked, with the agent or the command that follows them. Raise `UsageError`."""
+    """Return the options, checked, with the agent or the command that follows them. Raise
+    `UsageError`."""
     agent = words[0] if words and words[0] != "--" else None
     wanted = replace(wanted, agent=agent, command=words[1:])
     check(wanted)
@@ -451,7 +617,11 @@ def commanded(wanted: SpawnOptions, words: Sequence[str]) -> SpawnOptions:
 def check(wanted: SpawnOptions) -> None:
     """Raise `UsageError` for invalid or contradictory options."""
     if wanted.agent is None and not wanted.command:
-        raise UsageError("nothing to run: name an agent and its task, as in: claude 'look at HEAD~1', or write -- COMMAND")
+        raise UsageError(
+            "nothing to run: name an agent and its task, as in: claude 'look at HEAD~1', or "
+            "write "
+            "-- COMMAND"
+        )
     if wanted.leaf and wanted.nested:
         raise UsageError("--leaf and --nested exclude each other: a leaf may start nothing")
     if wanted.stdio == "inherit" and wanted.stdin:
@@ -459,15 +629,26 @@ def check(wanted: SpawnOptions) -> None:
     if wanted.gateway and wanted.no_gateway:
         raise UsageError("--gateway and --no-gateway exclude each other")
     if wanted.model_allow and wanted.no_gateway:
-        raise UsageError("--model-allow and --no-gateway exclude each other: only the gateway sees the model before a call")
+        raise UsageError(
+            "--model-allow and --no-gateway exclude each other: only the gateway sees the "
+            "model "
+            "before a call"
+        )
     if "" in wanted.model_allow:
         raise UsageError("--model-allow: a pattern is empty; write one such as 'claude-haiku-*'")
     if wanted.after and wanted.no_queue:
-        raise UsageError("--after and --no-queue exclude each other: a run that waits for another is queued")
+        raise UsageError(
+            "--after and --no-queue exclude each other: a run that waits for another is queued"
+        )
     if wanted.worktree is not None and wanted.worktree_of is not None:
-        raise UsageError("--worktree and --worktree-of exclude each other: the second names a worktree that has a branch")
+        raise UsageError(
+            "--worktree and --worktree-of exclude each other: the second names a worktree that "
+            "has a branch"
+        )
     if wanted.worktree == "":
-        raise UsageError("--worktree=: the name of the branch is empty; --worktree alone makes sfad/NAME-ID")
+        raise UsageError(
+            "--worktree=: the name of the branch is empty; --worktree alone makes sfad/NAME-ID"
+        )
     if wanted.resume and wanted.attempts == 1:
         raise UsageError("--resume needs further attempts, as in: --attempts 3 --resume")
     _check_text(wanted)
@@ -483,21 +664,29 @@ def _check_text(wanted: SpawnOptions) -> None:
         (wanted.stdio == "inherit", "--stdio inherit"),
     ):
         if wanted.text and given:
-            why = "--raw shows events, --text does not" if option == "--raw" else "no output is copied"
+            why = (
+                "--raw shows events, --text does not"
+                if option == "--raw"
+                else "no output is copied"
+            )
             raise UsageError(f"--text and {option} exclude each other: {why}")
 
 
 def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Spawn:
-    """Return the `Spawn` message for a checked command line. It starts a run in the background; `Foreground` ties it
-    and adds descriptors."""
+    """Return the `Spawn` message for a checked command line. It starts a run in the background;
+    `Foreground` ties it and adds descriptors."""
     inherit: Literal["files", "inherit"] = "inherit" if wanted.stdio == "inherit" else "files"
     log = not (wanted.no_log or environment.flag("SFA_NO_LOG", environ))
-    isolation, cwd, placing = _isolation(wanted), environment.directory(wanted.cwd), _placing(wanted)
+    isolation, cwd, placing = (
+        _isolation(wanted),
+        environment.directory(wanted.cwd),
+        _placing(wanted),
+    )
     return Spawn(
         id=0,
         argv=[os.fsencode(word) for word in wanted.command],
-        # a link that the agent changes later must not lead elsewhere; a mount that does not answer is looked up by the run
-        # alone
+        # a link that the agent changes later must not lead elsewhere; a mount that does not answer
+        # is looked up by the run alone
         cwd=os.path.realpath(cwd) if isolation is not None else cwd,
         env=environment.variables(dict(wanted.env)),
         umask=environment.umask(),
@@ -506,7 +695,9 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         kind=wanted.kind,
         run_type=wanted.type,
         max_depth=environment.bound("--max-depth", wanted.max_depth, "SFA_MAX_DEPTH", environ),
-        max_descendants=environment.bound("--max-descendants", wanted.max_descendants, "SFA_MAX_DESCENDANTS", environ),
+        max_descendants=environment.bound(
+            "--max-descendants", wanted.max_descendants, "SFA_MAX_DESCENDANTS", environ
+        ),
         limits=_limits(wanted, environ),
         on_limit=wanted.on_limit,
         meter=_meter(wanted, log),
@@ -547,18 +738,31 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
 def _worktree(wanted: SpawnOptions) -> Worktree | None:
     if wanted.worktree is None and wanted.worktree_of is None:
         return None
-    return Worktree(branch=None if wanted.worktree in (None, "-") else wanted.worktree, of=wanted.worktree_of)
+    return Worktree(
+        branch=None if wanted.worktree in (None, "-") else wanted.worktree, of=wanted.worktree_of
+    )
 
 
 def _placing(wanted: SpawnOptions) -> Placing | None:
-    asked = (wanted.fleet, wanted.on, wanted.cpus, wanted.gpus, wanted.memory, wanted.restart_elsewhere)
+    asked = (
+        wanted.fleet,
+        wanted.on,
+        wanted.cpus,
+        wanted.gpus,
+        wanted.memory,
+        wanted.restart_elsewhere,
+    )
     if not any(asked):
         return None
     if wanted.stdio == "inherit":
-        raise UsageError("--fleet and --stdio inherit exclude each other: the run may be on another machine")
+        raise UsageError(
+            "--fleet and --stdio inherit exclude each other: the run may be on another machine"
+        )
     nodes = [place.node for place in wanted.on if place.node is not None]
     if len(nodes) > 1:
-        raise UsageError(f"--on: {' and '.join(nodes)} are several nodes; name one, or a label that they share")
+        raise UsageError(
+            f"--on: {' and '.join(nodes)} are several nodes; name one, or a label that they share"
+        )
     return Placing(
         node=nodes[0] if nodes else None,
         labels=dict(place.label for place in wanted.on if place.label is not None),
@@ -570,11 +774,14 @@ def _placing(wanted: SpawnOptions) -> Placing | None:
 
 
 def _ship(wanted: SpawnOptions, cwd: bytes, placing: Placing | None) -> Ship | None:
-    """Return what a run is sent with. If it starts in there, it works in the same directory of the copy."""
+    """Return what a run is sent with. If it starts in there, it works in the same directory of the
+    copy."""
     if wanted.ship is None:
         return None
     if placing is None:
-        raise UsageError("--ship sends a directory to the node where the run is placed: add --fleet or --on NODE")
+        raise UsageError(
+            "--ship sends a directory to the node where the run is placed: add --fleet or --on NODE"
+        )
     directory, here = os.path.realpath(os.fsencode(wanted.ship)), os.path.realpath(cwd)
     if not os.path.isdir(directory):
         raise UsageError(f"--ship: {wanted.ship} is not a directory")
@@ -586,24 +793,41 @@ def _isolation(wanted: SpawnOptions) -> Isolation | None:
     egress = _all(wanted.egress)
     if wanted.isolate is None and not wanted.writable and not wanted.readable and not egress:
         return None
-    writable, readable = ([os.path.realpath(os.fsencode(path)) for path in paths] for paths in (wanted.writable, wanted.readable))
-    return Isolation(network=wanted.isolate != "net", writable=writable, readable=readable, egress=egress)
+    writable, readable = (
+        [os.path.realpath(os.fsencode(path)) for path in paths]
+        for paths in (wanted.writable, wanted.readable)
+    )
+    return Isolation(
+        network=wanted.isolate != "net", writable=writable, readable=readable, egress=egress
+    )
 
 
 def caveats(run: RunInfo, message: Spawn) -> Iterator[str]:
     """Yield what the user may not expect of the run."""
     if run.isolation == "offline" and not message.quiet:
-        yield f"sfactl: {run.id} has no network at all; with --gateway it would reach its model, and nothing else"
+        yield (
+            f"sfactl: {run.id} has no network at all; with --gateway it would reach its model, "
+            "and nothing else"
+        )
     # what a shim starts, no person has started, so it is told though the rest is not
     if run.direct is not None and (message.shim or not message.quiet):
-        yield f"sfactl: {run.id} goes without the gateway, so its limits of money are kept after its calls, if at all: {run.direct}"
+        yield (
+            f"sfactl: {run.id} goes without the gateway, so its limits of money are kept after "
+            f"its calls, if at all: {run.direct}"
+        )
     if words := unenforceable(run, message):
         yield words
 
 
 def unenforceable(run: RunInfo, message: Spawn) -> str | None:
-    """Return a warning about limits in `message` that cannot be enforced for the run; `None` if there are none."""
-    if message.quiet or not message.limits or run.status.terminal or all(s.enforced_by != "nothing" for s in run.limits):
+    """Return a warning about limits in `message` that cannot be enforced for the run; `None` if
+    there are none."""
+    if (
+        message.quiet
+        or not message.limits
+        or run.status.terminal
+        or all(s.enforced_by != "nothing" for s in run.limits)
+    ):
         return None
     from . import limits
 
@@ -636,8 +860,12 @@ def _meter(wanted: SpawnOptions, log: bool) -> str | None:
     if wanted.meter in (None, NO_METER, BY_REPORT):
         return wanted.meter
     if wanted.stdio == "inherit":
-        raise UsageError("--meter and --stdio inherit exclude each other: the daemon does not see the output")
+        raise UsageError(
+            "--meter and --stdio inherit exclude each other: the daemon does not see the output"
+        )
     if not log:
         option = "--no-log" if wanted.no_log else "SFA_NO_LOG"
-        raise UsageError(f"--meter and {option} exclude each other: no output is kept for the meter")
+        raise UsageError(
+            f"--meter and {option} exclude each other: no output is kept for the meter"
+        )
     return wanted.meter

@@ -14,14 +14,20 @@ Function = Callable[..., int]
 
 
 def spread(
-    struct: type[Struct], only: Collection[str] | None = None, headings: Mapping[str, str] = MappingProxyType({})
+    struct: type[Struct],
+    only: Collection[str] | None = None,
+    headings: Mapping[str, str] = MappingProxyType({}),
 ) -> Callable[[Function], Function]:
-    """Return a decorator for a verb with a parameter of this struct. typer sees a parameter for each field that is annotated as an
-    option, and the verb receives the struct.
+    """Return a decorator for a verb with a parameter of this struct. typer sees a parameter for
+    each field that is annotated as an option, and the verb receives the struct.
 
     `only`: leave out all other fields. `headings`: of the help, by the first field below each.
     """
-    spread_fields = {each.name: each for each in _parameters(struct, headings) if only is None or each.name in only}
+    spread_fields = {
+        each.name: each
+        for each in _parameters(struct, headings)
+        if only is None or each.name in only
+    }
 
     def decorate(function: Function) -> Function:
         own = signature(function).parameters
@@ -49,7 +55,14 @@ def _parameters(struct: type[Struct], headings: Mapping[str, str]) -> list[Param
         hint, heading = hints[field.name], headings.get(field.name, heading)
         if get_origin(hint) is Annotated:
             annotation = hint if heading is None else _under(heading, hint)
-            found.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=_default(field), annotation=annotation))
+            found.append(
+                Parameter(
+                    field.name,
+                    Parameter.KEYWORD_ONLY,
+                    default=_default(field),
+                    annotation=annotation,
+                )
+            )
     return found
 
 

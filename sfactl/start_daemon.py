@@ -1,6 +1,8 @@
-"""Start a daemon for a user who has none: by systemd if it can delegate cgroups to the daemon, else by fork.
+"""Start a daemon for a user who has none: by systemd if it can delegate cgroups to the daemon, else
+by fork.
 
-Clients that start one at the same time take turns by a lock in the state directory, so the second finds the daemon of the first.
+Clients that start one at the same time take turns by a lock in the state directory, so the second
+finds the daemon of the first.
 """
 
 import fcntl
@@ -28,7 +30,8 @@ PASSED_ON = ("SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG")
 
 
 def start() -> Client:
-    """Start a daemon and connect to it, or to one that another client has started meanwhile. Raise `Quit`."""
+    """Start a daemon and connect to it, or to one that another client has started meanwhile. Raise
+    `Quit`."""
     for name in PASSED_ON:
         if os.environ.get(name):  # the daemon has another working directory
             os.environ[name] = os.path.abspath(os.environ[name])
@@ -40,63 +43,90 @@ def start() -> Client:
         try:
             return connection.connect(None)
         except Unreachable as error:
-            if error.kind not in connection.ABSENT:  # a new daemon would not help, and this client might reach another user's
+            # a new daemon would not help, and this client might reach another user's
+            if error.kind not in connection.ABSENT:
                 raise
         how = by_systemd() or by_itself(state, place)
         try:
             started = connection.connect(None)
         except Unreachable as error:
             raise Quit(
-                ExitCode.UNREACHABLE, f"a daemon was started but does not answer: {error}\n{_tail(state / LOG, 0)}"
+                ExitCode.UNREACHABLE,
+                f"a daemon was started but does not answer: {error}\n{_tail(state / LOG, 0)}",
             ) from error
-    output.note(f"sfactl: no daemon was running; started one {how} (pid {started.welcome.pid}, {started.path})")
+    output.note(
+        f"sfactl: no daemon was running; started one {how} (pid {started.welcome.pid}, "
+        f"{started.path})"
+    )
     status = started.call(DaemonInfo(id=0), DaemonStatus)
     if status.rejected_config is not None:
-        output.note(f"sfactl: warning: the config has an error, and an earlier one is in force: {status.rejected_config}")
+        output.note(
+            "sfactl: warning: the config has an error, and an earlier one is in force: "
+            f"{status.rejected_config}"
+        )
     if status.linger_command is not None:
-        output.note(f"sfactl: warning: the daemon and its runs end when you log out; to prevent that: {status.linger_command}")
+        output.note(
+            "sfactl: warning: the daemon and its runs end when you log out; to prevent that: "
+            f"{status.linger_command}"
+        )
     return started
 
 
 def _leave_to_system() -> None:
-    """Raise `Quit` if this machine has a daemon for all users, and this user has not chosen another."""
+    """Raise `Quit` if this machine has a daemon for all users, and this user has not chosen
+    another."""
     installed = connection.system_unit()
     for_others = SYSTEM_SOCKET.exists() and not os.access(SYSTEM_SOCKET, os.W_OK)
-    if installed is None or for_others or any(os.environ.get(name) for name in PASSED_ON) or _own_unit():
+    if (
+        installed is None
+        or for_others
+        or any(os.environ.get(name) for name in PASSED_ON)
+        or _own_unit()
+    ):
         return
     raise Quit(
         ExitCode.UNREACHABLE,
-        f"the daemon of all users is not running, though {installed} is installed; as root: systemctl start sfad.socket. For a "
+        f"the daemon of all users is not running, though {installed} is installed; as root: "
+        "systemctl start sfad.socket. For a "
         "daemon of your own: sfad install --user",
     )
 
 
 def _own_unit() -> bool:
     with suppress(ValueError):
-        return (xdg(os.environ, "XDG_CONFIG_HOME", ".config") / "systemd/user/sfad.service").exists()
+        return (
+            xdg(os.environ, "XDG_CONFIG_HOME", ".config") / "systemd/user/sfad.service"
+        ).exists()
     return False
 
 
 def _prepared(state: Path) -> Path:
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The daemon accepts a directory that is open to others only while it is empty: change its mode before the lock is made.
+        # The daemon accepts a directory that is open to others only while it is empty: change its
+        # mode before the lock is made.
         if state.stat().st_mode & 0o077 and not any(state.iterdir()):
             state.chmod(0o700)
     except OSError as error:
         raise Quit(
             ExitCode.UNREACHABLE,
-            f"no daemon can be started: {state}: {error.strerror}; to choose another directory: SFAD_STATE_DIR",
+            (
+                f"no daemon can be started: {state}: {error.strerror}; to choose another "
+                "directory: "
+                "SFAD_STATE_DIR"
+            ),
         ) from error
     return state
 
 
 def by_systemd() -> str | None:
-    """Let the user's systemd start the daemon: by its installed unit, else by a transient one with delegated cgroups. Return how
-    it was started; `None` if systemd is not running or cannot do it."""
+    """Let the user's systemd start the daemon: by its installed unit, else by a transient one with
+    delegated cgroups. Return how it was started; `None` if systemd is not running or cannot do
+    it."""
     if (environ := _users_systemd()) is None:
         return None
-    # An installed unit listens at its own place, so it does not help if the environment names another.
+    # An installed unit listens at its own place, so it does not help if the environment names
+    # another.
     elsewhere = any(name in os.environ for name in PASSED_ON)
     for unit in ("sfad.socket", "sfad.service") if not elsewhere else ():
         if _quietly(environ, "systemctl", "--user", "start", unit):
@@ -105,39 +135,60 @@ def by_systemd() -> str | None:
 
 
 def _users_systemd() -> dict[str, str] | None:
-    """Return the environment in which programs find the user's systemd; `None` if it does not run. Cron and su set no
-    XDG_RUNTIME_DIR."""
+    """Return the environment in which programs find the user's systemd; `None` if it does not run.
+    Cron and su set no XDG_RUNTIME_DIR."""
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     there = os.path.exists(os.path.join(runtime, "systemd", "private"))
     return {**os.environ, "XDG_RUNTIME_DIR": runtime} if there else None
 
 
 def transient(environ: Mapping[str, str]) -> list[str]:
-    """Return the command that starts the daemon in a delegated unit, so that it can contain runs by cgroup.
-    `KillMode=process`: when the unit is stopped, the daemon stops each tree; when the daemon dies, its runs stay
-    alive, and the daemon that systemd starts next adopts them. After five deaths in ten seconds systemd gives up, and
-    the daemon that the next `spawn` starts adopts them. After exit codes 2 and 69 systemd does not restart the
-    daemon, because that would not help (config, ledger, another daemon)."""
+    """Return the command that starts the daemon in a delegated unit, so that it can contain runs by
+    cgroup. `KillMode=process`: when the unit is stopped, the daemon stops each tree; when the
+    daemon dies, its runs stay alive, and the daemon that systemd starts next adopts them. After
+    five deaths in ten seconds systemd gives up, and the daemon that the next `spawn` starts adopts
+    them. After exit codes 2 and 69 systemd does not restart the daemon, because that would not help
+    (config, ledger, another daemon)."""
     settings = [f"--setenv={name}={environ[name]}" for name in PASSED_ON if name in environ]
-    properties = ["Delegate=yes", "KillMode=process", "Type=notify", "NotifyAccess=main", "Restart=on-failure"]
+    properties = [
+        "Delegate=yes",
+        "KillMode=process",
+        "Type=notify",
+        "NotifyAccess=main",
+        "Restart=on-failure",
+    ]
     properties += ["RestartPreventExitStatus=2 69", "FileDescriptorStoreMax=4096"]
-    # makes the unit startable again while runs are alive in it; systemd splits it into words, and the path may have a space
+    # makes the unit startable again while runs are alive in it; systemd splits it into words, and
+    # the path may have a space
     python = sys.executable.replace("\\", "\\\\").replace('"', '\\"')
     properties.append(f'ExecStopPost="{python}" -P -m sfad sweep --stop-post')
     unit = f"--unit=sfad-on-demand-{os.getpid()}-{time.time_ns()}"
-    flags = ["--user", "--quiet", "--collect", unit, *settings, *(f"--property={p}" for p in properties)]
+    flags = [
+        "--user",
+        "--quiet",
+        "--collect",
+        unit,
+        *settings,
+        *(f"--property={p}" for p in properties),
+    ]
     return ["systemd-run", *flags, "--", *daemon_command()]
 
 
 def daemon_command() -> list[str]:
     """Return the command of the daemon of this installation, with the same interpreter."""
-    return [sys.executable, "-P", "-m", "sfad", "serve"]  # -P: do not import sfad from the working directory
+    # -P: do not import sfad from the working directory
+    return [sys.executable, "-P", "-m", "sfad", "serve"]
 
 
 def _quietly(environ: Mapping[str, str], *command: str) -> bool:
     try:
         done = subprocess.run(
-            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=READY_TIMEOUT, check=False
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=READY_TIMEOUT,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
@@ -145,8 +196,8 @@ def _quietly(environ: Mapping[str, str], *command: str) -> bool:
 
 
 def by_itself(state: Path, place: Path) -> str:
-    """Start the daemon by fork: in its own session, with a log file. Return how, once it listens or another daemon does. Raise
-    `Quit` with the end of the log if it fails."""
+    """Start the daemon by fork: in its own session, with a log file. Return how, once it listens or
+    another daemon does. Raise `Quit` with the end of the log if it fails."""
     log = state / LOG
     said_before = log.stat().st_size if log.exists() else 0
     readable, writable = os.pipe()
@@ -156,7 +207,9 @@ def by_itself(state: Path, place: Path) -> str:
     os.close(writable)
     os.waitid(os.P_PID, child, os.WEXITED)
     if not _told_ready(readable) and not _answers(place):
-        raise Quit(ExitCode.UNREACHABLE, f"the daemon could not be started:\n{_tail(log, said_before)}")
+        raise Quit(
+            ExitCode.UNREACHABLE, f"the daemon could not be started:\n{_tail(log, said_before)}"
+        )
     return f"that logs to {log}"
 
 
@@ -171,7 +224,8 @@ def _answers(place: Path) -> bool:
 
 
 def _told_ready(descriptor: int) -> bool:
-    """Wait for the byte that the daemon sends when it listens. Return False if the pipe ends before: the daemon has died."""
+    """Wait for the byte that the daemon sends when it listens. Return False if the pipe ends
+    before: the daemon has died."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     try:
@@ -200,7 +254,8 @@ def _execute(ready: int, log: bytes) -> None:
         os.dup2(source, target)
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
     for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP):
-        # The interpreter ignores SIGPIPE, and a background job of a shell SIGINT; each run would inherit that through exec.
+        # The interpreter ignores SIGPIPE, and a background job of a shell SIGINT; each run would
+        # inherit that through exec.
         signal.signal(number, signal.SIG_DFL)
     command = daemon_command()
     os.execv(command[0], [*command, "--ready-fd", "3"])

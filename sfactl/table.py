@@ -1,4 +1,5 @@
-"""Tables, which on a terminal are cut to its width and coloured by status. In a pipe they are neither cut nor coloured."""
+"""Tables, which on a terminal are cut to its width and coloured by status. In a pipe they are
+neither cut nor coloured."""
 
 from __future__ import annotations
 
@@ -32,8 +33,13 @@ def terminal_width() -> int | None:
 
 
 def coloured(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether stdout is a terminal that shows colours, and the user has not turned them off (https://no-color.org)."""
-    return sys.stdout.isatty() and not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"
+    """Return whether stdout is a terminal that shows colours, and the user has not turned them off
+    (https://no-color.org)."""
+    return (
+        sys.stdout.isatty()
+        and not environ.get("NO_COLOR")
+        and environ.get("TERM", "dumb") != "dumb"
+    )
 
 
 def by_status(cell: str) -> str:
@@ -42,9 +48,16 @@ def by_status(cell: str) -> str:
     return f"\033[{colour}m{cell}\033[0m" if colour else cell
 
 
-def drawn(header: Sequence[str], rows: Iterable[Sequence[str]], least_first: Sequence[str] = (), *, room: int | None = None) -> str:
-    """Return rows of cells below a header. To fit into `room` terminal columns, leave out columns in the order of `least_first`
-    until the last one has `COMMAND`, and cut the cells that are still too long."""
+def drawn(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    least_first: Sequence[str] = (),
+    *,
+    room: int | None = None,
+) -> str:
+    """Return rows of cells below a header. To fit into `room` terminal columns, leave out columns
+    in the order of `least_first` until the last one has `COMMAND`, and cut the cells that are still
+    too long."""
     lines = [list(header), *([plain(cell) for cell in row] for row in rows)]
     if room is not None:
         lines = _fitted(lines, least_first, room)
@@ -77,7 +90,9 @@ def _fitted(lines: list[list[str]], least_first: Sequence[str], room: int) -> li
 
 def _rest(lines: Sequence[Sequence[str]], room: int) -> int:
     """Return the columns that are left for the last cell."""
-    return room - sum(max(columns_of(line[i]) for line in lines) + 2 for i in range(len(lines[0]) - 1))
+    return room - sum(
+        max(columns_of(line[i]) for line in lines) + 2 for i in range(len(lines[0]) - 1)
+    )
 
 
 def cut(text: str, room: int) -> str:

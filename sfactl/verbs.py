@@ -1,7 +1,9 @@
-"""The verbs and their lines in the help, which need no import of their modules: all together would take 0.2 s.
+"""The verbs and their lines in the help, which need no import of their modules: all together would
+take 0.2 s.
 
-Each is a function in the module of `commands/` that is named like it. A package there is a group of verbs of two words:
-`session list` is in `commands/session/list.py`. A test compares the lines with the functions.
+Each is a function in the module of `commands/` that is named like it. A package there is a group of
+verbs of two words: `session list` is in `commands/session/list.py`. A test compares the lines with
+the functions.
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,9 @@ HEADINGS = {
         "why": "Say why runs ended, were refused or are paused, or what limits them",
         "logs": "Print the output of runs unchanged, or follow it",
         "result": "Print the final answer of ended runs",
-        "summary": "Summarise what waits for you, how runs ended, what they cost and why some failed",
+        "summary": (
+            "Summarise what waits for you, how runs ended, what they cost and why some failed"
+        ),
         "events": "Print events, and follow them",
         "wait": "Wait for runs to end",
     },
@@ -42,7 +46,10 @@ HEADINGS = {
     },
     "Money": {
         "calls": "Print the model calls that runs have made through the gateway, or follow them",
-        "plans": "Show the windows of subscriptions: how much is used, when they reset, and which runs wait for that",
+        "plans": (
+            "Show the windows of subscriptions: how much is used, when they reset, and which runs "
+            "wait for that"
+        ),
         "recommend": "Suggest limits from past successful runs",
         "report": "Report what a run has used: turns, messages, tokens, cost",
         "reserve": "Reserve what a call to a model may use, before the call",
@@ -60,7 +67,10 @@ HEADINGS = {
         "hooks": "Show the hooks of the config, and try one",
         "mcp": "Offer subagents to an agent program, as an MCP server on stdin and stdout",
         "metrics": "Print the daemon's metrics in the text format of Prometheus",
-        "otel": "Export a span for each ended run and each of its model calls to `otel.endpoint`, until interrupted",
+        "otel": (
+            "Export a span for each ended run and each of its model calls to `otel.endpoint`, "
+            "until interrupted"
+        ),
         "prune": "Remove ended runs, with their output",
         "reload": "Make the daemon read its config again, as SIGHUP does, and show what changed",
         "shim": "Have agent programs that a run starts by itself become child runs",
@@ -73,7 +83,10 @@ MEMBERS = {
         "delegate": "Start a session, wait for it, and print its answer",
         "info": "Show a session, and its answer if it has ended; with --wait, wait for that",
         "list": "List the live sessions, and those that ended last",
-        "log": "Print the transcript of a session: its events and output, made safe for a language model",
+        "log": (
+            "Print the transcript of a session: its events and output, made safe for a language "
+            "model"
+        ),
         "send": "Write a line to the stdin of a session, or continue one that has ended",
         "spawn": "Start a session in the background and print its id",
         "stop": "Stop sessions and everything below them, to the last process",
@@ -85,17 +98,23 @@ MEMBERS = {
         "status": "Show this node's place in the fleet",
     },
     "hooks": {
-        "list": "List the hooks of the config, how often each was started and failed, and commands of --on-end that are not done",
-        "test": "Execute a hook for an invented event, and print how it ended, its output and its time",
+        "list": (
+            "List the hooks of the config, how often each was started and failed, and commands of "
+            "--on-end that are not done"
+        ),
+        "test": (
+            "Execute a hook for an invented event, and print how it ended, its output and its time"
+        ),
     },
 }
 """The verbs of each group, which have two words."""
 
 _MEANT = {
-    "kill": "stop", "cancel": "stop", "terminate": "stop", "start": "run", "exec": "run", "log": "logs", "tail": "logs",
-    "attach": "logs", "show": "info", "inspect": "info", "describe": "info", "ls": "list", "rm": "prune", "delete": "prune",
-    "clean": "prune", "cost": "summary", "usage": "summary", "explain": "why", "freeze": "pause",
-    "suspend": "pause", "ask": "send", "restart": "rerun", "retry": "rerun", "again": "rerun",
+    "kill": "stop", "cancel": "stop", "terminate": "stop", "start": "run", "exec": "run",
+    "log": "logs", "tail": "logs", "attach": "logs", "show": "info", "inspect": "info",
+    "describe": "info", "ls": "list", "rm": "prune", "delete": "prune", "clean": "prune",
+    "cost": "summary", "usage": "summary", "explain": "why", "freeze": "pause", "suspend": "pause",
+    "ask": "send", "restart": "rerun", "retry": "rerun", "again": "rerun",
 }  # fmt: skip
 """Words of other tools, and the verbs that do the same."""
 
@@ -104,7 +123,8 @@ SUMMARIES = {name: summary for listed in HEADINGS.values() for name, summary in 
 
 
 def known(group: str | None = None) -> dict[str, str]:
-    """Return the verbs that may follow `sfactl`, or the name of a group, with their lines in the help."""
+    """Return the verbs that may follow `sfactl`, or the name of a group, with their lines in the
+    help."""
     return MEMBERS[group] if group else SUMMARIES
 
 
@@ -140,7 +160,8 @@ def summary(verb: str) -> str:
 
 
 def suggestion(verb: str) -> str:
-    """Return the end of the error about an unknown verb: the verb that was probably meant, if there is one."""
+    """Return the end of the error about an unknown verb: the verb that was probably meant, if there
+    is one."""
     group, _, member = verb.partition(" ")
     within = f"{group} " if member and is_group(group) else ""
     known = [each.removeprefix(within) for each in (members(group) if within else names())]

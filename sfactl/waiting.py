@@ -21,7 +21,8 @@ from .connection import Client, DaemonError
 
 
 NEAR = 0.8
-"""The share of a limit from which it is told, as the default of `limits.nearing` and `alerts.limit_share`."""
+"""The share of a limit from which it is told, as the default of `limits.nearing` and
+`alerts.limit_share`."""
 
 
 def troubles(run: RunInfo, now: datetime, limit_share: float = NEAR) -> Iterator[str]:
@@ -33,7 +34,8 @@ def troubles(run: RunInfo, now: datetime, limit_share: float = NEAR) -> Iterator
         yield f"cannot reach its model: {output.plain(run.api_trouble.sentence)}"
     if output.unanswered(run):
         yield (
-            f"gets no answer: its model has not answered for {output.seconds(run.usage.elapsed_s)}, and {run.meter} does not tell "
+            "gets no answer: its model has not answered for "
+            f"{output.seconds(run.usage.elapsed_s)}, and {run.meter} does not tell "
             f"whether it tries again (what it prints: sfactl logs {run.id} --stderr)"
         )
     if run.repeating is not None:
@@ -45,7 +47,11 @@ def troubles(run: RunInfo, now: datetime, limit_share: float = NEAR) -> Iterator
 def near(run: RunInfo, limit_share: float = NEAR) -> list[LimitState]:
     """Return the limits that act of which `limit_share` or more is used, the nearest first."""
     shares = {state.kind: share(state) for state in run.limits}
-    found = [state for state in run.limits if KINDS[state.kind].acts and shares[state.kind] >= limit_share]
+    found = [
+        state
+        for state in run.limits
+        if KINDS[state.kind].acts and shares[state.kind] >= limit_share
+    ]
     return sorted(found, key=lambda state: -shares[state.kind])
 
 
@@ -56,11 +62,16 @@ def share(state: LimitState) -> float:
 def of(state: LimitState) -> str:
     """Return `4.10 of 5.00 USD (82 %)`. The limit's use is known."""
     used = state.used or 0.0
-    words = output.seconds(used) if state.kind in TIMED else format_amount(state.kind, used, unit=False)
-    return f"{words} of {format_amount(state.kind, state.threshold)} ({output.percent(share(state))})"
+    words = (
+        output.seconds(used) if state.kind in TIMED else format_amount(state.kind, used, unit=False)
+    )
+    return (
+        f"{words} of {format_amount(state.kind, state.threshold)} ({output.percent(share(state))})"
+    )
 
 
-# ---- What waits for a person: live runs that do not go on by themselves, each with the command that helps
+# ---- What waits for a person: live runs that do not go on by themselves, each with
+# the command that helps
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
@@ -72,7 +83,8 @@ class Waiting(Struct, frozen=True, kw_only=True):
 
 
 def of_live(runs: Sequence[RunInfo], now: datetime) -> Iterator[Waiting]:
-    """Yield what keeps these live runs from going on, but for the queue. A pause is told once for a tree that stands still."""
+    """Yield what keeps these live runs from going on, but for the queue. A pause is told once for a
+    tree that stands still."""
     paused = {run.id for run in runs if run.status is Status.PAUSED}
     for run in runs:
         reason, who = run.reason, f"{run.id} ({output.plain(run.name)})"
@@ -83,12 +95,17 @@ def of_live(runs: Sequence[RunInfo], now: datetime) -> Iterator[Waiting]:
                 what="approval",
                 runs=[run.id],
                 message=f"{who} waits for approval{left}: {output.plain(reason.message)}",
-                command=f"sfactl approve {run.id} [--limit {reason.limit_kind}=N], or sfactl deny {run.id}",
+                command=(
+                    f"sfactl approve {run.id} [--limit {reason.limit_kind}=N], or sfactl deny "
+                    f"{run.id}"
+                ),
             )
         elif reason is not None and reason.kind == "plan":
             pass  # it goes on by itself
         elif run.id in paused:
-            if run.parent_id not in paused or (reason is not None and reason.limit_kind is not None):
+            if run.parent_id not in paused or (
+                reason is not None and reason.limit_kind is not None
+            ):
                 yield _paused(run, who)
         elif run.api_silence is not None or run.api_trouble is not None or output.unanswered(run):
             yield Waiting(
@@ -114,7 +131,11 @@ def _paused(run: RunInfo, who: str) -> Waiting:
 def of_queue(client: Client, runs: Sequence[RunInfo], now: datetime) -> Iterator[Waiting]:
     """Yield what the runs wait for that are queued: for other runs, or for a slot."""
     yield from _of_awaiting([run for run in runs if run.after])
-    waiting = [run for run in runs if run.status is Status.QUEUED and run.parent_id is None and not run.after]
+    waiting = [
+        run
+        for run in runs
+        if run.status is Status.QUEUED and run.parent_id is None and not run.after
+    ]
     if not waiting:
         return
     try:
@@ -127,7 +148,10 @@ def of_queue(client: Client, runs: Sequence[RunInfo], now: datetime) -> Iterator
         yield Waiting(
             what="queued",
             runs=[run.id for run in waiting],
-            message=f"{counted(len(waiting), 'tree waits', 'trees wait')} for a slot: {queued(first.queue, now)}",
+            message=(
+                f"{counted(len(waiting), 'tree waits', 'trees wait')} for a slot: "
+                f"{queued(first.queue, now)}"
+            ),
             command=f"sfactl why {first.id}",
         )
 
@@ -139,10 +163,17 @@ SHOWN = 5
 def _of_awaiting(runs: Sequence[RunInfo]) -> Iterator[Waiting]:
     if not runs:
         return
-    named = "; ".join(f"{run.id} ({output.plain(run.name)}) after {awaited(run)}" for run in runs[:SHOWN])
+    named = "; ".join(
+        f"{run.id} ({output.plain(run.name)}) after {awaited(run)}" for run in runs[:SHOWN]
+    )
     more = f"; and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
     message = f"{counted(len(runs), 'run waits', 'runs wait')} for others: {named}{more}"
-    yield Waiting(what="after", runs=[run.id for run in runs], message=message, command=f"sfactl why {runs[0].id}")
+    yield Waiting(
+        what="after",
+        runs=[run.id for run in runs],
+        message=message,
+        command=f"sfactl why {runs[0].id}",
+    )
 
 
 def awaited(run: RunInfo) -> str:
@@ -167,9 +198,13 @@ def _place(queue: QueueState, now: datetime, whose: str) -> str:
     if queue.free_by is None:
         until = "when a tree ends; none of them has a deadline now"
     else:
-        until = f"when a tree ends, at the latest at {output.clock(queue.free_by, now)}, in {output.until(queue.free_by, now)}"
+        until = (
+            f"when a tree ends, at the latest at {output.clock(queue.free_by, now)}, in "
+            f"{output.until(queue.free_by, now)}"
+        )
     return (
-        f"{whose} {queue.used} live trees, and {queue.key} is {queue.limit}; it is number {queue.place} of {queue.waiting} that "
+        f"{whose} {queue.used} live trees, and {queue.key} is {queue.limit}; it is number "
+        f"{queue.place} of {queue.waiting} that "
         f"wait; a slot is free {until}"
     )
 
@@ -178,7 +213,9 @@ def of_refused(by_status: dict[Status, int]) -> Iterator[Waiting]:
     """Yield the starts that were refused."""
     refused = {status: count for status, count in by_status.items() if status.rejected}
     if refused:
-        rules = ", ".join(f"{status.removeprefix('rejected_')} {count}" for status, count in refused.items())
+        rules = ", ".join(
+            f"{status.removeprefix('rejected_')} {count}" for status, count in refused.items()
+        )
         options = " ".join(f"--status {status}" for status in refused)
         total = sum(refused.values())
         message = f"{counted(total, 'start was', 'starts were')} refused ({rules})"

@@ -1,7 +1,7 @@
 """The command `sfad`.
 
-Serving reads its options without typer, which with `cli` takes 14 ms of the 325 of a start, and 1.5 MiB of 43 for as long as the
-daemon lives.
+Serving reads its options without typer, which with `cli` takes 14 ms of the 325 of a start, and 1.5
+MiB of 43 for as long as the daemon lives.
 """
 
 import gc
@@ -12,7 +12,8 @@ from .host.headroom import raise_priority
 from .host.secrecy import hide_memory
 from .protocol.inherited import repair_process
 
-gc.disable()  # until start-up is done and its objects are frozen: collections take a sixth of a start
+# until start-up is done and its objects are frozen: collections take a sixth of a start
+gc.disable()
 
 _OPTIONS = {
     "--socket": ("socket", str),
@@ -27,7 +28,8 @@ def main() -> None:
     options = plain_options(sys.argv[1:])
     if options is not None:
         hide_memory()  # before the imports: the environment may have keys
-        # first: the imports take 0.4 s of processor time, which is ten seconds if runs keep all processors busy
+        # first: the imports take 0.4 s of processor time, which is ten seconds if runs keep all
+        # processors busy
         raise_priority()
         from .daemon.serving import serve
 
@@ -39,14 +41,22 @@ def main() -> None:
 
 
 def plain_options(arguments: list[str]) -> dict[str, Any] | None:
-    """Return the options of `serve` if there is nothing else, each once and with a value; else `None`, and typer reads them."""
+    """Return the options of `serve` if there is nothing else, each once and with a value; else
+    `None`, and typer reads them."""
     words = arguments[1:] if arguments[:1] == ["serve"] else arguments
     names, values = words[::2], words[1::2]
     once = len(names) == len(values) == len(set(names))
-    if not once or not _OPTIONS.keys() >= set(names) or any(value.startswith("-") for value in values):
+    if (
+        not once
+        or not _OPTIONS.keys() >= set(names)
+        or any(value.startswith("-") for value in values)
+    ):
         return None
     try:
-        return {_OPTIONS[name][0]: _OPTIONS[name][1](value) for name, value in zip(names, values, strict=True)}
+        return {
+            _OPTIONS[name][0]: _OPTIONS[name][1](value)
+            for name, value in zip(names, values, strict=True)
+        }
     except ValueError:
         return None
 

@@ -41,22 +41,38 @@ app = typer.Typer(
     help="Supervise trees of AI agents. Without a command: serve.",
 )
 
-Socket = Annotated[str | None, typer.Option("--socket", metavar="PATH", help="Socket to listen on. [env: SFAD_SOCKET]")]
-StateDir = Annotated[str | None, typer.Option("--state-dir", metavar="DIR", help="State directory. [env: SFAD_STATE_DIR]")]
+Socket = Annotated[
+    str | None,
+    typer.Option("--socket", metavar="PATH", help="Socket to listen on. [env: SFAD_SOCKET]"),
+]
+StateDir = Annotated[
+    str | None,
+    typer.Option("--state-dir", metavar="DIR", help="State directory. [env: SFAD_STATE_DIR]"),
+]
 ConfigFile = Annotated[
     str | None,
-    typer.Option("--config", metavar="FILE", help="Config file to read instead of the system's and the user's. [env: SFAD_CONFIG]"),
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Config file to read instead of the system's and the user's. [env: SFAD_CONFIG]",
+    ),
 ]
-BackupFile = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="Copy to make.")]
+BackupFile = Annotated[
+    Path, typer.Argument(metavar="FILE", show_default=False, help="Copy to make.")
+]
 StopPost = Annotated[
     bool,
     typer.Option(
         "--stop-post",
-        help="For ExecStopPost= of a systemd unit: if systemd starts another daemon ($SERVICE_RESULT), kill nothing, and only "
+        help="For ExecStopPost= of a systemd unit: if systemd starts another daemon "
+        "($SERVICE_RESULT), kill nothing, and only "
         "make the unit's cgroup usable for it.",
     ),
 ]
-ReadyFd = Annotated[int | None, typer.Option("--ready-fd", hidden=True, help="Write a line to this descriptor once serving.")]
+ReadyFd = Annotated[
+    int | None,
+    typer.Option("--ready-fd", hidden=True, help="Write a line to this descriptor once serving."),
+]
 
 
 def _print_version(wanted: bool) -> None:
@@ -65,12 +81,19 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-Version = Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")]
+Version = Annotated[
+    bool,
+    typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version."),
+]
 
 
 @app.callback(invoke_without_command=True)
 def default(
-    context: typer.Context, socket: Socket = None, state_dir: StateDir = None, config: ConfigFile = None, version: Version = False
+    context: typer.Context,
+    socket: Socket = None,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+    version: Version = False,
 ) -> None:
     """Serve if no command is given."""
     del version  # its callback has printed it
@@ -78,11 +101,20 @@ def default(
         serving.serve(socket, state_dir, config)
     else:  # options before the command hold for it, unless they are repeated after it
         given = {"socket": socket, "state_dir": state_dir, "config": config}
-        context.default_map = {context.invoked_subcommand: {name: value for name, value in given.items() if value is not None}}
+        context.default_map = {
+            context.invoked_subcommand: {
+                name: value for name, value in given.items() if value is not None
+            }
+        }
 
 
 @app.command()
-def serve(socket: Socket = None, state_dir: StateDir = None, config: ConfigFile = None, ready_fd: ReadyFd = None) -> None:
+def serve(
+    socket: Socket = None,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+    ready_fd: ReadyFd = None,
+) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Then stop all trees and exit 0 (5: a process survived). A second signal skips the grace."""
@@ -102,19 +134,27 @@ def check_config(state_dir: StateDir = None, config: ConfigFile = None) -> None:
         die(str(error), exits.USAGE)
     for setting in loaded.settings:
         print(f"{setting.key} = {msgspec.json.encode(setting.value).decode()}  ({setting.source})")
-    wrong = [f"hook '{name}': {why}" for name, hook in loaded.config.hooks.items() if (why := program_trouble(hook.command))]
+    wrong = [
+        f"hook '{name}': {why}"
+        for name, hook in loaded.config.hooks.items()
+        if (why := program_trouble(hook.command))
+    ]
     if wrong:
         die("; ".join(wrong), exits.USAGE)
 
 
 def _check_containment(config: configuration.Configuration, where: DaemonHome) -> None:
-    """Raise `ConfigError` if no daemon could contain runs as the config says. Print a note if only this shell cannot."""
+    """Raise `ConfigError` if no daemon could contain runs as the config says. Print a note if only
+    this shell cannot."""
     try:
         reloading.check_containment(config, where)
     except configuration.ConfigError as error:
         if os.geteuid() == 0 or config.containment.cgroup_parent is not None:
             raise
-        print(f"sfad: {error}; a service of systemd has a cgroup of its own, where this may work", file=sys.stderr)
+        print(
+            f"sfad: {error}; a service of systemd has a cgroup of its own, where this may work",
+            file=sys.stderr,
+        )
 
 
 @app.command("check-start", hidden=True)
@@ -130,14 +170,20 @@ def check_start(state_dir: StateDir = None, config: ConfigFile = None) -> None:
 
 
 @app.command()
-def sweep(state_dir: StateDir = None, config: ConfigFile = None, stop_post: StopPost = False) -> None:
+def sweep(
+    state_dir: StateDir = None, config: ConfigFile = None, stop_post: StopPost = False
+) -> None:
     """Kill processes that a dead daemon left behind.
 
-    The daemon is that of this state directory. Refuses while one is alive, and while only its config keeps one from starting."""
+    The daemon is that of this state directory. Refuses while one is alive, and while only its
+    config keeps one from starting."""
     where = home(None, state_dir, config)
     try:
-        # held until this process ends: no daemon may start meanwhile. A live daemon's directory may have been removed
-        (lock_state_dir if where.state_dir.is_dir() else claim_instance)(where.state_dir, where.instance)
+        # held until this process ends: no daemon may start meanwhile. A live daemon's directory may
+        # have been removed
+        (lock_state_dir if where.state_dir.is_dir() else claim_instance)(
+            where.state_dir, where.instance
+        )
     except PathError as error:
         die(f"{error}; to end the runs of a live daemon: sfactl stop --all", exits.UNAVAILABLE)
     if stop_post and systemd.another_follows():
@@ -149,7 +195,10 @@ def sweep(state_dir: StateDir = None, config: ConfigFile = None, stop_post: Stop
         die(f"cannot look for processes: {error}", exits.SURVIVED)
     if not report.pids:
         _die_if_elsewhere(where)
-    print(f"{len(report.pids)} processes of {where.state_dir} were alive; {len(report.pids) - len(report.left)} were killed")
+    print(
+        f"{len(report.pids)} processes of {where.state_dir} were alive; "
+        f"{len(report.pids) - len(report.left)} were killed"
+    )
     if report.left:
         die(f"still alive: {', '.join(map(str, report.left))}", exits.SURVIVED)
 
@@ -174,13 +223,25 @@ def backup(file: BackupFile, state_dir: StateDir = None) -> None:
 @app.command()
 def install(
     user: Annotated[bool, typer.Option("--user", help="Install a service of this user.")] = False,
-    system: Annotated[bool, typer.Option("--system", help="Install a service of the system; needs root.")] = False,
-    remove: Annotated[bool, typer.Option("--remove", help="Stop the daemon and its runs, and remove the service.")] = False,
-    linger: Annotated[
-        bool, typer.Option("--linger", help="Also keep the user's services after logout (with --remove: no longer).")
+    system: Annotated[
+        bool, typer.Option("--system", help="Install a service of the system; needs root.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --remove: do not ask, although runs are live.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps and the units; change nothing.")] = False,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Stop the daemon and its runs, and remove the service.")
+    ] = False,
+    linger: Annotated[
+        bool,
+        typer.Option(
+            "--linger",
+            help="Also keep the user's services after logout (with --remove: no longer).",
+        ),
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With --remove: do not ask, although runs are live.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the steps and the units; change nothing.")
+    ] = False,
 ) -> None:
     """Install the daemon as a service of systemd.
 
@@ -195,7 +256,11 @@ def install(
         if not remove:
             return Installer(user=user, dry_run=dry_run).install(linger=linger)
         both = [Installer(user=each, dry_run=dry_run) for each in (True, False)]
-        wanted = [Installer(user=user, dry_run=dry_run)] if user or system else [each for each in both if each.installed()]
+        wanted = (
+            [Installer(user=user, dry_run=dry_run)]
+            if user or system
+            else [each for each in both if each.installed()]
+        )
         if os.geteuid() != 0:
             del wanted[1:]  # beside the system's service, a user means their own
         for installer in wanted:
@@ -217,29 +282,45 @@ def version() -> None:
 
 
 def _die_if_elsewhere(where: DaemonHome) -> None:
-    """End with an error if the runs are known by another path, so that finding nothing means nothing."""
+    """End with an error if the runs are known by another path, so that finding nothing means
+    nothing."""
     if not where.state_dir.is_dir():
         die(
-            f"{where.state_dir} is not a directory, and no process of a daemon of that state directory was found", exits.UNAVAILABLE
+            (
+                f"{where.state_dir} is not a directory, and no process of a daemon of that state "
+                "directory was found"
+            ),
+            exits.UNAVAILABLE,
         )
     with suppress(StoreError, OSError), TemporaryDirectory() as copies:
-        # a copy: opening a damaged file sets it aside, and the next daemon would not know of the damage
+        # a copy: opening a damaged file sets it aside, and the next daemon would not know of the
+        # damage
         shutil.copy(where.state_dir / "spool" / "runs", copies)
         with closing(Spool(Path(copies), Timers(print), LoopTurns(), print)) as spool:
             earlier = spool.earlier
             if earlier.moved_alive(where.state_dir):
                 here = where.state_dir.resolve()
-                text = f"{here} was {earlier.place} when runs that are still alive began, and they are known by that path"
+                text = (
+                    f"{here} was {earlier.place} when runs that are still alive began, and they "
+                    "are known by that path"
+                )
                 die(f"{text}: give --state-dir {earlier.place}", exits.UNAVAILABLE)
 
 
 def _cgroup_parent(where: DaemonHome, *, wait: bool) -> str | None:
-    """Return the setting. `wait`: exit if the next daemon only waits for a config that it can use, and then takes the runs over."""
+    """Return the setting. `wait`: exit if the next daemon only waits for a config that it can use,
+    and then takes the runs over."""
     try:
         return reloading.load_kept(where).config.containment.cgroup_parent
     except configuration.ConfigError as error:
         if wait:
-            die(f"nothing is killed while the config keeps a daemon from starting: {error}; correct it, or {_ANYWAY}", exits.USAGE)
+            die(
+                (
+                    f"nothing is killed while the config keeps a daemon from starting: {error}; "
+                    f"correct it, or {_ANYWAY}"
+                ),
+                exits.USAGE,
+            )
         print(f"sfad: {error}; containment.cgroup_parent is taken as not set", file=sys.stderr)
         return None
 

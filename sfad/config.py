@@ -1,8 +1,9 @@
 """Layered TOML: built-in values, the operator's file, the user's file, key by key.
 
-A misspelt key or a value outside its range is an error that names the file, the key and what is allowed: a limit that an operator
-believes to be set must not be silently absent. Each key is written once, as a field of a section below: its range is in the type,
-and docs/configuration.md describes it.
+A misspelt key or a value outside its range is an error that names the file, the key and what is
+allowed: a limit that an operator believes to be set must not be silently absent. Each key is
+written once, as a field of a section below: its range is in the type, and docs/configuration.md
+describes it.
 """
 
 import dataclasses
@@ -54,7 +55,8 @@ from .protocol.messages import Setting
 from .protocol.paths import is_systems, state_dir, xdg
 
 SYSTEM_CONFIG = Path("/etc/sfad/sfad.toml")
-"""The config of the system's daemon alone: it names users, keys and commands that no user's own daemon has a right to."""
+"""The config of the system's daemon alone: it names users, keys and commands that no user's own
+daemon has a right to."""
 
 USERS_CONFIG = Path("/etc/sfad/user.toml")
 """What the operator sets for the daemons of users. Their own files override it."""
@@ -69,7 +71,8 @@ NAME_MAX = 256
 
 
 class ConfigError(Exception):
-    """A config file cannot be used. The message names the file, the key, the value and what is allowed."""
+    """A config file cannot be used. The message names the file, the key, the value and what is
+    allowed."""
 
 
 class GuardConfig(Struct, frozen=True, kw_only=True):
@@ -81,8 +84,11 @@ class GuardConfig(Struct, frozen=True, kw_only=True):
     unadmitted: Literal["warn", "terminate", "off"] = "warn"
     """What follows if an agent program is started within a run without asking the daemon."""
     unnamed: Literal["child", "loop"] = "child"
-    """What a program is that an automatic shim starts below a run of the same program: no one gave it a name."""
-    agent_programs: tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$", extra=NAMES)], ...] = ()
+    """What a program is that an automatic shim starts below a run of the same program: no one gave
+    it a name."""
+    agent_programs: tuple[
+        Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$", extra=NAMES)], ...
+    ] = ()
     """Agent programs beside the built-in ones, by the names that they have for the guard."""
 
 
@@ -184,7 +190,8 @@ class RetentionConfig(Struct, frozen=True, kw_only=True):
 
 
 class Price(Struct, frozen=True, kw_only=True):
-    """What a model costs, in USD per million tokens; input from or to a cache costs what other input does where it has no price.
+    """What a model costs, in USD per million tokens; input from or to a cache costs what other
+    input does where it has no price.
 
     It overrides, or adds to, the prices of the library genai-prices."""
 
@@ -213,21 +220,29 @@ class BudgetsConfig(Struct, frozen=True, kw_only=True):
 class UpstreamConfig(Struct, frozen=True, kw_only=True):
     """A provider of models."""
 
-    url: Annotated[str, Meta(pattern=r"^https?://[^/?#@]+(/[^?#]*[^/?#])?$", max_length=1000, extra=URL)]
+    url: Annotated[
+        str, Meta(pattern=r"^https?://[^/?#@]+(/[^?#]*[^/?#])?$", max_length=1000, extra=URL)
+    ]
     """What the provider's own base URL variable would hold."""
     api: Literal["anthropic", "openai-responses", "openai-chat", "gemini"]
-    key_env: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=NAME_MAX, extra=VARIABLE)] | None = None
-    """The daemon's variable that holds the key. Without a key, here or in `key_file`, callers use their own."""
+    key_env: (
+        Annotated[
+            str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=NAME_MAX, extra=VARIABLE)
+        ]
+        | None
+    ) = None
+    """The daemon's variable that holds the key. Without a key, here or in `key_file`, callers use
+    their own."""
     key_file: Annotated[str, Meta(extra=PATH)] | None = None
 
 
 class GatewayConfig(Struct, frozen=True, kw_only=True):
     enabled: bool | Literal["auto"] = "auto"
-    """`auto`: runs use it, and it starts with the first call or agent program. `True`: it runs always. `False`: only with
-    `--gateway`."""
+    """`auto`: runs use it, and it starts with the first call or agent program. `True`: it runs
+    always. `False`: only with `--gateway`."""
     bypass: Literal["auto", "warn", "terminate"] = "auto"
-    """What follows if a run calls its model around the gateway. `auto`: `terminate` where a person has set a limit of money or
-    tokens, else `warn`."""
+    """What follows if a run calls its model around the gateway. `auto`: `terminate` where a person
+    has set a limit of money or tokens, else `warn`."""
     min_output: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
     """Tokens: a call is not lowered further to fit into a limit."""
     wait: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 60.0
@@ -271,13 +286,20 @@ class PlansConfig(Struct, frozen=True, kw_only=True):
 class FleetConfig(Struct, frozen=True, kw_only=True):
     """The cluster of Ray that this daemon is a node of."""
 
-    address: Annotated[str, Meta(pattern=r"^(auto|[^\s:]+:[0-9]{1,5})$", extra=CLUSTER)] | None = None
+    address: Annotated[str, Meta(pattern=r"^(auto|[^\s:]+:[0-9]{1,5})$", extra=CLUSTER)] | None = (
+        None
+    )
     """`auto`: that of this machine. `None`: it is in no fleet."""
-    node: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=NODE)] | None = None
+    node: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=NODE)] | None = (
+        None
+    )
     """`None`: the name of the host."""
     lease: Annotated[float, Meta(ge=5, le=86400, extra=DURATION)] = 60.0
-    keeper: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=NODE)] | None = None
-    """The node that keeps the budgets of users and teams. `None`: the head's, or the one that was known before."""
+    keeper: (
+        Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=NODE)] | None
+    ) = None
+    """The node that keeps the budgets of users and teams. `None`: the head's, or the one that was
+    known before."""
     insecure: bool = False
     """Also join a cluster that asks for no token."""
     ship_max: Annotated[int, Meta(ge=64 * 1024, le=1 << 40, extra=SIZE)] = 100 * 1024 * 1024
@@ -287,9 +309,19 @@ class FleetConfig(Struct, frozen=True, kw_only=True):
 class OtelConfig(Struct, frozen=True, kw_only=True):
     """Where spans of runs and calls go, by OTLP over HTTP."""
 
-    endpoint: Annotated[str, Meta(pattern=r"^https?://[^/?#@]+(/[^?#]*[^/?#])?$", max_length=1000, extra=URL)] | None = None
+    endpoint: (
+        Annotated[
+            str, Meta(pattern=r"^https?://[^/?#@]+(/[^?#]*[^/?#])?$", max_length=1000, extra=URL)
+        ]
+        | None
+    ) = None
     """The collector's base URL; `/v1/traces` follows."""
-    headers_env: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=NAME_MAX, extra=VARIABLE)] | None = None
+    headers_env: (
+        Annotated[
+            str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=NAME_MAX, extra=VARIABLE)
+        ]
+        | None
+    ) = None
     """The daemon's variable with headers, such as a key, as `NAME=VALUE,NAME=VALUE`."""
     headers_file: Annotated[str, Meta(extra=PATH)] | None = None
 
@@ -370,7 +402,9 @@ class Configuration(Struct, frozen=True, kw_only=True):
     retention: RetentionConfig = RetentionConfig()
     programs: dict[str, ProgramConfig] = msgspec.field(
         default_factory=lambda: {
-            name: ProgramConfig(stop="SIGINT-main") for name, known in KNOWN_PROGRAMS.items() if known.interrupted
+            name: ProgramConfig(stop="SIGINT-main")
+            for name, known in KNOWN_PROGRAMS.items()
+            if known.interrupted
         }
     )
     """By the program's name, as the loop rule derives it from a command."""
@@ -414,9 +448,11 @@ class _FileValues:
     names: dict[str, dict[str, Path]]
 
 
-def config_files(env: Mapping[str, str], state: Path, flag: str | None = None) -> tuple[list[Path], bool]:
-    """Return the config files of the daemon with this state directory, the weakest first, and whether they must exist: the one of
-    `flag` or SFAD_CONFIG must."""
+def config_files(
+    env: Mapping[str, str], state: Path, flag: str | None = None
+) -> tuple[list[Path], bool]:
+    """Return the config files of the daemon with this state directory, the weakest first, and
+    whether they must exist: the one of `flag` or SFAD_CONFIG must."""
     chosen = flag or env.get("SFAD_CONFIG")
     if chosen:
         return [Path(chosen).absolute()], True
@@ -429,18 +465,24 @@ def config_files(env: Mapping[str, str], state: Path, flag: str | None = None) -
 
 
 def load(files: Sequence[Path] = (), *, required: bool = False) -> Loaded:
-    """Read `files`, the weakest first. A missing file is skipped unless `required`. Raises `ConfigError`."""
-    contents = [(path, content) for path in files if (content := _read(path, required=required)) is not None]
+    """Read `files`, the weakest first. A missing file is skipped unless `required`. Raises
+    `ConfigError`."""
+    contents = [
+        (path, content) for path in files if (content := _read(path, required=required)) is not None
+    ]
     return understand(contents, files[-1] if files else None)
 
 
 def understand(contents: Sequence[tuple[Path, bytes]], strongest: Path | None) -> Loaded:
-    """Return the config that files with these contents make, the weakest first. Raises `ConfigError`."""
+    """Return the config that files with these contents make, the weakest first. Raises
+    `ConfigError`."""
     found = _FileValues({}, {})
     for path, content in contents:
         _collect(Configuration, _parsed(path, content), path, "", found)
     config = _build(Configuration, found, "")
-    if lowered := {low: found.values[high] for low, high in _too_high(config) if low not in found.values}:
+    if lowered := {
+        low: found.values[high] for low, high in _too_high(config) if low not in found.values
+    }:
         found.values.update(lowered)
         config = _build(Configuration, found, "")
     _check_together(config, found.values)
@@ -450,10 +492,20 @@ def understand(contents: Sequence[tuple[Path, bytes]], strongest: Path | None) -
     _check_upstreams(config, found)
     _check_otel(config, found)
     settings = [
-        Setting(key=key, value=value, source=str(found.values[key][0]) if key in found.values else BUILT_IN)
+        Setting(
+            key=key,
+            value=value,
+            source=str(found.values[key][0]) if key in found.values else BUILT_IN,
+        )
         for key, value in _values(config, "")
     ]
-    return Loaded(config, settings, [path for path, _ in contents], strongest, [content for _, content in contents])
+    return Loaded(
+        config,
+        settings,
+        [path for path, _ in contents],
+        strongest,
+        [content for _, content in contents],
+    )
 
 
 def _read(path: Path, *, required: bool) -> bytes | None:
@@ -470,13 +522,18 @@ def _read(path: Path, *, required: bool) -> bytes | None:
 def _parsed(path: Path, content: bytes) -> dict[str, Any]:
     try:
         return tomllib.loads(content.decode())
-    except (ValueError, RecursionError) as error:  # ValueError: int() refuses a number with too many digits
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: int() refuses a number with too many digits
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
 
 def _content(path: Path) -> bytes:
     # O_NONBLOCK: open(2) of a FIFO would wait for a writer
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as file:
+    with open(
+        path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    ) as file:
         mode = os.fstat(file.fileno()).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):  # /dev/null is an empty config
             raise ConfigError(f"{path}: neither a regular file nor a device such as /dev/null")
@@ -486,12 +543,16 @@ def _content(path: Path) -> bytes:
     return content
 
 
-def _collect(struct: type[Struct], table: Mapping[str, Any], path: Path, prefix: str, found: _FileValues) -> None:
+def _collect(
+    struct: type[Struct], table: Mapping[str, Any], path: Path, prefix: str, found: _FileValues
+) -> None:
     fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
     for name, value in table.items():
         key = f"{prefix}{name}"
         if name not in fields:
-            raise ConfigError(f"{path}: {key}: unknown key; known here: {', '.join(sorted(fields))}")
+            raise ConfigError(
+                f"{path}: {key}: unknown key; known here: {', '.join(sorted(fields))}"
+            )
         if _is_section(fields[name]):
             _collect(fields[name], _table(value, path, key), path, f"{key}.", found)
         elif (entry := _entry(fields[name])) is not None:
@@ -501,17 +562,22 @@ def _collect(struct: type[Struct], table: Mapping[str, Any], path: Path, prefix:
             found.values[key] = (path, value)
 
 
-def _collect_named(entry: type[Struct], table: Mapping[str, Any], path: Path, key: str, found: _FileValues) -> None:
+def _collect_named(
+    entry: type[Struct], table: Mapping[str, Any], path: Path, key: str, found: _FileValues
+) -> None:
     for name, value in table.items():
         inner = entry_key(key, name)
         if not 0 < len(name) <= NAME_MAX:
-            raise ConfigError(f"{path}: {inner[:200]}: a name of 1 to {NAME_MAX} characters is expected")
+            raise ConfigError(
+                f"{path}: {inner[:200]}: a name of 1 to {NAME_MAX} characters is expected"
+            )
         found.names.setdefault(key, {})[name] = path
         _collect(entry, _table(value, path, inner), path, f"{inner}.", found)
 
 
 def _by_name(value: Any, path: Path, key: str) -> Mapping[str, Any]:
-    """Return an array of tables as a table, by the key `name` of each; one without a name gets its place in the file."""
+    """Return an array of tables as a table, by the key `name` of each; one without a name gets its
+    place in the file."""
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise ConfigError(f"{path}: {key}: an array of tables is expected, each written [[{key}]]")
     found: dict[str, Any] = {}
@@ -519,7 +585,9 @@ def _by_name(value: Any, path: Path, key: str) -> Mapping[str, Any]:
         table = dict(each)
         name = table.pop("name", f"{key}-{place}")
         if not isinstance(name, str) or not is_name(name) or name.startswith("-"):
-            raise ConfigError(f"{path}: {key}.name = {name!r}: allowed are {NAME}, not beginning with -")
+            raise ConfigError(
+                f"{path}: {key}.name = {name!r}: allowed are {NAME}, not beginning with -"
+            )
         if name in found:
             raise ConfigError(f"{path}: {key}: two have the name {name!r}")
         found[name] = table
@@ -556,7 +624,9 @@ def _build(struct: type[Any], found: _FileValues, prefix: str) -> Any:
         if _is_section(field.type):
             values[field.name] = _build(field.type, found, f"{key}.")
         elif (entry := _entry(field.type)) is not None:
-            named = {name: _build_named(entry, found, key, name) for name in found.names.get(key, ())}
+            named = {
+                name: _build_named(entry, found, key, name) for name in found.names.get(key, ())
+            }
             values[field.name] = field.default_factory() | named
         elif key in found.values:
             values[field.name] = _convert(field.type, key, *found.values[key])
@@ -568,7 +638,9 @@ def _build_named(entry: type[Struct], found: _FileValues, key: str, name: str) -
     for field in msgspec.structs.fields(entry):
         if field.required and f"{inner}.{field.name}" not in found.values:
             path = found.names[key][name]
-            raise ConfigError(f"{path}: {inner}.{field.name} is missing: allowed is {allowed(field.type)}")
+            raise ConfigError(
+                f"{path}: {inner}.{field.name} is missing: allowed is {allowed(field.type)}"
+            )
     return _build(entry, found, f"{inner}.")
 
 
@@ -577,12 +649,18 @@ def _convert(kind: Any, key: str, path: Path, value: Any) -> Any:
         return converted(kind, value)
     except NotAllowed as error:
         raise _bad_value(path, key, value, str(error)) from error
-    except (ValueError, TypeError, OverflowError, KeyError) as error:  # msgspec.ValidationError is a ValueError
+    except (
+        ValueError,
+        TypeError,
+        OverflowError,
+        KeyError,
+    ) as error:  # msgspec.ValidationError is a ValueError
         raise _bad_value(path, key, _without_secret(key, value), allowed(kind)) from error
 
 
 def _without_secret(key: str, value: Any) -> Any:
-    """Return a wrong value as an error may show it: a key may have been written in place of its variable's name."""
+    """Return a wrong value as an error may show it: a key may have been written in place of its
+    variable's name."""
     if key.endswith((".key_env", ".headers_env")):
         return "…"
     if key.endswith((".url", ".endpoint")) and isinstance(value, str):
@@ -600,7 +678,8 @@ def _is_section(kind: Any) -> bool:
 
 
 def _entry(kind: Any) -> type[Struct] | None:
-    """Return the type of each entry, for a table of tables whose names the operator chooses; else `None`."""
+    """Return the type of each entry, for a table of tables whose names the operator chooses; else
+    `None`."""
     return get_args(kind)[1] if get_origin(kind) is dict else None
 
 
@@ -615,13 +694,17 @@ _AT_MOST = (
     ("sessions.default_timeout_minutes", "sessions.max_timeout_minutes"),
     ("sessions.default_token_budget", "sessions.max_token_budget"),
 )
-"""Pairs of keys: the first may not be above the second. If only the second is set, it lowers the first's built-in value. If both
-are set, it is an error."""
+"""Pairs of keys: the first may not be above the second. If only the second is set, it lowers the
+first's built-in value. If both are set, it is an error."""
 
 
 def _too_high(config: Configuration) -> list[tuple[str, str]]:
     values = dict(_values(config, ""))
-    return [(low, high) for low, high in _AT_MOST if values[low] is not None and values[low] > values[high]]
+    return [
+        (low, high)
+        for low, high in _AT_MOST
+        if values[low] is not None and values[low] > values[high]
+    ]
 
 
 def _check_together(config: Configuration, origins: Mapping[str, tuple[Path, Any]]) -> None:
@@ -629,7 +712,9 @@ def _check_together(config: Configuration, origins: Mapping[str, tuple[Path, Any
     for low, high in _too_high(config):
         path, value = origins[low]
         source = origins[high][0] if high in origins else BUILT_IN
-        raise _bad_value(path, low, value, f"at most {high}, which is {values[high]:.12g} ({source})")
+        raise _bad_value(
+            path, low, value, f"at most {high}, which is {values[high]:.12g} ({source})"
+        )
 
 
 def _check_groups(config: Configuration, found: _FileValues) -> None:
@@ -647,12 +732,16 @@ def _check_agents(config: Configuration, found: _FileValues) -> None:
         key = entry_key("agents", name)
         if not is_name(name) or name.startswith("-"):
             path = found.names["agents"][name]
-            raise ConfigError(f"{path}: {key}: an agent's name has {NAME}, and does not begin with -")
+            raise ConfigError(
+                f"{path}: {key}: an agent's name has {NAME}, and does not begin with -"
+            )
         try:
             for text in agent.limits:
                 check_range(parse_limit(text), ranges)
         except (ValueError, Invalid) as error:
-            raise ConfigError(f"{found.values[f'{key}.limits'][0]}: {key}.limits: {error}") from error
+            raise ConfigError(
+                f"{found.values[f'{key}.limits'][0]}: {key}.limits: {error}"
+            ) from error
 
 
 def _check_default_agent(config: Configuration, found: _FileValues) -> None:
@@ -660,31 +749,47 @@ def _check_default_agent(config: Configuration, found: _FileValues) -> None:
     known = [*config.agents, *AGENTS]
     if agent is not None and agent not in known:
         path = found.values["sessions.default_agent"][0]
-        raise _bad_value(path, "sessions.default_agent", agent, f"one of {', '.join(dict.fromkeys(known))}")
+        raise _bad_value(
+            path, "sessions.default_agent", agent, f"one of {', '.join(dict.fromkeys(known))}"
+        )
 
 
 def _check_upstreams(config: Configuration, found: _FileValues) -> None:
     for name, upstream in config.gateway.upstreams.items():
         if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or name in {".", "..", "run"}:
             path = found.names["gateway.upstreams"][name]
-            what = 'an upstream\'s name has only A-Z a-z 0-9 . _ -, and is not ".", ".." or "run": it is a part of a URL'
+            what = (
+                'an upstream\'s name has only A-Z a-z 0-9 . _ -, and is not ".", ".." or "run": '
+                "it is a part of a URL"
+            )
             raise ConfigError(f"{path}: {entry_key('gateway.upstreams', name)}: {what}")
         if upstream.key_env is not None and upstream.key_file is not None:
             key = entry_key("gateway.upstreams", name)
             path, value = found.values[f"{key}.key_file"]
             other = found.values[f"{key}.key_env"][0]
-            raise _bad_value(path, f"{key}.key_file", value, f'"off" beside key_env ({other}): a key comes from one place')
+            raise _bad_value(
+                path,
+                f"{key}.key_file",
+                value,
+                f'"off" beside key_env ({other}): a key comes from one place',
+            )
 
 
 def _check_otel(config: Configuration, found: _FileValues) -> None:
     if config.otel.headers_env is not None and config.otel.headers_file is not None:
         path, value = found.values["otel.headers_file"]
         other = found.values["otel.headers_env"][0]
-        raise _bad_value(path, "otel.headers_file", value, f'"off" beside headers_env ({other}): headers come from one place')
+        raise _bad_value(
+            path,
+            "otel.headers_file",
+            value,
+            f'"off" beside headers_env ({other}): headers come from one place',
+        )
 
 
 def main() -> None:
-    """Print, as JSON, the settings of a daemon that would be started here. `sfactl run --help` shows them if no daemon runs."""
+    """Print, as JSON, the settings of a daemon that would be started here. `sfactl run --help`
+    shows them if no daemon runs."""
     try:
         files, required = config_files(os.environ, state_dir(os.environ, os.geteuid()))
         print(msgspec.json.encode(load(files, required=required).settings).decode())

@@ -79,7 +79,10 @@ _WORDS = {
     "path": "an absolute path",
     "paths": "a list of absolute paths, or of paths that begin with ~/",
     "patterns": 'a list of names in which * stands for any letters, such as "claude-*"',
-    "events": 'a list of types of events in which * stands for any letters, such as "run_failed" or "alert_*"',
+    "events": (
+        'a list of types of events in which * stands for any letters, such as "run_failed" or '
+        '"alert_*"'
+    ),
     "egress": f"a list of hosts, each as {FORMS}",
     "names": "a list of names of 1 to 64 of A-Z a-z 0-9 . _ -",
     "agent": "the name of an agent",
@@ -88,7 +91,10 @@ _WORDS = {
     "listen": '"127.0.0.1:PORT", "[::1]:PORT" or "unix:/PATH"',
     "group": "name or number of a group of this machine",
     "variable": "the name of an environment variable",
-    "url": 'a URL that begins with http:// or https:// and does not end with "/", without user or password (use key_file)',
+    "url": (
+        'a URL that begins with http:// or https:// and does not end with "/", without user or '
+        "password (use key_file)"
+    ),
     "command": "a list of texts: the program and its arguments, one text each",
     "limits": 'a list of limits as --limit takes them, such as "turns=50" or "cost=2.50:warn"',
 }
@@ -107,7 +113,11 @@ def is_base_url(url: str) -> bool:
             ipaddress.IPv6Address(host)
     except ValueError:
         return False
-    well_formed = found.scheme in {"http", "https"} and _HOST.fullmatch(host) and not re.search(r"[\s\x00-\x1f\x7f?#]", url)
+    well_formed = (
+        found.scheme in {"http", "https"}
+        and _HOST.fullmatch(host)
+        and not re.search(r"[\s\x00-\x1f\x7f?#]", url)
+    )
     return bool(well_formed) and port != 0
 
 
@@ -119,14 +129,18 @@ def listen_address(text: str) -> Path | tuple[str, int]:
     if scheme == "unix" and Path(path).is_absolute() and "\0" not in path:
         return Path(path)
     host, _, port = text.rpartition(":")
-    if host not in {"127.0.0.1", "[::1]"} or not re.fullmatch(r"[1-9][0-9]{0,4}", port, re.ASCII) or int(port) > MAX_PORT:
+    if (
+        host not in {"127.0.0.1", "[::1]"}
+        or not re.fullmatch(r"[1-9][0-9]{0,4}", port, re.ASCII)
+        or int(port) > MAX_PORT
+    ):
         raise ValueError(text)
     return host.strip("[]"), int(port)
 
 
 def converted(kind: Any, value: Any) -> Any:
-    """Return a value from TOML as the type of its field. Raises `NotAllowed`, `ValueError`, `TypeError`, `OverflowError`, and
-    `KeyError` for a group that does not exist."""
+    """Return a value from TOML as the type of its field. Raises `NotAllowed`, `ValueError`,
+    `TypeError`, `OverflowError`, and `KeyError` for a group that does not exist."""
     if value == OFF and _may_be_off(kind):
         return None
     unit = _unit(kind)
@@ -137,14 +151,23 @@ def converted(kind: Any, value: Any) -> Any:
     elif unit == "path" and not Path(value).is_absolute():
         raise ValueError
     result = msgspec.convert(value, kind)
-    if unit == "events" and "" not in result and (unknown := unknown_pattern(result, HOOK_TYPES)) is not None:
-        raise NotAllowed(f"types of events, and patterns that match one; {unknown!r} matches none of {', '.join(HOOK_TYPES)}")
+    if (
+        unit == "events"
+        and "" not in result
+        and (unknown := unknown_pattern(result, HOOK_TYPES)) is not None
+    ):
+        raise NotAllowed(
+            f"types of events, and patterns that match one; {unknown!r} matches none of "
+            f"{', '.join(HOOK_TYPES)}"
+        )
     if unit == "egress":
         for each in result:
             destination(each)
     if unit == "listen":
         listen_address(result)
-    if (unit == "url" and not is_base_url(value)) or (unit in ("patterns", "events") and "" in value):
+    if (unit == "url" and not is_base_url(value)) or (
+        unit in ("patterns", "events") and "" in value
+    ):
         raise ValueError
     if isinstance(result, float) and not math.isfinite(result):
         raise ValueError
@@ -156,7 +179,11 @@ def allowed(kind: Any) -> str:
     meta = _meta(kind)
     if meta is None:
         return _allowed_unbounded(kind)
-    return f'{_allowed_range(kind, meta)}, or "{OFF}"' if _may_be_off(kind) else _allowed_range(kind, meta)
+    return (
+        f'{_allowed_range(kind, meta)}, or "{OFF}"'
+        if _may_be_off(kind)
+        else _allowed_range(kind, meta)
+    )
 
 
 def _allowed_unbounded(kind: Any) -> str:
@@ -167,8 +194,12 @@ def _allowed_unbounded(kind: Any) -> str:
         return f"true, false or {' or '.join(words)}"
     if get_origin(kind) is tuple:
         return "a list of names"
-    choices = [choice for part in _parts(kind) if get_origin(part) is Literal for choice in get_args(part)]
-    return "one of " + ", ".join(f'"{choice}"' for choice in [*choices, *([OFF] if _may_be_off(kind) else [])])
+    choices = [
+        choice for part in _parts(kind) if get_origin(part) is Literal for choice in get_args(part)
+    ]
+    return "one of " + ", ".join(
+        f'"{choice}"' for choice in [*choices, *([OFF] if _may_be_off(kind) else [])]
+    )
 
 
 def _allowed_range(kind: Any, meta: Meta) -> str:
@@ -195,7 +226,9 @@ def _range(meta: Meta, shown: Callable[[Any], str]) -> str:
 
 def _between(meta: Meta) -> str:
     if meta.gt is not None:
-        return f"above {_plain(meta.gt)}" + ("" if meta.lt is None else f" and below {_plain(meta.lt)}")
+        return f"above {_plain(meta.gt)}" + (
+            "" if meta.lt is None else f" and below {_plain(meta.lt)}"
+        )
     return f"{'of' if meta.le is None else 'from'} {_range(meta, _plain)}"
 
 

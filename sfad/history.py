@@ -1,7 +1,9 @@
-"""Answers from a state directory without its daemon: `python -m sfad.history STATE_DIR`, with a socket as stdin.
+"""Answers from a state directory without its daemon: `python -m sfad.history STATE_DIR`, with a
+socket as stdin.
 
-`sfactl` starts this program where no daemon listens, and speaks the protocol with it. The program reads the ledger and the output
-files; it creates, changes and migrates nothing. It is a process of its own so that the client imports nothing of the daemon.
+`sfactl` starts this program where no daemon listens, and speaks the protocol with it. The program
+reads the ledger and the output files; it creates, changes and migrates nothing. It is a process of
+its own so that the client imports nothing of the daemon.
 """
 
 import os
@@ -44,7 +46,8 @@ class PastRuns:
         return self._reader.get(run) is not None
 
     def live_runs(self, scope: Scope, *, name: str) -> list[RunId]:
-        """Return the newest run of this name that had not ended, if there is one. Whether the older ones live is not known."""
+        """Return the newest run of this name that had not ended, if there is one. Whether the older
+        ones live is not known."""
         numbers = self._reader.select(Page(m.List(id=0, name=name, rows=0), scope)).numbers
         return [run_id(numbers[-1])] if numbers else []
 
@@ -107,35 +110,61 @@ class History:
 
     def _welcome(self, request: m.Hello) -> m.Reply:
         version = max(set(request.versions) & set(SUPPORTED), default=SUPPORTED[0])
-        return m.Welcome(id=request.id, version=version, daemon=__version__, pid=os.getpid(), state_dir=str(self._state))
+        return m.Welcome(
+            id=request.id,
+            version=version,
+            daemon=__version__,
+            pid=os.getpid(),
+            state_dir=str(self._state),
+        )
 
     def _info(self, request: m.Info) -> m.Reply:
         (info,) = self._runs.shown([self._resolve(request.run)])
         made, refused = self._reader.count_calls(info.id)
         if made or refused or info.by_gateway:
             last = self._reader.last_refusal(info.id) if refused else None
-            info = msgspec.structs.replace(info, calls=made, calls_refused=refused, last_refusal=last)
+            info = msgspec.structs.replace(
+                info, calls=made, calls_refused=refused, last_refusal=last
+            )
         return m.RunReply(id=request.id, run=info)
 
     def _list(self, request: m.List) -> m.Reply:
         root = None if request.root is None else self._resolve(request.root).id
-        found = self._reader.select(Page(msgspec.structs.replace(request, root=None), EVERYTHING, within=root))
+        found = self._reader.select(
+            Page(msgspec.structs.replace(request, root=None), EVERYTHING, within=root)
+        )
         runs = self._runs.shown(self._reader.runs(found.numbers))
         if not request.limits:
-            runs = [msgspec.structs.replace(run, limits=[]) if run.status.terminal else run for run in runs]
-        return m.RunList(id=request.id, runs=runs, next=run_id(found.reached) if found.reached else None)
+            runs = [
+                msgspec.structs.replace(run, limits=[]) if run.status.terminal else run
+                for run in runs
+            ]
+        return m.RunList(
+            id=request.id, runs=runs, next=run_id(found.reached) if found.reached else None
+        )
 
     def _summarise(self, request: m.Summarise) -> m.Reply:
         page = page_of(request, EVERYTHING)
-        found = (self._reader.get(info.id) for info in self._reader.open_runs() if page.admits(info, None, ()))
+        found = (
+            self._reader.get(info.id)
+            for info in self._reader.open_runs()
+            if page.admits(info, None, ())
+        )
         live = [(info, extra.model) for info, extra in filter(None, found)]
-        return m.Summarised(id=request.id, summary=Summariser(self._connection, page, request, live).summary())
+        return m.Summarised(
+            id=request.id, summary=Summariser(self._connection, page, request, live).summary()
+        )
 
     def _events(self, request: m.Events) -> m.Reply:
         if request.follow:
-            raise unavailable("no daemon is running, so there will be no further events; leave -f out to see the past ones")
+            raise unavailable(
+                "no daemon is running, so there will be no further events; leave -f out to see "
+                "the past ones"
+            )
         runs = tuple(self._resolve(run).id for run in request.runs)
-        wanted = EventFilter(EVERYTHING, runs, tuple(request.types), request.severity, request.since)
+        wanted = EventFilter(
+            EVERYTHING, runs, tuple(request.types), request.severity, request.since
+        )
         return event_page(self._connection, wanted, request, request.rows)
 
     def _logs(self, request: m.Logs) -> tuple[m.Reply, Sequence[int]]:
@@ -146,18 +175,32 @@ class History:
             raise no_output(run, error) from None
         out, err = told(self._output, run, descriptors) if request.times else ([], [])
         # without a daemon, a reader would not learn when a live run ends: it gets what there is
-        return m.LogFiles(id=request.id, run=run.id, ended=True, out_times=out, err_times=err), descriptors
+        return m.LogFiles(
+            id=request.id, run=run.id, ended=True, out_times=out, err_times=err
+        ), descriptors
 
     def _calls(self, request: m.ListCalls) -> m.Reply:
         run = self._resolve(request.run)
-        after = (request.after.timestamp() if request.after is not None else 0.0, request.after_number)
+        after = (
+            request.after.timestamp() if request.after is not None else 0.0,
+            request.after_number,
+        )
         found = self._reader.calls(run.id, after)
-        return m.CallPage(id=request.id, run=run.id, calls=found, more=len(found) == CALLS, ended=True, gateway=run.by_gateway)
+        return m.CallPage(
+            id=request.id,
+            run=run.id,
+            calls=found,
+            more=len(found) == CALLS,
+            ended=True,
+            gateway=run.by_gateway,
+        )
 
     def _result(self, request: m.Result) -> m.Reply:
         info = self._resolve(request.run)
         if not info.status.terminal:
-            raise wrong_state(f"run {info.id} was {info.status} when its daemon was last there; read its logs")
+            raise wrong_state(
+                f"run {info.id} was {info.status} when its daemon was last there; read its logs"
+            )
         return result(self._output, info, request)
 
 
@@ -166,20 +209,31 @@ def _as_left(info: RunInfo) -> RunInfo:
     if info.status.terminal:
         return info
     message = UNKNOWN if info.reason is None else f"{UNKNOWN}: {info.reason.message}"
-    return msgspec.structs.replace(info, deadline=None, reason=Reason(kind="no_daemon", message=message))
+    return msgspec.structs.replace(
+        info, deadline=None, reason=Reason(kind="no_daemon", message=message)
+    )
 
 
 def serve(state: Path, sock: socket.socket) -> None:
-    """Answer until the client closes the connection. If the ledger cannot be read, the answer to `hello` says so."""
+    """Answer until the client closes the connection. If the ledger cannot be read, the answer to
+    `hello` says so."""
     try:
         with closing(open_past(state)) as connection:
             _serve(History(state, connection).answer, sock)
     except LedgerError as error:
         message = str(error)
-        _serve(lambda request: (m.Error(id=request.id, code=ErrorCode.UNAVAILABLE, message=message), ()), sock)
+        _serve(
+            lambda request: (
+                m.Error(id=request.id, code=ErrorCode.UNAVAILABLE, message=message),
+                (),
+            ),
+            sock,
+        )
 
 
-def _serve(answer: Callable[[m.Request], tuple[m.Reply, Sequence[int]]], sock: socket.socket) -> None:
+def _serve(
+    answer: Callable[[m.Request], tuple[m.Reply, Sequence[int]]], sock: socket.socket
+) -> None:
     decoder = FrameDecoder(MAX_REQUEST)
     while data := sock.recv(65536):
         for body in decoder.feed(data):

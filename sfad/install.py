@@ -1,7 +1,7 @@
 """`sfad install`: make the daemon of this installation a service of systemd.
 
-The units are those of `systemd/`, with this installation's program in place of `/usr/bin/env sfad`. Each step is printed when it
-is done. A dry run prints the same steps and takes none of them.
+The units are those of `systemd/`, with this installation's program in place of `/usr/bin/env sfad`.
+Each step is printed when it is done. A dry run prints the same steps and takes none of them.
 """
 
 import json
@@ -25,14 +25,19 @@ from .host import probe
 from .protocol.paths import SYSTEM_SOCKET, SYSTEM_STATE, daemon_socket, state_dir, xdg
 
 STARTED = ("sfad.socket", "sfad.service")
-"""The units that are enabled and started, in this order: systemd does not start the socket of a service that is active."""
+"""The units that are enabled and started, in this order: systemd does not start the socket of a
+service that is active."""
 PLACEHOLDER = "/usr/bin/env sfad"
 NOTIFY_RELOAD = 253
 """The first version of systemd that has Type=notify-reload."""
 NEWER_KEYS = re.compile(r"^(RestartMode|DelegateSubgroup)=.*\n", re.MULTILINE)
 KEYS_KNOWN = 254
-"""The first version of systemd that knows `NEWER_KEYS`. Earlier versions do without, and complain of them."""
-SETUP = {"sfad.sysusers": Path("/etc/sysusers.d/sfad.conf"), "sfad.tmpfiles": Path("/etc/tmpfiles.d/sfad.conf")}
+"""The first version of systemd that knows `NEWER_KEYS`. Earlier versions do without, and complain
+of them."""
+SETUP = {
+    "sfad.sysusers": Path("/etc/sysusers.d/sfad.conf"),
+    "sfad.tmpfiles": Path("/etc/tmpfiles.d/sfad.conf"),
+}
 """Where a service of the system has its group and its directories."""
 GROUP = "sfad"
 ON_DEMAND = re.compile(r"sfad-on-demand-[\d-]+\.service")
@@ -59,7 +64,11 @@ class InstallError(Exception):
 def program() -> list[str]:
     """Return the command that starts this installation: its script `sfad`, else its interpreter."""
     script = Path(sys.argv[0]).absolute()
-    return [str(script)] if script.name == "sfad" and os.access(script, os.X_OK) else [sys.executable, "-P", "-m", "sfad"]
+    return (
+        [str(script)]
+        if script.name == "sfad" and os.access(script, os.X_OK)
+        else [sys.executable, "-P", "-m", "sfad"]
+    )
 
 
 def client() -> list[str]:
@@ -69,9 +78,14 @@ def client() -> list[str]:
 
 
 def templates(*, user: bool) -> dict[str, str]:
-    """Return the units by name. In a wheel they are beside this file, in a checkout in `systemd/`."""
+    """Return the units by name. In a wheel they are beside this file, in a checkout in
+    `systemd/`."""
     top = _files() / "user" if user else _files()
-    return {path.name: path.read_text() for path in sorted(top.iterdir()) if path.suffix in (".service", ".socket")}
+    return {
+        path.name: path.read_text()
+        for path in sorted(top.iterdir())
+        if path.suffix in (".service", ".socket")
+    }
 
 
 def _files() -> Path:
@@ -80,15 +94,23 @@ def _files() -> Path:
 
 
 def render(template: str, words: list[str], version: int) -> str:
-    """Return a unit for a program and a version of systemd. Raises `InstallError` for a path that a unit cannot contain."""
+    """Return a unit for a program and a version of systemd. Raises `InstallError` for a path that a
+    unit cannot contain."""
     for word in words:
         if _SPECIAL & set(word):
             raise InstallError(
-                f"{word!r} has a character that a systemd unit cannot contain; install sfad under another path", exits.USAGE
+                (
+                    f"{word!r} has a character that a systemd unit cannot contain; install sfad "
+                    "under "
+                    "another path"
+                ),
+                exits.USAGE,
             )
     text = template.replace(PLACEHOLDER, " ".join(word.replace("%", "%%") for word in words))
     if version >= NOTIFY_RELOAD:
-        text = text.replace("Type=notify\n", "Type=notify-reload\n").replace("ExecReload=/bin/kill -HUP $MAINPID\n", "")
+        text = text.replace("Type=notify\n", "Type=notify-reload\n").replace(
+            "ExecReload=/bin/kill -HUP $MAINPID\n", ""
+        )
     return text if version >= KEYS_KNOWN else NEWER_KEYS.sub("", text)
 
 
@@ -97,12 +119,19 @@ class Steps:
 
     def __init__(self, *, dry_run: bool) -> None:
         self.dry_run = dry_run
-        self.environ = {name: value for name, value in os.environ.items() if not name.startswith(("SFA_", "SFAD_"))}
+        self.environ = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SFA_", "SFAD_"))
+        }
         """Without the variables that may name another daemon than the service's."""
 
     def run(self, *command: str) -> None:
         if not self.dry_run and (done := self._done(command)).returncode:
-            raise InstallError(f"'{shlex.join(command)}' exited with {done.returncode}: {' '.join(done.stderr.split())}")
+            raise InstallError(
+                f"'{shlex.join(command)}' exited with {done.returncode}: "
+                f"{' '.join(done.stderr.split())}"
+            )
         self.say("run", shlex.join(command))
 
     def output(self, *command: str) -> str:
@@ -120,7 +149,9 @@ class Steps:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise InstallError(f"'{shlex.join(command)}' did not end within {COMMAND_TIMEOUT:g} s") from None
+            raise InstallError(
+                f"'{shlex.join(command)}' did not end within {COMMAND_TIMEOUT:g} s"
+            ) from None
 
     def tell(self, verb: str, what: str) -> None:
         """Announce a step."""
@@ -146,7 +177,9 @@ class Installer:
             self._linger("enable-linger")
         self._check_manager(awaited=linger)
         self._warn_of_paths()
-        changed = [self._write(self._directory / name, text) for name, text in self._rendered().items()]
+        changed = [
+            self._write(self._directory / name, text) for name, text in self._rendered().items()
+        ]
         self._set_up()
         self._steps.run(*self._systemctl, "daemon-reload")
         self._steps.run(*self._systemctl, "enable", *STARTED)
@@ -154,14 +187,21 @@ class Installer:
         self._tell_lasting(linger)
         if not self._user and find_spec("textual") is None:
             pip = shlex.join([sys.executable, "-m", "pip", "install", ".[top]"])
-            print(f"note: for sfactl top, install sfad with its extra top, as in the checkout: {pip}")
+            print(
+                f"note: for sfactl top, install sfad with its extra top, as in the checkout: {pip}"
+            )
         print(f"next: {shlex.join([*client(), 'status'])}")
 
     def confirm_removal(self, *, yes: bool) -> None:
-        """Say which live runs a removal ends, and ask at a terminal, unless `yes`. Raises `InstallError` if it must not be done."""
+        """Say which live runs a removal ends, and ask at a terminal, unless `yes`. Raises
+        `InstallError` if it must not be done."""
         self._check()
         self._check_manager(awaited=False)
-        if self._steps.output(*self._systemctl, "is-active", STARTED[-1]) in ("", "inactive", "failed"):
+        if self._steps.output(*self._systemctl, "is-active", STARTED[-1]) in (
+            "",
+            "inactive",
+            "failed",
+        ):
             return  # a client that connected would start the daemon
         ends = self._live_runs()
         if ends is None:
@@ -169,30 +209,48 @@ class Installer:
         if self._steps.dry_run or yes:
             self._steps.tell("end", ends)
         elif not sys.stdin.isatty():
-            raise InstallError(f"nothing is removed, because that ends {ends}; to do it: --remove --yes", exits.USAGE)
+            raise InstallError(
+                f"nothing is removed, because that ends {ends}; to do it: --remove --yes",
+                exits.USAGE,
+            )
         elif input(f"this ends {ends}. Go on? [y/N] ").strip().lower() not in ("y", "yes"):
             raise InstallError("nothing was removed", exits.USAGE)
 
     def _live_runs(self) -> str | None:
-        """Return how many live runs the service has, and the names of its largest trees; `None` if it has none."""
+        """Return how many live runs the service has, and the names of its largest trees; `None` if
+        it has none."""
         socket = daemon_socket(self._steps.environ, os.getuid()) if self._user else SYSTEM_SOCKET
         said = self._steps.output(
-            sys.executable, "-P", "-m", "sfactl", "list", "--json", "--limit-rows", "0", "--socket", str(socket)
+            sys.executable,
+            "-P",
+            "-m",
+            "sfactl",
+            "list",
+            "--json",
+            "--limit-rows",
+            "0",
+            "--socket",
+            str(socket),
         )
         if not said:
             return f"runs that are not known, because the daemon does not answer at {socket}"
         runs = json.loads(said)["runs"]
         if not runs:
             return None
-        roots = sorted((run for run in runs if run["parent_id"] is None), key=lambda run: -run["descendants"])
+        roots = sorted(
+            (run for run in runs if run["parent_id"] is None), key=lambda run: -run["descendants"]
+        )
         names = [run["name"] if self._user else f"{run['name']} ({run['user']})" for run in roots]
         rest = [f"{len(names) - NAMED} more trees"] if len(names) > NAMED else []
         return f"{len(runs)} live run{'s' * (len(runs) > 1)}: {', '.join([*names[:NAMED], *rest])}"
 
     def remove(self, *, linger: bool = False) -> None:
-        """Stop the daemon with its runs, and remove the units, after `confirm_removal`. Raises `InstallError`, `OSError`."""
+        """Stop the daemon with its runs, and remove the units, after `confirm_removal`. Raises
+        `InstallError`, `OSError`."""
         units = [self._directory / name for name in templates(user=self._user)]
-        files = [path for path in (*units, *(() if self._user else SETUP.values())) if path.exists()]
+        files = [
+            path for path in (*units, *(() if self._user else SETUP.values())) if path.exists()
+        ]
         if files:
             if started := [unit for unit in STARTED if self._directory / unit in files]:
                 self._steps.run(*self._systemctl, "disable", "--now", *started)
@@ -208,7 +266,10 @@ class Installer:
         if linger:
             self._linger("disable-linger")
         elif self._user and probe.lingering(os.getuid()):
-            print(f"lingering stays enabled; to disable it: {probe.linger_command(os.getuid()).replace('enable', 'disable')}")
+            print(
+                "lingering stays enabled; to disable it: "
+                f"{probe.linger_command(os.getuid()).replace('enable', 'disable')}"
+            )
 
     def installed(self) -> bool:
         with suppress(InstallError):
@@ -227,19 +288,28 @@ class Installer:
     def _check(self) -> None:
         if not probe.systemd_runs() or not shutil.which("systemctl"):
             raise InstallError(
-                "systemd does not run here (no /run/systemd/system); start 'sfad serve' from this machine's init, or let the first "
+                "systemd does not run here (no /run/systemd/system); start 'sfad serve' from this "
+                "machine's init, or let the first "
                 "'sfactl spawn' start a daemon"
             )
         if not self._user and os.geteuid() != 0:
             # root may have a service of their own, too
             words = [*sys.argv[1:], *(["--system"] if "--system" not in sys.argv else [])]
-            raise InstallError(f"the system's service needs root: sudo {shlex.join([*program(), *words])}", exits.NOT_PERMITTED)
+            raise InstallError(
+                f"the system's service needs root: sudo {shlex.join([*program(), *words])}",
+                exits.NOT_PERMITTED,
+            )
         for name in ("SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG"):
             if name in os.environ:
-                print(f"note: {name} is set in this shell; the service does not use it, but sfactl does")
+                print(
+                    f"note: {name} is set in this shell; the service does not use it, but "
+                    "sfactl "
+                    "does"
+                )
 
     def _check_manager(self, *, awaited: bool) -> None:
-        """Find the user's systemd, whose runtime directory cron and su do not name. `awaited`: it may be about to start."""
+        """Find the user's systemd, whose runtime directory cron and su do not name. `awaited`: it
+        may be about to start."""
         if not self._user:
             return
         own = f"/run/user/{os.getuid()}"
@@ -254,38 +324,57 @@ class Installer:
             time.sleep(0.05)
         if not (awaited and self._steps.dry_run):
             raise InstallError(
-                f"{probe.user_name(os.getuid())} has no systemd running ({own}/systemd/private does not exist), as after su or in "
+                f"{probe.user_name(os.getuid())} has no systemd running ({own}/systemd/private "
+                "does not exist), as after su or in "
                 "cron; log in by ssh or at a console, or give --linger, which starts it"
             )
 
     def _rendered(self) -> dict[str, str]:
         found = self._steps.output("systemctl", "--version").split()
         words, version = program(), int(found[1]) if len(found) > 1 and found[1].isdecimal() else 0
-        return {name: render(text, words, version) for name, text in templates(user=self._user).items()}
+        return {
+            name: render(text, words, version) for name, text in templates(user=self._user).items()
+        }
 
     def _set_up(self) -> None:
         """Make the group and the directories of a service of the system."""
         if self._user:
             return
-        for (name, path), command in zip(SETUP.items(), (["systemd-sysusers"], ["systemd-tmpfiles", "--create"]), strict=True):
+        for (name, path), command in zip(
+            SETUP.items(), (["systemd-sysusers"], ["systemd-tmpfiles", "--create"]), strict=True
+        ):
             self._write(path, (_files() / name).read_text())
             if shutil.which(command[0]):
                 self._steps.run(*command, str(path))
             else:
-                print(f"note: there is no {command[0]} here; the next boot, or you, must do what {path} says")
+                print(
+                    f"note: there is no {command[0]} here; the next boot, or you, must do what "
+                    f"{path} says"
+                )
 
     def _warn_of_paths(self) -> None:
         """Warn of a program that others can change, or that not all users can run."""
         if self._user:
             return
         needed = (Path(program()[0]), Path(sys.executable), Path(__file__).parent)
-        paths = dict.fromkeys(path for start in needed for path in (start.resolve(), *start.resolve().parents))
+        paths = dict.fromkeys(
+            path for start in needed for path in (start.resolve(), *start.resolve().parents)
+        )
         modes = {path: path.stat() for path in paths}
         if foreign := next((path for path, found in modes.items() if found.st_uid != 0), None):
             owner = probe.user_name(modes[foreign].st_uid)
-            print(f"warning: {foreign} belongs to {owner}, who can thereby become root; install sfad where only root can write")
-        if closed := next((path for path, found in modes.items() if not found.st_mode & stat.S_IXOTH), None):
-            print(f"warning: other users cannot run sfactl, because {closed} is closed to them; to open it: chmod o+rx {closed}")
+            print(
+                f"warning: {foreign} belongs to {owner}, who can thereby become root; install "
+                "sfad where only root can write"
+            )
+        if closed := next(
+            (path for path, found in modes.items() if not found.st_mode & stat.S_IXOTH), None
+        ):
+            print(
+                f"warning: other users cannot run sfactl, because {closed} is closed to them; "
+                "to "
+                f"open it: chmod o+rx {closed}"
+            )
 
     def _write(self, path: Path, text: str) -> bool:
         if path.exists() and path.read_text() == text:
@@ -301,11 +390,17 @@ class Installer:
 
     def _start(self, *, changed: bool) -> None:
         if self._steps.output(*self._systemctl, "is-active", STARTED[-1]) == "active":
-            self._steps.run(*self._systemctl, "reload", STARTED[-1])  # the daemon becomes this version, and keeps its runs
+            # the daemon becomes this version, and keeps its runs
+            self._steps.run(*self._systemctl, "reload", STARTED[-1])
             if changed:
                 # not 'restart': systemd does not start a socket while its service is active
-                stop, start = (shlex.join([*self._systemctl, verb, *STARTED]) for verb in ("stop", "start"))
-                print(f"the daemon still runs by its old unit; to use the new one, which ends its runs: {stop} && {start}")
+                stop, start = (
+                    shlex.join([*self._systemctl, verb, *STARTED]) for verb in ("stop", "start")
+                )
+                print(
+                    "the daemon still runs by its old unit; to use the new one, which ends its "
+                    f"runs: {stop} && {start}"
+                )
             return
         state = state_dir(self._steps.environ, os.getuid()) if self._user else SYSTEM_STATE
         if (pid := probe.holder(state)) is not None:
@@ -313,13 +408,15 @@ class Installer:
         self._steps.run(*self._systemctl, "start", *STARTED)
 
     def _end_idle(self, pid: int) -> None:
-        """End the daemon that a client or a shell started, if it has no runs. Raises `InstallError` if it has."""
+        """End the daemon that a client or a shell started, if it has no runs. Raises `InstallError`
+        if it has."""
         said = self._steps.output(sys.executable, "-P", "-m", "sfactl", "status", "--json")
         status = json.loads(said) if said else {}
         if status.get("pid") != pid or status["live"] or status["queued"]:
             start = shlex.join([*self._systemctl, "start", *STARTED])
             raise InstallError(
-                f"the service is not started: a daemon that was started without it (pid {pid}) has runs, or does not answer. When "
+                f"the service is not started: a daemon that was started without it (pid {pid}) "
+                "has runs, or does not answer. When "
                 f"its runs have ended: kill {pid}; {start}"
             )
         if not self._steps.dry_run:
@@ -328,9 +425,12 @@ class Installer:
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
             select.select([pidfd], [], [], COMMAND_TIMEOUT)
             os.close(pidfd)
-            if unit is not None:  # wait for its ExecStopPost=, which sweeps and holds the state directory meanwhile
+            # wait for its ExecStopPost=, which sweeps and holds the state directory meanwhile
+            if unit is not None:
                 self._steps.output(*self._systemctl, "stop", unit[0])
-        self._steps.say("end", f"the daemon that was started without the service (pid {pid}); it had no runs")
+        self._steps.say(
+            "end", f"the daemon that was started without the service (pid {pid}); it had no runs"
+        )
 
     def _tell_lasting(self, linger: bool) -> None:
         if not self._user:
@@ -339,11 +439,15 @@ class Installer:
             print("the daemon starts again at boot, and logging out does not end it")
         else:
             command = probe.linger_command(os.getuid())
-            print(f"warning: the daemon and its runs end when you log out; to prevent that: {command}")
+            print(
+                f"warning: the daemon and its runs end when you log out; to prevent that: {command}"
+            )
 
     def _linger(self, verb: str) -> None:
         try:
             self._steps.run("loginctl", verb)
         except InstallError as error:
             name = probe.user_name(os.getuid())
-            raise InstallError(f"{error}; as root: loginctl {verb} {name}", exits.NOT_PERMITTED) from None
+            raise InstallError(
+                f"{error}; as root: loginctl {verb} {name}", exits.NOT_PERMITTED
+            ) from None

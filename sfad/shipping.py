@@ -1,9 +1,10 @@
-"""Directories that travel with runs: packed where the run is asked for, unpacked on its node, and compared there with what was sent
-(docs/fleet.md#files).
+"""Directories that travel with runs: packed where the run is asked for, unpacked on its node, and
+compared there with what was sent (docs/fleet.md#files).
 
-The user of a run executes all of this: in `sfactl spawn --ship` and `sfactl fetch`, and in helpers on the node
-(`sfad.processes.shipping`). An archive is a gzipped tar of regular files, directories and symlinks. The reader trusts nothing in
-it: each file is opened below the directory without following a link, and a link may not lead out of the directory.
+The user of a run executes all of this: in `sfactl spawn --ship` and `sfactl fetch`, and in helpers
+on the node (`sfad.processes.shipping`). An archive is a gzipped tar of regular files, directories
+and symlinks. The reader trusts nothing in it: each file is opened below the directory without
+following a link, and a link may not lead out of the directory.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def why_unsafe(path: str) -> str | None:
 
 
 def why_leaves(path: str, target: str) -> str | None:
-    """Return why a link at `path` may not lead to `target`; `None` if it stays in the directory. A `..` behind another name could
-    lead anywhere, because that name may be a link itself."""
+    """Return why a link at `path` may not lead to `target`; `None` if it stays in the directory. A
+    `..` behind another name could lead anywhere, because that name may be a link itself."""
     parts = target.split("/")
     up = next((at for at, part in enumerate(parts) if part != ".."), len(parts))
     if not target or target.startswith("/") or ".." in parts[up:] or up > path.count("/"):
@@ -122,8 +123,8 @@ class Tree:
             os.close(at)
 
     def identity(self, path: str) -> str | None:
-        """Return what tells the content of a file or link from another one, with whether it is executable; `None` if there is
-        nothing, or a directory."""
+        """Return what tells the content of a file or link from another one, with whether it is
+        executable; `None` if there is nothing, or a directory."""
         found = self.status(path)
         if found is None or stat.S_ISDIR(found.st_mode):
             return None
@@ -154,7 +155,8 @@ class Tree:
             os.close(at)
 
     def remove_directories(self, path: str) -> None:
-        """Remove a directory in which there is nothing but directories. Raise `OSError` for another one."""
+        """Remove a directory in which there is nothing but directories. Raise `OSError` for another
+        one."""
         for each in self._entries(path):
             self.remove_directories(each)
         at, name = self._parent(path)
@@ -177,16 +179,27 @@ class Tree:
         at, _ = self._parent(f"{path}/-", make=True)
         os.close(at)
 
-    def write(self, path: str, content: IO[bytes], *, executable: bool, modified: float | None = None) -> None:
+    def write(
+        self, path: str, content: IO[bytes], *, executable: bool, modified: float | None = None
+    ) -> None:
         """Put a file in its place as a whole. Of a file that is there the other rights stay."""
         before = self.status(path)
         with self._replacing(path) as (at, new):
-            made = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=at)
+            made = os.open(
+                new,
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o666,
+                dir_fd=at,
+            )
             with os.fdopen(made, "wb") as file:
                 while piece := content.read(_PIECE):
                     file.write(piece)
                 file.flush()
-                mode = os.fstat(made).st_mode if before is None or not stat.S_ISREG(before.st_mode) else before.st_mode
+                mode = (
+                    os.fstat(made).st_mode
+                    if before is None or not stat.S_ISREG(before.st_mode)
+                    else before.st_mode
+                )
                 os.fchmod(made, (mode & 0o666) | ((mode & 0o444) >> 2 if executable else 0))
                 if modified is not None:
                     os.utime(made, (modified, modified))
@@ -197,7 +210,8 @@ class Tree:
 
     @contextmanager
     def _replacing(self, path: str) -> Iterator[tuple[int, str]]:
-        """Yield the directory of a file, and a name in it. What is made under that name takes the file's place as a whole."""
+        """Yield the directory of a file, and a name in it. What is made under that name takes the
+        file's place as a whole."""
         at, name = self._parent(path, make=True)
         new = f".{secrets.token_hex(8)}.sfad"
         try:
@@ -250,13 +264,15 @@ def _of_link(target: str) -> str:
 def _git(*words: str, cwd: str, env: Mapping[str, str], codes: Sequence[int] = (0,)) -> bytes:
     try:
         done = subprocess.run(
-            ["git", *words], cwd=cwd, env={**env, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}, stdin=subprocess.DEVNULL,
-            capture_output=True, check=False,
+            ["git", *words], cwd=cwd, env={**env, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
+            stdin=subprocess.DEVNULL, capture_output=True, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         raise ShippingError("git is not in the PATH; install it") from None
     if done.returncode not in codes:
-        raise ShippingError(complaint(done.stderr) or f"git {words[0]} ended with {done.returncode}")
+        raise ShippingError(
+            complaint(done.stderr) or f"git {words[0]} ended with {done.returncode}"
+        )
     return done.stdout
 
 
@@ -265,14 +281,22 @@ def _in_repository(root: str, env: Mapping[str, str]) -> bool:
         return _git("rev-parse", "--is-inside-work-tree", cwd=root, env=env).strip() == b"true"
     except ShippingError as error:
         # in no other case may files be sent that git would ignore
-        if str(error).startswith(("not a git repository", "git is not in the PATH")) and not os.path.lexists(f"{root}/.git"):
+        if str(error).startswith(
+            ("not a git repository", "git is not in the PATH")
+        ) and not os.path.lexists(f"{root}/.git"):
             return False
         raise
 
 
 def _plain(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which git obeys neither the user's settings nor those of a repository around it."""
-    return own(env) | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "HOME": "/nonexistent", "XDG_CONFIG_HOME": ""}
+    """Return an environment in which git obeys neither the user's settings nor those of a
+    repository around it."""
+    return own(env) | {
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "HOME": "/nonexistent",
+        "XDG_CONFIG_HOME": "",
+    }
 
 
 def begin_repository(root: str, author: str, env: Mapping[str, str]) -> None:
@@ -284,7 +308,9 @@ def begin_repository(root: str, author: str, env: Mapping[str, str]) -> None:
         _git("config", key, value, cwd=root, env=env)
     # sent although git ignores them, as tracked files may be
     _git("add", "--all", "--force", cwd=root, env=env)
-    _git("commit", "--quiet", "--allow-empty", "--no-verify", "--message=shipped", cwd=root, env=env)
+    _git(
+        "commit", "--quiet", "--allow-empty", "--no-verify", "--message=shipped", cwd=root, env=env
+    )
 
 
 # ---- Where the run is asked for: which files are sent
@@ -323,13 +349,21 @@ class Survey:
 
 
 def survey(root: str, env: Mapping[str, str]) -> Survey:
-    """Return what of a directory is sent: what git does not ignore, or without git everything. Raise `ShippingError`, `OSError`."""
+    """Return what of a directory is sent: what git does not ignore, or without git everything.
+    Raise `ShippingError`, `OSError`."""
     env, found = own(env), Survey()
     found.git = _in_repository(root, env)
     if found.git:
-        listed = _git("ls-files", "--cached", "--others", "--exclude-standard", "-z", cwd=root, env=env)
-        paths: Iterable[str] = sorted({os.fsdecode(path).rstrip("/") for path in listed.split(b"\0") if path})
-        name, mail = (_git("config", key, cwd=root, env=env, codes=(0, 1)).decode(errors="replace").strip() for key in _IDENTITY)
+        listed = _git(
+            "ls-files", "--cached", "--others", "--exclude-standard", "-z", cwd=root, env=env
+        )
+        paths: Iterable[str] = sorted(
+            {os.fsdecode(path).rstrip("/") for path in listed.split(b"\0") if path}
+        )
+        name, mail = (
+            _git("config", key, cwd=root, env=env, codes=(0, 1)).decode(errors="replace").strip()
+            for key in _IDENTITY
+        )
         found.author = f"{name} <{mail}>" if name and mail else ""
     else:
         paths = _everything(root)
@@ -337,7 +371,9 @@ def survey(root: str, env: Mapping[str, str]) -> Survey:
         for path in paths:
             found.see(tree, path)
     if not found.paths:
-        raise ShippingError("it has no files that git does not ignore" if found.git else "it is empty")
+        raise ShippingError(
+            "it has no files that git does not ignore" if found.git else "it is empty"
+        )
     return found
 
 
@@ -345,7 +381,8 @@ _IDENTITY = ("user.name", "user.email")
 
 
 def _everything(root: str, below: str = "") -> Iterator[str]:
-    """Yield the paths of all files and directories, without following links and without going into repositories' own files."""
+    """Yield the paths of all files and directories, without following links and without going into
+    repositories' own files."""
     with os.scandir(os.path.join(root, below) if below else root) as entries:
         for entry in sorted(entries, key=lambda each: each.name):
             path = f"{below}/{entry.name}" if below else entry.name
@@ -358,14 +395,21 @@ def _everything(root: str, below: str = "") -> Iterator[str]:
 
 
 _LEVEL = 3
-"""Of gzip. Level 9 takes three times as long for a tenth less (measured with a repository of source text)."""
+"""Of gzip. Level 9 takes three times as long for a tenth less (measured with a repository of source
+text)."""
 
 
 @contextmanager
 def _packing(out: IO[bytes]) -> Iterator[tarfile.TarFile]:
     with (
         gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=_LEVEL, mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w|", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape") as archive,
+        tarfile.open(
+            fileobj=packed,
+            mode="w|",
+            format=tarfile.GNU_FORMAT,
+            encoding="utf-8",
+            errors="surrogateescape",
+        ) as archive,
     ):
         yield archive
 
@@ -376,16 +420,26 @@ _PADDING = 1 << 20
 
 @contextmanager
 def _reading(archive: IO[bytes], *, whole: bool = True) -> Iterator[tarfile.TarFile]:
-    """Open an archive. `whole`: it is read to its end, where gzip has a checksum. Raise `ShippingError` if it is damaged."""
+    """Open an archive. `whole`: it is read to its end, where gzip has a checksum. Raise
+    `ShippingError` if it is damaged."""
     try:
         with (
             gzip.GzipFile(fileobj=archive, mode="rb") as plain,
-            tarfile.open(fileobj=plain, mode="r|", encoding="utf-8", errors="surrogateescape") as opened,
+            tarfile.open(
+                fileobj=plain, mode="r|", encoding="utf-8", errors="surrogateescape"
+            ) as opened,
         ):
             yield opened
             if whole and len(plain.read(_PADDING)) == _PADDING:
                 raise ValueError("something follows its end")
-    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, OverflowError, ValueError) as error:
+    except (
+        tarfile.TarError,
+        gzip.BadGzipFile,
+        zlib.error,
+        EOFError,
+        OverflowError,
+        ValueError,
+    ) as error:
         raise ShippingError(f"the archive is damaged: {error}") from None
 
 
@@ -411,28 +465,40 @@ def _add(archive: tarfile.TarFile, tree: Tree, path: str, name: str) -> None:
     else:
         with tree.open(path) as file:
             status = os.fstat(file.fileno())
-            entry.size, entry.mode = status.st_size, 0o755 if status.st_mode & stat.S_IXUSR else 0o644
+            entry.size, entry.mode = (
+                status.st_size,
+                0o755 if status.st_mode & stat.S_IXUSR else 0o644,
+            )
             try:
                 archive.addfile(entry, file)
             except OSError as error:
                 if str(error) != "unexpected end of data":
                     raise
-                raise ShippingError(f"{path} has become shorter while the directory was packed; start again") from None
+                raise ShippingError(
+                    f"{path} has become shorter while the directory was packed; start again"
+                ) from None
 
 
 def _members(archive: tarfile.TarFile, most: float) -> Iterator[tarfile.TarInfo]:
-    """Yield what an archive has. Raise `ShippingError` for what it may not have, and above `most` bytes."""
+    """Yield what an archive has. Raise `ShippingError` for what it may not have, and above `most`
+    bytes."""
     size = count = 0
     for member in archive:
         size, count = size + member.size, count + 1
         if size > most or count > 2 * MOST_FILES:
-            raise ShippingError(f"the archive has more than {most:.0f} bytes or {2 * MOST_FILES} files")
+            raise ShippingError(
+                f"the archive has more than {most:.0f} bytes or {2 * MOST_FILES} files"
+            )
         if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE):
-            raise ShippingError(f"{member.name!r} in the archive is neither a file nor a directory nor a symlink")
+            raise ShippingError(
+                f"{member.name!r} in the archive is neither a file nor a directory nor a symlink"
+            )
         yield member
 
 
-def _put(tree: Tree, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, *, dated: bool = False) -> None:
+def _put(
+    tree: Tree, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, *, dated: bool = False
+) -> None:
     """Write what an archive has as `path`. Raise `ShippingError`, `OSError`."""
     if (why := why_unsafe(path)) is not None:
         raise ShippingError(f"{path!r} in the archive: {why}")
@@ -445,7 +511,12 @@ def _put(tree: Tree, archive: tarfile.TarFile, member: tarfile.TarInfo, path: st
     else:
         content = archive.extractfile(member)
         assert content is not None
-        tree.write(path, content, executable=bool(member.mode & 0o100), modified=member.mtime if dated else None)
+        tree.write(
+            path,
+            content,
+            executable=bool(member.mode & 0o100),
+            modified=member.mtime if dated else None,
+        )
 
 
 def unpack(archive: IO[bytes], root: str, most: int) -> None:
@@ -490,14 +561,19 @@ MOST_MANIFEST = 64 << 20
 
 
 def compare(archive: IO[bytes], root: str, env: Mapping[str, str], *, git: bool) -> Changes:
-    """Return what has changed below `root` since the files of the archive were sent. Raise `ShippingError`, `OSError`."""
+    """Return what has changed below `root` since the files of the archive were sent. Raise
+    `ShippingError`, `OSError`."""
     base = _identities(archive)
     paths = _not_ignored(root, env) if git else _everything(root)
     changes, left_out = [], []
     with Tree(root) as tree:
         for path in sorted({*paths, *base}):
             new = tree.identity(path)
-            why = "it is a repository of its own" if git and path not in base and tree.is_directory(path) else None
+            why = (
+                "it is a repository of its own"
+                if git and path not in base and tree.is_directory(path)
+                else None
+            )
             if new == base.get(path) and why is None:
                 continue
             why = why or _why_stays(path, new)
@@ -531,8 +607,8 @@ def _identities(archive: IO[bytes]) -> dict[str, str]:
 
 
 def _not_ignored(root: str, env: Mapping[str, str]) -> Iterator[str]:
-    """Yield the files that git does not ignore. It gets an empty repository for that: a run may have written programs into the
-    config of its own."""
+    """Yield the files that git does not ignore. It gets an empty repository for that: a run may
+    have written programs into the config of its own."""
     with tempfile.TemporaryDirectory(prefix="sfad-shipping-") as place:
         env = {**_plain(env), "GIT_DIR": f"{place}/git", "GIT_WORK_TREE": root}
         _git("init", "--quiet", "--template=", cwd=root, env=env)
@@ -540,13 +616,21 @@ def _not_ignored(root: str, env: Mapping[str, str]) -> Iterator[str]:
         yield from (os.fsdecode(path).rstrip("/") for path in listed.split(b"\0") if path)
 
 
-def pack_changes(archive: IO[bytes], root: str, found: Changes, out: IO[bytes], most: int, *, patch: bool) -> None:
-    """Write an archive of changes: their list, the new files, and with `patch` also the files as they were sent. Raise
-    `ShippingError`, `OSError`."""
+def pack_changes(
+    archive: IO[bytes], root: str, found: Changes, out: IO[bytes], most: int, *, patch: bool
+) -> None:
+    """Write an archive of changes: their list, the new files, and with `patch` also the files as
+    they were sent. Raise `ShippingError`, `OSError`."""
     with Tree(root) as tree, _packing(out) as packed:
-        sizes = [found_.st_size for each in found.changes if each.new is not None and (found_ := tree.status(each.path))]
+        sizes = [
+            found_.st_size
+            for each in found.changes
+            if each.new is not None and (found_ := tree.status(each.path))
+        ]
         if sum(sizes) > most:
-            raise ShippingError(f"the changes have {sum(sizes)} bytes, and fleet.ship_max of the node is {most}")
+            raise ShippingError(
+                f"the changes have {sum(sizes)} bytes, and fleet.ship_max of the node is {most}"
+            )
         listed = found.encoded()
         entry = tarfile.TarInfo(MANIFEST)
         entry.size = len(listed)
@@ -555,7 +639,9 @@ def pack_changes(archive: IO[bytes], root: str, found: Changes, out: IO[bytes], 
             if each.new is not None:
                 _add(packed, tree, each.path, NEW + each.path)
         if patch:
-            _add_base(archive, {each.path for each in found.changes if each.base is not None}, packed)
+            _add_base(
+                archive, {each.path for each in found.changes if each.base is not None}, packed
+            )
 
 
 def _file_of(data: bytes) -> IO[bytes]:
@@ -581,7 +667,11 @@ def read_changes(archive: IO[bytes]) -> Changes:
     archive.seek(0)
     with _reading(archive, whole=False) as opened:
         member = next(_members(opened, float("inf")), None)
-        content = opened.extractfile(member) if member is not None and member.isreg() and member.name == MANIFEST else None
+        content = (
+            opened.extractfile(member)
+            if member is not None and member.isreg() and member.name == MANIFEST
+            else None
+        )
         if member is None or content is None or member.size > MOST_MANIFEST:
             raise ShippingError("the archive of changes is damaged: it has no list")
         try:
@@ -593,30 +683,41 @@ def read_changes(archive: IO[bytes]) -> Changes:
 
 
 def conflicts(found: Changes, tree: Tree, *, may_miss: bool = False) -> list[str]:
-    """Return the changed files that are neither as they were sent nor as they are on the node. `may_miss`: nor missing."""
+    """Return the changed files that are neither as they were sent nor as they are on the node.
+    `may_miss`: nor missing."""
     deleted = {each.path for each in found.changes if each.new is None}
-    return [each.path for each in found.changes if not _fits(each, tree, deleted, may_miss=may_miss)]
+    return [
+        each.path for each in found.changes if not _fits(each, tree, deleted, may_miss=may_miss)
+    ]
 
 
 def _fits(change: Change, tree: Tree, deleted: set[str], *, may_miss: bool) -> bool:
     if change.new is not None and _in_the_way(change.path, tree, deleted) is not None:
         return False
-    if tree.obstacle(change.path) is not None or (tree.is_directory(change.path) and change.new is not None):
+    if tree.obstacle(change.path) is not None or (
+        tree.is_directory(change.path) and change.new is not None
+    ):
         return True
     now = tree.identity(change.path)
     return now in (change.base, change.new) or (may_miss and now is None)
 
 
 def _in_the_way(path: str, tree: Tree, deleted: set[str]) -> str | None:
-    """Return what stays in the place of a file, or of a directory above it, and is of another kind; `None` if nothing does."""
+    """Return what stays in the place of a file, or of a directory above it, and is of another kind;
+    `None` if nothing does."""
     obstacle = tree.obstacle(path)
     if obstacle is not None:
         return obstacle if obstacle not in deleted else None
-    return next((each for each in tree.below(path) if each not in deleted), None) if tree.is_directory(path) else None
+    return (
+        next((each for each in tree.below(path) if each not in deleted), None)
+        if tree.is_directory(path)
+        else None
+    )
 
 
 def apply(archive: IO[bytes], found: Changes, tree: Tree) -> list[Change]:
-    """Bring changes into a directory. Return those that were not there already. Raise `ShippingError`, `OSError`."""
+    """Bring changes into a directory. Return those that were not there already. Raise
+    `ShippingError`, `OSError`."""
     for each in found.changes:
         if (why := why_unsafe(each.path)) is not None:
             raise ShippingError(f"{each.path!r} in the archive of changes: {why}")
@@ -624,7 +725,10 @@ def apply(archive: IO[bytes], found: Changes, tree: Tree) -> list[Change]:
     deleted = {each.path for each in found.changes if each.new is None}
     for each in done:  # before anything is written: half of the changes are worse than none
         if each.new is not None and (other := _in_the_way(each.path, tree, deleted)) is not None:
-            raise ShippingError(f"{other} is in the way of {each.path}; move it away, or bring the changes elsewhere")
+            raise ShippingError(
+                f"{other} is in the way of {each.path}; move it away, or bring the changes "
+                "elsewhere"
+            )
     for each in done:
         if each.new is None and tree.identity(each.path) is not None:
             tree.delete(each.path)
@@ -654,5 +758,15 @@ def patch(archive: IO[bytes], env: Mapping[str, str]) -> bytes:
                 for prefix, tree in ((BASE, before), (NEW, after)):
                     if member.name.startswith(prefix):
                         _put(tree, opened, member, member.name.removeprefix(prefix))
-        words = ["--no-index", "--no-prefix", "--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "a", "b"]
+        words = [
+            "--no-index",
+            "--no-prefix",
+            "--binary",
+            "--no-color",
+            "--no-ext-diff",
+            "--no-textconv",
+            "--no-renames",
+            "a",
+            "b",
+        ]
         return _git("diff", *words, cwd=place, env=_plain(env), codes=(0, 1))

@@ -1,11 +1,15 @@
-"""Git worktrees of runs: how git looks at a repository, makes a worktree, compares it and removes it (docs/going-on.md).
+"""Git worktrees of runs: how git looks at a repository, makes a worktree, compares it and removes
+it (docs/going-on.md).
 
-The user of a run executes all of this: as a helper of the daemon and as the first step of the run (`sfad.processes.worktree`), and
-in `sfactl diff` and `sfactl prune`. Nothing goes through a shell, and no path or name can be an option. Beside each worktree is its
-record, a JSON file, which is written before anything is made: whatever is killed, the next attempt or `prune` finds what is there.
+The user of a run executes all of this: as a helper of the daemon and as the first step of the run
+(`sfad.processes.worktree`), and in `sfactl diff` and `sfactl prune`. Nothing goes through a shell,
+and no path or name can be an option. Beside each worktree is its record, a JSON file, which is
+written before anything is made: whatever is killed, the next attempt or `prune` finds what is
+there.
 
-An isolated run writes to its worktree and to the directory that git keeps for it, so nothing in them may name a program. Therefore
-git gets a directory of its own for each look (`_Look`), with copies of HEAD and index, and takes its config from the repository.
+An isolated run writes to its worktree and to the directory that git keeps for it, so nothing in
+them may name a program. Therefore git gets a directory of its own for each look (`_Look`), with
+copies of HEAD and index, and takes its config from the repository.
 """
 
 from __future__ import annotations
@@ -19,12 +23,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
 LOCAL = (
-    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-    "GIT_PREFIX", "GIT_NAMESPACE", "GIT_CEILING_DIRECTORIES", "GIT_CONFIG", "GIT_GRAFT_FILE", "GIT_SHALLOW_FILE",
-    "GIT_INTERNAL_SUPER_PREFIX", "GIT_IMPLICIT_WORK_TREE", "GIT_NO_REPLACE_OBJECTS", "GIT_REPLACE_REF_BASE",
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_PREFIX", "GIT_NAMESPACE", "GIT_CEILING_DIRECTORIES",
+    "GIT_CONFIG", "GIT_GRAFT_FILE", "GIT_SHALLOW_FILE", "GIT_INTERNAL_SUPER_PREFIX",
+    "GIT_IMPLICIT_WORK_TREE", "GIT_NO_REPLACE_OBJECTS", "GIT_REPLACE_REF_BASE",
 )  # fmt: skip
-"""Variables that belong to one repository (git rev-parse --local-env-vars), such as a hook of git sets. In another worktree they
-would lead git back."""
+"""Variables that belong to one repository (git rev-parse --local-env-vars), such as a hook of git
+sets. In another worktree they would lead git back."""
 
 _INITIALISING = "initializing"
 """What git writes into `locked` while it makes a worktree."""
@@ -40,14 +45,20 @@ def branch_of(branch: str | None, name: str, run: str) -> str:
 
 
 def slug(name: str) -> str:
-    """Return a name as it can be in a branch and a path: git-check-ref-format(1) forbids `..`, and a `.` at the beginning."""
-    return re.sub(r"\.{2,}", ".", re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)).strip("-.")[:64] or "run"
+    """Return a name as it can be in a branch and a path: git-check-ref-format(1) forbids `..`, and
+    a `.` at the beginning."""
+    return (
+        re.sub(r"\.{2,}", ".", re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)).strip("-.")[:64]
+        or "run"
+    )
 
 
 def directory(env: Mapping[str, str]) -> str:
     """Return the directory of a user's worktrees."""
     data = env.get("XDG_DATA_HOME", "")
-    return f"{data if data.startswith('/') else os.path.expanduser('~/.local/share')}/sfad/worktrees"
+    return (
+        f"{data if data.startswith('/') else os.path.expanduser('~/.local/share')}/sfad/worktrees"
+    )
 
 
 class _At:
@@ -72,7 +83,14 @@ def _run(words: Sequence[str], at: _At, codes: Sequence[int] = (0,)) -> tuple[in
         raise GitError(f"{at.cwd} is not a directory")
     env = {**at.env, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
     try:
-        done = subprocess.run(at.command(*words), cwd=at.cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        done = subprocess.run(
+            at.command(*words),
+            cwd=at.cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
     except FileNotFoundError:
         raise GitError("git is not in the PATH; install it") from None
     if done.returncode not in codes:
@@ -83,7 +101,9 @@ def _run(words: Sequence[str], at: _At, codes: Sequence[int] = (0,)) -> tuple[in
 def complaint(stderr: bytes) -> str:
     """Return what git says of a failure. Advice may follow in more lines."""
     lines = os.fsdecode(stderr).strip().splitlines() or [""]
-    said = next((line for line in reversed(lines) if line.startswith(("fatal: ", "error: "))), lines[-1])
+    said = next(
+        (line for line in reversed(lines) if line.startswith(("fatal: ", "error: "))), lines[-1]
+    )
     said = said.removeprefix("fatal: ").removeprefix("error: ")
     return f"{said}; to trust it: {lines[-1].strip()}" if "dubious ownership" in said else said
 
@@ -97,8 +117,9 @@ def own(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def look(cwd: str, branch: str | None, again: str, env: Mapping[str, str]) -> dict[str, object]:
-    """Return what the daemon needs to know of the repository around `cwd`. `branch`: the new one. `again`: the path of an earlier
-    run's worktree, whose branch may exist. Raise `GitError` if no worktree can be made."""
+    """Return what the daemon needs to know of the repository around `cwd`. `branch`: the new one.
+    `again`: the path of an earlier run's worktree, whose branch may exist. Raise `GitError` if no
+    worktree can be made."""
     at = _At(cwd, own(env))
     if git("rev-parse", "--is-bare-repository", at=at) == "true":
         raise GitError(f"the repository around {cwd} is bare: start the run in a checkout of it")
@@ -110,7 +131,9 @@ def look(cwd: str, branch: str | None, again: str, env: Mapping[str, str]) -> di
     found = _check_branch(branch, again, at)
     counted = git("count-objects", "-v", at=at).splitlines()
     return {
-        "repository": os.path.realpath(git("rev-parse", "--path-format=absolute", "--git-common-dir", at=at)),
+        "repository": os.path.realpath(
+            git("rev-parse", "--path-format=absolute", "--git-common-dir", at=at)
+        ),
         "prefix": git("rev-parse", "--show-prefix", at=at),
         "start": head,
         "directory": os.path.realpath(directory(env)),
@@ -125,10 +148,18 @@ def _check_branch(branch: str | None, again: str, at: _At) -> bool:
     if branch is not None:
         refused = branch.startswith("-") or branch == "HEAD"
         if refused or _run(["check-ref-format", f"refs/heads/{branch}"], at, (0, 1))[0]:
-            raise GitError(f"{branch[:200]!r} cannot be the name of a branch (git check-ref-format)")
-    for above in ["sfad"] if branch is None else ["/".join(parts[:count]) for count in range(1, len(parts))]:
+            raise GitError(
+                f"{branch[:200]!r} cannot be the name of a branch (git check-ref-format)"
+            )
+    for above in (
+        ["sfad"] if branch is None else ["/".join(parts[:count]) for count in range(1, len(parts))]
+    ):
         if _exists(above, at):
-            raise GitError(f"the branch '{above}' exists, so git can make none below it: name another, as in --worktree=NAME")
+            raise GitError(
+                f"the branch '{above}' exists, so git can make none below it: name another, "
+                "as in "
+                "--worktree=NAME"
+            )
     found = branch is not None and _exists(branch, at)
     if found and not again:
         raise GitError(f"the branch '{branch}' exists: name a new one, as in --worktree=NAME")
@@ -146,8 +177,8 @@ class Record:
     """What the file beside a worktree says."""
 
     def __init__(
-        self, *, path: str, repository: str, branch: str, start: str, run: str, socket: str, starts: dict[str, str] | None = None,
-        isolated: bool = False,
+        self, *, path: str, repository: str, branch: str, start: str, run: str, socket: str,
+        starts: dict[str, str] | None = None, isolated: bool = False,
     ) -> None:  # fmt: skip
         self.path = path
         self.repository = repository
@@ -183,17 +214,26 @@ class Record:
     @property
     def unfinished(self) -> bool:
         """Whether git was ended while it made the worktree."""
-        return _content(f"{self.repository}/worktrees/{os.path.basename(self.path)}/locked") == _INITIALISING
+        return (
+            _content(f"{self.repository}/worktrees/{os.path.basename(self.path)}/locked")
+            == _INITIALISING
+        )
 
     @property
     def whole(self) -> bool:
         """Whether git has made all of the worktree."""
-        return self.admin is not None and not self.unfinished and os.path.isfile(f"{self.path}/.git")
+        return (
+            self.admin is not None and not self.unfinished and os.path.isfile(f"{self.path}/.git")
+        )
 
     @property
     def holds_nothing(self) -> bool:
         """Whether nothing in it can be an agent's."""
-        return self.unfinished or not os.path.lexists(self.path) or (os.path.isdir(self.path) and not os.listdir(self.path))
+        return (
+            self.unfinished
+            or not os.path.lexists(self.path)
+            or (os.path.isdir(self.path) and not os.listdir(self.path))
+        )
 
 
 def _content(file: str) -> str | None:
@@ -220,7 +260,10 @@ def records(env: Mapping[str, str]) -> Iterator[Record]:
     top = os.path.realpath(directory(env))
     with _Ignoring():
         for name in sorted(os.listdir(top)):
-            if name.endswith(".json") and (record := read_record(f"{top}/{name.removesuffix('.json')}")) is not None:
+            if (
+                name.endswith(".json")
+                and (record := read_record(f"{top}/{name.removesuffix('.json')}")) is not None
+            ):
                 yield record
 
 
@@ -238,12 +281,17 @@ class _Ignoring:
 
 
 def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) -> None:
-    """Make the worktree for `wanted.run`, or use what an earlier run or attempt has made. `found`: its branch may exist. Git prints
-    on stderr. Raise `GitError`, `OSError`; then nothing new is left."""
+    """Make the worktree for `wanted.run`, or use what an earlier run or attempt has made. `found`:
+    its branch may exist. Git prints on stderr. Raise `GitError`, `OSError`; then nothing new is
+    left."""
     env = own(env)
     known = read_record(wanted.path)
     record = wanted if known is None else known
-    record.run, record.socket, record.isolated = wanted.run, wanted.socket, wanted.isolated or record.isolated
+    record.run, record.socket, record.isolated = (
+        wanted.run,
+        wanted.socket,
+        wanted.isolated or record.isolated,
+    )
     if known is not None and record.whole:
         if wanted.run not in record.starts:
             record.starts = {**record.starts, wanted.run: _state(record, env)}
@@ -251,7 +299,9 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
         return
     os.makedirs(os.path.dirname(wanted.path), mode=0o700, exist_ok=True)
     if not record.holds_nothing:
-        raise GitError(f"{wanted.path} is there, and git does not know it as a worktree: move it away")
+        raise GitError(
+            f"{wanted.path} is there, and git does not know it as a worktree: move it away"
+        )
     at = _At(origin, env) if os.path.isdir(origin) else _At("/", env, record.repository)
     fresh = False
     try:
@@ -261,7 +311,9 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
             git("branch", "--no-track", record.branch, record.start, at=at)
             fresh = True
         elif not found and known is None:
-            raise GitError(f"the branch '{record.branch}' exists: name another, as in --worktree=NAME")
+            raise GitError(
+                f"the branch '{record.branch}' exists: name another, as in --worktree=NAME"
+            )
         begun = record.start if fresh else git("rev-parse", f"refs/heads/{record.branch}", at=at)
         record.starts = {wanted.run: begun, **record.starts}
         record.save()
@@ -275,14 +327,17 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
 def _add(record: Record, at: _At) -> None:
     command = at.command("worktree", "add", "--quiet", record.path, record.branch)
     # with what git and hooks print where a person would see it
-    done = subprocess.run(command, cwd=at.cwd, env=at.env, stdin=subprocess.DEVNULL, stdout=2, check=False)
+    done = subprocess.run(
+        command, cwd=at.cwd, env=at.env, stdin=subprocess.DEVNULL, stdout=2, check=False
+    )
     if not record.whole:
         raise GitError(f"git worktree add ended with {done.returncode}")
     # else a hook of the repository has failed, after which a person has the worktree as well
 
 
 def _state(record: Record, env: Mapping[str, str]) -> str:
-    """Return the tree of what is in the worktree now, untracked files included; of an isolated run's, the commit."""
+    """Return the tree of what is in the worktree now, untracked files included; of an isolated
+    run's, the commit."""
     with _Look(record, env) as look:
         if record.isolated:
             return look.git("rev-parse", "HEAD")
@@ -316,23 +371,39 @@ class _Look:
         self._place = tempfile.mkdtemp(prefix="sfad-worktree-")
         for name in ("HEAD", "index"):
             if os.path.isfile(f"{admin}/{name}") and not os.path.islink(f"{admin}/{name}"):
-                # with its time: git compares the content of files that are not older than the index (its racy-git.txt),
-                # because a change within the same second may leave size and time as they were
+                # with its time: git compares the content of files that are not older than the index
+                # (its racy-git.txt), because a change within the same second may leave size and
+                # time as they were
                 shutil.copy2(f"{admin}/{name}", f"{self._place}/{name}", follow_symlinks=False)
-        with open(f"{self._place}/commondir", "w", encoding="utf-8", errors="surrogateescape") as file:
+        with open(
+            f"{self._place}/commondir", "w", encoding="utf-8", errors="surrogateescape"
+        ) as file:
             file.write(f"{record.repository}\n")
-        self._env |= {"GIT_DIR": self._place, "GIT_COMMON_DIR": record.repository, "GIT_WORK_TREE": record.path}
+        self._env |= {
+            "GIT_DIR": self._place,
+            "GIT_COMMON_DIR": record.repository,
+            "GIT_WORK_TREE": record.path,
+        }
         return self
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._place, ignore_errors=True)
 
     def words(self, *words: str) -> list[str]:
-        return ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "advice.addEmbeddedRepo=false", *words]
+        return [
+            "-c",
+            "core.fsmonitor=false",
+            "-c",
+            "core.hooksPath=/dev/null",
+            "-c",
+            "advice.addEmbeddedRepo=false",
+            *words,
+        ]
 
     @property
     def submodules(self) -> str:
-        """How git looks into sub-modules. It obeys their config, which an isolated run may have written."""
+        """How git looks into sub-modules. It obeys their config, which an isolated run may have
+        written."""
         return f"--ignore-submodules={'dirty' if self._record.isolated else 'none'}"
 
     def git(self, *words: str, codes: Sequence[int] = (0,)) -> str:
@@ -340,14 +411,22 @@ class _Look:
 
     def show(self, *words: str) -> int:
         """Have git print, with the user's pager and colours. Return its exit code."""
-        return subprocess.run(["git", *self.words(*words)], cwd=self._record.path, env=self._env, check=False).returncode
+        return subprocess.run(
+            ["git", *self.words(*words)], cwd=self._record.path, env=self._env, check=False
+        ).returncode
 
 
 def diff(record: Record, run: str, env: Mapping[str, str], *, stat: bool, text: bool) -> str | None:
     """Show what a run has changed since its start, or return it as `text`. Raise `GitError`."""
     with _Look(record, env) as look:
         look.git("add", "--intent-to-add", "--ignore-errors", "--", ".", codes=(0, 1, 128))
-        words = ["diff", look.submodules, *(["--stat"] if stat else []), record.starts.get(run, record.start), "--"]
+        words = [
+            "diff",
+            look.submodules,
+            *(["--stat"] if stat else []),
+            record.starts.get(run, record.start),
+            "--",
+        ]
         if text:
             found = look.git(*words)
             return found and f"{found}\n"  # git apply takes no patch whose last line does not end
@@ -357,7 +436,8 @@ def diff(record: Record, run: str, env: Mapping[str, str], *, stat: bool, text: 
 
 
 def changes(record: Record, env: Mapping[str, str]) -> str | None:
-    """Return what would be lost with a worktree beside its commits, in words; `None` if nothing would. Raise `GitError`."""
+    """Return what would be lost with a worktree beside its commits, in words; `None` if nothing
+    would. Raise `GitError`."""
     if not record.whole:
         return None if record.holds_nothing else "git does not know it as a worktree any more"
     with _Look(record, env) as look:
@@ -369,7 +449,8 @@ def changes(record: Record, env: Mapping[str, str]) -> str | None:
 
 
 def has_commits(record: Record, env: Mapping[str, str]) -> bool:
-    """Return whether the worktree or its branch has commits that were made there and are in no other branch. Raise `GitError`."""
+    """Return whether the worktree or its branch has commits that were made there and are in no
+    other branch. Raise `GitError`."""
     if not os.path.isdir(record.repository):
         return False
     at = _At("/", own(env), record.repository)
@@ -382,10 +463,12 @@ def has_commits(record: Record, env: Mapping[str, str]) -> bool:
 
 
 def remove(record: Record, env: Mapping[str, str], *, branch: bool) -> None:
-    """Remove a worktree and its record, and with `branch` its branch. Raise `GitError`, `OSError`."""
+    """Remove a worktree and its record, and with `branch` its branch. Raise `GitError`,
+    `OSError`."""
     at = _At("/", own(env), record.repository) if os.path.isdir(record.repository) else None
     if at is not None and record.admin is not None:
-        # twice, because git has locked one that it has not finished; git then does not look at what is in it
+        # twice, because git has locked one that it has not finished; git then does not look at what
+        # is in it
         git("worktree", "remove", "--force", "--force", record.path, at=at, codes=(0, 128))
     _clear(record)
     if os.path.lexists(record.path):

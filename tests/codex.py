@@ -28,10 +28,18 @@ time.sleep(300)
 """
 
 
-def codex(directory: Path, *primaries: tuple[str | None, dict[str, float]], first: Sequence[str] = ("true",)) -> Path:
-    """Make the program. `primaries`: when it tells of its primary window, by default now, and what; `first`: a command that it
-    executes before."""
+def codex(
+    directory: Path,
+    *primaries: tuple[str | None, dict[str, float]],
+    first: Sequence[str] = ("true",),
+) -> Path:
+    """Make the program. `primaries`: when it tells of its primary window, by default now, and what;
+    `first`: a command that it executes before."""
     program = directory / "codex"
-    program.write_text(PROGRAM.format(python=sys.executable, first=[*first], session=SESSION, primaries=json.dumps(primaries)))
+    program.write_text(
+        PROGRAM.format(
+            python=sys.executable, first=[*first], session=SESSION, primaries=json.dumps(primaries)
+        )
+    )
     program.chmod(0o755)
     return program

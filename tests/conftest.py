@@ -25,28 +25,37 @@ from tests.reaper import reap_above
 from tests.surroundings import SESSION
 from tests.template import close_template
 
-# Slow generation of examples says nothing about the product. The examples are the same each time, here and where CI is set, which
-# Hypothesis looks at: a change is not held up by what it did not touch. `--hypothesis-profile=search` looks for others.
+# Slow generation of examples says nothing about the product. The examples are the same each time,
+# here and where CI is set, which Hypothesis looks at: a change is not held up by what it did not
+# touch. `--hypothesis-profile=search` looks for others.
 SLOW = [hypothesis.HealthCheck.too_slow]
-hypothesis.settings.register_profile("search", deadline=None, derandomize=False, suppress_health_check=SLOW)
-hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None, suppress_health_check=SLOW)
+hypothesis.settings.register_profile(
+    "search", deadline=None, derandomize=False, suppress_health_check=SLOW
+)
+hypothesis.settings.register_profile(
+    "same", deadline=None, derandomize=True, database=None, suppress_health_check=SLOW
+)
 # `make mutants` wants to know whether a test fails, not the smallest example
-hypothesis.settings.register_profile("first", hypothesis.settings.get_profile("same"), phases=list(hypothesis.Phase)[:3])
+hypothesis.settings.register_profile(
+    "first", hypothesis.settings.get_profile("same"), phases=list(hypothesis.Phase)[:3]
+)
 hypothesis.settings.load_profile("same")
 
 Start = Callable[..., Daemon]
 
 
 _LONGEST = (
-    "fleet/test_faults", "fleet", "systemd", "e2e/test_plans", "e2e/test_attacks", "crash", "e2e/test_gateway",
-    "core/test_storm", "core/test_allowances", "e2e/test_quiet_runs", "e2e/test_users_gateways", "docs", "web", "top", "e2e", "cli",
-    "processes", "usage", "gateway",
+    "fleet/test_faults", "fleet", "systemd", "e2e/test_plans", "e2e/test_attacks", "crash",
+    "e2e/test_gateway", "core/test_storm", "core/test_allowances", "e2e/test_quiet_runs",
+    "e2e/test_users_gateways", "docs", "web", "top", "e2e", "cli", "processes", "usage", "gateway",
 )  # fmt: skip
-"""Files and packages that take longest, because their tests start programs and wait for them, the longest first."""
+"""Files and packages that take longest, because their tests start programs and wait for them, the
+longest first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the longest files: a worker that gets one of them last keeps the others waiting."""
+    """Start with the longest files: a worker that gets one of them last keeps the others
+    waiting."""
     items.sort(key=lambda item: _turn(item.path.relative_to(Path(__file__).parent)))
 
 
@@ -64,7 +73,8 @@ def _no_leaks() -> Iterator[None]:
 
 
 _WORKER = "PYTEST_XDIST_WORKER" in os.environ
-"""Whether this is one of several processes of a session. Only the process that started them looks for remains."""
+"""Whether this is one of several processes of a session. Only the process that started them looks
+for remains."""
 
 
 _OUTSIDE = pytest.StashKey[Outside]()
@@ -75,23 +85,28 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Leave the person's environment and home, and mark the processes that this session starts."""
     config = session.config
     if sys.flags.optimize and not config.getoption("numprocesses", None):
-        pytest.exit("PYTHONOPTIMIZE removes what the tests assert; unset it", pytest.ExitCode.USAGE_ERROR)
+        pytest.exit(
+            "PYTHONOPTIMIZE removes what the tests assert; unset it", pytest.ExitCode.USAGE_ERROR
+        )
     # otherwise each of a thousand processes compiles the checkout again
     sys.dont_write_bytecode = False
-    # the kernel keeps no exit codes for who ignores this; tests/e2e/test_inherited.py starts both programs so, and with more
+    # the kernel keeps no exit codes for who ignores this; tests/e2e/test_inherited.py starts both
+    # programs so, and with more
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if not _WORKER:
         reap_above()
         os.environ[SESSION] = f"{os.getpid()}-{time.time_ns()}"
-    # paths of sockets have to be short, and agents look for settings in all directories above theirs
+    # paths of sockets have to be short, and agents look for settings in all directories above
+    # theirs
     tempfile.tempdir = "/tmp" if os.access("/tmp", os.W_OK) else None
     base = _base(config)
     surroundings.enter(base / "surroundings", getattr(config, "workerinput", {}).get("person"))
     if not _WORKER:
         config.stash[_OUTSIDE] = Outside(base)
     outside.watch(f"{base}/surroundings/strays")
-    # under nohup, or in the background of a script, every client here would ignore these, as it should
+    # under nohup, or in the background of a script, every client here would ignore these, as it
+    # should
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -110,26 +125,35 @@ def _base(config: pytest.Config) -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--failures", type=Path, help="write the ids of failed tests to this file, a line each")
+    parser.addoption(
+        "--failures", type=Path, help="write the ids of failed tests to this file, a line each"
+    )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail if the suite as a whole has left processes, cgroups or files behind, or has touched files of the person."""
+    """Fail if the suite as a whole has left processes, cgroups or files behind, or has touched
+    files of the person."""
     close_template()
     left = [] if _WORKER else _remains(session.config)
     if left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     """Report them, or that there are none."""
     terminalreporter.section("left behind")
-    terminalreporter.write_line("\n".join(_remains(config)) or "nothing: no process, no cgroup, no file")
+    terminalreporter.write_line(
+        "\n".join(_remains(config)) or "nothing: no process, no cgroup, no file"
+    )
     config.stash[_OUTSIDE].close()
     if failures := config.getoption("--failures"):
         reports = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
-        failures.write_text("".join(f"{name}\n" for name in dict.fromkeys(report.nodeid for report in reports)))
+        failures.write_text(
+            "".join(f"{name}\n" for name in dict.fromkeys(report.nodeid for report in reports))
+        )
 
 
 def _remains(config: pytest.Config) -> list[str]:
@@ -147,7 +171,9 @@ def _remaining(config: pytest.Config) -> list[str]:
         found += [f"cgroup {path}" for path in left if path[-12:] in instances]
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            ours = process.environ().get(SESSION) == os.environ[SESSION] and process.pid != os.getpid()
+            ours = (
+                process.environ().get(SESSION) == os.environ[SESSION] and process.pid != os.getpid()
+            )
             if ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(f"process {process.pid}: {' '.join(argv(process.pid))}")
     return sorted(found)
@@ -184,15 +210,20 @@ def daemon(start: Start) -> Daemon:
 
 @pytest.fixture(scope="module")
 def _daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """The daemons of a module, one for each set of options. They must end well after its last test."""
+    """The daemons of a module, one for each set of options. They must end well after its last
+    test."""
     made: dict[tuple[tuple[str, Any], ...], Daemon] = {}
     with ExitStack() as stack:
 
         def one(**options: Any) -> Daemon:
             key = tuple(sorted(options.items()))
             if key not in made:
-                made[key] = stack.enter_context(running(tmp_path_factory.mktemp("daemon"), **options))
-            elif made[key].process.poll() is not None:  # a test has failed between a kill and the restart
+                made[key] = stack.enter_context(
+                    running(tmp_path_factory.mktemp("daemon"), **options)
+                )
+            elif (
+                made[key].process.poll() is not None
+            ):  # a test has failed between a kill and the restart
                 made[key].restart()
             return made[key]
 
@@ -201,8 +232,8 @@ def _daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
 @pytest.fixture
 def share(_daemons: Start) -> Iterator[Start]:
-    """Return a daemon that other tests of the module use too: `share(config=..., mode=...)`. It may be killed and restarted. Runs
-    of other tests are in its list, but none of them is alive."""
+    """Return a daemon that other tests of the module use too: `share(config=..., mode=...)`. It may
+    be killed and restarted. Runs of other tests are in its list, but none of them is alive."""
     used: list[Daemon] = []
 
     def share_one(**options: Any) -> Daemon:
@@ -218,5 +249,6 @@ def share(_daemons: Start) -> Iterator[Start]:
 
 @pytest.fixture
 def common(share: Start) -> Daemon:
-    """The daemon that the tests of a module share, with the built-in configuration and generous rates."""
+    """The daemon that the tests of a module share, with the built-in configuration and generous
+    rates."""
     return share()

@@ -1,6 +1,8 @@
-"""`make test-all` and `make everything`: what `make test` leaves out, part by part, with the time of each.
+"""`make test-all` and `make everything`: what `make test` leaves out, part by part, with the time
+of each.
 
-Installs what the parts need, as root with apt-get. A part that this machine cannot run is named with its reason.
+Installs what the parts need, as root with apt-get. A part that this machine cannot run is named
+with its reason.
 """
 
 from __future__ import annotations
@@ -51,23 +53,44 @@ class Part:
 
 def _why_old_node() -> str | None:
     said = subprocess.run(["node", "--version"], capture_output=True, text=True).stdout.strip()
-    return None if int(said.removeprefix("v").split(".")[0]) >= 20 else f"it needs Node.js 20 or newer; this is {said}"
+    return (
+        None
+        if int(said.removeprefix("v").split(".")[0]) >= 20
+        else f"it needs Node.js 20 or newer; this is {said}"
+    )
 
 
 REST = (
     Part("the rest of the suite", [*SUITE, "--tier", "rest"]),
-    Part("real agents", [*SUITE, "tests/real_agents"], {"SFAD_TEST_AGENTS": "1"}, needs=("node", "npm")),
-    Part("virtual machine", [*SUITE, "tests/vm"], {"SFAD_TEST_VM": "1"}, ("qemu-system-x86_64", "apt-get"), "x86_64"),
+    Part(
+        "real agents",
+        [*SUITE, "tests/real_agents"],
+        {"SFAD_TEST_AGENTS": "1"},
+        needs=("node", "npm"),
+    ),
+    Part(
+        "virtual machine",
+        [*SUITE, "tests/vm"],
+        {"SFAD_TEST_VM": "1"},
+        ("qemu-system-x86_64", "apt-get"),
+        "x86_64",
+    ),
     Part("wheel", ["sh", "tests/wheel.sh", sys.executable]),
 )
 
 LONGER = (
     Part(
-        "each agent on each road", [*SUITE, "tests/real_agents/test_matrix.py"], {"SFAD_TEST_AGENTS": "all"}, needs=("node", "npm")
+        "each agent on each road",
+        [*SUITE, "tests/real_agents/test_matrix.py"],
+        {"SFAD_TEST_AGENTS": "all"},
+        needs=("node", "npm"),
     ),
     Part("fresh machines", ["bash", "tests/fresh.sh"]),
     Part("kill the daemon at each effect", [sys.executable, "-m", "tests.crash"]),
-    Part("the fast tier ten times beside a load of 8", [sys.executable, "-m", "tests.beside_load", "--times", "10", "--load", "8"]),
+    Part(
+        "the fast tier ten times beside a load of 8",
+        [sys.executable, "-m", "tests.beside_load", "--times", "10", "--load", "8"],
+    ),
 )
 
 
@@ -75,7 +98,10 @@ def install() -> None:
     """Install the packages that the tests need, where that is possible."""
     wanted = packages(PACKAGES)
     if os.geteuid() or not shutil.which("apt-get"):
-        print(f"not root, or no apt-get here: tests that need root or one of '{wanted}' are skipped", file=sys.stderr)
+        print(
+            f"not root, or no apt-get here: tests that need root or one of '{wanted}' are skipped",
+            file=sys.stderr,
+        )
         return
     # an installed Node.js has its own npm, with which Debian's packages conflict
     wanted += "" if shutil.which("node") else " nodejs npm"
@@ -98,7 +124,11 @@ def main() -> int:
         why = part.impossible()
         outcome = f"not run: {why}" if why else "passed" if part.run() else "FAILED"
         rows.append((part.name, time.monotonic() - began, outcome))
-    print("\n==== parts", *(f"{seconds:7.0f} s  {name}: {outcome}" for name, seconds, outcome in rows), sep="\n")
+    print(
+        "\n==== parts",
+        *(f"{seconds:7.0f} s  {name}: {outcome}" for name, seconds, outcome in rows),
+        sep="\n",
+    )
     return int(any(outcome == "FAILED" for _, _, outcome in rows))
 
 

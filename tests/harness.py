@@ -35,7 +35,8 @@ from tests.template import Child, fork_daemon, run_forked, template
 from tests.unprivileged import Place
 
 PATIENCE = 60.0
-"""Seconds that a test waits for something that takes milliseconds, because the machine may be loaded."""
+"""Seconds that a test waits for something that takes milliseconds, because the machine may be
+loaded."""
 
 
 def instance_of(state_dir: Path) -> str:
@@ -43,9 +44,12 @@ def instance_of(state_dir: Path) -> str:
     return hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:12]
 
 
-def wait_until(condition: Callable[[], Any], what: str, *, seconds: float = PATIENCE, pause: float = 0.01) -> Any:
-    """Poll until the condition holds; return its value. Only for conditions that no event reports. What takes long is asked about
-    less often, because to ask takes processor time of this process and of a daemon."""
+def wait_until(
+    condition: Callable[[], Any], what: str, *, seconds: float = PATIENCE, pause: float = 0.01
+) -> Any:
+    """Poll until the condition holds; return its value. Only for conditions that no event reports.
+    What takes long is asked about less often, because to ask takes processor time of this process
+    and of a daemon."""
     began = time.monotonic()
     while not (value := condition()):
         waited = time.monotonic() - began
@@ -55,7 +59,8 @@ def wait_until(condition: Callable[[], Any], what: str, *, seconds: float = PATI
 
 
 async def until(condition: Callable[[], object], what: str = "the condition holds") -> None:
-    """Do the same beside trio's other tasks. The time is real: the kernel and threads do not know a test's clock."""
+    """Do the same beside trio's other tasks. The time is real: the kernel and threads do not know a
+    test's clock."""
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, f"not within {PATIENCE:g} s: {what}"
@@ -75,7 +80,9 @@ def failing(code: int) -> Callable[..., Any]:
 def serve_in_thread(server: BaseServer) -> Iterator[None]:
     """Have a server serve until the end of the block, and close it."""
     with server:
-        thread = threading.Thread(target=server.serve_forever, args=[0.05], name=type(server).__name__)
+        thread = threading.Thread(
+            target=server.serve_forever, args=[0.05], name=type(server).__name__
+        )
         thread.start()
         try:
             yield
@@ -91,8 +98,8 @@ IMPATIENT = ("-m", "tests.impatient")
 
 
 def unlocked(state_dir: Path) -> bool:
-    """Return whether no process has the locks of a daemon. One that was killed in the middle of a posix_spawn(3) leaves a child
-    that has its descriptors until execve(2)."""
+    """Return whether no process has the locks of a daemon. One that was killed in the middle of a
+    posix_spawn(3) leaves a child that has its descriptors until execve(2)."""
     for path in (state_dir, state_dir / "lock"):
         with suppress(OSError), ExitStack() as opened:
             held = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a test may have put a FIFO there
@@ -118,9 +125,10 @@ class Daemon:
         program: Sequence[str] = PROGRAM,
         executed: bool = False,
     ) -> None:
-        """Start the daemon. `nobody`: run it as that user, there. `wrap`: words before the interpreter, such as prlimit(1).
-        `program`: the interpreter's arguments. `executed`: execute the interpreter even if a fork of the template would do. Skips
-        the test where there is no containment of that `mode`."""
+        """Start the daemon. `nobody`: run it as that user, there. `wrap`: words before the
+        interpreter, such as prlimit(1). `program`: the interpreter's arguments. `executed`: execute
+        the interpreter even if a fork of the template would do. Skips the test where there is no
+        containment of that `mode`."""
         if nobody is None:
             needs.containment(mode)
         self.directory = directory
@@ -141,16 +149,22 @@ class Daemon:
         return self._nobody.python if self._nobody else sys.executable
 
     def _start(
-        self, environment: Mapping[str, str] = MappingProxyType({}), command: Sequence[str] | None = None
+        self,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        command: Sequence[str] | None = None,
     ) -> subprocess.Popen[bytes] | Child:
         env = self.env | dict(environment)
-        wait_until(lambda: unlocked(self.state_dir), "no process has the locks of the daemon before")
+        wait_until(
+            lambda: unlocked(self.state_dir), "no process has the locks of the daemon before"
+        )
         read, write = os.pipe()
         with self.log.open("ab") as log:
             if self._forked and command is None and template().fits(env):
                 process: subprocess.Popen[bytes] | Child = fork_daemon(env, log.fileno(), write)
             else:
-                process = self._execute(command or [*self._wrap, self.python, *self._program], env, log, write)
+                process = self._execute(
+                    command or [*self._wrap, self.python, *self._program], env, log, write
+                )
         os.close(write)
         with os.fdopen(read, "rb") as ready:
             said = ready.read()
@@ -160,7 +174,9 @@ class Daemon:
             raise AssertionError(f"the daemon did not start: {self.log.read_text()}")
         return process
 
-    def _execute(self, command: Sequence[str], env: Mapping[str, str], log: IO[bytes], ready: int) -> subprocess.Popen[bytes]:
+    def _execute(
+        self, command: Sequence[str], env: Mapping[str, str], log: IO[bytes], ready: int
+    ) -> subprocess.Popen[bytes]:
         command = self._nobody.command(*command) if self._nobody else command
         return subprocess.Popen(
             [*command, "serve", "--ready-fd", str(ready)],
@@ -181,7 +197,11 @@ class Daemon:
     def env(self) -> dict[str, str]:
         """The environment of an `sfactl` that talks to this daemon."""
         env = os.environ | (self._nobody.env if self._nobody else {})
-        return env | {"SFAD_SOCKET": str(self.socket), "SFAD_STATE_DIR": str(self.state_dir), "SFAD_CONFIG": str(self.config)}
+        return env | {
+            "SFAD_SOCKET": str(self.socket),
+            "SFAD_STATE_DIR": str(self.state_dir),
+            "SFAD_CONFIG": str(self.config),
+        }
 
     @property
     def pid(self) -> int:
@@ -209,11 +229,13 @@ class Daemon:
         return (self.state_dir / "output" / f"{run}.err").read_text()
 
     def descriptors(self) -> int:
-        """Return how many descriptors the daemon has open, once it watches its socket and its state directory. Skips the test
-        where the kernel does not tell."""
+        """Return how many descriptors the daemon has open, once it watches its socket and its state
+        directory. Skips the test where the kernel does not tell."""
         needs.insight()
         end = time.monotonic() + 5  # where the kernel cannot tell, it does not watch
-        while (found := self._open_files()).count(f"/proc/{self.pid}/mountinfo") < 4 and time.monotonic() < end:
+        while (found := self._open_files()).count(
+            f"/proc/{self.pid}/mountinfo"
+        ) < 4 and time.monotonic() < end:
             time.sleep(0.01)
         return len(found)
 
@@ -235,15 +257,17 @@ class Daemon:
         self.process.wait()
 
     def restart(self, *, command: Sequence[str] | None = None, **environment: str) -> None:
-        """Start another daemon in its place, with these variables in its environment. `command`: instead of the interpreter and
-        its arguments."""
+        """Start another daemon in its place, with these variables in its environment. `command`:
+        instead of the interpreter and its arguments."""
         self.process = self._start(environment, command)
 
     def reexecute(self) -> None:
         """Send SIGUSR2, and wait until the daemon serves again."""
         before = self.log.read_text().count('"message":"serving"')
         self.process.send_signal(signal.SIGUSR2)
-        wait_until(lambda: self.log.read_text().count('"message":"serving"') > before, "it serves again")
+        wait_until(
+            lambda: self.log.read_text().count('"message":"serving"') > before, "it serves again"
+        )
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """End the daemon as an operator would; return its exit code."""
@@ -280,7 +304,10 @@ def strays(instance: str) -> list[psutil.Process]:
 def other_boot(state_dir: Path) -> None:
     """Change the spool to one of another boot of the machine."""
     with closing(Store(state_dir / "spool" / "runs")) as spool:
-        assert spool.items["boot"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip().encode()
+        assert (
+            spool.items["boot"]
+            == Path("/proc/sys/kernel/random/boot_id").read_text().strip().encode()
+        )
         spool.write({"boot": b"another"})
 
 
@@ -319,7 +346,9 @@ def environment() -> list[bytes]:
 def spawn(client: Client, argv: Sequence[str | Path], **options: Any) -> m.Reply:
     """Request a run as a client in another language would, without the command line."""
     where = {"cwd": os.getcwdb(), "env": environment()}
-    request = m.Spawn(id=client.next_id(), argv=[os.fsencode(word) for word in argv], **(where | options))
+    request = m.Spawn(
+        id=client.next_id(), argv=[os.fsencode(word) for word in argv], **(where | options)
+    )
     client.send(request)
     while True:
         for answer in client.arrived():
@@ -382,7 +411,8 @@ def _text_of(call: Callable[[], object]) -> str:
 
 @contextmanager
 def _fuse(directory: Path, user: int = 0) -> Iterator[tuple[int, Callable[[], None]]]:
-    """Mount a FUSE file system; yield the descriptor of its server, and a function that makes the server go away."""
+    """Mount a FUSE file system; yield the descriptor of its server, and a function that makes the
+    server go away."""
     directory.mkdir()
     server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -398,15 +428,16 @@ def _fuse(directory: Path, user: int = 0) -> Iterator[tuple[int, Callable[[], No
 
 @contextmanager
 def unanswered(directory: Path, user: int = 0) -> Iterator[Callable[[], None]]:
-    """Mount a file system of a user whose server does not answer; yield a function that makes the server go away."""
+    """Mount a file system of a user whose server does not answer; yield a function that makes the
+    server go away."""
     with _fuse(directory, user) as (_, go_away):
         yield go_away
 
 
 @contextmanager
 def unkillable(directory: Path) -> Iterator[threading.Event]:
-    """A mount whose server takes each request and never answers: a process that looks there cannot be killed until the end of the
-    block. What it yields is set when one has looked."""
+    """A mount whose server takes each request and never answers: a process that looks there cannot
+    be killed until the end of the block. What it yields is set when one has looked."""
     asked, done = threading.Event(), threading.Event()
     with _fuse(directory) as (server, _):
         reader = threading.Thread(target=_take_requests, args=[server, asked, done])
@@ -433,7 +464,8 @@ with_fuse = pytest.mark.needs("root", "FUSE")
 
 
 def agent(directory: Path, name: str, text: str) -> list[str]:
-    """Return the command of an agent in Python, with a function `sfactl(*words)` that returns the finished command."""
+    """Return the command of an agent in Python, with a function `sfactl(*words)` that returns the
+    finished command."""
     path = directory / f"{name}.py"
     path.write_text(_PRELUDE + text)
     return [sys.executable, str(path)]

@@ -1,7 +1,8 @@
 """`sfad` with shorter time-outs. A re-execution makes it `sfad`.
 
-It looks ten times a second, not every five seconds, whether its files are where they were. It waits one second, not ten, for the
-rest of a frame, for a client that lost its connection, and for one that does not read of runs.
+It looks ten times a second, not every five seconds, whether its files are where they were. It waits
+one second, not ten, for the rest of a frame, for a client that lost its connection, and for one
+that does not read of runs.
 """
 
 from sfad.host import displacement

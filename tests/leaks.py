@@ -13,12 +13,14 @@ from contextlib import contextmanager, suppress
 from tests import outside
 
 PATIENCE = 10.0
-"""Seconds that what is on its way out gets: a killed process is a zombie until its parent reaps it."""
+"""Seconds that what is on its way out gets: a killed process is a zombie until its parent reaps
+it."""
 _KEPT_THREADS = ("Trio thread", "Trio worker", "MainThread", "pydevd", "Tokio")
 """trio keeps idle worker threads for later use."""
 
 _cgroups: set[str] = set()
-"""Directories like `…/sfad-INSTANCE/…` that this process has made. Other test runs of the machine make theirs."""
+"""Directories like `…/sfad-INSTANCE/…` that this process has made. Other test runs of the machine
+make theirs."""
 
 
 _staying: set[int] = set()
@@ -35,7 +37,8 @@ _kept_descriptors: set[int] = set()
 
 
 def keep(pid: int, descriptor: int) -> None:
-    """Permit a child and a descriptor to outlive the tests. The child's children count as children of this process."""
+    """Permit a child and a descriptor to outlive the tests. The child's children count as children
+    of this process."""
     stays(pid)
     _parents.add(pid)
     _kept_descriptors.add(descriptor)
@@ -59,8 +62,8 @@ sys.addaudithook(_audit)  # cannot be removed again, so it is added once
 
 @contextmanager
 def no_leaks() -> Iterator[None]:
-    """Fail if the body leaves a child process, an open descriptor, a thread, or a cgroup of ours behind, or a file outside of its
-    directories; or if it opens one there."""
+    """Fail if the body leaves a child process, an open descriptor, a thread, or a cgroup of ours
+    behind, or a file outside of its directories; or if it opens one there."""
     children, descriptors, threads = _children(), set(_descriptors()), set(threading.enumerate())
     yield
     left = _left(children, descriptors, threads)
@@ -73,9 +76,13 @@ def no_leaks() -> Iterator[None]:
     assert not left, "the test leaked:\n  " + "\n  ".join(left)
 
 
-def _left(children: set[int], descriptors: set[tuple[int, str]], threads: set[threading.Thread]) -> list[str]:
+def _left(
+    children: set[int], descriptors: set[tuple[int, str]], threads: set[threading.Thread]
+) -> list[str]:
     _cgroups.difference_update([path for path in _cgroups if not _is_cgroup(path)])
-    new_threads = [t for t in set(threading.enumerate()) - threads if not t.name.startswith(_KEPT_THREADS)]
+    new_threads = [
+        t for t in set(threading.enumerate()) - threads if not t.name.startswith(_KEPT_THREADS)
+    ]
     return [
         *(f"child {pid}: {_command(pid)}" for pid in sorted(_children() - children - _staying)),
         *(f"descriptor {fd}: {target}" for fd, target in sorted(set(_descriptors()) - descriptors)),

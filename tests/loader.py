@@ -1,4 +1,5 @@
-"""For which programs glibc's dynamic loader obeyed an environment, by what it wrote because of LD_DEBUG (ld.so(8))."""
+"""For which programs glibc's dynamic loader obeyed an environment, by what it wrote because of
+LD_DEBUG (ld.so(8))."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a test needs of the machine that no program brings, and why it is skipped where the machine lacks it."""
+"""What a test needs of the machine that no program brings, and why it is skipped where the machine
+lacks it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def containment(kind: str) -> None:
 
 
 def insight() -> None:
-    """Skip the test if this process may not look into /proc/PID/fd and /proc/PID/environ of a daemon, which hides its memory."""
+    """Skip the test if this process may not look into /proc/PID/fd and /proc/PID/environ of a
+    daemon, which hides its memory."""
     if os.geteuid() != 0:
         pytest.skip("only root sees descriptors and environment of a daemon")
 

@@ -1,7 +1,8 @@
 """Tells what a session has read or written outside of its own directories.
 
-Three things are looked at: each path that a process with this module opens for writing; names that are new where programs put what
-they keep; and a home that is a trap, in which nothing may be opened.
+Three things are looked at: each path that a process with this module opens for writing; names that
+are new where programs put what they keep; and a home that is a trap, in which nothing may be
+opened.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ TRAP = "SFAD_TEST_TRAP"
 """Names a directory in which no program may open, make or change anything."""
 
 
-# ---- What processes with this module open: those of the tests, and the daemons that are forked from the template
+# ---- What processes with this module open: those of the tests, and the daemons
+# that are forked from the template
 
 
 _report = ""
@@ -42,13 +44,25 @@ def report() -> str:
 
 
 def watch(report: str) -> None:
-    """Write into `report` which files outside of the session's directories this process and its forks open."""
+    """Write into `report` which files outside of the session's directories this process and its
+    forks open."""
     global _report, _writable, _readable, _homes
     base = os.path.dirname(os.path.dirname(report))
     places = [f"{place}/" for place in surroundings.places()]
-    _writable = (f"{base}/", "/proc/", "/sys/fs/cgroup/", "/dev/", *places, *map(str, surroundings.fetched()))
+    _writable = (
+        f"{base}/",
+        "/proc/",
+        "/sys/fs/cgroup/",
+        "/dev/",
+        *places,
+        *map(str, surroundings.fetched()),
+    )
     _readable = (*_writable, f"{ROOT}/", f"{sys.prefix}/", f"{sys.base_prefix}/")
-    _homes = tuple(f"{home}/" for home in {surroundings.person.get("HOME", ""), pwd.getpwuid(os.getuid()).pw_dir} - {"", "/"})
+    _homes = tuple(
+        f"{home}/"
+        for home in {surroundings.person.get("HOME", ""), pwd.getpwuid(os.getuid()).pw_dir}
+        - {"", "/"}
+    )
     _report = report
 
 
@@ -60,23 +74,33 @@ def audit(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def _strays(event: str, arguments: tuple[object, ...]) -> str:
-    """Return the path where that is outside. A relative one is left to the look at the checkout in the end."""
-    writes = event in _MAKING or (event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING)
+    """Return the path where that is outside. A relative one is left to the look at the checkout in
+    the end."""
+    writes = event in _MAKING or (
+        event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING
+    )
     path = arguments[_MAKING.get(event, 0)] if writes or event == "open" else None
     if not isinstance(path, (str, bytes)) or not (name := os.fsdecode(path)).startswith("/"):
         return ""
     if writes:
-        return "" if f"{name}/".startswith(_writable) or "/__pycache__" in name or "/.hypothesis" in name else name
+        return (
+            ""
+            if f"{name}/".startswith(_writable) or "/__pycache__" in name or "/.hypothesis" in name
+            else name
+        )
     return name if name.startswith(_homes) and not name.startswith(_readable) else ""
 
 
 def strays() -> list[str]:
-    """Return what was opened outside, and what is in the session's home and runtime directory, and remove it."""
+    """Return what was opened outside, and what is in the session's home and runtime directory, and
+    remove it."""
     found = []
     with suppress(FileNotFoundError):
         found = Path(_report).read_text().splitlines()
         os.unlink(_report)
-    for path in [path for name in ("HOME", "XDG_RUNTIME_DIR") for path in Path(os.environ[name]).iterdir()]:
+    for path in [
+        path for name in ("HOME", "XDG_RUNTIME_DIR") for path in Path(os.environ[name]).iterdir()
+    ]:
         found.append(f"left {path}")
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     return found
@@ -86,7 +110,8 @@ def strays() -> list[str]:
 
 
 class Outside:
-    """What lies outside of the session's directories, such as in the person's home, and its places for all users."""
+    """What lies outside of the session's directories, such as in the person's home, and its places
+    for all users."""
 
     def __init__(self, base: Path) -> None:
         """Make these places. `base`: pytest's directory of the session."""
@@ -102,7 +127,11 @@ class Outside:
         """Return what is new, and what was touched in the trap."""
         new = _names() - self._before
         for own in (self._base, *self._base.glob("popen-*")):
-            new |= {str(path) for name in surroundings.OWN.values() for path in own.glob(f"surroundings/{name}/*")}
+            new |= {
+                str(path)
+                for name in surroundings.OWN.values()
+                for path in own.glob(f"surroundings/{name}/*")
+            }
         for place in surroundings.places():
             new |= {str(path) for path in place.glob("*")}
         return [f"file {path}" for path in new] + (self._trap.touched() if self._trap else [])
@@ -117,25 +146,45 @@ _CACHES = {".git", "__pycache__", ".hypothesis", ".mypy_cache", ".ruff_cache"}
 
 
 def _names() -> set[str]:
-    """Return the files of the checkout, and what is named like one of the product's where programs put such files."""
+    """Return the files of the checkout, and what is named like one of the product's where programs
+    put such files."""
     found: set[str] = set()
     for directory, below, files in os.walk(ROOT):
-        below[:] = [name for name in below if name not in _CACHES and not os.path.exists(f"{directory}/{name}/pyvenv.cfg")]
+        below[:] = [
+            name
+            for name in below
+            if name not in _CACHES and not os.path.exists(f"{directory}/{name}/pyvenv.cfg")
+        ]
         found.update(f"{directory}/{name}" for name in files)
     for place in _shared(surroundings.person):
         with suppress(OSError):
-            names = (name for name in os.listdir(place) if name.lstrip(".").startswith(("sfad", "sfactl")))
-            found.update(f"{place}/{name}" for name in names if not name.startswith("sfad-tests-"))  # of other sessions
+            names = (
+                name
+                for name in os.listdir(place)
+                if name.lstrip(".").startswith(("sfad", "sfactl"))
+            )
+            # of other sessions
+            found.update(f"{place}/{name}" for name in names if not name.startswith("sfad-tests-"))
     return found
 
 
 def _shared(person: Mapping[str, str]) -> Iterator[str]:
     yield from ("/tmp", "/var/tmp", "/dev/shm", "/run", f"/run/user/{os.getuid()}", "/var/lib")
-    for name in ("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
+    for name in (
+        "HOME",
+        "TMPDIR",
+        "XDG_RUNTIME_DIR",
+        "XDG_CONFIG_HOME",
+        "XDG_STATE_HOME",
+        "XDG_DATA_HOME",
+        "XDG_CACHE_HOME",
+    ):
         if value := person.get(name):
             yield value
     if home := person.get("HOME"):
-        yield from (f"{home}/{name}" for name in (".config", ".local/state", ".local/share", ".cache"))
+        yield from (
+            f"{home}/{name}" for name in (".config", ".local/state", ".local/share", ".cache")
+        )
 
 
 class Trap:
@@ -147,14 +196,25 @@ class Trap:
         self._instance = displacement.new_instance()
         self._watched: dict[int, str] = {}
         self._touched: set[str] = set()
-        mask = self._OPEN | displacement.MODIFY | displacement.CREATE | displacement.DELETE | displacement.MOVED_TO
+        mask = (
+            self._OPEN
+            | displacement.MODIFY
+            | displacement.CREATE
+            | displacement.DELETE
+            | displacement.MOVED_TO
+        )
         for path, below, _ in os.walk(directory):
             # pytest's own directory is there
-            below[:] = [name for name in below if f"{path}/{name}" != surroundings.person.get("TMPDIR")]
-            self._watched[displacement.libc.inotify_add_watch(self._instance, os.fsencode(path), mask)] = path
+            below[:] = [
+                name for name in below if f"{path}/{name}" != surroundings.person.get("TMPDIR")
+            ]
+            self._watched[
+                displacement.libc.inotify_add_watch(self._instance, os.fsencode(path), mask)
+            ] = path
 
     def touched(self) -> list[str]:
-        """Return what was opened, made, changed or removed since the beginning. To list a directory is nothing."""
+        """Return what was opened, made, changed or removed since the beginning. To list a directory
+        is nothing."""
         with suppress(BlockingIOError):
             while content := os.read(self._instance, 1 << 16):
                 self._touched.update(self._named(content))

@@ -1,7 +1,7 @@
 """A process above pytest that reaps the orphans of killed daemons at once.
 
-Otherwise they are reaped by pid 1, which in some containers looks only every two seconds. Until then they are zombies, and the
-next daemon waits for the end of the run.
+Otherwise they are reaped by pid 1, which in some containers looks only every two seconds. Until
+then they are zombies, and the next daemon waits for the end of the run.
 """
 
 import ctypes
@@ -13,7 +13,8 @@ _SIGNALS = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal
 
 
 def reap_above() -> None:
-    """Continue in a child process. Its parent reaps orphans until the child ends, and ends with its exit code."""
+    """Continue in a child process. Its parent reaps orphans until the child ends, and ends with its
+    exit code."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -27,8 +28,11 @@ def reap_above() -> None:
 def _reap_until_end_of(child: int) -> None:
     while True:
         arrived = signal.sigwaitinfo(_SIGNALS)
-        if arrived.si_signo != signal.SIGCHLD and arrived.si_code <= 0:  # by kill(2): from a terminal, the child gets it too
+        # by kill(2): from a terminal, the child gets it too
+        if arrived.si_signo != signal.SIGCHLD and arrived.si_code <= 0:
             os.kill(child, arrived.si_signo)
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG):
             if ended.si_pid == child:
-                os._exit(ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status)
+                os._exit(
+                    ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
+                )

@@ -1,4 +1,5 @@
-"""Tests that read or write outside of their directories: each has to be red (tests/test_surroundings.py)."""
+"""Tests that read or write outside of their directories: each has to be red
+(tests/test_surroundings.py)."""
 
 from __future__ import annotations
 
@@ -42,4 +43,6 @@ def test_leaves_a_temporary_file() -> None:
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no file system in memory")
 def test_leaves_a_file_in_memory() -> None:
-    subprocess.run(["mktemp", "--tmpdir=/dev/shm", "sfad-left-XXX"], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        ["mktemp", "--tmpdir=/dev/shm", "sfad-left-XXX"], stdout=subprocess.DEVNULL, check=True
+    )

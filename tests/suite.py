@@ -1,8 +1,9 @@
 """Runs tests on several processes: `python -m tests.suite OPTION …`, of pytest.
 
-A test that fails is red. Only where `SFAD_TEST_AGAIN` is set, as in CI, what failed runs once more, alone, so that a busy machine
-does not hold up a change that is otherwise right. What passes then is printed under a heading that cannot be overlooked: the test
-is flaky, so it has a fault or shows one of the product, and CONTRIBUTING.md names it with its cause until that is repaired.
+A test that fails is red. Only where `SFAD_TEST_AGAIN` is set, as in CI, what failed runs once more,
+alone, so that a busy machine does not hold up a change that is otherwise right. What passes then is
+printed under a heading that cannot be overlooked: the test is flaky, so it has a fault or shows one
+of the product, and CONTRIBUTING.md names it with its cause until that is repaired.
 """
 
 from __future__ import annotations
@@ -22,19 +23,30 @@ MANY = 20
 
 
 def workers(cores: int) -> int:
-    """Return how many processes keep this many cores busy: tests wait for programs most of the time."""
+    """Return how many processes keep this many cores busy: tests wait for programs most of the
+    time."""
     return min(3 * cores, cores + 8)
 
 
 def main(words: list[str]) -> int:
     """Run pytest with `words`. Returns its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it was ignored, that exit code would be 0
-    parallel = ["--numprocesses", str(workers(len(os.sched_getaffinity(0)))), "--dist", "loadfile", "--no-loadscope-reorder"]
+    parallel = [
+        "--numprocesses",
+        str(workers(len(os.sched_getaffinity(0)))),
+        "--dist",
+        "loadfile",
+        "--no-loadscope-reorder",
+    ]
     with tempfile.TemporaryDirectory() as directory:
         failures = Path(directory) / "failed"
         code = _pytest(f"--failures={failures}", *parallel, *words)
         failed = failures.read_text().splitlines() if failures.exists() else []
-        if AGAIN not in os.environ or code != pytest.ExitCode.TESTS_FAILED or not 0 < len(failed) <= MANY:
+        if (
+            AGAIN not in os.environ
+            or code != pytest.ExitCode.TESTS_FAILED
+            or not 0 < len(failed) <= MANY
+        ):
             return code
         print(f"\n{len(failed)} failed; once more, alone:", flush=True)
         if code := _pytest(f"@{failures}"):
@@ -50,8 +62,13 @@ _HEADING = f"""
 
 
 def _pytest(*words: str) -> int:
-    # pytest's own interpreter obeys these before tests/conftest.py can do without: it would assert nothing, or compile all again
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON") or name == "PYTHONPATH"}
+    # pytest's own interpreter obeys these before tests/conftest.py can do without: it would assert
+    # nothing, or compile all again
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PYTHON") or name == "PYTHONPATH"
+    }
     process = subprocess.Popen([sys.executable, "-m", "pytest", *words], env=env)
     while True:
         try:

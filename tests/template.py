@@ -1,8 +1,9 @@
 """Processes that have imported `sfad` and `sfactl`, and fork the daemons and the clients of a test.
 
-The suite starts four hundred daemons and two thousand clients. Executed, a daemon takes 0.25 s of processor time for its imports
-and a client 0.03 to 0.08 s; forked, 0.03 s and 0.01 s. A start that is itself tested is executed: by systemd, by a shell or by
-an agent, as another user, with variables that are read at import, after a re-execution.
+The suite starts four hundred daemons and two thousand clients. Executed, a daemon takes 0.25 s of
+processor time for its imports and a client 0.03 to 0.08 s; forked, 0.03 s and 0.01 s. A start that
+is itself tested is executed: by systemd, by a shell or by an agent, as another user, with variables
+that are read at import, after a re-execution.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Template:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", "tests.template", program, outside.report()]
-            self._process = subprocess.Popen(command, stdin=theirs.fileno(), cwd=_ROOT, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, stdin=theirs.fileno(), cwd=_ROOT, start_new_session=True
+            )
         self._socket = ours
         self._lock = threading.Lock()
         self._environment = _read_at_import(os.environ)
@@ -46,8 +49,15 @@ class Template:
         """Whether a process with this environment would import the same."""
         return _read_at_import(env) == self._environment
 
-    def start(self, words: Sequence[str], env: Mapping[str, str], descriptors: Mapping[int, int], cwd: str = "") -> Child:
-        """Fork a process with these arguments. `descriptors`: those of this process, by the number that each gets there."""
+    def start(
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        descriptors: Mapping[int, int],
+        cwd: str = "",
+    ) -> Child:
+        """Fork a process with these arguments. `descriptors`: those of this process, by the number
+        that each gets there."""
         numbers, given = list(descriptors), list(descriptors.values())
         start = {"words": words, "env": dict(env), "cwd": cwd or os.getcwd(), "numbers": numbers}
         return Child(self, self.ask({"start": start}, given))
@@ -69,9 +79,13 @@ _ROOT = str(Path(__file__).parents[1])
 
 def _read_at_import(env: Mapping[str, str]) -> dict[str, str]:
     names = ("SFAD_CRASH_AT", "LANG", "LC_ALL", "LC_CTYPE")
-    found = {name: value for name, value in env.items() if name.startswith("PYTHON") or name in names}
+    found = {
+        name: value for name, value in env.items() if name.startswith("PYTHON") or name in names
+    }
     # the template has imported this checkout
-    found["PYTHONPATH"] = os.pathsep.join(path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", _ROOT))
+    found["PYTHONPATH"] = os.pathsep.join(
+        path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", _ROOT)
+    )
     return found
 
 
@@ -116,7 +130,8 @@ _templates: dict[str, Template] = {}
 
 
 def template(program: str = "sfad") -> Template:
-    """Return the template of this process for `sfad` or `sfactl`. There is none until a test needs it."""
+    """Return the template of this process for `sfad` or `sfactl`. There is none until a test needs
+    it."""
     if program not in _templates:
         _templates[program] = Template(program)
     return _templates[program]
@@ -129,7 +144,8 @@ def close_template() -> None:
 
 
 def fork_daemon(env: Mapping[str, str], log: int, ready: int) -> Child:
-    """Start a daemon. `log`: its stdout and stderr. `ready`: the descriptor that it tells when it serves."""
+    """Start a daemon. `log`: its stdout and stderr. `ready`: the descriptor that it tells when it
+    serves."""
     with open(os.devnull) as nothing:
         descriptors = {0: nothing.fileno(), 1: log, 2: log, _READY: ready}
         return template().start(["serve", "--ready-fd", str(_READY)], env, descriptors)
@@ -139,19 +155,36 @@ _READY = 3
 
 
 def run_forked(
-    program: str, words: Sequence[str], env: Mapping[str, str], *, stdin: str | IO[bytes] = "", cwd: str = "", timeout: float
+    program: str,
+    words: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    stdin: str | IO[bytes] = "",
+    cwd: str = "",
+    timeout: float,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `sfad` or `sfactl` to its end, and return what it printed. Raises `subprocess.TimeoutExpired`."""
+    """Run `sfad` or `sfactl` to its end, and return what it printed. Raises
+    `subprocess.TimeoutExpired`."""
     with ExitStack() as stack:
         if isinstance(stdin, str):
             stdin = stack.enter_context(_pipe_with(stdin.encode()))
         if _EXECUTED.intersection(words) or not template(program).fits(env):
             command = [sys.executable, "-m", program, *words]
-            return subprocess.run(command, env=env, stdin=stdin, cwd=cwd or None, capture_output=True, text=True, timeout=timeout)
+            return subprocess.run(
+                command,
+                env=env,
+                stdin=stdin,
+                cwd=cwd or None,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+            )
         (read_out, write_out), (read_err, write_err) = os.pipe(), os.pipe()
         outputs = [stack.enter_context(open(pipe, "rb")) for pipe in (read_out, read_err)]
         with open(write_out, "wb") as out, open(write_err, "wb") as err:
-            child = template(program).start(words, env, {0: stdin.fileno(), 1: out.fileno(), 2: err.fileno()}, cwd)
+            child = template(program).start(
+                words, env, {0: stdin.fileno(), 1: out.fileno(), 2: err.fileno()}, cwd
+            )
         stack.callback(child.wait)
         stack.callback(child.kill)
         said = _read_all(outputs, time.monotonic() + timeout)
@@ -180,7 +213,9 @@ def _read_all(files: Sequence[IO[bytes]], until: float) -> list[str]:
         while selector.get_map():
             ready = selector.select(until - time.monotonic())
             if not ready:
-                raise subprocess.TimeoutExpired("a child of the template", until, b"".join(said.values()))
+                raise subprocess.TimeoutExpired(
+                    "a child of the template", until, b"".join(said.values())
+                )
             for key, _ in ready:
                 read = os.read(key.fd, 1 << 16)
                 said[key.fileobj] += read  # type: ignore[index]
@@ -193,7 +228,8 @@ _ABOVE = 100
 
 
 def _serve() -> None:
-    """Carry out requests until their end; then return in the template. In each child, return at once."""
+    """Carry out requests until their end; then return in the template. In each child, return at
+    once."""
     # above all numbers that a child gets
     with socket.socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, _ABOVE)) as requests:
         while True:
@@ -201,7 +237,9 @@ def _serve() -> None:
             if not content:
                 sys.exit()
             request = json.loads(content)
-            answer = _reaped(request["reap"], request["options"]) if "reap" in request else os.fork()
+            answer = (
+                _reaped(request["reap"], request["options"]) if "reap" in request else os.fork()
+            )
             if answer == 0 and "start" in request:
                 _become(request["start"], descriptors)
                 return

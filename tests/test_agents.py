@@ -43,10 +43,22 @@ def asked(agent: str, *words: str, **fields: object) -> Spawn:
 def command(agent: str, *words: str, **fields: object) -> list[str]:
     """Return the command of the agent, with SESSION for its session id."""
     spawn = filled_in(asked(agent, *words, **fields), AGENTS)
-    return ["SESSION" if spawn.agent_session and word == spawn.agent_session.encode() else word.decode() for word in spawn.argv]
+    return [
+        "SESSION" if spawn.agent_session and word == spawn.agent_session.encode() else word.decode()
+        for word in spawn.argv
+    ]
 
 
-CLAUDE = ["claude", "-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages", "--session-id", "SESSION"]
+CLAUDE = [
+    "claude",
+    "-p",
+    "--output-format",
+    "stream-json",
+    "--verbose",
+    "--include-partial-messages",
+    "--session-id",
+    "SESSION",
+]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +66,10 @@ CLAUDE = ["claude", "-p", "--output-format", "stream-json", "--verbose", "--incl
     [
         (["claude", "look at it"], [*CLAUDE, "--", "look at it"]),
         (["claude", "--model", "opus", "look"], [*CLAUDE, "--model", "opus", "--", "look"]),
-        (["claude", "look", "--allowedTools", "Bash"], [*CLAUDE, "--allowedTools", "Bash", "--", "look"]),
+        (
+            ["claude", "look", "--allowedTools", "Bash"],
+            [*CLAUDE, "--allowedTools", "Bash", "--", "look"],
+        ),
         (["claude", "-p", "hi"], [*CLAUDE, "--", "hi"]),
         (["claude", "--", "- fix"], [*CLAUDE, "--", "- fix"]),
         (["claude", "--model", "opus", "--", "- fix"], [*CLAUDE, "--model", "opus", "--", "- fix"]),
@@ -62,7 +77,10 @@ CLAUDE = ["claude", "-p", "--output-format", "stream-json", "--verbose", "--incl
         (["claude", "--continue", "go on"], [*CLAUDE[:-2], "--continue", "--", "go on"]),
         (["codex", "exec", "--json", "hi"], ["codex", "exec", "--json", "--", "hi"]),
         (["codex", "-m", "x", "hi"], ["codex", "exec", "--json", "-m", "x", "--", "hi"]),
-        (["gemini", "-m", "flash", "-p", "hi"], ["gemini", "--output-format", "stream-json", "-m", "flash", "--prompt=hi"]),
+        (
+            ["gemini", "-m", "flash", "-p", "hi"],
+            ["gemini", "--output-format", "stream-json", "-m", "flash", "--prompt=hi"],
+        ),
         (["opencode", "run", "hi"], ["opencode", "run", "--format", "json", "--", "hi"]),
         (["aider", "--message", "hi"], ["aider", "--yes-always", "--message=hi"]),
         (["reviewer", "look"], ["claude", "-p", "look"]),
@@ -81,13 +99,22 @@ def test_words_become_a_command(words: list[str], made: list[str]) -> None:
     [
         (
             ["claude"],
-            "needs a task, as in: sfactl run claude 'look at HEAD~1'. To run the program's own command line: sfactl run -- claude",
+            (
+                "needs a task, as in: sfactl run claude 'look at HEAD~1'. To run the program's own "
+                "command line: sfactl run -- claude"
+            ),
         ),
         (["codex", "exec"], "needs a task"),
         (["claude", "--help"], "needs a task, .* sfactl run -- claude --help"),
-        (["claude", "mcp", "list"], "quote it: sfactl run claude 'mcp list'. .* sfactl run -- claude mcp list"),
+        (
+            ["claude", "mcp", "list"],
+            "quote it: sfactl run claude 'mcp list'. .* sfactl run -- claude mcp list",
+        ),
         (["codex", "exec", "look", "at"], "quote it: sfactl run codex 'look at'"),
-        (["sleep", "60"], "no agent 'sleep'; known: aider, claude, .*reviewer.* sfactl run -- sleep 60"),
+        (
+            ["sleep", "60"],
+            "no agent 'sleep'; known: aider, claude, .*reviewer.* sfactl run -- sleep 60",
+        ),
     ],
 )
 def test_the_error_for_odd_words_says_what_was_probably_meant(words: list[str], says: str) -> None:
@@ -97,15 +124,25 @@ def test_the_error_for_odd_words_says_what_was_probably_meant(words: list[str], 
 
 def test_placeholders_come_from_the_request() -> None:
     made = command("reviewer", "--verbose", placeholders={"task": "{model} of a", "model": "opus"})
-    assert made == ["claude", "-p", "{model} of a", "--model", "opus", "--verbose"], "a value is not looked into"
+    assert made == ["claude", "-p", "{model} of a", "--model", "opus", "--verbose"], (
+        "a value is not looked into"
+    )
 
 
 def test_no_value_becomes_an_option_of_the_program() -> None:
     for name in ("task", "model"):
-        with pytest.raises(Invalid, match=f"the {name} begins with '-', and claude could take it for an option"):
-            command("reviewer", placeholders={"task": "go", "model": "opus"} | {name: "--dangerously-skip-permissions"})
+        with pytest.raises(
+            Invalid, match=f"the {name} begins with '-', and claude could take it for an option"
+        ):
+            command(
+                "reviewer",
+                placeholders={"task": "go", "model": "opus"}
+                | {name: "--dangerously-skip-permissions"},
+            )
     for name in KNOWN:
-        told = {"task": "--yolo", "model": "--yolo"} | ({"instructions": "--yolo"} if name == "claude" else {})
+        told = {"task": "--yolo", "model": "--yolo"} | (
+            {"instructions": "--yolo"} if name == "claude" else {}
+        )
         made = command(name, placeholders=told)
         assert "--yolo" not in made[: made.index("--") if "--" in made else None]
 
@@ -141,27 +178,68 @@ def test_a_built_in_agent_is_not_an_identity_and_prints_what_its_meter_reads() -
 
 def test_what_the_request_says_takes_precedence_over_the_entry() -> None:
     plain = filled_in(asked("reviewer", "look"), AGENTS)
-    assert (plain.agent, plain.name, plain.run_type, plain.meter) == ("reviewer", "reviewer", "code-reviewer", "claude")
+    assert (plain.agent, plain.name, plain.run_type, plain.meter) == (
+        "reviewer",
+        "reviewer",
+        "code-reviewer",
+        "claude",
+    )
     assert plain.stdin == "pipe"
-    assert [(limit.kind, limit.threshold, limit.action, limit.source) for limit in plain.limits] == [
+    assert [
+        (limit.kind, limit.threshold, limit.action, limit.source) for limit in plain.limits
+    ] == [
         ("cost", 1.5, None, "agent reviewer"),
         ("turns", 20, "warn", "agent reviewer"),
     ]
     cost = Limit(kind=LimitKind.COST, threshold=9.0, source="--limit cost")
-    own = filled_in(asked("reviewer", "look", name="r2", run_type="qa", meter="none", limits=[cost], stdin="descriptor"), AGENTS)
-    assert (own.agent, own.name, own.run_type, own.meter, own.stdin) == ("reviewer", "r2", "qa", "none", "descriptor")
+    own = filled_in(
+        asked(
+            "reviewer",
+            "look",
+            name="r2",
+            run_type="qa",
+            meter="none",
+            limits=[cost],
+            stdin="descriptor",
+        ),
+        AGENTS,
+    )
+    assert (own.agent, own.name, own.run_type, own.meter, own.stdin) == (
+        "reviewer",
+        "r2",
+        "qa",
+        "none",
+        "descriptor",
+    )
     assert [(limit.kind, limit.threshold) for limit in own.limits] == [("cost", 9.0), ("turns", 20)]
-    assert filled_in(asked("reviewer", "look", log=False), AGENTS).meter is None, "there is nothing to read"
+    assert filled_in(asked("reviewer", "look", log=False), AGENTS).meter is None, (
+        "there is nothing to read"
+    )
     assert filled_in(asked("lint"), AGENTS).kind == "skill"
 
 
 def test_an_entry_of_the_config_replaces_a_built_in_one(tmp_path: Path) -> None:
     file = tmp_path / "sfad.toml"
-    file.write_text('[agents.claude]\ncommand = ["my-claude", "{task}"]\n[agents."a.b"]\ncommand = ["x"]')
+    file.write_text(
+        '[agents.claude]\ncommand = ["my-claude", "{task}"]\n[agents."a.b"]\ncommand = ["x"]'
+    )
     loaded = load([file])
     found = registered(loaded.config, loaded.settings)
-    assert list(found) == ["a.b", "aider", "claude", "codex", "copilot", "gemini", "opencode", "qwen"]
-    assert (found["claude"].source, found["a.b"].source, found["codex"].source) == (str(file), str(file), BUILT_IN)
+    assert list(found) == [
+        "a.b",
+        "aider",
+        "claude",
+        "codex",
+        "copilot",
+        "gemini",
+        "opencode",
+        "qwen",
+    ]
+    assert (found["claude"].source, found["a.b"].source, found["codex"].source) == (
+        str(file),
+        str(file),
+        BUILT_IN,
+    )
     spawn = filled_in(asked("claude", "go"), found)
     assert (spawn.argv, spawn.agent) == ([b"my-claude", b"go"], "claude")
 

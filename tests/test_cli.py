@@ -1,4 +1,5 @@
-"""The command line of `sfad`: the options of serving are read without typer, all others by typer."""
+"""The command line of `sfad`: the options of serving are read without typer, all others by
+typer."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from sfad.cli import app
         ([], {}),
         (["serve"], {}),
         (["--socket", "s"], {"socket": "s"}),
-        (["serve", "--state-dir", "d", "--ready-fd", "7", "--config", "c"], {"state_dir": "d", "ready_fd": 7, "config": "c"}),
+        (
+            ["serve", "--state-dir", "d", "--ready-fd", "7", "--config", "c"],
+            {"state_dir": "d", "ready_fd": 7, "config": "c"},
+        ),
         (["serve", "--socket"], None),
         (["serve", "--socket", "--config"], None),
         (["--socket", "a", "--socket", "b"], None),
@@ -34,7 +38,9 @@ from sfad.cli import app
         (["--help"], None),
     ],
 )
-def test_onlyplain_options_options_are_read_without_typer(arguments: list[str], options: dict[str, object] | None) -> None:
+def test_onlyplain_options_options_are_read_without_typer(
+    arguments: list[str], options: dict[str, object] | None
+) -> None:
     assert plain_options(arguments) == options
 
 
@@ -63,9 +69,18 @@ def test_a_ready_fd_that_is_not_open(number: str) -> None:
     assert done.stderr.startswith(f"sfad: --ready-fd {number}: not an open descriptor: ")
 
 
-@pytest.mark.parametrize("arguments", [["--config", "/nowhere", "check-config"], ["check-config", "--config", "/nowhere"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--config", "/nowhere", "check-config"], ["check-config", "--config", "/nowhere"]],
+)
 def test_options_before_the_command_hold_for_it(arguments: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "sfad", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "sfad", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (2, "sfad: /nowhere: no such file\n")
 
 
@@ -87,12 +102,19 @@ def test_a_sweep_leaves_a_damaged_spool_for_the_next_daemon_to_find(tmp_path: Pa
     command = [sys.executable, "-m", "sfad", "sweep", "--state-dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert {file.name: file.read_bytes() for file in journal.parent.iterdir()} == {"runs": b"damaged" * 100}
+    assert {file.name: file.read_bytes() for file in journal.parent.iterdir()} == {
+        "runs": b"damaged" * 100
+    }
 
 
 def test_serving_does_not_import_typer() -> None:
-    program = "import sys, sfad.__main__; print(sorted({'typer', 'pydantic', 'rich'} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    program = (
+        "import sys, sfad.__main__; print(sorted({'typer', 'pydantic', 'rich'} & "
+        "sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout == "[]\n"
 
 
@@ -106,8 +128,19 @@ def test_serving_does_not_import_typer() -> None:
     ],
 )
 def test_garbage_in_a_variable_is_an_error(tmp_path: Path, variable: str, value: str) -> None:
-    env = os.environ | {"SFAD_STATE_DIR": str(tmp_path), "SFAD_SOCKET": str(tmp_path / "s"), variable: value}
-    done = subprocess.run([sys.executable, "-m", "sfad"], env=env, capture_output=True, text=True, timeout=60, check=False)
+    env = os.environ | {
+        "SFAD_STATE_DIR": str(tmp_path),
+        "SFAD_SOCKET": str(tmp_path / "s"),
+        variable: value,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "sfad"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode in (2, 69)
     assert "Traceback" not in done.stderr
     assert f"{variable}: " in done.stderr
@@ -115,7 +148,12 @@ def test_garbage_in_a_variable_is_an_error(tmp_path: Path, variable: str, value:
 
 
 @pytest.mark.parametrize(
-    ("variable", "what"), [("SFAD_SOCKET", "socket"), ("SFAD_STATE_DIR", "state directory"), ("SFAD_CONFIG", "config file")]
+    ("variable", "what"),
+    [
+        ("SFAD_SOCKET", "socket"),
+        ("SFAD_STATE_DIR", "state directory"),
+        ("SFAD_CONFIG", "config file"),
+    ],
 )
 def test_a_path_that_is_not_utf8_is_an_error(tmp_path: Path, variable: str, what: str) -> None:
     odd = os.fsencode(tmp_path) + b"/\xe9"
@@ -125,22 +163,46 @@ def test_a_path_that_is_not_utf8_is_an_error(tmp_path: Path, variable: str, what
         b"SFAD_SOCKET": os.fsencode(tmp_path / "s"),
         variable.encode(): odd,
     }
-    done = subprocess.run([sys.executable, "-m", "sfad"], env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "sfad"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 2
-    assert done.stderr == f"sfad: the path of the {what}, {tmp_path}/\\xe9, is not UTF-8; to choose another: {_ways(variable)}\n"
+    assert done.stderr == (
+        f"sfad: the path of the {what}, {tmp_path}/\\xe9, is not UTF-8; to choose another: "
+        f"{_ways(variable)}\n"
+    )
 
 
 def _ways(variable: str) -> str:
-    option = {"SFAD_SOCKET": "--socket", "SFAD_STATE_DIR": "--state-dir", "SFAD_CONFIG": "--config"}[variable]
+    option = {
+        "SFAD_SOCKET": "--socket",
+        "SFAD_STATE_DIR": "--state-dir",
+        "SFAD_CONFIG": "--config",
+    }[variable]
     return f"{option} or {variable}"
 
 
 def test_an_endless_device_as_the_handover(tmp_path: Path) -> None:
     with open("/dev/zero", "rb") as zero:
         number = zero.fileno()
-        env = os.environ | {"SFAD_STATE_DIR": str(tmp_path), "SFAD_SOCKET": str(tmp_path / "s"), "SFAD_HANDOVER": str(number)}
+        env = os.environ | {
+            "SFAD_STATE_DIR": str(tmp_path),
+            "SFAD_SOCKET": str(tmp_path / "s"),
+            "SFAD_HANDOVER": str(number),
+        }
         done = subprocess.run(
-            [sys.executable, "-m", "sfad"], env=env, pass_fds=[number], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-m", "sfad"],
+            env=env,
+            pass_fds=[number],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
     assert done.returncode == 69
     assert f"SFAD_HANDOVER: descriptor {number} is not a memfd" in done.stderr

@@ -15,9 +15,27 @@ NEEDS_A_PROGRAM = "tests/systemd/test_units.py::test_systemd_accepts_the_units"
 
 
 def test_a_missing_program(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:hypothesispytest", NEEDS_A_PROGRAM]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:hypothesispytest",
+        NEEDS_A_PROGRAM,
+    ]
     environ = {**os.environ, "PATH": str(tmp_path), COMPLETE: "1"}
-    environ.pop("PYTEST_XDIST_WORKER", None)  # it would wait for the processes of this session, as if they were left behind
-    done = subprocess.run(words, env=environ, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=60)
+    # it would wait for the processes of this session, as if they were left behind
+    environ.pop("PYTEST_XDIST_WORKER", None)
+    done = subprocess.run(
+        words,
+        env=environ,
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert "not installed: systemd-analyze (Debian: systemd); with" in done.stdout
     assert done.returncode == pytest.ExitCode.TESTS_FAILED

@@ -72,7 +72,9 @@ def test_it_answers_like_a_daemon(state: Path) -> None:
         (m.Stop(id=1, everything=True), ErrorCode.UNAVAILABLE),
     ],
 )
-def test_requests_that_need_a_daemon_fail(state: Path, request_: m.Request, code: ErrorCode) -> None:
+def test_requests_that_need_a_daemon_fail(
+    state: Path, request_: m.Request, code: ErrorCode
+) -> None:
     assert asked(state, request_, m.Error).code is code
 
 
@@ -85,14 +87,20 @@ def test_a_ledger_of_each_version_is_read_and_not_changed(tmp_path: Path, dump: 
     assert [run.id for run in runs] == ["a1", "a2", "a3"]
     left = asked(tmp_path, m.Info(id=1, run="a3"), m.RunReply).run
     assert (left.status, left.reason and left.reason.kind) == (Status.RUNNING, "no_daemon")
-    assert asked(tmp_path, m.Summarise(id=1, since=0), m.Summarised).summary.by_status[Status.RUNNING] == 1
+    assert (
+        asked(tmp_path, m.Summarise(id=1, since=0), m.Summarised).summary.by_status[Status.RUNNING]
+        == 1
+    )
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
         assert version_of(connection) == before
 
 
 def test_a_ledger_that_cannot_be_read(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
-        connection.executescript(f"PRAGMA application_id = 1936089444; PRAGMA user_version = {VERSION + 1}; CREATE TABLE x (y);")
+        connection.executescript(
+            f"PRAGMA application_id = 1936089444; PRAGMA user_version = {VERSION + 1}; CREATE "
+            "TABLE x (y);"
+        )
     with pytest.raises(LedgerError, match="run the sfad that wrote it"):
         open_past(tmp_path)
     (tmp_path / "ledger.db").write_bytes(b"no ledger at all" * 100)

@@ -1,4 +1,5 @@
-"""The house, checked: no import cycle, one class for each name, and every module on its package's map."""
+"""The house, checked: no import cycle, one class for each name, and every module on its package's
+map."""
 
 from __future__ import annotations
 
@@ -24,9 +25,11 @@ NAMED_LIKE_VERBS = {
 
 
 def test_no_import_cycle() -> None:
-    """Imports under `TYPE_CHECKING` count: two modules that name each other's types cannot be read one after the other."""
+    """Imports under `TYPE_CHECKING` count: two modules that name each other's types cannot be read
+    one after the other."""
     graph = {name_of(path): targets(path) - {name_of(path)} for path in SOURCES}
-    # a package's __init__ is imported with each of its modules, so only what it imports by name is an arrow of its own
+    # a package's __init__ is imported with each of its modules, so only what it imports by name is
+    # an arrow of its own
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -34,7 +37,8 @@ def test_no_import_cycle() -> None:
 
 
 def test_no_ring_within_a_package() -> None:
-    """The children of each package, whole packages among them, can be read one after the other too."""
+    """The children of each package, whole packages among them, can be read one after the other
+    too."""
     graphs: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for path in SOURCES:
         for module in targets(path):
@@ -49,19 +53,34 @@ def test_no_ring_within_a_package() -> None:
 
 
 def fork(one: str, other: str) -> tuple[str, str, str]:
-    """Return the innermost package of two modules, and its child on the way to each; `""` if a module is the package itself."""
+    """Return the innermost package of two modules, and its child on the way to each; `""` if a
+    module is the package itself."""
     names, others = one.split("."), other.split(".")
-    depth = next((at for at, (a, b) in enumerate(zip(names, others, strict=False)) if a != b), min(len(names), len(others)))
-    return ".".join(names[:depth]), "".join(names[depth : depth + 1]), "".join(others[depth : depth + 1])
+    depth = next(
+        (at for at, (a, b) in enumerate(zip(names, others, strict=False)) if a != b),
+        min(len(names), len(others)),
+    )
+    return (
+        ".".join(names[:depth]),
+        "".join(names[depth : depth + 1]),
+        "".join(others[depth : depth + 1]),
+    )
 
 
 @pytest.mark.parametrize("init", PACKAGES, ids=name_of)
 def test_every_module_is_on_its_packages_map(init: Path) -> None:
-    """The docstring of a package has a line for each of its modules, which begins with the module's name."""
+    """The docstring of a package has a line for each of its modules, which begins with the module's
+    name."""
     if name_of(init) in NAMED_LIKE_VERBS:
         return
-    inside = {path.stem for path in init.parent.glob("*.py")} | {path.parent.name for path in init.parent.glob("*/__init__.py")}
-    lines = re.findall(r"^(`\w+`(?:, `\w+`)*)  *\S", ast.get_docstring(ast.parse(init.read_text())) or "", re.MULTILINE)
+    inside = {path.stem for path in init.parent.glob("*.py")} | {
+        path.parent.name for path in init.parent.glob("*/__init__.py")
+    }
+    lines = re.findall(
+        r"^(`\w+`(?:, `\w+`)*)  *\S",
+        ast.get_docstring(ast.parse(init.read_text())) or "",
+        re.MULTILINE,
+    )
     assert inside - {"__init__"} == {name for line in lines for name in re.findall(r"\w+", line)}
 
 
@@ -69,9 +88,15 @@ PUBLIC = {"_exit", "_replace", "_asdict", "_fields", "_make"}
 """Documented names of the standard library that begin with an underscore."""
 
 JUSTIFIED = {
-    "tests/conftest.py: config._tmp_path_factory": "pytest gives the directory of a session only to fixtures, and this is a hook",
-    "tests/top/test_keys.py: self.app.screen._compositor": "Textual has no other way to read a screen as text",
-    "tests/usage/test_tail.py: trio._core": "trio has no other way to end the idle threads that it keeps",
+    "tests/conftest.py: config._tmp_path_factory": (
+        "pytest gives the directory of a session only to fixtures, and this is a hook"
+    ),
+    "tests/top/test_keys.py: self.app.screen._compositor": (
+        "Textual has no other way to read a screen as text"
+    ),
+    "tests/usage/test_tail.py: trio._core": (
+        "trio has no other way to end the idle threads that it keeps"
+    ),
     "tests/usage/test_tail.py: trio._core._thread_cache": "as above",
     "tests/usage/test_tail.py: '_idle_workers'": "as above",
 }
@@ -79,18 +104,30 @@ JUSTIFIED = {
 
 
 def test_no_test_reaches_into_a_private_name() -> None:
-    """A test observes what callers can observe. What it must see besides has a public name with a docstring."""
+    """A test observes what callers can observe. What it must see besides has a public name with a
+    docstring."""
     paths = modules("tests")
     trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in paths}
-    declared = {name for tree in trees.values() for node in ast.walk(tree) for name in declared_by(node)}
-    found = [f"{path}: {name}" for path, tree in trees.items() for node in ast.walk(tree) for name in reached_by(node, declared)]
+    declared = {
+        name for tree in trees.values() for node in ast.walk(tree) for name in declared_by(node)
+    }
+    found = [
+        f"{path}: {name}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        for name in reached_by(node, declared)
+    ]
     assert sorted(set(found)) == sorted(JUSTIFIED)
 
 
 def declared_by(node: ast.AST) -> list[str]:
     """Return the names that a statement of a test declares, or sets on `self`."""
     match node:
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+        case (
+            ast.FunctionDef(name=name)
+            | ast.AsyncFunctionDef(name=name)
+            | ast.Name(id=name, ctx=ast.Store())
+        ):
             return [name]
         case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
             return [name]
@@ -98,8 +135,9 @@ def declared_by(node: ast.AST) -> list[str]:
 
 
 def reached_by(node: ast.AST, declared: Collection[str]) -> list[str]:
-    """Return the private names of other objects that a node of a test uses. Names of `self` are the test's own if it has `declared`
-    them; else they are those of a class of the product from which it inherits."""
+    """Return the private names of other objects that a node of a test uses. Names of `self` are the
+    test's own if it has `declared` them; else they are those of a class of the product from which
+    it inherits."""
     match node:
         case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name) if name in declared:
             return []
@@ -107,7 +145,9 @@ def reached_by(node: ast.AST, declared: Collection[str]) -> list[str]:
             return []
         case ast.Attribute(attr=name):
             return [ast.unparse(node)] if is_private(name) else []
-        case ast.ImportFrom(module=str(module), level=level) if level or module.partition(".")[0] in ("sfad", "sfactl", "tests"):
+        case ast.ImportFrom(module=str(module), level=level) if level or module.partition(".")[
+            0
+        ] in ("sfad", "sfactl", "tests"):
             words = [*module.split("."), *(name.name for name in node.names)]
             return [f"from {module} import {name}" for name in words if is_private(name)]
         case ast.Call(func=ast.Name(id=what) | ast.Attribute(attr=what)) if what in (
@@ -118,7 +158,11 @@ def reached_by(node: ast.AST, declared: Collection[str]) -> list[str]:
             "patch",
         ):
             # the third argument of `setattr` is a value
-            words = [each.value for each in node.args[:2] if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            words = [
+                each.value
+                for each in node.args[:2]
+                if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            ]
             return [repr(word) for word in words if any(map(is_private, word.split(".")))]
     return []
 
@@ -130,8 +174,9 @@ def is_private(name: str) -> bool:
 @pytest.mark.parametrize(
     "code",
     [
-        "x._y", "x._y = 1", "self.x._y", "self._theirs", "x()._y.z", "from sfad.x import _y", "from sfad._x import y",
-        "monkeypatch.setattr(x, '_y', 1)", "monkeypatch.setattr('sfad.x._y', 1)", "mock.patch('sfad.x._Y')", "getattr(x, '_y')",
+        "x._y", "x._y = 1", "self.x._y", "self._theirs", "x()._y.z", "from sfad.x import _y",
+        "from sfad._x import y", "monkeypatch.setattr(x, '_y', 1)",
+        "monkeypatch.setattr('sfad.x._y', 1)", "mock.patch('sfad.x._Y')", "getattr(x, '_y')",
         "patch.object(X, '_y')",
     ],
 )  # fmt: skip
@@ -141,7 +186,15 @@ def test_a_private_name_is_found(code: str) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["self._own", "super()._theirs()", "os._exit(0)", "x._replace(y=1)", "x.__y__", "import _ctypes", "setattr(x, 'y', '_z')"],
+    [
+        "self._own",
+        "super()._theirs()",
+        "os._exit(0)",
+        "x._replace(y=1)",
+        "x.__y__",
+        "import _ctypes",
+        "setattr(x, 'y', '_z')",
+    ],
 )
 def test_a_public_name_is_not_found(code: str) -> None:
     assert not [name for node in ast.walk(ast.parse(code)) for name in reached_by(node, {"_own"})]
@@ -151,14 +204,25 @@ SOURCE = re.compile(r"docs/([\w-]+\.md)")
 
 
 def test_sources_that_are_named_can_be_read() -> None:
-    """A rule or a number comes from a page of docs/, and not from a document that is not in the project."""
+    """A rule or a number comes from a page of docs/, and not from a document that is not in the
+    project."""
     for path in [*SOURCES, *modules("tests")]:
         text = path.read_text()
-        absent = re.search(r"\b(SPEC|EVIDENCE)( section|\.md|:)", text) if path != Path(__file__) else None
+        absent = (
+            re.search(r"\b(SPEC|EVIDENCE)( section|\.md|:)", text)
+            if path != Path(__file__)
+            else None
+        )
         assert absent is None, f"{path} names {absent}"
-        assert [page for page in SOURCE.findall(text) if not (ROOT / "docs" / page).exists()] == [], path
+        assert [
+            page for page in SOURCE.findall(text) if not (ROOT / "docs" / page).exists()
+        ] == [], path
 
 
 def test_the_clock_of_a_test_is_an_argument() -> None:
     """pytest-trio does not honour `usefixtures` for a clock: such a test sleeps in real time."""
-    assert [path for path in modules("tests") if re.search(r"usefixtures\([^)]*_clock", path.read_text())] == []
+    assert [
+        path
+        for path in modules("tests")
+        if re.search(r"usefixtures\([^)]*_clock", path.read_text())
+    ] == []

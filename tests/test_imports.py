@@ -1,4 +1,5 @@
-"""The arrows of the architecture, checked: who may import whom (by syntax tree), and what a start really loads."""
+"""The arrows of the architecture, checked: who may import whom (by syntax tree), and what a start
+really loads."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 PURE_STDLIB = {
-    "__future__", "abc", "bisect", "collections", "collections.abc", "dataclasses", "datetime", "enum", "fnmatch",
-    "functools", "hashlib", "heapq", "itertools", "math", "operator", "re", "shlex", "signal", "string", "types",
-    "typing", "unicodedata",
+    "__future__", "abc", "bisect", "collections", "collections.abc", "dataclasses", "datetime",
+    "enum", "fnmatch", "functools", "hashlib", "heapq", "itertools", "math", "operator", "re",
+    "shlex", "signal", "string", "types", "typing", "unicodedata",
 }  # fmt: skip
-"""What the core may use of the standard library: data and functions of data. `signal` for its names only."""
+"""What the core may use of the standard library: data and functions of data. `signal` for its names
+only."""
 
 IMPURE_NAMES = {
     "msgspec": {"Meta", "Struct"},
@@ -28,7 +30,18 @@ IMPURE_NAMES = {
 }
 """Of modules that can do more than hold data, the names that are data."""
 
-IMPURE_CALLS = {"now", "utcnow", "today", "open", "print", "input", "__import__", "import_module", "eval", "exec"}
+IMPURE_CALLS = {
+    "now",
+    "utcnow",
+    "today",
+    "open",
+    "print",
+    "input",
+    "__import__",
+    "import_module",
+    "eval",
+    "exec",
+}
 """What needs no import to leave the core."""
 
 LAYERS = [
@@ -41,12 +54,14 @@ LAYERS = [
     {"sfad.daemon"},
     {"sfad.history", "sfad.cli", "sfad.__main__"},
 ]
-"""`protocol ← core ← {processes, storage} ← {runs, gateway} ← {usage, durable} ← hooks ← daemon ← cli`. Other modules (agents,
-config, host) are leaves: any layer of the shell may use them, and they may use none."""
+"""`protocol ← core ← {processes, storage} ← {runs, gateway} ← {usage, durable} ← hooks ← daemon ←
+cli`. Other modules (agents, config, host) are leaves: any layer of the shell may use them, and they
+may use none."""
 
 HEAVY = (
-    "trio", "psutil", "textual", "mcp", "genai_prices", "rich", "asyncio", "httpx2", "h11", "brotli", "backports",
-    "prometheus_client", "opentelemetry", "requests", "starlette", "hypercorn",
+    "trio", "psutil", "textual", "mcp", "genai_prices", "rich", "asyncio", "httpx2", "h11",
+    "brotli", "backports", "prometheus_client", "opentelemetry", "requests", "starlette",
+    "hypercorn",
 )  # fmt: skip
 
 
@@ -81,11 +96,14 @@ def _imports(path: Path) -> Iterator[tuple[str, str | None]]:
 
 
 def targets(path: Path) -> set[str]:
-    """Modules that a file depends on: `from . import x` is the module x where there is such a file."""
+    """Modules that a file depends on: `from . import x` is the module x where there is such a
+    file."""
     found = set()
     for module, name in imports(path):
         inner = f"{module}.{name}" if name else module
-        is_file = (ROOT / f"{inner.replace('.', '/')}.py").exists() or (ROOT / inner.replace(".", "/")).is_dir()
+        is_file = (ROOT / f"{inner.replace('.', '/')}.py").exists() or (
+            ROOT / inner.replace(".", "/")
+        ).is_dir()
         found.add(inner if is_file else module)
     return found
 
@@ -98,11 +116,13 @@ def within(module: str, *packages: str) -> bool:
 def test_the_core_is_pure() -> None:
     for path in modules("sfad/core"):
         for module in targets(path):
-            assert within(module, "sfad.core", "sfad.protocol", "msgspec") or module in PURE_STDLIB, (
-                f"{name_of(path)} imports {module}"
-            )
+            assert (
+                within(module, "sfad.core", "sfad.protocol", "msgspec") or module in PURE_STDLIB
+            ), f"{name_of(path)} imports {module}"
         for module, name in imports(path):
-            assert module not in IMPURE_NAMES or name in IMPURE_NAMES[module], f"{name_of(path)} imports {name} of {module}"
+            assert module not in IMPURE_NAMES or name in IMPURE_NAMES[module], (
+                f"{name_of(path)} imports {name} of {module}"
+            )
 
 
 def test_the_core_needs_no_transport() -> None:
@@ -111,8 +131,12 @@ def test_the_core_needs_no_transport() -> None:
         names += ["requests.fleet", "requests.gateway", "requests.plans"]
         allowed = {f"sfad.protocol.{name}" for name in names}
         if path.stem == "access":
-            allowed.add("sfad.protocol.messages")  # each request says there who may be permitted to send it
-        assert not {m for m in targets(path) if within(m, "sfad.protocol") and m != "sfad.protocol"} - allowed
+            # each request says there who may be permitted to send it
+            allowed.add("sfad.protocol.messages")
+        assert (
+            not {m for m in targets(path) if within(m, "sfad.protocol") and m != "sfad.protocol"}
+            - allowed
+        )
 
 
 def test_the_core_asks_no_clock_and_opens_nothing() -> None:
@@ -120,7 +144,11 @@ def test_the_core_asks_no_clock_and_opens_nothing() -> None:
     for path in modules("sfad/core"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
-                called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                called = (
+                    node.func.attr
+                    if isinstance(node.func, ast.Attribute)
+                    else getattr(node.func, "id", "")
+                )
                 assert called not in IMPURE_CALLS, f"{name_of(path)} calls {called}"
 
 
@@ -128,31 +156,49 @@ def test_the_protocol_imports_msgspec_and_the_standard_library() -> None:
     for path in modules("sfad/protocol"):
         for module in targets(path):
             top = module.split(".")[0]
-            assert within(module, "sfad.protocol") or top == "msgspec" or top in sys.stdlib_module_names, (
-                f"{name_of(path)}: {module}"
-            )
+            assert (
+                within(module, "sfad.protocol")
+                or top == "msgspec"
+                or top in sys.stdlib_module_names
+            ), f"{name_of(path)}: {module}"
             assert top not in {"asyncio", "subprocess", "threading"}
 
 
 def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
     """The demo included: it starts a daemon as anybody would, as a program."""
     for path in modules("sfactl"):
-        looks = ["sfad.host.probe", "sfad.host.probe", "sfad.processes.isolation.sandbox"] if path.stem == "doctor" else []
+        looks = (
+            ["sfad.host.probe", "sfad.host.probe", "sfad.processes.isolation.sandbox"]
+            if path.stem == "doctor"
+            else []
+        )
         # git looks at a worktree in the same way for the daemon and for these
         looks += ["sfad.worktrees"] if path.stem in ("diff", "prune") else []
         looks += ["sfad.shipping"] if path.stem == "shipping" else []
         allowed = ["sfad.protocol", *looks]
-        versions = {module for module, name in imports(path) if (module, name) == ("sfad", "__version__")}
+        versions = {
+            module for module, name in imports(path) if (module, name) == ("sfad", "__version__")
+        }
         for module in targets(path) - versions:
-            assert not within(module, "psutil") or path.stem == "doctor", f"{name_of(path)} imports {module}"
-            assert not within(module, "trio") or within(name_of(path), "sfactl.web"), f"{name_of(path)} is not served by trio"
-            assert module != "asyncio" or within(name_of(path), "sfactl.top"), f"{name_of(path)} is not run by Textual"
-            assert within(module, *allowed) or not within(module, "sfad"), f"{name_of(path)} imports {module}"
+            assert not within(module, "psutil") or path.stem == "doctor", (
+                f"{name_of(path)} imports {module}"
+            )
+            assert not within(module, "trio") or within(name_of(path), "sfactl.web"), (
+                f"{name_of(path)} is not served by trio"
+            )
+            assert module != "asyncio" or within(name_of(path), "sfactl.top"), (
+                f"{name_of(path)} is not run by Textual"
+            )
+            assert within(module, *allowed) or not within(module, "sfad"), (
+                f"{name_of(path)} imports {module}"
+            )
 
 
 def layer(module: str) -> int | None:
     """How high up a module is."""
-    return next((height for height, packages in enumerate(LAYERS) if within(module, *packages)), None)
+    return next(
+        (height for height, packages in enumerate(LAYERS) if within(module, *packages)), None
+    )
 
 
 def test_arrows_go_one_way() -> None:
@@ -166,7 +212,9 @@ def test_arrows_go_one_way() -> None:
             elif other is not None:
                 assert other <= height, f"{own} imports {module}, which is above it"
                 siblings = other == height and own.split(".")[:2] != module.split(".")[:2]
-                assert not siblings or height == len(LAYERS) - 1, f"{own} imports {module}, which is beside it"
+                assert not siblings or height == len(LAYERS) - 1, (
+                    f"{own} imports {module}, which is beside it"
+                )
 
 
 def test_nobody_imports_the_client_or_the_tests() -> None:
@@ -191,7 +239,14 @@ def test_the_checks_see_something() -> None:
 def loaded_by(statement: str) -> set[str]:
     """Top-level modules in a fresh interpreter after a statement."""
     script = f"{statement}\nimport sys\nprint(*sorted({{m.split('.')[0] for m in sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        timeout=60,
+    )
     return set(done.stdout.splitlines()[-1].split())
 
 
@@ -208,7 +263,11 @@ def test_the_daemon_loads_nothing_of_the_gateways() -> None:
 
 def test_what_helpers_load_is_of_the_standard_library() -> None:
     """They are executed by a bare interpreter, which finds no package but this one."""
-    assert not loaded_by("import sfad.processes.helper, sfad.processes.kernel") & {*HEAVY, "msgspec", "typer"}
+    assert not loaded_by("import sfad.processes.helper, sfad.processes.kernel") & {
+        *HEAVY,
+        "msgspec",
+        "typer",
+    }
 
 
 def test_a_gateway_loads_no_psutil() -> None:
@@ -221,15 +280,25 @@ def test_what_reads_bodies_loads_no_trio() -> None:
 
 
 def test_the_protocol_loads_little() -> None:
-    assert not loaded_by("import sfad.protocol.messages, sfad.protocol.framing") & {*HEAVY, "typer", "sqlite3"}
+    assert not loaded_by("import sfad.protocol.messages, sfad.protocol.framing") & {
+        *HEAVY,
+        "typer",
+        "sqlite3",
+    }
 
 
 @pytest.mark.parametrize("verb", [["list", "--help"], ["spawn", "--help"], ["stop", "--help"]])
 def test_a_verb_of_the_client_starts_light(verb: list[str]) -> None:
     """`-X importtime` names every module that was loaded, to the very end of the process."""
     command = [sys.executable, "-X", "importtime", "-m", "sfactl", *verb]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in done.stderr.splitlines() if line.startswith("import time:")}
+    loaded = {
+        line.rsplit("|", 1)[1].strip().split(".")[0]
+        for line in done.stderr.splitlines()
+        if line.startswith("import time:")
+    }
     assert "sfactl" in loaded
     assert not loaded & set(HEAVY)

@@ -1,4 +1,5 @@
-"""No setting of the person who runs the tests changes a result, and a test that leaves its directories is red."""
+"""No setting of the person who runs the tests changes a result, and a test that leaves its
+directories is red."""
 
 from __future__ import annotations
 
@@ -17,16 +18,32 @@ SAMPLE = (
     "tests/agents/test_setup_reader.py",
     "tests/processes/test_adoption.py::test_runs_that_tags_contained_get_a_cgroup",
 )
-"""What a shell, git, a network, settings of agents, and the variables of a run in which the tests are have a part in."""
+"""What a shell, git, a network, settings of agents, and the variables of a run in which the tests
+are have a part in."""
 
 
 def ran(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run tests as a person with settings and variables of everything."""
     script = 'eval "$(tests/nasty_home.sh "$1")"; shift; unset PYTHONOPTIMIZE; exec "$@"'
-    pytest = [sys.executable, "-m", "pytest", "-q", "--tb=short", "--color=no", "-p", "no:xdist", f"--basetemp={place}/t"]
+    pytest = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--tb=short",
+        "--color=no",
+        "-p",
+        "no:xdist",
+        f"--basetemp={place}/t",
+    ]
     env = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
     return subprocess.run(
-        ["sh", "-c", script, "sh", place, *pytest, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300
+        ["sh", "-c", script, "sh", place, *pytest, *words],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
@@ -49,7 +66,9 @@ def test_what_is_read_or_written_outside_is_told(tmp_path: Path) -> None:
         f"touched {home}/.gitconfig",
     } <= told, done.stdout
     left = [line for line in told if line.startswith("file ")]
-    assert [name in line for line, name in zip(sorted(left), ["sfad-left", "left_in_tmp"], strict=True)] == [True, True]
+    assert [
+        name in line for line, name in zip(sorted(left), ["sfad-left", "left_in_tmp"], strict=True)
+    ] == [True, True]
     assert "4 errors" in done.stdout
     assert done.returncode == 1
     for line in left:

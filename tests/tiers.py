@@ -1,11 +1,13 @@
 """Which tests belong to the fast tier, and what was left out and why: a plugin of pytest.
 
-`make test` runs the fast tier: all that needs nothing but Python and this kernel. `make test-all` runs the rest.
-pytest itself runs both unless `--tier` says otherwise. To the rest belong
+`make test` runs the fast tier: all that needs nothing but Python and this kernel. `make test-all`
+runs the rest. pytest itself runs both unless `--tier` says otherwise. To the rest belong
 
 - tests with `@pytest.mark.rest("why")`, and the files and directories of `REST`;
-- tests with `@pytest.mark.needs("bwrap", …)`: programs that a machine may lack, or root. They are skipped where one is missing;
-- of each end-to-end test that is tried in both containments, the second one: tags, or cgroups where there are none.
+- tests with `@pytest.mark.needs("bwrap", …)`: programs that a machine may lack, or root. They are
+  skipped where one is missing;
+- of each end-to-end test that is tried in both containments, the second one: tags, or cgroups where
+  there are none.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ PACKAGES = {
 }
 """Programs that tests need, and the packages of Debian that bring them."""
 
-HAS: dict[str, Callable[[], bool]] = {"root": lambda: os.geteuid() == 0, "FUSE": lambda: os.access("/dev/fuse", os.W_OK)}
+HAS: dict[str, Callable[[], bool]] = {
+    "root": lambda: os.geteuid() == 0,
+    "FUSE": lambda: os.access("/dev/fuse", os.W_OK),
+}
 """What else tests need, and whether it is there."""
 
 REST = {
@@ -51,33 +56,49 @@ REST = {
     "web/browser": "needs a browser",
     "e2e/test_otel.py": "needs OpenTelemetry",
 }
-"""Files and directories below tests/ that the fast tier does not even import, because it does not install what they need."""
+"""Files and directories below tests/ that the fast tier does not even import, because it does not
+install what they need."""
 
 COMPLETE = "SFAD_TEST_COMPLETE"
-"""Set where everything that can be installed is installed: then a test is skipped only for what is listed here."""
+"""Set where everything that can be installed is installed: then a test is skipped only for what is
+listed here."""
 
 MAY_SKIP = (
     "SFAD_TEST_AGENTS=1",  # the tests with real agents are opt-in, and `make agents` runs them
     "SFAD_TEST_VM=1",  # `make vm` runs the virtual machine
-    "cgroup v1", "cgroup v2 controller", "for the sake of a controller", "the kernel throttles here",  # what the machine delegates
-    "needs two CPUs", "FUSE", "file system", "pids cannot be chosen here", "takes the pid each time",  # other traits of a machine
+    # what the machine delegates
+    "cgroup v1", "cgroup v2 controller", "for the sake of a controller",
+    "the kernel throttles here",
+    # other traits of a machine
+    "needs two CPUs", "FUSE", "file system", "pids cannot be chosen here",
+    "takes the pid each time",
     "it would take long",  # on a disk without holes
-    "only with cgroups", "only with tags", "for a pretended controller",  # parameters that do not go together
-    "nothing tells what it uses", "which the gateway does not do for it",  # of real agents: likewise
+    # parameters that do not go together
+    "only with cgroups", "only with tags", "for a pretended controller",
+    # of real agents: likewise
+    "nothing tells what it uses", "which the gateway does not do for it",
 )  # fmt: skip
 
 _HERE = Path(__file__).parent
 _left_out: Counter[str] = Counter()
-"""How many tests the tier leaves out, by reason. In the process that reports, those of all workers."""
+"""How many tests the tier leaves out, by reason. In the process that reports, those of all
+workers."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--tier", choices=("fast", "rest", "all"), default="all", help="which tests to run (tests/tiers.py)")
+    parser.addoption(
+        "--tier",
+        choices=("fast", "rest", "all"),
+        default="all",
+        help="which tests to run (tests/tiers.py)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "rest(why): only `make test-all` runs this test")
-    config.addinivalue_line("markers", "needs(program, …): skipped without; only `make test-all` runs this test")
+    config.addinivalue_line(
+        "markers", "needs(program, …): skipped without; only `make test-all` runs this test"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -93,7 +114,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tier = config.getoption("--tier")
     kept, left_out = [], []
     for item in items:
-        if why_not := _why_impossible([need for mark in item.iter_markers("needs") for need in mark.args]):
+        if why_not := _why_impossible(
+            [need for mark in item.iter_markers("needs") for need in mark.args]
+        ):
             item.add_marker(pytest.mark.skip(why_not))
         why = _why_rest(item)
         if tier == "all" or (tier == "rest") == (why is not None):
@@ -126,7 +149,9 @@ def _why_rest(item: pytest.Item) -> str | None:
         return str(mark.args[0])
     if why := _why_place(item.path):
         return why
-    if item.nodeid.startswith("tests/e2e/") and _parameters(item).get("containment") == ("cgroup" if no_cgroup() else "tags"):
+    if item.nodeid.startswith("tests/e2e/") and _parameters(item).get("containment") == (
+        "cgroup" if no_cgroup() else "tags"
+    ):
         return "the second containment"
     return None
 
@@ -138,23 +163,33 @@ def _why_place(path: Path) -> str | None:
 
 
 def _parameters(item: pytest.Item) -> dict[str, Any]:
-    return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return (
+        item.callspec.params
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else {}
+    )
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Give each skipped test its reason, and fail a test that may not be skipped."""
     report = yield
     if report.skipped and call.excinfo is not None and isinstance(report.longrepr, tuple):
         reason = _why_skipped(call.excinfo.value)
         report.longrepr = (*report.longrepr[:2], reason)
         if COMPLETE in os.environ and not any(known in reason for known in MAY_SKIP):
-            report.outcome, report.longrepr = "failed", f"{reason}; with {COMPLETE} set this test may not be skipped"
+            report.outcome, report.longrepr = (
+                "failed",
+                f"{reason}; with {COMPLETE} set this test may not be skipped",
+            )
     return report
 
 
 def _why_skipped(skipped: BaseException) -> str:
-    """Return why a test is skipped. pytest-trio skips a test without a reason when the test has given one."""
+    """Return why a test is skipped. pytest-trio skips a test without a reason when the test has
+    given one."""
     given = skipped if str(skipped) else skipped.__context__
     while isinstance(given, BaseExceptionGroup):
         given = given.exceptions[0]
@@ -173,7 +208,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         output["left_out"] = dict(_left_out)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     """Say in a short table what was not run: how many tests, why, and what runs them."""
     rows = list(_rows(terminalreporter.getreports("skipped"), config))
     if rows:
@@ -182,7 +219,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _rows(skipped: Iterable[pytest.TestReport], config: pytest.Config) -> Iterator[str]:
-    reasons = Counter(str(report.longrepr[2]) for report in skipped if isinstance(report.longrepr, tuple))
+    reasons = Counter(
+        str(report.longrepr[2]) for report in skipped if isinstance(report.longrepr, tuple)
+    )
     for reason, count in reasons.most_common():
         yield f"{count:6}  skipped: {reason}"
     for reason, count in _left_out.most_common():

@@ -1,6 +1,8 @@
-"""Programs of the user nobody, for tests that run as root: an agent without privileges, and a daemon for it.
+"""Programs of the user nobody, for tests that run as root: an agent without privileges, and a
+daemon for it.
 
-The interpreter and the checkout may be where only root can look, so they are mounted where nobody can.
+The interpreter and the checkout may be where only root can look, so they are mounted where nobody
+can.
 """
 
 from __future__ import annotations
@@ -22,15 +24,20 @@ from sfad.processes.contain.cgroup import cgroupfs
 
 GONE = 65534
 
-MOUNTS = {"python": sys.base_prefix, "site": sysconfig.get_path("purelib"), "code": str(Path(__file__).parents[1])}
+MOUNTS = {
+    "python": sys.base_prefix,
+    "site": sysconfig.get_path("purelib"),
+    "code": str(Path(__file__).parents[1]),
+}
 
 FIND_LIBPYTHON = """
 printf '%s\\n' "$directory/python/lib" 'include /etc/ld.so.conf' >"$directory/ld.so.conf"
 PATH=$PATH:/sbin:/usr/sbin ldconfig -i -X -f "$directory/ld.so.conf" -C "$directory/ld.so.cache" || exit 99
 mount --bind "$directory/ld.so.cache" /etc/ld.so.cache || exit 99
 """
-"""The loader finds the library of the interpreter that is mounted in `$directory`, and not only where the environment says so: what
-starts a command in a sandbox gets nothing of its environment."""
+"""The loader finds the library of the interpreter that is mounted in `$directory`, and not only
+where the environment says so: what starts a command in a sandbox gets nothing of its
+environment."""
 
 _ENTER = f"""
 directory=$1; cd "$directory"; shift
@@ -45,7 +52,8 @@ exec setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all "$@"
 
 
 class Place:
-    """A directory of nobody's, with an interpreter that nobody can use, and a cgroup delegated to nobody where there are any."""
+    """A directory of nobody's, with an interpreter that nobody can use, and a cgroup delegated to
+    nobody where there are any."""
 
     def __init__(self, directory: Path, mounts: Mapping[str, str]) -> None:
         self.directory = directory
@@ -82,7 +90,10 @@ def _delegated(name: str) -> str | None:
     directory = f"{os.path.dirname(own.directory)}/{name}"
     try:
         os.mkdir(directory)
-        for path in (directory, *(f"{directory}/cgroup.{file}" for file in ("procs", "threads", "subtree_control"))):
+        for path in (
+            directory,
+            *(f"{directory}/cgroup.{file}" for file in ("procs", "threads", "subtree_control")),
+        ):
             os.chown(path, GONE, GONE)
     except OSError:
         return None

@@ -1,4 +1,5 @@
-"""Processes of other users, for tests that run as root: forked from the test, so that they need no interpreter they can execute."""
+"""Processes of other users, for tests that run as root: forked from the test, so that they need no
+interpreter they can execute."""
 
 from __future__ import annotations
 
@@ -31,8 +32,11 @@ class Failed(AssertionError):
     """What a process of another user raised."""
 
 
-def as_user(uid: int, do: Callable[[], T], *, gid: int | None = None, groups: Sequence[int] = ()) -> T:
-    """Return what `do` returns in a process of that user. Raise `Failed` with the traceback of what it raises."""
+def as_user(
+    uid: int, do: Callable[[], T], *, gid: int | None = None, groups: Sequence[int] = ()
+) -> T:
+    """Return what `do` returns in a process of that user. Raise `Failed` with the traceback of what
+    it raises."""
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
@@ -71,7 +75,8 @@ def become(uid: int, gid: int, groups: Sequence[int] = ()) -> None:
 
 @contextmanager
 def waiting_as_user(uid: int, do: Callable[[], T]) -> Iterator[tuple[int, Callable[[], T]]]:
-    """Yield the pid of a process of that user, and what has it do something and returns what that returns."""
+    """Yield the pid of a process of that user, and what has it do something and returns what that
+    returns."""
     (told, tell), (read, write) = os.pipe(), os.pipe()
     pid = os.fork()
     if not pid:
@@ -123,10 +128,22 @@ def open_directory() -> Iterator[Path]:
 
 
 def readable_by_all(place: Path) -> list[str]:
-    """Return words for `wrap` of a daemon: it executes an interpreter and a checkout below `place`, which all users can read."""
+    """Return words for `wrap` of a daemon: it executes an interpreter and a checkout below `place`,
+    which all users can read."""
     mounts = [f"{name}={source}" for name, source in MOUNTS.items()]
     interpreter = f"PYTHON={Path(sys.executable).resolve().name}"
-    unshare = ["unshare", "--mount", "--propagation", "private", "env", interpreter, "sh", "-c", _ENTER, "sh"]
+    unshare = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "env",
+        interpreter,
+        "sh",
+        "-c",
+        _ENTER,
+        "sh",
+    ]
     return [*unshare, str(place), *mounts, "--"]
 
 

@@ -20,7 +20,10 @@ HEADER = ("NAME", "ON PATH", "TYPE", "METER", "LIMITS", "DEFINED IN", "DESCRIPTI
 
 @app.command()
 def agents(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Agent to explain", autocompletion=completing("agent"))] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Agent to explain", autocompletion=completing("agent")),
+    ] = None,
     socket: Socket = None,
     json: Json = False,
 ) -> int:
@@ -49,13 +52,24 @@ def _named(name: str, agents: Sequence[AgentInfo]) -> AgentInfo:
     for agent in agents:
         if agent.name == name:
             return agent
-    raise UsageError(f"unknown agent {name!r}; choose from: {', '.join(agent.name for agent in agents)}")
+    raise UsageError(
+        f"unknown agent {name!r}; choose from: {', '.join(agent.name for agent in agents)}"
+    )
 
 
 def _row(agent: AgentInfo) -> tuple[str, ...]:
     found = "yes" if shutil.which(agent.command[0]) else "no"
     limits = ", ".join(agent.limits) or "-"
-    return (agent.name, found, agent.type or "-", agent.meter, limits, agent.source, agent.description or "-", _command(agent))
+    return (
+        agent.name,
+        found,
+        agent.type or "-",
+        agent.meter,
+        limits,
+        agent.source,
+        agent.description or "-",
+        _command(agent),
+    )
 
 
 def _explained(agent: AgentInfo) -> Iterator[tuple[str, str]]:
@@ -63,8 +77,14 @@ def _explained(agent: AgentInfo) -> Iterator[tuple[str, str]]:
     if agent.description:
         yield "description", output.plain(agent.description)
     yield "command", output.plain(_command(agent))
-    yield "program", output.plain(shutil.which(agent.command[0]) or f"{agent.command[0]}: not on your PATH")
-    yield "type", output.plain(agent.type or "none; a known agent program has the profile coding-agent")
+    yield (
+        "program",
+        output.plain(shutil.which(agent.command[0]) or f"{agent.command[0]}: not on your PATH"),
+    )
+    yield (
+        "type",
+        output.plain(agent.type or "none; a known agent program has the profile coding-agent"),
+    )
     yield "meter", "chosen from the command" if agent.meter == "auto" else agent.meter
     yield "limits", output.plain(", ".join(agent.limits) or "those of its type or profile")
     yield "stdin", "kept open for sfactl send" if agent.stdin else "empty in the background"

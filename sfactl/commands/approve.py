@@ -23,5 +23,8 @@ def approve(runs: Runs, socket: Socket = None, json: Json = False, limit: NewLim
     room = limits.once(limit)
     with connect(socket) as client:
         return RunSelection("approve", runs).each(
-            client, lambda run: output.changed(client.call(Approve(id=0, run=run, limits=room), RunReply).run, json)
+            client,
+            lambda run: output.changed(
+                client.call(Approve(id=0, run=run, limits=room), RunReply).run, json
+            ),
         )

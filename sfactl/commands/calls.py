@@ -33,8 +33,12 @@ def calls(
     name: Names = [],
     label: Labels = [],
     tree: Annotated[bool, typer.Option("--tree", help="Also the calls of the runs below")] = False,
-    refused: Annotated[bool, typer.Option("--refused", help="Only calls that were refused")] = False,
-    follow_: Annotated[bool, typer.Option("--follow", "-f", help="Follow the calls until the runs end")] = False,
+    refused: Annotated[
+        bool, typer.Option("--refused", help="Only calls that were refused")
+    ] = False,
+    follow_: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow the calls until the runs end")
+    ] = False,
 ) -> int:
     """Print the model calls that runs have made through the gateway, or follow them.
 
@@ -57,7 +61,9 @@ def calls(
                 output.note("no run matches")
                 return ExitCode.DONE
         first: list[CallPage] = []
-        code = selection.each(client, lambda run: first.append(client.call(ListCalls(id=0, run=run), CallPage)))
+        code = selection.each(
+            client, lambda run: first.append(client.call(ListCalls(id=0, run=run), CallPage))
+        )
         shown = CallLines(several=tree or len(first) > 1, refused=refused, json=json)
         live = [page.run for page in first if not page.ended]
         runs = _with_trees(client, first, tree=tree)
@@ -75,7 +81,12 @@ def _with_trees(client: Client, first: Sequence[CallPage], *, tree: bool) -> lis
     """Return the runs, with those below them if `tree`, each once."""
     if not tree:
         return list(dict.fromkeys(page.run for page in first))
-    below = [sorted(collect(client, List(id=0, root=page.run, limits=False), None, lambda _run: None).runs) for page in first]
+    below = [
+        sorted(
+            collect(client, List(id=0, root=page.run, limits=False), None, lambda _run: None).runs
+        )
+        for page in first
+    ]
     return list(dict.fromkeys(run for found in below for run in found))
 
 
@@ -90,23 +101,39 @@ def _print(client: Client, run: RunId, shown: "CallLines") -> None:
 
 def _next(page: CallPage) -> ListCalls | None:
     """Return the request for the next page; `None` after the last one."""
-    return ListCalls(id=0, run=page.run, after=page.calls[-1].time, after_number=page.calls[-1].number) if page.more else None
+    return (
+        ListCalls(id=0, run=page.run, after=page.calls[-1].time, after_number=page.calls[-1].number)
+        if page.more
+        else None
+    )
 
 
 def _none(first: Sequence[CallPage], *, refused: bool) -> str:
     who = first[0].run if len(first) == 1 else "these runs"
     if not any(page.gateway or page.calls for page in first):
         return (
-            f"{who}: no calls: the gateway was not used, or nothing was asked of it (--gateway, or gateway.enabled in the config)"
+            f"{who}: no calls: the gateway was not used, or nothing was asked of it (--gateway, "
+            "or gateway.enabled in the config)"
         )
-    return f"{who}: no call was refused" if refused else f"{who}: no call was made through the gateway"
+    return (
+        f"{who}: no call was refused" if refused else f"{who}: no call was made through the gateway"
+    )
 
 
 class Following:
     """Prints the calls of runs until they end."""
 
-    def __init__(self, client: Client, live: Sequence[RunId], runs: Sequence[RunId], shown: "CallLines", *, tree: bool) -> None:
-        """`live` are followed, with those below them if `tree`. `runs` are all whose calls are to be printed."""
+    def __init__(
+        self,
+        client: Client,
+        live: Sequence[RunId],
+        runs: Sequence[RunId],
+        shown: "CallLines",
+        *,
+        tree: bool,
+    ) -> None:
+        """`live` are followed, with those below them if `tree`. `runs` are all whose calls are to
+        be printed."""
         from ..in_flight import RequestsInFlight
 
         self._live = live
@@ -128,8 +155,11 @@ class Following:
 
     def _ask(self) -> None:
         self._early = []
-        for run in self._live:  # before the calls so far: one that ends meanwhile comes twice, and is printed once
-            self._requests.ask(Watch(id=0, run=run, calls=True), lambda reply, _descriptors: check(reply))
+        # before the calls so far: one that ends meanwhile comes twice, and is printed once
+        for run in self._live:
+            self._requests.ask(
+                Watch(id=0, run=run, calls=True), lambda reply, _descriptors: check(reply)
+            )
         self._ask_pages(list(self._runs))
 
     def _ask_pages(self, runs: list[RunId], request: ListCalls | None = None) -> None:
@@ -167,7 +197,8 @@ class Following:
 
 
 class CallLines:
-    """Prints calls: a table for people whose columns are as wide as their content usually is, or JSON."""
+    """Prints calls: a table for people whose columns are as wide as their content usually is, or
+    JSON."""
 
     def __init__(self, *, several: bool, refused: bool, json: bool) -> None:
         self._several = several
@@ -195,7 +226,9 @@ class CallLines:
 
     def _line(self, cells: Sequence[str]) -> None:
         shown = zip(cells, WIDTHS, strict=True)
-        line = "  ".join(_padded(cell, room) for cell, room in list(shown)[0 if self._several else 1 :]).rstrip()
+        line = "  ".join(
+            _padded(cell, room) for cell, room in list(shown)[0 if self._several else 1 :]
+        ).rstrip()
         print(line if self._room is None else table.cut(line, self._room), flush=True)
 
 
@@ -226,7 +259,9 @@ def cells(call: CallInfo) -> list[str]:
 
 def _short(seconds: float | None) -> str:
     """Return a duration, which may be a few milliseconds, for people."""
-    return output.seconds(seconds) if seconds is None or seconds >= 0.95 else f"{1000 * seconds:.0f}ms"
+    return (
+        output.seconds(seconds) if seconds is None or seconds >= 0.95 else f"{1000 * seconds:.0f}ms"
+    )
 
 
 def result(call: CallInfo) -> str:

@@ -14,7 +14,10 @@ def completion(
     shell: Annotated[
         str,
         typer.Argument(
-            metavar="SHELL", help="bash, zsh or fish", parser=one_of(SHELLS, "shell"), autocompletion=completing("shell")
+            metavar="SHELL",
+            help="bash, zsh or fish",
+            parser=one_of(SHELLS, "shell"),
+            autocompletion=completing("shell"),
         ),
     ],
     socket: Socket = None,

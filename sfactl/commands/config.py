@@ -21,7 +21,10 @@ def _what(text: str) -> str:
 @app.command()
 def config(
     what: Annotated[
-        str | None, typer.Argument(metavar="schema", help="Print the JSON Schema of --limits instead", parser=reader(_what))
+        str | None,
+        typer.Argument(
+            metavar="schema", help="Print the JSON Schema of --limits instead", parser=reader(_what)
+        ),
     ] = None,
     socket: Socket = None,
     json: Json = False,

@@ -19,10 +19,9 @@ from ..spreading import spread
 from . import spawn
 
 _OF_SPAWN = frozenset({
-    "socket", "json",
-    "wait", "keep", "text", "raw", "quiet", "verbose", "timeout", "on_limit", "limits", "attempts", "resume",
-    "retry_delay", "grace", "env", "label", "detach", "no_queue", "priority", "after", "group", "on_end", "status_file", "gateway",
-    "no_gateway",
+    "socket", "json", "wait", "keep", "text", "raw", "quiet", "verbose", "timeout", "on_limit",
+    "limits", "attempts", "resume", "retry_delay", "grace", "env", "label", "detach", "no_queue",
+    "priority", "after", "group", "on_end", "status_file", "gateway", "no_gateway",
 })  # fmt: skip
 """Options of `spawn` that change what the new run has."""
 
@@ -65,22 +64,34 @@ def continue_(
         typer.Option(
             "--limit",
             metavar="KIND=N",
-            help="A limit, and its action: turns=50, cost=2.50:warn, tokens=200k:pause, memory=2G, …",
+            help=(
+                "A limit, and its action: turns=50, cost=2.50:warn, tokens=200k:pause, memory=2G, …"
+            ),
             parser=_limit,
             autocompletion=completing("kind of limit"),
         ),
     ] = [],
     run: MaybeRun = None,
     task: Annotated[
-        str | None, typer.Argument(metavar="TASK", help="What the agent is told first (default: why it ended, and to go on)")
+        str | None,
+        typer.Argument(
+            metavar="TASK",
+            help="What the agent is told first (default: why it ended, and to go on)",
+        ),
     ] = None,
     lost: Annotated[
-        bool, typer.Option("--lost", help="Continue all runs that a crash, a reboot or a stop of the daemon ended")
+        bool,
+        typer.Option(
+            "--lost", help="Continue all runs that a crash, a reboot or a stop of the daemon ended"
+        ),
     ] = False,
     since: Annotated[
         Since | None,
         typer.Option(
-            "--since", metavar="TIME", help="With --lost: only runs created since then (default: 24h)", parser=reader(_since)
+            "--since",
+            metavar="TIME",
+            help="With --lost: only runs created since then (default: 24h)",
+            parser=reader(_since),
         ),
     ] = None,
 ) -> int:
@@ -100,7 +111,8 @@ def continue_(
     """
     rest = REST in limit
     wanted = replace(wanted, type=type_, limit=[each for each in limit if isinstance(each, Limit)])
-    continuing.message("", None, wanted)  # what is written wrongly is told before the daemon is asked for anything
+    # what is written wrongly is told before the daemon is asked for anything
+    continuing.message("", None, wanted)
     if lost:
         if run is not None:
             raise exits.UsageError("--lost means all lost runs: leave out RUN and TASK")
@@ -152,8 +164,15 @@ def _told(run: str, rest: bool, wanted: SpawnOptions) -> int:
 
 
 def _lost(since: float, socket: str | None) -> Iterator[RunInfo]:
-    """Yield this user's runs that the daemon or the machine has ended, and what they had started, the oldest first."""
-    wanted = List(id=0, status=[Status.LOST, Status.CANCELLED, Status.FAILED], since=since, rows=500, user=output.own_user())
+    """Yield this user's runs that the daemon or the machine has ended, and what they had started,
+    the oldest first."""
+    wanted = List(
+        id=0,
+        status=[Status.LOST, Status.CANCELLED, Status.FAILED],
+        since=since,
+        rows=500,
+        user=output.own_user(),
+    )
     found: list[RunInfo] = []
     with connect_or_start(socket) as client:
         while True:

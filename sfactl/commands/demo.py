@@ -38,8 +38,13 @@ api = "anthropic"
 """
 
 SCRIPTS = {
-    "planner": f"echo 'planner: I ask a reviewer'\n{CALL} run -q --name reviewer -- sh reviewer\necho 'planner: done'\n",
-    "reviewer": f"echo 'reviewer: I ask a summariser'\n{CALL} run -q --name summariser -- sh summariser\n",
+    "planner": (
+        f"echo 'planner: I ask a reviewer'\n{CALL} run -q --name reviewer -- sh reviewer\necho "
+        "'planner: done'\n"
+    ),
+    "reviewer": (
+        f"echo 'reviewer: I ask a summariser'\n{CALL} run -q --name summariser -- sh summariser\n"
+    ),
     "summariser": "read go < gate\necho 'summariser: three lines become one'\n",
     "self-caller": f"{CALL} run -q --name helper -- sh helper\n",
     "helper": f"{CALL} run -q --name self-caller -- sh self-caller\n",
@@ -59,14 +64,16 @@ SCRIPTS = {
     "spender": (
         "import http.client, json, os, urllib.parse\n"
         "url = urllib.parse.urlsplit(os.environ['ANTHROPIC_BASE_URL'])\n"
-        f"body = json.dumps({{'model': '{MODEL}', 'max_tokens': {OUTPUT}, 'messages': [{{'role': 'user', 'content': 'go on'}}]}})\n"
+        f"body = json.dumps({{'model': '{MODEL}', 'max_tokens': {OUTPUT}, 'messages': [{{'role': "
+        f"'user', 'content': 'go on'}}]}})\n"
         "for number in range(1, 99):\n"
         "    connection = http.client.HTTPConnection(url.netloc)\n"
         "    connection.request('POST', f'{url.path}/v1/messages', body)\n"
         "    reply = connection.getresponse()\n"
         "    said = json.load(reply)\n"
         "    if reply.status != 200:\n"
-        "        raise SystemExit(f'call {number}: HTTP {reply.status}: ' + said['error']['message'])\n"
+        "        raise SystemExit(f'call {number}: HTTP {reply.status}: ' + "
+        "said['error']['message'])\n"
         "    print(f'call {number}: the model answers', flush=True)\n"
     ),
 }
@@ -81,7 +88,8 @@ STATES = {
     "T": "stopped",
     "Z": "ended; its parent has not reaped it yet",
 }
-"""The letters of proc_pid_stat(5). A zombie is not alive: the daemon reaps it some milliseconds later."""
+"""The letters of proc_pid_stat(5). A zombie is not alive: the daemon reaps it some milliseconds
+later."""
 
 
 @app.command()
@@ -97,15 +105,25 @@ def demo(socket: Socket = None, json: Json = False) -> int:
     del socket, json
     inside = inside_run()
     if inside is not None:
-        raise exits.Quit(exits.ExitCode.UNREACHABLE, f"the demo starts a daemon, which is not allowed inside a run ({inside})")
-    with _model() as model, _directory(CONFIG % model.server_port) as directory, _daemon(directory) as surroundings:
+        raise exits.Quit(
+            exits.ExitCode.UNREACHABLE,
+            f"the demo starts a daemon, which is not allowed inside a run ({inside})",
+        )
+    with (
+        _model() as model,
+        _directory(CONFIG % model.server_port) as directory,
+        _daemon(directory) as surroundings,
+    ):
         stage = Stage(directory, surroundings)
         stage.tree()
         stage.loop()
         stage.depth()
         stage.stubborn()
         stage.spender(model)
-    print("\nThe demo's daemon is stopped and its directory removed. To begin: sfactl spawn -- COMMAND…")
+    print(
+        "\nThe demo's daemon is stopped and its directory removed. To begin: sfactl spawn -- "
+        "COMMAND…"
+    )
     return exits.ExitCode.DONE
 
 
@@ -185,7 +203,9 @@ def _surroundings(directory: Path) -> dict[str, str]:
     packages = str(Path(sfactl.__file__).parents[1])
     elsewhere = ("_BASE_URL", "_PROXY", "_proxy")  # calls must reach the demo's model, and no other
     ours = {
-        name: value for name, value in os.environ.items() if not name.startswith(("SFA_", "SFAD_")) and not name.endswith(elsewhere)
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SFA_", "SFAD_")) and not name.endswith(elsewhere)
     }
     return {
         **ours,
@@ -203,7 +223,10 @@ def _await_ready(readable: int, directory: Path) -> None:
     told = os.read(readable, 16) if ready else b""
     os.close(readable)
     if not told:
-        raise exits.Quit(exits.ExitCode.UNREACHABLE, "the demo's daemon did not start:\n" + (directory / "log").read_text())
+        raise exits.Quit(
+            exits.ExitCode.UNREACHABLE,
+            "the demo's daemon did not start:\n" + (directory / "log").read_text(),
+        )
 
 
 class Stage:
@@ -214,7 +237,11 @@ class Stage:
 
     def tree(self) -> None:
         """Show three agents, each started by the one above through the same daemon."""
-        _say("1. A planner asks a reviewer, which asks a summariser. Each start goes through the daemon.")
+        _say(
+            "1. A planner asks a reviewer, which asks a summariser. Each start goes through "
+            "the "
+            "daemon."
+        )
         planner = self._run("spawn", "--name", "planner", "--", "sh", "planner")
         self._await_started(planner, "summariser")
         self._run("tree")
@@ -229,12 +256,17 @@ class Stage:
 
     def depth(self) -> None:
         """Show that the guard refuses one level more than is allowed."""
-        _say("3. An agent that delegates to a deeper one, without end. Three levels are allowed here:")
+        _say(
+            "3. An agent that delegates to a deeper one, without end. Three levels are allowed "
+            "here:"
+        )
         self._run("run", "-q", "--max-depth", "3", "--name", "level-0", "--", "sh", "deeper")
 
     def stubborn(self) -> None:
         """Show that `stop` ends a run to its last process."""
-        _say("4. An agent that ignores SIGTERM, double-forks and changes session, three times over:")
+        _say(
+            "4. An agent that ignores SIGTERM, double-forks and changes session, three times over:"
+        )
         run = self._run("spawn", "--name", "stubborn", "--", sys.executable, "stubborn")
         processes = self._told_pids()
         _show(processes, "before")
@@ -244,11 +276,19 @@ class Stage:
 
     def spender(self, model: Model) -> None:
         """Show that the gateway makes no call that the limit has no room for."""
-        _say("5. An agent that calls a model without end. The gateway makes no call that could cost more than 0.05 USD in all:")
+        _say(
+            "5. An agent that calls a model without end. The gateway makes no call that could "
+            "cost more than 0.05 USD in all:"
+        )
         limit = ("--limit", "cost=0.05:refuse")
-        self._run("run", "-q", "--gateway", *limit, "--name", "spender", "--", sys.executable, "spender")
+        self._run(
+            "run", "-q", "--gateway", *limit, "--name", "spender", "--", sys.executable, "spender"
+        )
         self._run("calls", "spender")
-        print(f"     The model has answered {model.calls} calls, for {model.calls * USD:g} USD.", flush=True)
+        print(
+            f"     The model has answered {model.calls} calls, for {model.calls * USD:g} USD.",
+            flush=True,
+        )
 
     def _run(self, *words: str) -> str:
         print(f"   $ sfactl {' '.join(words)}", flush=True)
@@ -269,7 +309,8 @@ class Stage:
         return lines[0] if lines else ""
 
     def _await_started(self, run: str, name: str) -> None:
-        """Wait until an agent called `name` runs below `run`. Watch before the first look, so that no start is missed."""
+        """Wait until an agent called `name` runs below `run`. Watch before the first look, so that
+        no start is missed."""
         with Client(self._socket) as client:
             client.send(Watch(id=0, run=run))
             while name not in self._running(client, run):
@@ -281,7 +322,8 @@ class Stage:
 
     def _told_pids(self) -> list[int]:
         pids: list[int] = []
-        # Open for writing too: otherwise the pipe ends when one process has written and the next has not opened it.
+        # Open for writing too: otherwise the pipe ends when one process has written and the next
+        # has not opened it.
         gate = os.open(self._directory / "gate", os.O_RDWR)
         try:
             while len(pids) < STUBBORN_PROCESSES and select.select([gate], [], [], STEP_SECONDS)[0]:

@@ -19,7 +19,10 @@ def diff(
     run: Run,
     socket: Socket = None,
     json: Json = False,
-    stat: Annotated[bool, typer.Option("--stat", help="Only the names of files, and how many lines have changed")] = False,
+    stat: Annotated[
+        bool,
+        typer.Option("--stat", help="Only the names of files, and how many lines have changed"),
+    ] = False,
 ) -> int:
     """Show what a run has changed in its git worktree since its start.
 
@@ -33,24 +36,42 @@ def diff(
     with connect(socket) as client:
         found = client.call(Info(id=0, run=run), RunReply).run
     if found.worktree is None:
-        raise Quit(ExitCode.REFUSED, f"run {found.id} has no worktree of its own; it worked in {found.cwd}")
+        raise Quit(
+            ExitCode.REFUSED, f"run {found.id} has no worktree of its own; it worked in {found.cwd}"
+        )
     _become_owner(found)
     from sfad import worktrees
 
     record = worktrees.read_record(found.worktree)
     if record is None:
-        raise Quit(ExitCode.REFUSED, f"the worktree {found.worktree} of run {found.id} is gone; its branch was {found.branch}")
+        raise Quit(
+            ExitCode.REFUSED,
+            (
+                f"the worktree {found.worktree} of run {found.id} is gone; its branch was "
+                f"{found.branch}"
+            ),
+        )
     try:
         text = worktrees.diff(record, found.id, os.environ, stat=stat, text=json)
     except (worktrees.GitError, OSError) as error:
-        raise Quit(ExitCode.REFUSED, f"what run {found.id} has changed cannot be shown: {error}") from None
+        raise Quit(
+            ExitCode.REFUSED, f"what run {found.id} has changed cannot be shown: {error}"
+        ) from None
     if text is not None:
-        output.print_json({"id": found.id, "worktree": found.worktree, "branch": found.branch, "diff": output.utf8(text)})
+        output.print_json(
+            {
+                "id": found.id,
+                "worktree": found.worktree,
+                "branch": found.branch,
+                "diff": output.utf8(text),
+            }
+        )
     return ExitCode.DONE
 
 
 def _become_owner(run: RunInfo) -> None:
-    """Have git executed as the run's user: it obeys the settings of the repository, which may name programs. Raise `Quit`."""
+    """Have git executed as the run's user: it obeys the settings of the repository, which may name
+    programs. Raise `Quit`."""
     import pwd
 
     try:
@@ -60,11 +81,16 @@ def _become_owner(run: RunInfo) -> None:
     if user.pw_uid == os.geteuid():
         return
     if os.geteuid() != 0:
-        raise Quit(ExitCode.NOT_PERMITTED, f"the worktree of run {run.id} belongs to {run.user}, who can show it")
+        raise Quit(
+            ExitCode.NOT_PERMITTED,
+            f"the worktree of run {run.id} belongs to {run.user}, who can show it",
+        )
     os.initgroups(user.pw_name, user.pw_gid)
     os.setgid(user.pw_gid)
     os.setuid(user.pw_uid)
     os.chdir("/")
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "TERM") if name in os.environ}
+    kept = {
+        name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "TERM") if name in os.environ
+    }
     os.environ.clear()
     os.environ.update({**kept, "HOME": user.pw_dir})

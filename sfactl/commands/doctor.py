@@ -59,10 +59,19 @@ def doctor(socket: Socket = None, json: Json = False) -> int:
     Exit codes: 0; 1 if something is BAD.
     """
     status, reachable = _daemon(socket)
-    asked = (check(status) for check in (_ledger, _config, _containment, _cgroups, _gateway, _linger, _shims))
-    findings = [reachable, *chain.from_iterable(asked), *chain(_isolation(), _kernel(), _limits(), _disk(status), _clock())]
+    asked = (
+        check(status)
+        for check in (_ledger, _config, _containment, _cgroups, _gateway, _linger, _shims)
+    )
+    findings = [
+        reachable,
+        *chain.from_iterable(asked),
+        *chain(_isolation(), _kernel(), _limits(), _disk(status), _clock()),
+    ]
     if json:
-        output.print_json({"findings": findings, "containment": status.containment if status else None})
+        output.print_json(
+            {"findings": findings, "containment": status.containment if status else None}
+        )
     else:
         print("\n".join(map(_line, findings)))
     return ExitCode.REFUSED if any(f.verdict == "bad" for f in findings) else ExitCode.DONE
@@ -83,16 +92,23 @@ def _daemon(socket: str | None) -> tuple[DaemonStatus | None, Finding]:
     except Unreachable as error:
         return None, Finding("daemon", *_unreachable(error))
     except Quit as error:
-        return None, Finding("daemon", "warn", f"it runs, but does not answer this request: {error.message}")
+        return None, Finding(
+            "daemon", "warn", f"it runs, but does not answer this request: {error.message}"
+        )
 
 
 def _unreachable(error: Unreachable) -> tuple[str, str, str]:
     by_hand = start_of(error.path)
     fixes = {
-        "missing": by_hand if by_hand.startswith("as root: ") else "the first `sfactl spawn` starts one, or: sfad serve",
+        "missing": by_hand
+        if by_hand.startswith("as root: ")
+        else "the first `sfactl spawn` starts one, or: sfad serve",
         "refused": "start it again: sfad serve, or the first `sfactl spawn`",
         "denied": "use your own daemon, or have the administrator add you",
-        "untrusted": "use another socket, or remove this one; SFAD_SERVICE_USER names one more user to be trusted",
+        "untrusted": (
+            "use another socket, or remove this one; SFAD_SERVICE_USER names one more user to be "
+            "trusted"
+        ),
         "sandbox": "let the sandbox connect to Unix sockets",
     }
     if error.kind in ABSENT and (pid := _holder()):
@@ -119,7 +135,9 @@ def _state(pid: int) -> str:
 def _ledger(status: DaemonStatus | None) -> Iterator[Finding]:
     if status is not None and status.ledger_trouble is not None:
         what, _, fix = status.ledger_trouble.partition("; ")
-        yield Finding("ledger", "bad", f"it cannot be written, and nothing new is started: {what}", fix)
+        yield Finding(
+            "ledger", "bad", f"it cannot be written, and nothing new is started: {what}", fix
+        )
 
 
 def _config(status: DaemonStatus | None) -> Iterator[Finding]:
@@ -143,7 +161,9 @@ def _containment(status: DaemonStatus | None) -> Iterator[Finding]:
 def _cgroups(status: DaemonStatus | None) -> Iterator[Finding]:
     found = probe.cgroups()
     if found.mount is None:
-        yield Finding("cgroup v2", "warn", "not mounted", "boot with systemd.unified_cgroup_hierarchy=1")
+        yield Finding(
+            "cgroup v2", "warn", "not mounted", "boot with systemd.unified_cgroup_hierarchy=1"
+        )
         return
     yield Finding("cgroup v2", "ok", f"mounted at {found.mount}")
     yield _feature("cgroup.kill", found.kill, "kills a whole tree at once", "needs Linux 5.14")
@@ -157,9 +177,16 @@ def _cgroups(status: DaemonStatus | None) -> Iterator[Finding]:
 def _isolation() -> Iterator[Finding]:
     path = probe.bubblewrap()
     if path is None:
-        yield Finding("isolation", "warn", "bubblewrap is not installed, so --isolate is refused", probe.FIX)
+        yield Finding(
+            "isolation", "warn", "bubblewrap is not installed, so --isolate is refused", probe.FIX
+        )
     elif why := impossible(os.getuid()) or tried():
-        yield Finding("isolation", "warn", f"{path} cannot make a sandbox: {why}", "allow user namespaces, or use no --isolate")
+        yield Finding(
+            "isolation",
+            "warn",
+            f"{path} cannot make a sandbox: {why}",
+            "allow user namespaces, or use no --isolate",
+        )
     else:
         yield Finding("isolation", "ok", f"{path} can make sandboxes for --isolate")
 
@@ -171,13 +198,16 @@ def _gateway(status: DaemonStatus | None) -> Iterator[Finding]:
         yield Finding(
             "gateway",
             "ok",
-            "not running; the first call or agent program of a run starts it, unless gateway.enabled = false, and --gateway always"
+            "not running; the first call or agent program of a run starts it, unless "
+            "gateway.enabled = false, and --gateway always"
             ". Its upstreams and keys are only checked while it runs",
         )
     else:
         yield from _answering("gateway", status.gateway, status.gateway_pid, status.containment)
     for each in status.gateways:
-        yield from _answering(f"gateway of {output.plain(each.user)}", each.url, each.pid, status.containment)
+        yield from _answering(
+            f"gateway of {output.plain(each.user)}", each.url, each.pid, status.containment
+        )
 
 
 def _answering(title: str, url: str, pid: int | None, containment: str) -> Iterator[Finding]:
@@ -192,7 +222,12 @@ def _answering(title: str, url: str, pid: int | None, containment: str) -> Itera
     yield Finding(title, "ok", f"pid {pid}, answers at {url}")
     if containment == "cgroup":
         fix = "modprobe tcp_diag; it needs Linux 5.8. Or set containment.mode to tags"
-        yield _feature("sock_diag", found["cgroup"] is not None, "the kernel tells which run opened a connection", fix)
+        yield _feature(
+            "sock_diag",
+            found["cgroup"] is not None,
+            "the kernel tells which run opened a connection",
+            fix,
+        )
     for name, upstream in found["upstreams"].items():
         yield _upstream(f"upstream {name}{title.removeprefix('gateway')}", name, upstream)
 
@@ -207,7 +242,9 @@ def _asked(url: str) -> dict[str, Any]:
     finally:
         connection.close()
     if reply.status != 200:
-        raise ValueError(f"HTTP {reply.status}: {output.plain(text.decode(errors='replace').strip())}")
+        raise ValueError(
+            f"HTTP {reply.status}: {output.plain(text.decode(errors='replace').strip())}"
+        )
     return cast(dict[str, Any], decode(text))
 
 
@@ -216,27 +253,59 @@ def _upstream(title: str, name: str, found: Mapping[str, Any]) -> Finding:
     key = f"gateway.upstreams.{name}"
     if found["key_error"] is not None:
         return Finding(
-            title, "bad", f"its key cannot be read: {found['key_error']}", f"set {key}.key_file or .key_env, and the key there"
+            title,
+            "bad",
+            f"its key cannot be read: {found['key_error']}",
+            f"set {key}.key_file or .key_env, and the key there",
         )
     if (file := found.get("exposed")) is not None:
-        return Finding(title, "warn", f"other users may read or write its key in {file}", f"chmod 600 {file}")
+        return Finding(
+            title, "warn", f"other users may read or write its key in {file}", f"chmod 600 {file}"
+        )
     if found["error"] is not None:
-        return Finding(title, "warn", f"{found['url']} does not answer: {found['error']}", f"check the network and {key}.url")
+        return Finding(
+            title,
+            "warn",
+            f"{found['url']} does not answer: {found['error']}",
+            f"check the network and {key}.url",
+        )
     whose = "the gateway has its key" if found["keyed"] else "callers use their own keys"
     return Finding(title, "ok", f"{found['url']} answers; {whose}")
 
 
 def _kernel() -> Iterator[Finding]:
     less = "the daemon falls back to /proc and re-checks"
-    yield _feature("SO_PEERPIDFD", probe.peer_pidfd(), "peers are told apart from recycled pids", f"Linux 6.5; {less}")
-    yield _feature("PIDFD_GET_INFO", probe.pidfd_info(), "cgroup and exit status of a peer", f"Linux 6.13; {less}")
-    yield _feature("subreaper", probe.subreaper(), "orphans of runs come back to the daemon", "a sandbox forbids prctl")
+    yield _feature(
+        "SO_PEERPIDFD",
+        probe.peer_pidfd(),
+        "peers are told apart from recycled pids",
+        f"Linux 6.5; {less}",
+    )
+    yield _feature(
+        "PIDFD_GET_INFO",
+        probe.pidfd_info(),
+        "cgroup and exit status of a peer",
+        f"Linux 6.13; {less}",
+    )
+    yield _feature(
+        "subreaper",
+        probe.subreaper(),
+        "orphans of runs come back to the daemon",
+        "a sandbox forbids prctl",
+    )
     what = "the daemon hears of agents that do not ask, unless they end within milliseconds"
-    yield _feature("exec events", probe.exec_events(), what, "Linux 6.6 or root, no container; it looks twice a second")
+    yield _feature(
+        "exec events",
+        probe.exec_events(),
+        what,
+        "Linux 6.6 or root, no container; it looks twice a second",
+    )
 
 
 def _feature(name: str, there: bool, what: str, fix: str) -> Finding:
-    return Finding(name, "ok", what) if there else Finding(name, "warn", f"not available: {what}", fix)
+    return (
+        Finding(name, "ok", what) if there else Finding(name, "warn", f"not available: {what}", fix)
+    )
 
 
 def _linger(status: DaemonStatus | None) -> Iterator[Finding]:
@@ -245,9 +314,13 @@ def _linger(status: DaemonStatus | None) -> Iterator[Finding]:
     alone = probe.linger_command(os.getuid()) if lingering is False else None
     command = status.linger_command if status is not None else alone
     if command is not None:
-        yield Finding("linger", "warn", "off: the daemon and its runs end when the user logs out", command)
+        yield Finding(
+            "linger", "warn", "off: the daemon and its runs end when the user logs out", command
+        )
     elif lingering is not None:
-        yield Finding("linger", "ok", "on" if lingering else "off, and this daemon does not need it")
+        yield Finding(
+            "linger", "ok", "on" if lingering else "off, and this daemon does not need it"
+        )
 
 
 def _shims(status: DaemonStatus | None) -> Iterator[Finding]:
@@ -257,20 +330,37 @@ def _shims(status: DaemonStatus | None) -> Iterator[Finding]:
     outdated = [shim.program for shim in found if shim.state == "outdated"]
     names = ", ".join(shim.program for shim in found)
     if outdated:
-        yield Finding("shims", "warn", f"made by another sfad: {', '.join(outdated)}", f"sfactl shim install {' '.join(outdated)}")
+        yield Finding(
+            "shims",
+            "warn",
+            f"made by another sfad: {', '.join(outdated)}",
+            f"sfactl shim install {' '.join(outdated)}",
+        )
     else:
         yield Finding("shims", "ok", f"{names}, first in the PATH of each run")
 
 
 def _limits() -> Iterator[Finding]:
-    yield _limit("open files", resource.RLIMIT_NOFILE, LOW_FILES, "LimitNOFILE= of the unit, or ulimit -n")
-    yield _limit("processes", resource.RLIMIT_NPROC, LOW_PROCESSES, "LimitNPROC= and TasksMax= of the unit, or ulimit -u")
+    yield _limit(
+        "open files", resource.RLIMIT_NOFILE, LOW_FILES, "LimitNOFILE= of the unit, or ulimit -n"
+    )
+    yield _limit(
+        "processes",
+        resource.RLIMIT_NPROC,
+        LOW_PROCESSES,
+        "LimitNPROC= and TasksMax= of the unit, or ulimit -u",
+    )
 
 
 def _limit(name: str, kind: int, low: int, fix: str) -> Finding:
     soft = probe.soft_limit(kind)
     enough = soft is None or soft >= low
-    return Finding(name, "ok" if enough else "warn", str(soft or "unlimited"), "" if enough else f"raise it to {low}: {fix}")
+    return Finding(
+        name,
+        "ok" if enough else "warn",
+        str(soft or "unlimited"),
+        "" if enough else f"raise it to {low}: {fix}",
+    )
 
 
 def _disk(status: DaemonStatus | None) -> Iterator[Finding]:
@@ -278,16 +368,25 @@ def _disk(status: DaemonStatus | None) -> Iterator[Finding]:
         state = Path(status.state_dir) if status is not None else state_dir(os.environ, os.getuid())
         free = probe.free_bytes(state)
     except (OSError, ValueError) as error:
-        yield Finding("state directory", "bad", str(error), "set SFAD_STATE_DIR to a directory of your own")
+        yield Finding(
+            "state directory", "bad", str(error), "set SFAD_STATE_DIR to a directory of your own"
+        )
         return
     enough = free >= LOW_DISK
     fix = "" if enough else "free some space: no run is admitted on a full disk"
-    yield Finding("state directory", "ok" if enough else "warn", f"{state}, {output.size(free)} free", fix)
+    yield Finding(
+        "state directory", "ok" if enough else "warn", f"{state}, {output.size(free)} free", fix
+    )
 
 
 def _clock() -> Iterator[Finding]:
     if not probe.plausible_time():
-        yield Finding("clock", "bad", "it is wrong by years", "set it: times in the ledger and shown deadlines are wrong")
+        yield Finding(
+            "clock",
+            "bad",
+            "it is wrong by years",
+            "set it: times in the ledger and shown deadlines are wrong",
+        )
     elif probe.clock_synchronised() is False:
         yield Finding("clock", "warn", "it is not synchronised", "timedatectl set-ntp true")
     else:

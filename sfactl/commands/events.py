@@ -23,7 +23,8 @@ from ..options import Json, Socket, completing, moment, one_of, reader
 LAST = 50
 PAGE = 1000
 MAX_AGAIN = 20
-"""Times in a row that a request is sent again which the daemon could not answer, because it was executing itself again."""
+"""Times in a row that a request is sent again which the daemon could not answer, because it was
+executing itself again."""
 
 
 class Since(NamedTuple):
@@ -44,7 +45,9 @@ def _since(text: str) -> Since:
 
 def _type(text: str) -> str:
     if unknown_pattern([text]) is not None:
-        raise ValueError(f"{text!r} matches no type of event; choose from: {', '.join(EVENT_TYPES)}")
+        raise ValueError(
+            f"{text!r} matches no type of event; choose from: {', '.join(EVENT_TYPES)}"
+        )
     return text
 
 
@@ -52,13 +55,18 @@ def _type(text: str) -> str:
 def events(
     socket: Socket = None,
     json: Json = False,
-    follow_: Annotated[bool, typer.Option("--follow", "-f", help="Print further events until Ctrl-C")] = False,
+    follow_: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print further events until Ctrl-C")
+    ] = False,
     since: Annotated[
         Since | None,
         typer.Option(
             "--since",
             metavar="SEQ|TIME",
-            help="Events after this number (4711), or since then: 12h (ago), 22:00, yesterday, 2026-01-31T22:00",
+            help=(
+                "Events after this number (4711), or since then: 12h (ago), 22:00, yesterday, "
+                "2026-01-31T22:00"
+            ),
             parser=reader(_since),
         ),
     ] = None,
@@ -74,14 +82,31 @@ def events(
     ] = None,
     run: Annotated[
         list[str],
-        typer.Option("--run", metavar="RUN", help="Only events of this run and its descendants", autocompletion=completing("run")),
+        typer.Option(
+            "--run",
+            metavar="RUN",
+            help="Only events of this run and its descendants",
+            autocompletion=completing("run"),
+        ),
     ] = [],
     type_: Annotated[
         list[str],
-        typer.Option("--type", metavar="TYPE", help="Only these types; * matches any text: 'alert_*'", parser=reader(_type)),
+        typer.Option(
+            "--type",
+            metavar="TYPE",
+            help="Only these types; * matches any text: 'alert_*'",
+            parser=reader(_type),
+        ),
     ] = [],
     all_: Annotated[
-        bool, typer.Option("--all", "-a", help="Also milestones: what runs write about their progress (also: --type run_progress)")
+        bool,
+        typer.Option(
+            "--all",
+            "-a",
+            help=(
+                "Also milestones: what runs write about their progress (also: --type run_progress)"
+            ),
+        ),
     ] = False,
     severity: Annotated[
         Severity,
@@ -107,12 +132,28 @@ def events(
 
 
 def wanted_by(
-    follow_: bool, since: Since | None, tail: int | None, run: Sequence[str], type_: Sequence[str], all_: bool, severity: Severity
+    follow_: bool,
+    since: Since | None,
+    tail: int | None,
+    run: Sequence[str],
+    type_: Sequence[str],
+    all_: bool,
+    severity: Severity,
 ) -> Events:
     """Return the request. Raise `UsageError`."""
-    wanted = Events(id=0, runs=list(run), types=list(type_), severity=severity, follow=follow_, rows=PAGE, milestones=all_)
+    wanted = Events(
+        id=0,
+        runs=list(run),
+        types=list(type_),
+        severity=severity,
+        follow=follow_,
+        rows=PAGE,
+        milestones=all_,
+    )
     if since is not None and tail is not None:
-        raise UsageError("--since gives all events from there on, and --tail the last ones: leave one out")
+        raise UsageError(
+            "--since gives all events from there on, and --tail the last ones: leave one out"
+        )
     if since is None:
         wanted.rows = tail or LAST
     else:
@@ -121,7 +162,12 @@ def wanted_by(
 
 
 def show(
-    wanted: Events, socket: str | None, *, json: bool, tell: Callable[[str], None] | None = None, node: str | None = None
+    wanted: Events,
+    socket: str | None,
+    *,
+    json: bool,
+    tell: Callable[[str], None] | None = None,
+    node: str | None = None,
 ) -> int:
     """Print events. `tell`: is given each line instead of stdout, with the name of the `node`."""
     found, own = False, output.own_user()
@@ -161,7 +207,9 @@ def _line(event: Event, own: str) -> str:
     time_ = output.local(event.time) if event.time else "-"
     severity = "" if event.severity == SEVERITIES[0] else f" [{event.severity}]"
     whose = f" of {output.plain(event.user)}" if event.user not in (None, own) else ""
-    run = f" {event.run_id} ({output.plain(event.agent_name or '-')}{whose})" if event.run_id else ""
+    run = (
+        f" {event.run_id} ({output.plain(event.agent_name or '-')}{whose})" if event.run_id else ""
+    )
     message = f": {output.plain(event.message)}" if event.message else ""
     return f"{time_} #{event.seq} {output.plain(event.type)}{severity}{run}{message}"
 
@@ -181,7 +229,11 @@ class _Events:
                 yield from self._answered()
                 return
             except ConnectionLost as lost:
-                advice = f"resume with --since {self.wanted.after}" if self.wanted.after is not None else "try again later"
+                advice = (
+                    f"resume with --since {self.wanted.after}"
+                    if self.wanted.after is not None
+                    else "try again later"
+                )
                 if not self.wanted.follow:
                     self.client.reconnect(advice)
                     continue
@@ -195,7 +247,8 @@ class _Events:
                 time.sleep(AGAIN)
 
     def _answered(self) -> Iterator[Event]:
-        """Yield the events of one request. Return after the last page; if it follows, at the end of the connection only."""
+        """Yield the events of one request. Return after the last page; if it follows, at the end of
+        the connection only."""
         while True:
             for answer in self.client.arrived():
                 check(answer.reply)
@@ -212,7 +265,9 @@ class _Events:
                         elif not self.wanted.follow:
                             return
                     case _:
-                        raise Unreachable(self.client.path, "gone", f"it answered {type(answer.reply).__name__}")
+                        raise Unreachable(
+                            self.client.path, "gone", f"it answered {type(answer.reply).__name__}"
+                        )
 
     def _reached(self, number: int) -> None:
         self.wanted = replace(self.wanted, after=number, rows=PAGE)

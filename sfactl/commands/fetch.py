@@ -18,8 +18,12 @@ def fetch(
     socket: Socket = None,
     json: Json = False,
     patch: Annotated[bool, typer.Option("--patch", help="Print a patch instead")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that have changed since they were sent")] = False,
-    to: Annotated[str | None, typer.Option("--to", metavar="DIR", help="Another directory to write to")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite files that have changed since they were sent")
+    ] = False,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="DIR", help="Another directory to write to")
+    ] = None,
 ) -> int:
     """Bring back what a run has changed in the files that were sent with it.
 
@@ -57,10 +61,17 @@ def _root(packed: FilesPacked, to: str | None, socket: str | None) -> str:
     root = os.fsdecode(packed.directory)
     if packed.node != _own_node(packed, socket):
         raise Quit(
-            ExitCode.REFUSED, f"the files came from {root} on node {packed.node}: fetch them there, or name a directory with --to"
+            ExitCode.REFUSED,
+            (
+                f"the files came from {root} on node {packed.node}: fetch them there, or name a "
+                "directory with --to"
+            ),
         )
     if not os.path.isdir(root):
-        raise Quit(ExitCode.REFUSED, f"{root}, from which the files came, is not there any more: name another with --to")
+        raise Quit(
+            ExitCode.REFUSED,
+            f"{root}, from which the files came, is not there any more: name another with --to",
+        )
     return root
 
 

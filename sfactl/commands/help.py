@@ -10,7 +10,10 @@ from ..options import completing
 
 @app.command("help")
 def help_(
-    verb: Annotated[list[str], typer.Argument(metavar="VERB", help="Verb to explain", autocompletion=completing("verb"))] = [],
+    verb: Annotated[
+        list[str],
+        typer.Argument(metavar="VERB", help="Verb to explain", autocompletion=completing("verb")),
+    ] = [],
 ) -> int:
     """Show the verbs, or explain one."""
     name = " ".join([verbs.ALIASES.get(verb[0], verb[0]), *verb[1:]]) if verb else None

@@ -42,14 +42,24 @@ def timeline_of(client: Client, run: RunInfo) -> Iterator[Event]:
 
 
 def moments(run: RunInfo, events: Sequence[Event]) -> Iterator[str]:
-    """Yield a line for each event: when it happened, how long after the run was asked for, and what."""
+    """Yield a line for each event: when it happened, how long after the run was asked for, and
+    what."""
     for event in events:
         time = event.time if isinstance(event.time, datetime) else run.created_at
         after = output.seconds(max(0.0, (time - run.created_at).total_seconds()))
-        what = output.plain(_WORDS.get(event.type, event.type.removeprefix("run_").replace("_", " ")))
+        what = output.plain(
+            _WORDS.get(event.type, event.type.removeprefix("run_").replace("_", " "))
+        )
         said = f": {output.plain(event.message)}" if event.message else ""
-        by = f" (by {output.plain(event.by)})" if event.by and not event.is_milestone and event.by not in event.message else ""
-        yield f"{output.local(time)}  {f'+{after}':>8}  {'milestone' if event.is_milestone else what}{said}{by}"
+        by = (
+            f" (by {output.plain(event.by)})"
+            if event.by and not event.is_milestone and event.by not in event.message
+            else ""
+        )
+        yield (
+            f"{output.local(time)}  {f'+{after}':>8}  "
+            f"{'milestone' if event.is_milestone else what}{said}{by}"
+        )
 
 
 # ---- The verb
@@ -60,11 +70,15 @@ def info(
     runs: Runs,
     socket: Socket = None,
     json: Json = False,
-    timeline: Annotated[bool, typer.Option("--timeline", help="Also what has happened to each run, with times")] = False,
+    timeline: Annotated[
+        bool, typer.Option("--timeline", help="Also what has happened to each run, with times")
+    ] = False,
 ) -> int:
     """Show everything that is known of runs, with live processes and memory."""
     with connect(socket) as client:
-        return RunSelection("info", runs).each(client, lambda run: _show(client, run, timeline, json))
+        return RunSelection("info", runs).each(
+            client, lambda run: _show(client, run, timeline, json)
+        )
 
 
 def _show(client: Client, name: str, timeline: bool, json: bool) -> None:
@@ -72,25 +86,37 @@ def _show(client: Client, name: str, timeline: bool, json: bool) -> None:
     events = list(timeline_of(client, run)) if timeline else []
     line = line_of(client, run)
     if json:
-        more = ({"line": output.content(line)} if line is not None else {}) | ({"timeline": events} if timeline else {})
+        more = ({"line": output.content(line)} if line is not None else {}) | (
+            {"timeline": events} if timeline else {}
+        )
         output.print_json({"id": run.id} | output.content(run) | more if more else run)
     else:
         print("\n".join(f"{name:<12} {value}" for name, value in facts(run, line)))
     if events and not json:
         print()
         print("\n".join(moments(run, events)))
-    if not json and not run.status.terminal and any(state.enforced_by == "nothing" for state in run.limits):
+    if (
+        not json
+        and not run.status.terminal
+        and any(state.enforced_by == "nothing" for state in run.limits)
+    ):
         output.note(
-            "note: turns, tokens and cost of this run are not known, so their limits are NOT ENFORCEABLE; time is. "
-            "They are known if the agent prints JSON events (--meter NAME), reports its use (sfactl report, with --meter report), "
+            "note: turns, tokens and cost of this run are not known, so their limits are NOT "
+            "ENFORCEABLE; time is. "
+            "They are known if the agent prints JSON events (--meter NAME), reports its use "
+            "(sfactl report, with --meter report), "
             "or is started with --gateway, which checks each model call before it is made"
         )
 
 
 def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
-    """Yield what is known of a run. `line`: the runs that continue each other, this one among them."""
+    """Yield what is known of a run. `line`: the runs that continue each other, this one among
+    them."""
     yield "id", run.id
-    yield "name", f"{output.plain(run.name)} ({run.kind}{', ' + output.plain(run.type) if run.type else ''})"
+    yield (
+        "name",
+        f"{output.plain(run.name)} ({run.kind}{', ' + output.plain(run.type) if run.type else ''})",
+    )
     yield "status", output.outcome(run)
     if run.reason:
         yield "reason", output.plain(run.reason.message)
@@ -104,7 +130,13 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
     below = counted(run.descendants, "descendant")
     yield "tree", f"root {run.root_id}, parent {run.parent_id or '-'}, depth {run.depth}, {below}"
     if run.unadmitted:
-        yield "unadmitted", f"{counted(run.unadmitted, 'agent program')} started within it without asking the daemon"
+        yield (
+            "unadmitted",
+            (
+                f"{counted(run.unadmitted, 'agent program')} started within it without asking the "
+                "daemon"
+            ),
+        )
     yield "command", output.command(run)
     yield "cwd", output.plain(run.cwd)
     if run.worktree is not None:
@@ -124,8 +156,14 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
     if run.direct is not None:
         yield "gateway", f"not used: {output.plain(run.direct)}"
     if run.isolation is not None:
-        words = {"on": "on", "net": "net: only the gateway", "offline": "net: no network at all"}[run.isolation]
-        yield "isolation", words + (f", and through it {output.plain(', '.join(run.egress))}" if run.egress else "")
+        words = {"on": "on", "net": "net: only the gateway", "offline": "net: no network at all"}[
+            run.isolation
+        ]
+        yield (
+            "isolation",
+            words
+            + (f", and through it {output.plain(', '.join(run.egress))}" if run.egress else ""),
+        )
     if run.pid is not None:
         yield "pid", str(run.pid)
     if run.processes is not None:
@@ -140,14 +178,21 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
     for each in run.plans:
         yield "plan", limits.plan_share(each)
     if run.calls is not None:
-        refused = f", {run.calls_refused} refused (sfactl calls {run.id} --refused)" if run.calls_refused else ""
+        refused = (
+            f", {run.calls_refused} refused (sfactl calls {run.id} --refused)"
+            if run.calls_refused
+            else ""
+        )
         yield "calls", f"{run.calls}{refused}"
     if (meter := output.meter(run)) != "-":
         yield "meter", meter
     if run.api_trouble:
         yield "model API", output.plain(run.api_trouble.sentence)
     for alert in run.alerts:
-        yield "ALERT", f"{alert.type} since {output.local(alert.since)}: {output.plain(alert.message)}"
+        yield (
+            "ALERT",
+            f"{alert.type} since {output.local(alert.since)}: {output.plain(alert.message)}",
+        )
     if run.repeating:
         yield "repeating", output.plain(run.repeating.sentence)
     yield from _times(run)
@@ -159,10 +204,17 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
 
 def _times(run: RunInfo) -> Iterator[tuple[str, str]]:
     yield "created", f"{output.local(run.created_at)} ({output.age(run.created_at)} ago)"
-    for name, moment in (("started", run.started_at), ("ended", run.ended_at), ("deadline", run.deadline)):
+    for name, moment in (
+        ("started", run.started_at),
+        ("ended", run.ended_at),
+        ("deadline", run.deadline),
+    ):
         if moment:
             yield name, output.local(moment)
     if run.last_heard_at is not None:
-        yield "last heard", f"{output.local(run.last_heard_at)} ({output.age(run.last_heard_at)} ago)"
+        yield (
+            "last heard",
+            f"{output.local(run.last_heard_at)} ({output.age(run.last_heard_at)} ago)",
+        )
     if run.usage.elapsed_s is not None:
         yield "ran", output.seconds(run.usage.elapsed_s)

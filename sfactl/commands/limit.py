@@ -54,7 +54,10 @@ def limit(
     limited = RunSelection("limit", runs, everything, name, label).checked()
     with connect(socket) as client:
         return limited.each(
-            client, lambda run: _show(client.call(ChangeLimits(id=0, run=run, limits=wanted), RunReply).run, wanted, json)
+            client,
+            lambda run: _show(
+                client.call(ChangeLimits(id=0, run=run, limits=wanted), RunReply).run, wanted, json
+            ),
         )
 
 

@@ -33,7 +33,10 @@ def list_(
     name: Names = [],
     user: User = None,
     root: Annotated[
-        str | None, typer.Option("--root", metavar="RUN", help="Only this run's tree", autocompletion=completing("run"))
+        str | None,
+        typer.Option(
+            "--root", metavar="RUN", help="Only this run's tree", autocompletion=completing("run")
+        ),
     ] = None,
     since: Annotated[
         float | None,
@@ -46,14 +49,29 @@ def list_(
     ] = None,
     label: Labels = [],
     group: Annotated[
-        str | None, typer.Option("--group", metavar="NAME", help="Only trees of this group", autocompletion=completing("group"))
+        str | None,
+        typer.Option(
+            "--group",
+            metavar="NAME",
+            help="Only trees of this group",
+            autocompletion=completing("group"),
+        ),
     ] = None,
     limit_rows: Annotated[
         int | None,
-        typer.Option("--limit-rows", metavar="N", help="Maximum ended runs (default: 50; with a filter, all)", parser=COUNT),
+        typer.Option(
+            "--limit-rows",
+            metavar="N",
+            help="Maximum ended runs (default: 50; with a filter, all)",
+            parser=COUNT,
+        ),
     ] = None,
-    live: Annotated[bool, typer.Option("--live", help="Show the processes and memory of each run")] = False,
-    sum_: Annotated[bool, typer.Option("--sum", help="Add a row with the sum of the runs' own use")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Show the processes and memory of each run")
+    ] = False,
+    sum_: Annotated[
+        bool, typer.Option("--sum", help="Add a row with the sum of the runs' own use")
+    ] = False,
     labels: Annotated[bool, typer.Option("--labels", help="Show labels")] = False,
     wide: Annotated[bool, typer.Option("--wide", help="Show all columns, in full")] = False,
 ) -> int:
@@ -90,9 +108,16 @@ def list_(
     if json:
         output.write(_object(found, sum_=sum_))
     else:
-        print(drawn(columns, found, sum_=sum_, wide=wide, room=None if wide else table.terminal_width()))
+        print(
+            drawn(
+                columns, found, sum_=sum_, wide=wide, room=None if wide else table.terminal_width()
+            )
+        )
     if found.truncated and limit_rows is not None:
-        output.note(f"sfactl: only the newest {limit_rows} of the ended runs are shown; there are more (--limit-rows)")
+        output.note(
+            f"sfactl: only the newest {limit_rows} of the ended runs are shown; there are more "
+            "(--limit-rows)"
+        )
     return ExitCode.DONE
 
 
@@ -131,9 +156,12 @@ class Found:
         return [self.runs[run] for run in sorted(self.runs)]
 
 
-def collect(client: Client, wanted: List, most: int | None, shape: Callable[[RunInfo], Any]) -> Found:
-    """Request page after page, and return at most `most` ended runs (default: all that match a filter, else the last `LAST`).
-    `shape` makes what is kept of a run, because a hundred thousand whole runs would take half a gigabyte."""
+def collect(
+    client: Client, wanted: List, most: int | None, shape: Callable[[RunInfo], Any]
+) -> Found:
+    """Request page after page, and return at most `most` ended runs (default: all that match a
+    filter, else the last `LAST`). `shape` makes what is kept of a run, because a hundred thousand
+    whole runs would take half a gigabyte."""
     found = Found()
     filtered = wanted != List(id=0, live=wanted.live, limits=wanted.limits)
     stop = most if most is not None else None if filtered else LAST
@@ -141,7 +169,9 @@ def collect(client: Client, wanted: List, most: int | None, shape: Callable[[Run
         # one run more than needed shows whether there are more
         wanted.rows = PAGE if stop is None else min(PAGE, stop - found.ended + 1)
         page = client.call(wanted, RunList)
-        for run in sorted(page.runs, key=lambda run: (not run.status.terminal, run.id), reverse=True):
+        for run in sorted(
+            page.runs, key=lambda run: (not run.status.terminal, run.id), reverse=True
+        ):
             if run.status.terminal and found.ended == stop:
                 found.truncated = True
                 return found
@@ -152,19 +182,31 @@ def collect(client: Client, wanted: List, most: int | None, shape: Callable[[Run
 
 
 def listed(client: Client, selection: RunSelection) -> RunSelection:
-    """Return a selection that names the runs that this verb would show for it, but no refused starts."""
-    wanted = List(id=0, name=list(selection.name) or None, labels=wanted_labels(selection.label), limits=False)
+    """Return a selection that names the runs that this verb would show for it, but no refused
+    starts."""
+    wanted = List(
+        id=0, name=list(selection.name) or None, labels=wanted_labels(selection.label), limits=False
+    )
     found = collect(client, wanted, None, lambda run: run.status.rejected).runs
     return replace(
-        selection, runs=[*selection.runs, *(run for run in sorted(found) if not found[run])], everything=False, name=(), label=()
+        selection,
+        runs=[*selection.runs, *(run for run in sorted(found) if not found[run])],
+        everything=False,
+        name=(),
+        label=(),
     )
 
 
 def _object(found: Found, *, sum_: bool) -> bytes:
     sums = {"runs": len(found.runs), "cost_usd": _rounded(found), "tokens": found.tokens}
     sums |= {"partial": found.partial, "at_most": found.at_most}
-    more = to_json(({"sum": sums} if sum_ else {}) | ({"truncated": True} if found.truncated else {}))
-    return b'{"runs":[%b]%b\n' % (b",".join(found.in_order()), more.replace(b"{", b",", 1) if len(more) > 2 else more[1:])
+    more = to_json(
+        ({"sum": sums} if sum_ else {}) | ({"truncated": True} if found.truncated else {})
+    )
+    return b'{"runs":[%b]%b\n' % (
+        b",".join(found.in_order()),
+        more.replace(b"{", b",", 1) if len(more) > 2 else more[1:],
+    )
 
 
 def _rounded(found: Found) -> float | None:
@@ -180,7 +222,8 @@ class Column(Struct, frozen=True):
     name: str
     cell: Callable[[RunInfo], str]
     needs: str = ""
-    """The option that shows it: `live`, `labels` or `wide`; empty for a column that is always shown."""
+    """The option that shows it: `live`, `labels` or `wide`; empty for a column that is always
+    shown."""
     known: bool = False
     """Whether it is left out if it is empty for each run."""
 
@@ -195,12 +238,17 @@ def _bounded(text: str, of: Usage | Found) -> str:
 def _total(run: RunInfo) -> str:
     if not run.descendants or run.total_cost_usd is None:
         return "-"
-    return output.bounded(output.usd(run.total_cost_usd), partial=run.total_partial, at_most=run.total_at_most)
+    return output.bounded(
+        output.usd(run.total_cost_usd), partial=run.total_partial, at_most=run.total_at_most
+    )
 
 
 def plans(run: RunInfo) -> str:
     """Return about how much of subscriptions' windows a run has used: `12% 5h`."""
-    return ",".join(f"{100 * each.share:.0f}% {output.plain(each.window)}" for each in run.plans) or "-"
+    return (
+        ",".join(f"{100 * each.share:.0f}% {output.plain(each.window)}" for each in run.plans)
+        or "-"
+    )
 
 
 COLUMNS = (
@@ -209,7 +257,11 @@ COLUMNS = (
     Column("STATUS", output.outcome),
     Column("AFTER", lambda run: ",".join(after.words for after in run.after) or "-", known=True),
     Column("GROUP", lambda run: run.group or "-", known=True),
-    Column("ALERTS", lambda run: ",".join(alert.type.removeprefix("alert_") for alert in run.alerts) or "-", known=True),
+    Column(
+        "ALERTS",
+        lambda run: ",".join(alert.type.removeprefix("alert_") for alert in run.alerts) or "-",
+        known=True,
+    ),
     Column("DEPTH", lambda run: str(run.depth)),
     Column("PARENT", lambda run: run.parent_id or "-"),
     Column("TYPE", lambda run: run.type or "-", "wide"),
@@ -219,14 +271,23 @@ COLUMNS = (
     Column("AGE", lambda run: output.age(run.created_at)),
     Column("RAN", lambda run: output.seconds(run.usage.elapsed_s)),
     Column("ENDED", lambda run: output.clock(run.ended_at), known=True),
-    Column("PROCS", lambda run: "-" if run.processes is None else str(run.processes), "live", known=True),
+    Column(
+        "PROCS",
+        lambda run: "-" if run.processes is None else str(run.processes),
+        "live",
+        known=True,
+    ),
     Column("MEMORY", lambda run: output.size(run.memory_bytes), "live", known=True),
     Column("TURNS", lambda run: output.short(run.usage.turns), known=True),
     Column("TOKENS", lambda run: _bounded(output.short(run.usage.tokens), run.usage), known=True),
     Column("USD", lambda run: _bounded(output.usd(run.usage.cost_usd), run.usage), known=True),
     Column("TOTAL", _total, known=True),
     Column("PLAN", plans, "wide", known=True),
-    Column("LABELS", lambda run: ",".join(f"{key}={value}" for key, value in run.labels.items()) or "-", "labels"),
+    Column(
+        "LABELS",
+        lambda run: ",".join(f"{key}={value}" for key, value in run.labels.items()) or "-",
+        "labels",
+    ),
     Column("COMMAND", output.command),
 )
 
@@ -234,11 +295,22 @@ LEAST_FIRST = ("DEPTH", "PARENT", "TURNS", "AGE", "TOTAL", "TOKENS", "RAN", "END
 """Columns to leave out on a narrow terminal, the least important first."""
 
 
-def drawn(columns: Sequence[Column], found: Found, *, sum_: bool = False, wide: bool = False, room: int | None = None) -> str:
+def drawn(
+    columns: Sequence[Column],
+    found: Found,
+    *,
+    sum_: bool = False,
+    wide: bool = False,
+    room: int | None = None,
+) -> str:
     rows = found.in_order()
     if sum_:
         rows.append([_sums(found).get(column.name, "") for column in columns])
-    empty = {column.name for i, column in enumerate(columns) if column.known and all(row[i] in ("-", "") for row in rows)}
+    empty = {
+        column.name
+        for i, column in enumerate(columns)
+        if column.known and all(row[i] in ("-", "") for row in rows)
+    }
     if not wide and not output.of_others(found.users):
         empty.add("USER")
     kept = [i for i, column in enumerate(columns) if column.name not in empty]

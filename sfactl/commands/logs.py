@@ -50,16 +50,20 @@ class LineForm:
         json: bool,
         times: Sequence[OutputTime] = (),
     ) -> None:
-        """`run` and `prefix` name the run if several are shown; `colour` is an SGR number (ECMA-48). `times`: when the file was
-        written."""
+        """`run` and `prefix` name the run if several are shown; `colour` is an SGR number
+        (ECMA-48). `times`: when the file was written."""
         self._run = run
-        coloured = prefix and not json and os.isatty(source.target) and not os.environ.get("NO_COLOR")
+        coloured = (
+            prefix and not json and os.isatty(source.target) and not os.environ.get("NO_COLOR")
+        )
         self._prefix = f"\x1b[{colour}m{prefix}\x1b[0m" if coloured else prefix
         self._stream = source.stream
         self._stamped = stamped
         self._json = json
         status = os.fstat(source.file)
-        self._times = [*times] or [OutputTime(status.st_size, datetime.fromtimestamp(status.st_mtime, UTC), exact=False)]
+        self._times = [*times] or [
+            OutputTime(status.st_size, datetime.fromtimestamp(status.st_mtime, UTC), exact=False)
+        ]
 
     def has_old_lines(self, offset: int) -> bool:
         """Return whether the time of a line from `offset` on is not exact."""
@@ -74,27 +78,41 @@ class LineForm:
         return not (self._prefix or self._stamped or self._json)
 
     def __call__(self, line: bytes, end: int) -> bytes:
-        """Return `line`, which has no newline, as it is shown. `end`: the offset behind it. If no time is told, it is now."""
+        """Return `line`, which has no newline, as it is shown. `end`: the offset behind it. If no
+        time is told, it is now."""
         written = None
         if self._stamped:
             at = bisect_left(self._times, end, key=lambda each: each.offset)
-            written = self._times[at] if at < len(self._times) else OutputTime(end, datetime.now(UTC), exact=True)
+            written = (
+                self._times[at]
+                if at < len(self._times)
+                else OutputTime(end, datetime.now(UTC), exact=True)
+            )
         if self._json:
             return to_json(self._object(line, written)) + b"\n"
-        stamp = "" if written is None else f"{' ' if written.exact else '≤'}{output.local(written.time)} "
+        stamp = (
+            ""
+            if written is None
+            else f"{' ' if written.exact else '≤'}{output.local(written.time)} "
+        )
         return f"{self._prefix}{stamp}".encode() + line + b"\n"
 
     def _object(self, line: bytes, written: OutputTime | None) -> dict[str, Any]:
         shown: dict[str, Any] = {} if self._run is None else {"run": self._run}
         shown |= {"stream": self._stream, "text": line.decode(errors="backslashreplace")}
         if written is not None:
-            by = written.time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            by = (
+                written.time.astimezone(UTC)
+                .isoformat(timespec="milliseconds")
+                .replace("+00:00", "Z")
+            )
             shown |= {"time": by if written.exact else None, "not_after": by}
         return shown
 
 
 class LineFollower(Follower):
-    """Collect lines and write each in its form. Writes may block, because a signal ends `sfactl logs` anyway."""
+    """Collect lines and write each in its form. Writes may block, because a signal ends `sfactl
+    logs` anyway."""
 
     def __init__(self, source: Source, offset: int, form: LineForm) -> None:
         super().__init__(source.file, source.target, output.note, offset)
@@ -158,7 +176,8 @@ class View(NamedTuple):
     json: bool
 
     def sources(self, descriptors: Sequence[int]) -> list[Source]:
-        """Return the files to show. stdout and stderr go to their own streams; one alone, and JSON, goes to stdout."""
+        """Return the files to show. stdout and stderr go to their own streams; one alone, and JSON,
+        goes to stdout."""
         both = self.stdout == self.stderr
         wanted = [both or self.stdout, both or self.stderr]
         return [
@@ -176,8 +195,12 @@ def logs(
     everything: AllListed = False,
     name: Names = [],
     label: Labels = [],
-    follow_: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output until the runs end")] = False,
-    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Show when each line was written")] = False,
+    follow_: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow the output until the runs end")
+    ] = False,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", "-t", help="Show when each line was written")
+    ] = False,
     stdout: Annotated[bool, typer.Option("--stdout", help="Only stdout")] = False,
     stderr: Annotated[bool, typer.Option("--stderr", help="Only stderr")] = False,
     tail: Annotated[
@@ -221,7 +244,9 @@ def logs(
                 output.note("no run matches")
                 return ExitCode.DONE
         opened: list[tuple[LogFiles, list[int]]] = []
-        code = selection.each(client, lambda run: opened.append(_open(client, run, times=timestamps)))
+        code = selection.each(
+            client, lambda run: opened.append(_open(client, run, times=timestamps))
+        )
         _show(client, opened, view, several=len(selection.runs) > 1)
     return code
 
@@ -233,20 +258,30 @@ def _open(client: Client, run: str, *, times: bool) -> tuple[LogFiles, list[int]
     return files, descriptors
 
 
-def _show(client: Client, opened: Sequence[tuple[LogFiles, list[int]]], view: View, *, several: bool) -> None:
+def _show(
+    client: Client, opened: Sequence[tuple[LogFiles, list[int]]], view: View, *, several: bool
+) -> None:
     names = [f"{files.run} {output.plain(files.name)}".strip() for files, _ in opened]
     columns = max(map(output.width, names), default=0)
     shown: list[Shown] = []
     old = False
     for number, (files, descriptors) in enumerate(opened):
-        prefix = names[number] + " " * (columns - output.width(names[number])) + " | " if several else ""
+        prefix = (
+            names[number] + " " * (columns - output.width(names[number])) + " | " if several else ""
+        )
         form = partial(LineForm, run=files.run if several else None, prefix=prefix, colour=COLOURS[number % len(COLOURS)],
                        stamped=view.stamped, json=view.json)  # fmt: skip
         times = dict(zip(STREAMS, (files.out_times, files.err_times), strict=True))
-        forms = [(source, form(source, times=times[source.stream])) for source in view.sources(descriptors)]
+        forms = [
+            (source, form(source, times=times[source.stream]))
+            for source in view.sources(descriptors)
+        ]
         made = [_follower(source, each, view) for source, each in forms]
         shown.append((files, made))
-        old |= any(each.has_old_lines(follower.offset) for (_, each), follower in zip(forms, made, strict=True))
+        old |= any(
+            each.has_old_lines(follower.offset)
+            for (_, each), follower in zip(forms, made, strict=True)
+        )
     if view.stamped and not view.json and old:
         output.note(OLD)
     for group in [shown] if view.following else [[one] for one in shown]:
@@ -280,7 +315,8 @@ def _copy(client: Client, group: Sequence[Shown], following: bool) -> None:
 
 
 def _receive(waits: RequestsInFlight, copying: Copying) -> None:
-    """Take the ends of runs that have come. If the daemon went away, wait for it and ask again; the files stay readable."""
+    """Take the ends of runs that have come. If the daemon went away, wait for it and ask again; the
+    files stay readable."""
 
     def turn(timeout: float) -> None:
         copying.advance(wait([], [copying], timeout))
@@ -292,8 +328,9 @@ def _receive(waits: RequestsInFlight, copying: Copying) -> None:
 
 
 def last_lines(file: int, end: int, count: int) -> int:
-    """Return the offset at which the last `count` lines of the first `end` bytes begin; 0 if there are fewer. Read
-    backwards, no more than needed, and never in the hole where the oldest bytes were freed."""
+    """Return the offset at which the last `count` lines of the first `end` bytes begin; 0 if there
+    are fewer. Read backwards, no more than needed, and never in the hole where the oldest bytes
+    were freed."""
     if count == 0:
         return end
     first = data_from(file, 0) or 0

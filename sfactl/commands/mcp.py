@@ -14,7 +14,12 @@ ANSWER_WITHIN = 50.0
 def mcp(
     socket: Socket = None,
     print_config: Annotated[
-        str | None, typer.Option("--print-config", metavar="PROGRAM", help="Show how to register it with a program, such as claude")
+        str | None,
+        typer.Option(
+            "--print-config",
+            metavar="PROGRAM",
+            help="Show how to register it with a program, such as claude",
+        ),
     ] = None,
     answer_within: Annotated[
         float,
@@ -26,7 +31,10 @@ def mcp(
         ),
     ] = ANSWER_WITHIN,
     no_ask: Annotated[
-        bool, typer.Option("--no-ask", help="Do not ask the person before a stop: no person is at the program")
+        bool,
+        typer.Option(
+            "--no-ask", help="Do not ask the person before a stop: no person is at the program"
+        ),
     ] = False,
 ) -> int:
     """Offer subagents to an agent program, as an MCP server on stdin and stdout.

@@ -21,7 +21,9 @@ HELD = 10
 def plans(
     socket: Socket = None,
     json: Json = False,
-    forecast: Annotated[bool, typer.Option("--forecast", help="Also when each window is empty at the present rate")] = False,
+    forecast: Annotated[
+        bool, typer.Option("--forecast", help="Also when each window is empty at the present rate")
+    ] = False,
 ) -> int:
     """Show the windows of subscriptions: how much is used, when they reset, and which runs wait
     for that.
@@ -43,11 +45,14 @@ def plans(
 def show(accounts: Sequence[PlanAccount], *, forecast: bool) -> None:
     if not accounts:
         output.note(
-            "no subscription is known: none of the replies so far, through the gateway or in Codex's session files, told of one"
+            "no subscription is known: none of the replies so far, through the gateway or in "
+            "Codex's session files, told of one"
         )
     else:
         now = datetime.now(UTC)
-        print("\n\n".join("\n".join(_lines(account, now, forecast=forecast)) for account in accounts))
+        print(
+            "\n\n".join("\n".join(_lines(account, now, forecast=forecast)) for account in accounts)
+        )
 
 
 def _lines(account: PlanAccount, now: datetime, *, forecast: bool) -> Iterator[str]:
@@ -56,9 +61,13 @@ def _lines(account: PlanAccount, now: datetime, *, forecast: bool) -> Iterator[s
     heard = f"heard {output.age(account.heard_at, now)} ago"
     yield f"{account.provider} {output.plain(account.account)}: {', '.join([*plan, *status, heard])}"
     header = ["WINDOW", "USED", "AGENTS MAY", "RESETS", *(["EMPTY"] if forecast else [])]
-    yield from table.drawn(header, [_row(window, now, forecast=forecast) for window in account.windows]).splitlines()
+    yield from table.drawn(
+        header, [_row(window, now, forecast=forecast) for window in account.windows]
+    ).splitlines()
     if forecast:
-        yield from (_forecast(window, now) for window in account.windows if window.empty_at is not None)
+        yield from (
+            _forecast(window, now) for window in account.windows if window.empty_at is not None
+        )
     if account.held:
         yield f"{_held(account.held)} until the reset"
 
@@ -66,15 +75,27 @@ def _lines(account: PlanAccount, now: datetime, *, forecast: bool) -> Iterator[s
 def _row(window: PlanWindow, now: datetime, *, forecast: bool) -> list[str]:
     used = "-" if window.used_ratio is None else f"{100 * window.used_ratio:.0f} %"
     refuses = " (refused)" if window.rejected else ""
-    resets = "-" if window.resets_at is None else f"{moment(window.resets_at, now)}, in {output.until(window.resets_at, now)}"
+    resets = (
+        "-"
+        if window.resets_at is None
+        else f"{moment(window.resets_at, now)}, in {output.until(window.resets_at, now)}"
+    )
     empty = "-" if window.empty_at is None else moment(window.empty_at, now)
-    cells = [output.plain(window.window), f"{used}{refuses}", f"{100 * (1 - window.keep_ratio):.0f} %", resets]
+    cells = [
+        output.plain(window.window),
+        f"{used}{refuses}",
+        f"{100 * (1 - window.keep_ratio):.0f} %",
+        resets,
+    ]
     return [*cells, *([empty] if forecast else [])]
 
 
 def _forecast(window: PlanWindow, now: datetime) -> str:
     assert window.empty_at is not None
-    return f"at this rate the {output.plain(window.window)} window is empty at {moment(window.empty_at, now)}"
+    return (
+        f"at this rate the {output.plain(window.window)} window is empty at "
+        f"{moment(window.empty_at, now)}"
+    )
 
 
 def _held(runs: Sequence[str]) -> str:

@@ -24,15 +24,28 @@ def prune(
     json: Json = False,
     older_than: Annotated[
         float | None,
-        typer.Option("--older-than", metavar="TIME", help="Remove trees that ended longer ago: 7d, 12h", parser=DURATION),
+        typer.Option(
+            "--older-than",
+            metavar="TIME",
+            help="Remove trees that ended longer ago: 7d, 12h",
+            parser=DURATION,
+        ),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option("--keep", metavar="N", help="Keep the newest N trees (default: 0)", parser=COUNT)
+        int | None,
+        typer.Option(
+            "--keep", metavar="N", help="Keep the newest N trees (default: 0)", parser=COUNT
+        ),
     ] = None,
     worktrees: Annotated[
-        bool, typer.Option("--worktrees", help="Also remove worktrees with changes; alone, those of all ended runs")
+        bool,
+        typer.Option(
+            "--worktrees", help="Also remove worktrees with changes; alone, those of all ended runs"
+        ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be removed")
+    ] = False,
 ) -> int:
     """Remove ended runs, with their output.
 
@@ -48,7 +61,11 @@ def prune(
     could be removed; 77 not permitted inside a run.
     """
     if older_than is None and keep is None and not worktrees:
-        raise UsageError("say what to remove: --older-than 7d, --keep 100, or --keep 0 for everything that has ended")
+        raise UsageError(
+            "say what to remove: --older-than 7d, --keep 100, or --keep 0 for everything that "
+            "has "
+            "ended"
+        )
     wanted = Prune(id=0, older_than=older_than, keep=keep or 0, dry_run=dry_run)
     alone = older_than is None and keep is None
     with connect(socket) as client:
@@ -56,7 +73,12 @@ def prune(
         found = nothing if alone else client.call(wanted, Pruned)
         removed, lost, kept, failed = _worktrees(client, wanted, every=worktrees, alone=alone)
     if json:
-        names = {"worktrees_removed": removed, "worktrees_lost": lost, "worktrees_kept": kept, "worktrees_failed": failed}
+        names = {
+            "worktrees_removed": removed,
+            "worktrees_lost": lost,
+            "worktrees_kept": kept,
+            "worktrees_failed": failed,
+        }
         output.print_json({**output.content(found), "dry_run": dry_run, **names})
     else:
         if not alone:
@@ -64,18 +86,34 @@ def prune(
         if removed:
             print(f"{'would remove' if dry_run else 'removed'} {counted(len(removed), 'worktree')}")
         for each in lost:
-            print(output.plain(f"  with its changes: {each['path']} (branch {each['branch']}, run {each['run']}): {each['why']}"))
+            print(
+                output.plain(
+                    f"  with its changes: {each['path']} (branch {each['branch']}, run "
+                    f"{each['run']}): {each['why']}"
+                )
+            )
         for each in kept:
-            output.note(output.plain(f"kept the worktree {each['path']} (branch {each['branch']}): {each['why']}"))
+            output.note(
+                output.plain(
+                    f"kept the worktree {each['path']} (branch {each['branch']}): {each['why']}"
+                )
+            )
         if kept:
-            output.note("sfactl prune --worktrees removes them, and those of all other ended runs; --dry-run shows which")
+            output.note(
+                "sfactl prune --worktrees removes them, and those of all other ended runs; "
+                "--dry-run shows which"
+            )
     for each in failed:
-        output.note(output.plain(f"sfactl: the worktree {each['path']} cannot be removed: {each['why']}"))
+        output.note(
+            output.plain(f"sfactl: the worktree {each['path']} cannot be removed: {each['why']}")
+        )
     return ExitCode.UNAVAILABLE if failed else ExitCode.DONE
 
 
 def _tell(found: Pruned, *, dry_run: bool) -> None:
-    ledger = f", {output.size(found.ledger_bytes)} of the ledger's file" if found.ledger_bytes else ""
+    ledger = (
+        f", {output.size(found.ledger_bytes)} of the ledger's file" if found.ledger_bytes else ""
+    )
     print(
         f"{'would remove' if dry_run else 'removed'} {counted(found.runs, 'run')} in "
         f"{counted(found.trees, 'tree')}, {counted(found.events, 'event')}, "
@@ -83,7 +121,8 @@ def _tell(found: Pruned, *, dry_run: bool) -> None:
     )
 
 
-# ---- Worktrees, which belong to the caller: git removes them, and the daemon only knows which runs have ended
+# ---- Worktrees, which belong to the caller: git removes them, and the daemon only
+# knows which runs have ended
 
 
 Named = dict[str, str]
@@ -92,8 +131,9 @@ Named = dict[str, str]
 def _worktrees(
     client: Client, wanted: Prune, *, every: bool, alone: bool
 ) -> tuple[list[str], list[Named], list[Named], list[Named]]:
-    """Remove worktrees of the caller's runs that were removed, or with `alone` have ended. Return the removed ones, those of them
-    that had changes, those that are kept, and those that could not be removed. `every`: also those with changes."""
+    """Remove worktrees of the caller's runs that were removed, or with `alone` have ended. Return
+    the removed ones, those of them that had changes, those that are kept, and those that could not
+    be removed. `every`: also those with changes."""
     from sfad import worktrees
 
     removed: list[str] = []
@@ -105,10 +145,16 @@ def _worktrees(
             client, record.run, wanted, alone=alone
         ):
             continue
-        named = {"path": output.utf8(record.path), "branch": output.utf8(record.branch), "run": record.run}
+        named = {
+            "path": output.utf8(record.path),
+            "branch": output.utf8(record.branch),
+            "run": record.run,
+        }
         try:
             commits = worktrees.has_commits(record, os.environ)
-            why = worktrees.changes(record, os.environ) or ("it has commits that are in no other branch" if commits else None)
+            why = worktrees.changes(record, os.environ) or (
+                "it has commits that are in no other branch" if commits else None
+            )
             if why is not None and not every:
                 kept.append({**named, "why": why})
                 continue
@@ -132,7 +178,9 @@ def _is_over(client: Client, run: str, wanted: Prune, *, alone: bool) -> bool:
         return True  # it was removed
     if not info.status.terminal or info.ended_at is None:
         return False
-    return alone or (wanted.dry_run and not wanted.keep and _age(info.ended_at) > (wanted.older_than or 0))
+    return alone or (
+        wanted.dry_run and not wanted.keep and _age(info.ended_at) > (wanted.older_than or 0)
+    )
 
 
 def _age(moment: datetime) -> float:

@@ -23,10 +23,21 @@ def recommend(
     json: Json = False,
     type_: Annotated[
         str | None,
-        typer.Option("--type", metavar="TYPE", help="Only runs of this type, under its profile", autocompletion=completing("type")),
+        typer.Option(
+            "--type",
+            metavar="TYPE",
+            help="Only runs of this type, under its profile",
+            autocompletion=completing("type"),
+        ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Only runs of this name", autocompletion=completing("name"))
+        str | None,
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help="Only runs of this name",
+            autocompletion=completing("name"),
+        ),
     ] = None,
 ) -> int:
     """Suggest limits from past successful runs.
@@ -57,7 +68,11 @@ def rows(found: Recommended) -> Iterable[tuple[str, ...]]:
     for kind in LimitKind:
         if kind in advice or kind in in_force:
             limit = in_force.get(kind)
-            force = ("none", "-") if limit is None else (format_limit(limit).partition(" ")[2], limit.source)
+            force = (
+                ("none", "-")
+                if limit is None
+                else (format_limit(limit).partition(" ")[2], limit.source)
+            )
             yield (kind.value, *force, *_learnt(advice.get(kind)))
 
 
@@ -65,7 +80,12 @@ def _learnt(advice: Advice | None) -> tuple[str, ...]:
     if advice is None:
         return ("-", "-", "-", "-")
     failed = "-" if advice.failed_share is None else f"{100 * advice.failed_share:.0f} %"
-    return (_amount(advice.kind, advice.p95), _amount(advice.kind, advice.suggested), failed, str(advice.runs))
+    return (
+        _amount(advice.kind, advice.p95),
+        _amount(advice.kind, advice.suggested),
+        failed,
+        str(advice.runs),
+    )
 
 
 def _amount(kind: LimitKind, amount: float | None) -> str:
@@ -76,5 +96,11 @@ def verdict(found: Recommended) -> str:
     """Return how many runs the table rests on, and the notes on single rows."""
     runs = counted(found.runs, "successful run")
     told = any(item.suggested is not None for item in found.advice)
-    first = f"learnt from {runs}" if told else f"{runs} in the ledger: too few to recommend anything; keep the limits in force"
-    return "\n".join([first, *(f"{item.kind}: {output.plain(item.note)}" for item in found.advice if item.note)])
+    first = (
+        f"learnt from {runs}"
+        if told
+        else f"{runs} in the ledger: too few to recommend anything; keep the limits in force"
+    )
+    return "\n".join(
+        [first, *(f"{item.kind}: {output.plain(item.note)}" for item in found.advice if item.note)]
+    )

@@ -13,7 +13,13 @@ from ..usage_options import Amounts, Model, OwnRun, Purpose
 @app.command()
 @spread(Amounts)
 def report(
-    run: OwnRun = None, *, socket: Socket = None, json: Json = False, model: Model = None, amounts: Amounts, role: Purpose = None
+    run: OwnRun = None,
+    *,
+    socket: Socket = None,
+    json: Json = False,
+    model: Model = None,
+    amounts: Amounts,
+    role: Purpose = None,
 ) -> int:
     """Report what a run has used: turns, messages, tokens, cost.
 
@@ -25,7 +31,11 @@ def report(
     is given, or this process is in no run and none is named; 66 no such run; 77 not permitted.
     """
     if not (told := amounts.given()):
-        raise UsageError("nothing to report: give at least one amount, as in --turns 1 or --input-tokens 1200 --output-tokens 300")
+        raise UsageError(
+            "nothing to report: give at least one amount, as in --turns 1 or --input-tokens "
+            "1200 "
+            "--output-tokens 300"
+        )
     request = Report(id=0, run=run, model=model, role=role, **told)
     found = call(socket, request, RunReply).run
     if json:

@@ -39,12 +39,23 @@ def rerun(
     socket: Socket = None,
     json: Json = False,
     edit: Annotated[bool, typer.Option("--edit", "-e", help="Edit the options first")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command line of `spawn` and start nothing")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the command line of `spawn` and start nothing")
+    ] = False,
     env: Annotated[
-        list[Pair], typer.Option("--env", metavar="K=V", help="Set a variable in the new run's environment", parser=PAIR)
+        list[Pair],
+        typer.Option(
+            "--env", metavar="K=V", help="Set a variable in the new run's environment", parser=PAIR
+        ),
     ] = [],
     group: Annotated[
-        str | None, typer.Option("--group", metavar="NAME", help="Another group of the config", autocompletion=completing("group"))
+        str | None,
+        typer.Option(
+            "--group",
+            metavar="NAME",
+            help="Another group of the config",
+            autocompletion=completing("group"),
+        ),
     ] = None,
 ) -> int:
     """Start runs again, with the command and the options that they had.
@@ -58,7 +69,9 @@ def rerun(
     --edit opens the options in $VISUAL or $EDITOR, one on a line, and starts what is saved
     there; an empty file starts nothing.
     """
-    more = [["--env", f"{key}={value}"] for key, value in env] + ([["--group", group]] if group is not None else [])
+    more = [["--env", f"{key}={value}"] for key, value in env] + (
+        [["--group", group]] if group is not None else []
+    )
     codes: list[int] = []
     for run in runs:
         try:
@@ -73,17 +86,24 @@ def rerun(
     return next((code for code in codes if code), exits.ExitCode.DONE)
 
 
-def _line(run: str, more: Sequence[Sequence[str]], socket: str | None, *, starts: bool) -> CommandLine:
+def _line(
+    run: str, more: Sequence[Sequence[str]], socket: str | None, *, starts: bool
+) -> CommandLine:
     with connect_or_start(socket) as client:
         found = client.call(Recall(id=0, run=run), Recalled)
     if starts and found.owner is not None:
         # its files are the owner's to change: a rerun by root would give them root's rights
         raise exits.Quit(
             exits.ExitCode.NOT_PERMITTED,
-            f"run {found.run} belongs to {found.owner}, and its command would run as you: ask {found.owner} to start it "
+            f"run {found.run} belongs to {found.owner}, and its command would run as you: ask "
+            f"{found.owner} to start it "
             f"again, or see what that would start: sfactl rerun --dry-run {found.run}",
         )
-    request = replace(found.request, group=None) if any(option[0] == "--group" for option in more) else found.request
+    request = (
+        replace(found.request, group=None)
+        if any(option[0] == "--group" for option in more)
+        else found.request
+    )
     for note in _left_out(request):
         output.note(f"sfactl: {found.run}: {note}")
     line = line_of(request)
@@ -94,13 +114,21 @@ def _left_out(request: Spawn) -> list[str]:
     """Return what the new run does not have of the old one, where that is not so for each run."""
     found = []
     if request.env_set:
-        found.append("what --env had set is not kept, because it may be secret: set it again with --env")
+        found.append(
+            "what --env had set is not kept, because it may be secret: set it again with --env"
+        )
     if request.stdio == "inherit":
         found.append("it had the terminal of its client; the output of the new run goes to files")
     if request.after:
-        found.append(f"it does not wait again for {', '.join(after.words for after in request.after)}")
+        found.append(
+            f"it does not wait again for {', '.join(after.words for after in request.after)}"
+        )
     if request.detach:
-        found.append("it had left the tree that started it (--detach); the new run is a root of its own if no run starts it")
+        found.append(
+            "it had left the tree that started it (--detach); the new run is a root of its "
+            "own if "
+            "no run starts it"
+        )
     return found
 
 
@@ -116,20 +144,34 @@ def _start(words: Sequence[str], socket: str | None, json: bool) -> int:
 
 
 def _edited(run: str, line: CommandLine) -> list[str]:
-    """Return the words as the user has saved them in an editor. Raise `Quit` if nothing is to be started."""
+    """Return the words as the user has saved them in an editor. Raise `Quit` if nothing is to be
+    started."""
     import subprocess
     import tempfile
 
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if not editor:
-        raise exits.UsageError("--edit needs an editor: set VISUAL or EDITOR, as in: EDITOR=nano sfactl rerun --edit RUN")
-    with tempfile.NamedTemporaryFile(mode="w+", prefix="sfactl-rerun-", suffix=".txt", errors="surrogateescape") as file:
-        file.write(f"# sfactl spawn, as {run} was started. What is saved here is started; an empty file starts nothing.\n")
+        raise exits.UsageError(
+            "--edit needs an editor: set VISUAL or EDITOR, as in: EDITOR=nano sfactl rerun "
+            "--edit "
+            "RUN"
+        )
+    with tempfile.NamedTemporaryFile(
+        mode="w+", prefix="sfactl-rerun-", suffix=".txt", errors="surrogateescape"
+    ) as file:
+        file.write(
+            f"# sfactl spawn, as {run} was started. What is saved here is started; an empty "
+            "file "
+            "starts nothing.\n"
+        )
         file.writelines(f"{each}\n" for each in line.lines())
         file.flush()
         ended = subprocess.run([*shlex.split(editor), file.name], check=False)
         if ended.returncode:
-            raise exits.Quit(exits.ExitCode.REFUSED, f"nothing was started: {editor} ended with {ended.returncode}")
+            raise exits.Quit(
+                exits.ExitCode.REFUSED,
+                f"nothing was started: {editor} ended with {ended.returncode}",
+            )
         # editors often put another file in the place of this one
         with open(file.name, errors="surrogateescape") as saved:
             text = saved.read()
@@ -146,8 +188,9 @@ def _edited(run: str, line: CommandLine) -> list[str]:
 
 
 def line_of(message: Spawn) -> CommandLine:
-    """Return the line that asks for the same, in the background: what `message` reads, the other way round. It leaves out what
-    belongs to one request only: the environment, the terminal and the runs that it waited for."""
+    """Return the line that asks for the same, in the background: what `message` reads, the other
+    way round. It leaves out what belongs to one request only: the environment, the terminal and the
+    runs that it waited for."""
     begin = message.agent if message.agent is not None else "--"
     return CommandLine([*_options(message)], [begin, *map(os.fsdecode, message.argv)])
 
@@ -161,7 +204,10 @@ def _options(message: Spawn) -> Iterator[Sequence[str]]:
         ("--on-limit", message.on_limit),
         ("--meter", message.meter),
         ("--max-depth", message.max_depth.value if message.max_depth is not None else None),
-        ("--max-descendants", message.max_descendants.value if message.max_descendants is not None else None),
+        (
+            "--max-descendants",
+            message.max_descendants.value if message.max_descendants is not None else None,
+        ),
         ("--attempts", message.attempts if message.attempts != 1 else None),
         ("--retry-delay", _amount(message.retry_delay)),
         ("--grace", _amount(message.grace)),
@@ -170,7 +216,10 @@ def _options(message: Spawn) -> Iterator[Sequence[str]]:
         ("--group", message.group),
         ("--channel", message.channel),
         ("--on-end", message.on_end),
-        ("--worktree", None if worktree is None or worktree.of is not None else worktree.branch or "-"),
+        (
+            "--worktree",
+            None if worktree is None or worktree.of is not None else worktree.branch or "-",
+        ),
         ("--worktree-of", worktree.of if worktree is not None else None),
         ("--isolate", None if isolation is None else "on" if isolation.network else "net"),
     ):
@@ -210,9 +259,16 @@ def _options(message: Spawn) -> Iterator[Sequence[str]]:
 
 def _placing(placing: Placing) -> Iterator[Sequence[str]]:
     yield ["--fleet"]
-    for place in [*([placing.node] if placing.node else []), *(f"{key}={value}" for key, value in placing.labels.items())]:
+    for place in [
+        *([placing.node] if placing.node else []),
+        *(f"{key}={value}" for key, value in placing.labels.items()),
+    ]:
         yield _option("--on", place)
-    for flag, amount in (("--cpus", placing.cpus), ("--gpus", placing.gpus), ("--memory", placing.memory)):
+    for flag, amount in (
+        ("--cpus", placing.cpus),
+        ("--gpus", placing.gpus),
+        ("--memory", placing.memory),
+    ):
         if amount:
             yield _option(flag, str(_amount(amount)))
     if placing.restart_elsewhere:
@@ -224,7 +280,9 @@ def _option(flag: str, value: str) -> Sequence[str]:
 
 
 def _limit_words(limit: Limit) -> str:
-    return f"{limit.kind}={_amount(limit.threshold)}" + (f":{limit.action}" if limit.action is not None else "")
+    return f"{limit.kind}={_amount(limit.threshold)}" + (
+        f":{limit.action}" if limit.action is not None else ""
+    )
 
 
 def _amount(number: float | None) -> str | None:

@@ -49,7 +49,9 @@ def _show(found: Reserved, json: bool) -> int:
     if found.refused is not None:
         if json:
             output.print_json({"refused": found.refused})
-        raise Quit(ExitCode.REFUSED, "" if json else f"refused: {output.plain(found.refused.message)}")
+        raise Quit(
+            ExitCode.REFUSED, "" if json else f"refused: {output.plain(found.refused.message)}"
+        )
     if json:
         reserved = {"reservation": found.reservation, "run": found.run, "cost_usd": found.cost_usd}
         output.print_json({"reserved": reserved})
@@ -57,6 +59,7 @@ def _show(found: Reserved, json: bool) -> int:
         print(found.reservation)
     if found.cost_usd is None:
         output.note(
-            'sfactl: this model has no known price, so tokens are reserved, but no money; set [prices."MODEL"] in the config'
+            "sfactl: this model has no known price, so tokens are reserved, but no money; set "
+            '[prices."MODEL"] in the config'
         )
     return ExitCode.DONE

@@ -21,13 +21,29 @@ def result(
     socket: Socket = None,
     json: Json = False,
     max_bytes: Annotated[
-        int | None, typer.Option("--max-bytes", metavar="N", help="Print at most the newest N bytes (default: 65536)", parser=COUNT)
+        int | None,
+        typer.Option(
+            "--max-bytes",
+            metavar="N",
+            help="Print at most the newest N bytes (default: 65536)",
+            parser=COUNT,
+        ),
     ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Print the answer as it is (default at a terminal outside runs)")] = False,
-    wrapped: Annotated[
-        bool, typer.Option("--wrapped", help="Print the answer made safe for a language model (default elsewhere)")
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", help="Print the answer as it is (default at a terminal outside runs)"
+        ),
     ] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Print stdout as it is, with JSON events")] = False,
+    wrapped: Annotated[
+        bool,
+        typer.Option(
+            "--wrapped", help="Print the answer made safe for a language model (default elsewhere)"
+        ),
+    ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Print stdout as it is, with JSON events")
+    ] = False,
 ) -> int:
     """Print the final answer of ended runs.
 
@@ -37,13 +53,17 @@ def result(
     agent's events, or with --raw, it is stdout.
     """
     if wrapped and (plain or raw):
-        raise exits.UsageError(f"--wrapped and {'--plain' if plain else '--raw'} exclude each other")
+        raise exits.UsageError(
+            f"--wrapped and {'--plain' if plain else '--raw'} exclude each other"
+        )
     safe = wrapped or not (plain or raw or (not json and os.isatty(1) and inside_run() is None))
     wanted = Result(id=0, run="", raw=raw, wrapped=safe)
     if max_bytes is not None:
         wanted.max_bytes = max_bytes
     with connect(socket) as client:
-        return RunSelection("result", runs).each(client, lambda run: _show(_asked(client, wanted, run), wanted, json))
+        return RunSelection("result", runs).each(
+            client, lambda run: _show(_asked(client, wanted, run), wanted, json)
+        )
 
 
 def _asked(client: Client, wanted: Result, run: str) -> ResultText:
@@ -60,5 +80,7 @@ def _show(found: ResultText, wanted: Result, json: bool) -> None:
     output.write((text + end).encode())
     if found.truncated and not wanted.wrapped:
         output.note(
-            f"sfactl: only the newest part of the output of {found.run} is shown (--max-bytes); all of it: sfactl logs {found.run}"
+            f"sfactl: only the newest part of the output of {found.run} is shown "
+            "(--max-bytes); "
+            f"all of it: sfactl logs {found.run}"
         )

@@ -31,5 +31,8 @@ def resume(
     resuming = RunSelection("resume", runs, everything, name, label).checked()
     with connect(socket) as client:
         return resuming.each(
-            client, lambda run: output.changed(client.call(Resume(id=0, run=run, limits=room), RunReply).run, json)
+            client,
+            lambda run: output.changed(
+                client.call(Resume(id=0, run=run, limits=room), RunReply).run, json
+            ),
         )

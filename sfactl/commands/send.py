@@ -21,7 +21,9 @@ CHUNK = 64 * 1024
 @app.command(cls=OverFleet)
 def send(
     run: LiveRun,
-    words: Annotated[list[str], typer.Argument(metavar="MESSAGE", help="The line to send; - is stdin")] = [],
+    words: Annotated[
+        list[str], typer.Argument(metavar="MESSAGE", help="The line to send; - is stdin")
+    ] = [],
     socket: Socket = None,
     json: Json = False,
     eof: Annotated[bool, typer.Option("--eof", help="Close the run's stdin afterwards")] = False,

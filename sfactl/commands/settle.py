@@ -17,7 +17,9 @@ from ..usage_options import Amounts, needed
 @app.command()
 @spread(Amounts)
 def settle(
-    reservation: Annotated[str, typer.Argument(metavar="RESERVATION", help="What `sfactl reserve` printed")],
+    reservation: Annotated[
+        str, typer.Argument(metavar="RESERVATION", help="What `sfactl reserve` printed")
+    ],
     *,
     socket: Socket = None,
     json: Json = False,

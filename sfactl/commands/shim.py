@@ -36,7 +36,8 @@ class InstalledShim(Struct, frozen=True):
     found_by_runs: bool | None
     """Whether runs that start now have it in their PATH; `None` if no daemon is running."""
     state: str
-    """`ok`; `outdated`: another sfad made it; `missing`: what it stands for is not in this process's PATH."""
+    """`ok`; `outdated`: another sfad made it; `missing`: what it stands for is not in this
+    process's PATH."""
 
 
 class ShimPlace(Struct, frozen=True):
@@ -58,7 +59,11 @@ def shim(
     ],
     programs: Annotated[
         list[str],
-        typer.Argument(metavar="PROGRAM", help="Names of programs, as in: claude codex", autocompletion=completing("program")),
+        typer.Argument(
+            metavar="PROGRAM",
+            help="Names of programs, as in: claude codex",
+            autocompletion=completing("program"),
+        ),
     ] = [],
     socket: Socket = None,
     json: Json = False,
@@ -79,9 +84,14 @@ def shim(
     if action == "list":
         return _list(place_of_shims(socket), programs, json)
     if not programs:
-        raise UsageError(f"nothing to {action}: name programs, as in: sfactl shim {action} claude codex")
+        raise UsageError(
+            f"nothing to {action}: name programs, as in: sfactl shim {action} claude codex"
+        )
     if (why := inside_run()) is not None:
-        raise Quit(ExitCode.NOT_PERMITTED, f"shims are changed outside runs only, and this process is inside one ({why})")
+        raise Quit(
+            ExitCode.NOT_PERMITTED,
+            f"shims are changed outside runs only, and this process is inside one ({why})",
+        )
     place = place_of_shims(socket)
     try:
         if action == "install":
@@ -89,7 +99,9 @@ def shim(
         else:
             _remove(place.directory, programs)
     except OSError as error:
-        raise Quit(ExitCode.NOT_PERMITTED, f"cannot {action} in {place.directory}: {error.strerror}") from error
+        raise Quit(
+            ExitCode.NOT_PERMITTED, f"cannot {action} in {place.directory}: {error.strerror}"
+        ) from error
     after = place_of_shims(socket)  # the daemon looks at the directory again
     if action == "remove" and not json:
         print(f"removed from {place.directory}: {', '.join(programs)}")
@@ -98,8 +110,8 @@ def shim(
 
 
 def place_of_shims(socket: str | None) -> ShimPlace:
-    """Return where the shims of the daemon are, or of the one that would be started. A daemon that is asked looks at them again.
-    Raise `Quit`."""
+    """Return where the shims of the daemon are, or of the one that would be started. A daemon that
+    is asked looks at them again. Raise `Quit`."""
     try:
         status = call(socket, DaemonInfo(id=0), DaemonStatus)
     except Unreachable as error:
@@ -107,13 +119,20 @@ def place_of_shims(socket: str | None) -> ShimPlace:
             raise
         return ShimPlace(shim_dir(understood("", state_dir, os.environ, os.getuid())), None)
     if not status.shim_dir:
-        raise Quit(ExitCode.UNAVAILABLE, f"the daemon is sfad {status.version}, which has no shims; restart it: sfactl reload")
+        raise Quit(
+            ExitCode.UNAVAILABLE,
+            f"the daemon is sfad {status.version}, which has no shims; restart it: sfactl reload",
+        )
     return ShimPlace(Path(status.shim_dir), frozenset(status.shims))
 
 
 def installed(place: ShimPlace) -> list[InstalledShim]:
     """Return all shims in the directory."""
-    return [_looked_at(place, name) for name in _names(place.directory) if shim_files.is_shim(os.fsencode(place.directory / name))]
+    return [
+        _looked_at(place, name)
+        for name in _names(place.directory)
+        if shim_files.is_shim(os.fsencode(place.directory / name))
+    ]
 
 
 def _names(directory: Path) -> list[str]:
@@ -130,14 +149,20 @@ def _looked_at(place: ShimPlace, program: str) -> InstalledShim:
         path=str(path),
         stands_for=os.fsdecode(file) if file is not None else None,
         found_by_runs=program in place.seen if place.seen is not None else None,
-        state="outdated" if path.read_bytes() != shim_files.text(program) else "ok" if file is not None else "missing",
+        state="outdated"
+        if path.read_bytes() != shim_files.text(program)
+        else "ok"
+        if file is not None
+        else "missing",
     )
 
 
 def _install(directory: Path, programs: Sequence[str]) -> None:
     for program in programs:
         _check(directory, program)
-    directory.parent.mkdir(mode=0o755 if directory == SYSTEM_SHIMS else 0o700, parents=True, exist_ok=True)
+    directory.parent.mkdir(
+        mode=0o755 if directory == SYSTEM_SHIMS else 0o700, parents=True, exist_ok=True
+    )
     directory.mkdir(exist_ok=True)
     directory.chmod(0o755)
     for program in programs:
@@ -147,7 +172,11 @@ def _install(directory: Path, programs: Sequence[str]) -> None:
             os.fchmod(file.fileno(), 0o755)
         temporary.rename(directory / program)
         if program not in KNOWN_PROGRAMS:
-            output.note(f"sfactl: {program} is not an agent program that sfad knows; each call of it in a run is now a child run")
+            output.note(
+                f"sfactl: {program} is not an agent program that sfad knows; each call of it "
+                "in a "
+                "run is now a child run"
+            )
 
 
 def _check(directory: Path, program: str) -> None:
@@ -161,7 +190,11 @@ def _check(directory: Path, program: str) -> None:
 
 
 def _remove(directory: Path, programs: Sequence[str]) -> None:
-    there = [program for program in _names(directory) if shim_files.is_shim(os.fsencode(directory / program))]
+    there = [
+        program
+        for program in _names(directory)
+        if shim_files.is_shim(os.fsencode(directory / program))
+    ]
     for program in programs:
         if program not in there:
             known = f"installed: {', '.join(there)}" if there else "none is installed"
@@ -174,44 +207,70 @@ def _remove(directory: Path, programs: Sequence[str]) -> None:
 
 def _list(place: ShimPlace, programs: Sequence[str], json: bool) -> int:
     shims = installed(place)
-    if unknown := [program for program in programs if program not in {shim.program for shim in shims}]:
-        raise UsageError(f"there is no shim of {unknown[0]!r}; install it with: sfactl shim install {unknown[0]}")
+    if unknown := [
+        program for program in programs if program not in {shim.program for shim in shims}
+    ]:
+        raise UsageError(
+            f"there is no shim of {unknown[0]!r}; install it with: sfactl shim install {unknown[0]}"
+        )
     shims = [shim for shim in shims if not programs or shim.program in programs]
-    kept = _kept_by_login_shell(place.directory, [shim.program for shim in shims]) if shims else None
+    kept = (
+        _kept_by_login_shell(place.directory, [shim.program for shim in shims]) if shims else None
+    )
     if json:
-        about = {"directory": str(place.directory), "daemon": place.seen is not None, "login_shell": kept}
+        about = {
+            "directory": str(place.directory),
+            "daemon": place.seen is not None,
+            "login_shell": kept,
+        }
         line = _for_profile(place.directory) if kept is False else None
         output.print_json({**about, "profile_line": line, "shims": shims})
         return ExitCode.DONE
     if shims:
         print(table.drawn(HEADER, map(_row, shims)))
     else:
-        output.note("sfactl: no shims; install them with, for example: sfactl shim install claude codex")
+        output.note(
+            "sfactl: no shims; install them with, for example: sfactl shim install claude codex"
+        )
     if outdated := [shim.program for shim in shims if shim.state == "outdated"]:
-        output.note(f"sfactl: made by another sfad; fix it with: sfactl shim install {' '.join(outdated)}")
+        output.note(
+            f"sfactl: made by another sfad; fix it with: sfactl shim install {' '.join(outdated)}"
+        )
     if missing := [shim.program for shim in shims if shim.state == "missing"]:
-        output.note(f"sfactl: not in your PATH: {', '.join(missing)}; in a run with your PATH its shim exits with 127")
+        output.note(
+            f"sfactl: not in your PATH: {', '.join(missing)}; in a run with your PATH its shim "
+            "exits with 127"
+        )
     if kept is False:
         output.note(
-            "sfactl: your login shell, which Codex uses, sets PATH again and loses the shims. Append to its file (~/.profile, "
+            "sfactl: your login shell, which Codex uses, sets PATH again and loses the shims. "
+            "Append to its file (~/.profile, "
             f"~/.bash_profile or ~/.zprofile):\n  {_for_profile(place.directory)}"
         )
     return ExitCode.DONE
 
 
 def _kept_by_login_shell(directory: Path, programs: Sequence[str]) -> bool | None:
-    """Return whether the user's login shell finds the shims if it is started in a run; `None` if it does not tell."""
-    env = os.environ | {"PATH": f"{directory}:{os.environ.get('PATH', os.defpath)}", "SFA_RUN_ID": "login-shell"}
+    """Return whether the user's login shell finds the shims if it is started in a run; `None` if it
+    does not tell."""
+    env = os.environ | {
+        "PATH": f"{directory}:{os.environ.get('PATH', os.defpath)}",
+        "SFA_RUN_ID": "login-shell",
+    }
     shell = os.environ.get("SHELL") or pwd.getpwuid(os.getuid()).pw_shell
     try:
         told = subprocess.run(
-            [shell, "-lc", "printenv PATH"], env=env, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            timeout=LOGIN, start_new_session=True, check=True,
+            [shell, "-lc", "printenv PATH"], env=env, stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=LOGIN,
+            start_new_session=True, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
     path = told.stdout.rstrip(b"\n").rpartition(b"\n")[2]  # a profile may print something
-    return all(shim_files.is_shim(next(found(os.fsencode(program), path), (b"", b""))[1]) for program in programs)
+    return all(
+        shim_files.is_shim(next(found(os.fsencode(program), path), (b"", b""))[1])
+        for program in programs
+    )
 
 
 def _for_profile(directory: Path) -> str:
@@ -219,5 +278,16 @@ def _for_profile(directory: Path) -> str:
 
 
 def _row(shim: InstalledShim) -> tuple[str, ...]:
-    seen = "once a daemon runs" if shim.found_by_runs is None else "yes" if shim.found_by_runs else "no"
-    return output.plain(shim.program), output.plain(shim.stands_for or "not in your PATH"), seen, shim.state
+    seen = (
+        "once a daemon runs"
+        if shim.found_by_runs is None
+        else "yes"
+        if shim.found_by_runs
+        else "no"
+    )
+    return (
+        output.plain(shim.program),
+        output.plain(shim.stands_for or "not in your PATH"),
+        seen,
+        shim.state,
+    )

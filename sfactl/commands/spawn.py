@@ -40,7 +40,8 @@ def spawn(wanted: SpawnOptions, command: Command = []) -> int:
 
 
 def start(wanted: SpawnOptions, message: Spawn | None = None) -> int:
-    """Start the run of checked options, or of a message that was made from them. Return the exit code. Raise `Quit`."""
+    """Start the run of checked options, or of a message that was made from them. Return the exit
+    code. Raise `Quit`."""
     message = message or spawn_options.message(wanted)
     if wanted.wait:
         return _foreground(wanted, message)
@@ -61,11 +62,14 @@ def _foreground(wanted: SpawnOptions, message: Spawn) -> int:
 
     inside = client.welcome.run is not None
     final = inside or not os.isatty(1)
-    return Foreground(client, message, wanted, _form(wanted, inside=inside), final=final).carry_out()
+    return Foreground(
+        client, message, wanted, _form(wanted, inside=inside), final=final
+    ).carry_out()
 
 
 def _completed(wanted: SpawnOptions, message: Spawn, client: Client) -> Spawn:
-    """Return the message with what the daemon has to be asked for, or sent, before. Raise `Quit`."""
+    """Return the message with what the daemon has to be asked for, or sent, before. Raise
+    `Quit`."""
     if message.ship is not None:
         from ..shipping import sent
 
@@ -78,8 +82,9 @@ def _completed(wanted: SpawnOptions, message: Spawn, client: Client) -> Spawn:
 
 
 def _form(wanted: SpawnOptions, *, inside: bool) -> "Form":
-    """Return the form of the output. An agent that is started by its name prints its events for the meter, not for the caller.
-    Inside a run, the output may be JSON for a model; the daemon decides."""
+    """Return the form of the output. An agent that is started by its name prints its events for the
+    meter, not for the caller. Inside a run, the output may be JSON for a model; the daemon
+    decides."""
     if wanted.raw:
         return "raw"
     return "text" if wanted.text or wanted.agent is not None else "auto" if inside else "raw"
@@ -106,7 +111,9 @@ def _waits(run: RunInfo) -> str:
         return run.fleet.waits or "it is being placed"
     if run.reason is not None:  # as for a window of a subscription that is reset later
         return run.reason.message
-    return "every slot for trees is taken" + (f", or every slot of its group '{run.group}'" if run.group is not None else "")
+    return "every slot for trees is taken" + (
+        f", or every slot of its group '{run.group}'" if run.group is not None else ""
+    )
 
 
 def _background(client: Client, message: Spawn, as_json: bool) -> int:

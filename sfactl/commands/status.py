@@ -42,10 +42,17 @@ def _fullest(status: DaemonStatus) -> str | None:
     if found is None:
         return None
     account, window = found
-    reset = f"; it resets at {moment(window.resets_at, datetime.now(UTC))}" if window.resets_at is not None else ""
+    reset = (
+        f"; it resets at {moment(window.resets_at, datetime.now(UTC))}"
+        if window.resets_at is not None
+        else ""
+    )
     held = sum(len(each.held) for each in status.plans)
     waits = f"; {counted(held, 'run')} wait{'s' if held == 1 else ''} for a reset" if held else ""
-    used = f"{output.percent(window.used_ratio or 0.0)} of the {window.window} window of {account.provider}"
+    used = (
+        f"{output.percent(window.used_ratio or 0.0)} of the {window.window} window of "
+        f"{account.provider}"
+    )
     return f"{used} used{reset}{waits} (sfactl plans)"
 
 
@@ -72,41 +79,92 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         yield "runs", f"{live}, {queued}, {status.admitted} admitted, {status.refused} refused"
         yield "connections", str(status.connections)
     age = output.age(status.backup_at)
-    backup = "no backup yet" if status.backup_at is None else f"backup {output.size(status.backup_bytes)}, {age} old"
-    yield "memory", f"{output.size(status.memory_bytes)}; ledger {output.size(status.ledger_bytes)}; {backup}"
+    backup = (
+        "no backup yet"
+        if status.backup_at is None
+        else f"backup {output.size(status.backup_bytes)}, {age} old"
+    )
+    yield (
+        "memory",
+        f"{output.size(status.memory_bytes)}; ledger {output.size(status.ledger_bytes)}; {backup}",
+    )
     if status.ledger_trouble is not None:
         yield "LEDGER", f"CANNOT BE WRITTEN, nothing new is started: {status.ledger_trouble}"
     if status.rejected_config is not None:
-        yield "CONFIG", f"REJECTED, an earlier one is in force: {status.rejected_config}; correct it, then: sfactl reload"
+        yield (
+            "CONFIG",
+            (
+                f"REJECTED, an earlier one is in force: {status.rejected_config}; correct it, "
+                "then: "
+                "sfactl reload"
+            ),
+        )
     if status.enforcement:
         who = (f"{kind} by {by}" for kind, by in status.enforcement.items())
         yield "enforcement", ", ".join(who)
     if status.gateway is not None:
-        process = f"pid {status.gateway_pid}" if status.gateway_pid is not None else "it has ended and is being started again"
+        process = (
+            f"pid {status.gateway_pid}"
+            if status.gateway_pid is not None
+            else "it has ended and is being started again"
+        )
         yield "gateway", f"{status.gateway}, {process}"
     for gateway in status.gateways:
         yield f"gateway of {output.plain(gateway.user)}", f"{gateway.url}, pid {gateway.pid}"
     if status.metrics is not None:
-        trouble = f", NOT SERVED: {status.metrics_trouble}" if status.metrics_trouble is not None else ""
+        trouble = (
+            f", NOT SERVED: {status.metrics_trouble}" if status.metrics_trouble is not None else ""
+        )
         yield "metrics", f"{status.metrics}{trouble}"
     if status.otel is not None:
-        yield "spans", f"to {status.otel}{f', NOT EXPORTED: {status.otel_trouble}' if status.otel_trouble is not None else ''}"
+        yield (
+            "spans",
+            (
+                "to "
+                f"{status.otel}{f', NOT EXPORTED: {status.otel_trouble}' if status.otel_trouble is not None else ''}"
+            ),
+        )
     for hook in status.hooks:
-        busy = f", {hook.running} running, {hook.waiting} waiting" if hook.running or hook.waiting else ""
+        busy = (
+            f", {hook.running} running, {hook.waiting} waiting"
+            if hook.running or hook.waiting
+            else ""
+        )
         dropped = f", {hook.dropped} DROPPED" if hook.dropped else ""
         failing = f", FAILING: {hook.failing}" if hook.failing is not None else ""
-        yield "hook", f"{hook.name}: on {', '.join(hook.on)}; {hook.ended} ended, {hook.failed} failed{dropped}{busy}{failing}"
+        yield (
+            "hook",
+            (
+                f"{hook.name}: on {', '.join(hook.on)}; {hook.ended} ended, {hook.failed} "
+                f"failed{dropped}{busy}{failing}"
+            ),
+        )
     for on_end in status.on_ends:
-        yield "on end", f"of run {on_end.run_id}, {on_end.state}: {on_end.command}; to cancel it: sfactl stop {on_end.run_id}"
+        yield (
+            "on end",
+            (
+                f"of run {on_end.run_id}, {on_end.state}: {on_end.command}; to cancel it: sfactl "
+                "stop "
+                f"{on_end.run_id}"
+            ),
+        )
     for alert in status.alerts:
         whose = f"run {alert.run_id}: " if alert.run_id is not None else ""
         yield "ALERT", f"{alert.type} since {output.local(alert.since)}: {whose}{alert.message}"
     if status.cost_usd is not None:
-        yield "cost", f"{output.usd(status.cost_usd)} USD within the last {format_duration(status.window_s)}"
+        yield (
+            "cost",
+            f"{output.usd(status.cost_usd)} USD within the last {format_duration(status.window_s)}",
+        )
     if status.linger_command is not None:
         yield "LOGOUT", f"ends this daemon and its runs; to prevent that: {status.linger_command}"
     if status.quotas:
-        yield "quotas", ", ".join(f"{quota.used} of {quota.limit} {_words(quota.key)}" for quota in status.quotas)
+        yield (
+            "quotas",
+            ", ".join(
+                f"{quota.used} of {quota.limit} {_words(quota.key)}" for quota in status.quotas
+            ),
+        )
     for budget in status.budgets:
         left = max(0.0, budget.usd - budget.used_usd)
         of_used = output.bound(partial=budget.partial, at_most=budget.at_most)
@@ -114,10 +172,19 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         used, limit, rest = map(output.usd, (budget.used_usd, budget.usd, left))
         spent = f"{of_used}{used} of {limit} USD a {budget.period} used, {of_rest}{rest} left"
         if budget.allowance_usd is not None:
-            spent = f"{of_used}{used} USD used here, of {output.usd(budget.allowance_usd)} given by the fleet's keeper of {limit}"
+            spent = (
+                f"{of_used}{used} USD used here, of {output.usd(budget.allowance_usd)} given by "
+                f"the fleet's keeper of {limit}"
+            )
         elif budget.nodes:
             spent += " in the fleet"
-        yield "budget", f"{budget.scope} {budget.name}: {spent}; renews at {output.local(datetime.fromisoformat(budget.renews))}"
+        yield (
+            "budget",
+            (
+                f"{budget.scope} {budget.name}: {spent}; renews at "
+                f"{output.local(datetime.fromisoformat(budget.renews))}"
+            ),
+        )
     if (fullest := _fullest(status)) is not None:
         yield "plan", fullest
     if status.draining:

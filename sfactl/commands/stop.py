@@ -18,7 +18,9 @@ def _signal(text: str) -> int:
     try:
         return named or parse_whole(text, 1, 64)
     except ValueError:
-        raise ValueError(f"unknown signal {text[:80]!r}; give TERM, INT, HUP, … or a number from 1 to 64") from None
+        raise ValueError(
+            f"unknown signal {text[:80]!r}; give TERM, INT, HUP, … or a number from 1 to 64"
+        ) from None
 
 
 @app.command(cls=OverFleet)
@@ -39,7 +41,10 @@ def stop(
         ),
     ] = None,
     signal: Annotated[
-        int, typer.Option("--signal", metavar="NAME", help="First signal (default: TERM)", parser=reader(_signal))
+        int,
+        typer.Option(
+            "--signal", metavar="NAME", help="First signal (default: TERM)", parser=reader(_signal)
+        ),
     ] = 15,
 ) -> int:
     """Stop runs and everything below them, to the last process.

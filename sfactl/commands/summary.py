@@ -7,7 +7,17 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
-from sfad.protocol.requests.advice import GROUPED_BY, By, ContinuedLine, Costly, Failed, Group, Summarise, Summarised, Summary
+from sfad.protocol.requests.advice import (
+    GROUPED_BY,
+    By,
+    ContinuedLine,
+    Costly,
+    Failed,
+    Group,
+    Summarise,
+    Summarised,
+    Summary,
+)
 from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.types import ErrorCode, Status
 from sfad.protocol.units import counted
@@ -37,14 +47,20 @@ def summary(
         typer.Option(
             "--since",
             metavar="TIME",
-            help="Only runs created since then: 12h (ago; the default), 22:00, yesterday, 2026-01-31T22:00",
+            help=(
+                "Only runs created since then: 12h (ago; the default), 22:00, yesterday, "
+                "2026-01-31T22:00"
+            ),
             parser=MOMENT,
         ),
     ] = None,
     by: Annotated[
         By,
         typer.Option(
-            "--by", metavar="KEY", help="Group by name (default), label, user, model or type", parser=one_of(GROUPED_BY, "key")
+            "--by",
+            metavar="KEY",
+            help="Group by name (default), label, user, model or type",
+            parser=one_of(GROUPED_BY, "key"),
         ),
     ] = "name",
     name: Names = [],
@@ -69,24 +85,37 @@ def summary(
 
 
 def print_json(found: Summary, waits: Sequence[Waiting], **more: object) -> None:
-    fields = {field: getattr(found, field) for field in found.__struct_fields__ if field != "costly"}
+    fields = {
+        field: getattr(found, field) for field in found.__struct_fields__ if field != "costly"
+    }
     output.print_json(fields | {"waiting": waits} | more)
 
 
 def show(found: Summary, waits: Sequence[Waiting], by: str) -> None:
-    print("\n\n".join("\n".join(part) for part in (waiting_lines(waits), *parts(found, by)) if part))
+    print(
+        "\n\n".join("\n".join(part) for part in (waiting_lines(waits), *parts(found, by)) if part)
+    )
 
 
 def waiting(client: Client, wanted: Summarise, found: Summary) -> Iterator[Waiting]:
     """Yield what waits for a person."""
-    live = List(id=0, status=[status for status in Status if not status.terminal and not status.rejected], rows=0)
+    live = List(
+        id=0,
+        status=[status for status in Status if not status.terminal and not status.rejected],
+        rows=0,
+    )
     live = replace(live, name=wanted.name, user=wanted.user, labels=wanted.labels)
     now, runs = datetime.now(UTC), []
     try:
         # without a daemon, what the ledger calls live may have ended
-        runs = [run for run in client.call(live, RunList).runs if run.reason is None or run.reason.kind != "no_daemon"]
+        runs = [
+            run
+            for run in client.call(live, RunList).runs
+            if run.reason is None or run.reason.kind != "no_daemon"
+        ]
     except DaemonError as error:
-        if error.error is not ErrorCode.NOT_PERMITTED:  # a run may be allowed `summary` and not `list`
+        # a run may be allowed `summary` and not `list`
+        if error.error is not ErrorCode.NOT_PERMITTED:
             raise
     yield from of_live(runs, now)
     yield from of_queue(client, runs, now)
@@ -99,9 +128,13 @@ def waiting_lines(waits: Sequence[Waiting]) -> list[str]:
     return ["waiting for you", *lines, *more] if waits else []
 
 
-def wanted_by(since: float | None, by: By, name: Sequence[str], user: str | None, label: Sequence[Pair]) -> Summarise:
+def wanted_by(
+    since: float | None, by: By, name: Sequence[str], user: str | None, label: Sequence[Pair]
+) -> Summarise:
     since = time.time() - SINCE if since is None else since
-    return Summarise(id=0, since=since, by=by, name=list(name) or None, user=user, labels=labels(label))
+    return Summarise(
+        id=0, since=since, by=by, name=list(name) or None, user=user, labels=labels(label)
+    )
 
 
 def parts(found: Summary, by: str) -> Iterator[list[str]]:
@@ -111,7 +144,13 @@ def parts(found: Summary, by: str) -> Iterator[list[str]]:
     plan = any(one.plans for one in found.groups)
     if len(found.groups) > 1 or plan:
         rows = [
-            [one.key or "-", str(one.runs), str(one.failed), *_used(one), *([_plans(one)] if plan else [])]
+            [
+                one.key or "-",
+                str(one.runs),
+                str(one.failed),
+                *_used(one),
+                *([_plans(one)] if plan else []),
+            ]
             for one in found.groups[:SHOWN]
         ]
         header = [by.upper(), "RUNS", "FAILED", "TOKENS", "USD", *(["PLAN"] if plan else [])]
@@ -129,10 +168,14 @@ def parts(found: Summary, by: str) -> Iterator[list[str]]:
 
 def _head(found: Summary) -> Iterator[str]:
     yield f"{output.local(found.since)} to {output.local(found.until)}"
-    ended = [f"{count} {status}" for status, count in found.by_status.items() if not status.rejected]
+    ended = [
+        f"{count} {status}" for status, count in found.by_status.items() if not status.rejected
+    ]
     refused = {status: count for status, count in found.by_status.items() if status.rejected}
     if refused:
-        rules = ", ".join(f"{status.removeprefix('rejected_')} {count}" for status, count in refused.items())
+        rules = ", ".join(
+            f"{status.removeprefix('rejected_')} {count}" for status, count in refused.items()
+        )
         ended.append(f"{sum(refused.values())} refused ({rules})")
     yield f"{counted(found.runs, 'run')}{': ' if ended else ''}{', '.join(ended)}"
     if found.cost_usd is not None or found.tokens is not None:
@@ -150,7 +193,10 @@ def _used(one: Group | Costly | ContinuedLine) -> list[str]:
 
 def _plans(one: Group) -> str:
     """Return about how much of subscriptions' windows the runs of a group have used together."""
-    return ", ".join(f"{100 * each.share:.0f}% {output.plain(each.window)}" for each in one.plans) or "-"
+    return (
+        ", ".join(f"{100 * each.share:.0f}% {output.plain(each.window)}" for each in one.plans)
+        or "-"
+    )
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0) -> list[str]:
@@ -171,13 +217,20 @@ def _breaches(found: Summary) -> Iterator[str]:
         numbers = share(one.limit_kind, one.used, one.threshold)
         what = f"budget of its {one.scope}," if one.scope in ("user", "team") else ""
         refused = ", the last of it refused" if one.refused else ""
-        yield "  ".join(["", one.run_id, " ".join(filter(None, (what, output.plain(one.limit_kind), numbers))) + refused])
+        yield "  ".join(
+            [
+                "",
+                one.run_id,
+                " ".join(filter(None, (what, output.plain(one.limit_kind), numbers))) + refused,
+            ]
+        )
     if len(found.breaches) > SHOWN:
         yield f"  and {len(found.breaches) - SHOWN} before these: see --json"
 
 
 def failures(failed: Sequence[Failed]) -> Iterator[str]:
-    """Yield a line for each reason, the most frequent first, with the runs that failed for it, or because a run below did."""
+    """Yield a line for each reason, the most frequent first, with the runs that failed for it, or
+    because a run below did."""
     by_reason: defaultdict[str, list[Failed]] = defaultdict(list)
     for one in failed:
         reason = one.reason.partition(f"{one.below[-1]}: ")[2] if one.below else one.reason

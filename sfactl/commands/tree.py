@@ -25,7 +25,9 @@ def tree(
     root: MaybeRun = None,
     socket: Socket = None,
     json: Json = False,
-    live: Annotated[bool, typer.Option("--live", help="Show the processes and memory of each run")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Show the processes and memory of each run")
+    ] = False,
 ) -> int:
     """Show runs as a tree.
 
@@ -37,12 +39,20 @@ def tree(
         runs = client.call(List(id=0, root=root, live=live), RunList).runs
         # each line is told once, where it ends
         ends = (
-            {} if json else {run.id: line_of(client, run) for run in runs if run.continues is not None and run.continued_by is None}
+            {}
+            if json
+            else {
+                run.id: line_of(client, run)
+                for run in runs
+                if run.continues is not None and run.continued_by is None
+            }
         )
     return show(runs, json=json, ends=ends)
 
 
-def show(runs: Sequence[RunInfo], *, json: bool, ends: Mapping[str, Line | None] | None = None) -> int:
+def show(
+    runs: Sequence[RunInfo], *, json: bool, ends: Mapping[str, Line | None] | None = None
+) -> int:
     below = children(runs)
     if json:
         output.print_json({"tree": [_nested(run, below) for run in below.get(None, ())]})
@@ -53,23 +63,37 @@ def show(runs: Sequence[RunInfo], *, json: bool, ends: Mapping[str, Line | None]
 
 
 def lines(
-    below: Below, parent: str | None = None, indent: str = "", *, users: bool = False, ends: Mapping[str, Line | None] | None = None
+    below: Below,
+    parent: str | None = None,
+    indent: str = "",
+    *,
+    users: bool = False,
+    ends: Mapping[str, Line | None] | None = None,
 ) -> Iterator[str]:
-    """Yield a line for each run, children drawn below their parent. `users`: name the user of each tree; `ends`: by the last runs
-    of lines, those lines."""
+    """Yield a line for each run, children drawn below their parent. `users`: name the user of each
+    tree; `ends`: by the last runs of lines, those lines."""
     siblings = below.get(parent, ())
     for run in siblings:
         last = run is siblings[-1]
         branch, deeper = ("", "") if parent is None else ("└─ ", "   ") if last else ("├─ ", "│  ")
         ended = (ends or {}).get(run.id)
-        yield indent + branch + describe(run, user=users and parent is None) + (f"  ({ended.words})" if ended is not None else "")
+        yield (
+            indent
+            + branch
+            + describe(run, user=users and parent is None)
+            + (f"  ({ended.words})" if ended is not None else "")
+        )
         yield from lines(below, run.id, indent + deeper, ends=ends)
 
 
 def describe(run: RunInfo, *, user: bool = False) -> str:
     processes = "" if run.processes is None else counted(run.processes, "process", "processes")
     load = f"  {processes}  {output.size(run.memory_bytes)}" if processes else ""
-    tight = "".join(f"  {state.kind} {output.percent(share(state))}" for state in near(run)[:1] if not run.status.terminal)
+    tight = "".join(
+        f"  {state.kind} {output.percent(share(state))}"
+        for state in near(run)[:1]
+        if not run.status.terminal
+    )
     said = f"  {output.plain(run.milestone)}" if run.milestone else ""
     whose = f"  {output.plain(run.user)}" if user else ""
     ran = f"  ran {output.seconds(run.usage.elapsed_s)}" if run.usage.elapsed_s is not None else ""
@@ -77,14 +101,21 @@ def describe(run: RunInfo, *, user: bool = False) -> str:
     who = f"{run.id}  {output.plain(run.name)}{whose}"
     waits = f" after {awaited(run)}" if run.after else ""
     waits += f"  continued by {run.continued_by}" if run.continued_by is not None else ""
-    return f"{who}  {output.outcome(run)}{waits}  depth {run.depth}{time}{load}{_used(run.usage)}{tight}{said}"
+    return (
+        f"{who}  {output.outcome(run)}{waits}  depth "
+        f"{run.depth}{time}{load}{_used(run.usage)}{tight}{said}"
+    )
 
 
 def _used(usage: Usage) -> str:
     turns = "" if usage.turns is None else f"  {counted(usage.turns, 'turn')}"
     shown = partial(output.bounded, partial=usage.partial, at_most=usage.at_most)
     tokens = "" if usage.tokens is None else f"  {shown(output.short(usage.tokens))} tokens"
-    return turns + tokens + ("" if usage.cost_usd is None else f"  {shown(output.usd(usage.cost_usd))} USD")
+    return (
+        turns
+        + tokens
+        + ("" if usage.cost_usd is None else f"  {shown(output.usd(usage.cost_usd))} USD")
+    )
 
 
 def _nested(run: RunInfo, below: Below) -> dict[str, object]:

@@ -50,7 +50,9 @@ def wait(
             ended.append(client.call(Wait(id=0, run=run, timeout=left), RunReply).run)
         except Unreachable as error:
             if give_up is not None and time.monotonic() >= give_up:
-                raise exits.Quit(exits.ExitCode.UNAVAILABLE, f"{run} may not have ended: {error.message}") from None
+                raise exits.Quit(
+                    exits.ExitCode.UNAVAILABLE, f"{run} may not have ended: {error.message}"
+                ) from None
             raise
         _show(ended[-1], json)
 

@@ -16,22 +16,42 @@ LISTEN = "127.0.0.1:8477"
 def web(
     socket: Socket = None,
     listen: Annotated[
-        str, typer.Option("--listen", metavar="ADDRESS:PORT", help=f"Where to listen (default: {LISTEN}); port 0 takes a free one")
+        str,
+        typer.Option(
+            "--listen",
+            metavar="ADDRESS:PORT",
+            help=f"Where to listen (default: {LISTEN}); port 0 takes a free one",
+        ),
     ] = LISTEN,
-    opens: Annotated[bool, typer.Option("--open", help="Open the link in the browser of this machine")] = False,
+    opens: Annotated[
+        bool, typer.Option("--open", help="Open the link in the browser of this machine")
+    ] = False,
     cert: Annotated[
-        str | None, typer.Option("--cert", metavar="FILE", help="Serve TLS with this certificate, and those above it (PEM)")
+        str | None,
+        typer.Option(
+            "--cert",
+            metavar="FILE",
+            help="Serve TLS with this certificate, and those above it (PEM)",
+        ),
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", metavar="FILE", help="The key of the certificate (PEM)")] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="FILE", help="The key of the certificate (PEM)")
+    ] = None,
     proxy: Annotated[
         str | None,
         typer.Option(
-            "--proxy", metavar="URL", help="The address of a proxy in front, which serves TLS: https://agents.example.org"
+            "--proxy",
+            metavar="URL",
+            help="The address of a proxy in front, which serves TLS: https://agents.example.org",
         ),
     ] = None,
     sender: Annotated[
         str | None,
-        typer.Option("--from", metavar="WHO", help="Whose connections are the proxy's: a user of this machine, or an IP address"),
+        typer.Option(
+            "--from",
+            metavar="WHO",
+            help="Whose connections are the proxy's: a user of this machine, or an IP address",
+        ),
     ] = None,
 ) -> int:
     """Show runs in a browser: look, steer and plot, also from a telephone.
@@ -64,7 +84,8 @@ def serve(
     """Serve the runs of a daemon, or of a fleet. Return the exit code. Raise `Quit`."""
     if find_spec("starlette") is None or find_spec("hypercorn") is None:
         raise UsageError(
-            "web needs packages that are not installed; install sfad with its extra web, as in the checkout: pip install '.[web]'"
+            "web needs packages that are not installed; install sfad with its extra web, as in "
+            "the checkout: pip install '.[web]'"
         )
     # Imported here because they take a third of a second, and are an extra.
     from ..web import serving

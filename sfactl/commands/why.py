@@ -36,13 +36,23 @@ def _show(client: Client, name: str, json: bool) -> None:
     line = line_of(client, run)
     if json:
         more = {} if line is None else {"line": output.content(line)}
-        output.print_json({"id": run.id, "status": run.status, "why": why, "reason": run.reason} | more)
+        output.print_json(
+            {"id": run.id, "status": run.status, "why": why, "reason": run.reason} | more
+        )
     else:
-        print("\n".join(filter(None, (why, f"line: {line.words}" if line is not None else None, output.offer(run)))))
+        print(
+            "\n".join(
+                filter(
+                    None,
+                    (why, f"line: {line.words}" if line is not None else None, output.offer(run)),
+                )
+            )
+        )
 
 
 def _paused_since(client: Client, run: RunInfo) -> datetime | None:
-    """Return when the run was paused itself; `None` if that was a run above it, or the caller may not read events."""
+    """Return when the run was paused itself; `None` if that was a run above it, or the caller may
+    not read events."""
     try:
         events = client.call(Events(id=0, runs=[run.id], types=["run_paused"]), EventPage).events
     except DaemonError as error:
@@ -73,7 +83,10 @@ def _refused_calls(run: RunInfo) -> str:
     calls = counted(run.calls_refused, "call of its model was", "calls of its model were")
     last = ""
     if run.last_refusal is not None:
-        last = f"{', the last one' if run.calls_refused > 1 else ''}: {output.plain(run.last_refusal).rstrip('.')}"
+        last = (
+            f"{', the last one' if run.calls_refused > 1 else ''}: "
+            f"{output.plain(run.last_refusal).rstrip('.')}"
+        )
     return f"; {calls} refused{last} (sfactl calls {run.id} --refused)"
 
 
@@ -81,9 +94,14 @@ def _unadmitted(run: RunInfo) -> str:
     if not run.unadmitted:
         return ""
     programs = counted(run.unadmitted, "agent program was", "agent programs were")
-    counts, it = ("counts as a descendant", "it") if run.unadmitted == 1 else ("count as descendants", "them")
+    counts, it = (
+        ("counts as a descendant", "it")
+        if run.unadmitted == 1
+        else ("count as descendants", "them")
+    )
     return (
-        f"; {programs} started within it without asking the daemon (guard.unadmitted), and {counts}; to have {it} ask: "
+        f"; {programs} started within it without asking the daemon (guard.unadmitted), and "
+        f"{counts}; to have {it} ask: "
         f"sfactl shim install PROGRAM, or start {it} with sfactl run"
     )
 
@@ -92,20 +110,33 @@ def _sentence(run: RunInfo, now: datetime, since: datetime | None) -> str:
     ended = f" at {output.clock(run.ended_at, now)}" if run.ended_at is not None else ""
     who = f"{run.id} ({output.plain(run.name)})"
     if run.status.rejected:
-        return f"{who} was refused{ended} by the {run.status.value.removeprefix('rejected_')} rule: {_message(run.reason)}"
+        return (
+            f"{who} was refused{ended} by the {run.status.value.removeprefix('rejected_')} rule: "
+            f"{_message(run.reason)}"
+        )
     if run.status is Status.COMPLETED:
         return f"{who} completed{ended}: {_completed(run)}{_warned(run)}"
     if run.status is Status.LOST:
         return (
-            f"{who} was lost{ended}: {_message(run.reason)}. Its exit status is not known; sfactl logs {run.id} has what it wrote"
+            f"{who} was lost{ended}: {_message(run.reason)}. Its exit status is not known; sfactl "
+            f"logs {run.id} has what it wrote"
         )
     if run.status.terminal:
-        ran = f" after {output.seconds(run.usage.elapsed_s)}" if ended and run.usage.elapsed_s is not None else ""
-        return f"{who} ended as {run.status.value}{ended}{ran}: {_message(run.reason)}{_numbers(run)}"
+        ran = (
+            f" after {output.seconds(run.usage.elapsed_s)}"
+            if ended and run.usage.elapsed_s is not None
+            else ""
+        )
+        return (
+            f"{who} ended as {run.status.value}{ended}{ran}: {_message(run.reason)}{_numbers(run)}"
+        )
     if run.reason is not None and run.reason.kind == "no_daemon":
         return f"{who} was {run.status.value}: {_message(run.reason)}"
     if run.status is Status.PAUSED:
-        return f"{who} is paused{f' since {output.clock(since, now)}' if since is not None else ''}: {_waiting(run, now)}"
+        return (
+            f"{who} is paused{f' since {output.clock(since, now)}' if since is not None else ''}: "
+            f"{_waiting(run, now)}"
+        )
     if found := list(troubles(run, now)):
         who = f"{who} {'; it '.join(found)}; it"
     why = f": {_message(run.reason)}{_numbers(run)}" if run.reason else _queued(run, now)
@@ -119,7 +150,10 @@ def _queued(run: RunInfo, now: datetime) -> str:
     if run.fleet is not None and run.fleet.waits:
         return f": {output.plain(run.fleet.waits)}"
     if run.fleet is not None and run.fleet.unreachable_since is not None:
-        return f" on node {run.fleet.node}, which has not answered since {output.clock(run.fleet.unreachable_since, now)}"
+        return (
+            f" on node {run.fleet.node}, which has not answered since "
+            f"{output.clock(run.fleet.unreachable_since, now)}"
+        )
     if run.fleet is not None and run.fleet.node is not None:
         return f" on node {run.fleet.node}"
     return f": {queued(run.queue, now)}" if run.queue else ""
@@ -134,7 +168,11 @@ def _completed(run: RunInfo) -> str:
     if run.reason:
         return _message(run.reason) + unknown
     after = output.seconds(run.usage.elapsed_s)
-    return f"its main process ended after {after}{unknown}" if unknown else f"its main process exited with 0 after {after}"
+    return (
+        f"its main process ended after {after}{unknown}"
+        if unknown
+        else f"its main process exited with 0 after {after}"
+    )
 
 
 def _warned(run: RunInfo) -> str:
@@ -154,7 +192,11 @@ def _numbers(run: RunInfo) -> str:
         return ""
     kind = LimitKind(reason.limit_kind)
     state = next((state for state in run.limits if state.kind is kind), None)
-    counted = "; what its descendants used counts too" if state is not None and state.scope == "tree" else ""
+    counted = (
+        "; what its descendants used counts too"
+        if state is not None and state.scope == "tree"
+        else ""
+    )
     if kind is LimitKind.TIME and reason.exceeded_by < 0.1:
         return ""  # the clock was read a moment after the limit
     over = "that would have been " if reason.refused else ""
@@ -164,7 +206,8 @@ def _numbers(run: RunInfo) -> str:
 def _waiting(run: RunInfo, now: datetime) -> str:
     if run.reason is not None and run.reason.kind == "budget":
         return (
-            f"{_message(run.reason)}. It continues when the budget is renewed, or an operator raises it in [budgets] of the "
+            f"{_message(run.reason)}. It continues when the budget is renewed, or an operator "
+            "raises it in [budgets] of the "
             "config (then: sfactl reload), unless it is also paused by hand"
         )
     if run.reason is not None and run.reason.kind == "plan":
@@ -172,20 +215,31 @@ def _waiting(run: RunInfo, now: datetime) -> str:
     if run.reason is not None and run.reason.kind == "suspended":
         return _message(run.reason)
     if run.reason is None or run.reason.limit_kind is None:
-        return f"by hand, or with a run above it; none of its limits has paused it. sfactl resume {run.id} continues it"
+        return (
+            "by hand, or with a run above it; none of its limits has paused it. sfactl resume "
+            f"{run.id} continues it"
+        )
     told, kind = _message(run.reason) + _numbers(run), run.reason.limit_kind
     room = f"[--limit {kind}=N]"
     if output.waits_for_approval(run):
-        until = f" until {output.local(run.deadline)}, in {output.until(run.deadline, now)}" if run.deadline else ""
+        until = (
+            f" until {output.local(run.deadline)}, in {output.until(run.deadline, now)}"
+            if run.deadline
+            else ""
+        )
         return (
-            f"{told}; it waits for approval{until}: sfactl approve {run.id} {room}, or sfactl deny {run.id}. "
+            f"{told}; it waits for approval{until}: sfactl approve {run.id} {room}, or sfactl "
+            f"deny {run.id}. "
             "Unanswered for limits.approval_timeout, it is terminated"
         )
     return f"{told}; it continues with: sfactl resume {run.id} {room}"
 
 
 def _bounds(run: RunInfo, now: datetime) -> str:
-    limits = ", ".join(f"{format_limit(state)} (from {output.plain(state.source)}{_whether(state)})" for state in run.limits)
+    limits = ", ".join(
+        f"{format_limit(state)} (from {output.plain(state.source)}{_whether(state)})"
+        for state in run.limits
+    )
     left = f", {output.until(run.deadline, now)} left until its deadline" if run.deadline else ""
     return f"it is bounded by {limits or 'no limit of its own'}{left}"
 

@@ -10,7 +10,8 @@
 `session_tools`  carries out the calls of tools, and tells the model of them
 `registration`   how each agent program is told of the server, for good or for one run
 
-Each agent program starts a server whether or not its model will use a tool, so it starts fast: it imports `session_tools` when a
-tool is called, and `registration` not at all. One thread reads and writes. Each request for the daemon has a thread of its own,
-because `sfactl.sessions` is synchronous.
+Each agent program starts a server whether or not its model will use a tool, so it starts fast: it
+imports `session_tools` when a tool is called, and `registration` not at all. One thread reads and
+writes. Each request for the daemon has a thread of its own, because `sfactl.sessions` is
+synchronous.
 """

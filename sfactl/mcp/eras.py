@@ -1,7 +1,8 @@
 """The two eras of MCP: what a request must be like in each, and what a result is like.
 
-Up to 2025-11-25 a client begins with a handshake, and the server may send requests to it. From 2026-07-28 on, each request has an
-envelope in `_meta` and stands alone. The first request decides the era of the connection.
+Up to 2025-11-25 a client begins with a handshake, and the server may send requests to it. From
+2026-07-28 on, each request has an envelope in `_meta` and stands alone. The first request decides
+the era of the connection.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ SUBSCRIPTION = f"{_PREFIX}subscriptionId"
 _IMPLEMENTATION: Json = {"name!": str, "version!": str}
 _ABILITIES: Json = {"elicitation": {}}
 _PARAMS: dict[str, Json] = {
-    "initialize": {"protocolVersion!": str, "capabilities!": _ABILITIES, "clientInfo!": _IMPLEMENTATION},
+    "initialize": {
+        "protocolVersion!": str,
+        "capabilities!": _ABILITIES,
+        "clientInfo!": _IMPLEMENTATION,
+    },
     "logging/setLevel": {"level!": LEVELS},
     "resources/list": {"cursor": str},
     "resources/read": {"uri!": str},
@@ -42,7 +47,8 @@ _PARAMS: dict[str, Json] = {
     "tools/call": {"name!": str, "arguments": {}, "inputResponses": {}},
     "tools/list": {"cursor": str},
 }
-"""What the parameters that this server reads must be like: a class, one of some words, an object or a list. `!`: required."""
+"""What the parameters that this server reads must be like: a class, one of some words, an object or
+a list. `!`: required."""
 
 
 class HandshakeEra:
@@ -50,7 +56,17 @@ class HandshakeEra:
 
     asks = True
     """The server may send requests to the client."""
-    methods = frozenset({"initialize", "logging/setLevel", "ping", "resources/list", "resources/read", "tools/call", "tools/list"})
+    methods = frozenset(
+        {
+            "initialize",
+            "logging/setLevel",
+            "ping",
+            "resources/list",
+            "resources/read",
+            "tools/call",
+            "tools/list",
+        }
+    )
 
     def __init__(self) -> None:
         self._capabilities: Json | None = None
@@ -60,7 +76,8 @@ class HandshakeEra:
         if request.method != "initialize" and _enveloped(request.params):
             raise RpcError(
                 INVALID_REQUEST,
-                f"this connection serves the handshake protocol era; requests carrying the {ENVELOPE_VERSION} envelope are not "
+                "this connection serves the handshake protocol era; requests carrying the "
+                f"{ENVELOPE_VERSION} envelope are not "
                 "accepted on it",
             )
         _check(request, self.methods)
@@ -92,14 +109,26 @@ class EnvelopeEra:
     """The connection of a client whose requests each carry an envelope."""
 
     asks = False
-    methods = frozenset({"resources/list", "resources/read", "server/discover", "subscriptions/listen", "tools/call", "tools/list"})
+    methods = frozenset(
+        {
+            "resources/list",
+            "resources/read",
+            "server/discover",
+            "subscriptions/listen",
+            "tools/call",
+            "tools/list",
+        }
+    )
     _cached = frozenset({"resources/list", "resources/read", "server/discover", "tools/list"})
 
     def admit(self, request: ClientRequest) -> None:
         """Check a request and its envelope. Raise `RpcError`."""
         if request.method == "initialize":
             wanted = request.params.get("protocolVersion")
-            what = f"connection is serving the {ENVELOPE_VERSION} protocol; the initialize handshake is not accepted"
+            what = (
+                f"connection is serving the {ENVELOPE_VERSION} protocol; the initialize handshake "
+                "is not accepted"
+            )
             raise _unsupported(what, wanted if isinstance(wanted, str) else None)
         _check_envelope(request.params.get("_meta"))
         _check(request, self.methods)
@@ -117,16 +146,25 @@ class EnvelopeEra:
 
     def introduction(self, _params: Json) -> Json:
         """Return the result of `server/discover`."""
-        return {"supportedVersions": [ENVELOPE_VERSION], "capabilities": _offered(changes=True), "instructions": INSTRUCTIONS}
+        return {
+            "supportedVersions": [ENVELOPE_VERSION],
+            "capabilities": _offered(changes=True),
+            "instructions": INSTRUCTIONS,
+        }
 
 
 def opened_by(request: ClientRequest) -> HandshakeEra | EnvelopeEra:
     """Return the era of the connection that begins with this request."""
-    return EnvelopeEra() if request.method != "initialize" and _enveloped(request.params) else HandshakeEra()
+    return (
+        EnvelopeEra()
+        if request.method != "initialize" and _enveloped(request.params)
+        else HandshakeEra()
+    )
 
 
 def can_ask(capabilities: Json) -> bool:
-    """Whether the client can show the person a form. One that says no more than that it can ask means forms."""
+    """Whether the client can show the person a form. One that says no more than that it can ask
+    means forms."""
     asks = capabilities.get("elicitation")
     return isinstance(asks, dict) and (asks.get("form") is not None or asks.get("url") is None)
 
@@ -143,21 +181,31 @@ def _enveloped(params: Json) -> bool:
 
 
 def _unsupported(message: str, requested: str | None) -> RpcError:
-    data: Json = {"supported": [ENVELOPE_VERSION]} | ({} if requested is None else {"requested": requested})
+    data: Json = {"supported": [ENVELOPE_VERSION]} | (
+        {} if requested is None else {"requested": requested}
+    )
     return RpcError(UNSUPPORTED_VERSION, message, data)
 
 
 def _check_envelope(meta: object) -> None:
     if not isinstance(meta, dict):
         keys = f"{_VERSION!r} and {_CAPABILITIES!r}"
-        raise RpcError(INVALID_PARAMS, f"params._meta must be an object carrying the required {keys} envelope keys")
+        raise RpcError(
+            INVALID_PARAMS,
+            f"params._meta must be an object carrying the required {keys} envelope keys",
+        )
     if missing := [key for key in (_VERSION, _CAPABILITIES) if key not in meta]:
-        raise RpcError(INVALID_PARAMS, f"params._meta is missing the required envelope key(s): {', '.join(missing)}")
+        raise RpcError(
+            INVALID_PARAMS,
+            f"params._meta is missing the required envelope key(s): {', '.join(missing)}",
+        )
     if not isinstance(meta[_VERSION], str):
         raise RpcError(INVALID_PARAMS, "the protocol-version envelope value must be a string")
     if meta[_VERSION] != ENVELOPE_VERSION:
         raise _unsupported("Unsupported protocol version", meta[_VERSION])
-    _require(meta, {f"{_CAPABILITIES}!": _ABILITIES, _CLIENT: _IMPLEMENTATION, _LEVEL: LEVELS}, "_meta")
+    _require(
+        meta, {f"{_CAPABILITIES}!": _ABILITIES, _CLIENT: _IMPLEMENTATION, _LEVEL: LEVELS}, "_meta"
+    )
 
 
 def _check(request: ClientRequest, methods: frozenset[str]) -> None:

@@ -1,7 +1,8 @@
-"""JSON-RPC 2.0 with one client (https://www.jsonrpc.org/specification): its requests, and the requests to it.
+"""JSON-RPC 2.0 with one client (https://www.jsonrpc.org/specification): its requests, and the
+requests to it.
 
-Bad input is answered with an error and never ends the connection. A request may be answered by a thread of its own. One that the
-client cancels is never answered.
+Bad input is answered with an error and never ends the connection. A request may be answered by a
+thread of its own. One that the client cancels is never answered.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import Any, NoReturn, TypeGuard
 
 # ---- The lines that a client writes to this process and reads from it
 #
-# One thread reads and writes; the others only hand it lines. It never blocks on a client that does not read: it then reads no
-# further requests, and sees when the client goes away.
+# One thread reads and writes; the others only hand it lines. It never blocks on a client that does
+# not read: it then reads no further requests, and sees when the client goes away.
 
 CHUNK = 64 * 1024
-"""Maximum bytes of one read. All requests in it are taken before the server looks whether the client reads."""
+"""Maximum bytes of one read. All requests in it are taken before the server looks whether the
+client reads."""
 PIECE = select.PIPE_BUF
 """Bytes of one write. poll(2) reports a pipe as writable when it has room for so many."""
 MOST_UNREAD = 1024 * 1024
@@ -34,7 +36,8 @@ class TooLong:
 
 
 class LineChannel:
-    """Lines from and to one client. `lines` and `linger` are for one thread, the other methods for all."""
+    """Lines from and to one client. `lines` and `linger` are for one thread, the other methods for
+    all."""
 
     def __init__(self, source: int, sink: int) -> None:
         """`source`, `sink`: descriptors to read from and to write to."""
@@ -68,19 +71,22 @@ class LineChannel:
         os.eventfd_write(self._alarm, 1)
 
     def wait_for_room(self) -> None:
-        """Wait while the client leaves too much unread. Not for the thread of `lines`, which writes."""
+        """Wait while the client leaves too much unread. Not for the thread of `lines`, which
+        writes."""
         with self._room:
             pass
 
     def lines(self) -> Iterator[bytes | TooLong]:
-        """Yield each line of the client, without its newline, until it closes its end or exits. Write meanwhile."""
+        """Yield each line of the client, without its newline, until it closes its end or exits.
+        Write meanwhile."""
         while data := self._read():
             yield from self._split(data)
         if self._line:
             yield bytes(self._line)
 
     def linger(self, farewell: float, done: Callable[[], bool], patience: float) -> None:
-        """Write what is left, for at most `farewell` seconds, and wait until `done`, for at most `patience` seconds."""
+        """Write what is left, for at most `farewell` seconds, and wait until `done`, for at most
+        `patience` seconds."""
         self._poll.unregister(self._source)
         begun = time.monotonic()
         while True:
@@ -95,7 +101,8 @@ class LineChannel:
             self._update_room()
             # A client that closes its end is seen even if its requests are not read.
             self._poll.register(self._source, select.POLLRDHUP if self._full else select.POLLIN)
-            # A client that reads no more may still have written a last word, such as a cancellation.
+            # A client that reads no more may still have written a last word, such as a
+            # cancellation.
             ready = self._wait(0.0 if self._deaf else None)
             self._write(ready)
             if self._source in ready and not self._full:
@@ -159,11 +166,13 @@ class LineChannel:
             yield TooLong()
 
 
-# ---- JSON. Programs in JavaScript send half a surrogate pair as it is, which msgspec neither reads nor writes
+# ---- JSON. Programs in JavaScript send half a surrogate pair as it is, which
+# msgspec neither reads nor writes
 
 
 def parse(text: str) -> Any:
-    """Return what one JSON text holds. Raise `ValueError` for another text, and for one that is nested too deeply."""
+    """Return what one JSON text holds. Raise `ValueError` for another text, and for one that is
+    nested too deeply."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except RecursionError:
@@ -175,7 +184,8 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def compact(value: Any) -> str:
-    """Return a value as JSON on one line, in ASCII: the text may hold half a surrogate pair, which has no UTF-8."""
+    """Return a value as JSON on one line, in ASCII: the text may hold half a surrogate pair, which
+    has no UTF-8."""
     return json.dumps(value, separators=(",", ":"))
 
 
@@ -208,7 +218,9 @@ class RpcError(Exception):
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
-        self.body: Json = {"code": code, "message": message} | ({} if data is None else {"data": data})
+        self.body: Json = {"code": code, "message": message} | (
+            {} if data is None else {"data": data}
+        )
 
 
 class Cancelled(Exception):
@@ -230,7 +242,8 @@ class ClientRequest:
         self._if_cancelled: Callable[[], None] | None = None
 
     def when_cancelled(self, act: Callable[[], None]) -> None:
-        """Call `act` when the client cancels this request, at once if it has. Only the newest `act` counts."""
+        """Call `act` when the client cancels this request, at once if it has. Only the newest `act`
+        counts."""
         with self._lock:
             self._if_cancelled, due = act, self.cancelled
         if due:
@@ -244,14 +257,19 @@ class ClientRequest:
             act()
 
     def progress(self, progress: float, message: str) -> None:
-        """Tell the client how far this is, if it has asked for that and still waits. `progress` must grow."""
+        """Tell the client how far this is, if it has asked for that and still waits. `progress`
+        must grow."""
         meta = self.params.get("_meta")
         token = meta.get("progressToken") if isinstance(meta, dict) else None
         if is_id(token) and not self.cancelled:
-            self._rpc.notify("notifications/progress", {"progressToken": token, "progress": progress, "message": message})
+            self._rpc.notify(
+                "notifications/progress",
+                {"progressToken": token, "progress": progress, "message": message},
+            )
 
     def ask_client(self, method: str, params: Json) -> Json:
-        """Send a request to the client while it waits for this one, and return its result. Raise `RpcError`, `Cancelled`."""
+        """Send a request to the client while it waits for this one, and return its result. Raise
+        `RpcError`, `Cancelled`."""
         return self._rpc.ask(self, method, params)
 
 
@@ -275,8 +293,11 @@ class _Question:
 
 
 def note(words: str) -> None:
-    """Print a line on stderr, or its end if it is long. Drop it if the client has closed stderr, or leaves it full."""
-    line = f"sfactl mcp: {words[-LONGEST_NOTE:]}\n".encode("utf-8", "backslashreplace")[-select.PIPE_BUF :]
+    """Print a line on stderr, or its end if it is long. Drop it if the client has closed stderr, or
+    leaves it full."""
+    line = f"sfactl mcp: {words[-LONGEST_NOTE:]}\n".encode("utf-8", "backslashreplace")[
+        -select.PIPE_BUF :
+    ]
     poll = select.poll()
     poll.register(STDERR, select.POLLOUT)
     try:
@@ -293,10 +314,12 @@ def is_id(value: object) -> TypeGuard[str | int]:
 
 
 class JsonRpc:
-    """The messages of one client. `handle` returns the result of a request, or `None` if a thread answers it; it may raise
-    `RpcError`."""
+    """The messages of one client. `handle` returns the result of a request, or `None` if a thread
+    answers it; it may raise `RpcError`."""
 
-    def __init__(self, channel: LineChannel, handle: Callable[[ClientRequest], Json | None]) -> None:
+    def __init__(
+        self, channel: LineChannel, handle: Callable[[ClientRequest], Json | None]
+    ) -> None:
         self._channel = channel
         self._handle = handle
         self._lock = allocate_lock()
@@ -361,7 +384,10 @@ class JsonRpc:
         question.wait()
         del self._questions[number]
         if question.outcome is None:
-            self.notify("notifications/cancelled", {"requestId": number, "reason": "the request that it was part of was cancelled"})
+            self.notify(
+                "notifications/cancelled",
+                {"requestId": number, "reason": "the request that it was part of was cancelled"},
+            )
             raise Cancelled
         if isinstance(question.outcome, RpcError):
             raise question.outcome
@@ -389,7 +415,9 @@ class JsonRpc:
 
     def _received(self, line: bytes | TooLong) -> None:
         if isinstance(line, TooLong):
-            raise RpcError(INVALID_REQUEST, f"Invalid Request: the line is longer than {LONGEST} bytes")
+            raise RpcError(
+                INVALID_REQUEST, f"Invalid Request: the line is longer than {LONGEST} bytes"
+            )
         text = line.decode("utf-8", "replace")
         if not text or text.isspace():
             return
@@ -398,7 +426,11 @@ class JsonRpc:
         except ValueError as error:
             raise RpcError(PARSE_ERROR, f"Parse error: {error}") from None
         if not isinstance(message, dict):
-            batch = "; send each message of a batch on a line of its own" if isinstance(message, list) else ""
+            batch = (
+                "; send each message of a batch on a line of its own"
+                if isinstance(message, list)
+                else ""
+            )
             raise RpcError(INVALID_REQUEST, f"Invalid Request: not an object{batch}")
         if "method" not in message and ("result" in message or "error" in message):
             self._answered(message)
@@ -414,11 +446,18 @@ class JsonRpc:
         result, error = message.get("result"), message.get("error")
         if isinstance(error, dict) and isinstance(error.get("code"), int):
             reason = error.get("message")
-            question.settle(RpcError(error["code"], reason if isinstance(reason, str) else "the client gives no reason"))
+            question.settle(
+                RpcError(
+                    error["code"],
+                    reason if isinstance(reason, str) else "the client gives no reason",
+                )
+            )
         elif isinstance(result, dict):
             question.settle(result)
         else:
-            question.settle(RpcError(INVALID_REQUEST, "the client's answer is neither a result nor an error"))
+            question.settle(
+                RpcError(INVALID_REQUEST, "the client's answer is neither a result nor an error")
+            )
 
     def _called(self, message: Json) -> None:
         """Take a request or a notification."""
@@ -429,7 +468,9 @@ class JsonRpc:
         elif number is None:
             self._notified(message["method"], message.get("params") or {})
         else:
-            self._requested(ClientRequest(self, number, message["method"], message.get("params") or {}))
+            self._requested(
+                ClientRequest(self, number, message["method"], message.get("params") or {})
+            )
 
     def _notified(self, method: str, params: Json) -> None:
         if method != "notifications/cancelled":
@@ -438,23 +479,35 @@ class JsonRpc:
         request = self._open.get(number) if is_id(number) else None
         if request is None and isinstance(number, str):
             # Some clients write the id 7 as "7" here.
-            request = next((found for found in list(self._open.values()) if str(found.number) == number), None)
+            request = next(
+                (found for found in list(self._open.values()) if str(found.number) == number), None
+            )
         if request is not None and self._settle(request):
             request.cancel()
 
     def _requested(self, request: ClientRequest) -> None:
         with self._lock:
-            busy, known = max(len(self._open), self._working) >= MOST_REQUESTS, request.number in self._open
+            busy, known = (
+                max(len(self._open), self._working) >= MOST_REQUESTS,
+                request.number in self._open,
+            )
             if not known:
                 self._open[request.number] = request
         if known:
             self._reply(
-                request.number, RpcError(INVALID_REQUEST, f"Invalid Request: request {request.number!r} is not answered yet")
+                request.number,
+                RpcError(
+                    INVALID_REQUEST,
+                    f"Invalid Request: request {request.number!r} is not answered yet",
+                ),
             )
             return
         try:
             if busy:
-                raise RpcError(INTERNAL_ERROR, f"too many requests at once; at most {MOST_REQUESTS} are carried out")
+                raise RpcError(
+                    INTERNAL_ERROR,
+                    f"too many requests at once; at most {MOST_REQUESTS} are carried out",
+                )
             outcome = self._handle(request)
         except RpcError as error:
             self.finish(request, error)
@@ -463,7 +516,11 @@ class JsonRpc:
                 self.finish(request, outcome)
 
     def _reply(self, number: str | int | None, outcome: Json | RpcError) -> None:
-        self._send({"id": number, "error": outcome.body} if isinstance(outcome, RpcError) else {"id": number, "result": outcome})
+        self._send(
+            {"id": number, "error": outcome.body}
+            if isinstance(outcome, RpcError)
+            else {"id": number, "result": outcome}
+        )
 
     def _send(self, message: Json) -> None:
         self._channel.send(compact({"jsonrpc": "2.0"} | message).encode())
@@ -477,7 +534,11 @@ def _wrong(message: Json) -> RpcError | None:
     if not isinstance(method, str):
         return RpcError(INVALID_REQUEST, "Invalid Request: method is not a string")
     # some clients write a notification with "id": null
-    if "id" in message and not is_id(number) and not (number is None and method.startswith("notifications/")):
+    if (
+        "id" in message
+        and not is_id(number)
+        and not (number is None and method.startswith("notifications/"))
+    ):
         return RpcError(INVALID_REQUEST, "Invalid Request: id is neither a string nor an integer")
     if params is not None and not isinstance(params, dict):
         return RpcError(INVALID_PARAMS, "Invalid params: not an object")

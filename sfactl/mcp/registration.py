@@ -34,7 +34,11 @@ TOOL_SECONDS = 150
 def server_command(socket: str | None, *options: str) -> list[str]:
     """Return the command of the server, the same from any directory."""
     own = sys.argv[0]
-    program = [os.path.abspath(own)] if os.path.basename(own) == "sfactl" else [sys.executable, "-P", "-m", "sfactl"]
+    program = (
+        [os.path.abspath(own)]
+        if os.path.basename(own) == "sfactl"
+        else [sys.executable, "-P", "-m", "sfactl"]
+    )
     place = [] if socket is None else ["--socket", os.path.abspath(socket)]
     return [*program, "mcp", *place, "--answer-within", f"{ANSWER_WITHIN}s", *options]
 
@@ -45,24 +49,40 @@ def explained(program: str, socket: str | None) -> str:
     match program:
         case "claude":
             entry = _json({"type": "stdio"} | _entry(command))
-            return f"# Claude Code: run\nclaude mcp add-json --scope user {SERVER} {shlex.quote(entry)}\n"
+            return (
+                f"# Claude Code: run\nclaude mcp add-json --scope user {SERVER} "
+                f"{shlex.quote(entry)}\n"
+            )
         case "codex":
             lines = (f"{key} = {_json(value)}" for key, value in _codex(command).items())
-            return "\n".join(["# Codex: add to ~/.codex/config.toml", f"[mcp_servers.{SERVER}]", *lines, ""])
+            return "\n".join(
+                ["# Codex: add to ~/.codex/config.toml", f"[mcp_servers.{SERVER}]", *lines, ""]
+            )
         case "opencode":
-            return f"# opencode: add to ~/.config/opencode/opencode.json\n{_json(_opencode(command), indent=2)}\n"
+            return (
+                "# opencode: add to "
+                f"~/.config/opencode/opencode.json\n{_json(_opencode(command), indent=2)}\n"
+            )
     if (known := KNOWN.get(program)) is not None and known.mcp_settings is not None:
-        return f"# {known.title}: add to {known.mcp_settings}\n{_json(_servers(command), indent=2)}\n"
-    raise UsageError(f"--print-config: unknown program {program!r}; choose from: {', '.join(KNOWN)}")
+        return (
+            f"# {known.title}: add to {known.mcp_settings}\n{_json(_servers(command), indent=2)}\n"
+        )
+    raise UsageError(
+        f"--print-config: unknown program {program!r}; choose from: {', '.join(KNOWN)}"
+    )
 
 
 def with_server(spawn: Spawn, client: Client) -> Spawn:
-    """Return the request with the server added to its program, for this run only. Raise `UsageError` for another program."""
+    """Return the request with the server added to its program, for this run only. Raise
+    `UsageError` for another program."""
     at, program = _program(spawn, client)
     socket = os.fspath(client.path)
     # Without the terminal, the program has no person to ask, in the foreground too.
     command = server_command(socket, *([] if spawn.stdio == "inherit" else ["--no-ask"]))
-    given = {os.fsdecode(name): os.fsdecode(value) for name, _, value in (entry.partition(b"=") for entry in spawn.env)}
+    given = {
+        os.fsdecode(name): os.fsdecode(value)
+        for name, _, value in (entry.partition(b"=") for entry in spawn.env)
+    }
     options, variables = _added(program, command, given)
     kept = [entry for entry in spawn.env if os.fsdecode(entry.partition(b"=")[0]) not in variables]
     return replace(
@@ -79,7 +99,11 @@ def _program(spawn: Spawn, client: Client) -> tuple[int, str]:
         if spawn.agent not in agents:
             return 0, ""  # the daemon refuses the run, and says what agents there are
         # The task is the first word or the last: options go to the other end.
-        at = len(spawn.argv) if spawn.argv and not spawn.argv[0].startswith(b"-") and b"--" not in spawn.argv else 0
+        at = (
+            len(spawn.argv)
+            if spawn.argv and not spawn.argv[0].startswith(b"-") and b"--" not in spawn.argv
+            else 0
+        )
         return at, _checked(agents[spawn.agent].command)[1]
     at, program = _checked([os.fsdecode(word) for word in spawn.argv])
     return at + 1, program
@@ -92,15 +116,25 @@ def _checked(words: Sequence[str]) -> tuple[int, str]:
         if (name := packages.get(os.path.basename(word).split("@")[0])) is not None:
             return at, name
     found = os.path.basename(words[0]) if words else ""
-    raise UsageError(f"--mcp: there is no way to give {found!r} an MCP server for one run; it works with {', '.join(KNOWN)}")
+    raise UsageError(
+        f"--mcp: there is no way to give {found!r} an MCP server for one run; it works with "
+        f"{', '.join(KNOWN)}"
+    )
 
 
-def _added(program: str, command: Sequence[str], given: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+def _added(
+    program: str, command: Sequence[str], given: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
     """Return the options and the variables with which the program finds the server."""
     match program:
         case "codex":
-            settings = _codex(command) | {"required": True, "default_tools_approval_mode": "approve"}
-            pairs = (f"mcp_servers.{SERVER}.{key}={_json(value)}" for key, value in settings.items())
+            settings = _codex(command) | {
+                "required": True,
+                "default_tools_approval_mode": "approve",
+            }
+            pairs = (
+                f"mcp_servers.{SERVER}.{key}={_json(value)}" for key, value in settings.items()
+            )
             return [word for pair in pairs for word in ("-c", pair)], {}
         case "gemini":
             return [], _gemini_variables(_gemini_file(command, given), given)
@@ -111,7 +145,10 @@ def _added(program: str, command: Sequence[str], given: Mapping[str, str]) -> tu
     if not program:
         return [], {}
     servers = _json(_servers(command))
-    return [option.replace("{name}", SERVER).replace("{servers}", servers) for option in KNOWN[program].mcp_options], {}
+    return [
+        option.replace("{name}", SERVER).replace("{servers}", servers)
+        for option in KNOWN[program].mcp_options
+    ], {}
 
 
 def _entry(command: Sequence[str]) -> dict[str, Any]:
@@ -133,7 +170,16 @@ def _json(value: Any, indent: int = 0) -> str:
 
 
 def _opencode(command: Sequence[str]) -> dict[str, Any]:
-    return {"mcp": {SERVER: {"type": "local", "command": list(command), "enabled": True, "timeout": TOOL_SECONDS * 1000}}}
+    return {
+        "mcp": {
+            SERVER: {
+                "type": "local",
+                "command": list(command),
+                "enabled": True,
+                "timeout": TOOL_SECONDS * 1000,
+            }
+        }
+    }
 
 
 _OPENCODE_CONFIG = "OPENCODE_CONFIG_CONTENT"
@@ -141,8 +187,8 @@ _GEMINI_DEFAULTS = "GEMINI_CLI_SYSTEM_DEFAULTS_PATH"
 
 
 def _gemini_file(command: Sequence[str], given: Mapping[str, str]) -> Path:
-    """Return a file of defaults, below the user's own settings: those of the system, and the server. Its name is of its content, so
-    that runs at the same time do not disturb each other."""
+    """Return a file of defaults, below the user's own settings: those of the system, and the
+    server. Its name is of its content, so that runs at the same time do not disturb each other."""
     system = Path(given.get(_GEMINI_DEFAULTS) or "/etc/gemini-cli/system-defaults.json")
     try:
         own = _object(system.read_text(), str(system))
@@ -166,8 +212,8 @@ const { existsSync } = fs;
 fs.existsSync = (path) => path !== FILE && existsSync(path);
 syncBuiltinESMExports();
 """
-"""Since 0.60, Gemini CLI takes no such file that another user than root may change. It looks at the path that it has normalized,
-and only if that exists; it reads the path that the variable names."""
+"""Since 0.60, Gemini CLI takes no such file that another user than root may change. It looks at the
+path that it has normalized, and only if that exists; it reads the path that the variable names."""
 
 
 def _gemini_variables(file: Path, given: Mapping[str, str]) -> dict[str, str]:

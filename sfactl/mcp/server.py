@@ -22,12 +22,13 @@ Json = dict[str, Any]
 FAREWELL = 1.0
 """Seconds that last words to the client may delay the end of the server."""
 REVOKED_WITHIN = 10.0
-"""Seconds that a daemon which is slow, or starts again, has to stop the subagents of cancelled calls before the server ends."""
+"""Seconds that a daemon which is slow, or starts again, has to stop the subagents of cancelled
+calls before the server ends."""
 
 
 def serve(socket: str | None, answer_within: float, ask: bool) -> None:
-    """Serve until stdin ends, then exit with 0. `answer_within`: seconds that a call may take. `ask`: let the client ask the person
-    before a stop."""
+    """Serve until stdin ends, then exit with 0. `answer_within`: seconds that a call may take.
+    `ask`: let the client ask the person before a stop."""
     # A client may end its server by a signal. There is nothing to clean up.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     restore_environment()
@@ -39,7 +40,9 @@ def serve(socket: str | None, answer_within: float, ask: bool) -> None:
 class SessionServer:
     """The server of one client."""
 
-    def __init__(self, channel: LineChannel, socket: str | None, answer_within: float, ask: bool) -> None:
+    def __init__(
+        self, channel: LineChannel, socket: str | None, answer_within: float, ask: bool
+    ) -> None:
         self._channel = channel
         self._socket = socket
         self._answer_within = answer_within
@@ -61,7 +64,9 @@ class SessionServer:
     def run(self) -> None:
         """Serve until stdin ends."""
         self._rpc.serve()
-        self._channel.linger(FAREWELL, lambda: not (self._sessions and self._sessions.revoking), REVOKED_WITHIN)
+        self._channel.linger(
+            FAREWELL, lambda: not (self._sessions and self._sessions.revoking), REVOKED_WITHIN
+        )
 
     def _handle(self, request: ClientRequest) -> Json | None:
         """Return the result of a request, or let a thread find it."""
@@ -80,7 +85,11 @@ class SessionServer:
         if request.method == "tools/list":
             return lambda: _offer(self._socket)
         found = self._session_tools(era)
-        by_method = {"tools/call": found.call, "resources/list": found.resources, "resources/read": found.resource}
+        by_method = {
+            "tools/call": found.call,
+            "resources/list": found.resources,
+            "resources/read": found.resource,
+        }
         return lambda: by_method[request.method](request)
 
     def _session_tools(self, era: HandshakeEra | EnvelopeEra) -> SessionTools:
@@ -89,7 +98,9 @@ class SessionServer:
             from .session_tools import SessionTools
 
             announce, revoked = self._announce, self._channel.wake
-            self._sessions = SessionTools(self._socket, self._answer_within, self._ask, era, announce, revoked)
+            self._sessions = SessionTools(
+                self._socket, self._answer_within, self._ask, era, announce, revoked
+            )
         return self._sessions
 
     def _introduce(self, request: ClientRequest) -> Json:
@@ -105,7 +116,9 @@ class SessionServer:
         wanted = request.params["notifications"]
         resources = wanted.get("resourceSubscriptions") or []
         accepted: Json = {
-            key: True for key in ("toolsListChanged", "promptsListChanged", "resourcesListChanged") if wanted.get(key) is True
+            key: True
+            for key in ("toolsListChanged", "promptsListChanged", "resourcesListChanged")
+            if wanted.get(key) is True
         }
         if resources:
             accepted["resourceSubscriptions"] = resources
@@ -116,7 +129,9 @@ class SessionServer:
 
         request.when_cancelled(forget)
         meta = {SUBSCRIPTION: request.number}
-        self._rpc.notify_now("notifications/subscriptions/acknowledged", {"notifications": accepted, "_meta": meta})
+        self._rpc.notify_now(
+            "notifications/subscriptions/acknowledged", {"notifications": accepted, "_meta": meta}
+        )
 
     def _announce(self, run: str, words: str) -> None:
         """Tell the client that a session has ended."""
@@ -125,14 +140,18 @@ class SessionServer:
         for request, resources in list(self._listening.items()):
             if URI + run in resources:
                 meta = {SUBSCRIPTION: request.number}
-                self._rpc.notify("notifications/resources/updated", {"uri": URI + run, "_meta": meta})
+                self._rpc.notify(
+                    "notifications/resources/updated", {"uri": URI + run, "_meta": meta}
+                )
         if self._logs and isinstance(self._era, HandshakeEra):
-            self._rpc.notify("notifications/message", {"level": "info", "logger": "sfad", "data": words})
+            self._rpc.notify(
+                "notifications/message", {"level": "info", "logger": "sfad", "data": words}
+            )
 
 
 def _own_descriptors() -> tuple[int, int]:
-    """Return stdin and stdout as descriptors that no child inherits. A program that this process starts, such as the daemon, must
-    not read or write at 0 or 1 what belongs to the client."""
+    """Return stdin and stdout as descriptors that no child inherits. A program that this process
+    starts, such as the daemon, must not read or write at 0 or 1 what belongs to the client."""
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -142,8 +161,9 @@ def _own_descriptors() -> tuple[int, int]:
 
 
 def restore_environment() -> None:
-    """Give this process the variables of its parent that it lacks. Codex starts a server with hardly more than HOME and PATH, and
-    the server needs to find its daemon, and its subagents their keys, as if the program had started them itself."""
+    """Give this process the variables of its parent that it lacks. Codex starts a server with
+    hardly more than HOME and PATH, and the server needs to find its daemon, and its subagents their
+    keys, as if the program had started them itself."""
     try:
         with open(f"/proc/{os.getppid()}/environ", "rb") as file:
             data = file.read()
@@ -156,13 +176,16 @@ def restore_environment() -> None:
 
 
 def _offer(socket: str | None) -> Json:
-    """Return the tools, with the registered agents. Start no daemon for that: a program lists the tools at its start, whether or
-    not it will use one."""
+    """Return the tools, with the registered agents. Start no daemon for that: a program lists the
+    tools at its start, whether or not it will use one."""
     main_agent, agents = True, {}
     try:
         with connect(socket) as client:
             main_agent = client.call(SessionRights(id=0), SessionRules).refused is None
-            agents = {agent.name: agent.description for agent in client.call(Agents(id=0), AgentList).agents}
+            agents = {
+                agent.name: agent.description
+                for agent in client.call(Agents(id=0), AgentList).agents
+            }
     except Quit as error:
         note(error.message)
     return {"tools": list(tools.offered(main_agent=main_agent, agents=agents))}

@@ -1,4 +1,5 @@
-"""Carries out the calls of tools, in threads of the server: waiting, progress, questions to the person, ends of sessions.
+"""Carries out the calls of tools, in threads of the server: waiting, progress, questions to the
+person, ends of sessions.
 
 A session belongs to the daemon, so neither the end of a thread nor of this process ends one.
 """
@@ -27,7 +28,18 @@ from .json_rpc import INTERNAL_ERROR, INVALID_PARAMS, Cancelled, ClientRequest, 
 
 Json = dict[str, Any]
 
-_LISTED = ("run_id", "name", "status", "elapsed_s", "turns", "tokens", "cost_usd", "partial", "at_most", "reason")
+_LISTED = (
+    "run_id",
+    "name",
+    "status",
+    "elapsed_s",
+    "turns",
+    "tokens",
+    "cost_usd",
+    "partial",
+    "at_most",
+    "reason",
+)
 
 
 def text(words: str, *, failed: bool = False) -> Json:
@@ -36,8 +48,9 @@ def text(words: str, *, failed: bool = False) -> Json:
 
 
 def with_news(result: Json, news: Sequence[str]) -> Json:
-    """Return a result that also says these sentences, where each client looks: Claude Code shows the model only the object of one
-    that has it, and Codex lets newer models write scripts, which take the first text."""
+    """Return a result that also says these sentences, where each client looks: Claude Code shows
+    the model only the object of one that has it, and Codex lets newer models write scripts, which
+    take the first text."""
     if not news:
         return result
     if "structuredContent" in result:
@@ -58,7 +71,8 @@ def listed(views: Sequence[SessionView]) -> Json:
 
 
 def told(view: SessionView) -> Json:
-    """Return the state of a session, with its answer: only as text, because in an object it would be quoted."""
+    """Return the state of a session, with its answer: only as text, because in an object it would
+    be quoted."""
     return text(whole(view), failed=view.ended and view.status != "completed")
 
 
@@ -70,7 +84,9 @@ def whole(view: SessionView) -> str:
 
 def line(view: SessionView) -> str:
     """Return a session in one line: `a5 (reviewer): running, 42s, 3 turns, 0.31 USD`."""
-    cost = f"{output.bound(partial=view.partial, at_most=view.at_most)}{output.usd(view.cost_usd)} USD"
+    cost = (
+        f"{output.bound(partial=view.partial, at_most=view.at_most)}{output.usd(view.cost_usd)} USD"
+    )
     shown = (
         view.status,
         None if view.elapsed_s is None else output.seconds(view.elapsed_s),
@@ -82,23 +98,33 @@ def line(view: SessionView) -> str:
 
 def in_words_of_tools(error: Quit) -> str:
     """Return the message of an error without the commands that a person would use."""
-    if isinstance(error, DaemonError) and error.error in (ErrorCode.NO_SUCH_RUN, ErrorCode.AMBIGUOUS_RUN):
+    if isinstance(error, DaemonError) and error.error in (
+        ErrorCode.NO_SUCH_RUN,
+        ErrorCode.AMBIGUOUS_RUN,
+    ):
         return f"{error.message.partition('; ')[0]}; sessions_list shows the ids"
     return error.message
 
 
 def _known(view: SessionView, fields: Sequence[str]) -> Json:
-    """Return those fields of a session that say something: each word of an answer costs the model tokens."""
-    return {field: value for field in fields if (value := getattr(view, field)) not in (None, False, [])}
+    """Return those fields of a session that say something: each word of an answer costs the model
+    tokens."""
+    return {
+        field: value for field in fields if (value := getattr(view, field)) not in (None, False, [])
+    }
 
 
 def _structured(value: Json) -> Json:
-    """Return an object. Clients show the model either the object or the text, so both say the same."""
+    """Return an object. Clients show the model either the object or the text, so both say the
+    same."""
     return text(json_rpc.readable(value)) | {"structuredContent": value}
 
 
 def _waiting(view: SessionView) -> str:
-    return f"sessions_info with run_id '{view.run_id}' and wait_seconds waits for its end, so do not poll with sleep"
+    return (
+        f"sessions_info with run_id '{view.run_id}' and wait_seconds waits for its end, so do not "
+        "poll with sleep"
+    )
 
 
 # ---- The tools
@@ -130,7 +156,8 @@ class Delegation:
 
 
 class SessionTools:
-    """The tools and the resources of one client. Each public function is for any thread, and may wait."""
+    """The tools and the resources of one client. Each public function is for any thread, and may
+    wait."""
 
     def __init__(
         self,
@@ -141,9 +168,9 @@ class SessionTools:
         announce: Callable[[str, str], None],
         revoked: Callable[[], None],
     ) -> None:
-        """`answer_within`: seconds that a call may take. `ask`: let the client ask the person before a stop. `announce` is called
-        with the run and a sentence when a session has ended whose end the model does not know, and `revoked` when a cancelled one
-        has been stopped."""
+        """`answer_within`: seconds that a call may take. `ask`: let the client ask the person
+        before a stop. `announce` is called with the run and a sentence when a session has ended
+        whose end the model does not know, and `revoked` when a cancelled one has been stopped."""
         self._socket = socket
         self._answer_within = answer_within
         self._ask = ask
@@ -152,7 +179,8 @@ class SessionTools:
         self._revoked = revoked
         self._delegating: set[Delegation] = set()
         self._news: dict[str, str] = {}
-        """Sentences about sessions that have ended, by run, until the model is told with the answer to its next call."""
+        """Sentences about sessions that have ended, by run, until the model is told with the answer
+        to its next call."""
         self._told: set[str] = set()
         """Runs of whose end the model knows from an answer."""
         self._lock = allocate_lock()
@@ -174,7 +202,8 @@ class SessionTools:
         return bool(self._revoking)
 
     def call(self, request: ClientRequest) -> Json:
-        """Return the result of a call. What goes wrong is a result, too, because a model reads only those."""
+        """Return the result of a call. What goes wrong is a result, too, because a model reads only
+        those."""
         name = request.params["name"]
         try:
             values = tools.read(name, request.params.get("arguments"))
@@ -191,7 +220,11 @@ class SessionTools:
     def resources(self, _request: ClientRequest) -> Json:
         """List sessions. A client that listens to one is told when it has ended."""
         views = _for_resources(lambda: sessions.list_sessions(socket=self._socket))
-        return {"resources": [{"uri": URI + view.run_id, "name": f"{view.run_id} {view.name}"} for view in views]}
+        return {
+            "resources": [
+                {"uri": URI + view.run_id, "name": f"{view.run_id} {view.name}"} for view in views
+            ]
+        }
 
     def resource(self, request: ClientRequest) -> Json:
         """Return a session in words."""
@@ -213,7 +246,12 @@ class SessionTools:
         limits: Json | None,
     ) -> Json:
         order = Order(
-            task=task, agent=agent, name=worker_name, instructions=worker_instructions, limits=limits, allowed_tools=tools_needed
+            task=task,
+            agent=agent,
+            name=worker_name,
+            instructions=worker_instructions,
+            limits=limits,
+            allowed_tools=tools_needed,
         )
         begun = time.monotonic()
         rules = sessions.rules(self._socket)
@@ -236,7 +274,14 @@ class SessionTools:
             self._delegating.discard(delegation)
         return told(replace(view, lowered=started.lowered))
 
-    def _spawn(self, _request: ClientRequest, *, timeout_minutes: float | None, worker_name: str | None, **order: Any) -> Json:
+    def _spawn(
+        self,
+        _request: ClientRequest,
+        *,
+        timeout_minutes: float | None,
+        worker_name: str | None,
+        **order: Any,
+    ) -> Json:
         timeout = None if timeout_minutes is None else timeout_minutes * 60
         return accepted(self._started(Order(timeout=timeout, name=worker_name, **order)))
 
@@ -266,11 +311,20 @@ class SessionTools:
         if isinstance(answer, dict):
             return answer
         if answer is None and not confirm:
-            return text(f"no person can be asked here whether to stop {run}: to stop it, give confirm = true", failed=True)
+            return text(
+                (
+                    f"no person can be asked here whether to stop {run}: to stop it, give confirm "
+                    "= "
+                    "true"
+                ),
+                failed=True,
+            )
         if answer not in (None, "accept"):
             did = "declined to stop" if answer == "decline" else "did not answer whether to stop"
             how = "ask the person whether to stop it; they can do so themselves"
-            return text(f"the person {did} {run}, so it goes on; {how}: sfactl stop {run}", failed=True)
+            return text(
+                f"the person {did} {run}, so it goes on; {how}: sfactl stop {run}", failed=True
+            )
         self._told.add(run)
         done = sessions.stop(run, socket=self._socket)
         if done.survivors:
@@ -278,8 +332,8 @@ class SessionTools:
         return text(f"stopped: {', '.join(done.stopped) or f'{run} had already ended'}")
 
     def _persons_answer(self, request: ClientRequest, view: SessionView) -> str | Json | None:
-        """Return what the person says to a stop (`accept`, `decline` or another word), `None` if the client cannot ask, or the
-        result that makes the client ask and call again."""
+        """Return what the person says to a stop (`accept`, `decline` or another word), `None` if
+        the client cannot ask, or the result that makes the client ask and call again."""
         if not (self._ask and can_ask(self._era.capabilities(request))):
             return None
         question = {
@@ -324,7 +378,8 @@ class SessionTools:
             request.progress(seconds - left + PROGRESS, line(view))
 
     def _seen(self, run: str, wait: float) -> SessionView:
-        """Return the session when it has ended, or after `wait` seconds. The daemon may be restarted meanwhile."""
+        """Return the session when it has ended, or after `wait` seconds. The daemon may be
+        restarted meanwhile."""
         give_up = time.monotonic() + wait + RECONNECT
         while True:
             try:
@@ -353,7 +408,8 @@ class SessionTools:
         self._announce(run, words)
 
     def _revoke(self, delegation: Delegation) -> None:
-        """Stop the subagent of a cancelled delegate: nobody waits for its answer, and it costs money. What it has written stays."""
+        """Stop the subagent of a cancelled delegate: nobody waits for its answer, and it costs
+        money. What it has written stays."""
         self._revoking.add(delegation)
         _in_background(self._stop_revoked, delegation)
 
@@ -361,11 +417,17 @@ class SessionTools:
         run = delegation.wait()
         if run is not None:
             self._told.add(run)
-            self._news[run] = f"Session {run} was stopped because your call was cancelled. sessions_log shows what it had done."
+            self._news[run] = (
+                f"Session {run} was stopped because your call was cancelled. sessions_log shows "
+                "what it had done."
+            )
             try:
                 sessions.stop(run, socket=self._socket)
             except Quit as error:
-                self._news[run] = f"Session {run}, whose call was cancelled, could not be stopped: {error.message}"
+                self._news[run] = (
+                    f"Session {run}, whose call was cancelled, could not be stopped: "
+                    f"{error.message}"
+                )
         self._revoking.discard(delegation)
         self._revoked()
 
@@ -378,7 +440,8 @@ def _in_background(work: Callable[..., None], *arguments: object) -> None:
 
 
 def _action(answer: object) -> str:
-    """Return what a person did with a question, as a client tells it: `accept`, `decline` or another word."""
+    """Return what a person did with a question, as a client tells it: `accept`, `decline` or
+    another word."""
     action = answer.get("action") if isinstance(answer, dict) else None
     return action if isinstance(action, str) else "cancel"
 

@@ -1,4 +1,5 @@
-"""`python -m sfactl.otel SOCKET`, as the daemon starts it. It ends when the daemon does: its stdin is a pipe from there."""
+"""`python -m sfactl.otel SOCKET`, as the daemon starts it. It ends when the daemon does: its stdin
+is a pipe from there."""
 
 import os
 import sys

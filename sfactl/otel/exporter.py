@@ -1,8 +1,9 @@
 """Follows the ends of runs, and hands their spans to a collector.
 
-A run is exported when it has ended, with its calls. The position is saved once the collector has taken everything up to an end, so
-that no end is left out, whatever dies; after a kill in between, the same spans with the same ids are sent once more. Nothing is
-held for a collector that does not answer: the daemon's ledger has it.
+A run is exported when it has ended, with its calls. The position is saved once the collector has
+taken everything up to an end, so that no end is left out, whatever dies; after a kill in between,
+the same spans with the same ids are sent once more. Nothing is held for a collector that does not
+answer: the daemon's ledger has it.
 """
 
 import fcntl
@@ -48,8 +49,9 @@ from ..output import plain
 
 # ---- Runs and model calls as spans
 #
-# Ids are made from the run's, so that a child's span finds its parent's without a memory, and a span that is sent twice has the
-# same id. Names of attributes: https://opentelemetry.io/docs/specs/semconv/gen-ai/ (1.37), and `sfad.…` for what it has no name
+# Ids are made from the run's, so that a child's span finds its parent's without a memory, and a
+# span that is sent twice has the same id. Names of attributes:
+# https://opentelemetry.io/docs/specs/semconv/gen-ai/ (1.37), and `sfad.…` for what it has no name
 # for.
 
 MAX_TEXT = 1024
@@ -66,7 +68,12 @@ class Spans:
     def __init__(self, host: str, state_dir: str) -> None:
         self._daemon = f"{host}\0{state_dir}"
         self._resource = Resource.create(
-            {"service.name": "sfad", "service.version": __version__, "service.instance.id": state_dir, "host.name": host}
+            {
+                "service.name": "sfad",
+                "service.version": __version__,
+                "service.instance.id": state_dir,
+                "host.name": host,
+            }
         )
 
     def of_run(self, run: RunInfo) -> ReadableSpan:
@@ -87,19 +94,32 @@ class Spans:
     def of_call(self, run: RunInfo, call: CallInfo) -> ReadableSpan:
         """Return the span of a call that has ended or was not made."""
         seconds = (call.waited_s or 0.0) + (call.elapsed_s or 0.0)
-        error = call.refused or call.error or (f"HTTP {call.status}" if call.status is not None and call.status >= 400 else None)
+        error = (
+            call.refused
+            or call.error
+            or (f"HTTP {call.status}" if call.status is not None and call.status >= 400 else None)
+        )
         return self._span(
-            f"{_operation(call)} {call.model}" if call.model is not None else f"POST {call.path or call.upstream}",
+            f"{_operation(call)} {call.model}"
+            if call.model is not None
+            else f"POST {call.path or call.upstream}",
             self._context(run.root_id, f"{run.id}\0{call.time.timestamp()}\0{call.number}"),
             self._context(run.root_id, run.id),
             SpanKind.CLIENT,
             (call.time, call.time + timedelta(seconds=seconds)),
             _call_attributes(call),
-            error=error if error is not None or call.state != "withdrawn" else "the caller hung up before the call was made",
+            error=error
+            if error is not None or call.state != "withdrawn"
+            else "the caller hung up before the call was made",
         )
 
     def _context(self, root: str, name: str) -> SpanContext:
-        return SpanContext(self._number(root, 16), self._number(f"{root}\0{name}", 8), is_remote=False, trace_flags=SAMPLED)
+        return SpanContext(
+            self._number(root, 16),
+            self._number(f"{root}\0{name}", 8),
+            is_remote=False,
+            trace_flags=SAMPLED,
+        )
 
     def _number(self, text: str, size: int) -> int:
         digest = blake2b(f"{self._daemon}\0{text}".encode(), digest_size=size).digest()
@@ -116,16 +136,23 @@ class Spans:
         *,
         error: str | None,
     ) -> ReadableSpan:
-        known = {key: text(value) if isinstance(value, str) else value for key, value in attributes.items() if value is not None}
+        known = {
+            key: text(value) if isinstance(value, str) else value
+            for key, value in attributes.items()
+            if value is not None
+        }
         return ReadableSpan(
-            text(name), context, parent, self._resource, known, kind=kind, instrumentation_scope=SCOPE,
+            text(name), context, parent, self._resource, known, kind=kind,
+            instrumentation_scope=SCOPE,
             status=Status(StatusCode.ERROR, text(error)) if error is not None else Status(),
-            start_time=_nanoseconds(times[0]), end_time=max(_nanoseconds(times[0]), _nanoseconds(times[1])),
+            start_time=_nanoseconds(times[0]),
+            end_time=max(_nanoseconds(times[0]), _nanoseconds(times[1])),
         )  # fmt: skip
 
 
 def text(value: str) -> str:
-    """Return a text as it may leave the machine: on one line, cut, without what looks like a secret."""
+    """Return a text as it may leave the machine: on one line, cut, without what looks like a
+    secret."""
     return plain(redacted(value[: 4 * MAX_TEXT]))[:MAX_TEXT]
 
 
@@ -199,7 +226,8 @@ def _error_type(call: CallInfo) -> str | None:
     return "_OTHER" if call.error is not None else None
 
 
-# ---- Bounds what a library does that has a timeout for each read only: a server may send a byte at a time
+# ---- Bounds what a library does that has a timeout for each read only: a server
+# may send a byte at a time
 
 
 _AGAIN = 1.0
@@ -208,7 +236,8 @@ _AGAIN = 1.0
 
 @contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` in what takes longer. For the main thread of a process that uses SIGALRM for nothing else."""
+    """Raise `TimeoutError` in what takes longer. For the main thread of a process that uses SIGALRM
+    for nothing else."""
 
     def over(*_: object) -> None:
         raise TimeoutError(f"no whole answer within {seconds:g} s")
@@ -252,13 +281,18 @@ class Position:
                 return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > give_up:
-                    message = f"another exporter works for the daemon in {state_dir}; 'sfactl status' shows the daemon's own"
+                    message = (
+                        f"another exporter works for the daemon in {state_dir}; 'sfactl status' "
+                        "shows the daemon's own"
+                    )
                     raise Quit(ExitCode.UNAVAILABLE, message) from None
             time.sleep(0.05)
 
     def _read(self) -> int | None:
         try:
-            after = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int]).get("after", -1)
+            after = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int]).get(
+                "after", -1
+            )
         except (FileNotFoundError, msgspec.DecodeError, UnicodeError, RecursionError):
             return None  # as at the first start: what ended before is not exported
         return after if after >= 0 else None
@@ -276,7 +310,8 @@ class Position:
         os.close(self._lock)
 
 
-# ---- Where spans go, and with which headers. Keys come from the environment or a file, and are in no command line and no
+# ---- Where spans go, and with which headers. Keys come from the environment or a
+# file, and are in no command line and no
 # message.
 
 
@@ -297,32 +332,48 @@ def settings_of(found: Sequence[Setting], env: Mapping[str, str]) -> Settings:
     values = {setting.key: setting.value for setting in found}
     endpoint = values.get("otel.endpoint")
     if endpoint is None:
-        raise UsageError("otel.endpoint is not set in the daemon's config; set it to the collector's URL, then run 'sfactl reload'")
-    source, text = _headers_text(values.get("otel.headers_env"), values.get("otel.headers_file"), env)
+        raise UsageError(
+            "otel.endpoint is not set in the daemon's config; set it to the collector's URL, "
+            "then "
+            "run 'sfactl reload'"
+        )
+    source, text = _headers_text(
+        values.get("otel.headers_env"), values.get("otel.headers_file"), env
+    )
     return Settings(f"{endpoint}{PATH}", parse_headers(source, text))
 
 
-def _headers_text(variable: str | None, file: str | None, env: Mapping[str, str]) -> tuple[str, str]:
+def _headers_text(
+    variable: str | None, file: str | None, env: Mapping[str, str]
+) -> tuple[str, str]:
     if file is not None:
         try:
             with Path(file).open(encoding="utf-8", errors="replace") as opened:
                 return file, opened.read(MAX_HEADERS)
         except OSError as error:
-            raise UsageError(f"otel.headers_file: {file} cannot be read: {error.strerror}") from None
+            raise UsageError(
+                f"otel.headers_file: {file} cannot be read: {error.strerror}"
+            ) from None
     if variable is not None and variable not in env:
-        raise UsageError(f"otel.headers_env: the environment has no {variable}: set it for the daemon, and restart that")
+        raise UsageError(
+            f"otel.headers_env: the environment has no {variable}: set it for the daemon, and "
+            "restart that"
+        )
     return variable or "", env[variable] if variable is not None else ""
 
 
 def parse_headers(source: str, text: str) -> dict[str, str]:
-    """Return the headers in `NAME=VALUE,NAME=VALUE`, or one on each line. Values may be percent-encoded, as the
-    specification of OTLP exporters says. Raise `UsageError`, which shows no value."""
+    """Return the headers in `NAME=VALUE,NAME=VALUE`, or one on each line. Values may be
+    percent-encoded, as the specification of OTLP exporters says. Raise `UsageError`, which shows no
+    value."""
     headers = {}
     for number, part in enumerate(filter(None, map(str.strip, re.split(r"[,\n]", text))), 1):
         name, equals, value = part.partition("=")
         name, value = name.strip(), unquote(value.strip())
         if not (equals and _HEADER.fullmatch(name) and _VALUE.fullmatch(value)):
-            raise UsageError(f"{source}: header {number} is not of the form NAME=VALUE in printable ASCII")
+            raise UsageError(
+                f"{source}: header {number} is not of the form NAME=VALUE in printable ASCII"
+            )
         headers[name.lower()] = value
     return headers
 
@@ -334,11 +385,13 @@ ENDS = sorted(f"run_{status}" for status in ENDED)
 BATCH = 256
 """Spans in one request, and ends in one page."""
 GATHER = 0.5
-"""Seconds after an end in which others are waited for, so that a burst of runs makes few requests."""
+"""Seconds after an end in which others are waited for, so that a burst of runs makes few
+requests."""
 TIMEOUT = 10.0
 """Seconds until the SDK tries no more, and for each read from the collector."""
 WHOLE = 30.0
-"""Seconds for one request: a collector that sends a byte now and then must not stop the export for ever."""
+"""Seconds for one request: a collector that sends a byte now and then must not stop the export for
+ever."""
 PAUSE, PAUSE_MAX = 1.0, 60.0
 """Seconds until a collector or daemon that did not answer is tried again: doubled each time."""
 BAD_DATA = {400, 413}
@@ -363,7 +416,9 @@ class _LastWords(logging.Handler):
 
 
 class Exporter:
-    def __init__(self, flag: str | None, settings: Settings, position: Position, state_dir: str) -> None:
+    def __init__(
+        self, flag: str | None, settings: Settings, position: Position, state_dir: str
+    ) -> None:
         """`flag`: the socket, as in `connect`."""
         self._flag = flag
         self._url = settings.url
@@ -374,14 +429,18 @@ class Exporter:
         logger.addHandler(self._why)
         logger.propagate = False
         session = requests.Session()
-        session.max_redirects = 0  # a redirection would take the headers, and the key in them, to another host
+        # a redirection would take the headers, and the key in them, to another host
+        session.max_redirects = 0
         session.hooks["response"].append(self._answered)
         self._status = 0
         """Of the collector's last answer."""
-        self._collector = OTLPSpanExporter(settings.url, headers=settings.headers, timeout=TIMEOUT, session=session)
+        self._collector = OTLPSpanExporter(
+            settings.url, headers=settings.headers, timeout=TIMEOUT, session=session
+        )
 
     def run(self) -> None:
-        """Export until the process ends. Raise `Quit` if the daemon does not let this client read events."""
+        """Export until the process ends. Raise `Quit` if the daemon does not let this client read
+        events."""
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         output.note(f"exporting spans to {self._url}")
         pause, failing = PAUSE, False
@@ -396,7 +455,9 @@ class Exporter:
                     time.sleep(GATHER)
                 continue
             except NotTaken as error:
-                output.note(f"cannot export spans to {self._url}: {error}; trying again") if not failing else None
+                output.note(
+                    f"cannot export spans to {self._url}: {error}; trying again"
+                ) if not failing else None
                 failing = True
             except Unreachable as error:
                 if error.kind in {"denied", "untrusted"}:
@@ -411,12 +472,16 @@ class Exporter:
         """Export a page of ends after the position. Return whether there may be more."""
         with connect(self._flag) as client:
             if self._position.after is None:  # the first start: only what ends from now on
-                self._position.reached(client.call(Events(id=client.next_id(), rows=1), EventPage).reached)
+                self._position.reached(
+                    client.call(Events(id=client.next_id(), rows=1), EventPage).reached
+                )
             after = self._position.after
             request = Events(id=client.next_id(), after=after, rows=BATCH, types=ENDS)
             page = client.call(request, EventPage)
             batch: list[ReadableSpan] = []
-            for run in dict.fromkeys(event.run_id for event in page.events if event.run_id is not None):
+            for run in dict.fromkeys(
+                event.run_id for event in page.events if event.run_id is not None
+            ):
                 for span in self._of(client, run):
                     batch.append(span)
                     if len(batch) == BATCH:
@@ -449,7 +514,9 @@ class Exporter:
             if not page.more:
                 return
             last = page.calls[-1]
-            request = ListCalls(id=client.next_id(), run=run.id, after=last.time, after_number=last.number)
+            request = ListCalls(
+                id=client.next_id(), run=run.id, after=last.time, after_number=last.number
+            )
 
     def _send(self, batch: list[ReadableSpan]) -> None:
         if not batch:
@@ -465,7 +532,10 @@ class Exporter:
         if self._status not in BAD_DATA:
             raise NotTaken(self._why.message)
         if len(batch) == 1:  # it must not keep all later ones from the collector
-            output.note(f"{self._url} refuses the span '{batch[0].name}', which is left out: {self._why.message}")
+            output.note(
+                f"{self._url} refuses the span '{batch[0].name}', which is left out: "
+                f"{self._why.message}"
+            )
             return
         half = len(batch) // 2
         self._send(batch[:half])
@@ -477,11 +547,17 @@ class Exporter:
     def _wait(self) -> None:
         """Return once a run has ended after the position. Raise what `connect` raises."""
         with connect(self._flag) as client:
-            client.send(Events(id=client.next_id(), after=self._position.after, rows=1, types=ENDS, follow=True))
+            client.send(
+                Events(
+                    id=client.next_id(), after=self._position.after, rows=1, types=ENDS, follow=True
+                )
+            )
             while True:
                 for answer in client.arrived():
                     check(answer.reply)
-                    if isinstance(answer.reply, EventPush) or (isinstance(answer.reply, EventPage) and answer.reply.events):
+                    if isinstance(answer.reply, EventPush) or (
+                        isinstance(answer.reply, EventPage) and answer.reply.events
+                    ):
                         return
 
 

@@ -1,4 +1,5 @@
-"""The full-screen view of runs: `sfactl top`. Only `sfactl.commands.top` imports what needs Textual, which takes half a second.
+"""The full-screen view of runs: `sfactl top`. Only `sfactl.commands.top` imports what needs
+Textual, which takes half a second.
 
 `table`     the runs that the daemon has told of, as a tree: sorted, filtered, folded, and ranked by how much each needs a person
 `cells`     the lines of the screen: columns, bars of limits

@@ -69,20 +69,36 @@ class TopApp(App[None]):
         self.table.of_fleet = source is not None and source.of_fleet
         self._away, self._away_since = "", 0.0
         self._notice, self._notice_bad, self._notice_until = "", False, 0.0
-        self._header, self._titles, self._reasons, self._bottom = Lines(), Lines(), Lines(id="reasons"), Lines()
+        self._header, self._titles, self._reasons, self._bottom = (
+            Lines(),
+            Lines(),
+            Lines(id="reasons"),
+            Lines(),
+        )
 
     def compose(self) -> ComposeResult:
-        yield from (self._header, self._titles, self.runs, self._reasons, self.pane, self._bottom, self.prompt)
+        yield from (
+            self._header,
+            self._titles,
+            self.runs,
+            self._reasons,
+            self.pane,
+            self._bottom,
+            self.prompt,
+        )
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
         self.runs.focus()
         self.take_keys()
         self.set_interval(1.0, self.show)  # ages and times
-        self.app_resume_signal.subscribe(self, lambda _app: self.screen.refresh(layout=True))  # after Ctrl-Z the terminal is empty
+        # after Ctrl-Z the terminal is empty
+        self.app_resume_signal.subscribe(self, lambda _app: self.screen.refresh(layout=True))
         if self._source is not None:
             self.take(self._source.first)
-            self._source.start(partial(self.call_later, self.take), partial(self.call_later, self._lose))
+            self._source.start(
+                partial(self.call_later, self.take), partial(self.call_later, self._lose)
+            )
 
     def on_unmount(self) -> None:
         self.pane.stop()
@@ -100,10 +116,17 @@ class TopApp(App[None]):
     # ---- keys, in the order in which they are typed
 
     async def on_event(self, event: events.Event) -> None:
-        """Have keys wait for those before: what a key opens must have the focus before the next one is looked at."""
-        if not isinstance(event, events.Key | events.Paste) or event.is_forwarded or getattr(event, "key", "") in AT_ONCE:
+        """Have keys wait for those before: what a key opens must have the focus before the next one
+        is looked at."""
+        if (
+            not isinstance(event, events.Key | events.Paste)
+            or event.is_forwarded
+            or getattr(event, "key", "") in AT_ONCE
+        ):
             await super().on_event(event)
-        elif not (isinstance(event, events.Key) and event.key == "escape" and self.prompt.interrupt()):
+        elif not (
+            isinstance(event, events.Key) and event.key == "escape" and self.prompt.interrupt()
+        ):
             self.typed.put_nowait(event)
 
     @work
@@ -115,7 +138,8 @@ class TopApp(App[None]):
                     self._notice = ""
                 target, handled = self.focused or self.screen, asyncio.Event()
                 await super().on_event(key)
-                if target is not self.runs and target.call_later(handled.set):  # keys of the tree are all bound
+                # keys of the tree are all bound
+                if target is not self.runs and target.call_later(handled.set):
                     await handled.wait()
                 self.show()
             self.typed.task_done()
@@ -128,7 +152,9 @@ class TopApp(App[None]):
             self.daemon = reply
             self.table.warn_from(reply.limit_share)
         else:
-            (self.table.replace if isinstance(reply, m.RunList) else self.table.update)(reply.runs, monotonic())
+            (self.table.replace if isinstance(reply, m.RunList) else self.table.update)(
+                reply.runs, monotonic()
+            )
         self.show()
 
     def _lose(self, why: str) -> None:
@@ -141,7 +167,11 @@ class TopApp(App[None]):
         self.show()
 
     def say(self, words: str, *, bad: bool = False) -> None:
-        self._notice, self._notice_bad, self._notice_until = output.plain(words), bad, monotonic() + NOTICE
+        self._notice, self._notice_bad, self._notice_until = (
+            output.plain(words),
+            bad,
+            monotonic() + NOTICE,
+        )
 
     def on_data_table_row_highlighted(self) -> None:
         self.show()
@@ -164,7 +194,11 @@ class TopApp(App[None]):
         about = self.pane.about
         if about is not None and about.run not in (None, self.runs.run_id) and self.runs.moved:
             self.action_why() if about.title == "why" else self.action_output(about.title)
-        away = f"{self._away} for {output.seconds(monotonic() - self._away_since)}: waiting for it" if self._away else ""
+        away = (
+            f"{self._away} for {output.seconds(monotonic() - self._away_since)}: waiting for it"
+            if self._away
+            else ""
+        )
         self._header.show(heading(self.table, self.daemon, away, width, now))
         self._titles.show(titles(self.runs.columns_shown, self.table.order, width))
         style = BAD if self._notice_bad else GOOD
@@ -183,7 +217,9 @@ class TopApp(App[None]):
             return []
         level = rank(run, share)
         style = DIM if level == QUIET else WARN if level == NEARING else BAD
-        return in_lines(f"{run.id} {output.plain(run.name)}: {reason(run, share, now)}", style, width, REASONS)
+        return in_lines(
+            f"{run.id} {output.plain(run.name)}: {reason(run, share, now)}", style, width, REASONS
+        )
 
     # ---- prompts
 
@@ -191,7 +227,8 @@ class TopApp(App[None]):
         if await self.prompt.submit():
             self.screen.set_focus(self.runs)
             return
-        while not self.typed.empty():  # keys that were typed ahead were meant for what comes after the prompt
+        # keys that were typed ahead were meant for what comes after the prompt
+        while not self.typed.empty():
             self.typed.get_nowait()
             self.typed.task_done()
 
@@ -217,7 +254,10 @@ class TopApp(App[None]):
 
         async def answer(text: str) -> bool:
             self.table.filter_by(text)
-            found = next((row.run.id for row in self.table.rows if text and self.table.matches(row.run)), None)
+            found = next(
+                (row.run.id for row in self.table.rows if text and self.table.matches(row.run)),
+                None,
+            )
             if found is not None:
                 self.runs.choose(found)
             return True
@@ -232,7 +272,10 @@ class TopApp(App[None]):
             self.table.reveal(found)
             self.runs.choose(found)
         if hidden := self.table.filtered_out:
-            self.say(f"the filter hides {counted(hidden, 'run')} in trouble: Esc shows all runs", bad=True)
+            self.say(
+                f"the filter hides {counted(hidden, 'run')} in trouble: Esc shows all runs",
+                bad=True,
+            )
         elif found is None:
             self.say("no run is in trouble")
 
@@ -267,20 +310,28 @@ class TopApp(App[None]):
             return None
 
     async def _change(self, request: m.Request, kinds: Collection[LimitKind] = ()) -> bool:
-        """Ask the daemon to change a run, and say what came of it, with the limits of these kinds. Return whether it is done."""
+        """Ask the daemon to change a run, and say what came of it, with the limits of these kinds.
+        Return whether it is done."""
         self._notice = ""
         reply = await self._asked(request, m.RunReply)
         if reply is None:
             return False
         run = reply.run
         self.table.update([run], monotonic())
-        now = ", ".join(limits.describe(state).partition(";")[0] for state in run.limits if state.kind in kinds)
+        now = ", ".join(
+            limits.describe(state).partition(";")[0] for state in run.limits if state.kind in kinds
+        )
         self.say(f"{run.id} is {run.status.value}{': ' if now else ''}{now}")
         self.show()
         return True
 
     def _ask_for_limits(
-        self, question: str, run: RunInfo, request: Callable[[list[Limit]], m.Request], *, needed: bool = False
+        self,
+        question: str,
+        run: RunInfo,
+        request: Callable[[list[Limit]], m.Request],
+        *,
+        needed: bool = False,
     ) -> None:
         """Change a run with the limits that a person types. `needed`: at least one."""
 
@@ -295,14 +346,18 @@ class TopApp(App[None]):
                 return False
             return await self._change(request(wanted), {limit.kind for limit in wanted})
 
-        self.prompt.ask(question, answer, kind=run.reason.limit_kind if run.reason is not None else None)
+        self.prompt.ask(
+            question, answer, kind=run.reason.limit_kind if run.reason is not None else None
+        )
 
     async def action_stop(self) -> None:
         if (run := self._live()) is None:
             return
         live = self.table.live_below(run.id)
         below = f" and the {counted(live, 'run')} below it" if live else ""
-        await self._confirm(f"stop {named(run)}{below}", lambda: self.run_worker(self._stop(run.id)))
+        await self._confirm(
+            f"stop {named(run)}{below}", lambda: self.run_worker(self._stop(run.id))
+        )
 
     async def _stop(self, run: RunId) -> None:
         self.say(f"stopping {run} …")
@@ -323,7 +378,11 @@ class TopApp(App[None]):
         if run.reason is None or run.reason.limit_kind is None or run.status is not Status.PAUSED:
             self.run_worker(self._change(m.Resume(id=0, run=run.id)))
         else:
-            self._ask_for_limits(f"resume {named(run)} {ROOM}", run, lambda room: m.Resume(id=0, run=run.id, limits=room))
+            self._ask_for_limits(
+                f"resume {named(run)} {ROOM}",
+                run,
+                lambda room: m.Resume(id=0, run=run.id, limits=room),
+            )
 
     def action_continue(self) -> None:
         run = self.runs.chosen
@@ -332,9 +391,15 @@ class TopApp(App[None]):
         elif not run.status.terminal:
             self.say(f"{run.id} has not ended", bad=True)
         elif run.session:
-            self.say(f"{run.id} is a session; continue it with: sfactl session send {run.id} MESSAGE", bad=True)
+            self.say(
+                f"{run.id} is a session; continue it with: sfactl session send {run.id} MESSAGE",
+                bad=True,
+            )
         else:
-            self.prompt.ask(f"continue {named(run)}, and tell it (nothing: why it ended)", partial(self._continue, run.id))
+            self.prompt.ask(
+                f"continue {named(run)}, and tell it (nothing: why it ended)",
+                partial(self._continue, run.id),
+            )
 
     async def _continue(self, run: RunId, task: str) -> bool:
         try:
@@ -361,17 +426,26 @@ class TopApp(App[None]):
 
     def action_approve(self) -> None:
         if (run := self._waiting()) is not None:
-            self._ask_for_limits(f"approve {named(run)} {ROOM}", run, lambda room: m.Approve(id=0, run=run.id, limits=room))
+            self._ask_for_limits(
+                f"approve {named(run)} {ROOM}",
+                run,
+                lambda room: m.Approve(id=0, run=run.id, limits=room),
+            )
 
     async def action_deny(self) -> None:
         if (run := self._waiting()) is not None:
             deny = m.Deny(id=0, run=run.id)
-            await self._confirm(f"deny {named(run)} more room, and stop it", lambda: self.run_worker(self._change(deny)))
+            await self._confirm(
+                f"deny {named(run)} more room, and stop it",
+                lambda: self.run_worker(self._change(deny)),
+            )
 
     def action_limit(self) -> None:
         if (run := self._live()) is not None:
             change = partial(m.ChangeLimits, id=0, run=run.id)
-            self._ask_for_limits(f"limits of {named(run)}", run, lambda wanted: change(limits=wanted), needed=True)
+            self._ask_for_limits(
+                f"limits of {named(run)}", run, lambda wanted: change(limits=wanted), needed=True
+            )
 
     # ---- the part below the tree
 
@@ -393,8 +467,14 @@ class TopApp(App[None]):
 
     def action_why(self) -> None:
         run = self.runs.chosen
-        if run is not None and self.pane.open(About("why", run.id), explained(run, self.table.limit_share)):
-            self._tell_more(m.Info(id=0, run=run.id), m.RunReply, lambda now: explained(now.run, self.table.limit_share))
+        if run is not None and self.pane.open(
+            About("why", run.id), explained(run, self.table.limit_share)
+        ):
+            self._tell_more(
+                m.Info(id=0, run=run.id),
+                m.RunReply,
+                lambda now: explained(now.run, self.table.limit_share),
+            )
 
     def action_alerts(self) -> None:
         if self.pane.open(About("alerts"), ["…"]):
@@ -402,10 +482,16 @@ class TopApp(App[None]):
             self._tell_more(
                 request,
                 m.EventPage,
-                lambda page: alert_lines(self.daemon.alerts if self.daemon is not None else (), page.events, self.table.runs),
+                lambda page: alert_lines(
+                    self.daemon.alerts if self.daemon is not None else (),
+                    page.events,
+                    self.table.runs,
+                ),
             )
 
-    def _tell_more(self, request: m.Request, expected: type[R], words: Callable[[R], list[str]]) -> None:
+    def _tell_more(
+        self, request: m.Request, expected: type[R], words: Callable[[R], list[str]]
+    ) -> None:
         """Show what the daemon answers, if the pane is still the same then."""
         about = self.pane.about
 
@@ -422,8 +508,12 @@ def _as_typed(key: events.Key | events.Paste) -> Sequence[events.Key | events.Pa
     """Terminals send Escape and a key that follows at once like Alt and the key."""
     if isinstance(key, events.Paste) or not key.key.startswith("alt+"):
         return [key]
-    letter = key.character if key.character and key.character.isalnum() else None  # the name of Alt and O is alt+shift+o
-    return [events.Key("escape", None), events.Key(letter or key.key.removeprefix("alt+"), key.character)]
+    # the name of Alt and O is alt+shift+o
+    letter = key.character if key.character and key.character.isalnum() else None
+    return [
+        events.Key("escape", None),
+        events.Key(letter or key.key.removeprefix("alt+"), key.character),
+    ]
 
 
 def run(socket: str | None, wanted: m.WatchRuns) -> int:

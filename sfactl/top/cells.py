@@ -1,4 +1,5 @@
-"""The lines of the screen: the cells of a run, each with a style, a bar for each limit, and how they share the width.
+"""The lines of the screen: the cells of a run, each with a style, a bar for each limit, and how
+they share the width.
 
 A line is a `Strip`, Textual's own form, and no markup: what agents and users have written is text.
 """
@@ -25,16 +26,28 @@ from ..plans import fullest
 from ..waiting import NEAR, awaited, share
 from .table import DEFAULT_ORDER, ENDED, NEARING, QUIET, STUCK, Row, RunTable
 
-GOOD, DIM, WARN, BAD, PLAIN, HEAD, KEY, TITLE = "good", "dim", "warn", "bad", "plain", "head", "key", "title"
+GOOD, DIM, WARN, BAD, PLAIN, HEAD, KEY, TITLE = (
+    "good",
+    "dim",
+    "warn",
+    "bad",
+    "plain",
+    "head",
+    "key",
+    "title",
+)
 _STYLES = {
-    GOOD: Style(color="green"), DIM: Style(color="bright_black"), WARN: Style(color="yellow"), BAD: Style(color="red", bold=True),
-    PLAIN: Style(), HEAD: Style(bold=True), KEY: Style(color="cyan"), TITLE: Style(bold=True, reverse=True),
+    GOOD: Style(color="green"), DIM: Style(color="bright_black"), WARN: Style(color="yellow"),
+    BAD: Style(color="red", bold=True), PLAIN: Style(), HEAD: Style(bold=True),
+    KEY: Style(color="cyan"), TITLE: Style(bold=True, reverse=True),
 }  # fmt: skip
 _CHOSEN = Style(reverse=True) if os.environ.get("NO_COLOR") else Style(bgcolor="grey23", bold=True)
 
 _STATUS = {
     **dict.fromkeys((Status.RUNNING, Status.STARTING), GOOD),
-    **dict.fromkeys((Status.PAUSED, Status.RETRYING, Status.STOPPING, Status.QUEUED, Status.ACCEPTED), WARN),
+    **dict.fromkeys(
+        (Status.PAUSED, Status.RETRYING, Status.STOPPING, Status.QUEUED, Status.ACCEPTED), WARN
+    ),
     **dict.fromkeys((Status.COMPLETED, Status.CANCELLED), DIM),
 }
 
@@ -57,7 +70,9 @@ class CellColumn(NamedTuple):
 def _status(run: RunInfo, _now: datetime) -> Text:
     if run.stopped:
         return "stopped", WARN
-    return "approval" if output.waits_for_approval(run) else run.status.value, _STATUS.get(run.status, BAD)
+    return "approval" if output.waits_for_approval(run) else run.status.value, _STATUS.get(
+        run.status, BAD
+    )
 
 
 def _count(value: int | None) -> Text:
@@ -65,7 +80,11 @@ def _count(value: int | None) -> Text:
 
 
 def _size(value: int | None) -> Text:
-    return ("-", DIM) if value is None else (output.size(value).replace(" ", "").removesuffix("iB").removesuffix("B"), PLAIN)
+    return (
+        ("-", DIM)
+        if value is None
+        else (output.size(value).replace(" ", "").removesuffix("iB").removesuffix("B"), PLAIN)
+    )
 
 
 def _cores(run: RunInfo) -> Text:
@@ -77,22 +96,42 @@ def _cores(run: RunInfo) -> Text:
 def _cost(run: RunInfo) -> Text:
     usage = run.usage
     if run.descendants and run.total_cost_usd is not None:
-        return output.bounded(f"{run.total_cost_usd:.2f}", partial=run.total_partial, at_most=run.total_at_most), PLAIN
+        return output.bounded(
+            f"{run.total_cost_usd:.2f}", partial=run.total_partial, at_most=run.total_at_most
+        ), PLAIN
     if usage.cost_usd is None:
         return "-", DIM
-    return output.bounded(f"{usage.cost_usd:.2f}", partial=usage.partial, at_most=usage.at_most), PLAIN
+    return output.bounded(
+        f"{usage.cost_usd:.2f}", partial=usage.partial, at_most=usage.at_most
+    ), PLAIN
 
 
 def _time(run: RunInfo, now: datetime) -> Text:
     """Return the age of a live run, and how long one that has ended ran."""
-    return (output.seconds(run.usage.elapsed_s), DIM) if run.status.terminal else (output.age(run.created_at, now), PLAIN)
+    return (
+        (output.seconds(run.usage.elapsed_s), DIM)
+        if run.status.terminal
+        else (output.age(run.created_at, now), PLAIN)
+    )
 
 
 STATE = CellColumn("STATE", 9, _status, 90, left=True)
 COLUMNS = (
     STATE,
-    CellColumn("USER", 8, lambda run, _: (output.plain(run.user), DIM if run.status.terminal else PLAIN), 85, left=True),
-    CellColumn("NODE", 8, lambda run, _: (output.plain((run.fleet and run.fleet.node) or "-"), DIM), 88, left=True),
+    CellColumn(
+        "USER",
+        8,
+        lambda run, _: (output.plain(run.user), DIM if run.status.terminal else PLAIN),
+        85,
+        left=True,
+    ),
+    CellColumn(
+        "NODE",
+        8,
+        lambda run, _: (output.plain((run.fleet and run.fleet.node) or "-"), DIM),
+        88,
+        left=True,
+    ),
     CellColumn("TIME", 6, _time, 80),
     CellColumn("HEARD", 5, lambda run, now: (output.age(run.last_heard_at, now), DIM), 10),
     CellColumn("DEPTH", 5, lambda run, _: (str(run.depth), DIM), 20),
@@ -100,7 +139,12 @@ COLUMNS = (
     CellColumn("CPU", 5, lambda run, _: _cores(run), 60),
     CellColumn("MEM", 6, lambda run, _: _size(run.memory_bytes), 55),
     CellColumn("TURNS", 5, lambda run, _: _count(run.usage.turns), 65),
-    CellColumn("TOKENS", 6, lambda run, _: _count(run.total_tokens if run.descendants else run.usage.tokens), 30),
+    CellColumn(
+        "TOKENS",
+        6,
+        lambda run, _: _count(run.total_tokens if run.descendants else run.usage.tokens),
+        30,
+    ),
     CellColumn("COST", 6, lambda run, _: _cost(run), 70),
 )
 LEAST_NAME, NAME = 18, 30
@@ -135,27 +179,45 @@ class Layout(NamedTuple):
         bars = min(WIDE_BARS - LEAST_BARS, rest)
         rest -= bars
         milestone = rest - 1 if rest > MILESTONE else 0
-        return cls(LEAST_NAME + name + (0 if milestone else rest), tuple(columns), LEAST_BARS + bars, milestone)
+        return cls(
+            LEAST_NAME + name + (0 if milestone else rest),
+            tuple(columns),
+            LEAST_BARS + bars,
+            milestone,
+        )
 
 
 def line(parts: Iterable[Text], width: int, *, chosen: bool = False) -> Strip:
     """Return a line of exactly `width` columns."""
-    segments = [Segment(text, _STYLES[style] + _CHOSEN if chosen else _STYLES[style]) for text, style in parts if text]
+    segments = [
+        Segment(text, _STYLES[style] + _CHOSEN if chosen else _STYLES[style])
+        for text, style in parts
+        if text
+    ]
     return Strip(segments).adjust_cell_length(width, _CHOSEN if chosen else None)
 
 
 def in_lines(words: str, style: str, width: int, lines: int) -> list[Strip]:
     """Return words in at most so many lines; ` …` if they are cut off."""
-    found = wrap(words, max(width - 1, 4), max_lines=lines, placeholder=" …", break_on_hyphens=False)
+    found = wrap(
+        words, max(width - 1, 4), max_lines=lines, placeholder=" …", break_on_hyphens=False
+    )
     return [line([(text, style)], width) for text in found]
 
 
-def heading(table: RunTable, daemon: DaemonStatus | None, away: str, width: int, now: datetime) -> Strip:
-    """Return the first line: what runs, and what is wrong. `away`: since when the daemon cannot be asked."""
+def heading(
+    table: RunTable, daemon: DaemonStatus | None, away: str, width: int, now: datetime
+) -> Strip:
+    """Return the first line: what runs, and what is wrong. `away`: since when the daemon cannot be
+    asked."""
     statuses, near = table.counts
     live = sum(count for status, count in statuses.items() if not status.terminal)
     parts: list[Text] = [(" sfad ", TITLE), (f"  {live} live", HEAD)]
-    parts += [(f"  {statuses[status]} {status.value}", WARN) for status in (Status.QUEUED, Status.PAUSED) if statuses[status]]
+    parts += [
+        (f"  {statuses[status]} {status.value}", WARN)
+        for status in (Status.QUEUED, Status.PAUSED)
+        if statuses[status]
+    ]
     if troubled := sum(count for level, count in near.items() if level >= STUCK):
         parts.append((f"  {troubled} in trouble", BAD))
     if near[NEARING]:
@@ -163,16 +225,24 @@ def heading(table: RunTable, daemon: DaemonStatus | None, away: str, width: int,
     if daemon is not None and daemon.alerts:
         parts.append((f"  {counted(len(daemon.alerts), 'alert')}", BAD))
     if daemon is not None and daemon.cost_usd is not None:
-        parts.append((f"  {output.usd(daemon.cost_usd)} USD in {format_duration(daemon.window_s)}", PLAIN))
+        parts.append(
+            (f"  {output.usd(daemon.cost_usd)} USD in {format_duration(daemon.window_s)}", PLAIN)
+        )
     if daemon is not None and (found := fullest(daemon.plans)) is not None:
         ratio = found[1].used_ratio or 0.0
-        words = f"  {output.percent(ratio)} of {found[0].provider}'s {output.plain(found[1].window)} window"
+        words = (
+            f"  {output.percent(ratio)} of {found[0].provider}'s {output.plain(found[1].window)} "
+            "window"
+        )
         parts.append((words, BAD if ratio >= 1 else WARN if ratio >= NEAR else PLAIN))
     if table.filter:
         parts.append((f"  only: {output.plain(table.filter)}", WARN))
     if away:
         parts.append((f"  {output.plain(away)}", BAD))
-    for part in ((f"  {near[ENDED]} ended badly", WARN) if near[ENDED] else ("", PLAIN), (f" {now.astimezone():%H:%M:%S} ", DIM)):
+    for part in (
+        (f"  {near[ENDED]} ended badly", WARN) if near[ENDED] else ("", PLAIN),
+        (f" {now.astimezone():%H:%M:%S} ", DIM),
+    ):
         used = sum(cell_len(text) for text, _ in parts)
         if used + cell_len(part[0]) <= width:
             parts.append((part[0].rjust(width - used) if part[1] == DIM else part[0], part[1]))
@@ -182,7 +252,10 @@ def heading(table: RunTable, daemon: DaemonStatus | None, away: str, width: int,
 def titles(layout: Layout, order: str, width: int) -> Strip:
     name = "RUN" if order == DEFAULT_ORDER else f"RUN (by {order})"
     parts = [(set_cell_size(name, layout.name), DIM)]
-    parts += [(" " + (column.title.ljust if column.left else column.title.rjust)(column.width), DIM) for column in layout.columns]
+    parts += [
+        (" " + (column.title.ljust if column.left else column.title.rjust)(column.width), DIM)
+        for column in layout.columns
+    ]
     if layout.bars:
         parts.append((" " + set_cell_size("LIMITS", layout.bars), DIM))
     if layout.milestone:
@@ -197,18 +270,41 @@ def _sized(text: str, width: int, left: bool) -> str:
     return text + " " * (width - cell_len(text)) if left else " " * (width - cell_len(text)) + text
 
 
-def row_line(row: Row, elapsed: float, layout: Layout, width: int, now: datetime, limit_share: float, *, chosen: bool) -> Strip:
-    """Return the line of a run. `elapsed`: seconds since the daemon told of it, which its time goes on."""
+def row_line(
+    row: Row,
+    elapsed: float,
+    layout: Layout,
+    width: int,
+    now: datetime,
+    limit_share: float,
+    *,
+    chosen: bool,
+) -> Strip:
+    """Return the line of a run. `elapsed`: seconds since the daemon told of it, which its time goes
+    on."""
     run, level = row.run, row.rank
     mark, style = (" ", PLAIN) if level == QUIET else ("!", BAD if level >= STUCK else WARN)
     folded = f" +{row.hidden}" if row.hidden else ""
-    name = _sized(f"{row.branch}{run.id} {output.plain(run.name)}", layout.name - 1 - len(folded), True) + folded
+    name = (
+        _sized(
+            f"{row.branch}{run.id} {output.plain(run.name)}", layout.name - 1 - len(folded), True
+        )
+        + folded
+    )
     parts: list[Text] = [(mark, style), (name, DIM if run.status.terminal else PLAIN)]
     for column in layout.columns:
         text, kind = column.cell(run, now)
         parts.append((" " + _sized(text, column.width, column.left), kind))
-    drawn = [] if run.status.terminal or not layout.bars else bars(run.limits, elapsed, layout.bars, limit_share)
-    parts += [(" ", PLAIN), *drawn, (" " * (layout.bars - sum(len(text) for text, _ in drawn)), PLAIN)]
+    drawn = (
+        []
+        if run.status.terminal or not layout.bars
+        else bars(run.limits, elapsed, layout.bars, limit_share)
+    )
+    parts += [
+        (" ", PLAIN),
+        *drawn,
+        (" " * (layout.bars - sum(len(text) for text, _ in drawn)), PLAIN),
+    ]
     if layout.milestone:
         told = f"after {awaited(run)}" if run.after else output.plain(run.milestone or "")
         parts.append((" " + _sized(told, layout.milestone, True), DIM))
@@ -216,14 +312,18 @@ def row_line(row: Row, elapsed: float, layout: Layout, width: int, now: datetime
 
 
 def bars(states: Sequence[LimitState], elapsed: float, room: int, limit_share: float) -> list[Text]:
-    """Return a bar for each limit whose use is known, in `room` columns: the fullest first if not all find room. `elapsed`: seconds
-    that its time has gone on since. `limit_share`: the part from which on a bar warns."""
+    """Return a bar for each limit whose use is known, in `room` columns: the fullest first if not
+    all find room. `elapsed`: seconds that its time has gone on since. `limit_share`: the part from
+    which on a bar warns."""
     parts = [(state, part) for state in states if (part := _part_now(state, elapsed)) is not None]
     if not parts:
         return []
     wide = next((size for size in (6, 4) if len(parts) * (size + 3) - 1 <= room), 1)
     most = (room + 1) // (wide + 3 if wide > 1 else 3)
-    kept = sorted(sorted(parts, key=lambda each: -each[1])[:most], key=lambda each: list(KINDS).index(each[0].kind))
+    kept = sorted(
+        sorted(parts, key=lambda each: -each[1])[:most],
+        key=lambda each: list(KINDS).index(each[0].kind),
+    )
     found: list[Text] = []
     for state, part in kept:
         style = _style_of(state, part, limit_share)

@@ -1,6 +1,8 @@
-"""What is asked of the daemon: the runs as they change, single requests, the output of a run. Each waits in a thread of its own.
+"""What is asked of the daemon: the runs as they change, single requests, the output of a run. Each
+waits in a thread of its own.
 
-They are daemon threads, not Textual's thread workers: asyncio waits for those at exit, but `q` leaves while a stop is under way.
+They are daemon threads, not Textual's thread workers: asyncio waits for those at exit, but `q`
+leaves while a stop is under way.
 """
 
 import asyncio
@@ -23,7 +25,8 @@ from ..follower import FileWatch, Follower, data_from
 from ..output import plain
 
 STATUS_AGAIN = 5.0
-"""Seconds between two looks at the alerts and the cost of the last hour, which passes without a change of any run."""
+"""Seconds between two looks at the alerts and the cost of the last hour, which passes without a
+change of any run."""
 AGAIN = 0.5
 """Seconds between attempts to reach a daemon that is away."""
 BEFORE = 64 * 1024
@@ -45,7 +48,8 @@ def said(error: Quit | OSError) -> str:
 
 
 async def ask(source: "Source | None", request: m.Request, expected: type[R]) -> R:
-    """Return the daemon's reply. Raise `Quit`, `OSError`. If it is cancelled, the request is not withdrawn."""
+    """Return the daemon's reply. Raise `Quit`, `OSError`. If it is cancelled, the request is not
+    withdrawn."""
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[R] = loop.create_future()
 
@@ -79,8 +83,8 @@ class Source(Protocol):
     """Whether runs are of several nodes."""
 
     def start(self, take: Take, away: Callable[[str], object]) -> None:
-        """Pass on what comes. Both are called in other threads, `away` with the reason why a daemon cannot be asked, and with `""`
-        when it can be again."""
+        """Pass on what comes. Both are called in other threads, `away` with the reason why a daemon
+        cannot be asked, and with `""` when it can be again."""
 
     def call(self, request: m.Request, expected: type[R]) -> R:
         """Return the reply to a request. Raise `Quit`, `OSError`."""
@@ -119,7 +123,11 @@ class Feed:
                     self._client.send(self._wanted)
                 self._follow(self._client, take, away)
             except Quit as error:
-                gone = isinstance(error, Unreachable) and error.kind in ("missing", "refused", "gone")
+                gone = isinstance(error, Unreachable) and error.kind in (
+                    "missing",
+                    "refused",
+                    "gone",
+                )
                 self._is_away = True
                 away("the daemon is away" if gone else error.message)
             if self._client is not None:
@@ -134,7 +142,10 @@ class Feed:
         while True:
             if time.monotonic() >= due:
                 # what has come while this process was stopped is not read yet
-                if time.monotonic() - heard_at > SILENT and not select.select([client], [], [], 0.0)[0]:
+                if (
+                    time.monotonic() - heard_at > SILENT
+                    and not select.select([client], [], [], 0.0)[0]
+                ):
                     self._is_away = True
                     away("the daemon does not answer")
                 else:
@@ -152,7 +163,9 @@ class Feed:
                         self._is_away = False
                         away("")
                     take(reply)
-                elif isinstance(reply, m.Error) and reply.id not in aside:  # a run may see runs, but no alerts
+                elif (
+                    isinstance(reply, m.Error) and reply.id not in aside
+                ):  # a run may see runs, but no alerts
                     raise DaemonError(reply.code, reply.message)
                 if isinstance(reply, m.DaemonStatus | m.Error):
                     aside.discard(reply.id)
@@ -162,8 +175,8 @@ Show = Callable[["Tail", str], object]
 
 
 class Tail(ABC):
-    """Follows the output of one run. Calls `show` in its thread, with itself and text that has no control characters but line ends,
-    until it is stopped."""
+    """Follows the output of one run. Calls `show` in its thread, with itself and text that has no
+    control characters but line ends, until it is stopped."""
 
     def __init__(self, show: Show) -> None:
         self._show = show
@@ -198,7 +211,9 @@ class Tail(ABC):
 
     def _tell(self, text: str) -> None:
         if self._stop >= 0:
-            self._show(self, "\n".join(map(plain, text.replace("\r\n", "\n").expandtabs(4).split("\n"))))
+            self._show(
+                self, "\n".join(map(plain, text.replace("\r\n", "\n").expandtabs(4).split("\n")))
+            )
 
 
 class OutputTail(Tail):
@@ -210,7 +225,9 @@ class OutputTail(Tail):
 
     def _copy(self) -> None:
         with connect(self._socket) as client:
-            files, descriptors = client.ask(m.Logs(id=0, run=self._run, form="raw" if self._stderr else "auto"), m.LogFiles)
+            files, descriptors = client.ask(
+                m.Logs(id=0, run=self._run, form="raw" if self._stderr else "auto"), m.LogFiles
+            )
             try:
                 self._follow(client, files, descriptors[1 if self._stderr else 0])
             finally:
@@ -247,7 +264,11 @@ class OutputTail(Tail):
         """Yield what the agent's events say; nothing if they say nothing more so far."""
         cursor, over = b"", False
         while True:
-            part = None if over else client.call(m.Text(id=0, run=self._run, cursor=cursor), m.TextPart)
+            part = (
+                None
+                if over
+                else client.call(m.Text(id=0, run=self._run, cursor=cursor), m.TextPart)
+            )
             if part is not None:
                 cursor, over = part.cursor, part.ended and not part.more
             if part is None or part.text or not part.more:

@@ -26,7 +26,8 @@ class Nodes:
     of_fleet = True
 
     def __init__(self, fleet: Fleet, wanted: m.WatchRuns) -> None:
-        """Connect to each node, and receive the first runs. Nodes that do not answer are asked again later."""
+        """Connect to each node, and receive the first runs. Nodes that do not answer are asked
+        again later."""
         self._fleet, self._wanted = fleet, wanted
         self._feeds: dict[str, Feed] = {}
         self._away: dict[str, str] = {}
@@ -43,7 +44,9 @@ class Nodes:
 
     def _connect(self) -> dict[str, Feed]:
         """Connect to the nodes without a feed. Return the feeds that there are now, too."""
-        found, silent = self._fleet.each(lambda node: Feed(self._fleet.place(node), replace(self._wanted)), without=self._feeds)
+        found, silent = self._fleet.each(
+            lambda node: Feed(self._fleet.place(node), replace(self._wanted)), without=self._feeds
+        )
         with self._lock:
             self._away |= silent
             for node, feed in found.items():
@@ -114,12 +117,16 @@ class Nodes:
             if isinstance(told, m.RunList):  # the node was away
                 take(self._all())
                 return
-            changed = [on_node(node, self._names.named(node, run)) for run in told.runs if not self._names.is_told_by_another(run)]
+            changed = [
+                on_node(node, self._names.named(node, run))
+                for run in told.runs
+                if not self._names.is_told_by_another(run)
+            ]
             take(m.RunsPush(id=0, runs=changed))
 
     def _state(self) -> m.DaemonStatus:
-        """Return the state of this node's daemon, with the alerts of all nodes. Costs are its own: that of a run on another node is
-        told by both, once it has ended."""
+        """Return the state of this node's daemon, with the alerts of all nodes. Costs are its own:
+        that of a run on another node is told by both, once it has ended."""
         own = self._states.get(self._fleet.own) or next(iter(self._states.values()))
         return replace(own, alerts=list(self._alerts()))
 
@@ -140,7 +147,9 @@ class Nodes:
 
     def _events(self, request: m.Events) -> m.EventPage:
         """Return the newest events of all nodes that answer."""
-        found, _ = self._fleet.each(lambda node: (node, self._calls.ask(node, replace(request), m.EventPage).events))
+        found, _ = self._fleet.each(
+            lambda node: (node, self._calls.ask(node, replace(request), m.EventPage).events)
+        )
         with self._lock:
             events: list[Event] = [
                 replace(event, run_id=event.run_id and self._names.of(node, event.run_id))
@@ -167,7 +176,9 @@ class NodeTail(Tail):
         offset = -BEFORE
         with connect(self._fleet.place(node)) as client:
             while True:
-                part = client.call(m.ReadOutput(id=0, run=run, stream=self._stream, offset=offset), m.OutputPart)
+                part = client.call(
+                    m.ReadOutput(id=0, run=run, stream=self._stream, offset=offset), m.OutputPart
+                )
                 self._tell(self._decoder.decode(part.data))
                 offset = part.offset + len(part.data)
                 if part.ended or (not part.data and self._rest(LOOK)):

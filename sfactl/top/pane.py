@@ -1,4 +1,5 @@
-"""The part below the tree: the output of a run as it grows, or words about a run, alerts and keys."""
+"""The part below the tree: the output of a run as it grows, or words about a run, alerts and
+keys."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -80,13 +81,16 @@ class Pane(Vertical):
             assert self.about.run is not None
             assert self._source is not None
             show = partial(self.call_later, self._add)
-            self._tail = self._source.tail(self.about.run, show, stderr=self.about.title == "stderr")
+            self._tail = self._source.tail(
+                self.about.run, show, stderr=self.about.title == "stderr"
+            )
         else:
             self._log.write("\n".join(_in_words(self.words, self.app.size.width)), scroll_end=False)
             self._log.scroll_to(y=at, animate=False)
 
     def _add(self, tail: Tail, text: str) -> None:
-        """Add output, and follow its end until a person has scrolled up. A line that is too long goes on in the next."""
+        """Add output, and follow its end until a person has scrolled up. A line that is too long
+        goes on in the next."""
         if tail is not self._tail:
             return
         lines, width = self._log.lines, self.app.size.width
@@ -102,7 +106,8 @@ class Pane(Vertical):
             column = 0
         follows, at = self._log.is_vertical_scroll_end, self._log.scroll_y
         self._log.write("".join(parts), scroll_end=follows)
-        if (surplus := len(lines) - MOST_LINES) > 0:  # Log(max_lines=…) of Textual 8.2 scrolls to lines that it has removed
+        # Log(max_lines=…) of Textual 8.2 scrolls to lines that it has removed
+        if (surplus := len(lines) - MOST_LINES) > 0:
             kept = "\n".join(lines[surplus + MOST_LINES // 2 :])
             self._log.clear().write(kept, scroll_end=follows)
             if not follows:
@@ -120,8 +125,15 @@ class Pane(Vertical):
     def show_title(self, runs: Mapping[RunId, RunInfo]) -> None:
         if self.about is None:
             return
-        width, run = self.app.size.width, runs.get(self.about.run) if self.about.run is not None else None
-        title = f" {self.about.title} of {run.id} {output.plain(run.name)} " if run is not None else f" {self.about.title} "
+        width, run = (
+            self.app.size.width,
+            runs.get(self.about.run) if self.about.run is not None else None,
+        )
+        title = (
+            f" {self.about.title} of {run.id} {output.plain(run.name)} "
+            if run is not None
+            else f" {self.about.title} "
+        )
         hint = " [ ] scroll " if self._log.line_count > self._log.size.height else ""
         rule = "─" * max(width - 2 - cell_len(title) - len(hint), 0)
         self._rule.show(line([("──", DIM), (title, HEAD), (rule, DIM), (hint, KEY)], width))
@@ -130,7 +142,11 @@ class Pane(Vertical):
 def _in_words(lines: Iterable[str], width: int) -> Iterable[str]:
     for each in lines:
         wide = cell_len(each) >= width
-        yield from wrap(each, max(width - 1, 4), subsequent_indent="  ", break_on_hyphens=False) if wide else [each]
+        yield from (
+            wrap(each, max(width - 1, 4), subsequent_indent="  ", break_on_hyphens=False)
+            if wide
+            else [each]
+        )
 
 
 def named(run: RunInfo) -> str:
@@ -141,7 +157,9 @@ def explained(run: RunInfo, limit_share: float) -> list[str]:
     """Return why a run is as it is, with all limits and what is used."""
     keys = ["a approves, d denies"] if output.waits_for_approval(run) else []
     more = [f"milestone: {output.plain(run.milestone)}"] if run.milestone else []
-    use = [f"used: {told}" for told in limits.by_source(run)] + ([f"total: {told}"] if (told := limits.totals(run)) else [])
+    use = [f"used: {told}" for told in limits.by_source(run)] + (
+        [f"total: {told}"] if (told := limits.totals(run)) else []
+    )
     return [
         f"{named(run)}: {reason(run, limit_share)}",
         *keys,
@@ -153,12 +171,16 @@ def explained(run: RunInfo, limit_share: float) -> list[str]:
     ]
 
 
-def alert_lines(raised: Sequence[AlertState], events: Sequence[Event], runs: Mapping[RunId, RunInfo]) -> list[str]:
+def alert_lines(
+    raised: Sequence[AlertState], events: Sequence[Event], runs: Mapping[RunId, RunInfo]
+) -> list[str]:
     """Return the alerts that are raised, then earlier ones, the newest first."""
 
     def whose(alert: AlertState | Event) -> str:
         run = runs.get(alert.run_id) if alert.run_id is not None else None
-        return f"{named(run) if run is not None else alert.run_id or ''} {output.plain(alert.message)}".lstrip()
+        return (
+            f"{named(run) if run is not None else alert.run_id or ''} {output.plain(alert.message)}"
+        ).lstrip()
 
     def about(alert: AlertState | Event) -> tuple[object, ...]:
         return alert.type, alert.scope, alert.run_id, alert.message

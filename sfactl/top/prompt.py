@@ -1,4 +1,5 @@
-"""Questions to the person: a line in which limits or words are typed, and a question that one key answers."""
+"""Questions to the person: a line in which limits or words are typed, and a question that one key
+answers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,7 +22,10 @@ Changed = Callable[[str], None]
 class PromptInput(Input):
     """The line. Its keys have priority, as those of `RunTree`."""
 
-    DEFAULT_CSS = "PromptInput, PromptInput:focus { width: 1fr; min-width: 6; background: ansi_default; color: ansi_default; }"
+    DEFAULT_CSS = (
+        "PromptInput, PromptInput:focus { width: 1fr; min-width: 6; background: ansi_default; "
+        "color: ansi_default; }"
+    )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "app.cancel", "cancel", key_display="Esc", priority=True),
         Binding("enter", "app.submit", "submit", key_display="Enter", priority=True),
@@ -33,7 +37,8 @@ class PromptInput(Input):
         super().__init__(compact=True, select_on_focus=False, max_length=500)
         self.cursor_blink = False
         self.offered = ""
-        """The beginning of an answer, as `cost=`. Typing a digit continues it, typing a letter replaces it."""
+        """The beginning of an answer, as `cost=`. Typing a digit continues it, typing a letter
+        replaces it."""
 
     def insert_text_at_cursor(self, text: str) -> None:
         if self.value == self.offered and text[:1].isalpha():
@@ -43,7 +48,8 @@ class PromptInput(Input):
 
 
 class Prompt(Horizontal):
-    """A question, and the line with the answer. It stays until the answer is right: a mistake can be corrected in it."""
+    """A question, and the line with the answer. It stays until the answer is right: a mistake can
+    be corrected in it."""
 
     DEFAULT_CSS = """
     Prompt { height: 1; display: none; }
@@ -61,10 +67,16 @@ class Prompt(Horizontal):
         yield from (self._question, self.input)
 
     def ask(
-        self, question: str, answer: Answer, text: str = "", *, kind: str | None = None, changed: Changed | None = None
+        self,
+        question: str,
+        answer: Answer,
+        text: str = "",
+        *,
+        kind: str | None = None,
+        changed: Changed | None = None,
     ) -> None:
-        """`kind`: of a limit, offered as the beginning of the answer. `changed` is called with the text after each key, and
-        with none if the prompt is cancelled."""
+        """`kind`: of a limit, offered as the beginning of the answer. `changed` is called with the
+        text after each key, and with none if the prompt is cancelled."""
         self._answer, self._changed = answer, changed
         self.input.offered = f"{kind}=" if kind else ""
         self.input.value = text or self.input.offered
@@ -74,7 +86,8 @@ class Prompt(Horizontal):
         self.screen.set_focus(self.input)  # at once: focus() would let the next key pass by
 
     async def submit(self) -> bool:
-        """Wait for what comes of the answer. Return whether the prompt is closed: the answer was right, or is not waited for."""
+        """Wait for what comes of the answer. Return whether the prompt is closed: the answer was
+        right, or is not waited for."""
         if self._answer is not None:
             self._asking = asyncio.ensure_future(self._answer(self.input.value.strip()))
             await asyncio.wait([self._asking])

@@ -22,18 +22,31 @@ SEVERAL = 3
 
 
 def _key(keys: str, action: str, footer: str, words: str = "", shown_as: str = "") -> Binding:
-    """Return a binding. It has priority, because Textual runs others later than keys that are typed after it. `footer`: its word
-    there; empty: it is only in the help."""
-    return Binding(keys, action, footer or words, show=bool(footer), key_display=shown_as or None, tooltip=words, priority=True)
+    """Return a binding. It has priority, because Textual runs others later than keys that are typed
+    after it. `footer`: its word there; empty: it is only in the help."""
+    return Binding(
+        keys,
+        action,
+        footer or words,
+        show=bool(footer),
+        key_display=shown_as or None,
+        tooltip=words,
+        priority=True,
+    )
 
 
 class RunTree(DataTable[None], inherit_bindings=False):
-    """A `DataTable` of one empty cell a run: it has the cursor and the scrolling. A line is drawn here at once, because Textual
-    takes 90 ms for 60 lines of twelve cells, five times a second; this takes 4.
+    """A `DataTable` of one empty cell a run: it has the cursor and the scrolling. A line is drawn
+    here at once, because Textual takes 90 ms for 60 lines of twelve cells, five times a second;
+    this takes 4.
 
-    The cursor stays on its run while lines come and go. Until a person moves it, it is where the trouble is."""
+    The cursor stays on its run while lines come and go. Until a person moves it, it is where the
+    trouble is."""
 
-    DEFAULT_CSS = "RunTree, RunTree:focus { height: 1fr; min-height: 1; scrollbar-size: 0 0; background: ansi_default; }"
+    DEFAULT_CSS = (
+        "RunTree, RunTree:focus { height: 1fr; min-height: 1; scrollbar-size: 0 0; background: "
+        "ansi_default; }"
+    )
     BINDINGS: ClassVar[list[BindingType]] = [
         _key("s", "app.stop", "stop", "stop it and all below it; asks first"),
         _key("p", "app.pause", "pause"),
@@ -47,9 +60,21 @@ class RunTree(DataTable[None], inherit_bindings=False):
         _key("slash", "app.filter", "filter", "show only runs with these words"),
         _key("question_mark,f1", "app.keys", "keys", "all keys", "?"),
         _key("q", "app.quit", "quit", "leave (Ctrl-C too); the runs go on"),
-        _key("greater_than_sign", "app.sort(1)", "sort", "sort by trouble, age, cost, …; < the other way", "< >"),
+        _key(
+            "greater_than_sign",
+            "app.sort(1)",
+            "sort",
+            "sort by trouble, age, cost, …; < the other way",
+            "< >",
+        ),
         _key("less_than_sign", "app.sort(-1)", "", "sort by the one before", "<"),
-        _key("A,upper_a", "app.alerts", "Alerts", "alerts, those that are raised and earlier ones", "A"),
+        _key(
+            "A,upper_a",
+            "app.alerts",
+            "Alerts",
+            "alerts, those that are raised and earlier ones",
+            "A",
+        ),
         _key("a", "app.approve", "", "approve more room for a run that has asked"),
         _key("d", "app.deny", "", "deny it, and stop the run"),
         _key("left", "fold_or_up", "", "fold the tree, or go to the run above", "←"),
@@ -95,7 +120,9 @@ class RunTree(DataTable[None], inherit_bindings=False):
 
     def show(self, now: datetime) -> None:
         """Take the lines that the table has now, and draw those that have changed."""
-        self.columns_shown = Layout.of(self.size.width, users=self.table.of_others, nodes=self.table.of_fleet)
+        self.columns_shown = Layout.of(
+            self.size.width, users=self.table.of_others, nodes=self.table.of_fleet
+        )
         if int(monotonic()) != int(self._passed):
             self._now, self._passed = now, monotonic()
         if self.table.rows is not self._lines:
@@ -108,7 +135,14 @@ class RunTree(DataTable[None], inherit_bindings=False):
         """Return what a line of the screen is drawn from."""
         at = y + self.scroll_offset.y
         row = self._lines[at] if at < len(self._lines) else None
-        return at, row or self.table.filter, at == self.cursor_row, self.columns_shown, self._passed, self.table.limit_share
+        return (
+            at,
+            row or self.table.filter,
+            at == self.cursor_row,
+            self.columns_shown,
+            self._passed,
+            self.table.limit_share,
+        )
 
     def render_line(self, y: int) -> Strip:
         about = self._about(y)
@@ -121,7 +155,15 @@ class RunTree(DataTable[None], inherit_bindings=False):
         if at < len(self._lines):
             row, chosen = self._lines[at], at == self.cursor_row
             elapsed = self.table.elapsed_since(row.run, self._passed)
-            return row_line(row, elapsed, self.columns_shown, width, self._now, self.table.limit_share, chosen=chosen)
+            return row_line(
+                row,
+                elapsed,
+                self.columns_shown,
+                width,
+                self._now,
+                self.table.limit_share,
+                chosen=chosen,
+            )
         nothing = f"no run has: {self.table.filter}" if self.table.filter else "no run"
         return line([(nothing, DIM)] if not at else [], width)
 
@@ -136,7 +178,10 @@ class RunTree(DataTable[None], inherit_bindings=False):
             self.add_row(None)
         if not self.moved and (worst := max(lines, key=_need, default=None)) is not None:
             self.run_id = worst.run.id
-        at = next((each for each, row in enumerate(lines) if row.run.id == self.run_id), max(min(at, len(lines) - 1), 0))
+        at = next(
+            (each for each, row in enumerate(lines) if row.run.id == self.run_id),
+            max(min(at, len(lines) - 1), 0),
+        )
         self.run_id = lines[at].run.id if lines else None
         if at != self.cursor_row:
             self.move_cursor(row=at)
@@ -144,7 +189,9 @@ class RunTree(DataTable[None], inherit_bindings=False):
 
     # ---- the cursor
 
-    def watch_cursor_coordinate(self, old_coordinate: Coordinate, new_coordinate: Coordinate) -> None:
+    def watch_cursor_coordinate(
+        self, old_coordinate: Coordinate, new_coordinate: Coordinate
+    ) -> None:
         super().watch_cursor_coordinate(old_coordinate, new_coordinate)
         if not self._placing and old_coordinate.row != new_coordinate.row:
             self.moved, self.run_id = True, self._lines[new_coordinate.row].run.id
@@ -155,8 +202,8 @@ class RunTree(DataTable[None], inherit_bindings=False):
         self._place(self.table.rows)
 
     def next_in_trouble(self) -> RunId | None:
-        """Return the next run below the chosen one that needs a person, also a folded one, from the top again after the last. If no
-        run needs one: the next that ended badly."""
+        """Return the next run below the chosen one that needs a person, also a folded one, from the
+        top again after the last. If no run needs one: the next that ended badly."""
         unfolded = self.table.unfolded
         start = next((at + 1 for at, row in enumerate(unfolded) if row.run.id == self.run_id), 0)
         after = [*unfolded[start:], *unfolded[:start]]

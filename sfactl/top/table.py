@@ -1,4 +1,5 @@
-"""The runs that the daemon has told of, as a tree: sorted, filtered, folded; how much each needs a person, and the words for it."""
+"""The runs that the daemon has told of, as a tree: sorted, filtered, folded; how much each needs a
+person, and the words for it."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -14,7 +15,8 @@ from .. import output
 from ..waiting import NEAR, after_others, near, of, troubles
 
 WAITS, STUCK, NEARING, ENDED, QUIET = 4, 3, 2, 1, 0
-"""It waits for a person; it does not get on; it is near a limit; it ended badly; nothing is wrong."""
+"""It waits for a person; it does not get on; it is near a limit; it ended badly; nothing is
+wrong."""
 MOST_ENDED = 500
 """Ended runs that are kept: those of trees with a live run, then the newest."""
 
@@ -91,7 +93,11 @@ class RunTable:
             before = self.runs.get(run.id)
             if before is not None:
                 run = _completed(run, before)
-            self.runs[run.id], self._seen[run.id], self._ranks[run.id] = run, now, rank(run, self.limit_share)
+            self.runs[run.id], self._seen[run.id], self._ranks[run.id] = (
+                run,
+                now,
+                rank(run, self.limit_share),
+            )
         self._forget_old()
         self._count()
 
@@ -140,7 +146,8 @@ class RunTable:
         self.order, self._rows = order, None
 
     def filter_by(self, text: str) -> None:
-        """Show runs that have all words of `text` in their id, name, type, user, status, labels or command; and those above."""
+        """Show runs that have all words of `text` in their id, name, type, user, status, labels or
+        command; and those above."""
         self.filter, self._rows = text, None
 
     def matches(self, run: RunInfo) -> bool:
@@ -165,7 +172,11 @@ class RunTable:
         return sum(not each.status.terminal for each in _inner(children(self.runs.values()), run))
 
     def fold_all(self, folded: bool) -> None:
-        self._folded = {run.parent_id for run in self.runs.values() if run.parent_id is not None} if folded else set()
+        self._folded = (
+            {run.parent_id for run in self.runs.values() if run.parent_id is not None}
+            if folded
+            else set()
+        )
         self._rows = None
 
     @property
@@ -189,7 +200,9 @@ class RunTable:
     @property
     def filtered_out(self) -> int:
         """Live runs in trouble that the filter hides."""
-        return sum(self.rank(run) >= STUCK for run in self.runs.values()) - sum(self.rank(run) >= STUCK for run in self._shown())
+        return sum(self.rank(run) >= STUCK for run in self.runs.values()) - sum(
+            self.rank(run) >= STUCK for run in self._shown()
+        )
 
     def _shown(self) -> list[RunInfo]:
         runs = [run for run in self.runs.values() if self.ended_shown or not run.status.terminal]
@@ -228,8 +241,11 @@ class RunTable:
             yield Row(run, indent + branch, self.rank(run)), indent + deeper
 
 
-def children(runs: Iterable[RunInfo], order: Order = ORDERS["age"]) -> dict[RunId | None, list[RunInfo]]:
-    """Return the runs by the id of their parent, sorted; under `None` those whose parent is not among them."""
+def children(
+    runs: Iterable[RunInfo], order: Order = ORDERS["age"]
+) -> dict[RunId | None, list[RunInfo]]:
+    """Return the runs by the id of their parent, sorted; under `None` those whose parent is not
+    among them."""
     runs = list(runs)
     known = {run.id for run in runs}
     below: defaultdict[RunId | None, list[RunInfo]] = defaultdict(list)
@@ -244,7 +260,8 @@ def children(runs: Iterable[RunInfo], order: Order = ORDERS["age"]) -> dict[RunI
 
 
 def _best(runs: list[RunInfo], key: Key) -> dict[RunId, float | str]:
-    """Return the largest value in the subtree of each run: a tree stands where its worst run would."""
+    """Return the largest value in the subtree of each run: a tree stands where its worst run
+    would."""
     best = {run.id: key(run) for run in runs}
     for run in sorted(runs, key=attrgetter("depth"), reverse=True):
         if run.parent_id in best:
@@ -253,11 +270,16 @@ def _best(runs: list[RunInfo], key: Key) -> dict[RunId, float | str]:
 
 
 def _completed(run: RunInfo, before: RunInfo) -> RunInfo:
-    """Return a run with figures of the last push, which the end of a run and other replies leave out."""
+    """Return a run with figures of the last push, which the end of a run and other replies leave
+    out."""
     if run.total_cost_usd is None:
         run = replace(run, total_cost_usd=before.total_cost_usd, total_tokens=before.total_tokens)
     if run.processes is None and not run.status.terminal and run.attempts == before.attempts:
-        load = {"processes": before.processes, "memory_bytes": before.memory_bytes, "cpu_cores": before.cpu_cores}
+        load = {
+            "processes": before.processes,
+            "memory_bytes": before.memory_bytes,
+            "cpu_cores": before.cpu_cores,
+        }
         run = replace(run, **load)
     return run
 
@@ -272,7 +294,9 @@ def _inner(below: Mapping[RunId | None, Sequence[RunInfo]], run: RunId) -> list[
 
 def _has(run: RunInfo, words: Sequence[str]) -> bool:
     labels = (f"{key}={value}" for key, value in run.labels.items())
-    text = " ".join((run.id, run.name, run.type or "", run.user, run.status.value, *labels, *run.argv)).casefold()
+    text = " ".join(
+        (run.id, run.name, run.type or "", run.user, run.status.value, *labels, *run.argv)
+    ).casefold()
     return all(word in text for word in words)
 
 
@@ -281,15 +305,22 @@ def rank(run: RunInfo, limit_share: float) -> int:
     if run.status is Status.PAUSED and (run.reason is None or run.reason.kind != "suspended"):
         return WAITS
     if run.status.terminal:
-        return ENDED if run.status in (Status.FAILED, Status.TIMEOUT, Status.LOST) or run.status.rejected else QUIET
+        return (
+            ENDED
+            if run.status in (Status.FAILED, Status.TIMEOUT, Status.LOST) or run.status.rejected
+            else QUIET
+        )
     silent = run.api_silence is not None or run.api_trouble is not None or output.unanswered(run)
     if silent or run.repeating is not None or run.unadmitted:
         return STUCK
     return NEARING if near(run, limit_share) else QUIET
 
 
-def reason(run: RunInfo, limit_share: float, now: datetime | None = None, *, keys: bool = True) -> str:
-    """Return a sentence about a run for the lines below the tree: its trouble, else what it does. `keys`: name those that help."""
+def reason(
+    run: RunInfo, limit_share: float, now: datetime | None = None, *, keys: bool = True
+) -> str:
+    """Return a sentence about a run for the lines below the tree: its trouble, else what it does.
+    `keys`: name those that help."""
     now = now or datetime.now(UTC)
     if run.status is Status.PAUSED and (paused := _paused(run, now, keys=keys)):
         return paused
@@ -307,11 +338,22 @@ def reason(run: RunInfo, limit_share: float, now: datetime | None = None, *, key
 
 def _paused(run: RunInfo, now: datetime, *, keys: bool) -> str | None:
     """Return which limit paused a run; `None` if no limit did."""
-    state = next((state for state in run.limits if run.reason is not None and state.kind == run.reason.limit_kind), None)
+    state = next(
+        (
+            state
+            for state in run.limits
+            if run.reason is not None and state.kind == run.reason.limit_kind
+        ),
+        None,
+    )
     if state is None or state.used is None:
         return None
     told = f"{state.kind} {of(state)}"
     if not output.waits_for_approval(run):
         return f"paused: {told}{'; r resumes it with more room, s stops it' if keys else ''}"
-    until = f" until {output.clock(run.deadline, now)}, {output.until(run.deadline, now)} left" if run.deadline is not None else ""
+    until = (
+        f" until {output.clock(run.deadline, now)}, {output.until(run.deadline, now)} left"
+        if run.deadline is not None
+        else ""
+    )
     return f"waits for approval{until}: {told}{'; a approves, d denies' if keys else ''}"

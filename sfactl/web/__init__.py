@@ -1,4 +1,5 @@
-"""The console, `sfactl web`: the runs in a browser. Only that verb imports this package, which needs the extra `web`.
+"""The console, `sfactl web`: the runs in a browser. Only that verb imports this package, which
+needs the extra `web`.
 
 `access`        who may ask: one-time links, cookies, tokens, Host and Origin
 `serving`       the addresses, whose connections are accepted, TLS, and the server's life

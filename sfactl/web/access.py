@@ -1,7 +1,8 @@
 """Who may ask: a browser that has opened a one-time link, from a page of this console.
 
-The link's token is exchanged for a cookie, once. Host is checked, because a page of another site could reach this server by a name
-that it resolves to 127.0.0.1; Origin, and a token that only our pages know, because it could send a request with the cookie.
+The link's token is exchanged for a cookie, once. Host is checked, because a page of another site
+could reach this server by a name that it resolves to 127.0.0.1; Origin, and a token that only our
+pages know, because it could send a request with the cookie.
 """
 
 import hmac
@@ -17,16 +18,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 LOGIN = "/login"
 OPEN_PATHS = ("/static/", "/sw.js")
-"""What anybody who can connect may read: the program's own files. A browser reads the manifest and icons without the cookie."""
+"""What anybody who can connect may read: the program's own files. A browser reads the manifest and
+icons without the cookie."""
 TOKEN_HEADER = "x-csrf-token"  # noqa: S105
 LINK_SECONDS = 600.0
-"""For so long a link for another device works. The first link, which is printed, works until it is used."""
+"""For so long a link for another device works. The first link, which is printed, works until it is
+used."""
 MOST_SESSIONS = 32
 MOST_BODY = 256 * 1024
 """Bytes of a request's body."""
 HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; manifest-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src "
+        "'self'; manifest-src 'self'; "
         "worker-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
     ),
     "referrer-policy": "no-referrer",
@@ -64,7 +68,9 @@ class Gate:
     def link(self, seconds: float = LINK_SECONDS) -> str:
         """Return an address that logs a browser in, once."""
         token, now = secrets.token_urlsafe(32), time.monotonic()
-        self._links = {each: until for each, until in self._links.items() if until > now} | {token: now + seconds}
+        self._links = {each: until for each, until in self._links.items() if until > now} | {
+            token: now + seconds
+        }
         return f"{self.origin}{LOGIN}?token={token}"
 
     def guard(self, app: ASGIApp) -> ASGIApp:
@@ -80,7 +86,11 @@ class Gate:
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 told = {key for key, _ in message["headers"]}
-                more = [(key.encode(), value.encode()) for key, value in HEADERS.items() if key.encode() not in told]
+                more = [
+                    (key.encode(), value.encode())
+                    for key, value in HEADERS.items()
+                    if key.encode() not in told
+                ]
                 if b"cache-control" not in told:
                     more.append((b"cache-control", b"no-store"))
                 message["headers"] = [*message["headers"], *more]
@@ -97,7 +107,9 @@ class Gate:
         headers = request.headers
         if headers.get("host") != self._host:
             return _refused(f"the console has another address: {self.origin}")
-        foreign = headers.get("origin") not in (None, self.origin) or headers.get("sec-fetch-site") in ("same-site", "cross-site")
+        foreign = headers.get("origin") not in (None, self.origin) or headers.get(
+            "sec-fetch-site"
+        ) in ("same-site", "cross-site")
         if foreign and not _is_visit(request):
             return _refused("only pages of this console may ask")
         path = request.url.path
@@ -108,11 +120,16 @@ class Gate:
         session = self._session(request)
         if session is None:
             if _is_visit(request) and headers.get("sec-fetch-site") == "cross-site":
-                # the cookie is SameSite=Strict: a link in a message arrives without it, a page of ours may then ask again
+                # the cookie is SameSite=Strict: a link in a message arrives without it, a page of
+                # ours may then ask again
                 return HTMLResponse(_AGAIN.format(escape(_path(request), quote=True)))
             return HTMLResponse(_LOGGED_OUT, 403)
-        if request.method not in ("GET", "HEAD") and not _equal(headers.get(TOKEN_HEADER, ""), session.token):
-            return _refused("the request has no token, or that of an earlier login: load the page again")
+        if request.method not in ("GET", "HEAD") and not _equal(
+            headers.get(TOKEN_HEADER, ""), session.token
+        ):
+            return _refused(
+                "the request has no token, or that of an earlier login: load the page again"
+            )
         if int(headers.get("content-length") or 0) > MOST_BODY:
             return PlainTextResponse(f"the body is longer than {MOST_BODY} bytes", 413)
         request.scope["state"] = {"session": session}
@@ -126,11 +143,22 @@ class Gate:
         [token, *_] = parse_qs(request.url.query).get("token", [""])
         known = next((each for each in self._links if _equal(each, token)), None)
         if known is None or self._links.pop(known) <= time.monotonic():
-            return HTMLResponse(_LOGGED_OUT, 403) if self._session(request) is None else RedirectResponse("/", 303)
+            return (
+                HTMLResponse(_LOGGED_OUT, 403)
+                if self._session(request) is None
+                else RedirectResponse("/", 303)
+            )
         session = Session()
         self._sessions = [*self._sessions[-MOST_SESSIONS + 1 :], session]
         response = RedirectResponse("/", 303)
-        response.set_cookie(self._name, session.cookie, path="/", httponly=True, samesite="strict", secure=self._secure)
+        response.set_cookie(
+            self._name,
+            session.cookie,
+            path="/",
+            httponly=True,
+            samesite="strict",
+            secure=self._secure,
+        )
         return response
 
     def log_out(self, session: Session) -> None:
@@ -139,7 +167,11 @@ class Gate:
 
 def _is_visit(request: Request) -> bool:
     """Whether a person follows a link from elsewhere, which only shows a page."""
-    return request.method == "GET" and request.headers.get("sec-fetch-mode") == "navigate" and "origin" not in request.headers
+    return (
+        request.method == "GET"
+        and request.headers.get("sec-fetch-mode") == "navigate"
+        and "origin" not in request.headers
+    )
 
 
 def _path(request: Request) -> str:
@@ -155,12 +187,17 @@ def _equal(one: str, other: str) -> bool:
 
 
 _PAGE = (
-    '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" '
+    'content="width=device-width">'
     '<link rel="stylesheet" href="/static/style.css"><title>sfad</title>{}</html>'
 )
-_AGAIN = _PAGE.format('<meta http-equiv="refresh" content="0; url={0}"><main><a href="{0}">Continue</a></main>')
+_AGAIN = _PAGE.format(
+    '<meta http-equiv="refresh" content="0; url={0}"><main><a href="{0}">Continue</a></main>'
+)
 _LOGGED_OUT = _PAGE.format(
-    "<main class=plain><h1>Log in</h1><p>Open the link that <code>sfactl web</code> has printed. It works once, in one browser. "
-    "For another device, use <b>Link for another device</b> in the menu of a browser that is logged in, or start "
+    "<main class=plain><h1>Log in</h1><p>Open the link that <code>sfactl web</code> has printed. "
+    "It works once, in one browser. "
+    "For another device, use <b>Link for another device</b> in the menu of a browser that is "
+    "logged in, or start "
     "<code>sfactl web</code> again.</p></main>"
 )

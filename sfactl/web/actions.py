@@ -1,4 +1,5 @@
-"""What a page may change, with the rights of this process's user. Each answer has a sentence about what came of it."""
+"""What a page may change, with the rights of this process's user. Each answer has a sentence about
+what came of it."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -39,14 +40,19 @@ async def _pause(source: Source, run: str, _body: Body) -> Body:
 
 
 async def _resume(source: Source, run: str, _body: Body) -> Body:
-    """Resume a run. The limit that has paused it gets more room: without, it would only warn from now on."""
+    """Resume a run. The limit that has paused it gets more room: without, it would only warn from
+    now on."""
     room = await _room(source, run)
-    return _changed((await source.ask(m.Resume(id=0, run=run, limits=room), m.RunReply)).run, room=room)
+    return _changed(
+        (await source.ask(m.Resume(id=0, run=run, limits=room), m.RunReply)).run, room=room
+    )
 
 
 async def _approve(source: Source, run: str, _body: Body) -> Body:
     room = await _room(source, run)
-    return _changed((await source.ask(m.Approve(id=0, run=run, limits=room), m.RunReply)).run, room=room)
+    return _changed(
+        (await source.ask(m.Approve(id=0, run=run, limits=room), m.RunReply)).run, room=room
+    )
 
 
 async def _deny(source: Source, run: str, _body: Body) -> Body:
@@ -54,8 +60,8 @@ async def _deny(source: Source, run: str, _body: Body) -> Body:
 
 
 async def _room(source: Source, run: str) -> list[Limit]:
-    """Return twice the limit that has paused a run, or as much as the config and the runs above it allow. Nothing if no limit
-    has."""
+    """Return twice the limit that has paused a run, or as much as the config and the runs above it
+    allow. Nothing if no limit has."""
     info = (await source.ask(m.Info(id=0, run=run), m.RunReply)).run
     kind = info.reason.limit_kind if info.reason is not None else None
     state = next((state for state in info.limits if state.kind == kind), None)
@@ -66,11 +72,16 @@ async def _room(source: Source, run: str) -> list[Limit]:
     if state.bound is not None:
         wanted = min(wanted, state.bound)
     most = await _most(source, KINDS[state.kind].most)
-    return [Limit(kind=state.kind, threshold=wanted if most is None else min(wanted, most), source=SOURCE)]
+    return [
+        Limit(
+            kind=state.kind, threshold=wanted if most is None else min(wanted, most), source=SOURCE
+        )
+    ]
 
 
 async def _most(source: Source, key: str) -> float | None:
-    """Return a value of `[limits]` in the config; `None` if there is none, or this user may not know it."""
+    """Return a value of `[limits]` in the config; `None` if there is none, or this user may not
+    know it."""
     try:
         settings = (await source.ask(m.Config(id=0), m.ConfigReply)).settings
     except DaemonError as error:
@@ -87,7 +98,10 @@ async def _limit(source: Source, run: str, body: Body) -> Body:
         raise UsageError("type a new value for at least one limit")
     texts = [f"{kind}={value}" for kind, value in given.items() if isinstance(value, str)]
     wanted = limits.of_flags(texts, SOURCE)
-    return _changed((await source.ask(m.ChangeLimits(id=0, run=run, limits=wanted), m.RunReply)).run, room=wanted)
+    return _changed(
+        (await source.ask(m.ChangeLimits(id=0, run=run, limits=wanted), m.RunReply)).run,
+        room=wanted,
+    )
 
 
 async def _send(source: Source, run: str, body: Body) -> Body:
@@ -100,13 +114,21 @@ async def _send(source: Source, run: str, body: Body) -> Body:
 
 async def _continue(source: Source, run: str, body: Body) -> Body:
     """Continue the session of an ended run in a new one, as `sfactl continue RUN [TASK]` does."""
-    options = spawn_options.SpawnOptions(limit=limits.of_flags(_text(body, "limits").replace(",", " ").split()))
-    return await _spawned(source, continuing.message(run, _text(body, "task").strip() or None, options), f"{run} continues as ")
+    options = spawn_options.SpawnOptions(
+        limit=limits.of_flags(_text(body, "limits").replace(",", " ").split())
+    )
+    return await _spawned(
+        source,
+        continuing.message(run, _text(body, "task").strip() or None, options),
+        f"{run} continues as ",
+    )
 
 
 def _changed(run: RunInfo, more: str = "", room: list[Limit] | None = None) -> Body:
     kinds = {limit.kind for limit in room or ()}
-    now = ", ".join(describe(state).partition(";")[0] for state in run.limits if state.kind in kinds)
+    now = ", ".join(
+        describe(state).partition(";")[0] for state in run.limits if state.kind in kinds
+    )
     return {"said": f"{run.id} is {views.word(run)}{f': {now}' if now else ''}{more}"}
 
 
@@ -130,9 +152,14 @@ async def _spawned(source: Source, request: m.Spawn, said: str = "") -> Body:
     reply = await source.ask(request, m.Reply)
     if isinstance(reply, m.Refused):
         raise StartRefused(reply.refused.kind, 1, output.plain(reply.refused.message))
-    assert isinstance(reply, m.RunReply)  # `ask` raises for an error, and a Spawn has no other reply
+    # `ask` raises for an error, and a Spawn has no other reply
+    assert isinstance(reply, m.RunReply)
     why = output.failure(reply.run)
-    return {"said": why or f"{said}{reply.run.id}, which is {views.word(reply.run)}", "run": reply.run.id, "bad": why is not None}
+    return {
+        "said": why or f"{said}{reply.run.id}, which is {views.word(reply.run)}",
+        "run": reply.run.id,
+        "bad": why is not None,
+    }
 
 
 def _text(body: Body, field: str) -> str:
@@ -143,7 +170,7 @@ def _text(body: Body, field: str) -> str:
 
 
 ON_RUNS: dict[str, Act] = {
-    "stop": _stop, "pause": _pause, "resume": _resume, "approve": _approve, "deny": _deny, "limit": _limit, "send": _send,
-    "continue": _continue,
+    "stop": _stop, "pause": _pause, "resume": _resume, "approve": _approve, "deny": _deny,
+    "limit": _limit, "send": _send, "continue": _continue,
 }  # fmt: skip
 """What a page may do with a run, by the last word of the path."""

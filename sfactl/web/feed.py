@@ -1,7 +1,9 @@
-"""The runs as the daemon tells of them, once for all open pages: rows that are encoded, each with the version of its last change.
+"""The runs as the daemon tells of them, once for all open pages: rows that are encoded, each with
+the version of its last change.
 
-A page that comes back names the version that it has, and gets the rows that have changed since, and the ids of those that are gone.
-The daemon measures memory and CPU only while a client watches, so the feed watches only while a page is open.
+A page that comes back names the version that it has, and gets the rows that have changed since, and
+the ids of those that are gone. The daemon measures memory and CPU only while a client watches, so
+the feed watches only while a page is open.
 """
 
 import secrets
@@ -27,11 +29,13 @@ from . import views
 from .source import Source
 
 STATUS_AGAIN = 5.0
-"""Seconds between two looks at the alerts and the cost of the last hour, which passes without a change of any run."""
+"""Seconds between two looks at the alerts and the cost of the last hour, which passes without a
+change of any run."""
 AGAIN = 0.5
 """Seconds between attempts to reach a daemon that is away."""
 LINGER = 30.0
-"""Seconds that the daemon is watched after the last page has gone: a page that is loaded again needs no new start."""
+"""Seconds that the daemon is watched after the last page has gone: a page that is loaded again
+needs no new start."""
 GONE = 10_000
 """Ids that are remembered of runs that are not told of any more."""
 LOOK = 10.0
@@ -90,12 +94,16 @@ class Feed:
         """Wait for the next change."""
         await self._changed.wait()
 
-    def since(self, version: int, only: RunId | None = None) -> tuple[bool, Sequence[bytes], Sequence[RunId]]:
-        """Return whether the page must forget what it has, rows that have changed after `version`, and ids of runs that are gone.
-        `only`: the tree below this run, which is included."""
+    def since(
+        self, version: int, only: RunId | None = None
+    ) -> tuple[bool, Sequence[bytes], Sequence[RunId]]:
+        """Return whether the page must forget what it has, rows that have changed after `version`,
+        and ids of runs that are gone. `only`: the tree below this run, which is included."""
         fresh = version < self._forgotten or version == 0
         rows = [
-            row for run, (at, row) in self._rows.items() if (fresh or at > version) and (only is None or self._below(run, only))
+            row
+            for run, (at, row) in self._rows.items()
+            if (fresh or at > version) and (only is None or self._below(run, only))
         ]
         return fresh, rows, [] if fresh else [run for at, run in self._gone if at > version]
 
@@ -206,7 +214,9 @@ class Feed:
         own = self._statuses.get(self._source.own)
         if own is None:
             return
-        alerts = [self._alert(node, each) for node, one in self._statuses.items() for each in one.alerts]
+        alerts = [
+            self._alert(node, each) for node, one in self._statuses.items() for each in one.alerts
+        ]
         self.status = replace(own, alerts=alerts)
         if own.limit_share != self.table.limit_share:
             self.table.warn_from(own.limit_share)
@@ -229,7 +239,11 @@ class Feed:
 
     def _said(self, node: str, error: Quit) -> str:
         if node:  # of a fleet
-            return f"node {node} does not answer" if isinstance(error, Unreachable) else f"node {node}: {error.message}"
+            return (
+                f"node {node} does not answer"
+                if isinstance(error, Unreachable)
+                else f"node {node}: {error.message}"
+            )
         gone = isinstance(error, Unreachable) and error.kind in ("missing", "refused", "gone")
         return "the daemon is away" if gone else error.message
 
@@ -238,7 +252,9 @@ class Feed:
         lost = self._unanswered
         self.away = lost.get(self._source.own) if lost.keys() >= set(self._source.nodes) else None
         whose = "its" if len(lost) == 1 else "their"
-        words = f"{'; '.join(lost[node] for node in sorted(lost))}: {whose} runs are shown as they were"
+        words = (
+            f"{'; '.join(lost[node] for node in sorted(lost))}: {whose} runs are shown as they were"
+        )
         self.trouble = words if lost and self.away is None else ""
 
     def _tell(self) -> None:

@@ -33,20 +33,30 @@ from .source import Source
 from .stream import EventStream
 
 TYPES = {
-    "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "png": "image/png", "json": "application/manifest+json",
-    "LICENSE": "text/plain",
+    "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "png": "image/png",
+    "json": "application/manifest+json", "LICENSE": "text/plain",
 }  # fmt: skip
 FOR_EVER = "public, max-age=31536000, immutable"
 COMMON = ("app", "actions", "api", "dom", "format", "live", "notify")
 """Modules that every page imports."""
-MORE = {"now": ("rows",), "run": ("rows", "ansi", "plot", "events"), "history": ("rows", "plot"), "plans": (), "events": ()}
+MORE = {
+    "now": ("rows",),
+    "run": ("rows", "ansi", "plot", "events"),
+    "history": ("rows", "plot"),
+    "plans": (),
+    "events": (),
+}
 """What the module of a page imports beside those."""
 
 
 class Static:
     def __init__(self) -> None:
         place = files(__package__) / "static"
-        self._files = {each.name: each.read_bytes() for each in place.iterdir() if each.name.rpartition(".")[2] in TYPES}
+        self._files = {
+            each.name: each.read_bytes()
+            for each in place.iterdir()
+            if each.name.rpartition(".")[2] in TYPES
+        }
         self._page = (place / "page.html").read_text()
         digest = sha256()
         for name in sorted(self._files):
@@ -54,16 +64,22 @@ class Static:
         self.version = digest.hexdigest()[:12]
 
     def shell(self, page: str) -> str:
-        """Return the HTML of a page. It names all modules, so that a browser does not find them one after the other."""
+        """Return the HTML of a page. It names all modules, so that a browser does not find them one
+        after the other."""
         wanted = (*COMMON, page, *MORE[page])
-        preloads = "\n".join(f'<link rel="modulepreload" href="/static/{self.version}/{name}.js">' for name in wanted)
+        preloads = "\n".join(
+            f'<link rel="modulepreload" href="/static/{self.version}/{name}.js">' for name in wanted
+        )
         return self._page.replace("{{preloads}}", preloads).replace("{{version}}", self.version)
 
     async def file(self, request: Request) -> Response:
-        return self._answer(request.path_params["name"], request.path_params.get("version") == self.version)
+        return self._answer(
+            request.path_params["name"], request.path_params.get("version") == self.version
+        )
 
     async def worker(self, _request: Request) -> Response:
-        """Return the service worker. It must be above all pages that it serves, and so has no place in /static."""
+        """Return the service worker. It must be above all pages that it serves, and so has no place
+        in /static."""
         return self._answer("sw.js", False)
 
     def _answer(self, name: str, for_ever: bool) -> Response:
@@ -74,9 +90,21 @@ class Static:
         return Response(content, headers=headers, media_type=TYPES[name.rpartition(".")[2]])
 
 
-PAGES = {"/": "now", "/runs/{run}": "run", "/history": "history", "/plans": "plans", "/events": "events"}
+PAGES = {
+    "/": "now",
+    "/runs/{run}": "run",
+    "/history": "history",
+    "/plans": "plans",
+    "/events": "events",
+}
 """Each path, and the module in static/ that fills the page."""
-TITLES = {"now": "Now", "run": "Run", "history": "History", "plans": "Plans and budgets", "events": "Events and alerts"}
+TITLES = {
+    "now": "Now",
+    "run": "Run",
+    "history": "History",
+    "plans": "Plans and budgets",
+    "events": "Events and alerts",
+}
 ROWS = 50
 """Ended runs of one page of the history."""
 MOST_DAYS = 62
@@ -109,11 +137,15 @@ class Console:
             text = self.static.shell(name)
             for key, value in fields.items():
                 text = text.replace("{{" + key + "}}", escape(value, quote=True))
-            return HTMLResponse(text.replace(f'data-to="{name}"', f'data-to="{name}" aria-current="page"'))
+            return HTMLResponse(
+                text.replace(f'data-to="{name}"', f'data-to="{name}" aria-current="page"')
+            )
 
         return show
 
-    def read(self, handler: Callable[["Console", Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    def read(
+        self, handler: Callable[["Console", Request], Awaitable[Any]]
+    ) -> Callable[[Request], Awaitable[Response]]:
         """Return an endpoint that answers with JSON, or with the words of an error."""
 
         async def answer(request: Request) -> Response:
@@ -151,8 +183,8 @@ def refused(error: Quit | OSError) -> Response:
 
 
 _STATUS = {
-    ErrorCode.NO_SUCH_RUN: 404, ErrorCode.NOT_PERMITTED: 403, ErrorCode.BAD_REQUEST: 400, ErrorCode.UNAVAILABLE: 503,
-    ErrorCode.INTERNAL: 500,
+    ErrorCode.NO_SUCH_RUN: 404, ErrorCode.NOT_PERMITTED: 403, ErrorCode.BAD_REQUEST: 400,
+    ErrorCode.UNAVAILABLE: 503, ErrorCode.INTERNAL: 500,
 }  # fmt: skip
 
 
@@ -175,15 +207,21 @@ async def _tree(console: Console, request: Request) -> Any:
     before: RunId | None = None
     while len(found) < 500:
         page = await console.source.ask(m.List(id=0, root=top, rows=100, before=before), m.RunList)
-        found += [views.alone(run, console.feed.table.limit_share) for run in page.runs if run.id != top]
+        found += [
+            views.alone(run, console.feed.table.limit_share) for run in page.runs if run.id != top
+        ]
         before = page.next
         if before is None:
             break
-    return {"rows": sorted(found, key=lambda row: (row["created"], row["id"])), "more": before is not None}
+    return {
+        "rows": sorted(found, key=lambda row: (row["created"], row["id"])),
+        "more": before is not None,
+    }
 
 
 async def _calls(console: Console, request: Request) -> Any:
-    """Return a run's model calls, and what was used after each of them; without the gateway, what this process has seen."""
+    """Return a run's model calls, and what was used after each of them; without the gateway, what
+    this process has seen."""
     run = console.run(request)
     found: list[Any] = []
     page, wanted = None, m.ListCalls(id=0, run=run)
@@ -192,7 +230,9 @@ async def _calls(console: Console, request: Request) -> Any:
         found += page.calls
         if not page.more:
             break
-        wanted = m.ListCalls(id=0, run=run, after=page.calls[-1].time, after_number=page.calls[-1].number)
+        wanted = m.ListCalls(
+            id=0, run=run, after=page.calls[-1].time, after_number=page.calls[-1].number
+        )
     known = console.feed.points.get(run)
     return {
         "calls": [views.call(each) for each in found],
@@ -230,7 +270,11 @@ async def _costs(console: Console, request: Request) -> Any:
     by = query.get("by", "name")
     if by not in GROUPED_BY:
         raise UsageError(f"by: unknown key {by!r}; choose from: {', '.join(GROUPED_BY)}")
-    days = [float(day) for day in query.get("days", "").split(",") if day.replace(".", "", 1).isdecimal()]
+    days = [
+        float(day)
+        for day in query.get("days", "").split(",")
+        if day.replace(".", "", 1).isdecimal()
+    ]
     if not 2 <= len(days) <= MOST_DAYS + 1 or days != sorted(days):
         raise UsageError(f"days: give 2 to {MOST_DAYS + 1} Unix times, the first one first")
     whole = m.Summarise(
@@ -258,14 +302,25 @@ async def _costs(console: Console, request: Request) -> Any:
         "cost": found.cost_usd,
         "tokens": found.tokens,
         "mark": views.MARKS[found.partial, found.at_most],
-        "statuses": {status.value.replace("_", " "): count for status, count in found.by_status.items()},
-        "series": [{"name": name, "values": [day.get(name, 0.0) for day in cost]} for name in dearest]
-        + ([{"name": "others", "values": [_others(day, dearest) for day in cost]}] if others else []),
+        "statuses": {
+            status.value.replace("_", " "): count for status, count in found.by_status.items()
+        },
+        "series": [
+            {"name": name, "values": [day.get(name, 0.0) for day in cost]} for name in dearest
+        ]
+        + (
+            [{"name": "others", "values": [_others(day, dearest) for day in cost]}]
+            if others
+            else []
+        ),
         "breaches": [
             {"run": each.run_id, "kind": each.limit_kind, "used": each.used, "of": each.threshold}
             for each in reversed(found.breaches[-20:])
         ],
-        "failed": [{"run": each.run_id, "name": each.name, "reason": each.reason[: views.LONGEST]} for each in found.failed[-20:]],
+        "failed": [
+            {"run": each.run_id, "name": each.name, "reason": each.reason[: views.LONGEST]}
+            for each in found.failed[-20:]
+        ],
     }
 
 
@@ -294,7 +349,9 @@ async def _events(console: Console, request: Request) -> Any:
     """Return the events before one, the newest first."""
     query = request.query_params
     before = views.number(query.get("before", "")) or 0
-    wanted = m.Events(id=0, rows=1000, types=[each for each in query.get("type", "").split(",") if each])
+    wanted = m.Events(
+        id=0, rows=1000, types=[each for each in query.get("type", "").split(",") if each]
+    )
     wanted.severity = _severity(query.get("severity", "low"))
     # the daemon reads forward: begin so far back that some are found, farther each time
     back, found = ROWS, deque[Event](maxlen=ROWS)
@@ -309,7 +366,10 @@ async def _events(console: Console, request: Request) -> Any:
             break
         back *= 8
     return {
-        "events": [views.event(each, partial(console.source.name, console.source.own)) for each in reversed(found)],
+        "events": [
+            views.event(each, partial(console.source.name, console.source.own))
+            for each in reversed(found)
+        ],
         "more": bool(found) and found[0].number > 1,
     }
 
@@ -327,7 +387,10 @@ async def _money(console: Console, _request: Request) -> Any:
 
 async def _agents(console: Console, _request: Request) -> Any:
     found = (await console.source.ask(m.Agents(id=0), m.AgentList)).agents
-    return {"agents": [{"name": each.name, "description": each.description} for each in found], "directory": os.getcwd()}
+    return {
+        "agents": [{"name": each.name, "description": each.description} for each in found],
+        "directory": os.getcwd(),
+    }
 
 
 # ---- what changes something: POSTs, which the gate has checked
@@ -376,8 +439,9 @@ def application(source: Source, gate: Gate, nursery: trio.Nursery) -> Starlette:
     """Return the pages, which show what `source` tells. Background tasks live in `nursery`."""
     console = Console(source, gate, nursery)
     read = {
-        "/api/runs/{run}": _run, "/api/runs/{run}/tree": _tree, "/api/runs/{run}/calls": _calls, "/api/history": _history,
-        "/api/costs": _costs, "/api/events": _events, "/api/money": _money, "/api/agents": _agents,
+        "/api/runs/{run}": _run, "/api/runs/{run}/tree": _tree, "/api/runs/{run}/calls": _calls,
+        "/api/history": _history, "/api/costs": _costs, "/api/events": _events,
+        "/api/money": _money, "/api/agents": _agents,
     }  # fmt: skip
     return Starlette(
         routes=[

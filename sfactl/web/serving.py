@@ -43,22 +43,29 @@ _FOUND = struct.Struct("=4x48x12xII")
 """`inet_diag_msg`: of all its fields, uid and inode."""
 _ALL_STATES, _ANY_INTERFACE, _NO_COOKIE = 0xFFFFFFFF, 0, b"\xff" * 8
 Address = tuple[str, int]
-NO_PEER: dict[socket.AddressFamily, Address] = {socket.AF_INET: ("0.0.0.0", 0), socket.AF_INET6: ("::", 0)}  # noqa: S104
+NO_PEER: dict[socket.AddressFamily, Address] = {
+    socket.AF_INET: ("0.0.0.0", 0),
+    socket.AF_INET6: ("::", 0),
+}
 """The remote end of a listener."""
 
 MOST_CONNECTIONS = 256
 """Connections at once. A browser makes six."""
 SILENT_MS = 60_000
-"""Milliseconds after which a connection is given up whose other end does not acknowledge what was sent: a telephone that sleeps."""
+"""Milliseconds after which a connection is given up whose other end does not acknowledge what was
+sent: a telephone that sleeps."""
 
 
 def user_of(family: socket.AddressFamily, local: Address, remote: Address) -> int | None:
-    """Return the uid that has the socket between these addresses; `None` if no process has it any more. The kernel is asked
-    (sock_diag(7)): some microseconds, however many connections the machine has. Raise `OSError` if it does not tell."""
+    """Return the uid that has the socket between these addresses; `None` if no process has it any
+    more. The kernel is asked (sock_diag(7)): some microseconds, however many connections the
+    machine has. Raise `OSError` if it does not tell."""
     hosts = (socket.inet_pton(family, host) for host, _ in (local, remote))
     ends = _ENDS.pack(local[1], remote[1], *hosts, _ANY_INTERFACE, _NO_COOKIE)
     wanted = _WANTED.pack(family, socket.IPPROTO_TCP, 0, 0, _ALL_STATES) + ends
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as kernel:
+    with socket.socket(
+        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG
+    ) as kernel:
         kernel.send(_HEADER.pack(_HEADER.size + len(wanted), _BY_FAMILY, _REQUEST, 0, 0) + wanted)
         answer = kernel.recv(4096)  # the kernel has answered within send(2)
     if _HEADER.unpack_from(answer)[1] == _ERROR:
@@ -69,7 +76,8 @@ def user_of(family: socket.AddressFamily, local: Address, remote: Address) -> in
 
 
 def of_users(uids: frozenset[int]) -> Callable[[trio.SocketStream], bool]:
-    """Return a test for connections whose other end is a process of one of these users, on this machine."""
+    """Return a test for connections whose other end is a process of one of these users, on this
+    machine."""
 
     def accepted(stream: trio.SocketStream) -> bool:
         sock = stream.socket
@@ -96,14 +104,17 @@ def from_address(address: str) -> Callable[[trio.SocketStream], bool]:
 class PeerListener(trio.abc.Listener[trio.SocketStream]):
     """Accepts the connections that pass a test, and closes all others at once."""
 
-    def __init__(self, listener: trio.SocketListener, accepts: Callable[[trio.SocketStream], bool]) -> None:
+    def __init__(
+        self, listener: trio.SocketListener, accepts: Callable[[trio.SocketStream], bool]
+    ) -> None:
         self._listener = listener
         self._accepts = accepts
         self._open: WeakSet[trio.SocketStream] = WeakSet()
 
     async def accept(self) -> trio.SocketStream:
         while True:
-            stream = await self._listener.accept()  # a checkpoint: who connects without pause does not keep other tasks waiting
+            # a checkpoint: who connects without pause does not keep other tasks waiting
+            stream = await self._listener.accept()
             if self._accepts(stream) and self._room():
                 stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_MS)
                 self._open.add(stream)
@@ -127,7 +138,8 @@ GOODBYE = 1.0
 
 
 class Place(NamedTuple):
-    """Where the console listens, and how browsers reach it. Made by `place_of` from the command line."""
+    """Where the console listens, and how browsers reach it. Made by `place_of` from the command
+    line."""
 
     host: str
     port: int
@@ -143,15 +155,25 @@ class Place(NamedTuple):
         return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
 
-def place_of(listen: str, cert: str | None, key: str | None, proxy: str | None, sender: str | None) -> Place:
+def place_of(
+    listen: str, cert: str | None, key: str | None, proxy: str | None, sender: str | None
+) -> Place:
     """Return the place of a command line. Raise `UsageError` for one that is wrong or not safe."""
     host, port = _address(listen)
     if (cert is None) != (key is None):
         raise UsageError("--cert and --key need each other")
     if proxy is not None:
         parts = urlsplit(proxy)
-        if parts.scheme != "https" or not parts.hostname or parts.path not in ("", "/") or parts.query or parts.fragment:
-            raise UsageError(f"--proxy: {proxy!r} is not an address such as https://agents.example.org")
+        if (
+            parts.scheme != "https"
+            or not parts.hostname
+            or parts.path not in ("", "/")
+            or parts.query
+            or parts.fragment
+        ):
+            raise UsageError(
+                f"--proxy: {proxy!r} is not an address such as https://agents.example.org"
+            )
         proxy = f"https://{parts.netloc.lower()}"
     if sender is not None and proxy is None:
         raise UsageError("--from needs --proxy: it names whose connections are the proxy's")
@@ -160,12 +182,18 @@ def place_of(listen: str, cert: str | None, key: str | None, proxy: str | None, 
         return Place(host, port, cert, key, proxy, of_users(frozenset(users)), True)
     if proxy is not None:
         if sender is None:
-            raise UsageError(f"--listen {listen}: other machines can connect; name the proxy's IP address with --from")
+            raise UsageError(
+                f"--listen {listen}: other machines can connect; name the proxy's IP address "
+                "with "
+                "--from"
+            )
         return Place(host, port, cert, key, proxy, from_address(_ip("--from", sender)), False)
     if cert is None:
         raise UsageError(
-            f"--listen {listen}: other machines can connect; give a certificate (--cert FILE --key FILE), or the proxy in front "
-            "(--proxy https://NAME --from ADDRESS), or listen on 127.0.0.1 and forward the port with ssh -L"
+            f"--listen {listen}: other machines can connect; give a certificate (--cert FILE "
+            "--key FILE), or the proxy in front "
+            "(--proxy https://NAME --from ADDRESS), or listen on 127.0.0.1 and forward the port "
+            "with ssh -L"
         )
     return Place(host, port, cert, key, None, lambda _: True, False)
 
@@ -188,7 +216,9 @@ def _uid(name: str) -> int:
     try:
         return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
     except KeyError:
-        raise UsageError(f"--from: there is no user {name!r}; behind loopback it names the user of the proxy") from None
+        raise UsageError(
+            f"--from: there is no user {name!r}; behind loopback it names the user of the proxy"
+        ) from None
 
 
 def _bound(place: Place) -> socket.socket:
@@ -200,13 +230,17 @@ def _bound(place: Place) -> socket.socket:
     except OSError as error:
         listener.close()
         hint = "; --listen 127.0.0.1:0 takes a free port" if place.port else ""
-        raise UsageError(f"cannot listen on {place.host} port {place.port}: {error.strerror}{hint}") from None
+        raise UsageError(
+            f"cannot listen on {place.host} port {place.port}: {error.strerror}{hint}"
+        ) from None
     if place.checks_users:
         try:
             user_of(place.family, listener.getsockname()[:2], NO_PEER[place.family])
         except OSError:  # every browser would be cut off
             listener.close()
-            raise UsageError("the kernel does not tell whose a connection is (sock_diag, CONFIG_INET_DIAG)") from None
+            raise UsageError(
+                "the kernel does not tell whose a connection is (sock_diag, CONFIG_INET_DIAG)"
+            ) from None
     return listener
 
 
@@ -217,7 +251,9 @@ def _tls(place: Place) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(place.cert, place.key)
     except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"--cert {place.cert}, --key {place.key}: {error.strerror or error}") from None
+        raise UsageError(
+            f"--cert {place.cert}, --key {place.key}: {error.strerror or error}"
+        ) from None
     context.set_alpn_protocols(["h2", "http/1.1"])
     return context
 
@@ -229,7 +265,9 @@ def _origin(place: Place, port: int) -> str:
     if ip_address(host).is_unspecified:
         host = socket.getfqdn()
     scheme, default = ("https", 443) if place.cert is not None else ("http", 80)
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}{'' if port == default else f':{port}'}"
+    return (
+        f"{scheme}://{f'[{host}]' if ':' in host else host}{'' if port == default else f':{port}'}"
+    )
 
 
 def serve(source: Source, place: Place, *, opens: bool) -> int:
@@ -245,14 +283,21 @@ def serve(source: Source, place: Place, *, opens: bool) -> int:
 
 
 async def _serve(
-    source: Source, sock: socket.socket, place: Place, tls: ssl.SSLContext | None, gate: Gate, link: str | None
+    source: Source,
+    sock: socket.socket,
+    place: Place,
+    tls: ssl.SSLContext | None,
+    gate: Gate,
+    link: str | None,
 ) -> None:
     config = Config()
     config.loglevel = "ERROR"
     config.include_server_header = False
     config.keep_alive_timeout = 75
     config.h11_max_incomplete_size = 64 * 1024
-    listener = PeerListener(trio.SocketListener(trio.socket.from_stdlib_socket(sock)), place.accepts)
+    listener = PeerListener(
+        trio.SocketListener(trio.socket.from_stdlib_socket(sock)), place.accepts
+    )
     end = WorkerContext(None)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:
@@ -260,10 +305,18 @@ async def _serve(
             app = ASGIWrapper(pages)
             handler = partial(TCPServer, app, config, end, ConnectionState({}))
             if link is not None:
-                nursery.start_soon(partial(trio.to_thread.run_sync, webbrowser.open, link, abandon_on_cancel=True))
+                nursery.start_soon(
+                    partial(trio.to_thread.run_sync, webbrowser.open, link, abandon_on_cancel=True)
+                )
             async with trio.open_nursery() as serving:
-                reached: Any = listener if tls is None else trio.SSLListener(listener, tls, https_compatible=True)
-                serving.start_soon(partial(trio.serve_listeners, handler, [reached], handler_nursery=nursery))
+                reached: Any = (
+                    listener
+                    if tls is None
+                    else trio.SSLListener(listener, tls, https_compatible=True)
+                )
+                serving.start_soon(
+                    partial(trio.serve_listeners, handler, [reached], handler_nursery=nursery)
+                )
                 async for _ in signals:
                     break
                 serving.cancel_scope.cancel()
@@ -273,7 +326,8 @@ async def _serve(
 
 
 async def _hang_up(listener: PeerListener) -> None:
-    """Close what is still open at the end: hypercorn shields its sending, and another end that does not read would keep it here."""
+    """Close what is still open at the end: hypercorn shields its sending, and another end that does
+    not read would keep it here."""
     try:
         await trio.sleep_forever()
     finally:

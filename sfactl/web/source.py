@@ -28,7 +28,8 @@ AT_ONCE = trio.CapacityLimiter(32)
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Return what `work` returns. If this is cancelled, the thread goes on, and its result is dropped."""
+    """Return what `work` returns. If this is cancelled, the thread goes on, and its result is
+    dropped."""
     return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=AT_ONCE)
 
 
@@ -54,7 +55,8 @@ class Source(Protocol):
         """Learn of nodes that have joined. Raise `Quit`."""
 
     async def ask(self, request: m.Request, expected: type[R]) -> R:
-        """Return the daemon's reply. Raise `Quit`, `OSError`. If the call is cancelled, the request is not withdrawn."""
+        """Return the daemon's reply. Raise `Quit`, `OSError`. If the call is cancelled, the request
+        is not withdrawn."""
 
     def connect(self, node: str) -> Client:
         """Return a connection to a node's daemon. It may block. Raise `Quit`."""
@@ -68,14 +70,21 @@ class Source(Protocol):
     def name(self, node: str, run: RunId) -> RunId:
         """Return how pages name a run, by its id on a node."""
 
-    def told(self, node: str, runs: Iterable[RunInfo], away: Set[str], *, whole: bool) -> list[RunInfo]:
-        """Return what to show of the runs that a node tells of. `away`: nodes that do not answer; `whole`: these are all."""
+    def told(
+        self, node: str, runs: Iterable[RunInfo], away: Set[str], *, whole: bool
+    ) -> list[RunInfo]:
+        """Return what to show of the runs that a node tells of. `away`: nodes that do not answer;
+        `whole`: these are all."""
 
     async def page(self, wanted: m.List) -> HistoryPage:
-        """Return the newest ended runs, or those before `wanted.before`, and the live ones with the first page. Raise `Quit`."""
+        """Return the newest ended runs, or those before `wanted.before`, and the live ones with the
+        first page. Raise `Quit`."""
 
-    async def summary(self, wanted: m.Summarise, without: Collection[str] = ()) -> tuple[Summary, list[str]]:
-        """Return what runs have cost, and the nodes that did not answer. `without`: do not ask these nodes. Raise `Quit`."""
+    async def summary(
+        self, wanted: m.Summarise, without: Collection[str] = ()
+    ) -> tuple[Summary, list[str]]:
+        """Return what runs have cost, and the nodes that did not answer. `without`: do not ask
+        these nodes. Raise `Quit`."""
 
 
 class Daemon(Source):
@@ -108,14 +117,18 @@ class Daemon(Source):
     def name(self, node: str, run: RunId) -> RunId:  # noqa: ARG002
         return run
 
-    def told(self, node: str, runs: Iterable[RunInfo], away: Set[str], *, whole: bool) -> list[RunInfo]:  # noqa: ARG002
+    def told(
+        self, node: str, runs: Iterable[RunInfo], away: Set[str], *, whole: bool
+    ) -> list[RunInfo]:
         return list(runs)
 
     async def page(self, wanted: m.List) -> HistoryPage:
         page = await self.ask(wanted, m.RunList)
         return HistoryPage(page.runs, page.next, [])
 
-    async def summary(self, wanted: m.Summarise, without: Collection[str] = ()) -> tuple[Summary, list[str]]:  # noqa: ARG002
+    async def summary(
+        self, wanted: m.Summarise, without: Collection[str] = ()
+    ) -> tuple[Summary, list[str]]:
         return (await self.ask(wanted, m.Summarised)).summary, []
 
 
@@ -125,7 +138,8 @@ class Daemon(Source):
 OVER = "-"
 """In a cursor of the history: the node has no more."""
 KEPT = 1000
-"""Accounts that are kept of runs which the node where they execute tells of: what is shown if it has lost them."""
+"""Accounts that are kept of runs which the node where they execute tells of: what is shown if it
+has lost them."""
 
 
 class Nodes(Source):
@@ -135,7 +149,8 @@ class Nodes(Source):
         self._fleet, self._calls = fleet, FleetCalls(fleet)
         self.own = fleet.own
         self._givers: dict[str, dict[RunId, RunInfo]] = defaultdict(dict)
-        """What the nodes that have granted runs told of them last, by the node where these execute."""
+        """What the nodes that have granted runs told of them last, by the node where these
+        execute."""
 
     @property
     def nodes(self) -> Sequence[str]:
@@ -159,14 +174,21 @@ class Nodes(Source):
     def name(self, node: str, run: RunId) -> RunId:
         return self._calls.names.of(node, run)
 
-    def told(self, node: str, runs: Iterable[RunInfo], away: Set[str], *, whole: bool) -> list[RunInfo]:
+    def told(
+        self, node: str, runs: Iterable[RunInfo], away: Set[str], *, whole: bool
+    ) -> list[RunInfo]:
         runs, names = list(runs), self._calls.names
         if whole:
             names.forget(node)
         shown = []
         for run, named in zip(runs, self._calls.runs(node, runs), strict=True):
             place = run.fleet
-            if place is None or place.node is None or place.node in away or not names.is_told_by_another(run):
+            if (
+                place is None
+                or place.node is None
+                or place.node in away
+                or not names.is_told_by_another(run)
+            ):
                 shown.append(named)
             else:
                 self._keep(place.node, named)
@@ -185,16 +207,25 @@ class Nodes(Source):
 
     # ---- the history
 
-    async def _each(self, work: Callable[[str], T], without: Collection[str] = ()) -> tuple[dict[str, T], list[str]]:
-        """Return what `work` returns for each node, and the nodes that did not answer. Raise `Quit` if none did."""
+    async def _each(
+        self, work: Callable[[str], T], without: Collection[str] = ()
+    ) -> tuple[dict[str, T], list[str]]:
+        """Return what `work` returns for each node, and the nodes that did not answer. Raise `Quit`
+        if none did."""
         found, unanswered = await in_thread(partial(self._fleet.each, work, without=without))
         if not found:
-            raise Quit(ExitCode.UNREACHABLE, "; ".join(f"node {node}: {why}" for node, why in sorted(unanswered.items())))
+            raise Quit(
+                ExitCode.UNREACHABLE,
+                "; ".join(f"node {node}: {why}" for node, why in sorted(unanswered.items())),
+            )
         return found, sorted(unanswered)
 
     async def page(self, wanted: m.List) -> HistoryPage:
-        """Return the runs of all nodes since the same time. The cursor has the last run of each node that has answered."""
-        cursor = dict(each.split("/", 1) for each in (wanted.before or "").split(",") if "/" in each)
+        """Return the runs of all nodes since the same time. The cursor has the last run of each
+        node that has answered."""
+        cursor = dict(
+            each.split("/", 1) for each in (wanted.before or "").split(",") if "/" in each
+        )
         left = cursor if wanted.before else dict.fromkeys(self.nodes, "")
 
         def ask(node: str) -> m.RunList:
@@ -206,19 +237,33 @@ class Nodes(Source):
         shown: list[RunInfo] = []
         for node, page in found.items():
             live = [run for run in page.runs if not run.status.terminal]
-            ended = [run for run in page.runs if run.status.terminal and run.created_at.timestamp() >= begins]
+            ended = [
+                run
+                for run in page.runs
+                if run.status.terminal and run.created_at.timestamp() >= begins
+            ]
             if len(ended) + len(live) == len(page.runs):
                 left[node] = page.next or OVER
             elif ended:
                 left[node] = ended[0].id
             runs = ended if wanted.before else [*ended, *live]
-            shown += [run for run in self._calls.runs(node, runs) if not _executes_on(run, found.keys() | over)]
+            shown += [
+                run
+                for run in self._calls.runs(node, runs)
+                if not _executes_on(run, found.keys() | over)
+            ]
         if not wanted.before:
             left = {node: last for node, last in left.items() if node in found}
         more = any(last != OVER for last in left.values())
-        return HistoryPage(shown, ",".join(f"{node}/{last}" for node, last in left.items()) if more else None, unanswered)
+        return HistoryPage(
+            shown,
+            ",".join(f"{node}/{last}" for node, last in left.items()) if more else None,
+            unanswered,
+        )
 
-    async def summary(self, wanted: m.Summarise, without: Collection[str] = ()) -> tuple[Summary, list[str]]:
+    async def summary(
+        self, wanted: m.Summarise, without: Collection[str] = ()
+    ) -> tuple[Summary, list[str]]:
         wanted = replace(wanted, here=True)
 
         def ask(node: str) -> Summary:
@@ -230,7 +275,9 @@ class Nodes(Source):
 
 def _begin(page: m.RunList) -> float:
     """Return when the oldest ended run of a page was created."""
-    return min((run.created_at.timestamp() for run in page.runs if run.status.terminal), default=0.0)
+    return min(
+        (run.created_at.timestamp() for run in page.runs if run.status.terminal), default=0.0
+    )
 
 
 def _executes_on(run: RunInfo, nodes: Collection[str]) -> bool:

@@ -1,7 +1,8 @@
 """Server-sent events: what an open page is told, on one connection.
 
-Each message's id has the version of the runs, the number of the last event and the position in the output that the page has then.
-A browser sends the last id when it connects again, so a page that sleeps catches up without a gap.
+Each message's id has the version of the runs, the number of the last event and the position in the
+output that the page has then. A browser sends the last id when it connects again, so a page that
+sleeps catches up without a gap.
 """
 
 from collections.abc import Callable
@@ -33,8 +34,8 @@ _encode = msgspec.json.encode
 
 
 class EventStream(Response):
-    """Tells a page of runs (`runs`: `all`, or the id of one, with the tree below it), of events (`events`), and of the output of a
-    run (`output`: its id; `stderr`), as its query says."""
+    """Tells a page of runs (`runs`: `all`, or the id of one, with the tree below it), of events
+    (`events`), and of the output of a run (`output`: its id; `stderr`), as its query says."""
 
     def __init__(self, request: Request, source: Source, feed: Feed) -> None:
         query = request.query_params
@@ -61,7 +62,11 @@ class EventStream(Response):
                 self._seq, self._cursor = seq, rest[2]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
-        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+        headers = [
+            (b"content-type", b"text/event-stream"),
+            (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),
+        ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._send = send
         async with trio.open_nursery() as nursery:
@@ -79,7 +84,9 @@ class EventStream(Response):
                 self._feed.leave()
                 nursery.cancel_scope.cancel()
 
-    async def _tell(self, name: str, data: bytes, change: Callable[[], object] = lambda: None) -> None:
+    async def _tell(
+        self, name: str, data: bytes, change: Callable[[], object] = lambda: None
+    ) -> None:
         """Send a message. `change` moves the position that its id names."""
         async with self._lock:
             change()
@@ -116,7 +123,9 @@ class EventStream(Response):
                     await self._tell_changed()
                 if feed.status is not None and feed.status_version != status:
                     status = feed.status_version
-                    await self._tell("daemon", _encode(views.daemon(feed.status, feed.table, self._source.own)))
+                    await self._tell(
+                        "daemon", _encode(views.daemon(feed.status, feed.table, self._source.own))
+                    )
             if feed.changes == seen:
                 await feed.change()
             await trio.sleep_until(pause)
@@ -141,7 +150,9 @@ class EventStream(Response):
     async def _follow_events(self) -> None:
         while True:
             try:
-                node, run = await self._source.find(self._of) if self._of else (self._source.own, "")
+                node, run = (
+                    await self._source.find(self._of) if self._of else (self._source.own, "")
+                )
                 with await trio.to_thread.run_sync(self._source.connect, node) as client:
                     await self._pass_events_on(client, node, run)
             except Quit as error:
@@ -151,7 +162,14 @@ class EventStream(Response):
 
     async def _pass_events_on(self, client: Client, node: str, run: RunId) -> None:
         """Pass on what a node tells until the connection ends. Raise `Quit`."""
-        request = m.Events(id=0, after=self._seq or None, rows=EVENTS, follow=True, types=self._types, severity=self._severity)
+        request = m.Events(
+            id=0,
+            after=self._seq or None,
+            rows=EVENTS,
+            follow=True,
+            types=self._types,
+            severity=self._severity,
+        )
         request.runs = [run] if run else []
         client.send(request)
         name = partial(self._source.name, node)
@@ -160,11 +178,19 @@ class EventStream(Response):
             for answer in client.arrived():
                 reply = answer.reply
                 check(reply)
-                events = reply.events if isinstance(reply, m.EventPage) else [reply.event] if isinstance(reply, m.EventPush) else []
+                events = (
+                    reply.events
+                    if isinstance(reply, m.EventPage)
+                    else [reply.event]
+                    if isinstance(reply, m.EventPush)
+                    else []
+                )
                 reached = max([self._seq, *(event.number for event in events)])
                 if events:
                     await self._tell(
-                        "events", _encode([views.event(each, name) for each in events]), partial(self._at, "_seq", reached)
+                        "events",
+                        _encode([views.event(each, name) for each in events]),
+                        partial(self._at, "_seq", reached),
                     )
                 if isinstance(reply, m.EventPage) and reply.more:
                     request.after = reply.reached
@@ -174,7 +200,11 @@ class EventStream(Response):
 
     async def _follow_output(self) -> None:
         async def tell(text: str, cursor: str) -> None:
-            change: Callable[[], object] = partial(self._at, "_cursor", cursor) if cursor else lambda: None
+            change: Callable[[], object] = (
+                partial(self._at, "_cursor", cursor) if cursor else lambda: None
+            )
             await self._tell("output", _encode(text), change)
 
-        await tail.follow(self._source, self._output, stderr=self._stderr, cursor=self._cursor, tell=tell)
+        await tail.follow(
+            self._source, self._output, stderr=self._stderr, cursor=self._cursor, tell=tell
+        )

@@ -1,6 +1,8 @@
-"""The output of a run as it grows: an agent's text where its events are known, else the bytes of the file.
+"""The output of a run as it grows: an agent's text where its events are known, else the bytes of
+the file.
 
-Escape sequences stay in: the page makes colours of some and leaves out the others. Long lines are cut here, before they travel.
+Escape sequences stay in: the page makes colours of some and leaves out the others. Long lines are
+cut here, before they travel.
 """
 
 import codecs
@@ -60,7 +62,8 @@ class Lines:
 
 
 async def follow(source: Source, run: RunId, *, stderr: bool, cursor: str, tell: Tell) -> None:
-    """Tell the output from `cursor` on (empty: the newest part), until it is cancelled. Errors are told as output."""
+    """Tell the output from `cursor` on (empty: the newest part), until it is cancelled. Errors are
+    told as output."""
     try:
         node, run = await source.find(run)
         if node != source.own:
@@ -89,7 +92,9 @@ async def _follow_here(client: Client, run: RunId, stderr: bool, cursor: str, te
             os.close(descriptor)
 
 
-async def _pass_on(pieces: AsyncIterator[tuple[bytes, str]], rest: Callable[[], Awaitable[None]], tell: Tell) -> None:
+async def _pass_on(
+    pieces: AsyncIterator[tuple[bytes, str]], rest: Callable[[], Awaitable[None]], tell: Tell
+) -> None:
     """Tell what comes. `rest` is called when there is nothing more so far."""
     lines, decoder = Lines(), codecs.getincrementaldecoder("utf-8")("replace")
     async for data, behind in pieces:
@@ -158,8 +163,11 @@ async def _texts(client: Client, run: RunId, cursor: str) -> AsyncIterator[tuple
 # ---- the output of a run on another node
 
 
-async def _follow_there(source: Source, node: str, run: RunId, stderr: bool, cursor: str, tell: Tell) -> None:
-    """Read it in pieces: no descriptor comes from there. If the node does not answer, ask it again."""
+async def _follow_there(
+    source: Source, node: str, run: RunId, stderr: bool, cursor: str, tell: Tell
+) -> None:
+    """Read it in pieces: no descriptor comes from there. If the node does not answer, ask it
+    again."""
     said = False
 
     async def keep(text: str, behind: str) -> None:
@@ -172,12 +180,18 @@ async def _follow_there(source: Source, node: str, run: RunId, stderr: bool, cur
             with await trio.to_thread.run_sync(source.connect, node) as client:
                 client.be_patient(ANSWER)
                 text = not stderr and await _has_text(client, run)
-                pieces = _texts(client, run, cursor) if text else _parts(client, run, "stderr" if stderr else "stdout", cursor)
+                pieces = (
+                    _texts(client, run, cursor)
+                    if text
+                    else _parts(client, run, "stderr" if stderr else "stdout", cursor)
+                )
                 await _pass_on(pieces, partial(trio.sleep, LOOK), keep)
                 return
         except Unreachable:
             if not said:
-                await tell(f"\n[node {node} does not answer; its output goes on here when it does]\n", "")
+                await tell(
+                    f"\n[node {node} does not answer; its output goes on here when it does]\n", ""
+                )
             said = True
         await trio.sleep(LOOK)
 
@@ -193,7 +207,9 @@ async def _has_text(client: Client, run: RunId) -> bool:
     return True
 
 
-async def _parts(client: Client, run: RunId, stream: Literal["stdout", "stderr"], cursor: str) -> AsyncIterator[tuple[bytes, str]]:
+async def _parts(
+    client: Client, run: RunId, stream: Literal["stdout", "stderr"], cursor: str
+) -> AsyncIterator[tuple[bytes, str]]:
     """Yield what the output has more; nothing while it does not grow."""
     offset = _offset(cursor)
     offset = -BEFORE if offset is None else offset

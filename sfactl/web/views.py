@@ -1,6 +1,8 @@
-"""What a page is told of runs, events and budgets: JSON with the words for people that other views have.
+"""What a page is told of runs, events and budgets: JSON with the words for people that other views
+have.
 
-Times are Unix seconds, which a page shows in its reader's zone. Texts of runs have no control characters.
+Times are Unix seconds, which a page shows in its reader's zone. Texts of runs have no control
+characters.
 """
 
 from collections.abc import Callable
@@ -12,7 +14,16 @@ from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.limits import format_amount
 from sfad.protocol.requests.daemon import DaemonStatus
 from sfad.protocol.requests.plans import PlanAccount
-from sfad.protocol.types import AlertState, CallInfo, Event, LimitKind, LimitState, RunId, RunInfo, Status
+from sfad.protocol.types import (
+    AlertState,
+    CallInfo,
+    Event,
+    LimitKind,
+    LimitState,
+    RunId,
+    RunInfo,
+    Status,
+)
 from sfad.protocol.units import counted, format_duration
 
 from .. import limits, output
@@ -27,7 +38,8 @@ LONGEST = 400
 
 
 def number(text: str) -> int | None:
-    """Return a number that a page has sent; `None` for other text, and for one that no count or position can have."""
+    """Return a number that a page has sent; `None` for other text, and for one that no count or
+    position can have."""
     return int(text) if len(text) <= 18 and text.isdecimal() else None
 
 
@@ -41,13 +53,22 @@ def moment(time: datetime | None) -> float | None:
 
 def word(run: RunInfo) -> str:
     """Return the state of a run for people."""
-    return "waiting for approval" if output.waits_for_approval(run) else run.status.value.replace("_", " ")
+    return (
+        "waiting for approval"
+        if output.waits_for_approval(run)
+        else run.status.value.replace("_", " ")
+    )
 
 
 def verbs(run: RunInfo) -> list[str]:
     """Return what a person may do with a run now, the answer to what it waits for first."""
     if run.status.terminal:
-        ends_here = run.session_id is None or run.continued_by is not None or run.session or run.status.rejected
+        ends_here = (
+            run.session_id is None
+            or run.continued_by is not None
+            or run.session
+            or run.status.rejected
+        )
         return [] if ends_here else ["continue"]
     send = ["send"] if run.stdin else []
     if output.waits_for_approval(run):
@@ -67,7 +88,9 @@ def limit(state: LimitState) -> dict[str, Any]:
         "used": state.used,
         "threshold": state.threshold,
         "part": part,
-        "text": of(state) if part is not None else format_amount(state.kind, state.threshold) + unknown,
+        "text": of(state)
+        if part is not None
+        else format_amount(state.kind, state.threshold) + unknown,
         "acts": KINDS[state.kind].acts,
         "action": KINDS[state.kind].instead or state.action.value,
     }
@@ -77,7 +100,9 @@ def row(run: RunInfo, table: RunTable, now: datetime) -> dict[str, Any]:
     """Return what a line about a run shows. `table` knows the run."""
     total = bool(run.descendants) and run.total_cost_usd is not None
     usage = run.usage
-    partial, at_most = (run.total_partial, run.total_at_most) if total else (usage.partial, usage.at_most)
+    partial, at_most = (
+        (run.total_partial, run.total_at_most) if total else (usage.partial, usage.at_most)
+    )
     return {
         "id": run.id,
         "name": plain(run.name),
@@ -98,13 +123,17 @@ def row(run: RunInfo, table: RunTable, now: datetime) -> dict[str, Any]:
         "ticks": run.started_at is not None and run.status in (Status.RUNNING, Status.STOPPING),
         "cost": run.total_cost_usd if total else usage.cost_usd,
         "mark": MARKS[partial, at_most],
-        "tokens": run.total_tokens if run.descendants and run.total_tokens is not None else usage.tokens,
+        "tokens": run.total_tokens
+        if run.descendants and run.total_tokens is not None
+        else usage.tokens,
         "turns": usage.turns,
         "below": run.descendants,
         "processes": run.processes,
         "memory": run.memory_bytes,
         "cpu": run.cpu_cores,
-        "limits": [] if run.status.terminal else [limit(state) for state in run.limits if state.used is not None],
+        "limits": []
+        if run.status.terminal
+        else [limit(state) for state in run.limits if state.used is not None],
         "rank": table.rank(run),
         "why": reason(run, table.limit_share, now, keys=False)[:LONGEST],
         "verbs": verbs(run),
@@ -131,7 +160,9 @@ def details(run: RunInfo) -> dict[str, Any]:
 
 def set_to(run: RunInfo, kind: LimitKind) -> str:
     """Return what a limit is now; empty if the run has none of this kind."""
-    return next((format_amount(kind, state.threshold) for state in run.limits if state.kind is kind), "")
+    return next(
+        (format_amount(kind, state.threshold) for state in run.limits if state.kind is kind), ""
+    )
 
 
 def story(run: RunInfo) -> str:
@@ -139,12 +170,18 @@ def story(run: RunInfo) -> str:
     reason = plain(run.reason.message) if run.reason is not None else ""
     if run.status.rejected:
         return f"refused by the {run.status.value.removeprefix('rejected_')} rule: {reason}"
-    after = f" after {output.seconds(run.usage.elapsed_s)}" if run.usage.elapsed_s is not None else ""
+    after = (
+        f" after {output.seconds(run.usage.elapsed_s)}" if run.usage.elapsed_s is not None else ""
+    )
     ended = f"{'completed' if run.status is Status.COMPLETED else f'ended as {run.status.value}'}{after}"
     used = output.bounded_use(run.usage)
     more = [
-        f"it could not reach its model: {plain(run.api_trouble.sentence)}" if run.api_trouble is not None else "",
-        f"{counted(run.calls_refused, 'model call was', 'model calls were')} refused" if run.calls_refused else "",
+        f"it could not reach its model: {plain(run.api_trouble.sentence)}"
+        if run.api_trouble is not None
+        else "",
+        f"{counted(run.calls_refused, 'model call was', 'model calls were')} refused"
+        if run.calls_refused
+        else "",
         f"it used {used}" if used else "",
     ]
     return "; ".join(filter(None, (": ".join(filter(None, (ended, reason))), *more)))
@@ -193,7 +230,12 @@ def event(one: Event, name: Callable[[RunId], RunId]) -> dict[str, Any]:
 
 
 def alert(one: AlertState) -> dict[str, Any]:
-    return {"type": one.type, "run": one.run_id, "message": plain(one.message), "since": moment(one.since)}
+    return {
+        "type": one.type,
+        "run": one.run_id,
+        "message": plain(one.message),
+        "since": moment(one.since),
+    }
 
 
 def call(one: CallInfo) -> dict[str, Any]:
@@ -227,7 +269,11 @@ def daemon(status: DaemonStatus, table: RunTable, node: str) -> dict[str, Any]:
 def _fullest(status: DaemonStatus) -> str | None:
     """Return the window of a subscription of which most is used."""
     found = fullest(status.plans)
-    return None if found is None else f"{percent(found[1].used_ratio or 0.0)} of the {plain(found[1].window)} window"
+    return (
+        None
+        if found is None
+        else f"{percent(found[1].used_ratio or 0.0)} of the {plain(found[1].window)} window"
+    )
 
 
 def plan_account(account: PlanAccount) -> dict[str, Any]:
@@ -268,5 +314,8 @@ def money(status: DaemonStatus) -> dict[str, Any]:
             }
             for each in status.budgets
         ],
-        "quotas": [{"key": each.key, "used": each.used, "of": each.limit, "free": each.possible_in_s} for each in status.quotas],
+        "quotas": [
+            {"key": each.key, "used": each.used, "of": each.limit, "free": each.possible_in_s}
+            for each in status.quotas
+        ],
     }

@@ -11,15 +11,18 @@
 `registered`    registered agents: a name, and how to start the program behind it
 
     bytes ─▶ lines ─ lines that can matter ─▶ claude, codex … ─ typed events ─▶ Reading
-                                                     └ counters: sums that only grow, and are bounded
+                                                     └ counters: sums that only grow, and are
+                                                     bounded
 
-Meters read what an agent tells of its own usage: from its stdout (source `stream`) and its session files (source `session`).
-A meter is pure: no clock, no file, no task. It is fed what a run has written, in pieces of any size, and keeps its `Reading`
-up to date. It never raises, and keeps at most one line (`MAX_LINE`) and bounded sets of ids, whatever it is fed.
+Meters read what an agent tells of its own usage: from its stdout (source `stream`) and its session
+files (source `session`). A meter is pure: no clock, no file, no task. It is fed what a run has
+written, in pieces of any size, and keeps its `Reading` up to date. It never raises, and keeps at
+most one line (`MAX_LINE`) and bounded sets of ids, whatever it is fed.
 
-A run may write 200 MB/s, and nearly all of it does not concern a meter. So one regular expression per program finds, in whole
-pieces, where a line of an interesting type may be; only such a line is cut out and decoded, into the fewest fields. Cutting out
-every line first took three to seven times as long.
+A run may write 200 MB/s, and nearly all of it does not concern a meter. So one regular expression
+per program finds, in whole pieces, where a line of an interesting type may be; only such a line is
+cut out and decoded, into the fewest fields. Cutting out every line first took three to seven times
+as long.
 
 How to add a program: docs/metering.md.
 """
@@ -50,7 +53,14 @@ __all__ = [
 AGENT_PROGRAMS = tuple(program_called(name) for name in (*METERED_PROGRAMS, ANY_PROGRAM))
 """Those with a meter, in the order in which they are tried for a command."""
 
-SESSION_VARIABLES = ("HOME", *(program.session_files.variable for program in AGENT_PROGRAMS if program.session_files is not None))
+SESSION_VARIABLES = (
+    "HOME",
+    *(
+        program.session_files.variable
+        for program in AGENT_PROGRAMS
+        if program.session_files is not None
+    ),
+)
 
 UNREAD = (NO_METER, BY_REPORT)
 """Values of `--meter` for which no output is read."""
@@ -61,15 +71,22 @@ def named(name: str | None) -> AgentProgram | None:
 
 
 def chosen(argv: Sequence[str]) -> AgentProgram | None:
-    """Return the program whose events this command will print, as far as the command itself tells."""
-    if not any("json" in word for word in argv):  # the name of each program's format, which few commands contain
+    """Return the program whose events this command will print, as far as the command itself
+    tells."""
+    # the name of each program's format, which few commands contain
+    if not any("json" in word for word in argv):
         return None
     found = _of_command(argv)
-    return found if found is not None and found.prints_events(arguments(argv, found.name) or []) else None
+    return (
+        found
+        if found is not None and found.prints_events(arguments(argv, found.name) or [])
+        else None
+    )
 
 
 def session_files_of(meter: str | None, argv: Sequence[str]) -> SessionFiles | None:
-    """Return how the program of a run keeps its sessions: the program that `--meter` names, else that of the command."""
+    """Return how the program of a run keeps its sessions: the program that `--meter` names, else
+    that of the command."""
     program = named(meter) if meter is not None else _of_command(argv)
     return program.session_files if program is not None else None
 

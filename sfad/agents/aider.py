@@ -1,11 +1,13 @@
 """aider (0.86, with LiteLLM 1.81): where its calls go.
 
-It has a variable for the address of each provider. Later ones win: the environment, `~/.aider/oauth-keys.env`, the `.env` files of
-the home directory, of the git repository and of the working directory, `--set-env` on its command line, else those of
-`.aider.conf.yml`, and the option `openai-api-base`, which sets OPENAI_API_BASE.
+It has a variable for the address of each provider. Later ones win: the environment,
+`~/.aider/oauth-keys.env`, the `.env` files of the home directory, of the git repository and of the
+working directory, `--set-env` on its command line, else those of `.aider.conf.yml`, and the option
+`openai-api-base`, which sets OPENAI_API_BASE.
 
-So the address is set in the environment where no file sets it: whatever a person writes on the command line still wins, and no key
-goes elsewhere. Where a file sets it, it is replaced on the command line.
+So the address is set in the environment where no file sets it: whatever a person writes on the
+command line still wins, and no key goes elsewhere. Where a file sets it, it is replaced on the
+command line.
 """
 
 import re
@@ -28,23 +30,34 @@ class LiteLlmProvider(NamedTuple):
     default: str | None
     """Its address where none of them is set."""
     upstream: str | None = None
-    """The one of the config that stands for the default, with what LiteLLM leaves out of the path."""
+    """The one of the config that stands for the default, with what LiteLLM leaves out of the
+    path."""
 
 
 PROVIDERS = (
-    LiteLlmProvider("anthropic", ("ANTHROPIC_API_BASE", "ANTHROPIC_BASE_URL"), "anthropic", None, "anthropic"),
-    LiteLlmProvider("openai", ("OPENAI_BASE_URL", "OPENAI_API_BASE"), "openai-chat", None, "openai"),
+    LiteLlmProvider(
+        "anthropic", ("ANTHROPIC_API_BASE", "ANTHROPIC_BASE_URL"), "anthropic", None, "anthropic"
+    ),
+    LiteLlmProvider(
+        "openai", ("OPENAI_BASE_URL", "OPENAI_API_BASE"), "openai-chat", None, "openai"
+    ),
     LiteLlmProvider("azure", ("AZURE_API_BASE",), "openai-chat", None),
-    LiteLlmProvider("deepseek", ("DEEPSEEK_API_BASE",), "openai-chat", "https://api.deepseek.com/beta"),
+    LiteLlmProvider(
+        "deepseek", ("DEEPSEEK_API_BASE",), "openai-chat", "https://api.deepseek.com/beta"
+    ),
     LiteLlmProvider("gemini", ("GEMINI_API_BASE",), "gemini", None, "gemini/v1beta"),
     LiteLlmProvider("groq", ("GROQ_API_BASE",), "openai-chat", "https://api.groq.com/openai/v1"),
-    LiteLlmProvider("openrouter", ("OPENROUTER_API_BASE",), "openai-chat", "https://openrouter.ai/api/v1"),
+    LiteLlmProvider(
+        "openrouter", ("OPENROUTER_API_BASE",), "openai-chat", "https://openrouter.ai/api/v1"
+    ),
     LiteLlmProvider("xai", ("XAI_API_BASE",), "openai-chat", "https://api.x.ai/v1"),
 )
 
 _SIGNED = {"bedrock": "Amazon Bedrock", "sagemaker": "Amazon SageMaker", "vertex_ai": "Vertex AI"}
 CONFIG = ".aider.conf.yml"
-_SETTING = re.compile(r"^(set-env|openai-api-base|model)[ \t]*:[ \t]*(.*(?:\n[ \t]*-[ \t].*)*)", re.MULTILINE)
+_SETTING = re.compile(
+    r"^(set-env|openai-api-base|model)[ \t]*:[ \t]*(.*(?:\n[ \t]*-[ \t].*)*)", re.MULTILINE
+)
 _WORD = re.compile(r"""[^\s,\[\]"'#-][^\s,\[\]"'#]*""")
 
 
@@ -52,7 +65,13 @@ class Aider(AgentProgram):
     """`aider`, which prints text only."""
 
     name = "aider"
-    command = ("aider", "--yes-always", "--model={provider}/{model}", "{options}", "--message={task}")
+    command = (
+        "aider",
+        "--yes-always",
+        "--model={provider}/{model}",
+        "{options}",
+        "--message={task}",
+    )
     introduces_task = frozenset({"-m", "--msg", "--message", "--yes-always"})
     variables = ("AIDER_", "LITELLM_")
 
@@ -68,12 +87,24 @@ def setup(surroundings: Surroundings) -> Setup:
     settings = _settings(surroundings)
     model = next(iter(settings.get("model", ())), surroundings.env.get("AIDER_MODEL", ""))
     if (signed := _SIGNED.get(model.partition("/")[0])) is not None:
-        return Setup("aider", direct=f"aider's model {model} is one of {signed}, whose requests are signed for its own host")
-    files = _dotenv_files(surroundings) | dict(pair for pair in map(_pair, settings.get("set-env", ())) if pair)
-    base = next(iter(settings.get("openai-api-base", ())), None) or surroundings.env.get("AIDER_OPENAI_API_BASE")
+        return Setup(
+            "aider",
+            direct=(
+                f"aider's model {model} is one of {signed}, whose requests are signed for its own "
+                "host"
+            ),
+        )
+    files = _dotenv_files(surroundings) | dict(
+        pair for pair in map(_pair, settings.get("set-env", ())) if pair
+    )
+    base = next(iter(settings.get("openai-api-base", ())), None) or surroundings.env.get(
+        "AIDER_OPENAI_API_BASE"
+    )
     if base:
         files["OPENAI_API_BASE"] = base
-    routed = [_routed(provider, surroundings.env, files, option=bool(base)) for provider in PROVIDERS]
+    routed = [
+        _routed(provider, surroundings.env, files, option=bool(base)) for provider in PROVIDERS
+    ]
     words = tuple(word for each in routed for word in each.words)
     # an option on the command line replaces those of the file
     again = tuple(f"--set-env={entry}" for entry in settings.get("set-env", ())) if words else ()
@@ -87,14 +118,19 @@ def setup(surroundings: Surroundings) -> Setup:
     )
 
 
-def _routed(provider: LiteLlmProvider, env: Mapping[str, str], files: Mapping[str, str], *, option: bool) -> Setup:
-    """Return what leads the calls of one provider. `option`: a file sets the option `openai-api-base`."""
+def _routed(
+    provider: LiteLlmProvider, env: Mapping[str, str], files: Mapping[str, str], *, option: bool
+) -> Setup:
+    """Return what leads the calls of one provider. `option`: a file sets the option
+    `openai-api-base`."""
     variable, url = _address({**env, **files}, provider)
     if url is None and provider.upstream is None:
         return Setup("aider")
     upstreams = () if url is None else (TreeUpstream(f"aider-{provider.name}", url, provider.api),)
     keys = () if url is None else KEYS.get(provider.name, ())
-    address = f"{GATEWAY}/{provider.upstream}" if url is None else f"{GATEWAY}/aider-{provider.name}"
+    address = (
+        f"{GATEWAY}/{provider.upstream}" if url is None else f"{GATEWAY}/aider-{provider.name}"
+    )
     # what another program would find there, and the person has not set
     unset = provider.variables[: provider.variables.index(variable)]
     if variable not in files:
@@ -105,7 +141,8 @@ def _routed(provider: LiteLlmProvider, env: Mapping[str, str], files: Mapping[st
 
 
 def _address(env: Mapping[str, str], provider: LiteLlmProvider) -> tuple[str, str | None]:
-    """Return the variable that decides about the address, and the address; `None` for that of the config's upstream."""
+    """Return the variable that decides about the address, and the address; `None` for that of the
+    config's upstream."""
     for variable in provider.variables:
         if url := env.get(variable, "").rstrip("/"):
             return variable, _without_call(url)
@@ -118,9 +155,17 @@ def _without_call(url: str) -> str:
 
 
 def _directories(surroundings: Surroundings) -> list[str]:
-    """Return the home directory, the git repository and the working directory: the later takes precedence."""
+    """Return the home directory, the git repository and the working directory: the later takes
+    precedence."""
     cwd, read = surroundings.cwd, surroundings.read
-    repository = next((top for top in upwards(cwd) if any(read(f"{top}/{at}") is not None for at in (".git", ".git/HEAD"))), None)
+    repository = next(
+        (
+            top
+            for top in upwards(cwd)
+            if any(read(f"{top}/{at}") is not None for at in (".git", ".git/HEAD"))
+        ),
+        None,
+    )
     return list(dict.fromkeys(filter(None, (surroundings.env.get("HOME"), repository, cwd))))
 
 
@@ -130,7 +175,9 @@ def _dotenv_files(surroundings: Surroundings) -> dict[str, str]:
         paths.insert(0, f"{home}/.aider/oauth-keys.env")
     if chosen := surroundings.env.get("AIDER_ENV_FILE"):
         paths.append(chosen if chosen.startswith("/") else f"{surroundings.cwd}/{chosen}")
-    return {name: value for path in paths for name, value in dotenv(surroundings.read(path)).items()}
+    return {
+        name: value for path in paths for name, value in dotenv(surroundings.read(path)).items()
+    }
 
 
 def _settings(surroundings: Surroundings) -> dict[str, list[str]]:

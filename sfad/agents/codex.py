@@ -1,16 +1,18 @@
 """Codex: `codex exec --json`, and its session files.
 
-From recordings (tests/agents/streams/) and its source, codex-rs/exec/src/exec_events.rs and event_processor_with_jsonl_output.rs.
-Codex tells usage only when a turn is completed, so a hard stop needs reservations; a turn that failed tells none. Until then its
-output is estimated from its items, and its input is unknown.
+From recordings (tests/agents/streams/) and its source, codex-rs/exec/src/exec_events.rs and
+event_processor_with_jsonl_output.rs. Codex tells usage only when a turn is completed, so a hard
+stop needs reservations; a turn that failed tells none. Until then its output is estimated from its
+items, and its input is unknown.
 
-The usage is the total of the *thread*, not of the turn (`usage_from_last_total`; https://github.com/openai/codex/issues/17539).
-So of several in one stream the latest is right. And `codex exec resume` begins with what the thread used before: one short
-answer in an old thread reported 22 million tokens (https://github.com/gitmoot/gitmoot/issues/661). Nothing in the stream tells
-how much of that is this run's, so it stays unknown.
+The usage is the total of the *thread*, not of the turn (`usage_from_last_total`;
+https://github.com/openai/codex/issues/17539). So of several in one stream the latest is right. And
+`codex exec resume` begins with what the thread used before: one short answer in an old thread
+reported 22 million tokens (https://github.com/gitmoot/gitmoot/issues/661). Nothing in the stream
+tells how much of that is this run's, so it stays unknown.
 
-Session files (tests/agents/sessions/, version 0.169.0) are CODEX_HOME/sessions/YYYY/MM/DD/rollout-TIME-ID.jsonl; each subagent has
-a file of its own.
+Session files (tests/agents/sessions/, version 0.169.0) are
+CODEX_HOME/sessions/YYYY/MM/DD/rollout-TIME-ID.jsonl; each subagent has a file of its own.
 """
 
 import json
@@ -30,12 +32,43 @@ from ..protocol.requests.plans import SeenWindow
 from ..protocol.types import Tokens
 from . import counters
 from .counters import MAX_NAME, PlanTold
-from .line_meter import AgentFailure, LineMeter, SessionMeter, Speech, ToolCall, WholeText, lines_of_type
-from .program import AgentProgram, SessionFiles, SessionPlace, SessionSearch, arguments, digest, sorted_words, values
-from .setups import GATEWAY, Setup, Surroundings, TreeUpstream, UnreadableError, at, json_file, merged, savable, toml_file
+from .line_meter import (
+    AgentFailure,
+    LineMeter,
+    SessionMeter,
+    Speech,
+    ToolCall,
+    WholeText,
+    lines_of_type,
+)
+from .program import (
+    AgentProgram,
+    SessionFiles,
+    SessionPlace,
+    SessionSearch,
+    arguments,
+    digest,
+    sorted_words,
+    values,
+)
+from .setups import (
+    GATEWAY,
+    Setup,
+    Surroundings,
+    TreeUpstream,
+    UnreadableError,
+    at,
+    json_file,
+    merged,
+    savable,
+    toml_file,
+)
 
-_NOT_CALLS = frozenset({"", "agent_message", "assistant_message", "reasoning", "plan", "todo_list", "error"})
-"""Items that are not tool calls. An item that a later version adds counts as one: too much rather than too little."""
+_NOT_CALLS = frozenset(
+    {"", "agent_message", "assistant_message", "reasoning", "plan", "todo_list", "error"}
+)
+"""Items that are not tool calls. An item that a later version adds counts as one: too much rather
+than too little."""
 
 
 class _CodexUsage(msgspec.Struct):
@@ -47,7 +80,9 @@ class _CodexUsage(msgspec.Struct):
     def tokens(self) -> Tokens:
         """Input tokens include those read from and written to the cache."""
         read, written = self.cached_input_tokens, self.cache_write_input_tokens
-        return counters.tokens_in_all(total=self.input_tokens, read=read, written=written, output=self.output_tokens)
+        return counters.tokens_in_all(
+            total=self.input_tokens, read=read, written=written, output=self.output_tokens
+        )
 
 
 class _CodexItem(msgspec.Struct):
@@ -84,12 +119,15 @@ class _CodexState(msgspec.Struct, array_like=True):
 
 
 class CodexMeter(LineMeter[_CodexEvent, _CodexState]):
-    wanted = lines_of_type("thread.started", "item.started", "item.completed", "turn.completed", "turn.failed", "error")
+    wanted = lines_of_type(
+        "thread.started", "item.started", "item.completed", "turn.completed", "turn.failed", "error"
+    )
     decoder = msgspec.json.Decoder(_CodexEvent)
     state_type = _CodexState
 
     def __init__(self, *, model: str = "", resumed: bool = False) -> None:
-        """`model`: the stream does not name it. `resumed`: the totals begin with what earlier runs used."""
+        """`model`: the stream does not name it. `resumed`: the totals begin with what earlier runs
+        used."""
         super().__init__()
         self._state.inherited = None if resumed else Tokens()
         self._model = counters.printable(model, MAX_NAME)
@@ -98,7 +136,8 @@ class CodexMeter(LineMeter[_CodexEvent, _CodexState]):
     def _take(self, event: _CodexEvent) -> None:
         if event.type == "thread.started":
             self._state.thread = self.reading.session = event.thread_id[:MAX_NAME]
-            self._state.calls = counters.RecentIds[bool]()  # each process numbers its items from the start
+            # each process numbers its items from the start
+            self._state.calls = counters.RecentIds[bool]()
             self.reading.finished, self.reading.partial = False, True
         elif event.type == "item.started" and event.item is not None:
             self._begin(event.item)
@@ -118,7 +157,8 @@ class CodexMeter(LineMeter[_CodexEvent, _CodexState]):
         counters.recognised(self.reading)
 
     def _begin(self, item: _CodexItem) -> None:
-        # a call counts when it begins, because the model may leave a command in the background, which is never completed
+        # a call counts when it begins, because the model may leave a command in the background,
+        # which is never completed
         if item.type not in _NOT_CALLS:
             self._state.calls.put(item.id, True)
             self._write(item)
@@ -136,7 +176,9 @@ class CodexMeter(LineMeter[_CodexEvent, _CodexState]):
             counters.turn(self.reading, item.tool if isinstance(item.tool, str) else item.type)
 
     def _write(self, item: _CodexItem) -> None:
-        self._state.written.grow(self.reading, self._model, item.text, item.command, item.query, item.arguments)
+        self._state.written.grow(
+            self.reading, self._model, item.text, item.command, item.query, item.arguments
+        )
 
     def _charge(self, used: Tokens) -> None:
         if self._state.inherited is None:
@@ -190,7 +232,8 @@ class _CodexLine(msgspec.Struct):
 
 
 def _plan(limits: _CodexLimits, timestamp: Any) -> PlanTold | None:
-    """Return what a line tells of the windows of a subscription; `None` if it has none, or tells of another limit."""
+    """Return what a line tells of the windows of a subscription; `None` if it has none, or tells of
+    another limit."""
     if limits.limit_id not in (None, "codex") or not isinstance(timestamp, str):
         return None
     try:
@@ -198,7 +241,11 @@ def _plan(limits: _CodexLimits, timestamp: Any) -> PlanTold | None:
     except (ValueError, OverflowError):
         return None
     told = (("primary", limits.primary), ("secondary", limits.secondary))
-    windows = tuple(_window(name, window, time) for name, window in told if window is not None and _is_number(window.used_percent))
+    windows = tuple(
+        _window(name, window, time)
+        for name, window in told
+        if window is not None and _is_number(window.used_percent)
+    )
     plan_type = limits.plan_type[:MAX_NAME] if isinstance(limits.plan_type, str) else None
     return PlanTold(time, plan_type, windows) if windows else None
 
@@ -209,7 +256,9 @@ def _window(name: str, told: _CodexWindow, time: float) -> SeenWindow:
         window=name,
         used_ratio=round(min(told.used_percent, 1000) / 100, 6),
         resets_at=float(told.resets_at) if _is_number(told.resets_at) else after,
-        seconds=60.0 * told.window_minutes if _is_number(told.window_minutes) and told.window_minutes else None,
+        seconds=60.0 * told.window_minutes
+        if _is_number(told.window_minutes) and told.window_minutes
+        else None,
     )
 
 
@@ -218,12 +267,13 @@ def _is_number(value: Any) -> bool:
 
 
 class CodexSession(SessionMeter[_CodexLine]):
-    """Totals are those of the thread. `token_usage_record` is written with the reply, `token_count` after the tool call that
-    follows it; both are repeated, and older versions write only the second."""
+    """Totals are those of the thread. `token_usage_record` is written with the reply, `token_count`
+    after the tool call that follows it; both are repeated, and older versions write only the
+    second."""
 
     wanted = lines_of_type(
-        "response_item", "turn_context", "thread_settings_applied", "token_count", "token_usage_record", "task_complete",
-        "turn_aborted",
+        "response_item", "turn_context", "thread_settings_applied", "token_count",
+        "token_usage_record", "task_complete", "turn_aborted",
     )  # fmt: skip
     decoder = msgspec.json.Decoder(_CodexLine)
     _model = ""
@@ -256,7 +306,9 @@ class CodexSession(SessionMeter[_CodexLine]):
     def _count(self, payload: _CodexPayload, timestamp: Any, *, ours: bool) -> None:
         if ours and payload.rate_limits is not None:
             self.reading.plan = _plan(payload.rate_limits, timestamp) or self.reading.plan
-        told = payload.thread_token_usage or (payload.info.total_token_usage if payload.info is not None else None)
+        told = payload.thread_token_usage or (
+            payload.info.total_token_usage if payload.info is not None else None
+        )
         if told is not None:
             total, before = told.tokens(), self._total
             self._total = total
@@ -278,17 +330,25 @@ class _CodexFiles(SessionFiles):
     def session_id(self, argv: Sequence[str]) -> str | None:
         words = arguments(argv, "codex") or []
         after = words[words.index("resume") + 1 :] if "resume" in words else []
-        return next((word for word in after if re.fullmatch(r"[0-9a-f]{8}-[0-9a-f-]{27}", word)), None)
+        return next(
+            (word for word in after if re.fullmatch(r"[0-9a-f]{8}-[0-9a-f-]{27}", word)), None
+        )
 
     def places(self, search: SessionSearch) -> list[SessionPlace]:
         root = search.directory(self.variable, ".codex") + "/sessions"
         # Codex names the days in its own time zone
         days = [search.since.astimezone(UTC) + timedelta(days=days) for days in (1, 0, -1)]
         rollout = re.compile(r"rollout-.*\.jsonl")
-        found = [SessionPlace(root, (f"{day:%Y}", f"{day:%m}", f"{day:%d}", rollout)) for day in days]
+        found = [
+            SessionPlace(root, (f"{day:%Y}", f"{day:%m}", f"{day:%d}", rollout)) for day in days
+        ]
         if search.session is not None:
             year, two = re.compile(r"\d{4}"), re.compile(r"\d\d")
-            found.append(SessionPlace(root, (year, two, two, re.compile(rf"rollout-.*-{search.session}\.jsonl"))))
+            found.append(
+                SessionPlace(
+                    root, (year, two, two, re.compile(rf"rollout-.*-{search.session}\.jsonl"))
+                )
+            )
         return found
 
     def said(self, line: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -299,15 +359,22 @@ class _CodexFiles(SessionFiles):
 
 
 _VALUED = frozenset({
-    "-a", "--ask-for-approval", "--add-dir", "-c", "--config", "-C", "--cd", "--color", "--cyber-access-program", "--disable",
-    "--enable", "-i", "--image", "--local-provider", "-m", "--model", "-o", "--output-last-message", "--output-schema", "-p",
-    "--profile", "--remote", "--remote-auth-token-env", "-s", "--sandbox", "--thread-source",
+    "-a", "--ask-for-approval", "--add-dir", "-c", "--config", "-C", "--cd", "--color",
+    "--cyber-access-program", "--disable", "--enable", "-i", "--image", "--local-provider", "-m",
+    "--model", "-o", "--output-last-message", "--output-schema", "-p", "--profile", "--remote",
+    "--remote-auth-token-env", "-s", "--sandbox", "--thread-source",
 })  # fmt: skip
 """Options with values (0.169)."""
-_OF_SESSION = frozenset({"-i", "--image", "--last", "--all", "--include-non-interactive", "--worktree", "--ephemeral"})
+_OF_SESSION = frozenset(
+    {"-i", "--image", "--last", "--all", "--include-non-interactive", "--worktree", "--ephemeral"}
+)
 _SUBCOMMANDS = ("exec", "e", "resume")
-_TOOL_SETTINGS = {"command_execution": "features.shell_tool=false", "web_search": 'web_search="disabled"'}
-"""By the name that a tool has in Codex's events: the setting that takes it away. Other tools have none (0.169)."""
+_TOOL_SETTINGS = {
+    "command_execution": "features.shell_tool=false",
+    "web_search": 'web_search="disabled"',
+}
+"""By the name that a tool has in Codex's events: the setting that takes it away. Other tools have
+none (0.169)."""
 
 
 class Codex(AgentProgram):
@@ -321,33 +388,50 @@ class Codex(AgentProgram):
     session_files = _CodexFiles()
 
     def tool_options(self, allowed: Sequence[str], blocked: Sequence[str]) -> list[str]:
-        taken = (tool for tool in _TOOL_SETTINGS if tool in blocked or (allowed and tool not in allowed))
+        taken = (
+            tool for tool in _TOOL_SETTINGS if tool in blocked or (allowed and tool not in allowed)
+        )
         return [f"--config={_TOOL_SETTINGS[tool]}" for tool in taken]
 
     def setup(self, surroundings: Surroundings) -> Setup:
         return setup(surroundings)
 
-    def setup_of_command(self, setup: Setup, options: Sequence[str], env: Mapping[str, str]) -> Setup:
+    def setup_of_command(
+        self, setup: Setup, options: Sequence[str], env: Mapping[str, str]
+    ) -> Setup:
         return of_command(setup, options, env)
 
-    def resumed(self, words: Sequence[str], session: str, task: str | None, *, terminal: bool) -> list[str] | None:
+    def resumed(
+        self, words: Sequence[str], session: str, task: str | None, *, terminal: bool
+    ) -> list[str] | None:
         at = _subcommand(words)
         before, others = sorted_words(words[:at], valued=_VALUED, without=_OF_SESSION)
         after, more = sorted_words(words[at + 1 :], valued=_VALUED, without=_OF_SESSION)
         # the task is one word; `resume` and the id come before it
-        if len(others) > 1 or len(more) > (3 if "resume" in more else 2 if words[at : at + 1] == ["resume"] else 1):
+        if len(others) > 1 or len(more) > (
+            3 if "resume" in more else 2 if words[at : at + 1] == ["resume"] else 1
+        ):
             return None
         told = ["--", task] if task is not None else []
         if terminal:
             return [*before, *after, "resume", session, *told]
         by_person = words[at : at + 1] not in (["exec"], ["e"])  # who has trusted the directory
-        return [*before, "exec", *(["--skip-git-repo-check"] if by_person else []), *after, "resume", session, *told]
+        return [
+            *before,
+            "exec",
+            *(["--skip-git-repo-check"] if by_person else []),
+            *after,
+            "resume",
+            session,
+            *told,
+        ]
 
     def directory(self, words: Sequence[str]) -> str | None:
         return next(reversed(values(words, "-C", "--cd")), None)
 
     def prints_events(self, words: Sequence[str]) -> bool:
-        return not {"--json", "--experimental-json"}.isdisjoint(_exec(words))  # the second is the former name
+        # the second is the former name
+        return not {"--json", "--experimental-json"}.isdisjoint(_exec(words))
 
     def new_meter(self, words: Sequence[str]) -> CodexMeter:
         return CodexMeter(model=_model(words), resumed="resume" in _exec(words))
@@ -355,9 +439,14 @@ class Codex(AgentProgram):
     def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
         """Yield what an event says to the user. The last message is the final answer."""
         match event:
-            case {"type": "item.completed", "item": {"type": "agent_message" | "assistant_message", "text": str(text)}}:
+            case {
+                "type": "item.completed",
+                "item": {"type": "agent_message" | "assistant_message", "text": str(text)},
+            }:
                 yield WholeText(text)
-            case {"type": "item.started", "item": {"type": str(kind)} as item} if kind not in _NOT_CALLS:
+            case {"type": "item.started", "item": {"type": str(kind)} as item} if (
+                kind not in _NOT_CALLS
+            ):
                 yield ToolCall(item.get("tool", kind), item.get("command", item.get("arguments")))
             case {"type": "turn.failed"}:
                 yield AgentFailure(_failure(event.get("error")))
@@ -386,7 +475,9 @@ def _exec(words: Sequence[str]) -> Sequence[str]:
 
 def _model(words: Sequence[str]) -> str:
     settings = [setting.partition("=") for setting in values(words, "-c", "--config")]
-    configured = [value.strip().strip("\"'") for key, _, value in settings if key.strip() == "model"]
+    configured = [
+        value.strip().strip("\"'") for key, _, value in settings if key.strip() == "model"
+    ]
     asked = values(words, "-m", "--model") or configured
     return asked[-1] if asked else ""
 
@@ -396,14 +487,16 @@ PROGRAM = Codex()
 
 # ---- Codex (0.169): where its calls go
 #
-# Its settings, the later taking precedence: `/etc/codex/config.toml`, `config.toml` of CODEX_HOME (`~/.codex`), the profile that
-# `-p NAME` chooses (`NAME.config.toml` beside it), `-c KEY=VALUE` in the order of the command line, and what an administrator sets
-# in `managed_config.toml` and `requirements.toml` of `/etc/codex`. The settings of a project cannot choose an address. Codex
+# Its settings, the later taking precedence: `/etc/codex/config.toml`, `config.toml` of CODEX_HOME
+# (`~/.codex`), the profile that `-p NAME` chooses (`NAME.config.toml` beside it), `-c KEY=VALUE` in
+# the order of the command line, and what an administrator sets in `managed_config.toml` and
+# `requirements.toml` of `/etc/codex`. The settings of a project cannot choose an address. Codex
 # ignores OPENAI_BASE_URL.
 #
-# `openai_base_url` is the address of its own provider, and `model_providers.NAME.base_url` that of another. `-c` routes all of them
-# at once: it comes right after the program's name, so that a command can still choose one. Without an address, Codex's own provider
-# is the API of OpenAI with a key, and the backend of ChatGPT with a ChatGPT login. With `-c`, Codex does not use its background
+# `openai_base_url` is the address of its own provider, and `model_providers.NAME.base_url` that of
+# another. `-c` routes all of them at once: it comes right after the program's name, so that a
+# command can still choose one. Without an address, Codex's own provider is the API of OpenAI with a
+# key, and the backend of ChatGPT with a ChatGPT login. With `-c`, Codex does not use its background
 # server, whose calls no run makes.
 
 
@@ -417,7 +510,12 @@ _BUILT_IN = {
     "lmstudio": "its address is fixed",
     "ollama": "its address is fixed",
 }
-_ADDRESSES = {"openai_base_url", "chatgpt_base_url", "model_providers", "cli_auth_credentials_store"}
+_ADDRESSES = {
+    "openai_base_url",
+    "chatgpt_base_url",
+    "model_providers",
+    "cli_auth_credentials_store",
+}
 _DECISIVE = {*_ADDRESSES, "model_provider", "config_server"}
 _ELSEWHERE = ("--oss", "--local-provider", "--ignore-user-config", "--remote")
 """Options by which other settings count."""
@@ -440,21 +538,32 @@ def setup(surroundings: Surroundings) -> Setup:
         _refuse_managed(surroundings)
         if not home.startswith("/"):
             raise _ElsewhereError(f"CODEX_HOME is '{home}', which does not begin with /")
-        general = merged(toml_file(read, f"{_ETC}/config.toml"), toml_file(read, f"{home}/config.toml"))
+        general = merged(
+            toml_file(read, f"{_ETC}/config.toml"), toml_file(read, f"{home}/config.toml")
+        )
     except _ElsewhereError as error:
         return Setup("codex", direct=str(error))
     found = _routed(surroundings, general)
-    chosen = [name for name in files if name.endswith(_PROFILE) and name != _PROFILE][:MOST_PROFILES]
-    profiles = tuple((name.removesuffix(_PROFILE), _of_profile(surroundings, general, name)) for name in chosen)
-    return replace(found, only_with=_place(surroundings.env), profiles=profiles, account=_account(surroundings))
+    chosen = [name for name in files if name.endswith(_PROFILE) and name != _PROFILE][
+        :MOST_PROFILES
+    ]
+    profiles = tuple(
+        (name.removesuffix(_PROFILE), _of_profile(surroundings, general, name)) for name in chosen
+    )
+    return replace(
+        found, only_with=_place(surroundings.env), profiles=profiles, account=_account(surroundings)
+    )
 
 
 def of_command(setup: Setup, options: Sequence[str], env: Mapping[str, str]) -> Setup:
-    """Return the setup of a command, which may choose a provider or a profile, but no address that is not known. `options`: the
-    words after the program; the gateway's own address is `{gateway}` there."""
+    """Return the setup of a command, which may choose a provider or a profile, but no address that
+    is not known. `options`: the words after the program; the gateway's own address is `{gateway}`
+    there."""
     changed = _changed(setup, env)
     if changed is not None:
-        return Setup("codex", direct=f"Codex's {changed} is not what it was when the run's root started")
+        return Setup(
+            "codex", direct=f"Codex's {changed} is not what it was when the run's root started"
+        )
     asked = options[: options.index("--")] if "--" in options else options
     other = next((word for word in asked if word.partition("=")[0] in _ELSEWHERE), None)
     typed = [(key, value) for key, value in _overrides(asked) if GATEWAY not in value]
@@ -462,7 +571,9 @@ def of_command(setup: Setup, options: Sequence[str], env: Mapping[str, str]) -> 
     if other is not None or address is not None:
         return Setup("codex", direct=f"Codex's command line has {other or f'-c {address}'}")
     for profile in _values(asked, "-p", "--profile"):
-        unknown = Setup("codex", direct=f"Codex's profile '{profile}' was not there when the run's root started")
+        unknown = Setup(
+            "codex", direct=f"Codex's profile '{profile}' was not there when the run's root started"
+        )
         setup = dict(setup.profiles).get(profile, unknown)
     chosen = [value for key, value in typed if key == "model_provider"]
     return _with_provider(setup, _plain(chosen[-1])) if chosen else setup
@@ -470,8 +581,15 @@ def of_command(setup: Setup, options: Sequence[str], env: Mapping[str, str]) -> 
 
 def _with_provider(setup: Setup, provider: str) -> Setup:
     routed = merged(*(tomllib.loads(word) for word in setup.words if word != "-c"))
-    names = {*routed.get("model_providers", {}), *([_OWN_PROVIDER] if "openai_base_url" in routed else [])}
-    direct = None if provider in names else f"Codex uses the provider '{provider}', which cannot be routed"
+    names = {
+        *routed.get("model_providers", {}),
+        *([_OWN_PROVIDER] if "openai_base_url" in routed else []),
+    }
+    direct = (
+        None
+        if provider in names
+        else f"Codex uses the provider '{provider}', which cannot be routed"
+    )
     return Setup("codex", setup.upstreams, setup.words, direct=direct, keys=setup.keys)
 
 
@@ -488,45 +606,69 @@ def _place(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 def _changed(setup: Setup, env: Mapping[str, str]) -> str | None:
     """Return a variable with which other settings or another login count than those of the root."""
-    place = next((name for name, value in setup.only_with if savable(env.get(name, "")) != value), None)
+    place = next(
+        (name for name, value in setup.only_with if savable(env.get(name, "")) != value), None
+    )
     if place is not None:
         return place
-    urls = {upstream.url for upstream in setup.upstreams} | ({OPENAI} if _USUAL_WORD in setup.words else set())
+    urls = {upstream.url for upstream in setup.upstreams} | (
+        {OPENAI} if _USUAL_WORD in setup.words else set()
+    )
     others = [name for url, names in _OTHER_LOGINS.items() if url in urls for name in names]
     return next((name for name in others if env.get(name)), None)
 
 
 def _refuse_managed(surroundings: Surroundings) -> None:
-    """Raise `_ElsewhereError` if an administrator's settings, which take precedence over `-c`, choose an address."""
+    """Raise `_ElsewhereError` if an administrator's settings, which take precedence over `-c`,
+    choose an address."""
     for path in (f"{_ETC}/managed_config.toml", f"{_ETC}/requirements.toml"):
         if keys := sorted(_DECISIVE.intersection(toml_file(surroundings.read, path))):
-            raise _ElsewhereError(f"{path} sets {keys[0]}, which takes precedence over the gateway's address")
+            raise _ElsewhereError(
+                f"{path} sets {keys[0]}, which takes precedence over the gateway's address"
+            )
 
 
 def _of_profile(surroundings: Surroundings, general: dict[str, Any], name: str) -> Setup:
     try:
-        return _routed(surroundings, merged(general, toml_file(surroundings.read, f"{_home(surroundings.env)}/{name}")))
+        return _routed(
+            surroundings,
+            merged(general, toml_file(surroundings.read, f"{_home(surroundings.env)}/{name}")),
+        )
     except UnreadableError as error:
         return Setup("codex", direct=str(error))
 
 
 def _routed(surroundings: Surroundings, settings: dict[str, Any]) -> Setup:
-    """Return what leads all providers of the settings that can be routed, and why the one that they choose cannot."""
+    """Return what leads all providers of the settings that can be routed, and why the one that they
+    choose cannot."""
     providers = settings.get("model_providers")
     urls: dict[str, str | None] = {}
     reasons = dict(_BUILT_IN)
     for name in (_OWN_PROVIDER, *(providers if isinstance(providers, dict) else ())):
         try:
             if name not in _BUILT_IN:
-                urls[name] = _own_address(surroundings, settings) if name == _OWN_PROVIDER else _address(at(providers, name))
+                urls[name] = (
+                    _own_address(surroundings, settings)
+                    if name == _OWN_PROVIDER
+                    else _address(at(providers, name))
+                )
         except (_ElsewhereError, UnreadableError) as error:
             reasons[name] = str(error)
     upstreams = {name: _upstream(url) for name, url in urls.items() if url is not None}
-    places = {name: f"{GATEWAY}/{quote(upstreams[name].name, safe='') if name in upstreams else 'openai'}" for name in urls}
+    places = {
+        name: f"{GATEWAY}/{quote(upstreams[name].name, safe='') if name in upstreams else 'openai'}"
+        for name in urls
+    }
     chosen = str(settings.get("model_provider") or _OWN_PROVIDER)
     reason = None if chosen in urls else reasons.get(chosen, "its settings do not have it")
     direct = None if reason is None else f"Codex uses the provider '{chosen}': {reason}"
-    return Setup("codex", tuple(dict.fromkeys(upstreams.values())), _words(places), direct=direct, keys=_keys(urls, providers))
+    return Setup(
+        "codex",
+        tuple(dict.fromkeys(upstreams.values())),
+        _words(places),
+        direct=direct,
+        keys=_keys(urls, providers),
+    )
 
 
 def _keys(urls: Mapping[str, str | None], providers: Any) -> tuple[str, ...]:
@@ -535,18 +677,25 @@ def _keys(urls: Mapping[str, str | None], providers: Any) -> tuple[str, ...]:
     named = [at(providers, name, "env_key") for name in urls]
     headers = [at(providers, name, "env_http_headers") for name in urls]
     named += [variable for each in headers if isinstance(each, dict) for variable in each.values()]
-    return tuple(dict.fromkeys((*own, *(variable for variable in named if isinstance(variable, str)))))
+    return tuple(
+        dict.fromkeys((*own, *(variable for variable in named if isinstance(variable, str))))
+    )
 
 
 def _upstream(url: str) -> TreeUpstream:
-    """Return the upstream of an address. Its name is the address, which tells those of all profiles apart, and by which Codex
-    still knows Azure."""
+    """Return the upstream of an address. Its name is the address, which tells those of all profiles
+    apart, and by which Codex still knows Azure."""
     return TreeUpstream(f"codex-{url.removeprefix('https://')}", url, "openai-responses")
 
 
 def _words(places: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the options that set the addresses of providers. A name may have dots, which a dotted key of `-c` cannot have."""
-    providers = [(json.dumps(name, ensure_ascii=False), url) for name, url in places.items() if name != _OWN_PROVIDER]
+    """Return the options that set the addresses of providers. A name may have dots, which a dotted
+    key of `-c` cannot have."""
+    providers = [
+        (json.dumps(name, ensure_ascii=False), url)
+        for name, url in places.items()
+        if name != _OWN_PROVIDER
+    ]
     others = ", ".join(f'{name} = {{base_url = "{url}"}}' for name, url in providers)
     own = ("-c", f'openai_base_url="{places[_OWN_PROVIDER]}"') if _OWN_PROVIDER in places else ()
     return own + (("-c", f"model_providers={{{others}}}") if others else ())
@@ -567,12 +716,13 @@ def _checked(key: str, url: Any) -> str:
 
 
 def _own_address(surroundings: Surroundings, settings: dict[str, Any]) -> str | None:
-    """Return the address of Codex's own provider; `None` for the upstream 'openai' of the config, which stands for the API of
-    OpenAI. Raises `_ElsewhereError` and `UnreadableError`."""
+    """Return the address of Codex's own provider; `None` for the upstream 'openai' of the config,
+    which stands for the API of OpenAI. Raises `_ElsewhereError` and `UnreadableError`."""
     if settings.get("openai_base_url"):
         return _checked("openai_base_url", settings["openai_base_url"])
     if not _logged_in(surroundings, settings):
-        # a person's OPENAI_BASE_URL takes the name of that upstream, and Codex would not have gone there
+        # a person's OPENAI_BASE_URL takes the name of that upstream, and Codex would not have gone
+        # there
         return OPENAI if surroundings.env.get("OPENAI_BASE_URL") else None
     if str(settings.get("chatgpt_base_url") or _CHATGPT_BASE_URL).rstrip("/") != _CHATGPT_BASE_URL:
         raise _ElsewhereError("its chatgpt_base_url tells it where its calls go")
@@ -580,26 +730,37 @@ def _own_address(surroundings: Surroundings, settings: dict[str, Any]) -> str | 
 
 
 def _logged_in(surroundings: Surroundings, settings: dict[str, Any]) -> bool:
-    """Return whether Codex has a ChatGPT login, and no API key. Raises `_ElsewhereError` and `UnreadableError`."""
+    """Return whether Codex has a ChatGPT login, and no API key. Raises `_ElsewhereError` and
+    `UnreadableError`."""
     env = surroundings.env
     store = settings.get("cli_auth_credentials_store", "file")
     if store != "file":
-        raise _ElsewhereError(f"its login is in the store '{store}', so it is not known where its calls go; set openai_base_url")
+        raise _ElsewhereError(
+            f"its login is in the store '{store}', so it is not known where its calls go; set "
+            "openai_base_url"
+        )
     if env.get("CODEX_ACCESS_TOKEN"):
         raise _ElsewhereError("CODEX_ACCESS_TOKEN decides where its calls go")
     login = json_file(surroundings.read, f"{_home(env)}/auth.json")
-    mode = login.get("auth_mode") or ("chatgpt" if login.get("tokens") and not login.get("OPENAI_API_KEY") else "apikey")
+    mode = login.get("auth_mode") or (
+        "chatgpt" if login.get("tokens") and not login.get("OPENAI_API_KEY") else "apikey"
+    )
     if mode not in ("apikey", "chatgpt"):
         raise _ElsewhereError(f"its login is of the kind '{mode}'")
     if mode == "chatgpt" and env.get("CODEX_API_KEY"):
-        raise _ElsewhereError("it has a ChatGPT login and CODEX_API_KEY, which only 'codex exec' uses; unset the variable")
+        raise _ElsewhereError(
+            "it has a ChatGPT login and CODEX_API_KEY, which only 'codex exec' uses; unset the "
+            "variable"
+        )
     return mode == "chatgpt"
 
 
 def _account(surroundings: Surroundings) -> str:
-    """Return a hash of the account of its ChatGPT login, which Codex names with each call; empty if there is none. Raises
-    `UnreadableError`."""
-    account = at(json_file(surroundings.read, f"{_home(surroundings.env)}/auth.json"), "tokens", "account_id")
+    """Return a hash of the account of its ChatGPT login, which Codex names with each call; empty if
+    there is none. Raises `UnreadableError`."""
+    account = at(
+        json_file(surroundings.read, f"{_home(surroundings.env)}/auth.json"), "tokens", "account_id"
+    )
     return digest(account) if isinstance(account, str) and account else ""
 
 
@@ -610,7 +771,8 @@ def _overrides(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _values(words: Sequence[str], short: str, long: str) -> Iterator[str]:
-    """Yield the values of an option, in order: `-c x`, `-cx`, `-c=x`, `--config x`, `--config=x`."""
+    """Yield the values of an option, in order: `-c x`, `-cx`, `-c=x`, `--config x`,
+    `--config=x`."""
     for word, following in zip(words, (*words[1:], ""), strict=False):
         if word in (short, long):
             yield following

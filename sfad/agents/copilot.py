@@ -1,8 +1,10 @@
-"""GitHub Copilot CLI (1.0): `copilot --output-format json`, its session files, and where its calls go.
+"""GitHub Copilot CLI (1.0): `copilot --output-format json`, its session files, and where its calls
+go.
 
-From recordings (tests/agents/streams/, tests/agents/sessions/) and the schema that its package contains
-(schemas/session-events.schema.json). Its events tell messages and tool calls, and no tokens. Those are in the session file,
-COPILOT_HOME/session-state/SESSION/events.jsonl: a record for each call of the model, those of subagents too.
+From recordings (tests/agents/streams/, tests/agents/sessions/) and the schema that its package
+contains (schemas/session-events.schema.json). Its events tell messages and tool calls, and no
+tokens. Those are in the session file, COPILOT_HOME/session-state/SESSION/events.jsonl: a record for
+each call of the model, those of subagents too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,8 +14,27 @@ import msgspec
 
 from . import counters
 from .counters import MAX_NAME
-from .line_meter import AgentFailure, LineMeter, SessionMeter, Speech, TextBreak, TextDelta, ToolCall, WholeText, lines_of_type
-from .program import SESSION_ID, AgentProgram, SessionFiles, SessionPlace, SessionSearch, first_id, sorted_words, values
+from .line_meter import (
+    AgentFailure,
+    LineMeter,
+    SessionMeter,
+    Speech,
+    TextBreak,
+    TextDelta,
+    ToolCall,
+    WholeText,
+    lines_of_type,
+)
+from .program import (
+    SESSION_ID,
+    AgentProgram,
+    SessionFiles,
+    SessionPlace,
+    SessionSearch,
+    first_id,
+    sorted_words,
+    values,
+)
 from .setups import GATEWAY, Setup, Surroundings, TreeUpstream
 
 
@@ -57,7 +78,12 @@ class _CopilotState(msgspec.Struct, array_like=True):
 
 class CopilotMeter(LineMeter[_CopilotEvent, _CopilotState]):
     wanted = lines_of_type(
-        "user.message", "assistant.message", "tool.execution_start", "model.call_failure", "session.error", "result"
+        "user.message",
+        "assistant.message",
+        "tool.execution_start",
+        "model.call_failure",
+        "session.error",
+        "result",
     )
     decoder = msgspec.json.Decoder(_CopilotEvent)
     state_type = _CopilotState
@@ -97,7 +123,13 @@ class CopilotMeter(LineMeter[_CopilotEvent, _CopilotState]):
 
 
 class CopilotSession(SessionMeter[_CopilotEvent]):
-    wanted = lines_of_type("user.message", "assistant.message", "tool.execution_start", "session.usage_record", "session.error")
+    wanted = lines_of_type(
+        "user.message",
+        "assistant.message",
+        "tool.execution_start",
+        "session.usage_record",
+        "session.error",
+    )
     decoder = msgspec.json.Decoder(_CopilotEvent)
 
     def _take(self, event: _CopilotEvent) -> None:
@@ -110,7 +142,8 @@ class CopilotSession(SessionMeter[_CopilotEvent]):
             if self._state.calls.first(data.tool_call_id, True):
                 counters.turn(self.reading, data.tool_name)
         elif event.type == "assistant.message" and event.agent_id is None:
-            self.reading.partial = bool(data.tool_requests)  # the results of tools go back to the model
+            # the results of tools go back to the model
+            self.reading.partial = bool(data.tool_requests)
         elif event.type == "session.usage_record" and data.usage is not None:
             counters.recognised(self.reading)
             self._charge(event.id, data.usage.model, _tokens(data.usage))
@@ -121,7 +154,9 @@ class CopilotSession(SessionMeter[_CopilotEvent]):
 def _tokens(told: _CopilotUsage) -> Any:
     """Return tokens. Its input includes what the cache had, whichever API it uses."""
     read, written = told.cache_read_tokens, told.cache_write_tokens
-    return counters.tokens_in_all(total=told.input_tokens, read=read, written=written, output=told.output_tokens)
+    return counters.tokens_in_all(
+        total=told.input_tokens, read=read, written=written, output=told.output_tokens
+    )
 
 
 class _CopilotFiles(SessionFiles):
@@ -135,31 +170,42 @@ class _CopilotFiles(SessionFiles):
 
     def places(self, search: SessionSearch) -> list[SessionPlace]:
         session = search.session if search.session is not None else SESSION_ID
-        return [SessionPlace(search.directory(self.variable, ".copilot") + "/session-state", (session, "events.jsonl"))]
+        return [
+            SessionPlace(
+                search.directory(self.variable, ".copilot") + "/session-state",
+                (session, "events.jsonl"),
+            )
+        ]
 
     def said(self, line: dict[str, Any]) -> tuple[Any, Any, Any]:
         match line:
-            case {"type": "session.start", "data": {"sessionId": session, "context": {"cwd": cwd}}, "timestamp": began}:
+            case {
+                "type": "session.start",
+                "data": {"sessionId": session, "context": {"cwd": cwd}},
+                "timestamp": began,
+            }:
                 return session, cwd, began
         return None, None, None
 
 
 _VALUED = frozenset({
-    "-i", "--interactive", "-p", "--prompt", "--model", "--reasoning-effort", "--context", "--auto-tier", "--agent", "-r",
-    "--resume",
-    "-n", "--name", "--session-id", "--connect", "-C", "--log-dir", "--extension-sdk-path", "--log-level", "--stream",
-    "--output-format", "--share", "--add-dir", "--attachment", "--disable-mcp-server", "--add-github-mcp-toolset",
-    "--add-github-mcp-tool", "--plugin-dir", "--additional-mcp-config", "--mcp-github-auth", "--max-autopilot-continues", "--mode",
-    "--bash-env", "--mouse", "--environment-host", "--environment-compute-id", "--dynamic-retrieval", "--enable-mcp-server",
-    "--max-ai-credits", "--usage-output-file",
+    "-i", "--interactive", "-p", "--prompt", "--model", "--reasoning-effort", "--context",
+    "--auto-tier", "--agent", "-r", "--resume", "-n", "--name", "--session-id", "--connect", "-C",
+    "--log-dir", "--extension-sdk-path", "--log-level", "--stream", "--output-format", "--share",
+    "--add-dir", "--attachment", "--disable-mcp-server", "--add-github-mcp-toolset",
+    "--add-github-mcp-tool", "--plugin-dir", "--additional-mcp-config", "--mcp-github-auth",
+    "--max-autopilot-continues", "--mode", "--bash-env", "--mouse", "--environment-host",
+    "--environment-compute-id", "--dynamic-retrieval", "--enable-mcp-server", "--max-ai-credits",
+    "--usage-output-file",
 })  # fmt: skip
 _LISTED = frozenset({
-    "--allow-tool", "--deny-tool", "--available-tools", "--excluded-tools", "--secret-env-vars", "--allow-url", "--deny-url",
+    "--allow-tool", "--deny-tool", "--available-tools", "--excluded-tools", "--secret-env-vars",
+    "--allow-url", "--deny-url",
 })  # fmt: skip
 """Options with values (1.0)."""
 _OF_SESSION = frozenset({
-    "-i", "--interactive", "-p", "--prompt", "-r", "--resume", "--continue", "--session-id", "--connect", "-n", "--name",
-    "--attachment",
+    "-i", "--interactive", "-p", "--prompt", "-r", "--resume", "--continue", "--session-id",
+    "--connect", "-n", "--name", "--attachment",
 })  # fmt: skip
 
 
@@ -168,19 +214,26 @@ class Copilot(AgentProgram):
 
     name = "copilot"
     command = (
-        "copilot", "--output-format=json", "--no-auto-update", "--session-id={session}", "--model={model}", "{options}",
-        "--prompt={task}",
+        "copilot", "--output-format=json", "--no-auto-update", "--session-id={session}",
+        "--model={model}", "{options}", "--prompt={task}",
     )  # fmt: skip
     introduces_task = frozenset({"-p", "--prompt"})
     variables = ("COPILOT_",)
     session_files = _CopilotFiles()
 
     def tool_options(self, allowed: Sequence[str], blocked: Sequence[str]) -> list[str]:
-        # --available-tools hides the others from the model; --allow-tool lets these run without a question
-        words = [f"--available-tools={','.join(allowed)}", f"--allow-tool={','.join(allowed)}"] if allowed else []
+        # --available-tools hides the others from the model; --allow-tool lets these run without a
+        # question
+        words = (
+            [f"--available-tools={','.join(allowed)}", f"--allow-tool={','.join(allowed)}"]
+            if allowed
+            else []
+        )
         return words + ([f"--excluded-tools={','.join(blocked)}"] if blocked else [])
 
-    def resumed(self, words: Sequence[str], session: str, task: str | None, *, terminal: bool) -> list[str] | None:
+    def resumed(
+        self, words: Sequence[str], session: str, task: str | None, *, terminal: bool
+    ) -> list[str] | None:
         options, _ = sorted_words(words, valued=_VALUED, listed=_LISTED, without=_OF_SESSION)
         told = "--interactive" if terminal else "--prompt"
         return [*options, f"--resume={session}", *([f"{told}={task}"] if task is not None else [])]
@@ -195,7 +248,8 @@ class Copilot(AgentProgram):
         return CopilotMeter()
 
     def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
-        """Yield what an event says to the user. Subagents speak to the main agent, so only their tool calls are of interest."""
+        """Yield what an event says to the user. Subagents speak to the main agent, so only their
+        tool calls are of interest."""
         main = event.get("agentId") is None
         match event:
             case {"type": "assistant.message_start"} if main:
@@ -210,21 +264,36 @@ class Copilot(AgentProgram):
                 yield AgentFailure(counters.words(message))
 
     def setup(self, surroundings: Surroundings) -> Setup:
-        """Return how it is routed through the gateway: by the variable with the address of the person's own provider."""
+        """Return how it is routed through the gateway: by the variable with the address of the
+        person's own provider."""
         env = surroundings.env
         url = env.get(_ADDRESS, "").rstrip("/")
         kind, wire = env.get(_TYPE) or "openai", env.get(_WIRE) or "completions"
         if not url:
-            return Setup(self.name, direct=f"Copilot CLI uses GitHub's models, whose address is fixed, unless {_ADDRESS} is set")
+            return Setup(
+                self.name,
+                direct=(
+                    f"Copilot CLI uses GitHub's models, whose address is fixed, unless {_ADDRESS} "
+                    "is set"
+                ),
+            )
         if kind not in {"openai", "anthropic"}:
-            return Setup(self.name, direct=f"{_TYPE} is '{kind}', whose paths the gateway does not know")
+            return Setup(
+                self.name, direct=f"{_TYPE} is '{kind}', whose paths the gateway does not know"
+            )
         api = "anthropic" if kind == "anthropic" else _APIS.get(wire)
         if api is None:
             return Setup(self.name, direct=f"{_WIRE} is '{wire}', which the gateway does not know")
         # the gateway has no WebSockets
         unset = ("COPILOT_PROVIDER_TRANSPORT",) if env.get("COPILOT_PROVIDER_TRANSPORT") else ()
         upstream = TreeUpstream(self.name, url, api)
-        return Setup(self.name, (upstream,), env=((_ADDRESS, f"{GATEWAY}/{self.name}"),), unset=unset, keys=_KEYS)
+        return Setup(
+            self.name,
+            (upstream,),
+            env=((_ADDRESS, f"{GATEWAY}/{self.name}"),),
+            unset=unset,
+            keys=_KEYS,
+        )
 
 
 PROGRAM = Copilot()
@@ -232,9 +301,10 @@ PROGRAM = Copilot()
 
 # ---- where its calls go
 #
-# Without a provider of the person's own, its calls go to GitHub (api.githubcopilot.com, or the host of the login), where they cost
-# requests of a plan and not tokens. With COPILOT_PROVIDER_BASE_URL they go there; no option and no file of settings names another
-# address. It asks a proxy only for hosts that NO_PROXY does not name.
+# Without a provider of the person's own, its calls go to GitHub (api.githubcopilot.com, or the host
+# of the login), where they cost requests of a plan and not tokens. With COPILOT_PROVIDER_BASE_URL
+# they go there; no option and no file of settings names another address. It asks a proxy only for
+# hosts that NO_PROXY does not name.
 
 
 _ADDRESS = "COPILOT_PROVIDER_BASE_URL"

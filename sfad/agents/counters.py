@@ -15,9 +15,11 @@ from ..protocol.units import MOST_COUNTED, MOST_SPENT
 
 
 MAX_LINE = 1 << 20
-"""Bytes of the longest line that is read. An agent's events are far smaller; a larger line is the output of one of its tools."""
+"""Bytes of the longest line that is read. An agent's events are far smaller; a larger line is the
+output of one of its tools."""
 MAX_TOOLS = 64
-"""Names kept in `Reading.tools`. The events of a run are published many times a second; a slower reader sees the latest names."""
+"""Names kept in `Reading.tools`. The events of a run are published many times a second; a slower
+reader sees the latest names."""
 MAX_NAME = 128
 """Characters of the name of a model or tool, which goes into the ledger and into events."""
 MAX_WORDS = 300
@@ -37,35 +39,39 @@ class PlanTold(msgspec.Struct, frozen=True, array_like=True):
 class Reading:
     """What an agent has said since its attempt began. It grows in place while the meter is fed.
 
-    A figure is `None` (or `models` is empty) until the agent tells it: an agent that tells its usage at its end has not used 0
-    until then."""
+    A figure is `None` (or `models` is empty) until the agent tells it: an agent that tells its
+    usage at its end has not used 0 until then."""
 
     turns: int | None = None
     messages: int | None = None
     models: dict[str, Tokens] = field(default_factory=dict)
     cost_usd: float | None = None
-    """The cost that the agent itself reports, of all tokens but the `uncovered` ones. It takes precedence over a computed cost of
-    the same tokens."""
+    """The cost that the agent itself reports, of all tokens but the `uncovered` ones. It takes
+    precedence over a computed cost of the same tokens."""
     uncovered: dict[str, Tokens] = field(default_factory=dict)
-    """The part of `models` that `cost_usd` does not cover. The cost of a known program covers all its tokens, that of a `jsonl`
-    line only the tokens of the line. Without meaning while `cost_usd` is `None`."""
+    """The part of `models` that `cost_usd` does not cover. The cost of a known program covers all
+    its tokens, that of a `jsonl` line only the tokens of the line. Without meaning while `cost_usd`
+    is `None`."""
     partial: bool = False
-    """Tokens and cost may still grow: something has begun whose final figures the agent has not told."""
+    """Tokens and cost may still grow: something has begun whose final figures the agent has not
+    told."""
     session: str = ""
     """The agent's id of its session, by which its session file is found."""
     tools: list[str] = field(default_factory=list)
-    """Names of the tools called since the reader last emptied this list, the last `MAX_TOOLS` of them."""
+    """Names of the tools called since the reader last emptied this list, the last `MAX_TOOLS` of
+    them."""
     finished: bool = False
     """The agent has printed its final result and is expected to exit now."""
     failed: str | None = None
-    """Why the agent failed, in its own words, whatever its exit code; one line of at most `MAX_WORDS` characters."""
+    """Why the agent failed, in its own words, whatever its exit code; one line of at most
+    `MAX_WORDS` characters."""
     trouble: ApiTrouble | None = None
     """The calls of the model that have failed since its last answer."""
     tier: str = ""
     """The provider's tier that the agent asks for, as far as that is not in `cost_usd`."""
     broken: bool = False
-    """A call has ended without the end of its reply, by a lost connection or an interrupt. It may be billed, and no figure has all
-    of it."""
+    """A call has ended without the end of its reply, by a lost connection or an interrupt. It may
+    be billed, and no figure has all of it."""
     skipped_lines: int = 0
     """Lines longer than `MAX_LINE` that may have told usage, and were not read."""
     plan: PlanTold | None = None
@@ -78,8 +84,8 @@ class Reading:
 
     @property
     def to_price(self) -> dict[str, Tokens]:
-        """The tokens whose cost the agent has not told. The attempt has cost `cost_usd` plus their price, as far as these are
-        known."""
+        """The tokens whose cost the agent has not told. The attempt has cost `cost_usd` plus their
+        price, as far as these are known."""
         return self.models if self.cost_usd is None else self.uncovered
 
 
@@ -89,27 +95,33 @@ class Meter(Protocol):
     def feed(self, data: bytes | memoryview) -> None:
         """Read the next bytes. Never raises, whatever an agent prints.
 
-        A line counts when its newline has come. Feed a newline when the stdout has ended, so that an incomplete last line counts.
+        A line counts when its newline has come. Feed a newline when the stdout has ended, so that
+        an incomplete last line counts.
         """
 
     def dump(self) -> bytes:
-        """Return all that the meter knows, from which another daemon continues: its state, its reading and the line that has begun.
-        Mostly less than a few KB; at most 150 KB (1 024 message ids) plus the line that has begun."""
+        """Return all that the meter knows, from which another daemon continues: its state, its
+        reading and the line that has begun. Mostly less than a few KB; at most 150 KB (1 024
+        message ids) plus the line that has begun."""
 
 
 # ---- Numbers that agents say, checked
 
 
 MAX_IDS = 1024
-"""Ids remembered of each kind. An id is repeated within a message, or within the few messages that subagents write at the same
-time. An id that comes back later than this counts again: too much rather than too little."""
+"""Ids remembered of each kind. An id is repeated within a message, or within the few messages that
+subagents write at the same time. An id that comes back later than this counts again: too much
+rather than too little."""
 
 MAX_MODELS = 64
-"""Models told apart in one attempt; agents use two or three. The usage of any further model is counted under `""`."""
+"""Models told apart in one attempt; agents use two or three. The usage of any further model is
+counted under `""`."""
 
 BYTES_A_TOKEN = 4
-"""For estimates. OpenAI says four characters of English (https://help.openai.com/en/articles/4936856), Anthropic 3.5
-(https://platform.claude.com/docs/en/about-claude/glossary, "Tokens"): the larger one estimates less."""
+"""For estimates. OpenAI says four characters of English
+(https://help.openai.com/en/articles/4936856), Anthropic 3.5
+(https://platform.claude.com/docs/en/about-claude/glossary, "Tokens"): the larger one estimates
+less."""
 
 _MAX_SUM = 10**15
 """Where sums stop: exact in JSON, SQLite and a float."""
@@ -122,24 +134,45 @@ def number(value: Any) -> int:
 
 
 def dollars(value: Any) -> float | None:
-    """Return an amount in USD as a program printed it, or `None` if it is not a number, negative or absurd."""
+    """Return an amount in USD as a program printed it, or `None` if it is not a number, negative or
+    absurd."""
     return float(value) if type(value) in {int, float} and 0 <= value <= MOST_SPENT else None
 
 
-def tokens(*, fresh: Any = 0, read: Any = 0, written: Any = 0, long: Any = 0, output: Any = 0, reasoning: Any = 0) -> Tokens:
-    """Return the tokens of a program that counts separately those read from a cache, those written to it, and the rest. `long`: of
-    those written, those that are kept for an hour."""
+def tokens(
+    *,
+    fresh: Any = 0,
+    read: Any = 0,
+    written: Any = 0,
+    long: Any = 0,
+    output: Any = 0,
+    reasoning: Any = 0,
+) -> Tokens:
+    """Return the tokens of a program that counts separately those read from a cache, those written
+    to it, and the rest. `long`: of those written, those that are kept for an hour."""
     cached, cache_write = number(read), number(written)
     total = number(fresh) + cached + cache_write
     all_output = number(output) + number(reasoning)
-    return Tokens(input=total, output=all_output, cached=cached, cache_write=cache_write, long_write=min(number(long), cache_write))
+    return Tokens(
+        input=total,
+        output=all_output,
+        cached=cached,
+        cache_write=cache_write,
+        long_write=min(number(long), cache_write),
+    )
 
 
 def tokens_in_all(*, total: Any = 0, read: Any = 0, written: Any = 0, output: Any = 0) -> Tokens:
-    """Return the tokens of a program that counts those read from and written to a cache as part of its input."""
+    """Return the tokens of a program that counts those read from and written to a cache as part of
+    its input."""
     whole = number(total)
     cached = min(number(read), whole)
-    return Tokens(input=whole, output=number(output), cached=cached, cache_write=min(number(written), whole - cached))
+    return Tokens(
+        input=whole,
+        output=number(output),
+        cached=cached,
+        cache_write=min(number(written), whole - cached),
+    )
 
 
 def plus(one: Tokens, other: Tokens) -> Tokens:
@@ -151,7 +184,8 @@ def minus(one: Tokens, other: Tokens) -> Tokens:
 
 
 def _each(one: Tokens, other: Tokens, sign: int) -> Tokens:
-    """Cached tokens stay part of the input, even where a program takes back more input than cached tokens."""
+    """Cached tokens stay part of the input, even where a program takes back more input than cached
+    tokens."""
     whole = _within(one.input + sign * other.input)
     cached = min(_within(one.cached + sign * other.cached), whole)
     written = min(_within(one.cache_write + sign * other.cache_write), whole - cached)
@@ -177,7 +211,8 @@ def weight(models: dict[str, Tokens]) -> int:
 
 
 def printable(text: Any, length: int) -> str:
-    """Return one line of text without control characters and lone surrogates, of at most `length`; `""` if it is not text."""
+    """Return one line of text without control characters and lone surrogates, of at most `length`;
+    `""` if it is not text."""
     if not isinstance(text, str):
         return ""
     line = " ".join(text[: 4 * length].split())[:length]
@@ -185,7 +220,8 @@ def printable(text: Any, length: int) -> str:
 
 
 def words(*texts: Any) -> str:
-    """Return what `Reading.failed` says: the first value that is text, or that no reason was given."""
+    """Return what `Reading.failed` says: the first value that is text, or that no reason was
+    given."""
     found = (printable(text, MAX_WORDS) for text in texts)
     return next((text for text in found if text), "the agent reported a failure without a reason")
 
@@ -222,8 +258,11 @@ def _bytes(text: Any) -> bytes:
     return bytes(text) if isinstance(text, msgspec.Raw) else b""
 
 
-def failed_call(reading: Reading, status: Any = None, error: Any = None, *, count: Any = None) -> None:
-    """Count a call of the model that failed. `count`: the number of failures in a row that the agent itself tells."""
+def failed_call(
+    reading: Reading, status: Any = None, error: Any = None, *, count: Any = None
+) -> None:
+    """Count a call of the model that failed. `count`: the number of failures in a row that the
+    agent itself tells."""
     code = number(status)
     reading.broken |= not code
     so_far = reading.trouble.count if reading.trouble is not None else 0
@@ -235,10 +274,16 @@ def failed_call(reading: Reading, status: Any = None, error: Any = None, *, coun
 
 
 def failed_call_in_words(reading: Reading, message: Any) -> None:
-    """Count a failed call of which only a message is known, as from Codex: `Reconnecting... 2/5 (unexpected status 503 …)`."""
+    """Count a failed call of which only a message is known, as from Codex: `Reconnecting... 2/5
+    (unexpected status 503 …)`."""
     text = printable(message, MAX_WORDS)
     status, attempt = _STATUS.search(text), _ATTEMPT.search(text)
-    failed_call(reading, int(status[1]) if status else None, text, count=int(attempt[1]) if attempt else None)
+    failed_call(
+        reading,
+        int(status[1]) if status else None,
+        text,
+        count=int(attempt[1]) if attempt else None,
+    )
 
 
 _STATUS = re.compile(r"\bstatus(?: code)?:? ?(\d{3})\b")
@@ -251,7 +296,8 @@ def spend(reading: Reading, cost: float | None) -> None:
 
 
 class RecentIds(msgspec.Struct, Generic[V], array_like=True):
-    """A value for each of the last `MAX_IDS` ids. An id that is empty or too long is never remembered."""
+    """A value for each of the last `MAX_IDS` ids. An id that is empty or too long is never
+    remembered."""
 
     kept: dict[str, V] = {}
 
@@ -273,14 +319,15 @@ class RecentIds(msgspec.Struct, Generic[V], array_like=True):
 
 
 class Estimate(msgspec.Struct, array_like=True):
-    """Output tokens of what a model has written since its agent last told its usage. The reading includes them."""
+    """Output tokens of what a model has written since its agent last told its usage. The reading
+    includes them."""
 
     written: int = 0
     model: str = ""
 
     def grow(self, reading: Reading, model: str, *texts: Any) -> None:
-        """Add what the model has written. If the agent changes its model, all text since the last usage counts as the later
-        model's."""
+        """Add what the model has written. If the agent changes its model, all text since the last
+        usage counts as the later model's."""
         reading.partial, reading.trouble = True, None  # the model has answered
         more = size(*texts)
         if more:
@@ -306,8 +353,9 @@ def _estimated(written: int) -> Tokens:
 class Totals(msgspec.Struct, array_like=True):
     """Running totals as a process restates them, of one process after another.
 
-    The totals of a process only grow. So if they fall, or come from another session, another process has begun to write (as in a
-    script that starts the agent twice), and what the process before it said stays counted."""
+    The totals of a process only grow. So if they fall, or come from another session, another
+    process has begun to write (as in a script that starts the agent twice), and what the process
+    before it said stays counted."""
 
     session: str = ""
     before: dict[str, Tokens] = {}

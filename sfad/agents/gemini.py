@@ -1,10 +1,12 @@
 """Gemini CLI: `gemini --output-format stream-json`, and its session files.
 
-From a recording (tests/agents/streams/) and its source, packages/core/src/output/ and packages/cli/src/nonInteractiveCli.ts.
-Gemini CLI tells usage only in the result, so a hard stop needs reservations. A process prints one result. Until then its output is
-estimated from what it says and calls, and its input is unknown.
+From a recording (tests/agents/streams/) and its source, packages/core/src/output/ and
+packages/cli/src/nonInteractiveCli.ts. Gemini CLI tells usage only in the result, so a hard stop
+needs reservations. A process prints one result. Until then its output is estimated from what it
+says and calls, and its input is unknown.
 
-Session files (tests/agents/sessions/, version 0.61.0) are GEMINI_CLI_HOME/.gemini/tmp/PROJECT/chats/session-TIME-ID8.jsonl.
+Session files (tests/agents/sessions/, version 0.61.0) are
+GEMINI_CLI_HOME/.gemini/tmp/PROJECT/chats/session-TIME-ID8.jsonl.
 """
 
 import hashlib
@@ -23,12 +25,42 @@ from ..protocol.known import KEYS
 from ..protocol.types import Tokens
 from . import counters
 from .counters import MAX_NAME
-from .line_meter import AgentFailure, LineMeter, SessionMeter, Speech, TextBreak, TextDelta, ToolCall, WholeText, lines_of_type
-from .program import ANY_NAME, AgentProgram, SessionFiles, SessionPlace, SessionSearch, first_id, sorted_words, values
-from .setups import GATEWAY, Setup, Surroundings, TreeUpstream, at, dotenv, json_file, merged, upwards
+from .line_meter import (
+    AgentFailure,
+    LineMeter,
+    SessionMeter,
+    Speech,
+    TextBreak,
+    TextDelta,
+    ToolCall,
+    WholeText,
+    lines_of_type,
+)
+from .program import (
+    ANY_NAME,
+    AgentProgram,
+    SessionFiles,
+    SessionPlace,
+    SessionSearch,
+    first_id,
+    sorted_words,
+    values,
+)
+from .setups import (
+    GATEWAY,
+    Setup,
+    Surroundings,
+    TreeUpstream,
+    at,
+    dotenv,
+    json_file,
+    merged,
+    upwards,
+)
 
 _LOOP = "Loop detected"
-"""What it says, as a warning, when it ends because its model repeats itself; its result is a success nevertheless."""
+"""What it says, as a warning, when it ends because its model repeats itself; its result is a
+success nevertheless."""
 
 
 class _GeminiStats(msgspec.Struct):
@@ -38,8 +70,12 @@ class _GeminiStats(msgspec.Struct):
     cached: Any = 0
 
     def tokens(self) -> Tokens:
-        """What the total has beyond input and output are the model's thoughts, which are billed as output."""
-        output = max(counters.number(self.output_tokens), counters.number(self.total_tokens) - counters.number(self.input_tokens))
+        """What the total has beyond input and output are the model's thoughts, which are billed as
+        output."""
+        output = max(
+            counters.number(self.output_tokens),
+            counters.number(self.total_tokens) - counters.number(self.input_tokens),
+        )
         return counters.tokens_in_all(total=self.input_tokens, read=self.cached, output=output)
 
 
@@ -90,7 +126,9 @@ class GeminiMeter(LineMeter[_GeminiEvent, _GeminiState]):
             self._state.speaking = False
             if event.type == "init":
                 # `auto` is none: it chooses one for each call, which its session file names
-                self._state.model = "" if event.model.startswith("auto") else event.model[: 4 * MAX_NAME]
+                self._state.model = (
+                    "" if event.model.startswith("auto") else event.model[: 4 * MAX_NAME]
+                )
                 self.reading.session = event.session_id[:MAX_NAME]
                 self.reading.finished, self.reading.partial = False, True
             elif event.type == "tool_use":
@@ -124,7 +162,9 @@ class GeminiMeter(LineMeter[_GeminiEvent, _GeminiState]):
     def _conclude(self, event: _GeminiEvent) -> None:
         error = event.error or _GeminiError()
         said = f"it ended with {event.status}" if event.status else None
-        self.reading.failed = None if event.status == "success" else counters.words(error.message, error.type, said)
+        self.reading.failed = (
+            None if event.status == "success" else counters.words(error.message, error.type, said)
+        )
         self.reading.finished = True
         if event.stats is None:
             return
@@ -160,7 +200,8 @@ class _GeminiLine(msgspec.Struct, rename="camel"):
 
 
 class GeminiSession(SessionMeter[_GeminiLine]):
-    """A message is written with its tokens, and again when its tool calls have ended: the last line of an id counts."""
+    """A message is written with its tokens, and again when its tool calls have ended: the last line
+    of an id counts."""
 
     wanted = lines_of_type("user", "gemini")
     decoder = msgspec.json.Decoder(_GeminiLine)
@@ -170,8 +211,11 @@ class GeminiSession(SessionMeter[_GeminiLine]):
         if not self._in_time(event.timestamp):
             return
         if event.type == "user":
-            # a reply that was interrupted is not saved; the results of tools, of which several may come, are a user's lines, too
-            self.reading.broken |= self._unanswered and not bytes(event.content).startswith(b'[{"functionResponse"')
+            # a reply that was interrupted is not saved; the results of tools, of which several may
+            # come, are a user's lines, too
+            self.reading.broken |= self._unanswered and not bytes(event.content).startswith(
+                b'[{"functionResponse"'
+            )
             self._unanswered = True
             self._asked()
         elif event.type == "gemini":
@@ -196,10 +240,22 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
 _VALUED = frozenset({"-m", "--model", "-p", "--prompt", "-i", "--prompt-interactive", "-w", "--worktree", "--approval-mode", "-r",
     "--resume", "--session-file", "--session-id", "--delete-session", "-o", "--output-format"})  # fmt: skip
 _LISTED = frozenset({
-    "--policy", "--admin-policy", "--allowed-mcp-server-names", "--allowed-tools", "-e", "--extensions", "--include-directories",
+    "--policy", "--admin-policy", "--allowed-mcp-server-names", "--allowed-tools", "-e",
+    "--extensions", "--include-directories",
 })  # fmt: skip
 """Options with values (0.61)."""
-_OF_SESSION = frozenset({"-p", "--prompt", "-i", "--prompt-interactive", "-r", "--resume", "--session-file", "--session-id"})
+_OF_SESSION = frozenset(
+    {
+        "-p",
+        "--prompt",
+        "-i",
+        "--prompt-interactive",
+        "-r",
+        "--resume",
+        "--session-file",
+        "--session-id",
+    }
+)
 
 
 class _GeminiFiles(SessionFiles):
@@ -210,7 +266,8 @@ class _GeminiFiles(SessionFiles):
 
     def session_id(self, argv: Sequence[str]) -> str | None:
         given = first_id(argv, self.program, "--session-id", "--resume", "-r")
-        return given if given is not None and _UUID.fullmatch(given) else None  # `--resume` also takes `latest` and a number
+        # `--resume` also takes `latest` and a number
+        return given if given is not None and _UUID.fullmatch(given) else None
 
     def project(self, cwd: str) -> str:
         return hashlib.sha256(cwd.encode(errors="surrogateescape")).hexdigest()
@@ -218,7 +275,11 @@ class _GeminiFiles(SessionFiles):
     def places(self, search: SessionSearch) -> list[SessionPlace]:
         home = search.env.get(self.variable) or search.env.get("HOME", "")
         last = f"-{search.session[:8]}" if search.session is not None else ""
-        return [SessionPlace(f"{home}/.gemini/tmp", (ANY_NAME, "chats", re.compile(rf"session-.*{last}\.jsonl")))]
+        return [
+            SessionPlace(
+                f"{home}/.gemini/tmp", (ANY_NAME, "chats", re.compile(rf"session-.*{last}\.jsonl"))
+            )
+        ]
 
     def said(self, line: dict[str, Any]) -> tuple[Any, Any, Any]:
         return line.get("sessionId"), line.get("projectHash"), line.get("startTime")
@@ -229,15 +290,24 @@ class Gemini(AgentProgram):
 
     name = "gemini"
     # yargs takes a text that begins with - for an option unless it is attached to one
-    command = ("gemini", "--output-format", "stream-json", "--model={model}", "{options}", "--prompt={task}")
+    command = (
+        "gemini",
+        "--output-format",
+        "stream-json",
+        "--model={model}",
+        "{options}",
+        "--prompt={task}",
+    )
     introduces_task = frozenset({"-p", "--prompt"})
     variables = ("GCLOUD_", "CLOUD_SHELL=")
-    # of a limit of 0.50 USD, single replies were a third and more: it used 126 % of it with events, 167 % with text
+    # of a limit of 0.50 USD, single replies were a third and more: it used 126 % of it with events,
+    # 167 % with text
     tells_in_time = False
     session_files = _GeminiFiles()
 
     def tool_options(self, allowed: Sequence[str], blocked: Sequence[str]) -> list[str]:  # noqa: ARG002 - it has no option for these
-        # lets these run without a question; without a terminal, Gemini CLI refuses others that would need one
+        # lets these run without a question; without a terminal, Gemini CLI refuses others that
+        # would need one
         return [f"--allowed-tools={','.join(allowed)}"] if allowed else []
 
     def setup(self, surroundings: Surroundings) -> Setup:
@@ -246,9 +316,16 @@ class Gemini(AgentProgram):
     # it sends a first task before it has loaded the session (seen with 0.61)
     resumes_with_task_in_terminal = False
 
-    def resumed(self, words: Sequence[str], session: str, task: str | None, *, terminal: bool) -> list[str] | None:
+    def resumed(
+        self, words: Sequence[str], session: str, task: str | None, *, terminal: bool
+    ) -> list[str] | None:
         options, _ = sorted_words(words, valued=_VALUED, listed=_LISTED, without=_OF_SESSION)
-        return [*options, "--resume", session, *([f"--prompt={task}"] if task is not None and not terminal else [])]
+        return [
+            *options,
+            "--resume",
+            session,
+            *([f"--prompt={task}"] if task is not None and not terminal else []),
+        ]
 
     def prints_events(self, words: Sequence[str]) -> bool:
         return "stream-json" in values(words, "--output-format", "-o")
@@ -257,7 +334,8 @@ class Gemini(AgentProgram):
         return GeminiMeter()
 
     def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
-        """Yield what an event says to the user. A message comes in deltas, and ends when anything else begins."""
+        """Yield what an event says to the user. A message comes in deltas, and ends when anything
+        else begins."""
         match event:
             case {"type": "message", "role": "assistant", "delta": True, "content": str(text)}:
                 yield TextDelta(text)
@@ -281,26 +359,33 @@ PROGRAM = Gemini()
 
 # ---- Gemini CLI (0.61): where its calls go
 #
-# Its settings, the later taking precedence: the system's defaults, `~/.gemini/settings.json`, `.gemini/settings.json` of the
-# working directory, the system's own. One `.env` file is read: the first that is found upwards from the working directory
-# (`.gemini/.env` before `.env`), then in the home directory. Variables that are set take precedence over it. In a folder that is
-# not trusted, the folder's settings and `.gemini/.env` do not count, and of a `.env` only keys do.
+# Its settings, the later taking precedence: the system's defaults, `~/.gemini/settings.json`,
+# `.gemini/settings.json` of the working directory, the system's own. One `.env` file is read: the
+# first that is found upwards from the working directory (`.gemini/.env` before `.env`), then in the
+# home directory. Variables that are set take precedence over it. In a folder that is not trusted,
+# the folder's settings and `.gemini/.env` do not count, and of a `.env` only keys do.
 #
-# GOOGLE_GEMINI_BASE_URL is followed with an API key. With a Google account or Vertex AI, calls go elsewhere, whatever it says.
+# GOOGLE_GEMINI_BASE_URL is followed with an API key. With a Google account or Vertex AI, calls go
+# elsewhere, whatever it says.
 #
-# Where no setting chooses the key, the variable chooses a login that does not start without a terminal ("Invalid auth method
-# selected"), and no variable chooses another. System settings could, but since 0.60 they count only in a file that nobody but root
-# can change. A home of its own for the program (GEMINI_CLI_HOME) would lose what it saves: it writes settings, and replaces other
-# files, in that home. So Node.js executes `gemini_first.mjs` first, which hides the variable and leads the calls itself. If it is
-# not executed, the program does not start: no call goes around the gateway unseen. In a terminal the program would still ask for
-# its login, so the module also shows it a choice in the system's defaults. (Gemini CLI ignores that in a sandbox, where no file is
-# root's.) The program starts tools only after its first call; they get the variables of any program.
-# Tried with 0.52 to 0.61.
+# Where no setting chooses the key, the variable chooses a login that does not start without a
+# terminal ("Invalid auth method selected"), and no variable chooses another. System settings could,
+# but since 0.60 they count only in a file that nobody but root can change. A home of its own for
+# the program (GEMINI_CLI_HOME) would lose what it saves: it writes settings, and replaces other
+# files, in that home. So Node.js executes `gemini_first.mjs` first, which hides the variable and
+# leads the calls itself. If it is not executed, the program does not start: no call goes around the
+# gateway unseen. In a terminal the program would still ask for its login, so the module also shows
+# it a choice in the system's defaults. (Gemini CLI ignores that in a sandbox, where no file is
+# root's.) The program starts tools only after its first call; they get the variables of any
+# program. Tried with 0.52 to 0.61.
 
 
 BASE_URL = "GOOGLE_GEMINI_BASE_URL"
 _SETTINGS = "GEMINI_CLI_SYSTEM_SETTINGS_PATH"
-_CHOOSE = "to use a key instead, set security.auth.selectedType to gemini-api-key in ~/.gemini/settings.json"
+_CHOOSE = (
+    "to use a key instead, set security.auth.selectedType to gemini-api-key in "
+    "~/.gemini/settings.json"
+)
 _SYSTEM = "/etc/gemini-cli"
 _KEYS_ONLY = ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_LOCATION")
 _OPTIONS = "NODE_OPTIONS"
@@ -311,9 +396,13 @@ _GOOGLE_LOGIN = {"oauth-personal", "cloud-shell", "compute-default-credentials"}
 def setup(surroundings: Surroundings) -> Setup:
     """Return how Gemini CLI is routed through the gateway. Raises `UnreadableError`."""
     found = list(dict.fromkeys(_routed(surroundings, trusted) for trusted in _trust(surroundings)))
-    if len({replace(each, appended=()) for each in found}) == 1:  # to lead the calls is right whether or not the key is chosen
+    # to lead the calls is right whether or not the key is chosen
+    if len({replace(each, appended=()) for each in found}) == 1:
         return max(found, key=lambda each: len(each.appended))
-    what = f"where Gemini CLI's calls go depends on whether it trusts {surroundings.cwd}; set GEMINI_CLI_TRUST_WORKSPACE"
+    what = (
+        f"where Gemini CLI's calls go depends on whether it trusts {surroundings.cwd}; set "
+        "GEMINI_CLI_TRUST_WORKSPACE"
+    )
     return Setup("gemini", direct=what)
 
 
@@ -323,10 +412,18 @@ def _routed(surroundings: Surroundings, trusted: bool) -> Setup:
     chosen = at(settings, "security", "auth", "selectedType") or settings.get("selectedAuthType")
     login = chosen or _login_of(env)
     if login in _GOOGLE_LOGIN:
-        what = f"Gemini CLI uses the login '{login}', whose calls go to cloudcode-pa.googleapis.com; {_CHOOSE}"
+        what = (
+            f"Gemini CLI uses the login '{login}', whose calls go to cloudcode-pa.googleapis.com; "
+            f"{_CHOOSE}"
+        )
         return Setup("gemini", direct=what)
     if login == "vertex-ai":
-        return Setup("gemini", direct=f"Gemini CLI uses Vertex AI, whose requests are signed for its own host; {_CHOOSE}")
+        return Setup(
+            "gemini",
+            direct=(
+                f"Gemini CLI uses Vertex AI, whose requests are signed for its own host; {_CHOOSE}"
+            ),
+        )
     url = env.get(BASE_URL, "").rstrip("/")
     name = "gemini" if url == surroundings.env.get(BASE_URL, "").rstrip("/") else "gemini-cli"
     own = (TreeUpstream(name, url, "gemini"),) if url else ()
@@ -339,8 +436,13 @@ def _routed(surroundings: Surroundings, trusted: bool) -> Setup:
 def _first(address: str, surroundings: Surroundings) -> str:
     """Return the option with which Node.js executes `gemini_first.mjs` first."""
     path = _defaults(surroundings.env)
-    shown = merged(json_file(surroundings.read, path), {"security": {"auth": {"selectedType": "gemini-api-key"}}})
-    module = _FIRST.replace("{defaults}", json.dumps(path)).replace("{shown}", json.dumps(json.dumps(shown)))
+    shown = merged(
+        json_file(surroundings.read, path),
+        {"security": {"auth": {"selectedType": "gemini-api-key"}}},
+    )
+    module = _FIRST.replace("{defaults}", json.dumps(path)).replace(
+        "{shown}", json.dumps(json.dumps(shown))
+    )
     return "--import=data:text/javascript," + address.join(map(quote, module.split("{address}")))
 
 
@@ -360,12 +462,16 @@ def _home(env: Mapping[str, str]) -> str:
 
 
 def _trust(surroundings: Surroundings) -> tuple[bool, ...]:
-    """Return whether the program trusts the working directory; both, where a list of folders or a person decides."""
+    """Return whether the program trusts the working directory; both, where a list of folders or a
+    person decides."""
     env = surroundings.env
     said = env.get("GEMINI_CLI_TRUST_WORKSPACE")
     if env.get("GEMINI_RESTRICTED_MODE") == "true" or said == "false":
         return (False,)
-    if said == "true" or at(_settings(surroundings, trusted=False), "security", "folderTrust", "enabled") is False:
+    if (
+        said == "true"
+        or at(_settings(surroundings, trusted=False), "security", "folderTrust", "enabled") is False
+    ):
         return (True,)
     return (True, False)
 
@@ -382,16 +488,25 @@ def _settings(surroundings: Surroundings, *, trusted: bool) -> dict[str, Any]:
 
 def _defaults(env: Mapping[str, str]) -> str:
     system = env.get(_SETTINGS) or f"{_SYSTEM}/settings.json"
-    return env.get("GEMINI_CLI_SYSTEM_DEFAULTS_PATH") or f"{os.path.dirname(system)}/system-defaults.json"
+    return (
+        env.get("GEMINI_CLI_SYSTEM_DEFAULTS_PATH")
+        or f"{os.path.dirname(system)}/system-defaults.json"
+    )
 
 
-def _environment(surroundings: Surroundings, settings: Mapping[str, Any], *, trusted: bool) -> dict[str, str]:
+def _environment(
+    surroundings: Surroundings, settings: Mapping[str, Any], *, trusted: bool
+) -> dict[str, str]:
     ignored = at(settings, "advanced", "ignoreLocalEnv") is True
     for path in _candidates(surroundings, trusted=trusted, ignored=ignored):
         data = surroundings.read(path)
         if data is not None:
             loaded = dotenv(data)
-            usable = loaded if trusted else {key: value for key, value in loaded.items() if key in _KEYS_ONLY}
+            usable = (
+                loaded
+                if trusted
+                else {key: value for key, value in loaded.items() if key in _KEYS_ONLY}
+            )
             return usable | dict(surroundings.env)
     return dict(surroundings.env)
 

@@ -1,4 +1,5 @@
-"""Any agent: lines of JSON in the form that docs/metering.md describes, among whatever else it prints."""
+"""Any agent: lines of JSON in the form that docs/metering.md describes, among whatever else it
+prints."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -45,12 +46,17 @@ class JsonlMeter(LineMeter[_JsonlEvent, _JsonlState]):
             self.reading.failed = counters.words(event.message) if event.failed else None
 
     def _charge(self, event: _JsonlEvent) -> None:
-        """Add a line's increments. A number that the agent never gives stays unknown, because it may not count it."""
+        """Add a line's increments. A number that the agent never gives stays unknown, because it
+        may not count it."""
         reading, cost = self.reading, counters.dollars(event.cost_usd)
         if event.input_tokens is not None or event.output_tokens is not None:
             read, written = event.cached_tokens, event.cache_write_tokens
-            used = counters.tokens_in_all(total=event.input_tokens, read=read, written=written, output=event.output_tokens)
-            model = counters.add(reading.models, event.model if isinstance(event.model, str) else "", used)
+            used = counters.tokens_in_all(
+                total=event.input_tokens, read=read, written=written, output=event.output_tokens
+            )
+            model = counters.add(
+                reading.models, event.model if isinstance(event.model, str) else "", used
+            )
             if cost is None:
                 counters.add(reading.uncovered, model, used)
         counters.spend(reading, cost)

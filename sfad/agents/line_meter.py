@@ -1,4 +1,5 @@
-"""What the meters of all programs share: the few lines that can matter are cut out of bytes, decoded, and their state is saved."""
+"""What the meters of all programs share: the few lines that can matter are cut out of bytes,
+decoded, and their state is saved."""
 
 import re
 from abc import ABC, abstractmethod
@@ -13,9 +14,10 @@ from .counters import MAX_LINE, Reading
 
 # ---- From bytes to the few lines that a meter decodes
 #
-# Speed comes from not looking at lines. `bytes.find(b"\n{")` alone takes longer on text (0.17 s for 200 MB) than one regular
-# expression for `"type": "one|of|these"` (0.10 s), which matches wherever it stands in a line, however the keys are ordered and
-# spaced. Inside a string the quotes would be escaped, so text that quotes an event does not match.
+# Speed comes from not looking at lines. `bytes.find(b"\n{")` alone takes longer on text (0.17 s for
+# 200 MB) than one regular expression for `"type": "one|of|these"` (0.10 s), which matches wherever
+# it stands in a line, however the keys are ordered and spaced. Inside a string the quotes would be
+# escaped, so text that quotes an event does not match.
 
 
 BOM = b"\xef\xbb\xbf"
@@ -27,22 +29,27 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 def lines_of_type(*types: str) -> re.Pattern[bytes]:
     """Return a pattern that finds where a JSON object of one of these types may be."""
-    return re.compile(rb'"type"[ \t]*:[ \t]*"(?:' + b"|".join(re.escape(name.encode()) for name in types) + rb')"')
+    return re.compile(
+        rb'"type"[ \t]*:[ \t]*"(?:' + b"|".join(re.escape(name.encode()) for name in types) + rb')"'
+    )
 
 
 class WantedLines:
-    """Cuts a stream, given in pieces, into the lines that begin like a JSON object and contain the pattern."""
+    """Cuts a stream, given in pieces, into the lines that begin like a JSON object and contain the
+    pattern."""
 
     def __init__(self, wanted: re.Pattern[bytes]) -> None:
         self.skipped = 0
-        """Lines longer than `MAX_LINE` whose first `MAX_LINE` bytes contain the pattern. A program need not print the type first:
-        Claude Code 2.1.330 prints it after the text of the result."""
+        """Lines longer than `MAX_LINE` whose first `MAX_LINE` bytes contain the pattern. A program
+        need not print the type first: Claude Code 2.1.330 prints it after the text of the
+        result."""
         self._wanted = wanted
         self._begun = bytearray()
         self._dropping = False
 
     def of(self, data: bytes) -> Iterator[bytes]:
-        """Yield the wanted lines that end in these bytes, without their newline. Exhaust it before the next call."""
+        """Yield the wanted lines that end in these bytes, without their newline. Exhaust it before
+        the next call."""
         start = 0
         if self._begun or self._dropping:
             start = data.find(b"\n") + 1
@@ -73,7 +80,8 @@ class WantedLines:
                 self.skipped += 1
 
     def _keep(self, part: bytes) -> None:
-        """Add to the line that has not ended yet, unless it is already clear that it is not wanted."""
+        """Add to the line that has not ended yet, unless it is already clear that it is not
+        wanted."""
         if self._dropping or not part:
             return
         if len(self._begun) + len(part) <= MAX_LINE:
@@ -97,7 +105,8 @@ class WantedLines:
 def without_surrogates(line: bytes) -> bytes:
     """Return the line without lone surrogates, which msgspec refuses even in fields that it skips.
 
-    JavaScript prints half of an emoji as one. Text that was cut inside a character must not lose the numbers beside it."""
+    JavaScript prints half of an emoji as one. Text that was cut inside a character must not lose
+    the numbers beside it."""
     return _SURROGATE.sub(rb"\\ufffd", line).decode(errors="replace").encode()
 
 
@@ -108,8 +117,9 @@ E = TypeVar("E")
 S = TypeVar("S", bound=msgspec.Struct)
 
 STATE = 6
-"""The version of what meters dump. Raise it when a field of `Reading`, or of a meter's state, is added, removed or changes its
-meaning: older dumps are then ignored and the run's output is read again."""
+"""The version of what meters dump. Raise it when a field of `Reading`, or of a meter's state, is
+added, removed or changes its meaning: older dumps are then ignored and the run's output is read
+again."""
 
 
 class _Dump(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -125,7 +135,8 @@ _FROM_BYTES = msgspec.msgpack.Decoder(_Dump)
 
 
 class LineMeter(ABC, Generic[E, S]):
-    """A meter of a program that prints one JSON object a line. A subclass sets the first three attributes."""
+    """A meter of a program that prints one JSON object a line. A subclass sets the first three
+    attributes."""
 
     wanted: re.Pattern[bytes]
     """Where a line may be that matters (`lines_of_type`)."""
@@ -147,7 +158,9 @@ class LineMeter(ABC, Generic[E, S]):
 
     def dump(self) -> bytes:
         state = _TO_BYTES.encode(self._state)
-        return _TO_BYTES.encode(_Dump(STATE, type(self).__name__, self.reading, self._lines.dump(), state))
+        return _TO_BYTES.encode(
+            _Dump(STATE, type(self).__name__, self.reading, self._lines.dump(), state)
+        )
 
     def load(self, saved: bytes) -> None:
         """Continue where the meter was that dumped this. Raises `ValueError`."""
@@ -184,7 +197,9 @@ class MessageCharge(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionState(msgspec.Struct, array_like=True):
-    messages: counters.RecentIds[MessageCharge] = msgspec.field(default_factory=counters.RecentIds[MessageCharge])
+    messages: counters.RecentIds[MessageCharge] = msgspec.field(
+        default_factory=counters.RecentIds[MessageCharge]
+    )
     calls: counters.RecentIds[bool] = msgspec.field(default_factory=counters.RecentIds[bool])
 
 
@@ -210,30 +225,46 @@ class SessionMeter(LineMeter[E, SessionState]):
         if known is None:
             counters.message(self.reading)
         else:
-            self.reading.models[known.model] = counters.minus(self.reading.models[known.model], known.used)
-        self._state.messages.put(message, MessageCharge(counters.add(self.reading.models, model, used), used))
+            self.reading.models[known.model] = counters.minus(
+                self.reading.models[known.model], known.used
+            )
+        self._state.messages.put(
+            message, MessageCharge(counters.add(self.reading.models, model, used), used)
+        )
 
 
 # ---- What faster and slower tiers of a provider multiply its prices by
 
 
 Factors = Mapping[str, tuple[tuple[str, float], ...]]
-"""By the word of a tier: what it multiplies all prices by, for models whose names have the pattern. The first one counts."""
+"""By the word of a tier: what it multiplies all prices by, for models whose names have the pattern.
+The first one counts."""
 
-ANTHROPIC_FACTORS: Factors = {"fast": (("opus-4-[67]", 6.0), ("", 2.0)), "us": (("", 1.1),), "batch": (("", 0.5),)}
-"""https://platform.claude.com/docs/en/build-with-claude/fast-mode, and `inference_geo` and batches of
-https://platform.claude.com/docs/en/about-claude/pricing. The tier `priority` has no list price: it is agreed on by contract."""
-OPENAI_FACTORS: Factors = dict.fromkeys(("priority", "fast"), ((r"gpt-5\.5", 2.5), ("", 2.0))) | {"flex": (("", 0.5),)}
-"""https://openai.com/api-fast-mode/; some models cost 1.7 times. `flex` has the prices of batches, which are half."""
+ANTHROPIC_FACTORS: Factors = {
+    "fast": (("opus-4-[67]", 6.0), ("", 2.0)),
+    "us": (("", 1.1),),
+    "batch": (("", 0.5),),
+}
+"""https://platform.claude.com/docs/en/build-with-claude/fast-mode, and `inference_geo` and batches
+of https://platform.claude.com/docs/en/about-claude/pricing. The tier `priority` has no list price:
+it is agreed on by contract."""
+OPENAI_FACTORS: Factors = dict.fromkeys(("priority", "fast"), ((r"gpt-5\.5", 2.5), ("", 2.0))) | {
+    "flex": (("", 0.5),)
+}
+"""https://openai.com/api-fast-mode/; some models cost 1.7 times. `flex` has the prices of batches,
+which are half."""
 GEMINI_FACTORS: Factors = {"priority": (("", 2.0),), "flex": (("", 0.5),)}
-"""https://ai.google.dev/gemini-api/docs/priority-inference: 1.75 to 2 times; flex-inference: half."""
+"""https://ai.google.dev/gemini-api/docs/priority-inference: 1.75 to 2 times; flex-inference:
+half."""
 
 
 def factor_of(factors: Factors, model: str, tiers: Iterable[str]) -> float:
     """Return what the tiers multiply the price of a model by."""
     found = 1.0
     for tier in tiers:
-        found *= next((factor for pattern, factor in factors.get(tier, ()) if re.search(pattern, model)), 1.0)
+        found *= next(
+            (factor for pattern, factor in factors.get(tier, ()) if re.search(pattern, model)), 1.0
+        )
     return found
 
 

@@ -1,12 +1,15 @@
 """opencode: `opencode run --format json`.
 
-From its source, because there is no recording: packages/opencode/src/cli/cmd/run.ts (`emit`) for the events, and `getUsage` in
-packages/opencode/src/session/session.ts for what the numbers mean: `input` excludes tokens read from or written to a cache,
-`output` excludes reasoning, and an unknown price makes a cost of 0. opencode reports each step as it ends, so limits work while it
-runs; the output of a step that has not ended is estimated from its text and its calls. It does not name the model
-(https://github.com/anomalyco/opencode/issues/40544), and tells nothing of what its subagents use.
+From its source, because there is no recording: packages/opencode/src/cli/cmd/run.ts (`emit`) for
+the events, and `getUsage` in packages/opencode/src/session/session.ts for what the numbers mean:
+`input` excludes tokens read from or written to a cache, `output` excludes reasoning, and an unknown
+price makes a cost of 0. opencode reports each step as it ends, so limits work while it runs; the
+output of a step that has not ended is estimated from its text and its calls. It does not name the
+model (https://github.com/anomalyco/opencode/issues/40544), and tells nothing of what its subagents
+use.
 
-It keeps its sessions in an SQLite database. Reading that would disturb its writer, and its events tell the same after each step.
+It keeps its sessions in an SQLite database. Reading that would disturb its writer, and its events
+tell the same after each step.
 """
 
 import json
@@ -22,7 +25,18 @@ from ..protocol.known import KEYS
 from . import counters
 from .line_meter import AgentFailure, LineMeter, Speech, ToolCall, WholeText, lines_of_type
 from .program import AgentProgram, SessionQuery, SessionSearch, sorted_words, values
-from .setups import GATEWAY, Read, Setup, Surroundings, TreeUpstream, at, json_file, json_object, merged, upwards
+from .setups import (
+    GATEWAY,
+    Read,
+    Setup,
+    Surroundings,
+    TreeUpstream,
+    at,
+    json_file,
+    json_object,
+    merged,
+    upwards,
+)
 
 
 class _OpencodeCache(msgspec.Struct):
@@ -76,7 +90,9 @@ class _OpencodeState(msgspec.Struct, array_like=True):
 
 
 class OpencodeMeter(LineMeter[_OpencodeEvent, _OpencodeState]):
-    wanted = lines_of_type("step_start", "step_finish", "tool_use", "text", "reasoning", "error", "done")
+    wanted = lines_of_type(
+        "step_start", "step_finish", "tool_use", "text", "reasoning", "error", "done"
+    )
     decoder = msgspec.json.Decoder(_OpencodeEvent)
     state_type = _OpencodeState
 
@@ -104,8 +120,10 @@ class OpencodeMeter(LineMeter[_OpencodeEvent, _OpencodeState]):
 
     def _count(self, kind: str, part: _OpencodePart) -> None:
         if not self._state.parts.first(part.id, True):
-            return  # a part is printed again whenever it is updated, as when its session is compacted
-        self.reading.partial = True  # it tells nothing of its subagents' calls and of the one for a title
+            # a part is printed again whenever it is updated, as when its session is compacted
+            return
+        # it tells nothing of its subagents' calls and of the one for a title
+        self.reading.partial = True
         if kind == "step_finish":
             counters.message(self.reading)
             self._charge(part)
@@ -113,32 +131,74 @@ class OpencodeMeter(LineMeter[_OpencodeEvent, _OpencodeState]):
         if kind == "tool_use":
             counters.turn(self.reading, part.tool)
         if kind != "step_start":
-            self._state.written.grow(self.reading, self._model, part.text, part.state.input if part.state else None)
+            self._state.written.grow(
+                self.reading, self._model, part.text, part.state.input if part.state else None
+            )
 
     def _charge(self, part: _OpencodePart) -> None:
         self._state.written.withdraw(self.reading)
         told = part.tokens or _OpencodeTokens()
         cache = told.cache or _OpencodeCache()
-        used = counters.tokens(fresh=told.input, read=cache.read, written=cache.write, output=told.output, reasoning=told.reasoning)
+        used = counters.tokens(
+            fresh=told.input,
+            read=cache.read,
+            written=cache.write,
+            output=told.output,
+            reasoning=told.reasoning,
+        )
         counters.add(self.reading.models, self._model, used)
         counters.spend(self.reading, counters.dollars(part.cost) or None)
 
 
 _VALUED = frozenset({
-    "--log-level", "--command", "-s", "--session", "-m", "--model", "--agent", "--format", "--title", "--attach", "-p",
-    "--password", "-u", "--username", "--dir", "--port", "--variant", "--hostname", "--mdns-domain", "--prompt", "--replay-limit",
+    "--log-level", "--command", "-s", "--session", "-m", "--model", "--agent", "--format",
+    "--title", "--attach", "-p", "--password", "-u", "--username", "--dir", "--port", "--variant",
+    "--hostname", "--mdns-domain", "--prompt", "--replay-limit",
 })  # fmt: skip
 _LISTED = frozenset({"-f", "--file", "--cors"})
 """Options with values (1.18)."""
-_OF_SESSION = frozenset({"-s", "--session", "-c", "--continue", "--fork", "--title", "--prompt", "--command", "-f", "--file"})
-_ONLY_IN_TERMINAL = frozenset({"--mini", "--no-replay", "--replay-limit", "--mdns", "--mdns-domain", "--cors", "--hostname", "-i"})
+_OF_SESSION = frozenset(
+    {
+        "-s",
+        "--session",
+        "-c",
+        "--continue",
+        "--fork",
+        "--title",
+        "--prompt",
+        "--command",
+        "-f",
+        "--file",
+    }
+)
+_ONLY_IN_TERMINAL = frozenset(
+    {
+        "--mini",
+        "--no-replay",
+        "--replay-limit",
+        "--mdns",
+        "--mdns-domain",
+        "--cors",
+        "--hostname",
+        "-i",
+    }
+)
 
 
 class Opencode(AgentProgram):
     """`opencode run`, and what runs it: `npx opencode-ai run`."""
 
     name = "opencode"
-    command = ("opencode", "run", "--format", "json", "--model={provider}/{model}", "{options}", "--", "{task}")
+    command = (
+        "opencode",
+        "run",
+        "--format",
+        "json",
+        "--model={provider}/{model}",
+        "{options}",
+        "--",
+        "{task}",
+    )
     introduces_task = frozenset({"run"})
     variables = ("OPENCODE_",)
     also_followed = ("ANTHROPIC_BASE_URL", "OPENAI_BASE_URL")
@@ -159,10 +219,14 @@ class Opencode(AgentProgram):
     # its --prompt has no effect beside --session (seen with 1.18.33)
     resumes_with_task_in_terminal = False
 
-    def resumed(self, words: Sequence[str], session: str, task: str | None, *, terminal: bool) -> list[str] | None:
+    def resumed(
+        self, words: Sequence[str], session: str, task: str | None, *, terminal: bool
+    ) -> list[str] | None:
         runs = words[:1] == ["run"]
         without = _OF_SESSION if terminal or runs else _OF_SESSION | _ONLY_IN_TERMINAL
-        options, others = sorted_words(words[1:] if runs else words, valued=_VALUED, listed=_LISTED, without=without)
+        options, others = sorted_words(
+            words[1:] if runs else words, valued=_VALUED, listed=_LISTED, without=without
+        )
         options += ["--session", session]
         if terminal and not runs:
             return [*others[:1], *options]
@@ -190,10 +254,16 @@ class Opencode(AgentProgram):
                 yield WholeText(text)
             case {"type": "tool_use", "part": dict(part)}:
                 state = part.get("state")
-                yield ToolCall(part.get("tool"), state.get("input") if isinstance(state, dict) else None)
+                yield ToolCall(
+                    part.get("tool"), state.get("input") if isinstance(state, dict) else None
+                )
             case {"type": "error", "error": dict(error)}:
                 data = error.get("data")
-                yield AgentFailure(counters.words(data.get("message") if isinstance(data, dict) else None, error.get("name")))
+                yield AgentFailure(
+                    counters.words(
+                        data.get("message") if isinstance(data, dict) else None, error.get("name")
+                    )
+                )
 
 
 PROGRAM = Opencode()
@@ -201,13 +271,16 @@ PROGRAM = Opencode()
 
 # ---- opencode (1.18): where its calls go
 #
-# Its configuration is merged, the later taking precedence: `~/.config/opencode/{config.json,opencode.json,opencode.jsonc}`,
-# OPENCODE_CONFIG, `opencode.json(c)` from the top of the project down to the working directory, those in `.opencode` there and in
-# the home directory and in OPENCODE_CONFIG_DIR, OPENCODE_CONFIG_CONTENT, and what an administrator sets in `/etc/opencode`.
+# Its configuration is merged, the later taking precedence:
+# `~/.config/opencode/{config.json,opencode.json,opencode.jsonc}`, OPENCODE_CONFIG,
+# `opencode.json(c)` from the top of the project down to the working directory, those in `.opencode`
+# there and in the home directory and in OPENCODE_CONFIG_DIR, OPENCODE_CONFIG_CONTENT, and what an
+# administrator sets in `/etc/opencode`.
 #
-# `provider.NAME.options.baseURL` is a provider's address. Without it, those of Anthropic and OpenAI follow their variables. So the
-# others, and those that have an address, are routed by OPENCODE_CONFIG_CONTENT. A provider that is named there counts as one that
-# the person wants, so those are named that have a key, and all of them.
+# `provider.NAME.options.baseURL` is a provider's address. Without it, those of Anthropic and OpenAI
+# follow their variables. So the others, and those that have an address, are routed by
+# OPENCODE_CONFIG_CONTENT. A provider that is named there counts as one that the person wants, so
+# those are named that have a key, and all of them.
 
 
 CONTENT = "OPENCODE_CONFIG_CONTENT"
@@ -225,7 +298,9 @@ _COMPATIBLE = "@ai-sdk/openai-compatible"
 PROVIDERS: dict[str, KnownProvider] = {
     "anthropic": KnownProvider("@ai-sdk/anthropic", ("ANTHROPIC_API_KEY",)),
     "openai": KnownProvider("@ai-sdk/openai", ("OPENAI_API_KEY",)),
-    "cerebras": KnownProvider("@ai-sdk/cerebras", ("CEREBRAS_API_KEY",), "https://api.cerebras.ai/v1"),
+    "cerebras": KnownProvider(
+        "@ai-sdk/cerebras", ("CEREBRAS_API_KEY",), "https://api.cerebras.ai/v1"
+    ),
     "deepseek": KnownProvider(_COMPATIBLE, ("DEEPSEEK_API_KEY",), "https://api.deepseek.com"),
     "google": KnownProvider(
         "@ai-sdk/google",
@@ -233,13 +308,21 @@ PROVIDERS: dict[str, KnownProvider] = {
         "https://generativelanguage.googleapis.com/v1beta",
     ),
     "groq": KnownProvider("@ai-sdk/groq", ("GROQ_API_KEY",), "https://api.groq.com/openai/v1"),
-    "minimax": KnownProvider("@ai-sdk/anthropic", ("MINIMAX_API_KEY",), "https://api.minimax.io/anthropic/v1"),
+    "minimax": KnownProvider(
+        "@ai-sdk/anthropic", ("MINIMAX_API_KEY",), "https://api.minimax.io/anthropic/v1"
+    ),
     "mistral": KnownProvider("@ai-sdk/mistral", ("MISTRAL_API_KEY",), "https://api.mistral.ai/v1"),
     "moonshotai": KnownProvider(_COMPATIBLE, ("MOONSHOT_API_KEY",), "https://api.moonshot.ai/v1"),
-    "openrouter": KnownProvider("@openrouter/ai-sdk-provider", ("OPENROUTER_API_KEY",), "https://openrouter.ai/api/v1"),
-    "togetherai": KnownProvider("@ai-sdk/togetherai", ("TOGETHER_API_KEY",), "https://api.together.xyz/v1"),
+    "openrouter": KnownProvider(
+        "@openrouter/ai-sdk-provider", ("OPENROUTER_API_KEY",), "https://openrouter.ai/api/v1"
+    ),
+    "togetherai": KnownProvider(
+        "@ai-sdk/togetherai", ("TOGETHER_API_KEY",), "https://api.together.xyz/v1"
+    ),
     "xai": KnownProvider("@ai-sdk/xai", ("XAI_API_KEY",), "https://api.x.ai/v1"),
-    "zai-coding-plan": KnownProvider(_COMPATIBLE, ("ZHIPU_API_KEY",), "https://api.z.ai/api/coding/paas/v4"),
+    "zai-coding-plan": KnownProvider(
+        _COMPATIBLE, ("ZHIPU_API_KEY",), "https://api.z.ai/api/coding/paas/v4"
+    ),
 }
 """Those of its catalogue that are routed without an address in the configuration."""
 
@@ -250,7 +333,10 @@ _APIS = {
     "@ai-sdk/azure": "openai-responses",
     _COMPATIBLE: "openai-chat",
     "@openrouter/ai-sdk-provider": "openai-chat",
-    **dict.fromkeys((f"@ai-sdk/{name}" for name in ("cerebras", "groq", "mistral", "togetherai", "xai")), "openai-chat"),
+    **dict.fromkeys(
+        (f"@ai-sdk/{name}" for name in ("cerebras", "groq", "mistral", "togetherai", "xai")),
+        "openai-chat",
+    ),
 }
 _SIGNED = "whose requests are signed for its own host"
 _ELSEWHERE = {
@@ -279,8 +365,19 @@ class OpencodeSettings(NamedTuple):
     @property
     def providers(self) -> list[str]:
         """The providers that the program will offer, as far as they are known here."""
-        keyed = [name for name, provider in PROVIDERS.items() if any(self.env.get(key) for key in provider.keys)]
-        return sorted({*keyed, *self.logins, *(self.config.get("provider") or {}), *(self.managed.get("provider") or {})})
+        keyed = [
+            name
+            for name, provider in PROVIDERS.items()
+            if any(self.env.get(key) for key in provider.keys)
+        ]
+        return sorted(
+            {
+                *keyed,
+                *self.logins,
+                *(self.config.get("provider") or {}),
+                *(self.managed.get("provider") or {}),
+            }
+        )
 
 
 def setup(surroundings: Surroundings) -> Setup:
@@ -288,7 +385,9 @@ def setup(surroundings: Surroundings) -> Setup:
     found = _found(surroundings)
     if (elsewhere := _elsewhere(found)) is not None:
         return Setup("opencode", direct=f"opencode uses {elsewhere}")
-    upstreams = tuple(upstream for name in found.providers if (upstream := _upstream(name, found)) is not None)
+    upstreams = tuple(
+        upstream for name in found.providers if (upstream := _upstream(name, found)) is not None
+    )
     # those of its variables, which are set for any program
     if not upstreams:
         return Setup("opencode")
@@ -298,11 +397,26 @@ def setup(surroundings: Surroundings) -> Setup:
 
 def _keys(found: OpencodeSettings, upstreams: Sequence[TreeUpstream]) -> tuple[str, ...]:
     """Return the variables that hold keys for addresses of the configuration."""
-    entries = {name: at(found.config, "provider", name) for name in (each.name.removeprefix("opencode-") for each in upstreams)}
+    entries = {
+        name: at(found.config, "provider", name)
+        for name in (each.name.removeprefix("opencode-") for each in upstreams)
+    }
     texts = [json.dumps(entry) for name, entry in entries.items() if _chosen_url(entry) is not None]
-    names = [variable for text in texts for pair in _REFERENCE.findall(text) for variable in pair if variable]
-    families = [family for family, provider in _FAMILIES.items() if _chosen_url(entries.get(provider)) is not None]
-    return tuple(dict.fromkeys((*names, *(variable for family in families for variable in KEYS[family]))))
+    names = [
+        variable
+        for text in texts
+        for pair in _REFERENCE.findall(text)
+        for variable in pair
+        if variable
+    ]
+    families = [
+        family
+        for family, provider in _FAMILIES.items()
+        if _chosen_url(entries.get(provider)) is not None
+    ]
+    return tuple(
+        dict.fromkeys((*names, *(variable for family in families for variable in KEYS[family])))
+    )
 
 
 def _found(surroundings: Surroundings) -> OpencodeSettings:
@@ -312,7 +426,9 @@ def _found(surroundings: Surroundings) -> OpencodeSettings:
     return OpencodeSettings(
         merged(*(json_file(read, path) for path in _files(surroundings)), own),
         merged(*(json_file(read, f"{_MANAGED}/{name}") for name in _NAMES)),
-        json_object(logins, "OPENCODE_AUTH_CONTENT") if logins else json_file(read, f"{data}/opencode/auth.json"),
+        json_object(logins, "OPENCODE_AUTH_CONTENT")
+        if logins
+        else json_file(read, f"{data}/opencode/auth.json"),
         env,
     )
 
@@ -330,7 +446,10 @@ def _files(surroundings: Surroundings) -> Iterator[str]:
     project = list(_project(surroundings.cwd, read))[::-1]
     if not env.get("OPENCODE_DISABLE_PROJECT_CONFIG"):
         yield from (f"{directory}/{name}" for directory in project for name in _NAMES)
-    for directory in (*(f"{directory}/.opencode" for directory in (*project, _home(env))), env.get("OPENCODE_CONFIG_DIR")):
+    for directory in (
+        *(f"{directory}/.opencode" for directory in (*project, _home(env))),
+        env.get("OPENCODE_CONFIG_DIR"),
+    ):
         if directory:
             yield from (f"{directory}/{name}" for name in _NAMES)
 
@@ -358,15 +477,21 @@ def _reason(name: str, found: OpencodeSettings) -> str | None:
 
 
 def _upstream(name: str, found: OpencodeSettings) -> TreeUpstream | None:
-    """Return where a provider's calls go, if OPENCODE_CONFIG_CONTENT can lead them and the gateway can read them."""
+    """Return where a provider's calls go, if OPENCODE_CONFIG_CONTENT can lead them and the gateway
+    can read them."""
     entry = at(found.config, "provider", name)
     known = PROVIDERS.get(name)
     api = _APIS.get(at(entry, "npm") or (known.package if known else ""))
     url = _url(name, entry, found.env)
     # an address for one model would be replaced, too
-    models = [*(at(entry, "models") or {}).values(), *(at(found.managed, "provider", name, "models") or {}).values()]
+    models = [
+        *(at(entry, "models") or {}).values(),
+        *(at(found.managed, "provider", name, "models") or {}).values(),
+    ]
     single = any(at(model, "provider") for model in models)
-    fixed = at(found.managed, "provider", name, "options", "baseURL") or single or _reason(name, found)
+    fixed = (
+        at(found.managed, "provider", name, "options", "baseURL") or single or _reason(name, found)
+    )
     if api is None or url is None or fixed or (api == "anthropic" and not url.endswith("/v1")):
         return None
     return TreeUpstream(f"opencode-{name}", url, api)
@@ -386,7 +511,8 @@ def _chosen_url(entry: Any) -> str | None:
 
 
 def _resolved(text: str, env: Mapping[str, str]) -> str | None:
-    """Return a text with the values of the variables that it names; `None` if one is not set, or it names a file."""
+    """Return a text with the values of the variables that it names; `None` if one is not set, or it
+    names a file."""
     names = [first or second for first, second in _REFERENCE.findall(text)]
     if "{file:" in text or any(name not in env for name in names):
         return None
@@ -397,5 +523,8 @@ def _content(found: OpencodeSettings, upstreams: Sequence[TreeUpstream]) -> dict
     """Return the configuration that is merged over the person's."""
     chosen = found.config.get("provider") or found.config.get("model")
     named: dict[str, Any] = {} if chosen else {name: {} for name in (*found.providers, _FREE)}
-    routed = {each.name.removeprefix("opencode-"): {"options": {"baseURL": f"{GATEWAY}/{each.name}"}} for each in upstreams}
+    routed = {
+        each.name.removeprefix("opencode-"): {"options": {"baseURL": f"{GATEWAY}/{each.name}"}}
+        for each in upstreams
+    }
     return {"provider": {**named, **routed}}

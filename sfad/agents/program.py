@@ -1,7 +1,8 @@
-"""What is known of an agent program: its command line, the events that it prints, the session files that it keeps, and how it is
-routed through the gateway.
+"""What is known of an agent program: its command line, the events that it prints, the session files
+that it keeps, and how it is routed through the gateway.
 
-Each program has a module with a subclass of `AgentProgram`, and one of `SessionFiles` if its sessions can be read.
+Each program has a module with a subclass of `AgentProgram`, and one of `SessionFiles` if its
+sessions can be read.
 """
 
 import hashlib
@@ -36,8 +37,9 @@ ANY_NAME = re.compile(r"[^.].*")
 def arguments(argv: Sequence[str], program: str) -> list[str] | None:
     """Return the words after the program, or `None` if the command is another program's.
 
-    Interpreters and launchers are looked through as for a run's name: `npx -y @openai/codex exec` is a codex. Words after `--` are
-    not options and are left out. A shell's `-c` text is not examined, because what it runs cannot be known."""
+    Interpreters and launchers are looked through as for a run's name: `npx -y @openai/codex exec`
+    is a codex. Words after `--` are not options and are left out. A shell's `-c` text is not
+    examined, because what it runs cannot be known."""
     if program_name(argv) != program:
         return None
     at = next((at for at, word in enumerate(argv) if program in word), len(argv))
@@ -66,10 +68,15 @@ class SortedWords(NamedTuple):
 
 
 def sorted_words(
-    words: Sequence[str], *, valued: Container[str], listed: Container[str] = (), without: Container[str] = ()
+    words: Sequence[str],
+    *,
+    valued: Container[str],
+    listed: Container[str] = (),
+    without: Container[str] = (),
 ) -> SortedWords:
-    """Return the options among the words after a program, but for those of `without`, and its other words. `valued` are options
-    that take the next word, `listed` those that take each word up to the next option. A value that begins with `-` is attached."""
+    """Return the options among the words after a program, but for those of `without`, and its other
+    words. `valued` are options that take the next word, `listed` those that take each word up to
+    the next option. A value that begins with `-` is attached."""
     options: list[str] = []
     others: list[str] = []
     taking, most = others, 0
@@ -88,7 +95,14 @@ def sorted_words(
 
 
 def first_id(argv: Sequence[str], program: str, *options: str) -> str | None:
-    return next((value for value in values(arguments(argv, program) or [], *options) if SESSION_ID.fullmatch(value)), None)
+    return next(
+        (
+            value
+            for value in values(arguments(argv, program) or [], *options)
+            if SESSION_ID.fullmatch(value)
+        ),
+        None,
+    )
 
 
 class SessionPlace(NamedTuple):
@@ -122,14 +136,15 @@ class SessionQuery(NamedTuple):
 
     path: str
     sql: str
-    """Selects their ids, directories, and when they began, in Unix milliseconds; only those that a person or a run has begun."""
+    """Selects their ids, directories, and when they began, in Unix milliseconds; only those that a
+    person or a run has begun."""
 
 
 class SessionFiles(ABC):
     """How one program keeps its sessions. Pure: nothing here opens a file.
 
-    Claude Code, Codex and Gemini CLI save the usage of each call, with the true output tokens, whatever they print: in text mode,
-    in a terminal, and before they are killed."""
+    Claude Code, Codex and Gemini CLI save the usage of each call, with the true output tokens,
+    whatever they print: in text mode, in a terminal, and before they are killed."""
 
     program: str
     meter: type[SessionMeter[Any]]
@@ -160,14 +175,18 @@ class SessionFiles(ABC):
         for line in data.split(b"\n", HEAD_LINES)[:-1][:HEAD_LINES]:
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 said = self.said(msgspec.json.decode(line, type=dict[str, Any]))
-                found = [known or (text if isinstance(text, str) else "") for known, text in zip(found, said, strict=True)]
+                found = [
+                    known or (text if isinstance(text, str) else "")
+                    for known, text in zip(found, said, strict=True)
+                ]
             if all(found):
                 return SessionHead(*found)
         return None
 
     @abstractmethod
     def said(self, line: dict[str, Any]) -> tuple[Any, Any, Any]:
-        """Return what a line says of the fields of a `SessionHead`, in its order; any other type than text counts as nothing."""
+        """Return what a line says of the fields of a `SessionHead`, in its order; any other type
+        than text counts as nothing."""
 
 
 def timestamp(time: datetime) -> str:
@@ -175,19 +194,22 @@ def timestamp(time: datetime) -> str:
 
 
 class AgentProgram(ABC):
-    """An agent program. Its module has one as `PROGRAM`; what the core and clients know of it is in `sfad.protocol.known`."""
+    """An agent program. Its module has one as `PROGRAM`; what the core and clients know of it is in
+    `sfad.protocol.known`."""
 
     name: str
 
     # ---- how it is started by its name
 
     command: tuple[str, ...] = ()
-    """Starts it without a terminal, and makes it print the events that its meter reads (`registered` has the placeholders)."""
+    """Starts it without a terminal, and makes it print the events that its meter reads
+    (`registered` has the placeholders)."""
     introduces_task: frozenset[str] = frozenset()
     """Words that a person would type before the task, and that `command` has already."""
 
     def tool_options(self, allowed: Sequence[str], blocked: Sequence[str]) -> list[str]:  # noqa: ARG002 - of one without options
-        """Return the options that hold it to these tools. Each is one word, so that no word after it belongs to it."""
+        """Return the options that hold it to these tools. Each is one word, so that no word after
+        it belongs to it."""
         return []
 
     def tool_variables(self, allowed: Sequence[str], blocked: Sequence[str]) -> dict[str, str]:  # noqa: ARG002
@@ -199,7 +221,8 @@ class AgentProgram(ABC):
     variables: tuple[str, ...] = ()
     """How the variables begin on which its setup depends, beside those of `setup_reader`."""
     tells_in_time = True
-    """Whether a limit of money can rest on what it tells of its use, where the gateway does not see its calls."""
+    """Whether a limit of money can rest on what it tells of its use, where the gateway does not see
+    its calls."""
     also_followed: tuple[str, ...] = ()
     """Variables of any program that it follows, too."""
 
@@ -207,8 +230,11 @@ class AgentProgram(ABC):
         """Return how it is routed through the gateway. Raises `UnreadableError`."""
         raise NotImplementedError(self.name)
 
-    def setup_of_command(self, setup: Setup, options: Sequence[str], env: Mapping[str, str]) -> Setup:  # noqa: ARG002
-        """Return the setup of a command with these words after the program, which may choose where its calls go."""
+    def setup_of_command(
+        self, setup: Setup, options: Sequence[str], env: Mapping[str, str]
+    ) -> Setup:
+        """Return the setup of a command with these words after the program, which may choose where
+        its calls go."""
         return setup
 
     # ---- how its sessions are continued
@@ -216,9 +242,12 @@ class AgentProgram(ABC):
     resumes_with_task_in_terminal = True
     """Whether it can be told something at once when it continues a session in a terminal."""
 
-    def resumed(self, words: Sequence[str], session: str, task: str | None, *, terminal: bool) -> list[str] | None:  # noqa: ARG002
-        """Return the words after the program that continue a session with the options of a command, of which these are the words
-        before `--`. `task`: what its agent is told first. `terminal`: a person sits there. `None`: sfad knows no such command."""
+    def resumed(
+        self, words: Sequence[str], session: str, task: str | None, *, terminal: bool
+    ) -> list[str] | None:
+        """Return the words after the program that continue a session with the options of a command,
+        of which these are the words before `--`. `task`: what its agent is told first. `terminal`:
+        a person sits there. `None`: sfad knows no such command."""
         return None
 
     def directory(self, words: Sequence[str]) -> str | None:  # noqa: ARG002 - of a program without such an option
@@ -243,13 +272,18 @@ class AgentProgram(ABC):
         """Return whether these words after the program ask for the format that the meter reads."""
         return False
 
-    def meter(self, argv: Sequence[str], saved: bytes | None = None, *, resumed: bool = False) -> Meter:
-        """Return a meter for one attempt of this command. With `saved`, it continues where the meter was that dumped it. `resumed`:
-        the attempt continues the session of the one before.
+    def meter(
+        self, argv: Sequence[str], saved: bytes | None = None, *, resumed: bool = False
+    ) -> Meter:
+        """Return a meter for one attempt of this command. With `saved`, it continues where the
+        meter was that dumped it. `resumed`: the attempt continues the session of the one before.
 
-        Raises `ValueError` if `saved` is not a dump of such a meter, as a dump of a build whose meters knew other things."""
+        Raises `ValueError` if `saved` is not a dump of such a meter, as a dump of a build whose
+        meters knew other things."""
         words = arguments(argv, self.name) or []
-        meter = self.new_meter((self.resumed(words, "0", None, terminal=False) or words) if resumed else words)
+        meter = self.new_meter(
+            (self.resumed(words, "0", None, terminal=False) or words) if resumed else words
+        )
         if saved is not None:
             meter.load(saved)
         return meter
@@ -259,7 +293,8 @@ class AgentProgram(ABC):
         raise NotImplementedError(self.name)
 
     def speech(self, event: dict[str, Any]) -> Iterator[Speech]:  # noqa: ARG002
-        """Yield what an event says to the user, for `run --text` and `result`. Any field may be missing, or of any type."""
+        """Yield what an event says to the user, for `run --text` and `result`. Any field may be
+        missing, or of any type."""
         yield from ()
 
 
@@ -274,7 +309,8 @@ def program_called(name: str) -> AgentProgram:
 
 
 _DIGITS = 12
-"""Hex digits that are kept: 48 bits tell the accounts of one machine apart, and lead back to no key."""
+"""Hex digits that are kept: 48 bits tell the accounts of one machine apart, and lead back to no
+key."""
 
 
 def digest(secret: str) -> str:

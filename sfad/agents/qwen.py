@@ -1,12 +1,14 @@
 """Qwen Code (0.15): `qwen --output-format stream-json`, its session files, and where its calls go.
 
-From recordings (tests/agents/streams/, tests/agents/sessions/) and its source, packages/cli/src/nonInteractive/io/ and
-packages/core/src/services/chatRecordingService.ts. It is a fork of Gemini CLI, and its events have the form of Claude Code's: an
-answer of the model is an event for its text, without usage, and one for its tool calls, with the usage of the answer; or one event
-with both. The usage of the result is that of all calls, so it has those of subagents and helpers, too.
+From recordings (tests/agents/streams/, tests/agents/sessions/) and its source,
+packages/cli/src/nonInteractive/io/ and packages/core/src/services/chatRecordingService.ts. It is a
+fork of Gemini CLI, and its events have the form of Claude Code's: an answer of the model is an
+event for its text, without usage, and one for its tool calls, with the usage of the answer; or one
+event with both. The usage of the result is that of all calls, so it has those of subagents and
+helpers, too.
 
-Session files are QWEN_RUNTIME_DIR/projects/DIRECTORY/chats/SESSION.jsonl, in ~/.qwen or QWEN_HOME by default. They have a line for
-each call of the model, whoever makes it.
+Session files are QWEN_RUNTIME_DIR/projects/DIRECTORY/chats/SESSION.jsonl, in ~/.qwen or QWEN_HOME
+by default. They have a line for each call of the model, whoever makes it.
 """
 
 import re
@@ -30,7 +32,15 @@ from .line_meter import (
     WholeText,
     lines_of_type,
 )
-from .program import AgentProgram, SessionFiles, SessionPlace, SessionSearch, first_id, sorted_words, values
+from .program import (
+    AgentProgram,
+    SessionFiles,
+    SessionPlace,
+    SessionSearch,
+    first_id,
+    sorted_words,
+    values,
+)
 from .setups import Setup, Surroundings, at, dotenv, json_file, merged, upwards
 
 _API_ERROR = re.compile(r"\[API Error: (?:(\d{3})\b)?")
@@ -44,11 +54,14 @@ class _QwenUsage(msgspec.Struct):
     total_tokens: Any = 0
 
     def tokens(self) -> Tokens:
-        return _tokens(self.input_tokens, self.output_tokens, self.cache_read_input_tokens, self.total_tokens)
+        return _tokens(
+            self.input_tokens, self.output_tokens, self.cache_read_input_tokens, self.total_tokens
+        )
 
 
 def _tokens(given: Any, output: Any, read: Any, total: Any) -> Tokens:
-    """Return tokens. What the total has beyond input and output are thoughts, which some APIs do not count as output."""
+    """Return tokens. What the total has beyond input and output are thoughts, which some APIs do
+    not count as output."""
     written = max(counters.number(output), counters.number(total) - counters.number(given))
     return counters.tokens_in_all(total=given, read=read, output=written)
 
@@ -100,13 +113,18 @@ class QwenMeter(LineMeter[_QwenEvent, _QwenState]):
     state_type = _QwenState
 
     def __init__(self, *, resumed: bool = False) -> None:
-        """`resumed`: the totals at the end begin with what earlier processes have used in the session (seen with 0.15.10)."""
+        """`resumed`: the totals at the end begin with what earlier processes have used in the
+        session (seen with 0.15.10)."""
         super().__init__()
         self._resumed = resumed
 
     def _take(self, event: _QwenEvent) -> None:
         if event.type == "system" and event.subtype == "init":
-            self._state.model, self._state.speaking, self._state.told = event.model[: 4 * MAX_NAME], False, Tokens()
+            self._state.model, self._state.speaking, self._state.told = (
+                event.model[: 4 * MAX_NAME],
+                False,
+                Tokens(),
+            )
             self.reading.session = event.session_id[:MAX_NAME]
             self.reading.finished, self.reading.partial = False, True
         elif event.type == "assistant" and event.message is not None:
@@ -134,7 +152,9 @@ class QwenMeter(LineMeter[_QwenEvent, _QwenState]):
         for block in blocks:
             if block.type == "tool_use" and self._state.calls.first(block.id, True):
                 counters.turn(self.reading, block.name)
-            self._state.written.grow(self.reading, message.model, block.text if block.type != "tool_use" else block.input)
+            self._state.written.grow(
+                self.reading, message.model, block.text if block.type != "tool_use" else block.input
+            )
         if known:
             self._state.written.withdraw(self.reading)
             self._state.told = counters.plus(self._state.told, used)
@@ -143,7 +163,9 @@ class QwenMeter(LineMeter[_QwenEvent, _QwenState]):
     def _conclude(self, event: _QwenEvent) -> None:
         said = event.error.message if event.error is not None else None
         if event.is_error:
-            self.reading.failed = counters.words(said, event.result, f"it ended with {event.subtype}")
+            self.reading.failed = counters.words(
+                said, event.result, f"it ended with {event.subtype}"
+            )
         else:
             self.reading.failed = event.result[:MAX_NAME] if _is_api_error(event.result) else None
         self.reading.finished, self._state.speaking = True, False
@@ -169,7 +191,8 @@ def _is_api_error(text: Any) -> bool:
 
 
 def _api_error(blocks: Sequence[_QwenBlock]) -> tuple[int | None, str] | None:
-    """Return the status and the words of a call that failed, which it prints instead of an answer."""
+    """Return the status and the words of a call that failed, which it prints instead of an
+    answer."""
     for block in blocks:
         if isinstance(block.text, str) and (found := _API_ERROR.match(block.text)) is not None:
             return int(found[1]) if found[1] else None, block.text
@@ -211,7 +234,8 @@ class _QwenLine(msgspec.Struct, rename="camel"):
 
 
 class QwenSession(SessionMeter[_QwenLine]):
-    """A call of the model is a line of telemetry with its usage, and then, if the main agent has made it, one with its answer."""
+    """A call of the model is a line of telemetry with its usage, and then, if the main agent has
+    made it, one with its answer."""
 
     wanted = lines_of_type("user", "assistant", "system")
     decoder = msgspec.json.Decoder(_QwenLine)
@@ -226,36 +250,62 @@ class QwenSession(SessionMeter[_QwenLine]):
             self._asked()
         elif event.type == "assistant":
             self._unanswered = False
-            calls = [part.function_call for part in (event.message or _QwenContent()).parts if part.function_call is not None]
+            calls = [
+                part.function_call
+                for part in (event.message or _QwenContent()).parts
+                if part.function_call is not None
+            ]
             counters.recognised(self.reading)
             self.reading.partial = bool(calls)  # the results of tools go back to the model
             for call in calls:
                 if self._state.calls.first(call.id, True):
                     counters.turn(self.reading, call.name)
-        elif event.type == "system" and event.system_payload is not None and event.system_payload.ui_event is not None:
+        elif (
+            event.type == "system"
+            and event.system_payload is not None
+            and event.system_payload.ui_event is not None
+        ):
             self._call(event.uuid, event.system_payload.ui_event)
 
     def _call(self, line: str, told: _QwenTelemetry) -> None:
         if told.name == "qwen-code.api_response":
             counters.recognised(self.reading)
-            used = (told.input_token_count, told.output_token_count, told.cached_content_token_count, told.total_token_count)
+            used = (
+                told.input_token_count,
+                told.output_token_count,
+                told.cached_content_token_count,
+                told.total_token_count,
+            )
             self._charge(line, told.model, _tokens(*used))
 
 
 _VALUED = frozenset({
-    "--telemetry-target", "--telemetry-otlp-endpoint", "--telemetry-otlp-protocol", "--telemetry-outfile", "--proxy", "-m",
-    "--model", "-p", "--prompt", "-i", "--prompt-interactive", "--system-prompt", "--append-system-prompt", "--sandbox-image",
-    "--approval-mode",
-    "--channel", "--mcp-config", "--openai-logging-dir", "--openai-api-key", "--openai-base-url", "--input-format", "-o",
-    "--output-format", "--json-fd", "--json-file", "--json-schema", "--input-file", "-r", "--resume", "--session-id",
-    "--max-session-turns", "--disabled-slash-commands", "--auth-type",
+    "--telemetry-target", "--telemetry-otlp-endpoint", "--telemetry-otlp-protocol",
+    "--telemetry-outfile", "--proxy", "-m", "--model", "-p", "--prompt", "-i",
+    "--prompt-interactive", "--system-prompt", "--append-system-prompt", "--sandbox-image",
+    "--approval-mode", "--channel", "--mcp-config", "--openai-logging-dir", "--openai-api-key",
+    "--openai-base-url", "--input-format", "-o", "--output-format", "--json-fd", "--json-file",
+    "--json-schema", "--input-file", "-r", "--resume", "--session-id", "--max-session-turns",
+    "--disabled-slash-commands", "--auth-type",
 })  # fmt: skip
 _LISTED = frozenset({
-    "--allowed-mcp-server-names", "--allowed-tools", "-e", "--extensions", "--include-directories", "--add-dir", "--core-tools",
-    "--exclude-tools",
+    "--allowed-mcp-server-names", "--allowed-tools", "-e", "--extensions", "--include-directories",
+    "--add-dir", "--core-tools", "--exclude-tools",
 })  # fmt: skip
 """Options with values (0.15)."""
-_OF_SESSION = frozenset({"-p", "--prompt", "-i", "--prompt-interactive", "-c", "--continue", "-r", "--resume", "--session-id"})
+_OF_SESSION = frozenset(
+    {
+        "-p",
+        "--prompt",
+        "-i",
+        "--prompt-interactive",
+        "-c",
+        "--continue",
+        "-r",
+        "--resume",
+        "--session-id",
+    }
+)
 
 
 class _QwenFiles(SessionFiles):
@@ -269,8 +319,16 @@ class _QwenFiles(SessionFiles):
 
     def places(self, search: SessionSearch) -> list[SessionPlace]:
         directory = re.sub(r"[^a-zA-Z0-9]", "-", search.cwd)
-        file = f"{search.session}.jsonl" if search.session is not None else re.compile(r"[0-9a-f-]{36}\.jsonl")
-        return [SessionPlace(search.directory(self.variable, ".qwen") + "/projects", (directory, "chats", file))]
+        file = (
+            f"{search.session}.jsonl"
+            if search.session is not None
+            else re.compile(r"[0-9a-f-]{36}\.jsonl")
+        )
+        return [
+            SessionPlace(
+                search.directory(self.variable, ".qwen") + "/projects", (directory, "chats", file)
+            )
+        ]
 
     def said(self, line: dict[str, Any]) -> tuple[Any, Any, Any]:
         return line.get("sessionId"), line.get("cwd"), line.get("timestamp")
@@ -282,51 +340,76 @@ class Qwen(AgentProgram):
     name = "qwen"
     # yargs takes a text that begins with - for an option unless it is attached to one
     command = (
-        "qwen", "--output-format", "stream-json", "--include-partial-messages", "--session-id", "{session}", "--model={model}",
-        "--append-system-prompt={instructions}", "{options}", "--prompt={task}",
+        "qwen", "--output-format", "stream-json", "--include-partial-messages", "--session-id",
+        "{session}", "--model={model}", "--append-system-prompt={instructions}", "{options}",
+        "--prompt={task}",
     )  # fmt: skip
     introduces_task = frozenset({"-p", "--prompt"})
     variables = ("QWEN_", "DASHSCOPE_")
     session_files = _QwenFiles()
 
     def tool_options(self, allowed: Sequence[str], blocked: Sequence[str]) -> list[str]:
-        # --core-tools hides the others from the model; --allowed-tools lets these run without a question
-        words = [f"--core-tools={','.join(allowed)}", f"--allowed-tools={','.join(allowed)}"] if allowed else []
+        # --core-tools hides the others from the model; --allowed-tools lets these run without a
+        # question
+        words = (
+            [f"--core-tools={','.join(allowed)}", f"--allowed-tools={','.join(allowed)}"]
+            if allowed
+            else []
+        )
         return words + ([f"--exclude-tools={','.join(blocked)}"] if blocked else [])
 
     # it sends a first task before it has loaded the session (seen with 0.15.10)
     resumes_with_task_in_terminal = False
 
-    def resumed(self, words: Sequence[str], session: str, task: str | None, *, terminal: bool) -> list[str] | None:
+    def resumed(
+        self, words: Sequence[str], session: str, task: str | None, *, terminal: bool
+    ) -> list[str] | None:
         options, _ = sorted_words(words, valued=_VALUED, listed=_LISTED, without=_OF_SESSION)
-        return [*options, "--resume", session, *([f"--prompt={task}"] if task is not None and not terminal else [])]
+        return [
+            *options,
+            "--resume",
+            session,
+            *([f"--prompt={task}"] if task is not None and not terminal else []),
+        ]
 
     def prints_events(self, words: Sequence[str]) -> bool:
         return "stream-json" in values(words, "--output-format", "-o")
 
     def new_meter(self, words: Sequence[str]) -> QwenMeter:
-        return QwenMeter(resumed=any(word.partition("=")[0] in _QwenFiles.resume_words for word in words))
+        return QwenMeter(
+            resumed=any(word.partition("=")[0] in _QwenFiles.resume_words for word in words)
+        )
 
     def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
-        """Yield what an event says to the user. Subagents speak to the main agent, so only their tool calls are of interest."""
+        """Yield what an event says to the user. Subagents speak to the main agent, so only their
+        tool calls are of interest."""
         main = event.get("parent_tool_use_id") is None
         match event:
             case {"type": "assistant", "message": {"content": [*blocks]}}:
                 for block in blocks:
                     match block:
-                        case {"type": "text", "text": str(text)} if main and not _is_api_error(text):
+                        case {"type": "text", "text": str(text)} if main and not _is_api_error(
+                            text
+                        ):
                             yield WholeText(text)
                         case {"type": "tool_use", "name": name}:
                             yield ToolCall(name, block.get("input"))
             case {"type": "stream_event", "event": {"type": "content_block_start"}} if main:
                 yield TextBreak()
-            case {"type": "stream_event", "event": {"delta": {"type": "text_delta", "text": str(text)}}} if main:
+            case {
+                "type": "stream_event",
+                "event": {"delta": {"type": "text_delta", "text": str(text)}},
+            } if main:
                 if not _is_api_error(text):
                     yield TextDelta(text)
             case {"type": "result", "is_error": True}:
                 error = event.get("error")
                 said = error.get("message") if isinstance(error, dict) else None
-                yield AgentFailure(counters.words(said, event.get("result"), f"it ended with {event.get('subtype')}"))
+                yield AgentFailure(
+                    counters.words(
+                        said, event.get("result"), f"it ended with {event.get('subtype')}"
+                    )
+                )
             case {"type": "result", "result": str(text)}:
                 yield AgentFailure(counters.words(text)) if _is_api_error(text) else FinalText(text)
 
@@ -344,12 +427,14 @@ PROGRAM = Qwen()
 
 # ---- where its calls go
 #
-# Its settings, the later taking precedence: the system's defaults, `~/.qwen/settings.json`, `.qwen/settings.json` of the working
-# directory, the system's own. `security.auth.selectedType` is the API; for `openai` and `anthropic` it obeys OPENAI_BASE_URL and
-# ANTHROPIC_BASE_URL, unless an option or the settings name an address: in `security.auth.baseUrl`, `modelProviders` or `env`.
-# It sends each call to a proxy that it knows (an option, `proxy` in the settings, the usual variables), also one to this machine.
-# One `.env` file is read: the first that is found upwards from the working directory (`.qwen/.env` before `.env`), then in the home
-# directory. Whether the folder is trusted does not matter here: what its files say is taken as said.
+# Its settings, the later taking precedence: the system's defaults, `~/.qwen/settings.json`,
+# `.qwen/settings.json` of the working directory, the system's own. `security.auth.selectedType` is
+# the API; for `openai` and `anthropic` it obeys OPENAI_BASE_URL and ANTHROPIC_BASE_URL, unless an
+# option or the settings name an address: in `security.auth.baseUrl`, `modelProviders` or `env`. It
+# sends each call to a proxy that it knows (an option, `proxy` in the settings, the usual
+# variables), also one to this machine. One `.env` file is read: the first that is found upwards
+# from the working directory (`.qwen/.env` before `.env`), then in the home directory. Whether the
+# folder is trusted does not matter here: what its files say is taken as said.
 
 
 _OTHER_ADDRESS = r"(?s)--(openai-base-url|auth-type|proxy)(=.*)?"
@@ -391,14 +476,34 @@ def _home(env: Mapping[str, str]) -> str:
 def _settings(surroundings: Surroundings) -> dict[str, Any]:
     env, read = surroundings.env, surroundings.read
     system = env.get("QWEN_CODE_SYSTEM_SETTINGS_PATH") or f"{_SYSTEM}/settings.json"
-    defaults = env.get("QWEN_CODE_SYSTEM_DEFAULTS_PATH") or f"{system.rpartition('/')[0]}/system-defaults.json"
-    files = (defaults, f"{_home(env)}/settings.json", f"{surroundings.cwd}/.qwen/settings.json", system)
+    defaults = (
+        env.get("QWEN_CODE_SYSTEM_DEFAULTS_PATH")
+        or f"{system.rpartition('/')[0]}/system-defaults.json"
+    )
+    files = (
+        defaults,
+        f"{_home(env)}/settings.json",
+        f"{surroundings.cwd}/.qwen/settings.json",
+        system,
+    )
     return merged(*(json_file(read, path) for path in files))
 
 
 def _named_in_env_files(surroundings: Surroundings) -> str | None:
-    """Return a variable with an address, or with a place of settings, in a `.env` file that it may read."""
+    """Return a variable with an address, or with a place of settings, in a `.env` file that it may
+    read."""
     env = surroundings.env
-    places = (*(f"{above}{own}" for above in upwards(surroundings.cwd) for own in ("/.qwen", "")), _home(env), env.get("HOME", ""))
+    places = (
+        *(f"{above}{own}" for above in upwards(surroundings.cwd) for own in ("/.qwen", "")),
+        _home(env),
+        env.get("HOME", ""),
+    )
     found = {name for place in places for name in dotenv(surroundings.read(f"{place}/.env"))}
-    return next((name for name in sorted(found) if name in setups.VARIABLES or name in _PROXIES or name.startswith("QWEN_")), None)
+    return next(
+        (
+            name
+            for name in sorted(found)
+            if name in setups.VARIABLES or name in _PROXIES or name.startswith("QWEN_")
+        ),
+        None,
+    )

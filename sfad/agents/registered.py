@@ -1,9 +1,11 @@
 """Registered agents: a name, and how to start the program behind it (docs/agents.md).
 
-Placeholders in a command: `{task}`, `{model}`, `{provider}` and `{instructions}` come from the request; `{session}` is a new UUID
-for each attempt, and `{gateway}` the gateway's address where the run uses it. Each stays within its argument: no shell splits it.
-`{options}` stands for all arguments that the caller gave beside the task; a command without it gets them at its end. An argument
-whose placeholder has no value is left out, and so is the option before it: without a model, `--model {model}` is nothing.
+Placeholders in a command: `{task}`, `{model}`, `{provider}` and `{instructions}` come from the
+request; `{session}` is a new UUID for each attempt, and `{gateway}` the gateway's address where the
+run uses it. Each stays within its argument: no shell splits it. `{options}` stands for all
+arguments that the caller gave beside the task; a command without it gets them at its end. An
+argument whose placeholder has no value is left out, and so is the option before it: without a
+model, `--model {model}` is nothing.
 """
 
 import os
@@ -27,8 +29,12 @@ from .program import AgentProgram, program_called
 _PLACEHOLDER = re.compile(r"\{(task|model|provider|instructions|session|gateway)\}")
 _OPTIONS = "{options}"
 
-BUILT_IN_AGENTS = {name: Agent(description=KNOWN_PROGRAMS[name].title, command=program_called(name).command) for name in AGENTS}
-"""Built-in agents. Each command starts a program without a terminal that prints the events that its meter reads."""
+BUILT_IN_AGENTS = {
+    name: Agent(description=KNOWN_PROGRAMS[name].title, command=program_called(name).command)
+    for name in AGENTS
+}
+"""Built-in agents. Each command starts a program without a terminal that prints the events that its
+meter reads."""
 
 
 _OWN_SESSION = {b"--session-id", b"-c", b"--continue", b"-r", b"--resume"}
@@ -47,7 +53,10 @@ class Registered:
 
     @property
     def info(self) -> AgentInfo:
-        return msgspec.convert(msgspec.structs.asdict(self.agent) | {"name": self.name, "source": self.source}, AgentInfo)
+        return msgspec.convert(
+            msgspec.structs.asdict(self.agent) | {"name": self.name, "source": self.source},
+            AgentInfo,
+        )
 
 
 def registered(config: Configuration, settings: Sequence[Setting]) -> dict[str, Registered]:
@@ -59,30 +68,46 @@ def registered(config: Configuration, settings: Sequence[Setting]) -> dict[str, 
     return dict(sorted(found.items()))
 
 
-def filled_in(request: Spawn, agents: Mapping[str, Registered], gateway: str | None = None) -> Spawn:
-    """Return the spawn of a command that a spawn of an agent stands for. What the request says takes precedence over the agent's
-    entry. `agent` stays set if its name is the run's identity. `gateway`: its address, if the run uses it. Raises `Invalid`."""
+def filled_in(
+    request: Spawn, agents: Mapping[str, Registered], gateway: str | None = None
+) -> Spawn:
+    """Return the spawn of a command that a spawn of an agent stands for. What the request says
+    takes precedence over the agent's entry. `agent` stays set if its name is the run's identity.
+    `gateway`: its address, if the run uses it. Raises `Invalid`."""
     entry = agents.get(request.agent or "")
     if entry is None:
         command = _shown([os.fsencode(request.agent or ""), *request.argv])
         raise Invalid(
-            f"there is no agent {(request.agent or '')[:64]!r}; known: {', '.join(agents)}. To run a command, write it after '--', "
+            f"there is no agent {(request.agent or '')[:64]!r}; known: {', '.join(agents)}. To "
+            "run a command, write it after '--', "
             f"as in: sfactl run -- {command}"
         )
     agent = entry.agent
     options, task = _sorted_out(entry, request)
     continues = request.continues
-    begins = continues is None and "{session}" in agent.command and not _OWN_SESSION.intersection(options)
+    begins = (
+        continues is None
+        and "{session}" in agent.command
+        and not _OWN_SESSION.intersection(options)
+    )
     session = str(uuid.uuid4()) if begins else None
     _refuse_unused(entry, request)
     given = {**request.placeholders, "session": session, "task": task, "gateway": gateway}
     values = {name: value for name, value in given.items() if value is not None}
-    if "instructions" in values and task is not None and not any("{instructions}" in word for word in agent.command):
+    if (
+        "instructions" in values
+        and task is not None
+        and not any("{instructions}" in word for word in agent.command)
+    ):
         values["task"] = f"{values['instructions']}\n\n{task}"
     program = _program(entry)
     allowed, blocked = request.allowed_tools, request.blocked_tools
     argv = _command(agent.command, options, values)
-    resume = _command(agent.resume, options, values | {"session": "{session}", "task": "{task}"}) if agent.resume else []
+    resume = (
+        _command(agent.resume, options, values | {"session": "{session}", "task": "{task}"})
+        if agent.resume
+        else []
+    )
     if continues is not None:
         given["task"] = continues.task
     of_tools = program.tool_options(allowed, blocked) if program is not None else []
@@ -91,7 +116,9 @@ def filled_in(request: Spawn, agents: Mapping[str, Registered], gateway: str | N
     return msgspec.structs.replace(
         request,
         argv=[*argv[:1], *(word.encode() for word in of_tools), *argv[1:]],
-        env=_with(request.env, program.tool_variables(allowed, blocked) if program is not None else {}),
+        env=_with(
+            request.env, program.tool_variables(allowed, blocked) if program is not None else {}
+        ),
         agent=entry.name if own else None,
         name=request.name or (entry.name if own else None),
         kind=agent.kind,
@@ -112,12 +139,14 @@ def _program(entry: Registered) -> AgentProgram | None:
 
 
 def session_of(first: str, attempt: int) -> str:
-    """Return the session id of an attempt: programs refuse an id that was used before. `first`: the id of the first attempt."""
+    """Return the session id of an attempt: programs refuse an id that was used before. `first`: the
+    id of the first attempt."""
     return first if attempt <= 1 else str(uuid.uuid5(uuid.NAMESPACE_OID, f"{first} {attempt}"))
 
 
 def resumed_command(spawn: Spawn, session: str, task: str | None) -> list[bytes] | None:
-    """Return the command that continues a session with the options of a spawn; `None` if its agent has none. Raise `Invalid`."""
+    """Return the command that continues a session with the options of a spawn; `None` if its agent
+    has none. Raise `Invalid`."""
     if spawn.resume_argv:
         values = {"session": session} | ({"task": task} if task is not None else {})
         return _command([os.fsdecode(word) for word in spawn.resume_argv], (), values)
@@ -165,7 +194,10 @@ def _refuse_unused(entry: Registered, request: Spawn) -> None:
     for name in ("model", "provider"):
         used = any(f"{{{name}}}" in word for word in entry.agent.command)
         if name in request.placeholders and not used and entry.source == BUILT_IN:
-            raise Invalid(f"agent '{entry.name}' takes no {name}: its command has no {{{name}}} (sfactl agents {entry.name})")
+            raise Invalid(
+                f"agent '{entry.name}' takes no {name}: its command has no {{{name}}} (sfactl "
+                f"agents {entry.name})"
+            )
 
 
 def _shown(words: Sequence[bytes]) -> str:
@@ -174,8 +206,8 @@ def _shown(words: Sequence[bytes]) -> str:
 
 
 def _sorted_out(entry: Registered, request: Spawn) -> tuple[list[bytes], str | None]:
-    """Return the words that go to the program unchanged, and the task: the first or the last word, because only the program
-    knows which words in between are values of options."""
+    """Return the words that go to the program unchanged, and the task: the first or the last word,
+    because only the program knows which words in between are values of options."""
     words, needed = request.argv, any("{task}" in word for word in entry.agent.command)
     at = words.index(b"--") if b"--" in words else len(words)
     before, after = words[:at], words[at + 1 :]
@@ -188,24 +220,38 @@ def _sorted_out(entry: Registered, request: Spawn) -> tuple[list[bytes], str | N
     task = options.pop(0 if comes_first else -1) if options else b"-"
     if task.startswith(b"-"):
         example = f"sfactl run {entry.name} 'look at HEAD~1'"
-        raise Invalid(f"agent '{entry.name}' needs a task, as in: {example}{_by_hand(entry, words)}")
+        raise Invalid(
+            f"agent '{entry.name}' needs a task, as in: {example}{_by_hand(entry, words)}"
+        )
     if comes_first and options and not options[0].startswith(b"-"):
         example = f"sfactl run {entry.name} {_shown([b' '.join([task, *options])])}"
-        raise Invalid(f"the task of agent '{entry.name}' is one argument; quote it: {example}{_by_hand(entry, words)}")
+        raise Invalid(
+            f"the task of agent '{entry.name}' is one argument; quote it: "
+            f"{example}{_by_hand(entry, words)}"
+        )
     return options, os.fsdecode(task)
 
 
 def _without_introduction(entry: Registered, words: list[bytes]) -> list[bytes]:
     program = _program(entry)
     known = {word.encode() for word in program.introduces_task} if program is not None else ()
-    return [word for at, word in enumerate(words) if word not in known or not (at == 0 or word.startswith(b"-"))]
+    return [
+        word
+        for at, word in enumerate(words)
+        if word not in known or not (at == 0 or word.startswith(b"-"))
+    ]
 
 
 def _by_hand(entry: Registered, words: Sequence[bytes]) -> str:
-    return f". To run the program's own command line: sfactl run -- {_shown([os.fsencode(entry.agent.command[0]), *words])}"
+    return (
+        ". To run the program's own command line: sfactl run -- "
+        f"{_shown([os.fsencode(entry.agent.command[0]), *words])}"
+    )
 
 
-def _command(command: Sequence[str], options: Sequence[bytes], values: Mapping[str, str]) -> list[bytes]:
+def _command(
+    command: Sequence[str], options: Sequence[bytes], values: Mapping[str, str]
+) -> list[bytes]:
     argv: list[bytes] = []
     if "provider" not in values:
         command = [word.replace("{provider}/{model}", "{model}") for word in command]
@@ -224,14 +270,19 @@ def _command(command: Sequence[str], options: Sequence[bytes], values: Mapping[s
 
 
 def _like_an_option(name: str, command: Sequence[str]) -> str:
-    """A model that gives a subagent its task must not choose the options of the program, such as those about permissions."""
+    """A model that gives a subagent its task must not choose the options of the program, such as
+    those about permissions."""
     return (
-        f"the {name} begins with '-', and {os.path.basename(command[0])[:64]} could take it for an option; begin otherwise, or in "
+        f"the {name} begins with '-', and {os.path.basename(command[0])[:64]} could take it for "
+        "an option; begin otherwise, or in "
         f"the agent's command write '--' before {{{name}}}, or --OPTION={{{name}}}"
     )
 
 
 def _other_limits(entry: Registered, asked: Sequence[Limit]) -> list[Limit]:
     kinds = {limit.kind for limit in asked}
-    found = (msgspec.structs.replace(parse_limit(text), source=f"agent {entry.name}") for text in entry.agent.limits)
+    found = (
+        msgspec.structs.replace(parse_limit(text), source=f"agent {entry.name}")
+        for text in entry.agent.limits
+    )
     return [limit for limit in found if limit.kind not in kinds]

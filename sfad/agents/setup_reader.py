@@ -1,7 +1,8 @@
-"""Finds out, when a person starts a root, how the agent programs of its tree are to be routed through the gateway.
+"""Finds out, when a person starts a root, how the agent programs of its tree are to be routed
+through the gateway.
 
-The files are a user's, on file systems that may not answer. So they are read in threads, at most `MOST_THREADS` of a user at a
-time, and no start waits longer than `FILES_SECONDS`.
+The files are a user's, on file systems that may not answer. So they are read in threads, at most
+`MOST_THREADS` of a user at a time, and no start waits longer than `FILES_SECONDS`.
 """
 
 import math
@@ -39,12 +40,15 @@ def all_setups(surroundings: Surroundings) -> dict[str, Setup]:
         return {program: Setup(program, direct=why) for program in (ANY_PROGRAM, *_PROGRAMS)}
     programs = {name: _of(name, program.setup, surroundings) for name, program in _PROGRAMS.items()}
     any_program = _of(ANY_PROGRAM, setups.setup, surroundings)
-    any_program = replace(any_program, certificates=setups.certificates(surroundings, surroundings.env))
+    any_program = replace(
+        any_program, certificates=setups.certificates(surroundings, surroundings.env)
+    )
     return {ANY_PROGRAM: _beside(any_program, programs["gemini"])} | programs
 
 
 def _of(program: str, of: Callable[[Surroundings], Setup], surroundings: Surroundings) -> Setup:
-    """Return the setup of a program, which goes around the gateway if a file that may have its address cannot be read."""
+    """Return the setup of a program, which goes around the gateway if a file that may have its
+    address cannot be read."""
     try:
         return of(surroundings)
     except UnreadableError as error:
@@ -52,8 +56,8 @@ def _of(program: str, of: Callable[[Surroundings], Setup], surroundings: Surroun
 
 
 def _beside(any_program: Setup, own: Setup) -> Setup:
-    """Return the setup of any program without the variable that would lead Gemini CLI elsewhere than its settings do, where it is
-    not known as such: in a script, by its path."""
+    """Return the setup of any program without the variable that would lead Gemini CLI elsewhere
+    than its settings do, where it is not known as such: in a script, by its path."""
     env = dict(any_program.env)
     if own.direct is None or any(upstream.name == "gemini" for upstream in any_program.upstreams):
         return any_program
@@ -66,33 +70,40 @@ _USUAL = all_setups(Surroundings({}, "/", lambda _path: None, {}))
 
 
 class TreeSetups(Struct, frozen=True, omit_defaults=True):
-    """What was found when a person started the root of a tree. What its agents write into settings later changes nothing here."""
+    """What was found when a person started the root of a tree. What its agents write into settings
+    later changes nothing here."""
 
     programs: tuple[str, ...] = ()
     """Known agent programs in the root's PATH."""
     unusual: tuple[Setup, ...] = ()
 
-    def of(self, program: str, options: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Setup:
-        """Return the setup of a program by its name for the guard, as it is for a command with these words after the program and
-        this environment."""
+    def of(
+        self, program: str, options: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> Setup:
+        """Return the setup of a program by its name for the guard, as it is for a command with
+        these words after the program and this environment."""
         found = _all(self.unusual)
         setup = found.get(program) or found[ANY_PROGRAM]
         known = _PROGRAMS.get(program)
         return setup if known is None else known.setup_of_command(setup, options, env or {})
 
     def env_of(self, setup: Setup) -> dict[str, str]:
-        """Return the variables to set for a program: its own, and those of any program that it may start."""
+        """Return the variables to set for a program: its own, and those of any program that it may
+        start."""
         env = dict(self.of(ANY_PROGRAM).env) | dict(setup.env)
         return {variable: value for variable, value in env.items() if variable not in setup.unset}
 
     def followed(self, setup: Setup) -> set[str]:
         """Return the variables that lead the program itself, of those that `env_of` sets."""
         known = _PROGRAMS.get(setup.program)
-        return {variable for variable, _ in setup.env} | {*(known.also_followed if known is not None else ())}
+        return {variable for variable, _ in setup.env} | {
+            *(known.also_followed if known is not None else ())
+        }
 
     @property
     def keys(self) -> set[str]:
-        """Variables with keys for addresses of the person's own, which some program of the tree may need."""
+        """Variables with keys for addresses of the person's own, which some program of the tree may
+        need."""
         return {variable for setup in _with_profiles(self.unusual) for variable in setup.keys}
 
     @property
@@ -118,23 +129,31 @@ def _all(unusual: tuple[Setup, ...]) -> Mapping[str, Setup]:
 
 @lru_cache
 def _upstreams(unusual: tuple[Setup, ...]) -> Mapping[str, TreeUpstream]:
-    return {upstream.name: upstream for setup in _with_profiles(unusual) for upstream in setup.upstreams}
+    return {
+        upstream.name: upstream for setup in _with_profiles(unusual) for upstream in setup.upstreams
+    }
 
 
 def _with_profiles(unusual: tuple[Setup, ...]) -> list[Setup]:
-    return [each for setup in _all(unusual).values() for each in (setup, *(profile for _, profile in setup.profiles))]
+    return [
+        each
+        for setup in _all(unusual).values()
+        for each in (setup, *(profile for _, profile in setup.profiles))
+    ]
 
 
 def tree_setups(surroundings: Surroundings, programs: Iterable[str]) -> TreeSetups:
     """Return what to keep with a tree. `programs`: those of its PATH."""
     found = all_setups(surroundings)
     return TreeSetups(
-        tuple(map(savable, programs)), tuple(_savable(setup) for name, setup in found.items() if setup != _USUAL[name])
+        tuple(map(savable, programs)),
+        tuple(_savable(setup) for name, setup in found.items() if setup != _USUAL[name]),
     )
 
 
 def _savable(setup: Setup) -> Setup:
-    """Return a setup whose texts can all be saved. Variables, directories and settings may hold what is not UTF-8."""
+    """Return a setup whose texts can all be saved. Variables, directories and settings may hold
+    what is not UTF-8."""
     try:
         msgspec.msgpack.encode(setup)
     except UnicodeEncodeError:
@@ -159,7 +178,8 @@ FILES_SECONDS = 1.0
 """Seconds that a start waits for the files."""
 MOST_THREADS = 4
 KEPT_FOR = 1.0
-"""Seconds for which what was found counts for other starts of the same user: a shell loop starts a hundred runs a second."""
+"""Seconds for which what was found counts for other starts of the same user: a shell loop starts a
+hundred runs a second."""
 MOST_KEPT = 64
 LARGEST = 256 << 10
 """Bytes of a settings file."""
@@ -179,14 +199,19 @@ class Root(NamedTuple):
 
     @classmethod
     def of(cls, uid: int, cwd: bytes, env: Sequence[bytes]) -> "Root":
-        told = [item.decode(errors="surrogateescape").partition("=") for item in env if item.startswith(_TOLD)]
+        told = [
+            item.decode(errors="surrogateescape").partition("=")
+            for item in env
+            if item.startswith(_TOLD)
+        ]
         return cls(uid, os.fsdecode(cwd), tuple([(name, value) for name, _, value in told]))
 
 
 _TOLD = (
-    b"PATH=", b"HOME=", b"XDG_", b"ANTHROPIC_", b"OPENAI_", b"AZURE_", b"AWS_", b"GOOGLE_", b"GEMINI_", b"OPENROUTER_", b"HTTP",
-    b"http", b"ALL_PROXY=", b"all_proxy=", b"NO_PROXY=", b"no_proxy=", b"CEREBRAS_", b"DEEPSEEK_", b"GROQ_", b"MINIMAX_",
-    b"MISTRAL_", b"MOONSHOT_", b"TOGETHER_", b"XAI_", b"ZHIPU_", b"SSL_", b"NODE_", b"REQUESTS_CA_BUNDLE=", b"CURL_CA_BUNDLE=",
+    b"PATH=", b"HOME=", b"XDG_", b"ANTHROPIC_", b"OPENAI_", b"AZURE_", b"AWS_", b"GOOGLE_",
+    b"GEMINI_", b"OPENROUTER_", b"HTTP", b"http", b"ALL_PROXY=", b"all_proxy=", b"NO_PROXY=",
+    b"no_proxy=", b"CEREBRAS_", b"DEEPSEEK_", b"GROQ_", b"MINIMAX_", b"MISTRAL_", b"MOONSHOT_",
+    b"TOGETHER_", b"XAI_", b"ZHIPU_", b"SSL_", b"NODE_", b"REQUESTS_CA_BUNDLE=", b"CURL_CA_BUNDLE=",
     *(variable.encode() for program in _PROGRAMS.values() for variable in program.variables),
 )  # fmt: skip
 """How the variables begin on which a setup depends."""
@@ -198,7 +223,9 @@ class _Reading:
 
     done: trio.Event = field(default_factory=trio.Event)
     found: TreeSetups | None = None
-    leaving: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(TURN_REQUESTS))
+    leaving: trio.CapacityLimiter = field(
+        default_factory=lambda: trio.CapacityLimiter(TURN_REQUESTS)
+    )
     """How many of them go on in one turn of the loop."""
 
 
@@ -220,7 +247,8 @@ class SetupReader:
         return found if trio.current_time() - at < KEPT_FOR else None
 
     async def read(self, root: Root) -> TreeSetups:
-        """Return what is found now. Starts that come at once share a reading that begins after the last of them."""
+        """Return what is found now. Starts that come at once share a reading that begins after the
+        last of them."""
         while (reading := self._next.get(root)) is not None:
             await reading.done.wait()
             async with reading.leaving:
@@ -251,7 +279,8 @@ class SetupReader:
         return found
 
     async def why_around(self, uid: int, file: str) -> str | None:
-        """Return why Claude Code with `--settings` of this file goes around the gateway; `None` if it need not."""
+        """Return why Claude Code with `--settings` of this file goes around the gateway; `None` if
+        it need not."""
         why = await self._in_thread(uid, partial(_why_around, uid, file))
         return f"{file}: {_UNREADABLE}" if why is None else why or None
 
@@ -274,7 +303,9 @@ class SetupReader:
 
 def _find(root: Root) -> TreeSetups:
     env = dict(root.env)
-    surroundings = Surroundings(env, root.cwd, lambda path: _content(path, root.uid), os.environ, _names(root.uid))
+    surroundings = Surroundings(
+        env, root.cwd, lambda path: _content(path, root.uid), os.environ, _names(root.uid)
+    )
     return tree_setups(surroundings, _programs(env.get("PATH", "")))
 
 
@@ -290,14 +321,20 @@ def _why_around(uid: int, file: str) -> str:
 
 
 def unknown() -> TreeSetups:
-    """Return the setups of a root of which nothing could be found out: no credential of its programs may go through the gateway."""
+    """Return the setups of a root of which nothing could be found out: no credential of its
+    programs may go through the gateway."""
     names = all_setups(Surroundings({}, "/", lambda _path: None, {}))
-    return TreeSetups(unusual=tuple(Setup(name, direct=f"{name or 'the command'}: {_UNREADABLE}") for name in names))
+    return TreeSetups(
+        unusual=tuple(
+            Setup(name, direct=f"{name or 'the command'}: {_UNREADABLE}") for name in names
+        )
+    )
 
 
 def _content(path: str, uid: int) -> bytes | None:
-    """Return the content of a regular file that the user or root owns; `None` if there is none that the user may read. Raise
-    `UnreadableError` for any other file: the user's programs may read it, and find an address there."""
+    """Return the content of a regular file that the user or root owns; `None` if there is none that
+    the user may read. Raise `UnreadableError` for any other file: the user's programs may read it,
+    and find an address there."""
     try:
         # first without opening it for reading: opening a device or a FIFO may have an effect
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -307,9 +344,18 @@ def _content(path: str, uid: int) -> bytes | None:
         raise UnreadableError(f"{path} cannot be read: {error.strerror}") from None
     try:
         status = os.fstat(handle)
-        if stat.S_ISDIR(status.st_mode) or _hidden(status, uid) or not (reached := _rights_above(handle, status, uid)):
+        if (
+            stat.S_ISDIR(status.st_mode)
+            or _hidden(status, uid)
+            or not (reached := _rights_above(handle, status, uid))
+        ):
             return None
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST or not _readable(status, uid) or not reached & stat.S_IXOTH:
+        if (
+            not stat.S_ISREG(status.st_mode)
+            or status.st_size > LARGEST
+            or not _readable(status, uid)
+            or not reached & stat.S_IXOTH
+        ):
             bounds = f"it must be a file of the user's or root's, of at most {LARGEST >> 10} KiB"
             raise UnreadableError(f"{path} cannot be read: {bounds}")
         with open(f"/proc/self/fd/{handle}", "rb") as file:
@@ -326,8 +372,9 @@ def _hidden(status: os.stat_result, uid: int) -> bool:
 
 
 def _rights_above(handle: int, status: os.stat_result, uid: int) -> int:
-    """Return through which of the rights S_IXGRP and S_IXOTH a user can enter the directories above a file, as bits: root, and the
-    owner of the file, need none. The daemon could read there what the user cannot."""
+    """Return through which of the rights S_IXGRP and S_IXOTH a user can enter the directories above
+    a file, as bits: root, and the owner of the file, need none. The daemon could read there what
+    the user cannot."""
     rights = stat.S_IXGRP | stat.S_IXOTH
     if uid in {0, status.st_uid}:
         return rights
@@ -341,7 +388,8 @@ def _rights_above(handle: int, status: os.stat_result, uid: int) -> int:
 
 
 def _names(uid: int) -> Callable[[str], list[str]]:
-    """Return what lists the names in a directory of a user, or in one of root's that others may read."""
+    """Return what lists the names in a directory of a user, or in one of root's that others may
+    read."""
 
     def names(directory: str) -> list[str]:
         try:
@@ -369,8 +417,14 @@ def _readable(status: os.stat_result, uid: int) -> bool:
 
 def _programs(path: str) -> list[str]:
     """Return the known agent programs that a PATH has, shims aside."""
-    directories = [directory for directory in path.split(":")[:MOST_DIRECTORIES] if directory.startswith("/")]
-    return [program for program in KNOWN_PROGRAMS if any(_is_program(f"{directory}/{program}") for directory in directories)]
+    directories = [
+        directory for directory in path.split(":")[:MOST_DIRECTORIES] if directory.startswith("/")
+    ]
+    return [
+        program
+        for program in KNOWN_PROGRAMS
+        if any(_is_program(f"{directory}/{program}") for directory in directories)
+    ]
 
 
 def _is_program(path: str) -> bool:
@@ -378,4 +432,8 @@ def _is_program(path: str) -> bool:
         status = os.stat(path)
     except (OSError, ValueError):
         return False
-    return stat.S_ISREG(status.st_mode) and bool(status.st_mode & 0o111) and not shim_files.is_shim(os.fsencode(path))
+    return (
+        stat.S_ISREG(status.st_mode)
+        and bool(status.st_mode & 0o111)
+        and not shim_files.is_shim(os.fsencode(path))
+    )

@@ -1,4 +1,5 @@
-"""How an agent program is routed through the gateway, and what settings, proxies and variables say of where its calls go."""
+"""How an agent program is routed through the gateway, and what settings, proxies and variables say
+of where its calls go."""
 
 import json
 import re
@@ -18,13 +19,14 @@ GATEWAY = "{gateway}"
 
 
 def savable(text: str) -> str:
-    """Return a text as it is kept with a tree, which takes UTF-8 only: half a surrogate pair, and a byte that is not UTF-8, as
-    `\\uNNNN`."""
+    """Return a text as it is kept with a tree, which takes UTF-8 only: half a surrogate pair, and a
+    byte that is not UTF-8, as `\\uNNNN`."""
     return text.encode(errors="backslashreplace").decode()
 
 
 class TreeUpstream(Struct, frozen=True):
-    """Where calls of a tree go through the gateway, beside the upstreams of the config, or instead of one of the same name."""
+    """Where calls of a tree go through the gateway, beside the upstreams of the config, or instead
+    of one of the same name."""
 
     name: str
     """The first part of the path at the gateway."""
@@ -41,7 +43,8 @@ class Setup(Struct, frozen=True, omit_defaults=True):
     """Empty: any program that has no setup of its own."""
     upstreams: tuple[TreeUpstream, ...] = ()
     words: tuple[str, ...] = ()
-    """Options to put right after the program's own word in its command; `{gateway}` stands for the gateway's address."""
+    """Options to put right after the program's own word in its command; `{gateway}` stands for the
+    gateway's address."""
     env: tuple[tuple[str, str], ...] = ()
     """Variables to set, with `{gateway}` as in `words`."""
     unset: tuple[str, ...] = ()
@@ -49,18 +52,20 @@ class Setup(Struct, frozen=True, omit_defaults=True):
     direct: str | None = None
     """Why it cannot use the gateway. It is then left as it is."""
     merged: tuple[tuple[str, str], ...] = ()
-    """Variables that hold an object of JSON, and what to merge into it, with `{gateway}` as in `words`."""
+    """Variables that hold an object of JSON, and what to merge into it, with `{gateway}` as in
+    `words`."""
     appended: tuple[tuple[str, str], ...] = ()
     """Variables that hold options, and one to append to them, with `{gateway}` as in `words`."""
     undone_by: str | None = None
-    """Matches a word of a command that has settings of its own. Such a run is left as it is, and so is one for which this does not
-    hold:"""
+    """Matches a word of a command that has settings of its own. Such a run is left as it is, and so
+    is one for which this does not hold:"""
     only_with: tuple[tuple[str, str], ...] = ()
     """Values of variables; empty: not set."""
     only_in: str | None = None
     """The working directory."""
     keys: tuple[str, ...] = ()
-    """Variables whose keys are for addresses of the person's own. They stay, even if the gateway has a key of that provider."""
+    """Variables whose keys are for addresses of the person's own. They stay, even if the gateway
+    has a key of that provider."""
     certificates: tuple[str, ...] = ()
     """Files of certificates that the gateway must trust for its calls."""
     profiles: tuple[tuple[str, "Setup"], ...] = ()
@@ -75,10 +80,11 @@ class Surroundings(NamedTuple):
     env: Mapping[str, str]
     cwd: str
     read: Callable[[str], bytes | None]
-    """Returns a file's content; `None` if there is none that the person may read. Raises `UnreadableError` for one that the
-    person's programs may read, and the daemon does not."""
+    """Returns a file's content; `None` if there is none that the person may read. Raises
+    `UnreadableError` for one that the person's programs may read, and the daemon does not."""
     daemon_env: Mapping[str, str]
-    """Of the gateway's process: its proxy and its certificates are what calls through the gateway use."""
+    """Of the gateway's process: its proxy and its certificates are what calls through the gateway
+    use."""
     names: Callable[[str], Sequence[str]] = lambda _directory: ()
     """Returns the names in a directory; none if it cannot be read."""
 
@@ -101,7 +107,8 @@ class UnreadableError(Exception):
 
 
 def json_object(text: str, source: str, *, comments: bool = True) -> dict[str, Any]:
-    """Return an object of JSON. `comments`: it may have comments and last commas. Raises `UnreadableError`."""
+    """Return an object of JSON. `comments`: it may have comments and last commas. Raises
+    `UnreadableError`."""
     for pattern, instead in ((_COMMENT, " "), (_LAST_COMMA, "")) if comments else ():
         text = pattern.sub(lambda found, instead=instead: found[1] or instead, text)  # type: ignore[misc]
     try:
@@ -116,7 +123,13 @@ def json_object(text: str, source: str, *, comments: bool = True) -> dict[str, A
 def json_file(read: Read, path: str, *, comments: bool = True) -> dict[str, Any]:
     """Return the object in a file of JSON; empty if there is none. Raises `UnreadableError`."""
     data = read(path)
-    return {} if data is None else json_object(data.decode(errors="replace").removeprefix("\ufeff"), path, comments=comments)
+    return (
+        {}
+        if data is None
+        else json_object(
+            data.decode(errors="replace").removeprefix("\ufeff"), path, comments=comments
+        )
+    )
 
 
 def toml_file(read: Read, path: str) -> dict[str, Any]:
@@ -130,7 +143,10 @@ def toml_file(read: Read, path: str) -> dict[str, Any]:
 def dotenv(data: bytes | None) -> dict[str, str]:
     """Return the variables that a `.env` file sets."""
     found = _VARIABLE.finditer((data or b"").decode(errors="replace").removeprefix("\ufeff"))
-    return {name: next(filter(None, values), "") for name, *values in (match.groups() for match in found)}
+    return {
+        name: next(filter(None, values), "")
+        for name, *values in (match.groups() for match in found)
+    }
 
 
 def merged(*objects: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,7 +155,9 @@ def merged(*objects: Mapping[str, Any]) -> dict[str, Any]:
     for each in objects:
         for key, value in each.items():
             old = result.get(key)
-            result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+            result[key] = (
+                merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+            )
     return result
 
 
@@ -160,10 +178,12 @@ def upwards(directory: str) -> Iterator[str]:
         directory = above
 
 
-# ---- Proxies and certificates: whether calls through the gateway reach an upstream in the way in which a program would
+# ---- Proxies and certificates: whether calls through the gateway reach an upstream
+# in the way in which a program would
 #
-# The gateway asks upstreams with the proxy of its own environment, and trusts the authorities that this names. It also trusts those
-# that a person's environment names, because it is a process of this person.
+# The gateway asks upstreams with the proxy of its own environment, and trusts the authorities that
+# this names. It also trusts those that a person's environment names, because it is a process of
+# this person.
 
 
 _PROXIES = ("https_proxy", "http_proxy", "all_proxy")
@@ -172,7 +192,8 @@ _SET_IT = "set it in the daemon's environment, and restart the daemon"
 
 
 def obstacle(surroundings: Surroundings, env: Mapping[str, str]) -> str | None:
-    """Return why the gateway cannot make a call as a program with these variables does; `None` if it can."""
+    """Return why the gateway cannot make a call as a program with these variables does; `None` if
+    it can."""
     for name in _PROXIES:
         own = _proxy(env, name)
         if own and own != _proxy(surroundings.daemon_env, name):  # it may hold a password
@@ -183,9 +204,14 @@ def obstacle(surroundings: Surroundings, env: Mapping[str, str]) -> str | None:
 
 
 def certificates(surroundings: Surroundings, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the files of certificates that the gateway must trust for calls of a program with these variables."""
+    """Return the files of certificates that the gateway must trust for calls of a program with
+    these variables."""
     found = (path for variable in _CERTIFICATES if (path := env.get(variable)))
-    return tuple(dict.fromkeys(path for path in found if path != surroundings.daemon_env.get("SSL_CERT_FILE")))
+    return tuple(
+        dict.fromkeys(
+            path for path in found if path != surroundings.daemon_env.get("SSL_CERT_FILE")
+        )
+    )
 
 
 def _proxy(env: Mapping[str, str], name: str) -> str:
@@ -196,9 +222,10 @@ def _proxy(env: Mapping[str, str], name: str) -> str:
 
 # ---- Variables in which any program may look for the address of its model
 #
-# The gateway never sends a credential to another host than the program itself would have. So a variable that the person has set
-# keeps its name, and the gateway asks what it named; and one that is not set leads to the gateway only if no other variable of the
-# same provider is set, which the program might have obeyed instead.
+# The gateway never sends a credential to another host than the program itself would have. So a
+# variable that the person has set keeps its name, and the gateway asks what it named; and one that
+# is not set leads to the gateway only if no other variable of the same provider is set, which the
+# program might have obeyed instead.
 
 
 VARIABLES: dict[str, tuple[str, str]] = {
@@ -208,7 +235,8 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "OPENAI_API_BASE": ("openai-api-base", "openai-responses"),
     "GOOGLE_GEMINI_BASE_URL": ("gemini", "gemini"),
 }
-"""By variable: the upstream that it names, and its API. The first of a provider has the upstream of the config if it is not set."""
+"""By variable: the upstream that it names, and its API. The first of a provider has the upstream of
+the config if it is not set."""
 
 _PROVIDERS = (
     ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE"),
@@ -226,7 +254,11 @@ def setup(surroundings: Surroundings) -> Setup:
         env[variable] = f"{GATEWAY}/{name}"
     files = named_in_files(surroundings)
     for first, *others in _PROVIDERS:
-        if first not in env and not any(other in env for other in others) and files.isdisjoint((first, *others)):
+        if (
+            first not in env
+            and not any(other in env for other in others)
+            and files.isdisjoint((first, *others))
+        ):
             env[first] = f"{GATEWAY}/{VARIABLES[first][0]}"
     elsewhere = [VARIABLES[first][0] for first, *_ in _PROVIDERS if first not in env]
     keys = tuple(variable for provider in elsewhere for variable in KEYS[provider])
@@ -234,8 +266,9 @@ def setup(surroundings: Surroundings) -> Setup:
 
 
 def named_in_files(surroundings: Surroundings) -> set[str]:
-    """Return the variables in `.env` files, which many programs load, and ANTHROPIC_BASE_URL for a profile of Anthropic's SDKs with
-    an address. They would find a variable that is set instead, and send the key of the file elsewhere."""
+    """Return the variables in `.env` files, which many programs load, and ANTHROPIC_BASE_URL for a
+    profile of Anthropic's SDKs with an address. They would find a variable that is set instead, and
+    send the key of the file elsewhere."""
     places = [*upwards(surroundings.cwd), surroundings.env.get("HOME", "/")]
     paths = (f"{place}/{name}" for place in places for name in (".env", ".gemini/.env"))
     found = {name for path in paths for name in dotenv(surroundings.read(path))}
@@ -243,10 +276,18 @@ def named_in_files(surroundings: Surroundings) -> set[str]:
 
 
 def _profile_url(surroundings: Surroundings) -> object:
-    """Return the address in the profile that Anthropic's SDKs, and Claude Code, use if ANTHROPIC_BASE_URL is not set."""
+    """Return the address in the profile that Anthropic's SDKs, and Claude Code, use if
+    ANTHROPIC_BASE_URL is not set."""
     env, read = surroundings.env, surroundings.read
-    directory = env.get("ANTHROPIC_CONFIG_DIR") or f"{env.get('XDG_CONFIG_HOME') or env.get('HOME', '') + '/.config'}/anthropic"
-    name = env.get("ANTHROPIC_PROFILE") or (read(f"{directory}/active_config") or b"").decode(errors="replace").strip() or "default"
+    directory = (
+        env.get("ANTHROPIC_CONFIG_DIR")
+        or f"{env.get('XDG_CONFIG_HOME') or env.get('HOME', '') + '/.config'}/anthropic"
+    )
+    name = (
+        env.get("ANTHROPIC_PROFILE")
+        or (read(f"{directory}/active_config") or b"").decode(errors="replace").strip()
+        or "default"
+    )
     return json_file(read, f"{directory}/configs/{name}.json", comments=False).get("base_url")
 
 

@@ -3,8 +3,9 @@
     bytes of stdout ─▶ lines ─ events ─▶ AgentProgram.speech ─ WholeText, TextDelta … ─▶ Shown
                              └ other lines pass through unchanged
 
-`TextReader` shows a stream as it grows. All that it remembers is in a `Cursor`, which travels to the client and back: the daemon
-keeps nothing for a reader, so a reader survives the daemon. `answer` finds the final answer of a stream that has ended.
+`TextReader` shows a stream as it grows. All that it remembers is in a `Cursor`, which travels to
+the client and back: the daemon keeps nothing for a reader, so a reader survives the daemon.
+`answer` finds the final answer of a stream that has ended.
 """
 
 import re
@@ -17,14 +18,24 @@ from typing import Annotated, Any
 import msgspec
 
 from .counters import printable
-from .line_meter import BOM, AgentFailure, FinalText, Speech, TextBreak, TextDelta, ToolCall, WholeText, without_surrogates
+from .line_meter import (
+    BOM,
+    AgentFailure,
+    FinalText,
+    Speech,
+    TextBreak,
+    TextDelta,
+    ToolCall,
+    WholeText,
+    without_surrogates,
+)
 from .program import AgentProgram
 
 READ_SIZE = 64 << 10
 MAX_EVENT = 1 << 20
-"""Bytes of the longest line that is decoded, during which every client of the daemon waits: 80 ms for the densest JSON. A longer
-line is left out if it begins like an event, and shown otherwise. Larger events are outputs of tools, which say nothing to the
-user."""
+"""Bytes of the longest line that is decoded, during which every client of the daemon waits: 80 ms
+for the densest JSON. A longer line is left out if it begins like an event, and shown otherwise.
+Larger events are outputs of tools, which say nothing to the user."""
 MAX_ABOUT = 120
 """Characters that describe the arguments of a tool call."""
 FORM = 1
@@ -33,7 +44,8 @@ FORM = 1
 _OPENERS = (b"{", BOM[:1])
 _TYPE = b'"type"'
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters that could steer a terminal. JSON escapes them, so the run's own output could not steer it."""
+"""Characters that could steer a terminal. JSON escapes them, so the run's own output could not
+steer it."""
 _LIKE_EVENT = re.compile(rb'\{[^\n]{0,4096}"type"[ \t]*:[ \t]*"')
 
 
@@ -50,7 +62,8 @@ class Cursor(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     skipping: bool = False
     """`offset` is in the middle of a line that is left out."""
     length: int = 0
-    """Bytes of the part that was shown last; `sum` is its CRC-32. They tell whether a text was shown already."""
+    """Bytes of the part that was shown last; `sum` is its CRC-32. They tell whether a text was
+    shown already."""
     sum: int = 0
     streaming: bool = False
     """That part came as deltas; more deltas, or the whole part, may follow."""
@@ -67,8 +80,8 @@ class Shown:
 
 
 Read = Callable[[int, int], tuple[int, bytes]]
-"""Takes an offset and a number of bytes; returns at most so many bytes of the stream, and their offset, which is higher if the
-bytes at the given offset were freed."""
+"""Takes an offset and a number of bytes; returns at most so many bytes of the stream, and their
+offset, which is higher if the bytes at the given offset were freed."""
 
 
 class TextReader:
@@ -89,7 +102,10 @@ class TextReader:
         start, data = self._read(cursor.offset, READ_SIZE)
         if start > cursor.offset:
             freed = start - cursor.offset
-            shown.notes.append(f"{freed} bytes were freed before they were read (the output limit keeps the newest)")
+            shown.notes.append(
+                f"{freed} bytes were freed before they were read (the output limit keeps the "
+                "newest)"
+            )
             cursor.offset, cursor.inside, cursor.skipping = start, False, True
         self._rest_of_line(data)
         self._lines(data[cursor.offset - start :], ended=ended)
@@ -112,7 +128,8 @@ class TextReader:
 
     def _lines(self, data: bytes, *, ended: bool) -> None:
         whole = data.rfind(b"\n") + 1
-        for line in BytesIO(data[:whole]):  # unlike `splitlines`, it does not split at a carriage return
+        # unlike `splitlines`, it does not split at a carriage return
+        for line in BytesIO(data[:whole]):
             self._line(line)
         self._cursor.offset += whole
         rest = data[whole:]
@@ -139,7 +156,9 @@ class TextReader:
         elif not whole and at - begin < MAX_EVENT:
             cursor.scanned = at
         elif _LIKE_EVENT.match(begun):
-            self._shown.notes.append(f"an event of more than {MAX_EVENT} bytes is left out; the run's log has it")
+            self._shown.notes.append(
+                f"an event of more than {MAX_EVENT} bytes is left out; the run's log has it"
+            )
             cursor.skipping = True
             cursor.offset += len(begun)
         else:
@@ -210,23 +229,25 @@ def _harmless(text: str) -> bytes:
 
 
 def answer(program: AgentProgram, stream: bytes, *, begins_inside: bool = False) -> bytes:
-    """Return the final answer of a stream that has ended, and why the agent failed, if it did. Without an answer, return all
-    lines that are not events. `begins_inside`: the stream lacks its beginning, so its first line may be the end of an event."""
+    """Return the final answer of a stream that has ended, and why the agent failed, if it did.
+    Without an answer, return all lines that are not events. `begins_inside`: the stream lacks its
+    beginning, so its first line may be the end of an event."""
     said, passed, failed = _ending(program, stream, begins_inside=begins_inside)
     parts = [said.encode() or passed, f"The agent failed: {failed}".encode() if failed else b""]
     return b"\n".join(part.rstrip(b"\n") for part in parts if part)
 
 
 def final_answer(program: AgentProgram, stream: bytes, *, begins_inside: bool = False) -> bytes:
-    """Return what `answer` does for a terminal or a pipe: without control characters, and without why the agent failed, which the
-    run's reason says."""
+    """Return what `answer` does for a terminal or a pipe: without control characters, and without
+    why the agent failed, which the run's reason says."""
     said, passed, _ = _ending(program, stream, begins_inside=begins_inside)
     text = _harmless(said) or passed
     return text if not text or text.endswith(b"\n") else text + b"\n"
 
 
 def _ending(program: AgentProgram, stream: bytes, *, begins_inside: bool) -> tuple[str, bytes, str]:
-    """Return the final answer, the lines that are not events, and why the agent failed; each may be empty."""
+    """Return the final answer, the lines that are not events, and why the agent failed; each may be
+    empty."""
     if begins_inside:
         stream = stream[stream.find(b"\n") + 1 :]
     found: list[str] = []
@@ -277,4 +298,8 @@ def _is_event(program: AgentProgram, value: Any) -> bool:
 def _call(name: Any, about: Any) -> str:
     if isinstance(about, dict):
         about = next((value for value in about.values() if isinstance(value, str)), None)
-    return ": ".join(part for part in (printable(name, MAX_ABOUT) or "a tool", printable(about, MAX_ABOUT)) if part)
+    return ": ".join(
+        part
+        for part in (printable(name, MAX_ABOUT) or "a tool", printable(about, MAX_ABOUT))
+        if part
+    )

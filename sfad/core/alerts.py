@@ -1,6 +1,7 @@
 """Alerts: looks after each event at what it has changed, and publishes what is raised or cleared.
 
-It reads the state of runs and decides nothing about them, so no other component needs to know of it.
+It reads the state of runs and decides nothing about them, so no other component needs to know of
+it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from .life.lifecycle import AlertBoard
 from .life.spending import Spending
 from .limits.plans import Plans
 from .state.account import Account
-from .state.alerts import BudgetUse, Key, Measure, RaisedAlert, SavedAlerts, SharedAlerts, changed, key_of_budget, subject_of
+from .state.alerts import (
+    BudgetUse,
+    Key,
+    Measure,
+    RaisedAlert,
+    SavedAlerts,
+    SharedAlerts,
+    changed,
+    key_of_budget,
+    subject_of,
+)
 from .state.budgets import Budget
 from .state.limits import ActiveLimit, amount, bare
 from .state.policy import Policy
@@ -28,20 +39,30 @@ from .state.vocabulary import ReasonKind
 
 
 def budgets_in_use(spending: Spending, policy: Policy) -> dict[Key, BudgetUse]:
-    """Return the budgets of which so much is used that there may be an alert. A budget of nothing cannot run out."""
+    """Return the budgets of which so much is used that there may be an alert. A budget of nothing
+    cannot run out."""
     share = policy.alerts.limit_share
-    near = (each for each in spending.budgets if each.allowed and (each.short or each.used >= share * each.allowed))
+    near = (
+        each
+        for each in spending.budgets
+        if each.allowed and (each.short or each.used >= share * each.allowed)
+    )
     return {key_of_budget(budget): _use_of(budget, spending) for budget in near}
 
 
 def _use_of(budget: Budget, spending: Spending) -> BudgetUse:
     used = budget.used - spending.reserved_of(budget)  # what is only reserved may be given back
     share = round(used / budget.allowed, 4)
-    words = f"too little is left for a model call: {budget.sentence}" if budget.short else budget.sentence
+    words = (
+        f"too little is left for a model call: {budget.sentence}"
+        if budget.short
+        else budget.sentence
+    )
     return BudgetUse(share, budget.short or used >= budget.allowed, words)
 
 
-# ---- What alerts watch of one run: the share of its limits that it has used, a repeated tool call, an API that does not answer
+# ---- What alerts watch of one run: the share of its limits that it has used, a
+# repeated tool call, an API that does not answer
 
 
 UNREACHABLE_AFTER = 120.0
@@ -52,33 +73,50 @@ Watched = dict[str, Measure | None]
 
 
 def is_quiet(run: Run, policy: Policy, at: float) -> bool:
-    """Return whether nothing is known that may raise an alert of the run or clear one: only its clock counts, and has a timer that
-    fires at the share. So it is with most runs, from beginning to end."""
-    if run.account.known or run.alerts or run.streak is not None or run.latest.failing_since is not None:
+    """Return whether nothing is known that may raise an alert of the run or clear one: only its
+    clock counts, and has a timer that fires at the share. So it is with most runs, from beginning
+    to end."""
+    if (
+        run.account.known
+        or run.alerts
+        or run.streak is not None
+        or run.latest.failing_since is not None
+    ):
         return False
     time, share = run.limits.get(LimitKind.TIME), policy.alerts.limit_share
     # a little less, because the sum of two times may miss the share by a rounding
-    return time is None or (share == policy.nearing and run.clock.elapsed(at) < 0.999 * share * time.limit.threshold)
+    return time is None or (
+        share == policy.nearing and run.clock.elapsed(at) < 0.999 * share * time.limit.threshold
+    )
 
 
 def watched_of(run: Run, policy: Policy, at: float) -> Watched:
     """Return what could raise an alert of the run, and what could clear one that is raised."""
     watched: Watched = dict.fromkeys(run.alerts)
     share = policy.alerts.limit_share
-    # the quotient may miss the share by a rounding where the clock's timer has said that it is reached
+    # the quotient may miss the share by a rounding where the clock's timer has said that it is
+    # reached
     if (used := _largest_share(run, at)) >= share - 1e-9 or EventType.ALERT_LIMIT in watched:
         watched[EventType.ALERT_LIMIT] = Measure(round(used, 4), share, used >= share - 1e-9)
     if run.streak is not None:
-        watched[EventType.ALERT_REPEATING] = Measure(run.streak.count, policy.repeats, run.streak.said)
+        watched[EventType.ALERT_REPEATING] = Measure(
+            run.streak.count, policy.repeats, run.streak.said
+        )
     if (since := run.unreachable_since) is not None:
-        watched[EventType.ALERT_UNREACHABLE] = Measure(round(at - since, 3), UNREACHABLE_AFTER, at >= since + UNREACHABLE_AFTER)
+        watched[EventType.ALERT_UNREACHABLE] = Measure(
+            round(at - since, 3), UNREACHABLE_AFTER, at >= since + UNREACHABLE_AFTER
+        )
     return watched
 
 
 def next_look(run: Run, policy: Policy, at: float) -> float | None:
     """Return when the passing of time alone may raise or clear an alert of the run."""
-    times = [alert.due for alert in run.alerts.values() if alert.due is not None] if run.alerts else []
-    if (since := run.unreachable_since) is not None and EventType.ALERT_UNREACHABLE not in run.alerts:
+    times = (
+        [alert.due for alert in run.alerts.values() if alert.due is not None] if run.alerts else []
+    )
+    if (
+        since := run.unreachable_since
+    ) is not None and EventType.ALERT_UNREACHABLE not in run.alerts:
         times.append(since + UNREACHABLE_AFTER)
     # at `nearing` the run's own clock looks, with the timer that it has anyway
     if policy.alerts.limit_share != policy.nearing and EventType.ALERT_LIMIT not in run.alerts:
@@ -100,12 +138,17 @@ def _largest_share(run: Run, at: float) -> float:
 
 
 def _used(run: Run, at: float) -> list[tuple[ActiveLimit, float]]:
-    """Return each limit of which something is used, without what calls under way have reserved: they rarely use it."""
+    """Return each limit of which something is used, without what calls under way have reserved:
+    they rarely use it."""
     time, account = run.limits.get(LimitKind.TIME), run.account
     found = [(time, run.clock.elapsed(at))] if time is not None else []
     if account.known and run.remote is None:  # else all that it was granted counts as used
         for kind, active in run.limits.items():
-            if kind is not LimitKind.TIME and not KINDS[kind].instead and (used := account.used(kind)) is not None:
+            if (
+                kind is not LimitKind.TIME
+                and not KINDS[kind].instead
+                and (used := account.used(kind)) is not None
+            ):
                 found.append((active, used - account.reserved_by_gateway.get(kind, 0)))
     return found
 
@@ -115,14 +158,19 @@ def message_of(what: EventType, run: Run, policy: Policy, at: float) -> str:
     match what:
         case EventType.ALERT_LIMIT if found := _used(run, at):
             active, used = max(found, key=lambda each: each[1] / each[0].threshold)
-            return f"{_share_of(active, used)} (alerts.limit_share is {policy.alerts.limit_share:g})"
+            return (
+                f"{_share_of(active, used)} (alerts.limit_share is {policy.alerts.limit_share:g})"
+            )
         case EventType.ALERT_REPEATING if run.streak is not None:
             sentence = Repetition(tool=run.streak.tool, count=run.streak.count).sentence
             return f"{sentence} (limits.repeats is {policy.repeats})"
         case EventType.ALERT_UNREACHABLE if (since := run.unreachable_since) is not None:
             trouble = run.latest.known_trouble
             hosts = ", ".join(silence.host for silence in run.account.silences[:3])
-            return f"its model has not answered for {at - since:.0f} s: {trouble.sentence if trouble else f'no byte from {hosts}'}"
+            return (
+                f"its model has not answered for {at - since:.0f} s: "
+                f"{trouble.sentence if trouble else f'no byte from {hosts}'}"
+            )
     return ""
 
 
@@ -130,7 +178,9 @@ def _share_of(active: ActiveLimit, used: float) -> str:
     kind, share = active.limit.kind, f"{100 * used / active.threshold:.0f} %"
     if kind is LimitKind.TIME:
         return f"ran {used:.0f} s, {share} of its time limit of {active.threshold:g} s"
-    return f"used {amount(kind, used)}, {share} of its {kind} limit of {bare(kind, active.threshold)}"
+    return (
+        f"used {amount(kind, used)}, {share} of its {kind} limit of {bare(kind, active.threshold)}"
+    )
 
 
 # ---- Raises and clears alerts
@@ -138,12 +188,22 @@ def _share_of(active: ActiveLimit, used: float) -> str:
 
 _BY_A_BOUND = (ReasonKind.LIMIT, ReasonKind.BUDGET)
 
-_ABOUT_ALL = (e.AlertsDue, e.Reconfigured, e.RunsAdopted, e.BudgetsKnown, e.AllowancesAsked, e.PlanSeen, e.PlansDue)
+_ABOUT_ALL = (
+    e.AlertsDue,
+    e.Reconfigured,
+    e.RunsAdopted,
+    e.BudgetsKnown,
+    e.AllowancesAsked,
+    e.PlanSeen,
+    e.PlansDue,
+)
 """They may raise or clear an alert about all runs, though nothing is counted."""
 
 
 class Alerts:
-    def __init__(self, context: Context, board: AlertBoard, spending: Spending, plans: Plans) -> None:
+    def __init__(
+        self, context: Context, board: AlertBoard, spending: Spending, plans: Plans
+    ) -> None:
         self._plans = plans
         self._ctx = context
         self._board = board
@@ -181,13 +241,20 @@ class Alerts:
     def _touched(self, outcome: c.Outcome, event: e.Event) -> Iterable[Run]:
         runs = outcome.changed
         if outcome.used:
-            runs = {above.id: above for run in outcome.used.values() for above in run.lineage} | runs
-        if isinstance(event, e.OfRun) and event.run not in runs and (run := self._ctx.tree.get(event.run)) is not None:
+            runs = {
+                above.id: above for run in outcome.used.values() for above in run.lineage
+            } | runs
+        if (
+            isinstance(event, e.OfRun)
+            and event.run not in runs
+            and (run := self._ctx.tree.get(event.run)) is not None
+        ):
             return [*runs.values(), run]
         return list(runs.values())  # to look at one changes it
 
     def _count(self, run: Run, at: float) -> bool:
-        """Count what the run has cost since the last look, and its end. Return whether anything was counted."""
+        """Count what the run has cost since the last look, and its end. Return whether anything was
+        counted."""
         cost, reason = _cost(run.account), run.ending.reason if run.ending is not None else None
         more = cost - run.counted_cost
         if more > 0:
@@ -234,7 +301,11 @@ class Alerts:
 
 
 def _cost(account: Account) -> int:
-    """Return what a run itself has cost as far as it is known, in nano-dollars, without what is only reserved."""
+    """Return what a run itself has cost as far as it is known, in nano-dollars, without what is
+    only reserved."""
     if not account.sources:
         return 0
-    return max((cost for use in account.sources.values() if (cost := use.of(LimitKind.COST)) is not None), default=0)
+    return max(
+        (cost for use in account.sources.values() if (cost := use.of(LimitKind.COST)) is not None),
+        default=0,
+    )

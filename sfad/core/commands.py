@@ -29,20 +29,23 @@ class WithId(Struct, frozen=True):
 
 
 class Admit(WithRun, frozen=True):
-    """Save the run's first snapshot, write it to the ledger, and answer `Committed` or `CommitFailed`. Nothing is launched
-    before."""
+    """Save the run's first snapshot, write it to the ledger, and answer `Committed` or
+    `CommitFailed`. Nothing is launched before."""
 
 
 class Record(WithRun, frozen=True):
-    """Write the run as it is now to the ledger: what a list of runs shows of it has changed for good, as its status has."""
+    """Write the run as it is now to the ledger: what a list of runs shows of it has changed for
+    good, as its status has."""
 
 
 class Rebound(WithRun, frozen=True):
-    """The run's limits have changed: tell what enforces memory, processes and output outside the core."""
+    """The run's limits have changed: tell what enforces memory, processes and output outside the
+    core."""
 
 
 class Charge(Struct, frozen=True):
-    """Add nano-dollars to what a user's or a team's budget has been charged in its present period."""
+    """Add nano-dollars to what a user's or a team's budget has been charged in its present
+    period."""
 
     scope: Literal["user", "team"]
     name: str
@@ -50,14 +53,16 @@ class Charge(Struct, frozen=True):
 
 
 class SaveBudget(Struct, frozen=True):
-    """Save what a budget was charged, and what the nodes of a fleet may charge of it, before anything else is done."""
+    """Save what a budget was charged, and what the nodes of a fleet may charge of it, before
+    anything else is done."""
 
     scope: Literal["user", "team"]
     name: str
 
 
 class Draw(Struct, frozen=True):
-    """Ask the fleet's keeper for more of a budget, until so many nano-dollars are left of this node's allowance."""
+    """Ask the fleet's keeper for more of a budget, until so many nano-dollars are left of this
+    node's allowance."""
 
     scope: Literal["user", "team"]
     name: str
@@ -88,16 +93,19 @@ class RecordCall(OfCall, frozen=True):
 
 
 class Launch(WithRun, frozen=True):
-    """Execute the run's command in a containment nested in its parent's; answer `LaunchSucceeded` or `LaunchFailed`. If neither
-    comes before the run's time is over, its timer `deadline` fires."""
+    """Execute the run's command in a containment nested in its parent's; answer `LaunchSucceeded`
+    or `LaunchFailed`. If neither comes before the run's time is over, its timer `deadline`
+    fires."""
 
 
 class Place(WithRun, frozen=True):
-    """Find a node for the run; answer `PlacementWaits` as long as there is none, then `Placed`, or `GrantRefused`."""
+    """Find a node for the run; answer `PlacementWaits` as long as there is none, then `Placed`, or
+    `GrantRefused`."""
 
 
 class Offer(WithRun, frozen=True):
-    """Send the run's grant to its node, again and again until `GrantSeen` or `GrantRefused` can be answered."""
+    """Send the run's grant to its node, again and again until `GrantSeen` or `GrantRefused` can be
+    answered."""
 
 
 class Tend(WithId, frozen=True):
@@ -105,10 +113,12 @@ class Tend(WithId, frozen=True):
 
 
 class Terminate(WithId, frozen=True):
-    """Freeze the run's containment, send `signal` to every process in it, thaw it. From now on report `Emptied`.
+    """Freeze the run's containment, send `signal` to every process in it, thaw it. From now on
+    report `Emptied`.
 
-    It reaches launches in flight, which `Emptied` must not overtake, and it thaws the run and every child run that was
-    frozen on its own: a signal is pending until then. It does not thaw ancestors."""
+    It reaches launches in flight, which `Emptied` must not overtake, and it thaws the run and every
+    child run that was frozen on its own: a signal is pending until then. It does not thaw
+    ancestors."""
 
     signal: int
 
@@ -118,17 +128,20 @@ class Interrupt(WithId, frozen=True):
 
 
 class Kill(WithId, frozen=True):
-    """SIGKILL everything in the run's containment, again and again until it is empty. Report `Emptied`."""
+    """SIGKILL everything in the run's containment, again and again until it is empty. Report
+    `Emptied`."""
 
 
 class MeterAgent(WithId, frozen=True):
-    """Read the session file of an agent program that the run has started without asking. It may be told again."""
+    """Read the session file of an agent program that the run has started without asking. It may be
+    told again."""
 
     process: AgentProcess
 
 
 class Survey(WithId, frozen=True):
-    """Tell what is still alive in the run's containment, and why as far as the kernel says; answer `Surveyed`."""
+    """Tell what is still alive in the run's containment, and why as far as the kernel says; answer
+    `Surveyed`."""
 
 
 class Freeze(WithId, frozen=True):
@@ -136,11 +149,13 @@ class Freeze(WithId, frozen=True):
 
 
 class Thaw(WithId, frozen=True):
-    """Undo `Freeze`. Child runs that were frozen on their own stay so, and so does everything below a frozen ancestor."""
+    """Undo `Freeze`. Child runs that were frozen on their own stay so, and so does everything below
+    a frozen ancestor."""
 
 
 class Release(WithId, frozen=True):
-    """The run is terminal and empty: remove its containment and forget its resources. Children were released before."""
+    """The run is terminal and empty: remove its containment and forget its resources. Children were
+    released before."""
 
 
 class Arm(WithId, frozen=True):
@@ -161,7 +176,8 @@ class ArmAlerts(Struct, frozen=True):
 
 
 class SaveAlerts(Struct, frozen=True):
-    """Save the alerts that are about no single run, and their windows. `soon`: within a second is early enough."""
+    """Save the alerts that are about no single run, and their windows. `soon`: within a second is
+    early enough."""
 
     soon: bool = False
 
@@ -179,15 +195,16 @@ class SavePlan(Struct, frozen=True):
 
 
 class Publish(Struct, frozen=True):
-    """Number the event, write it to the ledger and the log, push it to each client that watches a run of `lineage`, which is empty
-    for an event of the daemon."""
+    """Number the event, write it to the ledger and the log, push it to each client that watches a
+    run of `lineage`, which is empty for an event of the daemon."""
 
     event: types.Event
     lineage: tuple[RunId, ...]
 
 
 class Retire(WithRun, frozen=True):
-    """The run is terminal: it leaves the live runs. Who waits is told once its end is on record. Always after its `Record`."""
+    """The run is terminal: it leaves the live runs. Who waits is told once its end is on record.
+    Always after its `Record`."""
 
 
 class AnswerRequest(Struct, frozen=True):
@@ -200,7 +217,8 @@ class Shutdown(Struct, frozen=True):
 
 
 class SpawnDone(WithRun, frozen=True):
-    """The run exists: it was launched, could not be launched (then it is `failed`), is queued or was cancelled meanwhile."""
+    """The run exists: it was launched, could not be launched (then it is `failed`), is queued or
+    was cancelled meanwhile."""
 
 
 class Known(WithId, frozen=True):
@@ -236,12 +254,44 @@ class ErrorAnswer(Struct, frozen=True):
     message: str
 
 
-Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallDecision | Allowances | ErrorAnswer
+Answer = (
+    SpawnDone
+    | Known
+    | SpawnRefused
+    | StopDone
+    | Changed
+    | ReserveAnswer
+    | CallDecision
+    | Allowances
+    | ErrorAnswer
+)
 
 ToFleet = Place | Offer | Tend | Draw
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
-ToStorage = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Charge | SaveBudget | Publish | SaveAlerts | SavePlan
-ToLoop = TellCall | MeterAgent | Arm | Disarm | ArmAlerts | ArmPlans | Rebound | Retire | AnswerRequest | Shutdown
+ToStorage = (
+    Admit
+    | Record
+    | RecordRefusal
+    | CountRefusal
+    | RecordCall
+    | Charge
+    | SaveBudget
+    | Publish
+    | SaveAlerts
+    | SavePlan
+)
+ToLoop = (
+    TellCall
+    | MeterAgent
+    | Arm
+    | Disarm
+    | ArmAlerts
+    | ArmPlans
+    | Rebound
+    | Retire
+    | AnswerRequest
+    | Shutdown
+)
 
 Command = ToLauncher | ToFleet | ToStorage | ToLoop
 
@@ -249,7 +299,7 @@ Command = ToLauncher | ToFleet | ToStorage | ToLoop
 class Outcome(Struct, frozen=True):
     commands: list[Command] = []
     changed: dict[RunId, Run] = {}
-    """Runs whose snapshots are saved before any command is applied. They hold the decision, so that a daemon that takes over
-    carries it out, whichever commands this one had applied."""
+    """Runs whose snapshots are saved before any command is applied. They hold the decision, so that
+    a daemon that takes over carries it out, whichever commands this one had applied."""
     used: dict[RunId, Run] = {}
     """Runs that have used more. Their rows and snapshots may be saved later."""

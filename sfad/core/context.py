@@ -1,4 +1,5 @@
-"""What all components of the machine share: the policy, the live runs, and what the present event calls for."""
+"""What all components of the machine share: the policy, the live runs, and what the present event
+calls for."""
 
 from collections.abc import Hashable, Sequence
 
@@ -8,21 +9,32 @@ from ..protocol.event_types import EventType
 from ..protocol.types import ErrorCode, Event, RunId, Severity
 from . import commands as c
 from .events import OfPeer
-from .state.access import FULL, Peer, Permissions, Scope, unknown_run, why_sessions_refused, why_target_refused, why_verb_refused
+from .state.access import (
+    FULL,
+    Peer,
+    Permissions,
+    Scope,
+    unknown_run,
+    why_sessions_refused,
+    why_target_refused,
+    why_verb_refused,
+)
 from .state.policy import Policy
 from .state.quotas import Slots
 from .state.run import Run, Token
 from .state.tree import Tree
 from .state.vocabulary import Timer
 
-# ---- How many events may come of what an agent does at will: each is a row of the ledger, which it must not fill
+# ---- How many events may come of what an agent does at will: each is a row of the
+# ledger, which it must not fill
 
 
 MAX_EVENTS = 10
 WINDOW = 60.0
 """Seconds."""
 MAX_CAUSES = 1000
-"""Causes that are remembered before those are forgotten that have caused nothing within the window."""
+"""Causes that are remembered before those are forgotten that have caused nothing within the
+window."""
 
 
 class EventRate:
@@ -51,8 +63,11 @@ class EventRate:
 
     def _forget_old(self, at: float) -> None:
         if len(self._told) >= self._forget_at:
-            self._told = {cause: told for cause, told in self._told.items() if at - told[-1] < WINDOW}
-            self._forget_at = max(MAX_CAUSES, 2 * len(self._told))  # so that each is looked at a few times only
+            self._told = {
+                cause: told for cause, told in self._told.items() if at - told[-1] < WINDOW
+            }
+            # so that each is looked at a few times only
+            self._forget_at = max(MAX_CAUSES, 2 * len(self._told))
 
 
 # ---- What all components share
@@ -76,7 +91,8 @@ class Context:
         """Return the outcome of the next event, which the components fill."""
         self._outcome = c.Outcome()
         self.do = self._outcome.commands.append
-        """Adds a command to what the present event calls for. There are ten of them for each run: a method would cost ten calls."""
+        """Adds a command to what the present event calls for. There are ten of them for each run: a
+        method would cost ten calls."""
         return self._outcome
 
     def reconfigure(self, policy: Policy) -> None:
@@ -111,27 +127,50 @@ class Context:
     def fail(self, token: Token, code: ErrorCode, message: str) -> None:
         self.do(c.AnswerRequest(token, c.ErrorAnswer(code, message)))
 
-    def publish(self, what: EventType, run: Run, message: str = "", severity: Severity = "low") -> None:
-        """Have an event numbered, recorded, logged, and sent to each client that watches the run or an ancestor."""
+    def publish(
+        self, what: EventType, run: Run, message: str = "", severity: Severity = "low"
+    ) -> None:
+        """Have an event numbered, recorded, logged, and sent to each client that watches the run or
+        an ancestor."""
         self.publish_event(Event(type=what, severity=severity, message=message), run)
 
     def publish_event(self, event: Event, run: Run) -> None:
-        """Publish an event that tells more than words; the fields about its run are filled in here."""
+        """Publish an event that tells more than words; the fields about its run are filled in
+        here."""
         lineage = run.lineage_ids
         birth = run.birth
-        event = replace(event, run_id=birth.id, root_id=lineage[0], agent_name=birth.name, user=birth.user, channel=birth.channel)
+        event = replace(
+            event,
+            run_id=birth.id,
+            root_id=lineage[0],
+            agent_name=birth.name,
+            user=birth.user,
+            channel=birth.channel,
+        )
         self.do(c.Publish(event, lineage))
 
     def may_cause_event(self, peer: Peer, at: float) -> bool:
-        """Return whether what the peer does at will is published. A run, and a user who is not the operator, could otherwise fill
-        the ledger."""
-        return (peer.owner and peer.run is None) or self._event_rate.admits(peer.run or peer.uid, at)
+        """Return whether what the peer does at will is published. A run, and a user who is not the
+        operator, could otherwise fill the ledger."""
+        return (peer.owner and peer.run is None) or self._event_rate.admits(
+            peer.run or peer.uid, at
+        )
 
     def egress_refused(self, run: Run, host: str, port: int, why: str, at: float) -> None:
-        """Publish that a run was refused a host, unless it was too often: a program that tries again would fill the ledger."""
+        """Publish that a run was refused a host, unless it was too often: a program that tries
+        again would fill the ledger."""
         if self._event_rate.admits((EventType.EGRESS_REFUSED, run.id), at):
             message = f"the gateway refused {host}, port {port}: {why}"
-            self.publish_event(Event(type=EventType.EGRESS_REFUSED, severity="medium", message=message, host=host, port=port), run)
+            self.publish_event(
+                Event(
+                    type=EventType.EGRESS_REFUSED,
+                    severity="medium",
+                    message=message,
+                    host=host,
+                    port=port,
+                ),
+                run,
+            )
 
     def end(self, run: Run) -> None:
         self.tree.remove(run)
@@ -150,8 +189,11 @@ class Context:
         run = self.tree.get(peer.run)
         return run.birth.permissions if run is not None else Permissions(frozenset(), leaf=True)
 
-    def why_refused(self, peer: Peer, verb: str, lineage: Sequence[RunId] | None = None) -> str | None:
-        """Return why the peer may not use `verb` (on the run at the end of `lineage`), or `None`."""
+    def why_refused(
+        self, peer: Peer, verb: str, lineage: Sequence[RunId] | None = None
+    ) -> str | None:
+        """Return why the peer may not use `verb` (on the run at the end of `lineage`), or
+        `None`."""
         refused = why_verb_refused(peer, verb, self.permissions(peer), self.policy.access)
         if refused is None and lineage is not None:
             refused = why_target_refused(peer, verb, lineage)
@@ -195,6 +237,7 @@ class Context:
 
 
 def grace_of(run: Run, policy: Policy, requested: float | None = None) -> float:
-    """Return the seconds between signal and SIGKILL: as requested now, as the run asked, or as configured."""
+    """Return the seconds between signal and SIGKILL: as requested now, as the run asked, or as
+    configured."""
     own = run.asked.grace if run.asked.grace is not None else policy.grace
     return own if requested is None else requested

@@ -1,6 +1,8 @@
-"""What happened: the input of the machine. Every event carries `at`, seconds on the shell's monotonic clock.
+"""What happened: the input of the machine. Every event carries `at`, seconds on the shell's
+monotonic clock.
 
-What clients and hooks call events, which the ledger keeps, are `protocol.types.Event`s: the machine publishes them."""
+What clients and hooks call events, which the ledger keeps, are `protocol.types.Event`s: the machine
+publishes them."""
 
 from __future__ import annotations
 
@@ -12,7 +14,17 @@ from msgspec import Struct
 
 from ..protocol.requests.fleet import Allowance, AskAllowances
 from ..protocol.requests.gateway import AdmitCall, EndCall, SeePlan
-from ..protocol.types import ApiTrouble, Limit, LimitKind, Reason, RunId, Source, Status, Survivor, Wanted
+from ..protocol.types import (
+    ApiTrouble,
+    Limit,
+    LimitKind,
+    Reason,
+    RunId,
+    Source,
+    Status,
+    Survivor,
+    Wanted,
+)
 from .state.access import Peer
 from .state.account import NOTHING, OpenReservation, Silence, Use
 from .state.budgets import Budget
@@ -48,7 +60,8 @@ class OfPeerOnRun(OfPeer, frozen=True):
 
 
 class SpawnRequested(OfPeer, frozen=True):
-    """A peer asked for a run. Answered by `AnswerRequest(SpawnDone)` or `AnswerRequest(SpawnRefused)`."""
+    """A peer asked for a run. Answered by `AnswerRequest(SpawnDone)` or
+    `AnswerRequest(SpawnRefused)`."""
 
     asked: Asked
     ended: Mapping[RunId, Status] = {}
@@ -60,7 +73,8 @@ class SpawnRequested(OfPeer, frozen=True):
 
 
 class StopRequested(OfPeer, frozen=True):
-    """A peer asked to stop these runs. Answered by `AnswerRequest(StopDone)` once everything is gone or something survived."""
+    """A peer asked to stop these runs. Answered by `AnswerRequest(StopDone)` once everything is
+    gone or something survived."""
 
     runs: tuple[RunId, ...]
     signal: int = 15
@@ -98,7 +112,8 @@ class DenyRequested(OfPeerOnRun, frozen=True):
 
 
 class LimitRequested(OfPeerOnRun, frozen=True):
-    """A peer asked to change limits of a live run, up or down. Answered by `AnswerRequest(Changed)`."""
+    """A peer asked to change limits of a live run, up or down. Answered by
+    `AnswerRequest(Changed)`."""
 
     verb = "limit"
     limits: tuple[Limit, ...]
@@ -141,7 +156,8 @@ class CallPrice(Struct, frozen=True):
 
 
 class CallAsked(At, frozen=True):
-    """The gateway asks whether a run may make a model call. Answered by `AnswerRequest(CallDecision)`, perhaps much later."""
+    """The gateway asks whether a run may make a model call. Answered by
+    `AnswerRequest(CallDecision)`, perhaps much later."""
 
     token: Token
     request: AdmitCall
@@ -170,14 +186,16 @@ class CallSettled(At, frozen=True):
 
 
 class CallSilent(At, frozen=True):
-    """No byte of a call's reply has come for a while; without `silence`, its first byte has come after all."""
+    """No byte of a call's reply has come for a while; without `silence`, its first byte has come
+    after all."""
 
     reservation: str
     silence: Silence | None
 
 
 class GatewayGone(At, frozen=True):
-    """A gateway is gone, and another may follow. What it had under way, and neither settled nor noted, counts in full."""
+    """A gateway is gone, and another may follow. What it had under way, and neither settled nor
+    noted, counts in full."""
 
     noted: tuple[CallSettled, ...] = ()
     """What it had noted of its calls."""
@@ -186,7 +204,8 @@ class GatewayGone(At, frozen=True):
 
 
 class GatewayConnected(At, frozen=True):
-    """The gateway has a new connection. Of reservations that are not among these, it never learnt: no call was made for them."""
+    """The gateway has a new connection. Of reservations that are not among these, it never learnt:
+    no call was made for them."""
 
     reservations: frozenset[str]
     gateway_uid: int | None = None
@@ -194,8 +213,8 @@ class GatewayConnected(At, frozen=True):
 
 
 class PlanSeen(At, frozen=True):
-    """A reply to a run, or its session file, tells of the windows of its subscription. The run may have ended; none is named where
-    another node of the fleet tells of them."""
+    """A reply to a run, or its session file, tells of the windows of its subscription. The run may
+    have ended; none is named where another node of the fleet tells of them."""
 
     time: datetime
     """When the reply came, in the zone in which people are told of times."""
@@ -203,7 +222,8 @@ class PlanSeen(At, frozen=True):
 
 
 class PlansDue(At, frozen=True):
-    """A window has been reset, or a run's turn has come after that; or it was just time to look at the clock."""
+    """A window has been reset, or a run's turn has come after that; or it was just time to look at
+    the clock."""
 
     time: datetime
 
@@ -226,8 +246,8 @@ class AgentSessionSaved(OfRun, frozen=True):
 
 
 class AgentSaid(OfRun, frozen=True):
-    """What this attempt's agent says of itself: whether its final result is out, why it failed, if it did, and whether it cannot
-    reach its model."""
+    """What this attempt's agent says of itself: whether its final result is out, why it failed, if
+    it did, and whether it cannot reach its model."""
 
     finished: bool
     failed: str | None
@@ -235,8 +255,8 @@ class AgentSaid(OfRun, frozen=True):
 
 
 class LevelSeen(OfRun, frozen=True):
-    """What the kernel tells of a run and its descendants: bytes of memory, or processes. Or for how many
-    seconds they gave no sign of life."""
+    """What the kernel tells of a run and its descendants: bytes of memory, or processes. Or for how
+    many seconds they gave no sign of life."""
 
     kind: LimitKind
     level: float
@@ -253,7 +273,8 @@ class AgentProcess(NamedTuple):
     program: str
     command: str
     above: tuple[tuple[int, str | None], ...] = ()
-    """Its ancestors up to the run's main process, the nearest first, each with the agent program that it executes, if any."""
+    """Its ancestors up to the run's main process, the nearest first, each with the agent program
+    that it executes, if any."""
     is_main: bool = False
     below_main: bool = False
     own_group: bool = False
@@ -263,15 +284,16 @@ class AgentProcess(NamedTuple):
 
 
 class PlacementWaits(OfRun, frozen=True):
-    """No node can take a run that is to be placed: none now, or none of the fleet ever (`infeasible`)."""
+    """No node can take a run that is to be placed: none now, or none of the fleet ever
+    (`infeasible`)."""
 
     why: str
     infeasible: bool = False
 
 
 class Placed(OfRun, frozen=True):
-    """A node has room for a run that is to be placed, and has it reserved. `asked`: it is this one, whose daemon has completed the
-    request."""
+    """A node has room for a run that is to be placed, and has it reserved. `asked`: it is this one,
+    whose daemon has completed the request."""
 
     node: str
     asked: Asked | None = None
@@ -299,40 +321,45 @@ class GrantState(Struct, frozen=True):
 
 
 class GrantSeen(OfRun, frozen=True):
-    """The node of a run has told how the run is. Messages may come late, twice, and in any order."""
+    """The node of a run has told how the run is. Messages may come late, twice, and in any
+    order."""
 
     node: str
     state: GrantState
 
 
 class GrantLost(OfRun, frozen=True):
-    """The node of a run has come back without it, or an operator says that it will not come back."""
+    """The node of a run has come back without it, or an operator says that it will not come
+    back."""
 
     why: str
 
 
 class GrantsRenewed(At, frozen=True):
-    """The node of these runs is about to be told that the giver has heard of it at `at`: their leases begin again."""
+    """The node of these runs is about to be told that the giver has heard of it at `at`: their
+    leases begin again."""
 
     runs: tuple[RunId, ...]
 
 
 class GrantTended(OfRun, frozen=True):
-    """The giver of this run's grant has told what it wants. `lease_until`: on this node's clock; `None`: as before."""
+    """The giver of this run's grant has told what it wants. `lease_until`: on this node's clock;
+    `None`: as before."""
 
     wanted: Wanted
     lease_until: float | None = None
 
 
 class AgentSeen(OfRun, frozen=True):
-    """An agent program was seen in a run: its own, one that it has started itself, or a part of one of these. The same process may
-    be told again."""
+    """An agent program was seen in a run: its own, one that it has started itself, or a part of one
+    of these. The same process may be told again."""
 
     process: AgentProcess
 
 
 class ModelReached(OfRun, frozen=True):
-    """A connection leads from a run to a model's API, while an agent program is alive in it, and not through the gateway."""
+    """A connection leads from a run to a model's API, while an agent program is alive in it, and
+    not through the gateway."""
 
     program: str
     api: str
@@ -348,14 +375,16 @@ class EgressRefused(OfRun, frozen=True):
 
 
 class AdviceLearned(At, frozen=True):
-    """What the ledger taught about the limits of a user's type or name (`limits.advice_key`), for `limits.adaptive`."""
+    """What the ledger taught about the limits of a user's type or name (`limits.advice_key`), for
+    `limits.adaptive`."""
 
     key: str
     thresholds: Mapping[LimitKind, float]
 
 
 class BudgetsKnown(At, frozen=True):
-    """Money budgets of users and teams as they stand: at the start, after a change of the config, and when one is renewed."""
+    """Money budgets of users and teams as they stand: at the start, after a change of the config,
+    and when one is renewed."""
 
     budgets: tuple[Budget, ...]
 
@@ -370,7 +399,8 @@ class AllowancesAsked(At, frozen=True):
 
 
 class AllowancesKnown(At, frozen=True):
-    """What this node may charge of budgets: the keeper's answer, or less, before that is told. `waits`: why there is no answer."""
+    """What this node may charge of budgets: the keeper's answer, or less, before that is told.
+    `waits`: why there is no answer."""
 
     allowances: Sequence[Allowance]
     waits: str | None = None
@@ -393,19 +423,21 @@ class ClientBack(OfRun, frozen=True):
 
 
 class RunsAdopted(At, frozen=True):
-    """What is left of an earlier daemon's runs, parents before children. The first event of all: no process of any other run is
-    alive."""
+    """What is left of an earlier daemon's runs, parents before children. The first event of all: no
+    process of any other run is alive."""
 
     runs: tuple[Remembered, ...]
     why: str
-    """What became of that daemon, as the beginning of a sentence about a run: `the daemon was killed`."""
+    """What became of that daemon, as the beginning of a sentence about a run: `the daemon was
+    killed`."""
     continued: bool = False
     """It was this very process: requests and connections are still there."""
     tickets: tuple[StopTicket, ...] = ()
     learnt: tuple[Event, ...] = ()
     """What was read of these runs since they were saved: their use, and what their agents said."""
     ended: Mapping[RunId, Status] = {}
-    """How runs have ended that one of these waits for and that are not among them, as far as it is known."""
+    """How runs have ended that one of these waits for and that are not among them, as far as it is
+    known."""
 
 
 class Committed(At, frozen=True):
@@ -433,14 +465,15 @@ class LaunchFailed(OfRun, frozen=True):
     errno: int
     error: str
     kind: Literal["launch", "output"] = "launch"
-    """`output`: not the command is to blame, but the place where its output, or what is remembered of it, was to go."""
+    """`output`: not the command is to blame, but the place where its output, or what is remembered
+    of it, was to go."""
     about: Literal["command", "directory"] = "command"
     """What the error is about, for `launch`."""
 
 
 class MainExited(OfRun, frozen=True):
-    """The run's main process has been reaped. It comes after `LaunchSucceeded`, and before `Emptied` of the run or of an
-    ancestor."""
+    """The run's main process has been reaped. It comes after `LaunchSucceeded`, and before
+    `Emptied` of the run or of an ancestor."""
 
     code: int | None
     """The exit code, or `None` if a signal ended it."""
@@ -449,11 +482,13 @@ class MainExited(OfRun, frozen=True):
     empty: bool = False
     """Nothing else is alive in the run's containment, child runs included."""
     last_line: str | None = None
-    """The last line that the attempt wrote on stderr, fit to be shown, if it failed by its exit code."""
+    """The last line that the attempt wrote on stderr, fit to be shown, if it failed by its exit
+    code."""
 
 
 class Emptied(OfRun, frozen=True):
-    """Nothing is alive in the run's containment, child runs included. Only reported for a run that is being emptied."""
+    """Nothing is alive in the run's containment, child runs included. Only reported for a run that
+    is being emptied."""
 
 
 class Frozen(OfRun, frozen=True):
@@ -469,7 +504,8 @@ class TimerFired(OfRun, frozen=True):
 
 
 class DrainRequested(At, frozen=True):
-    """The daemon was told to end: nothing starts any more and every tree is stopped. A second one skips the grace."""
+    """The daemon was told to end: nothing starts any more and every tree is stopped. A second one
+    skips the grace."""
 
     signal: int = 15
     cause: str | None = None
@@ -477,17 +513,29 @@ class DrainRequested(At, frozen=True):
 
 
 class Reconfigured(At, frozen=True):
-    """The configuration was read again. What was admitted keeps its own bounds; who waited may have room now."""
+    """The configuration was read again. What was admitted keeps its own bounds; who waited may have
+    room now."""
 
     policy: Policy
 
 
-OfLauncher = LaunchSucceeded | LaunchFailed | MainExited | Emptied | Frozen | Surveyed | AgentSeen | ModelReached
+OfLauncher = (
+    LaunchSucceeded
+    | LaunchFailed
+    | MainExited
+    | Emptied
+    | Frozen
+    | Surveyed
+    | AgentSeen
+    | ModelReached
+)
 OfMeters = AgentSessionSaved | UseSeen | LevelSeen | ToolsCalled | AgentSaid
 OfFleet = PlacementWaits | Placed | GrantRefused | GrantSeen | GrantLost | GrantTended
 OfRuns = OfLauncher | OfMeters | OfFleet | ClientBack | TimerFired | EgressRefused
 OfAgentsOnRuns = ReportRequested | ReserveRequested
-OfPeopleOnRuns = PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
+OfPeopleOnRuns = (
+    PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
+)
 OfPeersOnRuns = OfAgentsOnRuns | OfPeopleOnRuns
 OfPeers = SpawnRequested | StopRequested | SettleRequested
 OfGateway = CallAsked | CallWithdrawn | CallSettled | CallSilent | GatewayGone | GatewayConnected

@@ -1,4 +1,5 @@
-"""The machine: one event in, its outcome out. It routes each event and each timer to the component that handles it."""
+"""The machine: one event in, its outcome out. It routes each event and each timer to the component
+that handles it."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace as dataclass_replace
@@ -33,7 +34,8 @@ from .state.run import Run
 from .state.vocabulary import Timer
 
 MAX_ADVICE = 1000
-"""Types and names that something was learned about. An agent can invent any number of names; what is forgotten is learned again."""
+"""Types and names that something was learned about. An agent can invent any number of names; what
+is forgotten is learned again."""
 
 _FOLLOWED_UP = (e.Reconfigured, e.RunsAdopted, e.DrainRequested)
 """They may make room for waiting trees, or leave no live run, though no run ends."""
@@ -57,25 +59,49 @@ class Machine:
         self._bypasses = Bypasses(context, self._stopping)
         self._limit_holds = LimitHolds(context, self._stopping, self._pausing)
         self._limit_enforcement = LimitEnforcement(
-            context, self._lifecycle, self._stopping, self._limit_holds, self._spending, self._attempts.retry_in_session
+            context,
+            self._lifecycle,
+            self._stopping,
+            self._limit_holds,
+            self._spending,
+            self._attempts.retry_in_session,
         )
         self._budget_enforcement = BudgetEnforcement(
             context, self._spending, self._stopping, self._pausing, self._limit_enforcement
         )
-        self._limit_requests = LimitRequests(context, self._lifecycle, self._pausing, self._limit_holds, self._limit_enforcement)
+        self._limit_requests = LimitRequests(
+            context, self._lifecycle, self._pausing, self._limit_holds, self._limit_enforcement
+        )
         self._use_requests = UseRequests(context, self._spending, self._limit_enforcement)
         self._plans = Plans(context, self._lifecycle, self._pausing, self._limit_enforcement)
-        self._calls = Calls(context, self._spending, self._limit_enforcement, self._budget_enforcement, self._attempts, self._plans)
+        self._calls = Calls(
+            context,
+            self._spending,
+            self._limit_enforcement,
+            self._budget_enforcement,
+            self._attempts,
+            self._plans,
+        )
         self._widening = Widening(context, self._limit_enforcement)
-        self._giving = Giving(context, self._lifecycle, self._spending, self._stopping, self._pausing, self._attempts)
+        self._giving = Giving(
+            context, self._lifecycle, self._spending, self._stopping, self._pausing, self._attempts
+        )
         self._taking = Taking(context, self._stopping, self._pausing)
         awaiting = Awaiting(context, self._stopping)
         self._admission = Admission(
-            context, self._lifecycle, self._spending, self._widening, awaiting, self._plans, self._taking, next_number
+            context,
+            self._lifecycle,
+            self._spending,
+            self._widening,
+            awaiting,
+            self._plans,
+            self._taking,
+            next_number,
         )
         self._adopting = Adopting(
-            context, self._lifecycle, self._spending, self._stopping, self._stop_requests, self._pausing, self._attempts,
-            self._limit_holds, self._admission, self._plans, self._giving, self._taking,
+            context, self._lifecycle, self._spending, self._stopping, self._stop_requests,
+            self._pausing, self._attempts, self._limit_holds, self._admission, self._plans,
+            self._giving, self._taking,
         )  # fmt: skip
 
         self._alerts = Alerts(context, board, self._spending, self._plans)
@@ -131,8 +157,9 @@ class Machine:
         return self._admission.refused_callers
 
     def handle(self, event: e.Event) -> c.Outcome:
-        """Return what `event` calls for: commands in their order, and the runs whose snapshots are saved before the first one.
-        That of a run which is launched for the first time is saved once its process is known, before that executes anything."""
+        """Return what `event` calls for: commands in their order, and the runs whose snapshots are
+        saved before the first one. That of a run which is launched for the first time is saved once
+        its process is known, before that executes anything."""
         outcome = self._ctx.begin()
         self._route(event)
         if (
@@ -157,11 +184,16 @@ class Machine:
             self._budget_enforcement.enforce(event.at)
             self._tell_ended(event.at)
         self._admission.launch_waiting(event.at)
-        if self._ctx.draining and not len(self.tree) and (ended or isinstance(event, e.DrainRequested)):
+        if (
+            self._ctx.draining
+            and not len(self.tree)
+            and (ended or isinstance(event, e.DrainRequested))
+        ):
             self._ctx.do(c.Shutdown())
 
     def _tell_ended(self, at: float) -> bool:
-        """Tell the components of runs that have ended, and of those that end because of that. Return whether there were any."""
+        """Tell the components of runs that have ended, and of those that end because of that.
+        Return whether there were any."""
         any_ended = bool(self._ctx.ended)
         while self._ctx.ended:
             ended = self._ctx.take_ended()
@@ -345,4 +377,6 @@ class Machine:
 
     def _advice_learned(self, event: e.AdviceLearned) -> None:
         known = self.policy.advice if len(self.policy.advice) < MAX_ADVICE else {}
-        self._ctx.reconfigure(dataclass_replace(self.policy, advice={**known, event.key: event.thresholds}))
+        self._ctx.reconfigure(
+            dataclass_replace(self.policy, advice={**known, event.key: event.thresholds})
+        )

@@ -37,14 +37,25 @@ from .server.lost_runs import continue_lost
 from .server.peers import identify
 from .server.server import Server
 from .server.unattended import complete_here
-from .startup import DaemonHome, close_all, inherited_listener, open_log, open_state, sweep_others, take_lock
+from .startup import (
+    DaemonHome,
+    close_all,
+    inherited_listener,
+    open_log,
+    open_state,
+    sweep_others,
+    take_lock,
+)
 
-# ---- Re-execution: on SIGUSR2, and on SIGHUP after an upgrade, the daemon becomes the installed program in place. It keeps its
+# ---- Re-execution: on SIGUSR2, and on SIGHUP after an upgrade, the daemon becomes
+# the installed program in place. It keeps its
 # pid, its children, its socket with the clients that wait there, and every connection.
 #
-#     check ─▶ rest: no new requests ─▶ earlier requests are in the ledger ─▶ hand over ─▶ execve(2) ─▶ `handover.taken`
+#     check ─▶ rest: no new requests ─▶ earlier requests are in the ledger ─▶ hand over ─▶ execve(2)
+#     ─▶ `handover.taken`
 
-# -P: `-m` alone looks for sfad in the working directory first, where a run may have put a program of that name
+# -P: `-m` alone looks for sfad in the working directory first, where a run may have put a program
+# of that name
 PROGRAM = (sys.executable, "-P", "-m", "sfad")
 """The installed program, as words of a command."""
 
@@ -58,7 +69,8 @@ MAX_FLUSHES = 100
 """Flushes of the ledger. Retries and the queue may admit more runs in the meantime."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-"""Those that the daemon handles. They would end a program that has not installed its handlers yet, and stay pending until then."""
+"""Those that the daemon handles. They would end a program that has not installed its handlers yet,
+and stay pending until then."""
 HELD_BACK = (*SIGNALS, signal.SIGCHLD)
 """Those that are blocked when the next program begins after a re-execution, and may be pending."""
 
@@ -78,10 +90,11 @@ def installed_version() -> str | None:
 
 
 async def check(state_dir: Path, config_files: tuple[list[Path], bool]) -> None:
-    """Check that the installed program starts, and reads the config and what this one has written. Raises `Unfit`, `OSError`."""
-    # In a thread: a thread's child is not taken for an orphan of a run (`watch.Orphans`). The timeout of subprocess.run begins
-    # after the child's execve(2), which closes a copy of each file that a client has sent; closing the last copy may block for
-    # long (`host.descriptors`).
+    """Check that the installed program starts, and reads the config and what this one has written.
+    Raises `Unfit`, `OSError`."""
+    # In a thread: a thread's child is not taken for an orphan of a run (`watch.Orphans`). The
+    # timeout of subprocess.run begins after the child's execve(2), which closes a copy of each file
+    # that a client has sent; closing the last copy may block for long (`host.descriptors`).
     files, required = config_files
     chosen = ["--config", str(files[0])] if required else []
     command = [*PROGRAM, "check-start", "--state-dir", str(state_dir), *chosen]
@@ -92,19 +105,28 @@ async def check(state_dir: Path, config_files: tuple[list[Path], bool]) -> None:
         raise Unfit(f"'sfad check-start' did not start within {CHECK_TIMEOUT:g} s")
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()[-500:]
-        raise Unfit(f"the installed program does not work: 'sfad check-start' exited with code {done.returncode}: {said}")
+        raise Unfit(
+            "the installed program does not work: 'sfad check-start' exited with code "
+            f"{done.returncode}: {said}"
+        )
 
 
 def _check(command: list[str]) -> subprocess.CompletedProcess[bytes]:
     try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHECK_TIMEOUT, check=False)
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=CHECK_TIMEOUT,
+            check=False,
+        )
     except subprocess.TimeoutExpired as error:
         raise Unfit(f"'sfad check-start' did not end within {CHECK_TIMEOUT:g} s") from error
 
 
 async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> None:
-    """Become the installed program, and do not return. `nofile`: the soft limit of descriptors that this process was started with.
-    Raises `OSError`, `Unfit`, and then everything is as it was."""
+    """Become the installed program, and do not return. `nofile`: the soft limit of descriptors that
+    this process was started with. Raises `OSError`, `Unfit`, and then everything is as it was."""
     await runtime.launcher_events.none_pending()
     await runtime.hooking.rest()
     server.rest(resting=True)
@@ -112,8 +134,11 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
     try:
         await _threads_done(runtime.metering)
         with _signals_held_back():
-            # write something, to learn whether the ledger can be written: the next program does not start if it cannot
-            runtime.announcer.tell(EventType.DAEMON_REEXECUTING, f"sfad {__version__} re-executes itself")
+            # write something, to learn whether the ledger can be written: the next program does not
+            # start if it cannot
+            runtime.announcer.tell(
+                EventType.DAEMON_REEXECUTING, f"sfad {__version__} re-executes itself"
+            )
             for _ in range(MAX_FLUSHES):
                 runtime.launcher_events.feed_all()
                 if not await runtime.ledger.flush():
@@ -122,7 +147,8 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
                     break
             else:
                 raise Unfit(f"the ledger does not take what was admitted: {runtime.ledger.trouble}")
-            await trio.lowlevel.checkpoint()  # the task that handles signals has seen those that came before
+            # the task that handles signals has seen those that came before
+            await trio.lowlevel.checkpoint()
             if runtime.machine.draining:
                 raise Unfit("the daemon was told to end in the meantime")
             _execute(runtime, server, lock, nofile)
@@ -132,23 +158,32 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
 
 
 async def _threads_done(metering: Metering) -> None:
-    # execve(2) waits for every other thread to end, and one that waits for a FUSE server cannot be killed
+    # execve(2) waits for every other thread to end, and one that waits for a FUSE server cannot be
+    # killed
     with trio.move_on_after(CLOSE_TIMEOUT):
         while descriptors.threads() or metering.waiting:  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
             await trio.sleep(0.01)
     if senders := descriptors.unkillable():
         who = ", ".join(senders)
-        raise Unfit(f"the kernel does not close files that were sent by {who}; end what is behind them, such as a FUSE server")
+        raise Unfit(
+            f"the kernel does not close files that were sent by {who}; end what is behind "
+            "them, "
+            "such as a FUSE server"
+        )
     if metering.waiting:
         raise Unfit("a file system with session files of an agent does not answer; unmount it")
 
 
 @contextmanager
 def _signals_held_back() -> Iterator[None]:
-    # blocked in this thread, they stay pending for the program that it becomes; another thread passes on what it gets
+    # blocked in this thread, they stay pending for the program that it becomes; another thread
+    # passes on what it gets
     thread = threading.get_ident()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    handlers = {each: signal.signal(each, lambda number, _: signal.pthread_kill(thread, number)) for each in SIGNALS}
+    handlers = {
+        each: signal.signal(each, lambda number, _: signal.pthread_kill(thread, number))
+        for each in SIGNALS
+    }
     try:
         yield
     finally:
@@ -160,7 +195,10 @@ def _signals_held_back() -> Iterator[None]:
 def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> None:
     # nothing awaits from here on: what is handed over must stay as it is on record
     if not runtime.ledger.flush_now():
-        raise Unfit(f"the ledger cannot be written: {runtime.ledger.trouble or 'it takes longer than a second'}")
+        raise Unfit(
+            "the ledger cannot be written: "
+            f"{runtime.ledger.trouble or 'it takes longer than a second'}"
+        )
     crash_point("hand over")
     handover = Handover(
         listener=server.listener.fileno(),
@@ -190,10 +228,15 @@ def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> 
 def _become(descriptors: Iterable[int], memory: int, nofile: int) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, limits[1]))  # that of runs is taken from it
+        # that of runs is taken from it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, limits[1]))
         for descriptor in descriptors:
             os.set_inheritable(descriptor, True)
-        os.execve(sys.executable, [*PROGRAM, *sys.argv[1:]], os.environ | {VARIABLE: str(memory)} | carried())
+        os.execve(
+            sys.executable,
+            [*PROGRAM, *sys.argv[1:]],
+            os.environ | {VARIABLE: str(memory)} | carried(),
+        )
     except OSError:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for descriptor in descriptors:
@@ -208,22 +251,31 @@ LAST_WORDS = 2.0
 """Seconds that clients have to take their last replies when the daemon ends."""
 
 DRAIN_SPARE = 2.0
-"""Seconds beyond grace and `stop.kill_wait` after which a daemon that was told to end does so, whatever is still alive."""
+"""Seconds beyond grace and `stop.kill_wait` after which a daemon that was told to end does so,
+whatever is still alive."""
 
 
 async def serve(
-    home: DaemonHome, loaded: configuration.Loaded, *, handed: Handover | None = None, ready_fd: int | None = None
+    home: DaemonHome,
+    loaded: configuration.Loaded,
+    *,
+    handed: Handover | None = None,
+    ready_fd: int | None = None,
 ) -> list[RunId]:
-    """Serve until told to end. Return the runs whose processes could not be killed. `handed`: this process was re-executed.
+    """Serve until told to end. Return the runs whose processes could not be killed. `handed`: this
+    process was re-executed.
 
     Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
-    raise_priority()  # before the runs of an earlier daemon are adopted: they may keep every processor busy
+    # before the runs of an earlier daemon are adopted: they may keep every processor busy
+    raise_priority()
     with ExitStack() as stack:
         stored = systemd.FdStore.taken()  # before any descriptor is opened
         stack.callback(close_all, stored)
         children = ChildSignals()
         stack.callback(children.close)
-        log = open_log(loaded.config.log, replaces=handed is not None or loaded.rejected is not None)
+        log = open_log(
+            loaded.config.log, replaces=handed is not None or loaded.rejected is not None
+        )
         stack.callback(log.close)
         listener = inherited_listener(home, handed, stored)
         users = loaded.config.access.users
@@ -234,12 +286,17 @@ async def serve(
         drained = trio.Event()
         files = ConfigFiles(home.config_files, loaded, log, home.state_dir)
         began = handed.began if handed is not None else None
-        runtime = Runtime(resources, loaded, shut_down=drained.set, read_config=files.read, began=began)
+        runtime = Runtime(
+            resources, loaded, shut_down=drained.set, read_config=files.read, began=began
+        )
         stack.callback(runtime.close)
         runtime.succession.adopt(adoption)
-        runtime.pidfds.forget_others(stored, [one.run for one in adoption.event.runs if one.run.pid is not None])
+        runtime.pidfds.forget_others(
+            stored, [one.run for one in adoption.event.runs if one.run.pid is not None]
+        )
         close_all(stored)
-        # what start-up has made lives as long as the daemon, and every collection would walk it again
+        # what start-up has made lives as long as the daemon, and every collection would walk it
+        # again
         gc.freeze()
         gc.enable()
         try:
@@ -252,15 +309,29 @@ async def serve(
             server = Server(
                 listener,
                 runtime,
-                lambda sock: runtime.hooking.peer(identify(sock, runtime.launcher, runtime.gateways.at, runtime.otel.pid)),
+                lambda sock: runtime.hooking.peer(
+                    identify(sock, runtime.launcher, runtime.gateways.at, runtime.otel.pid)
+                ),
                 handed,
             )
             stack.callback(server.close)
-            # a daemon that was re-executed has told its readiness long ago, and the number may be another file's
-            daemon = Daemon(home, runtime, server, lock, log, files, nofile, drained, ready_fd if handed is None else None)
+            # a daemon that was re-executed has told its readiness long ago, and the number may be
+            # another file's
+            daemon = Daemon(
+                home,
+                runtime,
+                server,
+                lock,
+                log,
+                files,
+                nofile,
+                drained,
+                ready_fd if handed is None else None,
+            )
             await daemon.run(adoption, unwritten, handed, children)
         except Exception:
-            if not systemd.manages():  # then no other daemon starts soon, so no run may be left without a supervisor
+            # then no other daemon starts soon, so no run may be left without a supervisor
+            if not systemd.manages():
                 sweep_others(home, loaded.config.containment.cgroup_parent, log, frozenset())
             raise
         if not daemon.left:
@@ -285,26 +356,37 @@ class Daemon:
     """Runs whose processes could not be killed. They must not keep the daemon."""
     _reexecuting: bool = False
 
-    async def run(self, adoption: Adoption, unwritten: Rows, handed: Handover | None, children: ChildSignals) -> None:
+    async def run(
+        self, adoption: Adoption, unwritten: Rows, handed: Handover | None, children: ChildSignals
+    ) -> None:
         runtime, server, log = self.runtime, self.server, self.log
         if handed is not None:
             runtime.machine.count_before(admitted=handed.admitted, refused=handed.refused)
-        # outside the nursery: trio's receiver breaks a task that still iterates over it when it is closed
+        # outside the nursery: trio's receiver breaks a task that still iterates over it when it is
+        # closed
         with trio.open_signal_receiver(*SIGNALS) as signals:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked across execve(2)
             async with trio.open_nursery() as nursery:
                 await nursery.start(runtime.serve)
                 if handed is None or adoption.notes:
                     # processes of runs without a snapshot
-                    parent, detail = runtime.config.containment.cgroup_parent, runtime.launcher.detail
-                    await trio.to_thread.run_sync(sweep_others, self.home, parent, log, adoption.spared, detail)
-                runtime.hooking.begin(runtime.config.hooks)  # not sooner: the sweep would end what is started
+                    parent, detail = (
+                        runtime.config.containment.cgroup_parent,
+                        runtime.launcher.detail,
+                    )
+                    await trio.to_thread.run_sync(
+                        sweep_others, self.home, parent, log, adoption.spared, detail
+                    )
+                # not sooner: the sweep would end what is started
+                runtime.hooking.begin(runtime.config.hooks)
                 if handed is not None:
-                    server.handover.continue_watching(handed.clients)  # they are told what has happened since
+                    # they are told what has happened since
+                    server.handover.continue_watching(handed.clients)
                 await runtime.succession.supervise(adoption, unwritten)
                 runtime.hooking.begin_on_ends()
                 if handed is not None:
-                    server.handover.continue_waiting(handed.clients)  # the core knows the runs and what those may do
+                    # the core knows the runs and what those may do
+                    server.handover.continue_waiting(handed.clients)
                 nursery.start_soon(keep_serving, server.serve, log.internal_error)
                 nursery.start_soon(keep_serving, server.listener.look_after, log.internal_error)
                 runtime.launcher.watch_children(children)
@@ -325,18 +407,20 @@ class Daemon:
                 await runtime.hooking.finish()
                 await runtime.gateways.stop()
                 with trio.move_on_after(LAST_WORDS), suppress(OSError):
-                    await runtime.ledger.flush()  # clients that wait for an end are told when it is recorded
+                    # clients that wait for an end are told when it is recorded
+                    await runtime.ledger.flush()
                     await server.drained()
                 nursery.cancel_scope.cancel()
 
     def _announce(self, adoption: Adoption) -> None:
         launcher = self.runtime.launcher
         self.log.info(
-            "serving", socket=str(self.home.socket), state_dir=str(self.home.state_dir), pid=os.getpid(),
-            containment=launcher.containment, detail=launcher.detail,
+            "serving", socket=str(self.home.socket), state_dir=str(self.home.state_dir),
+            pid=os.getpid(), containment=launcher.containment, detail=launcher.detail,
         )  # fmt: skip
         self.runtime.succession.tell_adopted(adoption)
-        self.runtime.status_text.tell()  # READY=1 lets "systemctl status" run: it counts the adopted runs
+        # READY=1 lets "systemctl status" run: it counts the adopted runs
+        self.runtime.status_text.tell()
         self._notify("READY=1")
         if self.ready_fd is not None:
             with suppress(BrokenPipeError):  # the process that started this one may be gone
@@ -364,10 +448,13 @@ class Daemon:
             self._notify("READY=1")
 
     def _drain(self, number: int, nursery: trio.Nursery) -> None:
-        # before anything waits: a re-execution that is under way must see that the daemon is draining
+        # before anything waits: a re-execution that is under way must see that the daemon is
+        # draining
         cause = systemd.cause() if number == signal.SIGTERM else None
         live = len(self.runtime.catalogue.live)
-        self.log.info("stopping every tree", signal=signal.Signals(number).name, cause=cause, live=live)
+        self.log.info(
+            "stopping every tree", signal=signal.Signals(number).name, cause=cause, live=live
+        )
         self.server.listener.close()
         self.runtime.feed(DrainRequested(trio.current_time(), number, cause))
         nursery.start_soon(self._bound_drain)
@@ -378,11 +465,16 @@ class Daemon:
             return
         self.left = sorted(self.runtime.catalogue.live)
         runs = ", ".join(self.left)
-        self.log.error(f"ending, though processes cannot be killed; their runs are left to the next daemon: {runs}")
+        self.log.error(
+            "ending, though processes cannot be killed; their runs are left to the next "
+            "daemon: "
+            f"{runs}"
+        )
         self.drained.set()
 
     async def _reexecute(self) -> None:
-        """Become the installed program. Return only if that fails; then this daemon continues as before."""
+        """Become the installed program. Return only if that fails; then this daemon continues as
+        before."""
         if self.runtime.machine.draining or self._reexecuting:
             doing = "renewed" if self._reexecuting else "stopped"
             self.log.warning(f"SIGUSR2 is ignored: the daemon is being {doing}")
@@ -392,11 +484,16 @@ class Daemon:
             if (lost := self.lock.lost()) is not None:
                 raise Unfit(f"the next program would find nothing of what this one holds: {lost}")
             await check(self.home.state_dir, self.home.config_files)
-            self.log.info("re-executing", version=__version__, live=len(self.runtime.catalogue.live))
+            self.log.info(
+                "re-executing", version=__version__, live=len(self.runtime.catalogue.live)
+            )
             self._notify(systemd.reloading())
             await execute(self.runtime, self.server, self.lock, self.nofile)
         except Exception as error:  # noqa: BLE001 - whatever it was, it must not leave every tree without a supervisor
-            self.log.error(f"the daemon was not re-executed, and goes on as it is: {error or type(error).__name__}")
+            self.log.error(
+                "the daemon was not re-executed, and goes on as it is: "
+                f"{error or type(error).__name__}"
+            )
             self._notify("READY=1")
         finally:
             self._reexecuting = False

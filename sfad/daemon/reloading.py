@@ -1,4 +1,5 @@
-"""The config of a running daemon: read again and compared, checked against this machine, and kept for the next daemon."""
+"""The config of a running daemon: read again and compared, checked against this machine, and kept
+for the next daemon."""
 
 import os
 from dataclasses import replace
@@ -17,21 +18,28 @@ from ..processes.local_launcher import check_containment as check_cgroups
 from ..protocol.messages import Change, Setting
 from .startup import DaemonHome
 
-# ---- Whether a daemon can use a config on this machine. `serve`, `check-config` and a reload refuse the same.
+# ---- Whether a daemon can use a config on this machine. `serve`, `check-config`
+# and a reload refuse the same.
 
 
 def load_usable(home: DaemonHome) -> Loaded:
-    """Read the config files of a daemon that is to start. Raises `ConfigError`, also for what that daemon could not do."""
+    """Read the config files of a daemon that is to start. Raises `ConfigError`, also for what that
+    daemon could not do."""
     loaded = read(home.config_files)
     check_containment(loaded.config, home)
     return loaded
 
 
 def read(files: tuple[list[Path], bool]) -> Loaded:
-    """Read config files for a daemon that has its containment. Raises `ConfigError`, also for what that daemon could not do."""
+    """Read config files for a daemon that has its containment. Raises `ConfigError`, also for what
+    that daemon could not do."""
     loaded = configuration.load(files[0], required=files[1])
     if loaded.config.access.users == "all" and loaded.config.containment.mode == "tags":
-        raise _refused(loaded, "access.users", 'access.users = "all" needs containment by cgroup, and containment.mode is "tags"')
+        raise _refused(
+            loaded,
+            "access.users",
+            'access.users = "all" needs containment by cgroup, and containment.mode is "tags"',
+        )
     try:
         check_owner(loaded.config.access.users)
     except PathError as error:
@@ -42,19 +50,28 @@ def read(files: tuple[list[Path], bool]) -> Loaded:
 
 
 def check_containment(config: Configuration, home: DaemonHome) -> None:
-    """Raise `ConfigError` if the config needs cgroups and this process cannot contain runs in them."""
+    """Raise `ConfigError` if the config needs cgroups and this process cannot contain runs in
+    them."""
     needs = config.containment.mode == "cgroup" or config.access.users == "all"
     try:
-        check_cgroups(home.instance, "cgroup" if needs else "auto", config.containment.cgroup_parent)
+        check_cgroups(
+            home.instance, "cgroup" if needs else "auto", config.containment.cgroup_parent
+        )
     except CgroupImpossible as error:
-        key = 'containment.mode = "cgroup"' if config.containment.mode == "cgroup" else 'access.users = "all"'
+        key = (
+            'containment.mode = "cgroup"'
+            if config.containment.mode == "cgroup"
+            else 'access.users = "all"'
+        )
         raise ConfigError(f"{key}: runs cannot be contained by cgroup: {error}") from error
 
 
 def _cannot_append(path: Path) -> str | None:
     """Return why a file cannot be opened for appending. Does not make one."""
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+        os.close(
+            os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        )
     except FileNotFoundError as error:
         return None if os.access(path.parent, os.W_OK | os.X_OK) and path.name else error.strerror
     except OSError as error:
@@ -69,8 +86,9 @@ def _refused(loaded: Loaded, key: str, message: str) -> ConfigError:
 
 # ---- The config of a live daemon, kept in the state directory for the next one
 #
-# A daemon that died must be replaced, because its runs are alive, even if a config file has been broken since. A daemon that stops
-# in order removes what it kept: the next start has no runs to supervise, and fails with the error.
+# A daemon that died must be replaced, because its runs are alive, even if a config file has been
+# broken since. A daemon that stops in order removes what it kept: the next start has no runs to
+# supervise, and fails with the error.
 
 
 FILE = "config.kept"
@@ -84,7 +102,8 @@ class _Files(Struct):
 
 
 def load_kept(home: DaemonHome) -> configuration.Loaded:
-    """Read the config files, and if this daemon cannot use them, the config that an earlier daemon kept. Raises `ConfigError`."""
+    """Read the config files, and if this daemon cannot use them, the config that an earlier daemon
+    kept. Raises `ConfigError`."""
     try:
         return load_usable(home)
     except configuration.ConfigError as error:
@@ -114,12 +133,17 @@ def _read(state_dir: Path) -> configuration.Loaded | None:
         return None
     found = msgspec.msgpack.decode(path.read_bytes(), type=_Files)
     strongest = None if found.strongest is None else Path(found.strongest)
-    return configuration.understand([(Path(name), content) for name, content in found.contents], strongest)
+    return configuration.understand(
+        [(Path(name), content) for name, content in found.contents], strongest
+    )
 
 
 def keep(loaded: configuration.Loaded, state_dir: Path) -> None:
     """Keep the config for the next daemon. Raises `OSError`."""
-    contents = [(os.fspath(path), content) for path, content in zip(loaded.files, loaded.contents, strict=True)]
+    contents = [
+        (os.fspath(path), content)
+        for path, content in zip(loaded.files, loaded.contents, strict=True)
+    ]
     strongest = None if loaded.strongest is None else os.fspath(loaded.strongest)
     unfinished = state_dir / _UNFINISHED
     with os.fdopen(create(unfinished), "wb") as file:
@@ -147,17 +171,26 @@ AT_START = ("access.users", "containment.", "fleet.", "log.")
 class ConfigFiles:
     """The config files, and what the daemon has made of them."""
 
-    def __init__(self, files: tuple[list[Path], bool], loaded: configuration.Loaded, log: Log, state_dir: Path) -> None:
+    def __init__(
+        self,
+        files: tuple[list[Path], bool],
+        loaded: configuration.Loaded,
+        log: Log,
+        state_dir: Path,
+    ) -> None:
         self._files = files
         self._log = log
         self._state_dir = state_dir
         self.loaded = loaded
         if loaded.rejected is not None:
-            self._log.error(f"the config of the daemon before this one is in force, because of an error: {loaded.rejected}")
+            self._log.error(
+                "the config of the daemon before this one is in force, because of an error: "
+                f"{loaded.rejected}"
+            )
 
     def read(self) -> tuple[configuration.Loaded, list[Change]]:
-        """Read the files again. Return the config that is in force then, and what is different. Raises `ConfigError`, and the old
-        one stays."""
+        """Read the files again. Return the config that is in force then, and what is different.
+        Raises `ConfigError`, and the old one stays."""
         try:
             self._log.reopen()  # it may have been rotated away
             loaded = read(self._files)
@@ -178,7 +211,10 @@ class ConfigFiles:
         try:
             keep(loaded, self._state_dir)
         except OSError as error:
-            self._log.warning(f"the config cannot be kept for the next daemon in {self._state_dir}: {error.strerror}")
+            self._log.warning(
+                f"the config cannot be kept for the next daemon in {self._state_dir}: "
+                f"{error.strerror}"
+            )
 
     def forget(self) -> None:
         """Do not keep it: this daemon leaves no runs, so the next start may fail."""
@@ -199,8 +235,13 @@ def _changes(old: list[Setting], new: list[Setting]) -> list[Change]:
     before, after = ({setting.key: setting for setting in settings} for settings in (old, new))
     found = []
     for key in dict.fromkeys([*before, *after]):
-        was, now = (None if setting is None else setting.value for setting in (before.get(key), after.get(key)))
+        was, now = (
+            None if setting is None else setting.value
+            for setting in (before.get(key), after.get(key))
+        )
         if was != now:
             source = after[key].source if key in after else REMOVED
-            found.append(Change(key=key, old=was, new=now, source=source, waits=key.startswith(AT_START)))
+            found.append(
+                Change(key=key, old=was, new=now, source=source, waits=key.startswith(AT_START))
+            )
     return found

@@ -25,7 +25,12 @@ from . import daemon, reloading
 from .startup import DaemonHome
 
 
-def serve(socket: str | None = None, state_dir: str | None = None, config: str | None = None, ready_fd: int | None = None) -> None:
+def serve(
+    socket: str | None = None,
+    state_dir: str | None = None,
+    config: str | None = None,
+    ready_fd: int | None = None,
+) -> None:
     unblock_signals(but=daemon.HELD_BACK)
     hide_memory()
     keep_one_heap()
@@ -38,7 +43,10 @@ def serve(socket: str | None = None, state_dir: str | None = None, config: str |
     try:
         handed = taken()
     except ValueError as unreadable:
-        die(f"what the sfad before this one handed over cannot be used: {unreadable}", exits.UNAVAILABLE)
+        die(
+            f"what the sfad before this one handed over cannot be used: {unreadable}",
+            exits.UNAVAILABLE,
+        )
     if handed is None and ready_fd is not None:
         _check_descriptor(ready_fd)
     try:
@@ -60,7 +68,8 @@ def _tell_systemd(text: str) -> None:
 
 def _check_descriptor(ready_fd: int) -> None:
     try:
-        os.set_inheritable(ready_fd, False)  # what the daemon starts before it is ready must not keep the descriptor open
+        # what the daemon starts before it is ready must not keep the descriptor open
+        os.set_inheritable(ready_fd, False)
     except (OSError, OverflowError) as error:
         die(f"--ready-fd {ready_fd}: not an open descriptor: {error}", exits.USAGE)
 
@@ -82,7 +91,8 @@ def home(socket: str | None, state_dir: str | None, config: str | None) -> Daemo
 
 
 def _check_utf8(home: DaemonHome) -> None:
-    """Raise `ValueError` for a path that is not UTF-8. The daemon tells its clients its paths, and messages are UTF-8."""
+    """Raise `ValueError` for a path that is not UTF-8. The daemon tells its clients its paths, and
+    messages are UTF-8."""
     configs = [path for path in home.config_files[0] if os.path.exists(path)]
     for what, path, other in (
         ("socket", home.socket, "--socket or SFAD_SOCKET"),
@@ -93,7 +103,9 @@ def _check_utf8(home: DaemonHome) -> None:
             os.fsencode(path).decode()
         except UnicodeDecodeError:
             shown = os.fsencode(path).decode(errors="backslashreplace")
-            raise ValueError(f"the path of the {what}, {shown}, is not UTF-8; to choose another: {other}") from None
+            raise ValueError(
+                f"the path of the {what}, {shown}, is not UTF-8; to choose another: {other}"
+            ) from None
 
 
 def load(home: DaemonHome) -> configuration.Loaded:

@@ -53,19 +53,29 @@ class DaemonHome:
 
 
 def open_log(setting: configuration.LogConfig, *, replaces: bool) -> Log:
-    """Open the log. Raises `PathError`; a daemon that takes over the runs of another uses stderr instead."""
+    """Open the log. Raises `PathError`; a daemon that takes over the runs of another uses stderr
+    instead."""
     try:
-        return Log(level=setting.level, file=Path(setting.file) if setting.file is not None else None)
+        return Log(
+            level=setting.level, file=Path(setting.file) if setting.file is not None else None
+        )
     except OSError as error:
         if not replaces:
-            raise PathError(f"log.file = {setting.file} cannot be opened: {error.strerror}") from error
+            raise PathError(
+                f"log.file = {setting.file} cannot be opened: {error.strerror}"
+            ) from error
         log = Log(level=setting.level)
-        log.error(f"log.file = {setting.file} cannot be opened: {error.strerror}; going on with stderr")
+        log.error(
+            f"log.file = {setting.file} cannot be opened: {error.strerror}; going on with stderr"
+        )
         return log
 
 
-def inherited_listener(home: DaemonHome, handed: Handover | None, stored: dict[str, int]) -> socket.socket | None:
-    """Return the socket on which systemd listens for this daemon, or the daemon before it did. Raises `PathError`."""
+def inherited_listener(
+    home: DaemonHome, handed: Handover | None, stored: dict[str, int]
+) -> socket.socket | None:
+    """Return the socket on which systemd listens for this daemon, or the daemon before it did.
+    Raises `PathError`."""
     if handed is not None:
         return socket.socket(fileno=handed.listener)
     fd = stored.pop(systemd.SOCKET_UNIT, None)
@@ -74,17 +84,22 @@ def inherited_listener(home: DaemonHome, handed: Handover | None, stored: dict[s
     listener = socket.socket(fileno=fd)
     if listener.getsockname() != str(home.socket):
         raise PathError(
-            f"{systemd.SOCKET_UNIT} listens at {listener.getsockname()}, and the daemon is to serve {home.socket}; set "
+            f"{systemd.SOCKET_UNIT} listens at {listener.getsockname()}, and the daemon is to "
+            f"serve {home.socket}; set "
             "ListenStream= of the one and --socket or SFAD_SOCKET of the other to the same path"
         )
     return listener
 
 
-def take_lock(home: DaemonHome, users: Users, handed: Handover | None, *, listening: bool) -> StateLock:
+def take_lock(
+    home: DaemonHome, users: Users, handed: Handover | None, *, listening: bool
+) -> StateLock:
     """Take the state directory. `listening`: the socket is there already. Raises `PathError`."""
     path, instance = home.state_dir, home.instance
     if handed is not None:
-        return resume_lock(path, instance, directory=handed.directory, file=handed.lock, claim=handed.claim)
+        return resume_lock(
+            path, instance, directory=handed.directory, file=handed.lock, claim=handed.claim
+        )
     lock = take_state_dir(path, instance)
     if not listening:
         #  a daemon that adopts runs and then cannot serve ends them
@@ -96,11 +111,17 @@ def open_state(
     home: DaemonHome, loaded: configuration.Loaded, lock: StateLock, log: Log, stack: ExitStack,
     handed: Handover | None, stored: dict[str, int],
 ) -> tuple[Resources, Adoption, Rows]:  # fmt: skip
-    """Open what is in the state directory, choose the launcher, and adopt what lives. Return what the loop needs, what was found,
-    and the rows that the ledger could not take. `stored`: pidfds that systemd has kept.
+    """Open what is in the state directory, choose the launcher, and adopt what lives. Return what
+    the loop needs, what was found, and the rows that the ledger could not take. `stored`: pidfds
+    that systemd has kept.
 
     Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
-    state_dir, timers, turns, early_events = home.state_dir, Timers(log.internal_error), LoopTurns(), EarlyEvents()
+    state_dir, timers, turns, early_events = (
+        home.state_dir,
+        Timers(log.internal_error),
+        LoopTurns(),
+        EarlyEvents(),
+    )
     damages = Damages(log.error)
     try:
         spool = Spool(state_dir / "spool", timers, turns, log.error, lock.lost, damages)
@@ -136,8 +157,9 @@ def open_state(
     ledger = Ledger(opened, turns, lock.lost)
     stack.callback(lambda: _tell_unwritten(ledger.close(), log))
     resources = Resources(
-        log, timers, turns, spool, ledger, output, launcher, early_events, str(home.socket), str(state_dir), lock.lost,
-        handed.counts if handed is not None else Counts(), damages, everyone,
+        log, timers, turns, spool, ledger, output, launcher, early_events, str(home.socket),
+        str(state_dir), lock.lost, handed.counts if handed is not None else Counts(), damages,
+        everyone,
     )  # fmt: skip
     return resources, adoption, unwritten
 
@@ -146,12 +168,16 @@ def _refuse_moved(here: Path, earlier: EarlierSpool) -> None:
     alive, before = earlier.moved_alive(here), earlier.place
     if alive:
         raise PathError(
-            f"{here.resolve()} was {before} when {counted(len(alive), 'run')} began that are still alive ({', '.join(alive[:8])}), "
-            f"and by that path they are known: move it back, or end them with 'sfad sweep --state-dir {before}'"
+            f"{here.resolve()} was {before} when {counted(len(alive), 'run')} began that are "
+            f"still alive ({', '.join(alive[:8])}), "
+            "and by that path they are known: move it back, or end them with 'sfad sweep "
+            f"--state-dir {before}'"
         )
 
 
-def _open_ledger(state_dir: Path, spool: Spool, output: OutputFiles, log: Log, damages: Damages) -> OpenedLedger:
+def _open_ledger(
+    state_dir: Path, spool: Spool, output: OutputFiles, log: Log, damages: Damages
+) -> OpenedLedger:
     floor, ballast = max(output.highest_number(), spool.numbers.highest_run), DiskReserve(state_dir)
     try:
         ledger = OpenedLedger(state_dir, floor_number=floor)
@@ -164,7 +190,10 @@ def _open_ledger(state_dir: Path, spool: Spool, output: OutputFiles, log: Log, d
     for note in ledger.notes:
         damages(note)
     if ledger.is_new and floor and not ledger.notes:
-        log.warning(f"there was no ledger in {state_dir}, though runs have been there: one was begun, without those that had ended")
+        log.warning(
+            f"there was no ledger in {state_dir}, though runs have been there: one was begun, "
+            "without those that had ended"
+        )
     return ledger
 
 
@@ -174,7 +203,13 @@ def _tell_unwritten(count: int, log: Log) -> None:
         print(f"sfad: {count} records could not be written to the ledger", file=sys.stderr)
 
 
-def _correct_ledger(ledger: OpenedLedger, adoption: Adoption, budgets: configuration.BudgetsConfig, spool: Spool, log: Log) -> Rows:
+def _correct_ledger(
+    ledger: OpenedLedger,
+    adoption: Adoption,
+    budgets: configuration.BudgetsConfig,
+    spool: Spool,
+    log: Log,
+) -> Rows:
     """Bring the ledger in line with what was found. Return the rows that it could not take."""
     unwritten: Rows = []
     try:
@@ -182,13 +217,19 @@ def _correct_ledger(ledger: OpenedLedger, adoption: Adoption, budgets: configura
         ledger.upsert(adoption.rows, adoption.calls)
         crash_point("corrected")
     except sqlite3.Error as error:
-        log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")
+        log.error(
+            f"the ledger cannot be brought in line with what was found: {error}; it will be "
+            "when "
+            "it can be written"
+        )
         unwritten = adoption.rows
     try:
         for note in rebuild(budgets, ledger, spool.charges, sound=spool.earlier.sound):
             log.error(note)
     except sqlite3.Error as error:
-        log.error(f"the ledger was not told what budgets were charged: {error}; the spool's figures count")
+        log.error(
+            f"the ledger was not told what budgets were charged: {error}; the spool's figures count"
+        )
     return unwritten
 
 
@@ -197,16 +238,30 @@ def close_all(descriptors: dict[str, int]) -> None:
         os.close(descriptors.popitem()[1])
 
 
-def sweep_others(home: DaemonHome, cgroup_parent: str | None, log: Log, spare: frozenset[RunId], keep: str | None = None) -> None:
-    """Kill what carries this daemon's name and belongs to no run of `spare`. `keep`: the cgroup where runs are contained."""
+def sweep_others(
+    home: DaemonHome,
+    cgroup_parent: str | None,
+    log: Log,
+    spare: frozenset[RunId],
+    keep: str | None = None,
+) -> None:
+    """Kill what carries this daemon's name and belongs to no run of `spare`. `keep`: the cgroup
+    where runs are contained."""
     try:
         crash_point("sweep")
         report = sweep(home.instance, cgroup_parent, spare, keep)
     except Exception as error:  # noqa: BLE001 - a daemon that starts serves what it has, and one that dies says why it does
         log.error(
-            f"what a dead daemon may have left could not be looked for: {error}; run 'sfad sweep' later",
+            (
+                f"what a dead daemon may have left could not be looked for: {error}; run 'sfad "
+                "sweep' "
+                "later"
+            ),
             traceback=traceback.format_exc(),
         )
         return
     if report.pids:
-        log.warning("killed processes that a dead daemon left, which belong to no known run", pids=report.pids)
+        log.warning(
+            "killed processes that a dead daemon left, which belong to no known run",
+            pids=report.pids,
+        )

@@ -1,4 +1,5 @@
-"""What an earlier daemon left: its runs, where their processes are now, and the rows of the ledger that are out of date.
+"""What an earlier daemon left: its runs, where their processes are now, and the rows of the ledger
+that are out of date.
 
 spool ────▶ snapshots of live runs ┐
 ledger ───▶ rows without an end    ┼─▶ `Adoption`: live runs, rows to correct, the core's first event
@@ -35,7 +36,8 @@ from .spool import Spool
 
 # ---- Pidfds of main processes, kept by systemd while no daemon is there
 #
-# They tell the next daemon how a process ended in the meantime, where the kernel does (PIDFD_GET_INFO, Linux 6.15).
+# They tell the next daemon how a process ended in the meantime, where the kernel does
+# (PIDFD_GET_INFO, Linux 6.15).
 
 
 def name_of_main(run: Run) -> str:
@@ -50,7 +52,8 @@ class StoredPidfds:
         self._store = FdStore()
 
     def keep(self, run: Run, pid: int) -> None:
-        """Have it kept from the launch on. Where that fails, the next daemon will not learn how the process ended."""
+        """Have it kept from the launch on. Where that fails, the next daemon will not learn how the
+        process ended."""
         if self._store.there:
             with suppress(OSError):
                 pidfd = os.pidfd_open(pid)
@@ -61,7 +64,8 @@ class StoredPidfds:
         self._store.forget(name_of_main(run))
 
     def forget_others(self, names: Iterable[str], runs: Iterable[Run]) -> None:
-        """Of what an earlier daemon had kept under `names`, forget all but the main processes of these runs."""
+        """Of what an earlier daemon had kept under `names`, forget all but the main processes of
+        these runs."""
         for name in set(names) - {name_of_main(run) for run in runs}:
             self._store.forget(name)
 
@@ -89,7 +93,8 @@ class AdoptedRun:
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """What was found. `rows` go into the ledger before anything else, and `event` is the core's first."""
+    """What was found. `rows` go into the ledger before anything else, and `event` is the core's
+    first."""
 
     event: e.RunsAdopted
     runs: list[AdoptedRun]
@@ -110,7 +115,8 @@ class Adoption:
         forgotten = sum(1 for info, _ in self.rows if info.status.terminal)
         ended = len(self.event.runs) - live - queued - retrying
         return (
-            f"{counted(live, 'run')} alive and supervised again, {queued} queued, {retrying} between two attempts, {ended} ended "
+            f"{counted(live, 'run')} alive and supervised again, {queued} queued, {retrying} "
+            f"between two attempts, {ended} ended "
             f"meanwhile, {forgotten} of which only the end could be recorded"
         )
 
@@ -122,8 +128,8 @@ class Adoption:
 
 @dataclass
 class EarlierRuns:
-    """Finds what is left of an earlier daemon's runs, and has the launcher adopt it. `stored` are pidfds of main processes that
-    systemd has kept, by `name_of_main`."""
+    """Finds what is left of an earlier daemon's runs, and has the launcher adopt it. `stored` are
+    pidfds of main processes that systemd has kept, by `name_of_main`."""
 
     spool: Spool
     ledger: OpenedLedger
@@ -153,7 +159,10 @@ class EarlierRuns:
         never: list[RunId] = []
         over = list(broken)
         notes = [
-            f"run {run}: its snapshot in the spool cannot be read, so it is ended: {error}; {self.spool.earlier.set_aside(run)}"
+            (
+                f"run {run}: its snapshot in the spool cannot be read, so it is ended: {error}; "
+                f"{self.spool.earlier.set_aside(run)}"
+            )
             for run, error in broken.items()
         ]
         for saved in sorted(snapshots.values(), key=lambda each: each.origin.birth.number):
@@ -182,7 +191,8 @@ class EarlierRuns:
         return Adoption(event, self.adopted, rows, calls, notes, never, over)
 
     def _ends_awaited(self, remembered: list[Remembered]) -> dict[RunId, Status]:
-        """Return how the runs have ended that one of these waits for, as far as it is known. A row is newer than a snapshot."""
+        """Return how the runs have ended that one of these waits for, as far as it is known. A row
+        is newer than a snapshot."""
         found: dict[RunId, Status] = {}
         for awaited in {after.run for one in remembered for after in one.run.awaits}:
             row, saved = self.ledger.records.get(awaited), self.runs.get(awaited)
@@ -206,7 +216,11 @@ class EarlierRuns:
         run = Run(birth, state, self.runs.get(birth.parent) if birth.parent is not None else None)
         self.runs[run.id] = run
         spawn = self.spool.spawns.read(run.id) or origin.spawn
-        handed = self.handed.runs.get(run.id, NOTHING_HANDED) if self.handed is not None else NOTHING_HANDED
+        handed = (
+            self.handed.runs.get(run.id, NOTHING_HANDED)
+            if self.handed is not None
+            else NOTHING_HANDED
+        )
         return Live(
             run,
             spawn,
@@ -233,10 +247,15 @@ class EarlierRuns:
         return run.attempt == 0 and run.status is not Status.QUEUED and run.id not in self._open
 
     def _over(self, run: Run) -> bool:
-        """Whether the snapshot is older than the row, as after a power cut or where an old copy was put back. By its row the run
-        has ended, or has begun another attempt, which must not begin twice."""
+        """Whether the snapshot is older than the row, as after a power cut or where an old copy was
+        put back. By its row the run has ended, or has begun another attempt, which must not begin
+        twice."""
         row = self._open.get(run.id) or self.ledger.records.get(run.id)
-        return row is not None and not is_damaged(row) and (row.status.terminal or row.attempts > run.attempt)
+        return (
+            row is not None
+            and not is_damaged(row)
+            and (row.status.terminal or row.attempts > run.attempt)
+        )
 
     def _adopt(self, live: Live, saved: RunSnapshot) -> Remembered:
         run = live.run
@@ -247,10 +266,13 @@ class EarlierRuns:
         self.adopted.append(AdoptedRun(live, saved.meter, exited))
         crash_point("adopted")
         begun = self._may_have_begun(live)
-        return Remembered(run, empty=found.empty, starting=found.starting, startable=_startable(live), begun=begun)
+        return Remembered(
+            run, empty=found.empty, starting=found.starting, startable=_startable(live), begun=begun
+        )
 
     def _may_have_begun(self, live: Live) -> bool:
-        """A main process is saved before it executes anything. That is not synced, so it tells nothing after a reboot."""
+        """A main process is saved before it executes anything. That is not synced, so it tells
+        nothing after a reboot."""
         saved = live.main is not None and live.main.attempt == live.run.attempt
         complete = self.spool.earlier.sound and self._same_boot
         return saved or not complete
@@ -259,30 +281,48 @@ class EarlierRuns:
         run = live.run
         if not run.attempt or run.remote is not None or not self._same_boot:
             return Adopted(None, empty=True)
-        handed = self.handed.runs.get(run.id, NOTHING_HANDED) if self.handed is not None else NOTHING_HANDED
-        return self.launcher.adopt(run.id, run.parent.id if run.parent is not None else None, handed.record or _record_of(live))
+        handed = (
+            self.handed.runs.get(run.id, NOTHING_HANDED)
+            if self.handed is not None
+            else NOTHING_HANDED
+        )
+        return self.launcher.adopt(
+            run.id,
+            run.parent.id if run.parent is not None else None,
+            handed.record or _record_of(live),
+        )
 
     def _exited(self, run: Run, found: Adopted) -> e.MainExited | None:
-        """How a main process ended that is gone, if systemd kept its pidfd and the kernel tells by that."""
+        """How a main process ended that is gone, if systemd kept its pidfd and the kernel tells by
+        that."""
         pidfd = self.stored.get(name_of_main(run))
         status = exit_status(pidfd) if run.pid and found.pid is None and pidfd is not None else None
         if status is None:
             return None
         code = os.waitstatus_to_exitcode(status)
-        return e.MainExited(self.now, run.id, code if code >= 0 else None, -code if code < 0 else None, found.empty)
+        return e.MainExited(
+            self.now, run.id, code if code >= 0 else None, -code if code < 0 else None, found.empty
+        )
 
     def _row(self, live: Live) -> tuple[RunInfo, RunExtra]:
         return info_of(live, self.now), live.extra
 
     def _lost(self, saved: Set[RunId]) -> Iterator[tuple[RunInfo, RunExtra]]:
-        """Runs whose rows have no end and that have no snapshot. The sweep ends what is alive of them."""
+        """Runs whose rows have no end and that have no snapshot. The sweep ends what is alive of
+        them."""
         reason = Reason(
-            kind="daemon", message="the ledger has it as live, but the spool has no snapshot of it; what was left of it was ended"
+            kind="daemon",
+            message=(
+                "the ledger has it as live, but the spool has no snapshot of it; what was left of "
+                "it was ended"
+            ),
         )
         now = wall_clock()
         for run, info in self._open.items():
             if run not in saved:
-                ended = msgspec.structs.replace(info, status=Status.LOST, reason=reason, ended_at=now, pid=None, deadline=None)
+                ended = msgspec.structs.replace(
+                    info, status=Status.LOST, reason=reason, ended_at=now, pid=None, deadline=None
+                )
                 yield ended, self.ledger.records.details(run) or RunExtra()
 
 
@@ -298,7 +338,9 @@ def _record_of(live: Live) -> LaunchRecord:
     if run.latest.exit is not None or main is None or main.attempt != run.attempt:
         return LaunchRecord(live.nonce, bounds_of(run))
     executed, isolated = run.status is not Status.STARTING, live.spawn.isolation is not None
-    return LaunchRecord(live.nonce, bounds_of(run), main.pid, main.started, executed=executed, isolated=isolated)
+    return LaunchRecord(
+        live.nonce, bounds_of(run), main.pid, main.started, executed=executed, isolated=isolated
+    )
 
 
 def _with_descendants(remembered: list[Remembered]) -> list[Remembered]:

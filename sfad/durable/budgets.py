@@ -20,7 +20,8 @@ from .snapshots import RetryingStore
 LOOK_AGAIN_SOON = 10.0
 """Seconds until the next look, if the ledger could not be read."""
 LOOK_AGAIN = 600.0
-"""Seconds at most between two looks at the calendar. Setting the clock must not keep a budget from being renewed."""
+"""Seconds at most between two looks at the calendar. Setting the clock must not keep a budget from
+being renewed."""
 
 
 class Charged(Struct, frozen=True, array_like=True):
@@ -48,7 +49,8 @@ class SavedCharges:
         return charged if charged is not None and charged.begins == begins else Charged(begins, 0.0)
 
     def write(self) -> bool:
-        """Write what was to be saved with snapshots, because there are none. Return whether it is on disk."""
+        """Write what was to be saved with snapshots, because there are none. Return whether it is
+        on disk."""
         self._store.write_soon({})
         return not self._store.failing
 
@@ -67,8 +69,8 @@ class SavedCharges:
 
 @dataclass(slots=True)
 class BudgetBooks:
-    """Tells the core the state of each budget, now and whenever a period begins. Periods are calendar days, weeks (from Monday)
-    and months in the daemon's time zone."""
+    """Tells the core the state of each budget, now and whenever a period begins. Periods are
+    calendar days, weeks (from Monday) and months in the daemon's time zone."""
 
     known: Budgets
     ledger: Ledger
@@ -93,7 +95,9 @@ class BudgetBooks:
         budget, begins = self.known.find(scope, name), self._periods[scope, name]
         assert budget is not None
         used = to_usd(budget.charged)
-        charged = Charged(begins, used, budget.partial, budget.at_most, budget.allowance, budget.given)
+        charged = Charged(
+            begins, used, budget.partial, budget.at_most, budget.allowance, budget.given
+        )
         self.charges.save(scope, name, charged)
 
     def look(self) -> None:
@@ -102,13 +106,19 @@ class BudgetBooks:
         try:
             self._renew(now)
         except sqlite3.Error as error:
-            self.trouble(f"the charges of budgets cannot be read from the ledger: {error}; they stay as they are")
+            self.trouble(
+                f"the charges of budgets cannot be read from the ledger: {error}; they stay as "
+                "they are"
+            )
             self.timers.arm("budgets", trio.current_time() + LOOK_AGAIN_SOON, self.look)
 
     def _saved(self, budget: Budget, begin: datetime) -> Budget:
-        # the ledger lags behind the spool if it could not be written when a daemon died, or when this one began
+        # the ledger lags behind the spool if it could not be written when a daemon died, or when
+        # this one began
         saved = self.charges.since(begin, budget.scope, budget.name)
-        charged = to_nanos(max(saved.usd, self.ledger.records.charged(budget.scope, budget.name, begin)))
+        charged = to_nanos(
+            max(saved.usd, self.ledger.records.charged(budget.scope, budget.name, begin))
+        )
         found = replace(budget, charged=charged, partial=saved.partial, at_most=saved.at_most)
         return replace(found, allowance=saved.allowance, given=dict(saved.given))
 
@@ -143,7 +153,9 @@ class BudgetBooks:
         self.feed(e.BudgetsKnown(trio.current_time(), tuple(budgets)))
         if periods:
             soonest = min((end - now).total_seconds() for _, end in periods.values())
-            self.timers.arm("budgets", trio.current_time() + min(max(soonest, 0.1), LOOK_AGAIN), self.look)
+            self.timers.arm(
+                "budgets", trio.current_time() + min(max(soonest, 0.1), LOOK_AGAIN), self.look
+            )
 
 
 def period(now: datetime, length: str) -> tuple[datetime, datetime]:
@@ -165,31 +177,44 @@ def _midnight(day: date) -> datetime:
     return datetime(day.year, day.month, day.day).astimezone()
 
 
-def rebuild(config: configuration.BudgetsConfig, ledger: OpenedLedger, charges: SavedCharges, *, sound: bool) -> list[str]:
-    """Correct the charges in the ledger, which was written after the spool and may be new. Return lines for the log. `sound`: the
-    spool could be read in full.
+def rebuild(
+    config: configuration.BudgetsConfig, ledger: OpenedLedger, charges: SavedCharges, *, sound: bool
+) -> list[str]:
+    """Correct the charges in the ledger, which was written after the spool and may be new. Return
+    lines for the log. `sound`: the spool could be read in full.
 
-    If both have lost charges, what is left of a budget is not known. It then counts as exhausted until its period ends or the
-    operator raises it. Call this before the ledger is started. Raises `sqlite3.Error`."""
+    If both have lost charges, what is left of a budget is not known. It then counts as exhausted
+    until its period ends or the operator raises it. Call this before the ledger is started. Raises
+    `sqlite3.Error`."""
     notes: list[str] = []
     for budget in wanted(config):
         begin, _ = period(wall_clock().astimezone(), budget.period)
         recorded = ledger.records.charged(budget.scope, budget.name, begin)
         lost = ledger.is_new and not sound
-        # the higher one counts: the spool is older if its newest part was damaged, the ledger if a copy was restored
-        charged = max(recorded, charges.since(begin, budget.scope, budget.name).usd, to_usd(budget.allowed) if lost else 0.0)
+        # the higher one counts: the spool is older if its newest part was damaged, the ledger if a
+        # copy was restored
+        charged = max(
+            recorded,
+            charges.since(begin, budget.scope, budget.name).usd,
+            to_usd(budget.allowed) if lost else 0.0,
+        )
         if charged != recorded:
             ledger.set_charged(budget.scope, budget.name, begin, charged)
         if lost:
             notes.append(
-                f"what the budget of {budget.scope} {budget.name} was charged since {begin:%Y-%m-%d} is lost with the ledger: it "
-                f"counts as exhausted ({format_usd(to_usd(budget.allowed))} USD); set more in [budgets] to let it go on"
+                f"what the budget of {budget.scope} {budget.name} was charged since "
+                f"{begin:%Y-%m-%d} is lost with the ledger: it "
+                f"counts as exhausted ({format_usd(to_usd(budget.allowed))} USD); set more in "
+                "[budgets] to let it go on"
             )
     return notes
 
 
 def wanted(config: configuration.BudgetsConfig) -> list[Budget]:
-    users = [Budget("user", name, to_nanos(budget.daily_usd), frozenset({name})) for name, budget in config.users.items()]
+    users = [
+        Budget("user", name, to_nanos(budget.daily_usd), frozenset({name}))
+        for name, budget in config.users.items()
+    ]
     teams = [
         Budget("team", name, to_nanos(budget.usd), frozenset(budget.members), period=budget.period)
         for name, budget in config.teams.items()

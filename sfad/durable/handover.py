@@ -1,7 +1,8 @@
-"""What a daemon hands to the program that it becomes on re-execution: descriptors, and the requests that are open.
+"""What a daemon hands to the program that it becomes on re-execution: descriptors, and the requests
+that are open.
 
-The next program finds everything else in the spool, like one that follows a crash. The handover is in a memfd whose number is in
-the environment. Descriptors keep their numbers.
+The next program finds everything else in the spool, like one that follows a crash. The handover is
+in a memfd whose number is in the environment. Descriptors keep their numbers.
 """
 
 import os
@@ -56,7 +57,8 @@ class Clients(Struct, frozen=True):
 class Handover(Struct, frozen=True):
     listener: int
     inode: tuple[int, int] | None
-    """Device and number of the listener's socket in the file system; `None` if it has none there."""
+    """Device and number of the listener's socket in the file system; `None` if it has none
+    there."""
     lock: int
     directory: int
     claim: int
@@ -99,9 +101,11 @@ def to_memfd(handover: Handover) -> int:
 
 
 def taken() -> Handover | None:
-    """Return what was handed to this process; `None` if it was started in the usual way. No child inherits its descriptors.
+    """Return what was handed to this process; `None` if it was started in the usual way. No child
+    inherits its descriptors.
 
-    Raises `ValueError` if another version handed over what this one cannot read. Then nothing of it can be rescued."""
+    Raises `ValueError` if another version handed over what this one cannot read. Then nothing of it
+    can be rescued."""
     number = os.environ.pop(VARIABLE, None)
     if number is None:
         return None
@@ -128,7 +132,9 @@ def _contents(number: str) -> bytes:
             file.seek(0)
             return file.read()
     except (OSError, ValueError) as error:
-        raise ValueError(f"{VARIABLE}: {error}; only sfad itself sets this variable: unset it") from error
+        raise ValueError(
+            f"{VARIABLE}: {error}; only sfad itself sets this variable: unset it"
+        ) from error
 
 
 class _Format(Struct):

@@ -1,4 +1,5 @@
-"""Keeps the state directory within bounds: its jobs, when each is due, and what is told of its failure."""
+"""Keeps the state directory within bounds: its jobs, when each is due, and what is told of its
+failure."""
 
 import sqlite3
 import time
@@ -34,14 +35,16 @@ from ..storage.output import OutputFiles
 from ..storage.output.files import remove, remove_old
 from ..storage.shipped import ShippedFiles
 
-# ---- The jobs that keep the state directory within bounds, for a thread: old output and rows deleted, pages given back,
+# ---- The jobs that keep the state directory within bounds, for a thread: old
+# output and rows deleted, pages given back,
 # backups
 
 
 T = TypeVar("T")
 
 _PAUSE = 0.02
-"""Seconds between two small steps of the ledger's writer: 50 000 runs with their events take about a minute."""
+"""Seconds between two small steps of the ledger's writer: 50 000 runs with their events take about
+a minute."""
 
 _COPY_PAUSE = 0.004
 """Seconds between two steps of a backup, which then copies 40 MB a second."""
@@ -49,8 +52,9 @@ _COPY_PAUSE = 0.004
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceJobs:
-    """`live` returns the runs whose output must stay. `say` is told what was done, a line each, and `damaged` what is wrong with
-    the ledger. Jobs raise `OSError`, `sqlite3.Error`, `LedgerError`, and `CancelledError` if the ledger is closed meanwhile."""
+    """`live` returns the runs whose output must stay. `say` is told what was done, a line each, and
+    `damaged` what is wrong with the ledger. Jobs raise `OSError`, `sqlite3.Error`, `LedgerError`,
+    and `CancelledError` if the ledger is closed meanwhile."""
 
     ledger: Ledger
     output: OutputFiles
@@ -76,7 +80,10 @@ class MaintenanceJobs:
     def _suspect(self, wrong: str) -> None:
         directory = self.ledger.file.directory
         suspect(directory, wrong)
-        text = f"the ledger {directory / LEDGER} is damaged: {wrong}; the next start sets it aside and begins another"
+        text = (
+            f"the ledger {directory / LEDGER} is damaged: {wrong}; the next start sets it aside "
+            "and begins another"
+        )
         trio.from_thread.run_sync(self.damaged, text)
 
     def delete_output(self, age: float | None) -> None:
@@ -85,19 +92,29 @@ class MaintenanceJobs:
         live = trio.from_thread.run_sync(lambda: frozenset(self.live()))
         cutoff = self.now().timestamp() - age
         with closing(Reader(open_reader(self.ledger.file.directory))) as reader:
-            count = remove_old(self.output.directory, cutoff, ends=reader.ends, live=live, between=_pause)
+            count = remove_old(
+                self.output.directory, cutoff, ends=reader.ends, live=live, between=_pause
+            )
         if count:
             self._tell(f"deleted {count} output files of runs that ended long ago")
 
     def delete_shipped(self, age: float | None) -> None:
-        """Delete the files that were sent with runs as their output, and those that no run has named."""
+        """Delete the files that were sent with runs as their output, and those that no run has
+        named."""
         if self.shipped is None:
             return
-        live, named = trio.from_thread.run_sync(lambda: (frozenset(self.live()), frozenset(self.named())))
+        live, named = trio.from_thread.run_sync(
+            lambda: (frozenset(self.live()), frozenset(self.named()))
+        )
         now = self.now().timestamp()
         with closing(Reader(open_reader(self.ledger.file.directory))) as reader:
             count = self.shipped.remove_old(
-                None if age is None else now - age, ends=reader.ends, live=live, named=named, now=now, between=_pause
+                None if age is None else now - age,
+                ends=reader.ends,
+                live=live,
+                named=named,
+                now=now,
+                between=_pause,
             )
         if count:
             self._tell(f"deleted the files that {count} runs had been sent with")
@@ -107,7 +124,11 @@ class MaintenanceJobs:
             return
         deleted = self._pruner().delete(self.now() - timedelta(seconds=age))
         if deleted.runs or deleted.events:
-            self._tell(f"deleted {deleted.runs} runs and {deleted.events} events from the ledger, which are old")
+            self._tell(
+                f"deleted {deleted.runs} runs and {deleted.events} events from the ledger, "
+                "which "
+                "are old"
+            )
 
     def compact(self) -> None:
         pages = self._pruner().compact()
@@ -135,12 +156,16 @@ class MaintenanceJobs:
         self.ledger.file.backed_up(backup)
         self.say(f"backed up the ledger, {backup.size_bytes} bytes")
 
-    def prune(self, wanted: Prune, uid: int | None, forget: Callable[[Collection[RunId]], object]) -> Pruned:
+    def prune(
+        self, wanted: Prune, uid: int | None, forget: Callable[[Collection[RunId]], object]
+    ) -> Pruned:
         pruner, dry = Pruner(self.ledger.file.directory, self._errand, _copy_pause), wanted.dry_run
         cutoff = self.now() - timedelta(seconds=wanted.older_than or 0)
         live = trio.from_thread.run_sync(lambda: frozenset(self.live()))
         trees = [
-            tree for tree in pruner.choose(cutoff, keep=wanted.keep, uid=uid) if live.isdisjoint(run_id(run.number) for run in tree)
+            tree
+            for tree in pruner.choose(cutoff, keep=wanted.keep, uid=uid)
+            if live.isdisjoint(run_id(run.number) for run in tree)
         ]
         runs = [run_id(run.number) for tree in trees for run in tree]
         # output first: a row without output can be pruned again, output without its row would stay
@@ -158,12 +183,18 @@ class MaintenanceJobs:
         )
         if dry:
             return pruned
-        pruner.checkpoint()  # a power failure may lose what is in the log only, and then only the spool has the runs' ends
+        # a power failure may lose what is in the log only, and then only the spool has the runs'
+        # ends
+        pruner.checkpoint()
         trio.from_thread.run_sync(forget, runs)
         before = self.ledger.records.size_bytes
         pruner.compact()
         shrunk = max(0, before - self.ledger.records.size_bytes)
-        self._tell(f"pruned {deleted.runs} runs and {deleted.events} events, and {files} output files of {freed} bytes")
+        self._tell(
+            f"pruned {deleted.runs} runs and {deleted.events} events, and {files} output "
+            "files of "
+            f"{freed} bytes"
+        )
         return replace(pruned, ledger_bytes=shrunk)
 
     def _tell(self, line: str) -> None:
@@ -191,7 +222,8 @@ def _pause(seconds: float = _PAUSE) -> None:
 _copy_pause = partial(_pause, _COPY_PAUSE)
 
 
-# ---- Keeps the state directory within bounds: when each job is due, and what is told of its failure
+# ---- Keeps the state directory within bounds: when each job is due, and what is
+# told of its failure
 
 
 FIRST_ROUND_AFTER = 60.0
@@ -200,8 +232,8 @@ FIRST_ROUND_AFTER = 60.0
 
 @dataclass(slots=True)
 class Maintenance:
-    """Carries out the `[retention]` settings. One job runs after the other, in a thread. `report` is told of each failure once,
-    until it changes or is over."""
+    """Carries out the `[retention]` settings. One job runs after the other, in a thread. `report`
+    is told of each failure once, until it changes or is over."""
 
     jobs: MaintenanceJobs
     settings: RetentionConfig
@@ -217,8 +249,8 @@ class Maintenance:
         self._changed.set()
 
     async def serve(self) -> None:
-        """Check the ledger; do what is due a minute after that and then every `sweep_every`, until cancelled. That waits for a step
-        that has begun, some milliseconds."""
+        """Check the ledger; do what is due a minute after that and then every `sweep_every`, until
+        cancelled. That waits for a step that has begun, some milliseconds."""
         await self._try("check", self.jobs.check)
         await trio.sleep(FIRST_ROUND_AFTER)
         while True:
@@ -239,11 +271,16 @@ class Maintenance:
             await self._try("backup", jobs.back_up)
 
     async def prune(
-        self, wanted: Prune, uid: int | None, forget: Callable[[Collection[RunId]], object], asker: Sequence[Hashable] = ()
+        self,
+        wanted: Prune,
+        uid: int | None,
+        forget: Callable[[Collection[RunId]], object],
+        asker: Sequence[Hashable] = (),
     ) -> Pruned:
-        """Remove trees that have ended, of one user or of all, with their output and events. `forget` is told in the
-        trio thread which runs are gone. `asker`: see `FairLock`. What was removed until an error stays removed. Raises `OSError`,
-        `sqlite3.Error`, `LedgerError`, and `CancelledError` if the ledger is closed in the meantime."""
+        """Remove trees that have ended, of one user or of all, with their output and events.
+        `forget` is told in the trio thread which runs are gone. `asker`: see `FairLock`. What was
+        removed until an error stays removed. Raises `OSError`, `sqlite3.Error`, `LedgerError`, and
+        `CancelledError` if the ledger is closed in the meantime."""
         async with self._deleting.turn(asker):
             return await in_thread(self.jobs.prune, wanted, uid, forget)
 
@@ -268,17 +305,20 @@ class Maintenance:
             self._told.pop(job, None)
 
 
-# ---- Deletes the output of sessions that ended a while ago. Their rows and events stay: they tell what was spent, and what
+# ---- Deletes the output of sessions that ended a while ago. Their rows and events
+# stay: they tell what was spent, and what
 # failed.
 
 
 EARLIER = 2 * 86400.0
-"""Seconds before the start in which an earlier daemon's sessions are looked for. What is older goes with other old output."""
+"""Seconds before the start in which an earlier daemon's sessions are looked for. What is older goes
+with other old output."""
 
 
 @dataclass(slots=True)
 class SessionArchive:
-    """Carries out `archive_ttl_minutes` and `cleanup_interval_seconds`. `report` is told of failures."""
+    """Carries out `archive_ttl_minutes` and `cleanup_interval_seconds`. `report` is told of
+    failures."""
 
     ledger: Path
     """Its directory."""
@@ -298,10 +338,13 @@ class SessionArchive:
         """Find the sessions that ended under an earlier daemon."""
         since = wall_clock().timestamp() - EARLIER - self.settings.archive_ttl_minutes * 60
         try:
-            earlier = await in_thread(_ended_sessions, self.ledger, since)  # no index has them: it reads each run since then
+            # no index has them: it reads each run since then
+            earlier = await in_thread(_ended_sessions, self.ledger, since)
         except (OSError, sqlite3.Error) as error:
             self.report(
-                f"sessions that have ended cannot be read from the ledger: {error}; their output goes with other old output"
+                f"sessions that have ended cannot be read from the ledger: {error}; their "
+                "output "
+                "goes with other old output"
             )
         else:
             self._ended.extendleft(reversed(earlier))
@@ -321,7 +364,9 @@ class SessionArchive:
             due.append(self._ended.popleft()[1])
         if due:
             try:
-                await in_thread(partial(remove, self.output.directory, due, dry=False, between=lambda: None))
+                await in_thread(
+                    partial(remove, self.output.directory, due, dry=False, between=lambda: None)
+                )
             except OSError as error:
                 self.report(f"output of sessions that have ended could not be deleted: {error}")
 

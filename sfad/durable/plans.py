@@ -1,4 +1,5 @@
-"""What is known of subscriptions, for the next daemon: in the spool together with the runs' shares of it, and in the ledger."""
+"""What is known of subscriptions, for the next daemon: in the spool together with the runs' shares
+of it, and in the ledger."""
 
 import sqlite3
 from collections.abc import Callable
@@ -21,7 +22,8 @@ class PlanSpool:
     store: RetryingStore
 
     def save(self, subscription: Subscription) -> None:
-        """Save it together with the next snapshots: a growth of a window is divided among runs, and must not be divided twice."""
+        """Save it together with the next snapshots: a growth of a window is divided among runs, and
+        must not be divided twice."""
         self.store.add_to_next({f"{_KEY}{subscription.key}": msgspec.msgpack.encode(subscription)})
 
     def write(self) -> None:
@@ -30,7 +32,9 @@ class PlanSpool:
 
     def earlier(self) -> list[Subscription]:
         keys = [key for key in self.store.items if key.startswith(_KEY)]
-        return [found for key in keys if (found := self.store.decoded(key, Subscription)) is not None]
+        return [
+            found for key in keys if (found := self.store.decoded(key, Subscription)) is not None
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +45,13 @@ class PlanBooks:
 
     def record(self, subscription: Subscription) -> None:
         known = msgspec.json.encode(subscription).decode()
-        self.ledger.record_plan(subscription.provider, subscription.account, subscription.heard_at, known)
+        self.ledger.record_plan(
+            subscription.provider, subscription.account, subscription.heard_at, known
+        )
 
     def earlier(self) -> list[Subscription]:
-        """Return what earlier daemons knew: of each subscription what is newer, of the spool and the ledger."""
+        """Return what earlier daemons knew: of each subscription what is newer, of the spool and
+        the ledger."""
         found = {each.key: each for each in self._recorded()}
         for each in self.spool.earlier():
             if each.key not in found or each.heard_at >= found[each.key].heard_at:
@@ -55,7 +62,10 @@ class PlanBooks:
         try:
             rows = self.ledger.records.plans()
         except sqlite3.Error as error:
-            self.trouble(f"what is known of subscriptions cannot be read from the ledger: {error}; the spool's copy counts")
+            self.trouble(
+                f"what is known of subscriptions cannot be read from the ledger: {error}; the "
+                "spool's copy counts"
+            )
             return []
         return [known for row in rows if (known := self._decoded(row)) is not None]
 
@@ -63,5 +73,7 @@ class PlanBooks:
         try:
             return msgspec.json.decode(row, type=Subscription)
         except UNDECODABLE as error:
-            self.trouble(f"a row of the ledger's table plans cannot be read, and is left out: {error}")
+            self.trouble(
+                f"a row of the ledger's table plans cannot be read, and is left out: {error}"
+            )
             return None

@@ -1,4 +1,5 @@
-"""What is saved in the spool beside snapshots: requests that may start again, ended runs, numbers, hooks, alerts."""
+"""What is saved in the spool beside snapshots: requests that may start again, ended runs, numbers,
+hooks, alerts."""
 
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
@@ -25,8 +26,8 @@ from .snapshots import KEY, METER, NOW, RUN, Changes, RetryingStore, RunSnapshot
 
 
 class SavedContinuedWith:
-    """A file for each run, for its user's secrets may be in there. `trouble` is told of one that cannot be deleted or read. Raises
-    `OSError` if `directory` cannot be used."""
+    """A file for each run, for its user's secrets may be in there. `trouble` is told of one that
+    cannot be deleted or read. Raises `OSError` if `directory` cannot be used."""
 
     def __init__(self, directory: Path, trouble: Callable[[str], None]) -> None:
         self._files = RunFiles(directory)
@@ -41,7 +42,10 @@ class SavedContinuedWith:
             saved = self._files.read(run)
             return msgspec.msgpack.decode(saved, type=ContinuedWith) if saved is not None else None
         except (OSError, *UNDECODABLE) as error:
-            self._trouble(f"run {run} cannot be continued: its environment in the spool cannot be read: {error}")
+            self._trouble(
+                f"run {run} cannot be continued: its environment in the spool cannot be read: "
+                f"{error}"
+            )
             return None
 
     def forget(self, run: RunId) -> None:
@@ -63,16 +67,19 @@ class SavedContinuedWith:
 
 
 class SavedSpawns:
-    """`trouble` is told of a request that cannot be deleted, and `damaged` of one that cannot be read. Raises `OSError` if
-    `directory` cannot be used."""
+    """`trouble` is told of a request that cannot be deleted, and `damaged` of one that cannot be
+    read. Raises `OSError` if `directory` cannot be used."""
 
-    def __init__(self, directory: Path, trouble: Callable[[str], None], damaged: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: Path, trouble: Callable[[str], None], damaged: Callable[[str], None]
+    ) -> None:
         self._files = RunFiles(directory)
         self._trouble = trouble
         self._damaged = damaged
 
     def save(self, live: Live) -> None:
-        """Save the request of a run that was admitted, if it does not start at once and for the only time. Raises `OSError`."""
+        """Save the request of a run that was admitted, if it does not start at once and for the
+        only time. Raises `OSError`."""
         run = live.run
         if run.status is Status.QUEUED or run.asked.attempts > 1 or run.remote is not None:
             self._files.save(run.id, encode(live.spawn))
@@ -82,7 +89,9 @@ class SavedSpawns:
         """Save again what another process has removed. Raises `OSError`."""
         for live in runs:
             run = live.run
-            if (not run.attempt or run.attempt < run.asked.attempts) and not self._files.has(run.id):
+            if (not run.attempt or run.attempt < run.asked.attempts) and not self._files.has(
+                run.id
+            ):
                 self._files.save(run.id, encode(live.spawn))
 
     def read(self, run: RunId) -> Spawn | None:
@@ -92,11 +101,16 @@ class SavedSpawns:
             return msgspec.msgpack.decode(saved, type=Spawn) if saved is not None else None
         except (OSError, *UNDECODABLE) as error:
             kept = self._files.keep_damaged(run)
-            self._damaged(f"run {run}: its request in the spool cannot be read, so it cannot start again: {error}; {kept}")
+            self._damaged(
+                f"run {run}: its request in the spool cannot be read, so it cannot start "
+                "again: "
+                f"{error}; {kept}"
+            )
             return None
 
     def launched(self, run: Run) -> None:
-        """An attempt was launched. If it is the last one, its environment is not needed any more."""
+        """An attempt was launched. If it is the last one, its environment is not needed any
+        more."""
         if run.asked.attempts <= 1 or run.attempt >= run.asked.attempts:
             self.forget(run.id)
 
@@ -108,7 +122,8 @@ class SavedSpawns:
             self._trouble(f"run {run}: its environment is still in the spool: {error}")
 
     def forget_others(self, live: Container[RunId]) -> None:
-        """Delete requests whose runs are not live: a daemon was killed before it had saved those."""
+        """Delete requests whose runs are not live: a daemon was killed before it had saved
+        those."""
         with suppress(OSError):
             for run in self._files.runs():
                 if run not in live:
@@ -122,7 +137,8 @@ KEYS_KEPT = 1000
 """Ended runs whose requests are known still."""
 
 SNAPSHOTS_KEPT = 4096
-"""Ended runs that are kept until the ledger is checkpointed, which is every 500 rows, or 8 000 under load: 1 KiB a run."""
+"""Ended runs that are kept until the ledger is checkpointed, which is every 500 rows, or 8 000
+under load: 1 KiB a run."""
 
 
 class EndedRuns:
@@ -134,17 +150,20 @@ class EndedRuns:
         self._recorded: dict[RunId, None] = {}
         """Runs whose ends may be in the ledger's log only, in the order of their ends."""
         known = (key.removeprefix(KEY) for key in store.items if key.startswith(KEY))
-        self._known = dict.fromkeys(sorted((run for run in known if f"{RUN}{run}" not in store.items), key=run_number))
+        self._known = dict.fromkeys(
+            sorted((run for run in known if f"{RUN}{run}" not in store.items), key=run_number)
+        )
         """Runs whose requests are known, the oldest first."""
 
     def recorded(self, runs: Iterable[RunId]) -> None:
-        """The ledger has these ends, but maybe in its log only, of which SQLite skips a damaged part without an error. Their
-        snapshots stay until that is checkpointed."""
+        """The ledger has these ends, but maybe in its log only, of which SQLite skips a damaged
+        part without an error. Their snapshots stay until that is checkpointed."""
         for run in runs:
             self._spawns.forget(run)
             self._recorded[run] = None
         surplus = len(self._recorded) - SNAPSHOTS_KEPT
-        if surplus > 0:  # another process keeps reading the ledger, so that it cannot be checkpointed
+        # another process keeps reading the ledger, so that it cannot be checkpointed
+        if surplus > 0:
             self._delete_oldest(surplus)
 
     def checkpointed(self) -> None:
@@ -152,17 +171,21 @@ class EndedRuns:
         self._delete_oldest(len(self._recorded))
 
     def forget(self, runs: Iterable[RunId]) -> None:
-        """Forget runs that no client heard of. A request with the key of one is to get another run."""
+        """Forget runs that no client heard of. A request with the key of one is to get another
+        run."""
         changes: Changes = {}
         for run in runs:
             self._spawns.forget(run)
             self._recorded.pop(run, None)
             self._known.pop(run, None)
-            changes |= self._snapshot(run) | ({f"{KEY}{run}": None} if f"{KEY}{run}" in self._store.items else {})
+            changes |= self._snapshot(run) | (
+                {f"{KEY}{run}": None} if f"{KEY}{run}" in self._store.items else {}
+            )
         self._store.write_soon(changes)
 
     def pruned(self, runs: Iterable[RunId]) -> None:
-        """Forget runs that were deleted from the ledger. Else the next daemon would write their ends there again."""
+        """Forget runs that were deleted from the ledger. Else the next daemon would write their
+        ends there again."""
         self.forget(run for run in runs if f"{RUN}{run}" in self._store.items)
 
     def _delete_oldest(self, count: int) -> None:
@@ -179,7 +202,9 @@ class EndedRuns:
 
     def _snapshot(self, run: RunId) -> Changes:
         keys = (f"{RUN}{run}", f"{NOW}{run}", f"{METER}{run}")
-        return {key: None for key in keys if key in self._store.items or key in self._store.unwritten}
+        return {
+            key: None for key in keys if key in self._store.items or key in self._store.unwritten
+        }
 
 
 # ---- What an earlier daemon has saved in the spool
@@ -194,13 +219,19 @@ class EarlierSpool:
         self._values = values
         self._items = store.items
         self.sound = store.sound
-        """Whether everything that was saved can be read. Otherwise something may be lost, such as what a budget was charged."""
+        """Whether everything that was saved can be read. Otherwise something may be lost, such as
+        what a budget was charged."""
         self.found = store.found
         self.same_boot = self._items.get(BOOT) == this_boot()
         """Whether it was written since the machine was booted."""
         place = self._items.get(PLACE)
-        self.place = place.decode(errors="surrogateescape") if place is not None and place.startswith(b"/") else None
-        """The state directory that it was written for. Processes of its runs are known by that path."""
+        self.place = (
+            place.decode(errors="surrogateescape")
+            if place is not None and place.startswith(b"/")
+            else None
+        )
+        """The state directory that it was written for. Processes of its runs are known by that
+        path."""
 
     def moved_alive(self, here: Path) -> list[RunId]:
         """Return runs that are alive and began when the state directory had another path."""
@@ -217,14 +248,20 @@ class EarlierSpool:
                 continue
             run = key.removeprefix(RUN)
             try:
-                found[run] = RunSnapshot.decoded(origin, self._items[f"{NOW}{run}"], self._items.get(f"{METER}{run}"))
+                found[run] = RunSnapshot.decoded(
+                    origin, self._items[f"{NOW}{run}"], self._items.get(f"{METER}{run}")
+                )
             except UNDECODABLE as error:
                 broken[run] = error
         return found, broken
 
     def set_aside(self, run: RunId) -> str:
         """Set a damaged snapshot aside. Return where it is, as the end of a sentence."""
-        return "; ".join(self._values.set_aside(key) for key in (f"{RUN}{run}", f"{NOW}{run}") if key in self._items)
+        return "; ".join(
+            self._values.set_aside(key)
+            for key in (f"{RUN}{run}", f"{NOW}{run}")
+            if key in self._items
+        )
 
     def keys(self) -> dict[SpawnKey, RunId]:
         """Return the runs that were admitted, by the keys of their requests."""
@@ -238,14 +275,19 @@ class EarlierSpool:
     def _mains(self) -> list[tuple[RunId, SavedMain]]:
         """Return the main processes that were launched since the machine was booted."""
         snapshots = self.snapshots()[0] if self.same_boot else {}
-        return [(run, saved.progress.main) for run, saved in snapshots.items() if saved.progress.main is not None]
+        return [
+            (run, saved.progress.main)
+            for run, saved in snapshots.items()
+            if saved.progress.main is not None
+        ]
 
 
 def this_boot() -> bytes:
     return (current_boot() or "unknown").encode()
 
 
-# ---- The part of an environment that a command needs to find its user's files and desktop, without keys
+# ---- The part of an environment that a command needs to find its user's files and
+# desktop, without keys
 
 
 KEPT = (
@@ -261,7 +303,8 @@ _KEPT = (b"LC_", *(f"{name}=".encode() for name in KEPT))
 
 
 def kept_variables(env: Iterable[bytes]) -> list[bytes]:
-    """Return these variables of an environment. Of two with one name the first counts, as for getenv(3)."""
+    """Return these variables of an environment. Of two with one name the first counts, as for
+    getenv(3)."""
     found: dict[bytes, bytes] = {}
     for item in env:
         if item.startswith(_KEPT) and len(item) <= MAX_SAVED:
@@ -269,7 +312,8 @@ def kept_variables(env: Iterable[bytes]) -> list[bytes]:
     return list(found.values())
 
 
-# ---- Hooks, as they are saved in the spool: how far each has come, and the commands of `--on-end` that were not executed yet
+# ---- Hooks, as they are saved in the spool: how far each has come, and the
+# commands of `--on-end` that were not executed yet
 
 
 DONE, ON_END = "hooks", "onend/"
@@ -298,7 +342,9 @@ class HookSpool:
         return [key.removeprefix(ON_END) for key in self._store.items if key.startswith(ON_END)]
 
     def forget(self, runs: Iterable[RunId]) -> None:
-        self._store.write_soon({key: None for run in runs if (key := f"{ON_END}{run}") in self._store.items})
+        self._store.write_soon(
+            {key: None for run in runs if (key := f"{ON_END}{run}") in self._store.items}
+        )
 
 
 def on_end_changes(live: Live) -> Changes:
@@ -307,12 +353,18 @@ def on_end_changes(live: Live) -> Changes:
     if command is None:
         return {}
     hook = OnEnd(
-        command, live.spawn.cwd, kept_variables(live.spawn.env), live.run.birth.uid, live.credentials, live.spawn.isolation
+        command,
+        live.spawn.cwd,
+        kept_variables(live.spawn.env),
+        live.run.birth.uid,
+        live.credentials,
+        live.spawn.isolation,
     )
     return {f"{ON_END}{live.run.id}": msgspec.msgpack.encode(hook)}
 
 
-# ---- Alerts that are about no single run, as they are saved in the spool. Those about a run are in its snapshot.
+# ---- Alerts that are about no single run, as they are saved in the spool. Those
+# about a run are in its snapshot.
 
 
 ALERTS = "alerts"
@@ -331,10 +383,13 @@ class AlertSpool:
         self._store = store
 
     def save(self, alerts: SavedAlerts, time: datetime, at: float) -> None:
-        self._store.write_soon({ALERTS: msgspec.msgpack.encode(_Saved(this_boot(), time, at, alerts))})
+        self._store.write_soon(
+            {ALERTS: msgspec.msgpack.encode(_Saved(this_boot(), time, at, alerts))}
+        )
 
     def earlier(self, time: datetime, at: float) -> SavedAlerts:
-        """Return what was saved, with times on the core's clock as it is now. What cannot be read is raised again."""
+        """Return what was saved, with times on the core's clock as it is now. What cannot be read
+        is raised again."""
         saved = self._store.decoded(ALERTS, _Saved)
         if saved is None:
             return SavedAlerts()
@@ -344,8 +399,13 @@ class AlertSpool:
 
 
 def _later(alerts: SavedAlerts, shift: float) -> SavedAlerts:
-    windows = {key: tuple((at + shift, amount) for at, amount in parts) for key, parts in alerts.windows.items()}
-    return SavedAlerts(windows, {key: _alert_later(alert, shift) for key, alert in alerts.raised.items()})
+    windows = {
+        key: tuple((at + shift, amount) for at, amount in parts)
+        for key, parts in alerts.windows.items()
+    }
+    return SavedAlerts(
+        windows, {key: _alert_later(alert, shift) for key, alert in alerts.raised.items()}
+    )
 
 
 def _alert_later(alert: RaisedAlert, shift: float) -> RaisedAlert:
@@ -353,11 +413,13 @@ def _alert_later(alert: RaisedAlert, shift: float) -> RaisedAlert:
     return structs.replace(alert, at=alert.at + shift, over_since=over)
 
 
-# ---- Numbers of runs and events that the next daemon must not use, though the ledger may not know of them
+# ---- Numbers of runs and events that the next daemon must not use, though the
+# ledger may not know of them
 
 
 RUNS_SKIPPED = 256
-"""Run numbers that a crash skips at most. A write for each refusal would use up the spare room of a full disk sooner."""
+"""Run numbers that a crash skips at most. A write for each refusal would use up the spare room of a
+full disk sooner."""
 
 _EVENTS = "events"
 _NUMBERS = "numbers"
@@ -370,11 +432,20 @@ class ReservedNumbers:
     @property
     def highest_run(self) -> int:
         """The highest number that a run may have had; 0 for none."""
-        return max([self._skipped, *(number_or_zero(key.removeprefix(RUN)) for key in self._store.items if key.startswith(RUN))])
+        return max(
+            [
+                self._skipped,
+                *(
+                    number_or_zero(key.removeprefix(RUN))
+                    for key in self._store.items
+                    if key.startswith(RUN)
+                ),
+            ]
+        )
 
     def skip_run(self, number: int) -> None:
-        """Have no other run bear this number: a client was told of a run that may never be on record. Some of the next numbers are
-        skipped as well, because the client will ask again."""
+        """Have no other run bear this number: a client was told of a run that may never be on
+        record. Some of the next numbers are skipped as well, because the client will ask again."""
         if number > self._skipped:
             self._store.write_soon({_NUMBERS: str(number + RUNS_SKIPPED).encode()})
 
@@ -387,6 +458,6 @@ class ReservedNumbers:
         return self._store.whole(_EVENTS)
 
     def reserve_events(self, number: int) -> None:
-        """Let events bear numbers up to this one. They are pushed before they are on record, and the next daemon must not give
-        their numbers to other events."""
+        """Let events bear numbers up to this one. They are pushed before they are on record, and
+        the next daemon must not give their numbers to other events."""
         self._store.write_soon({_EVENTS: str(number).encode()})

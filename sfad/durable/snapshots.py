@@ -31,7 +31,8 @@ from ..protocol.types import CallInfo, LimitKind, RunId, Source
 from ..runs.live import Live, SavedMain
 from ..storage.store import Store
 
-# ---- Accounts as they are saved: money in USD, as everywhere outside the core. These are hooks for msgspec.
+# ---- Accounts as they are saved: money in USD, as everywhere outside the core.
+# These are hooks for msgspec.
 
 
 _SUMS = ("reserved_by_agent", "below", "ended", "ended_unsure")
@@ -61,13 +62,19 @@ def from_saved(wanted: type, saved: Any) -> Any:
         raise NotImplementedError(f"{wanted} is not saved")
     try:
         _converted(saved, to_nanos)
-        return Account(**{name: msgspec.convert(saved[name], type_) for name, type_ in _PARTS.items()})
+        return Account(
+            **{name: msgspec.convert(saved[name], type_) for name, type_ in _PARTS.items()}
+        )
     except (AttributeError, KeyError) as error:
         raise ValueError(f"this is no account: {error}") from error
 
 
 def _converted(parts: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
-    for amounts in (*parts["sources"].values(), *parts["reservations"].values(), *(parts[name] for name in _SUMS)):
+    for amounts in (
+        *parts["sources"].values(),
+        *parts["reservations"].values(),
+        *(parts[name] for name in _SUMS),
+    ):
         for kind in _MONEY & amounts.keys():
             amounts[kind] = convert(amounts[kind])
     return parts
@@ -84,8 +91,8 @@ encode = msgspec.msgpack.Encoder(enc_hook=to_saved).encode
 class Origin(Struct, frozen=True, array_like=True):
     birth: Birth
     spawn: Spawn
-    """Without command and environment, which `SavedSpawns` has until the run's last start. Of the environment only what says where
-    the agent keeps its session files."""
+    """Without command and environment, which `SavedSpawns` has until the run's last start. Of the
+    environment only what says where the agent keeps its session files."""
     nonce: str
     created_at: datetime
     program: str | None
@@ -123,11 +130,21 @@ class RunSnapshot:
 
 def origin_of(live: Live) -> bytes:
     """Return what to save once."""
-    bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=live.session_variables, placeholders={})
+    bare = msgspec.structs.replace(
+        live.spawn, argv=[], cwd=b"", env=live.session_variables, placeholders={}
+    )
     program = live.program.name if live.program is not None else None
     return encode(
         Origin(
-            live.run.birth, bare, live.nonce, live.created_at, program, live.caller, live.credentials, live.setups, live.for_recall
+            live.run.birth,
+            bare,
+            live.nonce,
+            live.created_at,
+            program,
+            live.caller,
+            live.credentials,
+            live.setups,
+            live.for_recall,
         )
     )
 
@@ -136,7 +153,16 @@ def progress_of(live: Live) -> bytes:
     """Return what to save after each change."""
     calls = tuple(live.calls) if live.calls is not None else ()
     return encode(
-        Progress(live.run, live.started_at, live.ended_at, live.main, live.attempted_at, live.sessions, calls, live.milestone)
+        Progress(
+            live.run,
+            live.started_at,
+            live.ended_at,
+            live.main,
+            live.attempted_at,
+            live.sessions,
+            calls,
+            live.milestone,
+        )
     )
 
 
@@ -152,11 +178,17 @@ Changes = dict[str, bytes | None]
 
 
 class RetryingStore:
-    """The spool's file of values by key. `trouble` is told of the first failure of several, and of what another process did to the
-    file; `damaged` of each value that cannot be decoded. Such a value is set aside in a file beside the store's."""
+    """The spool's file of values by key. `trouble` is told of the first failure of several, and of
+    what another process did to the file; `damaged` of each value that cannot be decoded. Such a
+    value is set aside in a file beside the store's."""
 
     def __init__(
-        self, store: Store, timers: Timers, turns: LoopTurns, trouble: Callable[[str], None], damaged: Callable[[str], None]
+        self,
+        store: Store,
+        timers: Timers,
+        turns: LoopTurns,
+        trouble: Callable[[str], None],
+        damaged: Callable[[str], None],
     ) -> None:
         self.items = store.items
         self.unwritten: Changes = {}
@@ -191,10 +223,13 @@ class RetryingStore:
             return 0
 
     def _tell_damaged(self, key: str, error: Exception) -> None:
-        self._damaged(f"the record {key} in the spool cannot be read: {error}; {self.set_aside(key)}")
+        self._damaged(
+            f"the record {key} in the spool cannot be read: {error}; {self.set_aside(key)}"
+        )
 
     def set_aside(self, key: str) -> str:
-        """Move a damaged value to a file of its own. Return where it is, as the end of a sentence."""
+        """Move a damaged value to a file of its own. Return where it is, as the end of a
+        sentence."""
         kept = keep_damaged(self._store.path.with_name(key.replace("/", ".")), self.items[key])
         self.write_soon({key: None})
         return kept
@@ -224,11 +259,14 @@ class RetryingStore:
             if not self.failing:
                 self.trouble(f"what happens to runs cannot be saved in the spool for now: {error}")
             self.failing = True
-            self._timers.arm("remember", trio.current_time() + RETRY_EVERY, lambda: self.write_soon({}))
+            self._timers.arm(
+                "remember", trio.current_time() + RETRY_EVERY, lambda: self.write_soon({})
+            )
 
     def put_back(self, restore: Callable[[], None]) -> None:
-        """Write the file again if another process has removed or replaced it. If so, now or at a write, call `restore`, because the
-        spool's other files may be gone as well. Raises `OSError`."""
+        """Write the file again if another process has removed or replaced it. If so, now or at a
+        write, call `restore`, because the spool's other files may be gone as well. Raises
+        `OSError`."""
         if self._closed:
             return
         self._store.stay()

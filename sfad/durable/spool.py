@@ -25,7 +25,8 @@ from .saved import (
 )
 from .snapshots import KEY, METER, NOW, RUN, Changes, RetryingStore, encode, origin_of, progress_of
 
-# ---- The journal: snapshots of live runs, so that a daemon that is killed at any instruction loses none of them
+# ---- The journal: snapshots of live runs, so that a daemon that is killed at any
+# instruction loses none of them
 #
 # A snapshot is saved before what it says is done.
 
@@ -39,13 +40,16 @@ def nowhere(_run: RunId) -> None:
 
 
 class RunJournal:
-    def __init__(self, store: RetryingStore, spawns: SavedSpawns, continued_with: SavedContinuedWith) -> None:
+    def __init__(
+        self, store: RetryingStore, spawns: SavedSpawns, continued_with: SavedContinuedWith
+    ) -> None:
         self._store = store
         self._spawns = spawns
         self._continued_with = continued_with
 
     def admit(self, live: Live, others: Iterable[Live]) -> None:
-        """Save a run that was admitted just now, and others that this has changed. Raises `OSError`, and then it must not be."""
+        """Save a run that was admitted just now, and others that this has changed. Raises
+        `OSError`, and then it must not be."""
         run = live.run.id
         self._spawns.save(live)
         if live.continued_with is not None:
@@ -67,7 +71,9 @@ class RunJournal:
             self._spawns.save(live)
         except OSError as error:
             self._store.trouble(f"what run {live.run.id} is started with cannot be saved: {error}")
-        self._store.write_soon({f"{RUN}{live.run.id}": origin_of(live), f"{NOW}{live.run.id}": progress_of(live)})
+        self._store.write_soon(
+            {f"{RUN}{live.run.id}": origin_of(live), f"{NOW}{live.run.id}": progress_of(live)}
+        )
 
     def save(self, runs: Iterable[Live], position: Position = nowhere) -> None:
         self._store.write_soon(self._changes(runs, position))
@@ -95,16 +101,20 @@ class RunJournal:
             if (where := position(run)) is not None:
                 changes[f"{METER}{run}"] = where
         # after an adoption all runs are saved, and few have changed
-        return {key: value for key, value in changes.items() if items.get(key) != value or key in unwritten}
+        return {
+            key: value
+            for key, value in changes.items()
+            if items.get(key) != value or key in unwritten
+        }
 
 
 # ---- The parts of `spool/`
 
 
 class Spool:
-    """Raises `OSError` and `StoreError` if it cannot be opened. A write that fails later is told to `trouble` and tried again; only
-    what must not begin without it raises. `lost`: see the store. `damaged` (else `trouble`) is told of each part that was set aside
-    because it cannot be read."""
+    """Raises `OSError` and `StoreError` if it cannot be opened. A write that fails later is told to
+    `trouble` and tried again; only what must not begin without it raises. `lost`: see the store.
+    `damaged` (else `trouble`) is told of each part that was set aside because it cannot be read."""
 
     def __init__(
         self,
@@ -137,11 +147,15 @@ class Spool:
         self._store.write_soon({BOOT: this_boot(), PLACE: place.encode(errors="surrogateescape")})
 
     def put_back(self, runs: Iterable[Live]) -> None:
-        """Write the spool again if another process has removed or replaced it. `runs` are all live ones."""
+        """Write the spool again if another process has removed or replaced it. `runs` are all live
+        ones."""
         try:
             self._store.put_back(lambda: self.spawns.put_back(runs))
         except OSError as error:
-            self._trouble(f"the spool was removed or replaced by another process, and cannot be written again: {error}")
+            self._trouble(
+                "the spool was removed or replaced by another process, and cannot be written "
+                f"again: {error}"
+            )
 
     def close(self) -> None:
         """Close it. The next daemon finds there what the ledger could not take."""

@@ -1,6 +1,7 @@
 """The part of a node that knows Ray: a process that makes the node's actor, and the actor.
 
-Nothing else imports Ray. The daemon, and `sfactl`, reach other nodes through sockets that the actor passes on.
+Nothing else imports Ray. The daemon, and `sfactl`, reach other nodes through sockets that the actor
+passes on.
 
 `__main__`  makes this node's actor, and ends
 `actor`     the actor: one connection to its daemon, and calls of the other nodes' actors

@@ -1,6 +1,7 @@
 """Makes this node's actor, and ends. The daemon starts it where no actor is connected.
 
-A driver of Ray takes 80 MiB and 28 threads, and is ended by Ray when the head of the cluster dies; the actor is neither."""
+A driver of Ray takes 80 MiB and 28 threads, and is ended by Ray when the head of the cluster dies;
+the actor is neither."""
 
 import logging
 import os
@@ -24,7 +25,8 @@ def main() -> int:
     given = parser.parse_args()
     if not given.insecure and os.environ.get("RAY_AUTH_MODE") != "token":
         print(
-            "RAY_AUTH_MODE=token is not in the daemon's environment, so any process that reaches the cluster could use this node; "
+            "RAY_AUTH_MODE=token is not in the daemon's environment, so any process that reaches "
+            "the cluster could use this node; "
             "set it on all nodes (docs/fleet.md), or set fleet.insecure = true"
         )
         return 78
@@ -35,7 +37,9 @@ def main() -> int:
         return 69
     logging.disable(logging.CRITICAL)
     try:
-        ray.init(given.address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL)
+        ray.init(
+            given.address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL
+        )
         return make(given)
     except Exception as error:  # noqa: BLE001 - of the many that Ray raises; the daemon logs it and tries again
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
@@ -57,14 +61,18 @@ def make(given: Namespace) -> int:
         ray.kill(before, no_restart=True)
         while _before(name) is not None:
             time.sleep(0.1)
-    labelled = [each for each in ray.nodes() if each["Alive"] and each["Labels"].get(LABEL) == given.node]
+    labelled = [
+        each for each in ray.nodes() if each["Alive"] and each["Labels"].get(LABEL) == given.node
+    ]
     if labelled:
         where: dict[str, Any] = {"label_selector": {LABEL: given.node}}
     else:
         own = ray.get_runtime_context().get_node_id()
         where = {"scheduling_strategy": NodeAffinitySchedulingStrategy(own, soft=False)}
     made = ray.remote(NodeActor)
-    actor = made.options(name=name, lifetime="detached", max_restarts=-1, num_cpus=0, **where).remote(given.node, given.daemon)
+    actor = made.options(
+        name=name, lifetime="detached", max_restarts=-1, num_cpus=0, **where
+    ).remote(given.node, given.daemon)
     ray.get(actor.identity.remote(), timeout=90)
     return 0
 

@@ -12,7 +12,17 @@ from typing import Any
 import ray
 
 from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
-from ..protocol.messages import FLEET_VERSION, Done, FleetPush, FleetTold, Hello, ServeFleet, Welcome, pack_message, unpack_reply
+from ..protocol.messages import (
+    FLEET_VERSION,
+    Done,
+    FleetPush,
+    FleetTold,
+    Hello,
+    ServeFleet,
+    Welcome,
+    pack_message,
+    unpack_reply,
+)
 from ..protocol.requests.base import Reply, Request
 from . import NAMESPACE, actor_name
 from .placing import Places, all_nodes, drain, identity
@@ -55,7 +65,9 @@ class NodeActor:
             self._handles[node] = ray.get_actor(actor_name(node), namespace=NAMESPACE)
         return self._handles[node]
 
-    def _call(self, node: str, messages: list[Message], then: Callable[[list[str] | None], None]) -> None:
+    def _call(
+        self, node: str, messages: list[Message], then: Callable[[list[str] | None], None]
+    ) -> None:
         try:
             future = self._handle(node).deliver.remote(self._node, messages).future()
         except (ValueError, ray.exceptions.RayError):
@@ -109,7 +121,9 @@ class NodeActor:
                 refused = drain(push.node, undo=push.what == "undrain")
                 self._link.send(FleetTold(id=0, number=push.number, refused=refused))
             case "nodes":
-                self._link.send(FleetTold(id=0, number=push.number, nodes=all_nodes(self._identity)))
+                self._link.send(
+                    FleetTold(id=0, number=push.number, nodes=all_nodes(self._identity))
+                )
 
     def _trouble(self, push: FleetPush | None, error: Exception) -> None:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -196,7 +210,9 @@ class Link:
         sock = self._sock
         assert sock is not None
         while True:
-            data, ancillary, _, _ = sock.recvmsg(65536, socket.CMSG_SPACE(4 * 16), socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, _, _ = sock.recvmsg(
+                65536, socket.CMSG_SPACE(4 * 16), socket.MSG_CMSG_CLOEXEC
+            )
             for level, kind, payload in ancillary:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     found = array.array("i")

@@ -1,4 +1,5 @@
-"""What Ray knows of the nodes, and the placement group of each tree: Ray's reservation for it while it lives.
+"""What Ray knows of the nodes, and the placement group of each tree: Ray's reservation for it while
+it lives.
 
 By that Ray's other work and its autoscaler know of the tree.
 """
@@ -35,7 +36,9 @@ def names() -> list[str]:
     """Return the nodes with an actor, alive or not. Raises what Ray raises."""
     found: list[Any] = list_named_actors(all_namespaces=True)
     return sorted(
-        each["name"].removeprefix(_PREFIX) for each in found if each["namespace"] == NAMESPACE and each["name"].startswith(_PREFIX)
+        each["name"].removeprefix(_PREFIX)
+        for each in found
+        if each["namespace"] == NAMESPACE and each["name"].startswith(_PREFIX)
     )
 
 
@@ -72,20 +75,29 @@ def identity(node: str) -> dict[str, Any]:
 
 
 def all_nodes(own: Mapping[str, Any]) -> list[FleetNode]:
-    """Return the nodes with an actor, asked in parallel who they are, and Ray's nodes without one."""
+    """Return the nodes with an actor, asked in parallel who they are, and Ray's nodes without
+    one."""
     asked: dict[str, Any] = {}
     for name in names():
         if name != own["name"]:
             with suppress(ValueError):  # its actor has ended meanwhile
-                # not a handle that was used before: it may be of an actor that another one has replaced
+                # not a handle that was used before: it may be of an actor that another one has
+                # replaced
                 asked[name] = ray.get_actor(actor_name(name), namespace=NAMESPACE).identity.remote()
-    answered, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER) if asked else ([], [])
+    answered, _ = (
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER)
+        if asked
+        else ([], [])
+    )
     said: dict[str, Mapping[str, Any] | None] = {own["name"]: own}
     for name, ref in asked.items():
         said[name] = _got(ref) if ref in answered else None
     ray_nodes: Sequence[Any] = ray.nodes()
     by_id = {each["NodeID"]: each for each in ray_nodes}
-    by_label = {each["Labels"].get(LABEL): each for each in sorted(ray_nodes, key=lambda each: bool(each["Alive"]))}
+    by_label = {
+        each["Labels"].get(LABEL): each
+        for each in sorted(ray_nodes, key=lambda each: bool(each["Alive"]))
+    }
     found, resting = [], drained()
     for name, words in sorted(said.items()):
         machine = by_id.get(words["ray_node"]) if words is not None else by_label.get(name)
@@ -101,10 +113,14 @@ def _got(ref: Any) -> Mapping[str, Any] | None:
     return found
 
 
-def _node(name: str, said: Mapping[str, Any] | None, machine: Mapping[str, Any] | None, *, drained: bool) -> FleetNode:
+def _node(
+    name: str, said: Mapping[str, Any] | None, machine: Mapping[str, Any] | None, *, drained: bool
+) -> FleetNode:
     refused = None
     if said is not None and said["fleet"] != FLEET_VERSION:
-        refused = f"it has version {said['fleet']} of the fleet's messages, this node {FLEET_VERSION}"
+        refused = (
+            f"it has version {said['fleet']} of the fleet's messages, this node {FLEET_VERSION}"
+        )
     return FleetNode(
         name=name,
         alive=bool(machine and machine["Alive"]),
@@ -113,7 +129,9 @@ def _node(name: str, said: Mapping[str, Any] | None, machine: Mapping[str, Any] 
         python=said["python"] if said else "",
         ray=said["ray"] if said else "",
         refused=refused,
-        resources={key: amount for key, amount in machine["Resources"].items() if ":" not in key} if machine else {},
+        resources={key: amount for key, amount in machine["Resources"].items() if ":" not in key}
+        if machine
+        else {},
         labels=dict(machine["Labels"]) if machine else {},
         drained=drained,
         head=bool(machine and "node:__internal_head__" in machine["Resources"]),
@@ -140,8 +158,8 @@ class Places:
         """What was told last of those that wait."""
 
     def place(self, run: RunId, placing: Placing, *, away: str = "") -> None:
-        """Reserve for a run, unless that was done before. `away`: the node that it was lost with. Ray may not have noticed, and
-        has it reserved there still."""
+        """Reserve for a run, unless that was done before. `away`: the node that it was lost with.
+        Ray may not have noticed, and has it reserved there still."""
         name = self._prefix + run
         if away:
             self._remove(name)
@@ -154,20 +172,36 @@ class Places:
                 bundle["GPU"] = placing.gpus
             if placing.memory:
                 bundle["memory"] = float(placing.memory)
-            group = placement_group([bundle], name=name, lifetime="detached", bundle_label_selector=[self._selector(placing, away)])
+            group = placement_group(
+                [bundle],
+                name=name,
+                lifetime="detached",
+                bundle_label_selector=[self._selector(placing, away)],
+            )
         self.waiting[run] = group, placing
         self._since[run] = time.monotonic()
 
     def _selector(self, placing: Placing, away: str) -> dict[str, str]:
-        labels, resting = dict(placing.labels), drained() | ({away} if away and placing.node is None else set())
+        labels, resting = (
+            dict(placing.labels),
+            drained() | ({away} if away and placing.node is None else set()),
+        )
         if placing.node is not None and placing.node in resting:
-            raise ValueError(f"node {placing.node} is drained: it takes no more runs (sfactl fleet drain --undo {placing.node})")
+            raise ValueError(
+                f"node {placing.node} is drained: it takes no more runs (sfactl fleet drain "
+                f"--undo {placing.node})"
+            )
         if placing.node is not None:
             labels[LABEL] = placing.node
-        elif LABEL not in labels and any(LABEL not in each["Labels"] for each in ray.nodes() if each["Alive"]):
-            named = sorted({each["Labels"][LABEL] for each in ray.nodes() if LABEL in each["Labels"]})
+        elif LABEL not in labels and any(
+            LABEL not in each["Labels"] for each in ray.nodes() if each["Alive"]
+        ):
+            named = sorted(
+                {each["Labels"][LABEL] for each in ray.nodes() if LABEL in each["Labels"]}
+            )
             labels[LABEL] = (
-                f"in({','.join(each for each in named if each not in resting)})"  # a machine without a daemon takes none
+                # a machine without a daemon takes none
+                f"in({','.join(each for each in named if each not in resting)})"
             )
         elif resting:
             labels[LABEL] = f"!in({','.join(sorted(resting))})"
@@ -182,7 +216,11 @@ class Places:
 
     def _names(self) -> Iterator[str]:
         table: Mapping[str, Any] = placement_group_table()
-        yield from (each["name"] for each in table.values() if each["name"].startswith(self._prefix) and each["state"] != "REMOVED")
+        yield from (
+            each["name"]
+            for each in table.values()
+            if each["name"].startswith(self._prefix) and each["state"] != "REMOVED"
+        )
 
     def _run_of(self, name: str) -> RunId:
         return name.removeprefix(self._prefix).partition(AGAIN)[0]
@@ -222,14 +260,28 @@ class Places:
             return self._why(run, placing)
         table: Mapping[str, Any] = placement_group_table(group)
         (where,) = table["bundles_to_node_id"].values()
-        labels: Mapping[str, str] = next((each["Labels"] for each in ray.nodes() if each["NodeID"] == where), {})
+        labels: Mapping[str, str] = next(
+            (each["Labels"] for each in ray.nodes() if each["NodeID"] == where), {}
+        )
         if LABEL not in labels:
-            return FleetTold(id=0, run=run, refused=f"Ray has chosen a node without the label {LABEL}, so without a daemon")
+            return FleetTold(
+                id=0,
+                run=run,
+                refused=f"Ray has chosen a node without the label {LABEL}, so without a daemon",
+            )
         return FleetTold(id=0, run=run, node=labels[LABEL])
 
     def _why(self, run: RunId, placing: Placing) -> FleetTold:
-        wanted = {"CPU": placing.cpus or LEAST_CPU, "GPU": placing.gpus, "memory": float(placing.memory)}
-        asked = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items() if amount and (name != "CPU" or placing.cpus))
+        wanted = {
+            "CPU": placing.cpus or LEAST_CPU,
+            "GPU": placing.gpus,
+            "memory": float(placing.memory),
+        }
+        asked = ", ".join(
+            f"{amount:g} {name}"
+            for name, amount in wanted.items()
+            if amount and (name != "CPU" or placing.cpus)
+        )
         where = placing.node or ", ".join(f"{key}={value}" for key, value in placing.labels.items())
         able = [
             each["Labels"].get(LABEL, "?")
@@ -237,9 +289,20 @@ class Places:
             if each["Alive"]
             and (placing.node is None or each["Labels"].get(LABEL) == placing.node)
             and all(each["Labels"].get(key) == value for key, value in placing.labels.items())
-            and all(each["Resources"].get(name, 0) >= amount for name, amount in wanted.items() if amount)
+            and all(
+                each["Resources"].get(name, 0) >= amount
+                for name, amount in wanted.items()
+                if amount
+            )
         ]
         what = f"{asked or 'room'}{f' on {where}' if where else ''}"
         if able:
-            return FleetTold(id=0, run=run, waits=f"{what}: too little is free now on {', '.join(sorted(able))}")
-        return FleetTold(id=0, run=run, waits=f"{what}: no node that is there now could ever take it", infeasible=True)
+            return FleetTold(
+                id=0, run=run, waits=f"{what}: too little is free now on {', '.join(sorted(able))}"
+            )
+        return FleetTold(
+            id=0,
+            run=run,
+            waits=f"{what}: no node that is there now could ever take it",
+            infeasible=True,
+        )

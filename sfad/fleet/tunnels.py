@@ -1,7 +1,8 @@
 """Sockets whose bytes go to the daemon of another node, through its actor and this one.
 
-Each byte that a client writes goes in a call of the other node's actor, and what that node's daemon answers comes back in calls of
-this one. One thread waits for all sockets; calls of one node are made in their order, a few at a time."""
+Each byte that a client writes goes in a call of the other node's actor, and what that node's daemon
+answers comes back in calls of this one. One thread waits for all sockets; calls of one node are
+made in their order, a few at a time."""
 
 import os
 import select
@@ -21,15 +22,17 @@ Message = tuple[str, int, bytes]
 PIECE = 256 * 1024
 """Bytes of one message. Ray passes longer ones through its object store."""
 IN_FLIGHT = 8
-"""Calls of one node that are not answered. A slow node must not make this one keep all that is sent to it."""
+"""Calls of one node that are not answered. A slow node must not make this one keep all that is sent
+to it."""
 
 Call = Callable[[str, list[Message], Callable[[list[str] | None], None]], None]
-"""Calls a node with messages. The last argument is called, in any thread, with the tunnels that it does not know, or `None` if it
-cannot be reached."""
+"""Calls a node with messages. The last argument is called, in any thread, with the tunnels that it
+does not know, or `None` if it cannot be reached."""
 
 
 MAX_UNSENT = 8 << 20
-"""Bytes that may wait for a client, or a daemon, that does not read. Then its tunnel is closed: others must not wait for it."""
+"""Bytes that may wait for a client, or a daemon, that does not read. Then its tunnel is closed:
+others must not wait for it."""
 _READ = select.EPOLLIN | select.EPOLLRDHUP
 
 
@@ -76,7 +79,8 @@ class Tunnels:
             self._poll.close()
             if self._wake >= 0:
                 os.close(self._wake)
-            self._wake = -1  # calls that are under way still return, and its number may soon be another file's
+            # calls that are under way still return, and its number may soon be another file's
+            self._wake = -1
 
     def open(self, node: str, sock: socket.socket) -> None:
         """Pass on what comes through a socket to the daemon of a node, and what that answers."""
@@ -114,7 +118,8 @@ class Tunnels:
     def _opened(self, node: str, name: str, version: bytes) -> None:
         if version != str(FLEET_VERSION).encode():
             message = (
-                f"node {self._node} has version {FLEET_VERSION} of the fleet's messages, and node {node} version "
+                f"node {self._node} has version {FLEET_VERSION} of the fleet's messages, and node "
+                f"{node} version "
                 f"{version.decode()}: install one version of sfad on both"
             )
             error = Error(id=0, code=ErrorCode.UNSUPPORTED_VERSION, message=message)
@@ -122,12 +127,17 @@ class Tunnels:
             self._say(node, (name, CLOSE, b""))
             return
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        sock.setblocking(False)  # where too many wait for the daemon, the others must not wait for this one
+        # where too many wait for the daemon, the others must not wait for this one
+        sock.setblocking(False)
         try:
             sock.connect(self._daemon)
         except OSError as error:
             sock.close()
-            refusal = Error(id=0, code=ErrorCode.UNAVAILABLE, message=f"the daemon of node {self._node}: {error.strerror}")
+            refusal = Error(
+                id=0,
+                code=ErrorCode.UNAVAILABLE,
+                message=f"the daemon of node {self._node}: {error.strerror}",
+            )
             self._say(node, (name, DATA, bytes(pack_message(refusal))))
             self._say(node, (name, CLOSE, b""))
             return
@@ -218,7 +228,11 @@ class Tunnels:
 
     def _send(self) -> None:
         with self._lock:
-            ready = {node: out for node, out in self._out.items() if out and self._in_flight.get(node, 0) < IN_FLIGHT}
+            ready = {
+                node: out
+                for node, out in self._out.items()
+                if out and self._in_flight.get(node, 0) < IN_FLIGHT
+            }
             for node in ready:
                 del self._out[node]
                 self._in_flight[node] = self._in_flight.get(node, 0) + 1
@@ -234,7 +248,11 @@ class Tunnels:
                     self._watch(tunnel)
             if unknown is None:
                 self._out.pop(node, None)
-            lost = [each for each in self._tunnels.values() if each.node == node and (unknown is None or each.name in unknown)]
+            lost = [
+                each
+                for each in self._tunnels.values()
+                if each.node == node and (unknown is None or each.name in unknown)
+            ]
             for tunnel in lost:
                 self._close(tunnel, tell=False)
         self._notify()

@@ -1,4 +1,5 @@
-"""The gateway: a process of its own between the agents and the model's API. It asks the daemon before each call.
+"""The gateway: a process of its own between the agents and the model's API. It asks the daemon
+before each call.
 
 `proxy`           the connections of agents
 `http_connection` one connection: requests in, replies out

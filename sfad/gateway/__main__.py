@@ -1,13 +1,15 @@
-"""`python -m sfad.gateway --daemon SOCKET --journal FILE [--user UID]`, with the listener as descriptor 3. The daemon starts it.
+"""`python -m sfad.gateway --daemon SOCKET --journal FILE [--user UID]`, with the listener as
+descriptor 3. The daemon starts it.
 
-For another user, it opens and imports all that the user may not be able to read, and becomes that user before it accepts a
-connection or asks the daemon anything.
+For another user, it opens and imports all that the user may not be able to read, and becomes that
+user before it accepts a connection or asks the daemon anything.
 """
 
 # ruff: noqa: E402 - it says what holds for the other imports
 import gc
 
-gc.disable()  # until start-up is done and its objects are frozen: collections take a seventh of a start
+# until start-up is done and its objects are frozen: collections take a seventh of a start
+gc.disable()
 
 import argparse
 import encodings.idna  # noqa: F401 - socket.getaddrinfo imports it when it is first called
@@ -53,11 +55,23 @@ async def _serve(daemon: str, journal: Journal, user: int | None) -> None:
     reader = BodyReader(user)
     async with new_client(trust) as client, new_client(trust, proxies=False) as passing:
         # each connection may have one to an upstream
-        most = min(MAX_CONNECTIONS, max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS) // 2))
+        most = min(
+            MAX_CONNECTIONS,
+            max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS) // 2),
+        )
         egress = Egress(most=max(1, most // 2))  # calls need the others
         memory = BodyMemory(several_users=user is None and os.geteuid() == 0)
         shared = Shared(
-            link, client, passing, lambda: link.upstreams, lambda: link.ungated, Estimates(), memory, trust, egress, reader
+            link,
+            client,
+            passing,
+            lambda: link.upstreams,
+            lambda: link.ungated,
+            Estimates(),
+            memory,
+            trust,
+            egress,
+            reader,
         )
         proxy = Proxy(shared, most=most, trouble=_complain)
         if user is not None:
@@ -86,7 +100,8 @@ async def _serve(daemon: str, journal: Journal, user: int | None) -> None:
 
 
 async def _become(user: int, reader: BodyReader, trust: Trust) -> None:
-    """Become a user, with all that this process needs and the user may not be able to read. Raises `OSError`."""
+    """Become a user, with all that this process needs and the user may not be able to read. Raises
+    `OSError`."""
     await reader.start()
     import_decoders()
     if (file := os.environ.get("SSL_CERT_FILE")) is not None:
@@ -94,7 +109,9 @@ async def _become(user: int, reader: BodyReader, trust: Trust) -> None:
     become_user(user)
 
 
-async def _accept(proxy: Proxy, listener: trio.SocketListener, nursery: trio.Nursery, scope: trio.CancelScope) -> None:
+async def _accept(
+    proxy: Proxy, listener: trio.SocketListener, nursery: trio.Nursery, scope: trio.CancelScope
+) -> None:
     with scope:
         await proxy.serve(listener, nursery)
 
@@ -102,12 +119,17 @@ async def _accept(proxy: Proxy, listener: trio.SocketListener, nursery: trio.Nur
 async def _end_alone(link: DaemonLink, proxy: Proxy, scope: trio.CancelScope) -> None:
     while True:
         await trio.sleep(1)
-        if link.alone_since is not None and not proxy.under_way and trio.current_time() - link.alone_since > ALONE_MAX:
+        if (
+            link.alone_since is not None
+            and not proxy.under_way
+            and trio.current_time() - link.alone_since > ALONE_MAX
+        ):
             scope.cancel()
 
 
 async def _end_without(reader: BodyReader, scope: trio.CancelScope) -> None:
-    """End this process when it cannot read bodies any more. The daemon starts another, which can."""
+    """End this process when it cannot read bodies any more. The daemon starts another, which
+    can."""
     await reader.ended()
     _complain("it ends, because the process that forks readers of bodies has ended")
     scope.cancel()

@@ -23,7 +23,8 @@ ANSWER_SECONDS = 10.0
 class BodyReader:
     """Reads the bodies of calls, for the gateway; one after the other if they are not small.
 
-    Of each run and each user, one at most waits for its turn: so many bodies of one delay those of others by one body."""
+    Of each run and each user, one at most waits for its turn: so many bodies of one delay those of
+    others by one body."""
 
     def __init__(self, user: int | None = None) -> None:
         """`user`: whom its processes become; `None`: they stay what this process is."""
@@ -36,7 +37,9 @@ class BodyReader:
         self._turn = trio.Lock()
         self._turns: WeakValueDictionary[str | int | None, trio.Lock] = WeakValueDictionary()
 
-    async def ask(self, run: str, user: int | None, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
+    async def ask(
+        self, run: str, user: int | None, question: BodyQuestion, raw: bytes
+    ) -> tuple[BodyAnswer, bytes]:
         """As `answer_to`."""
         if len(raw) <= SMALL:
             try:
@@ -52,7 +55,9 @@ class BodyReader:
             except trio.TooSlowError:
                 raise ValueError(f"it takes more than {ANSWER_SECONDS:g} s") from None
             except (trio.BrokenResourceError, EOFError, OSError):
-                raise ValueError("the process that reads it has ended, as by lack of memory") from None
+                raise ValueError(
+                    "the process that reads it has ended, as by lack of memory"
+                ) from None
 
     async def _ask(self, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
         reader, self._reader = self._reader or await self._begin(), None
@@ -70,17 +75,26 @@ class BodyReader:
         return told.answer, changed
 
     async def start(self) -> None:
-        """Start the process that forks the others. Without this, the first body does. Raises `OSError`."""
+        """Start the process that forks the others. Without this, the first body does. Raises
+        `OSError`."""
         if self._orders is not None:
             self._orders.close()
         self._orders, theirs = socket.socketpair()
         with theirs, trio.CancelScope(shield=True):
             # the environment may hold keys of the operator's
-            env = {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "LD_LIBRARY_PATH"))}
+            env = {
+                name: value
+                for name, value in os.environ.items()
+                if name.startswith(("PYTHON", "LD_LIBRARY_PATH"))
+            }
             user = ["--user", str(self._user)] if self._user is not None else []
             words = [sys.executable, "-P", "-X", "utf8", "-m", reading.__name__, *user]
             self._forker = await trio.lowlevel.open_process(
-                words, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=env, start_new_session=True
+                words,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env=env,
+                start_new_session=True,
             )
 
     async def ended(self) -> None:
@@ -114,8 +128,11 @@ class BodyReader:
             await self.ended()
 
 
-async def _asked(reader: trio.SocketStream, question: BodyQuestion, raw: bytes) -> tuple[Told, bytes]:
-    """Put a question to the process. Raises `trio.BrokenResourceError` and `EOFError` if it ends."""
+async def _asked(
+    reader: trio.SocketStream, question: BodyQuestion, raw: bytes
+) -> tuple[Told, bytes]:
+    """Put a question to the process. Raises `trio.BrokenResourceError` and `EOFError` if it
+    ends."""
     for part in (ENCODER.encode(question), raw):
         await reader.send_all(size_of(part))
         await reader.send_all(part)

@@ -1,10 +1,12 @@
 """What the calls under way have used so far, in a file that outlives the gateway's process.
 
-A gateway that is killed cannot tell its daemon what has passed, so it notes that of each call as it passes. Each call has a slot,
-which holds the `EndCall` that would be right if nothing more came. The daemon reads the slots before it starts the next gateway.
+A gateway that is killed cannot tell its daemon what has passed, so it notes that of each call as it
+passes. Each call has a slot, which holds the `EndCall` that would be right if nothing more came.
+The daemon reads the slots before it starts the next gateway.
 
-The file is written without fsync: it has to survive the process, not the machine, whose runs end with it. A slot never crosses a
-page, so the kernel writes it as a whole or not at all, even if the process gets SIGKILL meanwhile.
+The file is written without fsync: it has to survive the process, not the machine, whose runs end
+with it. A slot never crosses a page, so the kernel writes it as a whole or not at all, even if the
+process gets SIGKILL meanwhile.
 """
 
 import os
@@ -23,7 +25,8 @@ _LENGTH = len(_EMPTY)
 
 class Journal:
     def __init__(self, path: str, trouble: Callable[[str], None]) -> None:
-        """Begin with an empty file. `trouble` is told, once, that a call cannot be noted; then it counts as reserved."""
+        """Begin with an empty file. `trouble` is told, once, that a call cannot be noted; then it
+        counts as reserved."""
         self._file = create(Path(path))
         self._trouble: Callable[[str], None] | None = trouble
         self._slots: dict[str, int] = {}
@@ -54,7 +57,8 @@ class Journal:
         except OSError as error:
             if self._trouble is not None:
                 self._trouble(
-                    f"calls under way cannot be noted: {error.strerror}; if the gateway is killed, they count as reserved"
+                    f"calls under way cannot be noted: {error.strerror}; if the gateway is "
+                    "killed, they count as reserved"
                 )
                 self._trouble = None
 

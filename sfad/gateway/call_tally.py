@@ -34,7 +34,8 @@ class BodyMemory:
     """The bodies that are held in memory."""
 
     def __init__(self, *, several_users: bool = False) -> None:
-        """`several_users`: a user may take half of what other users leave, so that no user's runs together take all."""
+        """`several_users`: a user may take half of what other users leave, so that no user's runs
+        together take all."""
         self._several_users = several_users
         self.held = 0
         self.held_by: Counter[str] = Counter()
@@ -79,7 +80,8 @@ class BodySpace:
         own = self._memory.held_by[self.run] + more
         if own > free:
             raise NoMemoryError(
-                f"the gateway has no memory for this call: run {self.run} would hold {own >> 20} MiB, and {max(0, free) >> 20} "
+                f"the gateway has no memory for this call: run {self.run} would hold {own >> 20} "
+                f"MiB, and {max(0, free) >> 20} "
                 f"of {MAX_BODIES >> 20} MiB would be left for other runs; try again"
             )
         self._memory.count(self, more)
@@ -90,27 +92,30 @@ class BodySpace:
 
 
 MOST_BYTES_A_TOKEN = 16
-"""Of what a model has written. A provider that tells fewer tokens than that, or no input, is not believed. Text and code have
-three to four bytes a token."""
+"""Of what a model has written. A provider that tells fewer tokens than that, or no input, is not
+believed. Text and code have three to four bytes a token."""
 MAX_PIECE = 1 << 20
 """Bytes that one piece of a reply may decode to."""
 
 
 UNCOUNTED = 256 << 10
-"""Bytes that are kept of a reply before they count. Where memory is short, the replies of most calls can be read all the same."""
+"""Bytes that are kept of a reply before they count. Where memory is short, the replies of most
+calls can be read all the same."""
 GIVEN_UP_AFTER = 3.0
-"""Seconds without a byte, after which an agent that hangs up counts as one whose call has failed. Before that, a person or another
-call may have made it needless."""
+"""Seconds without a byte, after which an agent that hangs up counts as one whose call has failed.
+Before that, a person or another call may have made it needless."""
 
 
 HIDDEN_A_SECOND = 200
-"""Tokens of thinking that a model may write before its first word, as fast models do. Many providers show none of them."""
+"""Tokens of thinking that a model may write before its first word, as fast models do. Many
+providers show none of them."""
 UNTHINKING = 2.0
 """Seconds without a word in which a model mostly reads its input."""
 
 
 class _Used(NamedTuple):
-    """What to charge for a call: `None` for what was reserved. `partial` and `sure` as in `EndCall`."""
+    """What to charge for a call: `None` for what was reserved. `partial` and `sure` as in
+    `EndCall`."""
 
     tokens: Tokens | None
     partial: bool = False
@@ -136,7 +141,8 @@ class RequestRecord(Protocol):
     """Whether its reply may tell of a subscription."""
 
     def look_at_plan(self, response: httpx2.Response, body: bytes) -> None:
-        """Tell what the reply says of a subscription. `body`: of a refusal, as far as it was read."""
+        """Tell what the reply says of a subscription. `body`: of a refusal, as far as it was
+        read."""
 
     def piece(self, data: bytes) -> None: ...
 
@@ -188,8 +194,9 @@ class UnaskedTally:
         seconds = time.monotonic() - self._began if refused is None else None
         self._daemon.unasked(
             UnaskedRequest(
-                id=0, number=0, run=self._run, time=self._asked, upstream=self._upstream, path=self._path, refused=refused,
-                status=self._status, first_byte_s=self._first_byte, seconds=seconds, error=self.error,
+                id=0, number=0, run=self._run, time=self._asked, upstream=self._upstream,
+                path=self._path, refused=refused, status=self._status,
+                first_byte_s=self._first_byte, seconds=seconds, error=self.error,
             )
         )  # fmt: skip
 
@@ -210,8 +217,8 @@ class CallTally:
         space: BodySpace,
         plan: Callable[[httpx2.Response, bytes], None] | None = None,
     ) -> None:
-        """`size`: of the call's body, as estimates take it. `host`: where it goes. `space`: for what is kept of the reply. `plan`:
-        takes a reply that may tell of a subscription."""
+        """`size`: of the call's body, as estimates take it. `host`: where it goes. `space`: for
+        what is kept of the reply. `plan`: takes a reply that may tell of a subscription."""
         self._plan = plan
         self.reads_plans = plan is not None
         self._space = space
@@ -251,7 +258,9 @@ class CallTally:
         if self._told_silent:
             self._tell_silence(None)
         kind = response.headers.get("content-type", "")
-        if kind:  # servers that cannot stream answer in one piece, and Gemini streams one JSON array if it is not asked for events
+        # servers that cannot stream answer in one piece, and Gemini streams one JSON array if it is
+        # not asked for events
+        if kind:
             self._reply = self._api.reply(streamed="text/event-stream" in kind.lower())
         try:
             self._coding = Coding(response.headers.get("content-encoding", ""))
@@ -286,10 +295,16 @@ class CallTally:
         if used.partial and self._reply.tokens is None and not self._reply.written:
             used = _AS_RESERVED  # whether the model had begun, and how far it was, is not known
         how = "as reserved" if used.tokens is None else "for what had passed"
-        self._daemon.note(self._ended(used, f"the gateway was killed before it ended; it was charged {how}"))
+        self._daemon.note(
+            self._ended(used, f"the gateway was killed before it ended; it was charged {how}")
+        )
 
     def _stop_reading(self, error: Exception) -> None:
-        self._coding, self._unreadable, self.error = None, True, f"the reply cannot be read: {error}"
+        self._coding, self._unreadable, self.error = (
+            None,
+            True,
+            f"the reply cannot be read: {error}",
+        )
         self._reply.abandon()
 
     def broken(self, error: BaseException) -> None:
@@ -300,7 +315,10 @@ class CallTally:
         if not isinstance(error, ClientGoneError):
             self._failed = isinstance(error, Exception)
         elif self.sent and waited >= GIVEN_UP_AFTER:
-            self._failed, self.error = True, f"given up after {format_elapsed(waited)} without a byte from {self._host}"
+            self._failed, self.error = (
+                True,
+                f"given up after {format_elapsed(waited)} without a byte from {self._host}",
+            )
 
     def silent(self) -> None:
         if self._status is None:
@@ -308,14 +326,24 @@ class CallTally:
             self._tell_silence(time.monotonic() - self._began)
 
     def _tell_silence(self, seconds: float | None) -> None:
-        self._daemon.silent(SilentCall(id=0, run=self._asked.run, reservation=self._reservation, host=self._host, silent_s=seconds))
+        self._daemon.silent(
+            SilentCall(
+                id=0,
+                run=self._asked.run,
+                reservation=self._reservation,
+                host=self._host,
+                silent_s=seconds,
+            )
+        )
 
     def settle(self) -> None:
         if self.whole:
             self._reply.end()
         used = self._used()
         if used.tokens is not None and not used.partial:
-            self._estimates.learn(self._asked.run, self._call, self._size, used.tokens, self._reply.written)
+            self._estimates.learn(
+                self._asked.run, self._call, self._size, used.tokens, self._reply.written
+            )
         self._daemon.ended(self._ended(used, self.error))
 
     def _ended(self, used: _Used, error: str | None) -> EndCall:
@@ -355,14 +383,24 @@ class CallTally:
         estimated = self._estimates.output(self._asked.run, self._call, reply.written)
         most = (self._max_output or self._asked.max_output) * self._asked.choices
         output = max(known.output, min(max(estimated, self._hidden()), most))
-        charged = Tokens(input=known.input, output=output, cached=known.cached, cache_write=known.cache_write)
-        # the words alone do not tell how much the model has thought, but that they have at least so many tokens
-        sure = replace(charged, input=told.input, output=min(output, max(told.output, reply.written // BYTES_A_TOKEN)))
+        charged = Tokens(
+            input=known.input, output=output, cached=known.cached, cache_write=known.cache_write
+        )
+        # the words alone do not tell how much the model has thought, but that they have at least so
+        # many tokens
+        sure = replace(
+            charged,
+            input=told.input,
+            output=min(output, max(told.output, reply.written // BYTES_A_TOKEN)),
+        )
         return _Used(charged, partial=True, sure=sure if sure != charged else None)
 
     def _hidden(self) -> int:
-        """Return how many tokens the model may have thought before its first word, since its reply has begun."""
+        """Return how many tokens the model may have thought before its first word, since its reply
+        has begun."""
         if self._first_byte is None:
             return 0
-        silent = self._first_word if self._first_word is not None else time.monotonic() - self._began
+        silent = (
+            self._first_word if self._first_word is not None else time.monotonic() - self._began
+        )
         return int(max(0.0, silent - UNTHINKING) * HIDDEN_A_SECOND)

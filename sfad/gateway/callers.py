@@ -1,6 +1,8 @@
-"""What the kernel says of TCP connections (sock_diag(7)): who is at the other end of one on loopback, and where others lead.
+"""What the kernel says of TCP connections (sock_diag(7)): who is at the other end of one on
+loopback, and where others lead.
 
-An agent can choose neither its user nor its cgroup. A socket keeps the cgroup in which it was made, wherever its process moves.
+An agent can choose neither its user nor its cgroup. A socket keeps the cgroup in which it was made,
+wherever its process moves.
 """
 
 import errno
@@ -69,12 +71,15 @@ class Kernel:
     """Asks the kernel about connections."""
 
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG)
+        self._socket = socket.socket(
+            socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG
+        )
         self._socket.settimeout(1.0)
         self._asked = 0
 
     def caller(self, connection: Accepted) -> Caller | None:
-        """Return who opened an accepted connection, or `None` if its other end is closed already. Raises `OSError`."""
+        """Return who opened an accepted connection, or `None` if its other end is closed already.
+        Raises `OSError`."""
         try:
             self._ask(connection)
         except OSError as error:
@@ -83,15 +88,19 @@ class Kernel:
             raise
         while True:
             answer = self._socket.recv(8192)
-            if _HEADER.unpack_from(answer)[3] == self._asked:  # and not the answer to a question that took too long
+            # and not the answer to a question that took too long
+            if _HEADER.unpack_from(answer)[3] == self._asked:
                 return _read(answer)
 
     def connections(self, ports: Collection[int]) -> set[Opened]:
-        """Return the established TCP connections to these ports, of all processes in this network namespace. Raises `OSError`."""
+        """Return the established TCP connections to these ports, of all processes in this network
+        namespace. Raises `OSError`."""
         found = set()
         for family, size in ((socket.AF_INET, 4), (socket.AF_INET6, 16)):
             self._send(
-                _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _ESTABLISHED) + bytes(_ID.size + _INTERFACE_COOKIE.size), NLM_F_DUMP
+                _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _ESTABLISHED)
+                + bytes(_ID.size + _INTERFACE_COOKIE.size),
+                NLM_F_DUMP,
             )
             for body in self._dumped():
                 (port,) = _PORT.unpack_from(body, _PORT_AT)
@@ -120,13 +129,23 @@ class Kernel:
         here, there = connection.getsockname(), connection.getpeername()
         body = _REQUEST.pack(connection.family, socket.IPPROTO_TCP, 0, _ANY)
         # from the caller's side: its own address is the source
-        body += _ID.pack(there[1], here[1], _packed(connection.family, there[0]), _packed(connection.family, here[0]))
+        body += _ID.pack(
+            there[1],
+            here[1],
+            _packed(connection.family, there[0]),
+            _packed(connection.family, here[0]),
+        )
         body += _INTERFACE_COOKIE.pack(0, _ANY, _ANY)
         self._send(body)
 
     def _send(self, body: bytes, more: int = 0) -> None:
         self._asked = (self._asked + 1) % _ANY
-        self._socket.send(_HEADER.pack(_HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | more, self._asked, 0) + body)
+        self._socket.send(
+            _HEADER.pack(
+                _HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | more, self._asked, 0
+            )
+            + body
+        )
 
     def close(self) -> None:
         self._socket.close()

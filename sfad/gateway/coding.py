@@ -14,21 +14,31 @@ class Coding:
     """Decodes a body piece by piece, under all of its encodings."""
 
     def __init__(self, encodings: str) -> None:
-        """`encodings`: the header's value. Raises `UnreadableBodyError` for an encoding that is not known."""
-        names = [name for name in (name.strip().lower() for name in encodings.split(",")) if name not in {"", "identity"}]
+        """`encodings`: the header's value. Raises `UnreadableBodyError` for an encoding that is not
+        known."""
+        names = [
+            name
+            for name in (name.strip().lower() for name in encodings.split(","))
+            if name not in {"", "identity"}
+        ]
         if len(names) > _MAX_ENCODINGS:
-            raise UnreadableBodyError(f"it has {len(names)} content encodings; the most is {_MAX_ENCODINGS}")
+            raise UnreadableBodyError(
+                f"it has {len(names)} content encodings; the most is {_MAX_ENCODINGS}"
+            )
         for name in names:
             if name not in _KNOWN:
                 known = ", ".join(sorted(_KNOWN))
-                raise UnreadableBodyError(f"its content encoding '{name[:40]}' is not one of {known}")
+                raise UnreadableBodyError(
+                    f"its content encoding '{name[:40]}' is not one of {known}"
+                )
         self._names = names[::-1]
         self._decoders: list[_Decode] = []
         self.window = 0
         """Bytes of memory that the decoders may take."""
 
     def feed(self, data: bytes, most: int) -> bytes:
-        """Return what a piece holds, at most `most` bytes. Raises `UnreadableBodyError`, also if it is more."""
+        """Return what a piece holds, at most `most` bytes. Raises `UnreadableBodyError`, also if it
+        is more."""
         for number, name in enumerate(self._names):
             if not data:
                 break
@@ -51,7 +61,8 @@ _ZLIB_WINDOW = 64 << 10
 _MAX_MEMBERS = 100
 """In one piece. Each costs a copy of the rest."""
 _Decode = Callable[[bytes, int], bytes]
-"""Returns what a piece holds; where that is more than a number of bytes, a few bytes more than that."""
+"""Returns what a piece holds; where that is more than a number of bytes, a few bytes more than
+that."""
 
 
 _Made = tuple[_Decode, int]
@@ -60,7 +71,9 @@ _Made = tuple[_Decode, int]
 
 def _gzip(_: bytes) -> _Made:
     # members follow one another (RFC 1952, section 2.2), and zeros after the last one are common
-    return _members(lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), zlib.error, padding=True), _ZLIB_WINDOW
+    return _members(
+        lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), zlib.error, padding=True
+    ), _ZLIB_WINDOW
 
 
 def _deflate(head: bytes) -> _Made:
@@ -82,7 +95,8 @@ def _brotli(head: bytes) -> _Made:
     def decode(data: bytes, most: int) -> bytes:
         try:
             out = bytes(state.process(data, output_buffer_limit=most + 1))
-            # the limit is that of one block of output, so what is left is asked for until it is too much
+            # the limit is that of one block of output, so what is left is asked for until it is too
+            # much
             while len(out) <= most and not state.can_accept_more_data():
                 out += state.process(b"", output_buffer_limit=most + 1 - len(out))
         except brotli.error as error:
@@ -114,7 +128,8 @@ def _zstd(head: bytes) -> _Made:
 
 
 def _zstd_window(head: bytes) -> int:
-    """Return the power of two that the window of the first frame takes (RFC 8878, section 3.1.1.1.2)."""
+    """Return the power of two that the window of the first frame takes (RFC 8878, section
+    3.1.1.1.2)."""
     if len(head) < 6 or not head.startswith(b"\x28\xb5\x2f\xfd") or head[4] & 0x20:
         return _ZSTD_WINDOW  # a frame without a window takes its content's size
     exponent, mantissa = head[5] >> 3, head[5] & 7
@@ -129,7 +144,9 @@ class _Decompressor(Protocol):
     def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
 
-def _members(start: Callable[[], _Decompressor], failure: type[Exception], *, padding: bool = False) -> _Decode:
+def _members(
+    start: Callable[[], _Decompressor], failure: type[Exception], *, padding: bool = False
+) -> _Decode:
     """Decode members that follow one another, each with a decompressor of its own."""
     state = start()
 

@@ -11,7 +11,14 @@ import trio
 from ..protocol import messages as m
 from ..protocol.egress import Destination, destination
 from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
-from ..protocol.requests.gateway import AdmitCall, CallDecision, EndCall, SeePlan, SilentCall, UnaskedRequest
+from ..protocol.requests.gateway import (
+    AdmitCall,
+    CallDecision,
+    EndCall,
+    SeePlan,
+    SilentCall,
+    UnaskedRequest,
+)
 from ..protocol.types import Tokens
 from .call_journal import Journal
 from .callers import Caller
@@ -33,7 +40,8 @@ class CallerRun:
 
     run: str
     upstreams: dict[str, Upstream] = field(default_factory=dict)
-    """What the setups of the run's tree say, beside the gateway's upstreams, or instead of those of the same name."""
+    """What the setups of the run's tree say, beside the gateway's upstreams, or instead of those of
+    the same name."""
     certificates: Sequence[str] = ()
     """Files of certificates to trust, beside those of the gateway's environment."""
     egress: tuple[Destination, ...] = ()
@@ -45,14 +53,15 @@ class CallerRun:
 
 
 class Daemon(Protocol):
-    """The daemon. It takes messages of the protocol without an `id`, which is the connection's to give."""
+    """The daemon. It takes messages of the protocol without an `id`, which is the connection's to
+    give."""
 
     async def find_run(self, caller: Caller | None, token: str | None) -> CallerRun:
         """Return the run of a caller. Raises `RefusedError`."""
 
     async def admit(self, asked: AdmitCall) -> CallDecision:
-        """Wait until the call may be made: the answer has a reservation. Raises `RefusedError`. If the caller hangs up, this is
-        cancelled."""
+        """Wait until the call may be made: the answer has a reservation. Raises `RefusedError`. If
+        the caller hangs up, this is cancelled."""
 
     def ended(self, call: EndCall) -> None:
         """Tell what a call has used."""
@@ -73,13 +82,15 @@ class Daemon(Protocol):
         """Tell that a run may not reach a host."""
 
 
-# ---- The gateway's connection to its daemon: requests, their answers, and a new connection when the daemon was restarted
+# ---- The gateway's connection to its daemon: requests, their answers, and a new
+# connection when the daemon was restarted
 
 
 RETRY, RETRY_MAX = 0.02, 1.0
 """Seconds between two tries to connect: doubled each time."""
 ALONE_MAX = 60.0
-"""Seconds without a daemon after which a gateway without calls ends. A daemon that crashed is back within seconds."""
+"""Seconds without a daemon after which a gateway without calls ends. A daemon that crashed is back
+within seconds."""
 
 MOST_PLANS = 64
 """Subscriptions whose windows are told to a daemon that was restarted."""
@@ -100,7 +111,8 @@ class _Open:
 
 
 class DaemonLink:
-    """Implements `Daemon`. Requests that were not answered when a connection was lost are sent again on the next."""
+    """Implements `Daemon`. Requests that were not answered when a connection was lost are sent
+    again on the next."""
 
     def __init__(self, path: str, listener: int, journal: Journal) -> None:
         """`listener`: the descriptor that the daemon keeps for the next gateway."""
@@ -119,7 +131,8 @@ class DaemonLink:
         self._reservations: set[str] = set()
         """Of calls whose end the daemon has not answered yet."""
         self._plans: dict[tuple[str, str, str | None], SeePlan] = {}
-        """What was last seen of each subscription. A daemon that was killed may have heard of it, and not have saved it."""
+        """What was last seen of each subscription. A daemon that was killed may have heard of it,
+        and not have saved it."""
         self._last = 0
         self._to_send, self._sending = trio.open_memory_channel[bytes](float("inf"))
 
@@ -144,11 +157,17 @@ class DaemonLink:
         if caller is None:
             raise RefusedError("the connection was closed before its caller could be found out")
         found_run = await self._ask(
-            m.CallerFound, m.FindCaller(id=self._number(), uid=caller.uid, cgroup=caller.cgroup, token=token)
+            m.CallerFound,
+            m.FindCaller(id=self._number(), uid=caller.uid, cgroup=caller.cgroup, token=token),
         )
         egress = tuple(map(destination, found_run.egress))
         return CallerRun(
-            found_run.run, _upstreams(found_run.upstreams), found_run.certificates, egress, found_run.keyed_only, found_run.token
+            found_run.run,
+            _upstreams(found_run.upstreams),
+            found_run.certificates,
+            egress,
+            found_run.keyed_only,
+            found_run.token,
         )
 
     async def admit(self, asked: m.AdmitCall) -> m.CallDecision:
@@ -158,7 +177,8 @@ class DaemonLink:
         return answer
 
     def ended(self, call: m.EndCall) -> None:
-        self._journal.note(self._numbered(call))  # it may be killed before the daemon has heard of it
+        # it may be killed before the daemon has heard of it
+        self._journal.note(self._numbered(call))
         self._send(_Open(call))
 
     def note(self, call: m.EndCall) -> None:
@@ -180,7 +200,9 @@ class DaemonLink:
         self._send(_Open(request))
 
     def egress_refused(self, run: str, host: str, port: int, why: str) -> None:
-        self._send(_Open(m.RefusedEgress(id=self._number(), run=run, host=host, port=port, why=why)))
+        self._send(
+            _Open(m.RefusedEgress(id=self._number(), run=run, host=host, port=port, why=why))
+        )
 
     async def settled(self) -> None:
         """Return when the daemon knows of each call that has ended."""
@@ -200,7 +222,9 @@ class DaemonLink:
         try:
             await open_.answered.wait()
         except trio.Cancelled:
-            if self._open.pop(open_.request.id, None) is not None and isinstance(open_.request, m.AdmitCall):
+            if self._open.pop(open_.request.id, None) is not None and isinstance(
+                open_.request, m.AdmitCall
+            ):
                 self._withdrawn[open_.request.id] = open_.request
                 self._send(_Open(m.WithdrawCall(id=self._number(), call=open_.request.id)))
             raise
@@ -230,13 +254,22 @@ class DaemonLink:
         """Send requests and take replies, until the connection is lost."""
         decoder = FrameDecoder(MAX_REPLY)
         hello, settings = self._number(), self._number()
-        await stream.send_all(m.pack_message(m.Hello(id=hello, versions=list(SUPPORTED), client="gateway")))
+        await stream.send_all(
+            m.pack_message(m.Hello(id=hello, versions=list(SUPPORTED), client="gateway"))
+        )
         serve = m.ServeGateway(id=settings, descriptors=1, reservations=sorted(self._reservations))
         await _send_with(stream, m.pack_message(serve), self._listener)
         # first, because calls that wait are asked for again, and must not be made for want of this
         told = {seen.id: _Open(seen) for seen in self._plans.values()}
-        told |= {number: open_ for number, open_ in self._open.items() if isinstance(open_.request, SeePlan)}
-        self._open = {**dict(sorted(told.items())), **{number: open_ for number, open_ in self._open.items() if number not in told}}
+        told |= {
+            number: open_
+            for number, open_ in self._open.items()
+            if isinstance(open_.request, SeePlan)
+        }
+        self._open = {
+            **dict(sorted(told.items())),
+            **{number: open_ for number, open_ in self._open.items() if number not in told},
+        }
         again = dict(self._open)
         self._to_send, self._sending = trio.open_memory_channel[bytes](float("inf"))
         self.alone_since = None
@@ -279,16 +312,29 @@ class DaemonLink:
             elif isinstance(open_.request, m.EndCall):
                 self._reservations.discard(open_.request.reservation)
                 self._journal.forget(open_.request.reservation)
-        elif isinstance(reply, m.CallDecision) and reply.reservation is not None and reply.id in self._withdrawn:
-            asked = self._withdrawn[reply.id]  # it was admitted before the daemon knew that it was withdrawn
+        elif (
+            isinstance(reply, m.CallDecision)
+            and reply.reservation is not None
+            and reply.id in self._withdrawn
+        ):
+            # it was admitted before the daemon knew that it was withdrawn
+            asked = self._withdrawn[reply.id]
             unused = m.EndCall(
-                id=self._number(), run=asked.run, reservation=reply.reservation, model=asked.model, tokens=Tokens(), error=_HUNG_UP
+                id=self._number(),
+                run=asked.run,
+                reservation=reply.reservation,
+                model=asked.model,
+                tokens=Tokens(),
+                error=_HUNG_UP,
             )
             self._send(_Open(unused))
 
 
 def _upstreams(told: Mapping[str, m.UpstreamInfo]) -> dict[str, Upstream]:
-    return {name: Upstream(name, each.url, each.api, each.key_env, each.key_file, each.through) for name, each in told.items()}
+    return {
+        name: Upstream(name, each.url, each.api, each.key_env, each.key_file, each.through)
+        for name, each in told.items()
+    }
 
 
 async def _send_with(stream: trio.SocketStream, data: bytes, descriptor: int) -> None:

@@ -1,8 +1,9 @@
-"""Ways out of an isolated run to hosts that are no model (docs/isolation.md): a proxy by CONNECT, and for plain HTTP by whole URLs.
+"""Ways out of an isolated run to hosts that are no model (docs/isolation.md): a proxy by CONNECT,
+and for plain HTTP by whole URLs.
 
-The gateway looks a name up once, and connects to an address that it has checked: another lookup could have another answer. In a
-tunnel, TLS must name the host that was asked for, else the name would say nothing of where a shared address leads. No content is
-kept or logged.
+The gateway looks a name up once, and connects to an address that it has checked: another lookup
+could have another answer. In a tunnel, TLS must name the host that was asked for, else the name
+would say nothing of where a shared address leads. No content is kept or logged.
 """
 
 import ipaddress
@@ -19,11 +20,21 @@ import trio
 
 from ..protocol.egress import MAX_PORT, host_of
 from .daemon_link import CallerRun
-from .egress_rules import OWN_ADDRESSES, Address, EgressRefusedError, Way, check_address, is_model_api, plain, way
+from .egress_rules import (
+    OWN_ADDRESSES,
+    Address,
+    EgressRefusedError,
+    Way,
+    check_address,
+    is_model_api,
+    plain,
+    way,
+)
 from .http_connection import MAX_HEAD, HttpConnection
 from .upstreams import downward, upward
 
-# ---- Reads the name of the server from the first message of a TLS connection (RFC 8446, section 4.1.2; RFC 6066, section 3)
+# ---- Reads the name of the server from the first message of a TLS connection (RFC
+# 8446, section 4.1.2; RFC 6066, section 3)
 
 
 MAX_HELLO = 16 << 10
@@ -43,7 +54,8 @@ class MalformedHelloError(Exception):
 
 
 class ClientHello:
-    """Takes the bytes of a connection until its first message is whole. It may be cut into records at will."""
+    """Takes the bytes of a connection until its first message is whole. It may be cut into records
+    at will."""
 
     def __init__(self) -> None:
         self._records = bytearray()
@@ -54,7 +66,11 @@ class ClientHello:
         self._records += data
         while self._records:
             if self._records[0] != _HANDSHAKE or bytes(self._records[1:2]) not in _VERSIONS:
-                raise MalformedHelloError("a record of another type is in it") if self._message else NotTlsError
+                raise (
+                    MalformedHelloError("a record of another type is in it")
+                    if self._message
+                    else NotTlsError
+                )
             size = int.from_bytes(self._records[3:_RECORD_HEAD])
             end = _RECORD_HEAD + size
             if len(self._records) < _RECORD_HEAD or (size and len(self._records) < end):
@@ -74,7 +90,8 @@ class ClientHello:
         return len(self._message) >= _MESSAGE_HEAD and len(self._message) >= _MESSAGE_HEAD + size
 
     def server_name(self) -> str | None:
-        """Return the name in the whole message, in lower case; `None` if there is none. Raises `MalformedHelloError`."""
+        """Return the name in the whole message, in lower case; `None` if there is none. Raises
+        `MalformedHelloError`."""
         try:
             names = _names(_Reader(bytes(self._message)))
         except (IndexError, UnicodeDecodeError) as error:
@@ -133,7 +150,8 @@ def _names(message: _Reader) -> list[str]:
 
 
 MOST_OF_RUN = 64
-"""Connections of a run at a time, of the 256 that its sandbox can have: its calls need some. npm takes 15 for each host."""
+"""Connections of a run at a time, of the 256 that its sandbox can have: its calls need some. npm
+takes 15 for each host."""
 MOST_LOOKUPS = 16
 """Threads that look up names, so that slow ones leave other threads to calls."""
 LOOKUP_TIMEOUT = 20.0
@@ -149,7 +167,9 @@ _PIECE = 64 << 10
 _UNRECOGNISED_NAME = bytes.fromhex("15030100020270")
 """The alert of TLS that programs print best: unrecognized_name, fatal."""
 _AUTHORITY = re.compile(r"(?P<host>.+):(?P<port>[0-9]{1,5})")
-_URL = re.compile(r"(?i:http)://(?P<host>[^/?#@]+?)(?::(?P<port>[0-9]{1,5}))?(?P<path>/[^?#]*)?(?P<query>\?[^#]*)?")
+_URL = re.compile(
+    r"(?i:http)://(?P<host>[^/?#@]+?)(?::(?P<port>[0-9]{1,5}))?(?P<path>/[^?#]*)?(?P<query>\?[^#]*)?"
+)
 
 Endpoint = tuple[str, int]
 """A host, in the spelling of `host_of`, and a port."""
@@ -177,7 +197,10 @@ class Target(NamedTuple):
 
 def is_outward(request: h11.Request) -> bool:
     """Return whether a request is one to a proxy."""
-    return request.method == b"CONNECT" or re.match(rb"[A-Za-z][A-Za-z0-9+.-]*://", request.target) is not None
+    return (
+        request.method == b"CONNECT"
+        or re.match(rb"[A-Za-z][A-Za-z0-9+.-]*://", request.target) is not None
+    )
 
 
 def target_of(request: h11.Request) -> Target:
@@ -188,7 +211,9 @@ def target_of(request: h11.Request) -> Target:
         path = None if tunnel else (found["path"] or "/") + (found["query"] or "")
         with suppress(ValueError):
             return Target(host_of(found["host"]), int(found["port"] or 80), path)
-    raise NoWayError(400, f"the gateway leads by CONNECT HOST:PORT, and by http://HOST/, not by {text[:80]!r}")
+    raise NoWayError(
+        400, f"the gateway leads by CONNECT HOST:PORT, and by http://HOST/, not by {text[:80]!r}"
+    )
 
 
 class Egress:
@@ -209,7 +234,8 @@ class Egress:
         found_run: CallerRun,
         upstreams: Collection[Endpoint],
     ) -> None:
-        """Answer a request of a run. Raises `EgressRefusedError`, `NoWayError`, `ClientGoneError`."""
+        """Answer a request of a run. Raises `EgressRefusedError`, `NoWayError`,
+        `ClientGoneError`."""
         found = way(target.host, target.port, found_run.egress, upstreams)
         with self._room(found_run.run):
             server = await self._connected(found, upstreams)
@@ -223,7 +249,14 @@ class Egress:
     @contextmanager
     def _room(self, run: str) -> Iterator[None]:
         if self._open[run] >= MOST_OF_RUN or self._open.total() >= self._most:
-            raise NoWayError(503, f"there are {MOST_OF_RUN} connections of the run, or {self._most} in all: close some")
+            raise NoWayError(
+                503,
+                (
+                    f"there are {MOST_OF_RUN} connections of the run, or {self._most} in all: "
+                    "close "
+                    "some"
+                ),
+            )
         self._open[run] += 1
         try:
             yield
@@ -239,8 +272,14 @@ class Egress:
             try:
                 with trio.fail_after(CONNECT_TIMEOUT):
                     await stream.socket.connect((str(address), found.port))
-                if not found.named and stream.socket.getsockname()[0] == stream.socket.getpeername()[0]:
-                    raise EgressRefusedError(f"its address {address} is one of this machine; --egress would have to name it")
+                if (
+                    not found.named
+                    and stream.socket.getsockname()[0] == stream.socket.getpeername()[0]
+                ):
+                    raise EgressRefusedError(
+                        f"its address {address} is one of this machine; --egress would have to "
+                        "name it"
+                    )
             except (OSError, trio.TooSlowError) as error:
                 await trio.aclose_forcefully(stream)
                 why = error or f"{address} has not answered for {CONNECT_TIMEOUT:g} s"
@@ -252,7 +291,8 @@ class Egress:
         raise NoWayError(502, f"the gateway cannot connect to {found.host}: {why}")
 
     async def _addresses(self, found: Way, upstreams: Collection[Endpoint]) -> list[Address]:
-        """Return where a host is, as far as a run may go there. Raises `EgressRefusedError`, `NoWayError`."""
+        """Return where a host is, as far as a run may go there. Raises `EgressRefusedError`,
+        `NoWayError`."""
         try:
             addresses = await self._looked_up(found.host)
         except OSError as error:
@@ -271,7 +311,9 @@ class Egress:
 
     async def _models(self, upstreams: Collection[Endpoint]) -> set[tuple[Address, int]]:
         """Return where APIs of models are at whose addresses nothing else is."""
-        known = {(host, HTTPS) for host in OWN_ADDRESSES} | {each for each in upstreams if not is_model_api(each[0])}
+        known = {(host, HTTPS) for host in OWN_ADDRESSES} | {
+            each for each in upstreams if not is_model_api(each[0])
+        }
         places = set()
         for host, port in sorted(known):
             until, addresses = self._known.get(host, (0.0, []))
@@ -285,13 +327,16 @@ class Egress:
     async def _looked_up(self, host: str) -> list[Address]:
         ask = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
         with trio.move_on_after(LOOKUP_TIMEOUT):
-            found = await trio.to_thread.run_sync(ask, limiter=self._lookups, abandon_on_cancel=True)
+            found = await trio.to_thread.run_sync(
+                ask, limiter=self._lookups, abandon_on_cancel=True
+            )
             return [ipaddress.ip_address(each[4][0]) for each in found]
         raise OSError(f"no answer for {LOOKUP_TIMEOUT:g} s")
 
 
 class _Tunnel:
-    """Passes bytes both ways. Each way waits until what it has read is taken; one may end before the other."""
+    """Passes bytes both ways. Each way waits until what it has read is taken; one may end before
+    the other."""
 
     def __init__(self, client: trio.SocketStream, server: trio.SocketStream, found: Way) -> None:
         self._client, self._server = client, server
@@ -300,7 +345,8 @@ class _Tunnel:
         self._refusal: EgressRefusedError | None = None
 
     async def serve(self, first: bytes) -> None:
-        """Serve until both ways have ended, or nothing has passed for long. Raises `EgressRefusedError`."""
+        """Serve until both ways have ended, or nothing has passed for long. Raises
+        `EgressRefusedError`."""
         with self._scope:
             self._moved()
             async with trio.open_nursery() as nursery:
@@ -335,7 +381,8 @@ class _Tunnel:
             self._scope.cancel()
 
     async def _checked(self, data: bytes) -> bytes:
-        """Return the client's first bytes, once TLS in them names the host that was asked for. Raises `EgressRefusedError`."""
+        """Return the client's first bytes, once TLS in them names the host that was asked for.
+        Raises `EgressRefusedError`."""
         hello, held = ClientHello(), data
         try:
             while not hello.feed(data):
@@ -348,7 +395,9 @@ class _Tunnel:
             raise EgressRefusedError(f"the name in its TLS cannot be read: {error}") from error
         except NotTlsError:
             if self._way.port == HTTPS and not self._way.named:
-                raise EgressRefusedError(f"what is sent to its port {HTTPS} is not TLS; --egress would have to name it") from None
+                raise EgressRefusedError(
+                    f"what is sent to its port {HTTPS} is not TLS; --egress would have to name it"
+                ) from None
         return held
 
     def _check_name(self, name: str | None) -> None:
@@ -358,7 +407,9 @@ class _Tunnel:
             raise EgressRefusedError(f"its TLS is meant for {name[:255]!r}")
 
 
-async def _exchange(http: HttpConnection, request: h11.Request, target: Target, server: trio.SocketStream) -> None:
+async def _exchange(
+    http: HttpConnection, request: h11.Request, target: Target, server: trio.SocketStream
+) -> None:
     """Pass a request of plain HTTP, and its reply. Raises `ClientGoneError`, `NoWayError`."""
     assert target.path is not None
     host = target.shown.removesuffix(":80").encode()
@@ -370,26 +421,44 @@ async def _exchange(http: HttpConnection, request: h11.Request, target: Target, 
     ]
     peer = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
     try:
-        with suppress(trio.BrokenResourceError):  # it may have answered a request that it does not take
-            await _send(server, peer, h11.Request(method=request.method, target=target.path, headers=headers))
+        # it may have answered a request that it does not take
+        with suppress(trio.BrokenResourceError):
+            await _send(
+                server,
+                peer,
+                h11.Request(method=request.method, target=target.path, headers=headers),
+            )
             while piece := await http.body():
                 await _send(server, peer, h11.Data(data=piece))
             await _send(server, peer, h11.EndOfMessage())
         while not isinstance(event := await _next(server, peer), h11.EndOfMessage):
             if isinstance(event, h11.Response):
-                found = [each for each in downward(event.headers.raw_items()) if each[0].lower() != b"content-length"]
-                await http.head(event.status_code, [*found, *_length(event.headers, chunked=False)], bytes(event.reason))
+                found = [
+                    each
+                    for each in downward(event.headers.raw_items())
+                    if each[0].lower() != b"content-length"
+                ]
+                await http.head(
+                    event.status_code,
+                    [*found, *_length(event.headers, chunked=False)],
+                    bytes(event.reason),
+                )
             elif isinstance(event, h11.Data):
                 await http.piece(bytes(event.data))
         await http.end()
         await http.discard()
     except (h11.ProtocolError, trio.BrokenResourceError, trio.TooSlowError) as error:
-        raise NoWayError(502, f"{target.shown} does not answer as it should: {error or 'it is silent'}") from error
+        raise NoWayError(
+            502, f"{target.shown} does not answer as it should: {error or 'it is silent'}"
+        ) from error
 
 
-def _length(headers: Iterable[tuple[bytes, bytes]], *, chunked: bool = True) -> list[tuple[bytes, bytes]]:
-    """Return the header that says how long a body is. Beside chunks a length means nothing, and a server could believe it.
-    `chunked`: chunks are said; else h11 does that where no length is said."""
+def _length(
+    headers: Iterable[tuple[bytes, bytes]], *, chunked: bool = True
+) -> list[tuple[bytes, bytes]]:
+    """Return the header that says how long a body is. Beside chunks a length means nothing, and a
+    server could believe it. `chunked`: chunks are said; else h11 does that where no length is
+    said."""
     if any(name == b"transfer-encoding" for name, _ in headers):
         return [(b"Transfer-Encoding", b"chunked")] if chunked else []
     return [(b"Content-Length", value) for name, value in headers if name == b"content-length"][:1]
@@ -401,7 +470,8 @@ async def _send(server: trio.SocketStream, peer: h11.Connection, event: h11.Even
 
 
 async def _next(server: trio.SocketStream, peer: h11.Connection) -> h11.Event:
-    """Return what comes next of a reply. Raises `h11.RemoteProtocolError`, `trio.BrokenResourceError`, `trio.TooSlowError`."""
+    """Return what comes next of a reply. Raises `h11.RemoteProtocolError`,
+    `trio.BrokenResourceError`, `trio.TooSlowError`."""
     while True:
         event = peer.next_event()
         if isinstance(event, h11.ConnectionClosed):

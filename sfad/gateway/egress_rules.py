@@ -1,7 +1,9 @@
-"""Which hosts an isolated run may reach (docs/isolation.md): decided by the name it asks for, then by the address that is found.
+"""Which hosts an isolated run may reach (docs/isolation.md): decided by the name it asks for, then
+by the address that is found.
 
-The list of a run says yes. Two things stand against it: APIs of models, which lead through the gateway, and addresses that are not
-of the internet, because a name's owner can have it lead anywhere.
+The list of a run says yes. Two things stand against it: APIs of models, which lead through the
+gateway, and addresses that are not of the internet, because a name's owner can have it lead
+anywhere.
 """
 
 import ipaddress
@@ -17,40 +19,55 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 MODEL_APIS = (
     "api.anthropic.com", "api.openai.com", "*.api.openai.com", "chatgpt.com", "*.chatgpt.com",
     # Google; the third is that of Gemini CLI with a login
-    "generativelanguage.googleapis.com", "*aiplatform*.googleapis.com", "cloudcode-pa.googleapis.com",
+    "generativelanguage.googleapis.com", "*aiplatform*.googleapis.com",
+    "cloudcode-pa.googleapis.com",
     # Amazon, also at the endpoints of a private network
     "*bedrock*.amazonaws.com", "bedrock*.api.aws", "runtime.sagemaker.*.amazonaws.com",
     # Microsoft, GitHub
-    "*.openai.azure.com", "*.azure-api.net", "*.cognitiveservices.azure.com", "*.services.ai.azure.com", "*.inference.ai.azure.com",
-    "models.github.ai", "*.githubcopilot.com", "copilot-proxy.githubusercontent.com",
+    "*.openai.azure.com", "*.azure-api.net", "*.cognitiveservices.azure.com",
+    "*.services.ai.azure.com", "*.inference.ai.azure.com", "models.github.ai",
+    "*.githubcopilot.com", "copilot-proxy.githubusercontent.com",
     # others
-    "*.ai.cloudflare.com", "*.api.x.ai", "*.azuredatabricks.net", "*.cloud.databricks.com", "*.endpoints.huggingface.cloud",
-    "*.gcp.databricks.com", "*.kepler.ai.cloud.ovh.net", "*.modal.direct", "*.modal.run", "*.openrouter.ai",
-    "ai-gateway.vercel.sh", "api*.cursor.*", "api*.elevenlabs.io", "api-inference.huggingface.co", "api.arcee.ai", "api.avian.io",
-    "api.cerebras.ai", "api.cloudflare.com", "api.cohere.ai", "api.cohere.com", "api.deepinfra.com", "api.deepseek.com",
-    "api.doubleword.ai", "api.fireworks.ai", "api.groq.com", "api.hyperbolic.xyz", "api.meta.ai", "api.minimax.*",
-    "api.minimaxi.com", "api.mistral.ai", "api.moonshot.*", "api.novita.ai", "api.perplexity.ai", "api.quicksilverpro.io",
-    "api.replicate.com", "api.sambanova.ai", "api.together.ai", "api.together.xyz", "api.typesafe.ai", "api.voyageai.com",
-    "api.x.ai", "api.z.ai", "codestral.mistral.ai", "dashscope*.aliyuncs.com", "inference.baseten.co", "integrate.api.nvidia.com",
-    "ollama.com", "open.bigmodel.cn", "opencode.ai", "openrouter.ai", "router.huggingface.co",
+    "*.ai.cloudflare.com", "*.api.x.ai", "*.azuredatabricks.net", "*.cloud.databricks.com",
+    "*.endpoints.huggingface.cloud", "*.gcp.databricks.com", "*.kepler.ai.cloud.ovh.net",
+    "*.modal.direct", "*.modal.run", "*.openrouter.ai", "ai-gateway.vercel.sh", "api*.cursor.*",
+    "api*.elevenlabs.io", "api-inference.huggingface.co", "api.arcee.ai", "api.avian.io",
+    "api.cerebras.ai", "api.cloudflare.com", "api.cohere.ai", "api.cohere.com", "api.deepinfra.com",
+    "api.deepseek.com", "api.doubleword.ai", "api.fireworks.ai", "api.groq.com",
+    "api.hyperbolic.xyz", "api.meta.ai", "api.minimax.*", "api.minimaxi.com", "api.mistral.ai",
+    "api.moonshot.*", "api.novita.ai", "api.perplexity.ai", "api.quicksilverpro.io",
+    "api.replicate.com", "api.sambanova.ai", "api.together.ai", "api.together.xyz",
+    "api.typesafe.ai", "api.voyageai.com", "api.x.ai", "api.z.ai", "codestral.mistral.ai",
+    "dashscope*.aliyuncs.com", "inference.baseten.co", "integrate.api.nvidia.com", "ollama.com",
+    "open.bigmodel.cn", "opencode.ai", "openrouter.ai", "router.huggingface.co",
     # the outer name of any site of Cloudflare's in Encrypted Client Hello
     "cloudflare-ech.com",
 )  # fmt: skip
 """APIs of models, and proxies of such. Beside these, those of the gateway's upstreams."""
 OWN_ADDRESSES = ("api.anthropic.com",)
-"""Of these, the ones at whose addresses nothing else is. Others share theirs, as all of Google's do."""
+"""Of these, the ones at whose addresses nothing else is. Others share theirs, as all of Google's
+do."""
 
 _INTERNAL = tuple(
     map(
         ipaddress.ip_network,
-        ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "::1/128", "fc00::/7"),
+        (
+            "127.0.0.0/8",
+            "10.0.0.0/8",
+            "172.16.0.0/12",
+            "192.168.0.0/16",
+            "100.64.0.0/10",
+            "::1/128",
+            "fc00::/7",
+        ),
     )
 )
-"""What a name that is in the list may lead to. Link-local addresses are not among it: 169.254.169.254 gives a machine's credentials
-to all of its processes."""
+"""What a name that is in the list may lead to. Link-local addresses are not among it:
+169.254.169.254 gives a machine's credentials to all of its processes."""
 _GLOBAL_IPV6 = ipaddress.IPv6Network("2000::/3")
 _EMBEDDING = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("::/96"))
-"""Of addresses that end with one of IPv4: NAT64 (RFC 6052), and the compatible ones (RFC 4291, section 2.5.5.1)."""
+"""Of addresses that end with one of IPv4: NAT64 (RFC 6052), and the compatible ones (RFC 4291,
+section 2.5.5.1)."""
 
 
 class EgressRefusedError(Exception):
@@ -81,7 +98,11 @@ def literal(host: str) -> Address | None:
 
 def plain(address: Address) -> Address:
     """Return the IPv4 address that packets to an IPv6 address go to, where one is in it."""
-    if not isinstance(address, ipaddress.IPv6Address) or address.is_loopback or address.is_unspecified:
+    if (
+        not isinstance(address, ipaddress.IPv6Address)
+        or address.is_loopback
+        or address.is_unspecified
+    ):
         return address
     embedded = address.ipv4_mapped or address.sixtofour
     if embedded is None and any(address in network for network in _EMBEDDING):
@@ -93,18 +114,29 @@ def is_model_api(host: str) -> bool:
     return any(fnmatchcase(host, pattern) for pattern in MODEL_APIS)
 
 
-def way(host: str, port: int, listed: Sequence[Destination], upstreams: Iterable[tuple[str, int]]) -> Way:
-    """Return the way to a host, in the spelling of `host_of`. `upstreams`: hosts and ports. Raises `EgressRefusedError`."""
+def way(
+    host: str, port: int, listed: Sequence[Destination], upstreams: Iterable[tuple[str, int]]
+) -> Way:
+    """Return the way to a host, in the spelling of `host_of`. `upstreams`: hosts and ports. Raises
+    `EgressRefusedError`."""
     if not listed:
         raise EgressRefusedError("the run has no --egress, so it reaches nothing but its model")
     if is_model_api(host) or (str(literal(host) or host), port) in upstreams:
-        raise EgressRefusedError("it is the API of a model, which a run reaches by the gateway's own address only")
+        raise EgressRefusedError(
+            "it is the API of a model, which a run reaches by the gateway's own address only"
+        )
     found = {_matched(host, port, each) for each in listed}
     if not found & {"name", "pattern"}:
-        why = f"the run's --egress has it, but not port {port}" if "port" in found else "it is not in the run's --egress"
+        why = (
+            f"the run's --egress has it, but not port {port}"
+            if "port" in found
+            else "it is not in the run's --egress"
+        )
         raise EgressRefusedError(why)
     if "name" not in found and literal(host) is not None:
-        raise EgressRefusedError("it is an address, which no pattern of --egress means: name it there")
+        raise EgressRefusedError(
+            "it is an address, which no pattern of --egress means: name it there"
+        )
     return Way(host, port, "name" in found)
 
 
@@ -120,15 +152,21 @@ def _matched(host: str, port: int, entry: Destination) -> Literal["name", "patte
 
 
 def check_address(way: Way, address: Address, models: Iterable[tuple[Address, int]]) -> None:
-    """Raise `EgressRefusedError` for an address to which a way may not lead. `models`: where APIs of models are."""
+    """Raise `EgressRefusedError` for an address to which a way may not lead. `models`: where APIs
+    of models are."""
     if way.literal is not None:
         return  # it is named
     address = plain(address)
     if not way.named and (address, way.port) in models:
         raise EgressRefusedError(f"its address {address} is that of a model's API")
-    if not _is_of_internet(address) and not (way.named and any(address in network for network in _INTERNAL)):
+    if not _is_of_internet(address) and not (
+        way.named and any(address in network for network in _INTERNAL)
+    ):
         needed = "its name" if any(address in network for network in _INTERNAL) else "that address"
-        raise EgressRefusedError(f"its address {address} is not one of the internet; --egress would have to name {needed}")
+        raise EgressRefusedError(
+            f"its address {address} is not one of the internet; --egress would have to name "
+            f"{needed}"
+        )
 
 
 def _is_of_internet(address: Address) -> bool:

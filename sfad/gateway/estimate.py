@@ -1,4 +1,5 @@
-"""How many tokens a call has: its input before it is made, from its body; its output if it is broken off."""
+"""How many tokens a call has: its input before it is made, from its body; its output if it is
+broken off."""
 
 import re
 from collections import OrderedDict
@@ -10,15 +11,17 @@ from ..protocol.types import Tokens
 from .apis import ModelCall
 
 BYTES_A_TOKEN = 2.5
-"""Of a run whose calls nothing is known of yet. English and code have three to four bytes a token, so this estimates too much."""
+"""Of a run whose calls nothing is known of yet. English and code have three to four bytes a token,
+so this estimates too much."""
 MOST_A_BYTE = 1.0
-"""Tokens: the vocabularies of the providers have a token for each byte, so a text has no more tokens than bytes."""
+"""Tokens: the vocabularies of the providers have a token for each byte, so a text has no more
+tokens than bytes."""
 ADDED = 1000
 """Tokens that a provider may add to a request, of which tools take 804 at most
 (https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview, "Pricing")."""
 MOST_KEPT = 400_000
-"""Tokens that a provider may keep of a conversation of which nothing is known here, or read from files that a request only names:
-the largest input of most models."""
+"""Tokens that a provider may keep of a conversation of which nothing is known here, or read from
+files that a request only names: the largest input of most models."""
 SPREAD = 0.1
 """The part by which the tokens a byte of a run's calls may be above those of the calls before."""
 MAX_RUNS = 4096
@@ -26,15 +29,18 @@ _IMAGE = re.compile(
     rb'"(?:data"\s*:\s*"|(?:image_)?url"\s*:\s*"data:image/[a-z+.-]+;base64,)'
     rb'(?:iVBORw0KGgo|/9j/|R0lGOD|UklGR)[A-Za-z0-9+/=]*"'
 )
-"""PNG, JPEG, GIF and WebP in base64, in the fields of the APIs. Their tokens follow from their pixels, not from their bytes. In a
-text, where quotes are escaped, the same has the tokens of a text."""
+"""PNG, JPEG, GIF and WebP in base64, in the fields of the APIs. Their tokens follow from their
+pixels, not from their bytes. In a text, where quotes are escaped, the same has the tokens of a
+text."""
 _IMAGE_BYTES = 12_500
 """What an image counts as: 5000 tokens, a guess on the high side."""
 
 
 def text_size(body: bytes) -> int:
     """Return the bytes of a body as if each image had the same number."""
-    if b"image/" not in body:  # its media type, wherever an API wants it; looking for images themselves takes ten times as long
+    # its media type, wherever an API wants it; looking for images themselves takes ten times as
+    # long
+    if b"image/" not in body:
         return max(1, len(body))
     images = [image.end() - image.start() for image in _IMAGE.finditer(body)]
     return max(1, len(body) - sum(images) + _IMAGE_BYTES * len(images))
@@ -74,7 +80,8 @@ class _Known:
 
 
 class Estimates:
-    """The tokens a byte of each run's calls. A run's calls grow by what the agent adds to one conversation."""
+    """The tokens a byte of each run's calls. A run's calls grow by what the agent adds to one
+    conversation."""
 
     def __init__(self) -> None:
         self._runs: OrderedDict[tuple[str, str], _Known] = OrderedDict()
@@ -88,7 +95,8 @@ class Estimates:
         if not known.size:
             likely = max(1 / BYTES_A_TOKEN, self._models.get(call.model, _NOTHING).a_byte)
             return _estimate(size * likely, size * MOST_A_BYTE + ADDED, kept, more_kept)
-        # a small PDF of many pages has more tokens than bytes, and a conversation that has one goes on with it
+        # a small PDF of many pages has more tokens than bytes, and a conversation that has one goes
+        # on with it
         likely = max(size * known.a_byte, float(known.tokens if size >= known.size else 0))
         # of what was not there before, nothing is known
         most = max(likely * (1 + SPREAD), known.tokens + (size - known.size) * MOST_A_BYTE)
@@ -97,7 +105,11 @@ class Estimates:
     def output(self, run: str, call: ModelCall, written: int) -> int:
         """Return the tokens of so many bytes that a model has written."""
         known = self._runs.get((run, call.model), _NOTHING)
-        return -(-written * known.output // known.written) if known.written else -(-written // _WRITTEN_A_TOKEN)
+        return (
+            -(-written * known.output // known.written)
+            if known.written
+            else -(-written // _WRITTEN_A_TOKEN)
+        )
 
     def learn(self, run: str, call: ModelCall, size: int, used: Tokens, written: int) -> None:
         """Take how many tokens a call had, and how many bytes its reply."""

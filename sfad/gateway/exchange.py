@@ -1,4 +1,5 @@
-"""One request of an agent: whose it is, whether its tree can pay for it, and the reply as it comes."""
+"""One request of an agent: whose it is, whether its tree can pay for it, and the reply as it
+comes."""
 
 import json
 import os
@@ -33,27 +34,49 @@ from .estimate import Estimates
 from .http_connection import ClientGoneError, HttpConnection
 from .plan_reading import MOST_READ, login_of, seen_plan
 from .reading import MAX_BODY, BodyAnswer, BodyQuestion
-from .upstreams import RawHeaders, Route, Trust, Upstream, downward, proxy_token, proxy_variable, route_of, upward
+from .upstreams import (
+    RawHeaders,
+    Route,
+    Trust,
+    Upstream,
+    downward,
+    proxy_token,
+    proxy_variable,
+    route_of,
+    upward,
+)
 
-# ---- What `sfactl doctor` asks the gateway: whether upstreams answer, their keys can be read, and the kernel tells who calls
+# ---- What `sfactl doctor` asks the gateway: whether upstreams answer, their keys
+# can be read, and the kernel tells who calls
 
 
 CHECKUP_SECONDS = 5.0
 """Seconds that an upstream may take to answer."""
 
 
-async def checkup(client: httpx2.AsyncClient, upstreams: Mapping[str, Upstream], caller: Caller | None) -> bytes:
+async def checkup(
+    client: httpx2.AsyncClient, upstreams: Mapping[str, Upstream], caller: Caller | None
+) -> bytes:
     """Return what was found, as JSON. Upstreams that another gateway calls are left out."""
     own = {name: upstream for name, upstream in upstreams.items() if upstream.through is None}
     found: dict[str, dict[str, Any]] = {name: {} for name in own}
     async with trio.open_nursery() as nursery:
         for name, upstream in own.items():
             nursery.start_soon(_look_at, client, upstream, found[name])
-    return json.dumps({"cgroup": caller.cgroup if caller is not None else None, "upstreams": found}).encode()
+    return json.dumps(
+        {"cgroup": caller.cgroup if caller is not None else None, "upstreams": found}
+    ).encode()
 
 
 async def _look_at(client: httpx2.AsyncClient, upstream: Upstream, found: dict[str, Any]) -> None:
-    found |= {"url": upstream.shown, "status": None, "error": None, "keyed": None, "key_error": None, "exposed": None}
+    found |= {
+        "url": upstream.shown,
+        "status": None,
+        "error": None,
+        "keyed": None,
+        "key_error": None,
+        "exposed": None,
+    }
     try:
         found["keyed"] = upstream.key() is not None
         found["exposed"] = upstream.exposed()
@@ -74,9 +97,11 @@ async def _look_at(client: httpx2.AsyncClient, upstream: Upstream, found: dict[s
 _METHODS = {"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"}
 """Others do what the gateway does not know. Above all, the reply to TRACE holds the key."""
 MAX_UNSENT = 64 << 20
-"""Bytes of a reply that are kept for a client that takes none, as a paused agent. Beyond that the provider is held back."""
+"""Bytes of a reply that are kept for a client that takes none, as a paused agent. Beyond that the
+provider is held back."""
 ENCODED_PIECE = 4 << 10
-"""Bytes of an encoded reply that are read at a time: they can become 250 times as many, and other calls wait meanwhile."""
+"""Bytes of an encoded reply that are read at a time: they can become 250 times as many, and other
+calls wait meanwhile."""
 MAX_PATH = 200
 """Characters of a path that are recorded."""
 CONNECT_TIMEOUT = 60.0
@@ -84,7 +109,8 @@ CONNECT_TIMEOUT = 60.0
 CLOSE_TIMEOUT = 5.0
 """Seconds to say goodbye to an upstream."""
 REJECTED_AGAIN = 1.0
-"""Seconds. A call that was refused, and is admitted again sooner, was not held: what refuses it next is passed on."""
+"""Seconds. A call that was refused, and is admitted again sooner, was not held: what refuses it
+next is passed on."""
 T = TypeVar("T")
 _JSON = (b"content-type", b"application/json")
 _NO_RETRY = [(b"x-should-retry", b"false")]
@@ -100,8 +126,8 @@ class _AnsweredError(Exception):
 
 
 class _RejectedError(Exception):
-    """The provider has refused a call because a window is used up, and it is to wait for the reset. Its agent learns nothing: it
-    would end."""
+    """The provider has refused a call because a window is used up, and it is to wait for the reset.
+    Its agent learns nothing: it would end."""
 
 
 class _BrokenOffError(Exception):
@@ -127,17 +153,26 @@ class Shared:
 
 
 def new_client(trust: Trust, *, proxies: bool = True) -> httpx2.AsyncClient:
-    """Return what makes the requests of all calls, through the proxies of the environment if that is wanted. It has no timeouts but
-    for connecting: how long a model may think is the provider's and the agent's business.
+    """Return what makes the requests of all calls, through the proxies of the environment if that
+    is wanted. It has no timeouts but for connecting: how long a model may think is the provider's
+    and the agent's business.
 
     HTTP/1.1 only: over HTTP/2, httpcore2 does not reset the stream of a call whose caller hangs up
-    (https://github.com/encode/httpcore/issues/943). The provider would go on, bill it, and use up the window of the connection
-    that other calls share."""
+    (https://github.com/encode/httpcore/issues/943). The provider would go on, bill it, and use up
+    the window of the connection that other calls share."""
     # load balancers often have 60
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=50.0)
+    limits = httpx2.Limits(
+        max_connections=None, max_keepalive_connections=100, keepalive_expiry=50.0
+    )
     timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT)
     return httpx2.AsyncClient(
-        verify=trust.context, trust_env=proxies, http1=True, http2=False, timeout=timeout, limits=limits, follow_redirects=False
+        verify=trust.context,
+        trust_env=proxies,
+        http1=True,
+        http2=False,
+        timeout=timeout,
+        limits=limits,
+        follow_redirects=False,
     )
 
 
@@ -191,7 +226,10 @@ def _text_of(error: BaseException) -> str:
 
 def _unanswered(upstream: Upstream, what: str, *, is_sent: bool) -> _AnsweredError:
     if upstream.through is not None:
-        return _AnsweredError(502, f"the gateway that has the key of upstream '{upstream.name}' does not answer: {what}")
+        return _AnsweredError(
+            502,
+            f"the gateway that has the key of upstream '{upstream.name}' does not answer: {what}",
+        )
     where = f"upstream '{upstream.name}' ({upstream.shown})"
     proxy = None if is_sent else proxy_variable(upstream.url)
     if proxy is None:
@@ -202,14 +240,19 @@ def _unanswered(upstream: Upstream, what: str, *, is_sent: bool) -> _AnsweredErr
 
 
 def _redirected(upstream: Upstream, response: httpx2.Response) -> _AnsweredError:
-    """Return the answer to a call whose upstream has moved. A program would follow, with its key, around the gateway."""
+    """Return the answer to a call whose upstream has moved. A program would follow, with its key,
+    around the gateway."""
     try:
         to = urlsplit(response.headers["location"])
         place = f"{to.scheme}://{to.netloc.rpartition('@')[2]}{to.path}" if to.netloc else to.path
     except ValueError:
         place = "what is no URL"
     where = f"upstream '{upstream.name}' ({upstream.shown})"
-    return _AnsweredError(502, f"{where} redirects calls to {place[:MAX_PATH]}: set an address that does not", _NO_RETRY)
+    return _AnsweredError(
+        502,
+        f"{where} redirects calls to {place[:MAX_PATH]}: set an address that does not",
+        _NO_RETRY,
+    )
 
 
 def _check_size(size: int) -> None:
@@ -218,7 +261,9 @@ def _check_size(size: int) -> None:
 
 
 class Exchange:
-    def __init__(self, shared: Shared, http: HttpConnection, request: h11.Request, caller: Caller | None) -> None:
+    def __init__(
+        self, shared: Shared, http: HttpConnection, request: h11.Request, caller: Caller | None
+    ) -> None:
         self._shared = shared
         self._http = http
         self._request = request
@@ -246,34 +291,59 @@ class Exchange:
                 return
             if self._method not in _METHODS:
                 allowed = ", ".join(sorted(_METHODS))
-                raise _AnsweredError(405, f"{self._method[:20]} is not one of {allowed}", [(b"allow", allowed.encode())])
+                raise _AnsweredError(
+                    405,
+                    f"{self._method[:20]} is not one of {allowed}",
+                    [(b"allow", allowed.encode())],
+                )
             route = route_of(self._request.target.decode("ascii", "replace"))
-            if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in self._request.headers):
+            if any(
+                name == b"upgrade" and b"websocket" in value.lower()
+                for name, value in self._request.headers
+            ):
                 raise _AnsweredError(426, "the gateway speaks HTTP only; use a POST")
             upstream = self._shared.upstreams().get(route.upstream) if route is not None else None
-            api = upstream.api_of(route.path) if route is not None and upstream is not None else None
+            api = (
+                upstream.api_of(route.path) if route is not None and upstream is not None else None
+            )
             found_run = await self._find_run(route.token) if route is not None else None
-            upstreams = {**self._shared.upstreams(), **(found_run.upstreams if found_run is not None else {})}
+            upstreams = {
+                **self._shared.upstreams(),
+                **(found_run.upstreams if found_run is not None else {}),
+            }
             for path in found_run.certificates if found_run is not None else ():
                 await self._shared.trust.add(path)
             if route is None or found_run is None or route.upstream not in upstreams:
-                raise _AnsweredError(404, f"no upstream is at this address; there are {', '.join(upstreams)}")
+                raise _AnsweredError(
+                    404, f"no upstream is at this address; there are {', '.join(upstreams)}"
+                )
             upstream = upstreams[route.upstream]
             if found_run.keyed_only and not upstream.keyed:
-                raise _AnsweredError(404, f"upstream '{upstream.name}' is not at this address, but at that of your own gateway")
+                raise _AnsweredError(
+                    404,
+                    (
+                        f"upstream '{upstream.name}' is not at this address, but at that of your "
+                        "own "
+                        "gateway"
+                    ),
+                )
             api = upstream.api_of(route.path)
             await self._with_body(found_run, upstream, api, route)
         except _AnsweredError as answer:
             await self._say(answer.status, str(answer), api, headers=answer.headers)
         except RefusedError as refusal:
-            await self._say(400 if refusal.retry_after is None else 429, str(refusal), api, refusal.retry_after)
+            await self._say(
+                400 if refusal.retry_after is None else 429, str(refusal), api, refusal.retry_after
+            )
         except NoMemoryError as full:
             await self._say(503, str(full), api)
 
     async def _check_up(self) -> None:
         if self._caller is None or self._caller.uid not in {0, os.geteuid()}:
             raise _AnsweredError(403, "only the daemon's own user may ask how the gateway is")
-        await self._http.answer(200, [_JSON], await checkup(self._shared.client, self._shared.upstreams(), self._caller))
+        await self._http.answer(
+            200, [_JSON], await checkup(self._shared.client, self._shared.upstreams(), self._caller)
+        )
 
     async def _find_run(self, token: str | None) -> CallerRun:
         # for each request of a connection: it may outlive its run
@@ -289,20 +359,32 @@ class Exchange:
             found_run = await self._find_run(token)
         except _AnsweredError as error:
             # git tells its name after it was asked for it
-            raise _AnsweredError(HTTPStatus.PROXY_AUTHENTICATION_REQUIRED, str(error)) if token is None else error from error
+            raise (
+                _AnsweredError(HTTPStatus.PROXY_AUTHENTICATION_REQUIRED, str(error))
+                if token is None
+                else error
+            ) from error
         known = [*self._shared.upstreams().values(), *found_run.upstreams.values()]
         upstreams = {endpoint for each in known for endpoint in each.endpoints}
         try:
             target = target_of(self._request)
             await self._shared.egress.serve(self._http, self._request, target, found_run, upstreams)
         except EgressRefusedError as refusal:
-            self._shared.daemon.egress_refused(found_run.run, target.host, target.port, str(refusal))
+            self._shared.daemon.egress_refused(
+                found_run.run, target.host, target.port, str(refusal)
+            )
             raise _AnsweredError(403, f"sfad refuses {target.shown}: {refusal}") from refusal
         except NoWayError as error:
             raise _AnsweredError(error.status, str(error)) from error
 
     async def _say(
-        self, status: int, message: str, api: Api | None, retry_after: float | None = None, *, headers: RawHeaders = ()
+        self,
+        status: int,
+        message: str,
+        api: Api | None,
+        retry_after: float | None = None,
+        *,
+        headers: RawHeaders = (),
     ) -> None:
         if self._http.answering:
             raise ClientGoneError(message)
@@ -317,20 +399,31 @@ class Exchange:
         reason = message.encode("ascii", "replace") if self._method == "CONNECT" else b""
         await self._http.answer(status, headers, body, reason)
 
-    async def _with_body(self, found_run: CallerRun, upstream: Upstream, api: Api, route: Route) -> None:
+    async def _with_body(
+        self, found_run: CallerRun, upstream: Upstream, api: Api, route: Route
+    ) -> None:
         with self._shared.memory.space(found_run.run, self._user) as space:
             raw = await self._body(space)
             try:
                 await self._make_call(found_run, upstream, api, route, raw, space)
             except _BrokenOffError as error:
-                # the client sees what it would have seen without the gateway: the connection ends in the middle
+                # the client sees what it would have seen without the gateway: the connection ends
+                # in the middle
                 await self._while_there(self._http.flush)
                 raise ClientGoneError(str(error)) from error
-            await self._while_there(self._http.end)  # the call is told already: a paused client takes the rest later
+            # the call is told already: a paused client takes the rest later
+            await self._while_there(self._http.end)
 
     async def _body(self, space: BodySpace) -> bytes:
-        _check_size(next((int(value) for name, value in self._request.headers if name == b"content-length"), 0))
-        body = bytearray()  # a list of thousands of pieces would leave the allocator with holes that it never gives back
+        _check_size(
+            next(
+                (int(value) for name, value in self._request.headers if name == b"content-length"),
+                0,
+            )
+        )
+        # a list of thousands of pieces would leave the allocator with holes that it never gives
+        # back
+        body = bytearray()
         while piece := await self._http.body():
             _check_size(len(body) + len(piece))
             space.grow(len(piece))
@@ -338,7 +431,13 @@ class Exchange:
         return bytes(body)
 
     async def _make_call(
-        self, found_run: CallerRun, upstream: Upstream, api: Api, route: Route, raw: bytes, space: BodySpace
+        self,
+        found_run: CallerRun,
+        upstream: Upstream,
+        api: Api,
+        route: Route,
+        raw: bytes,
+        space: BodySpace,
     ) -> None:
         path = api.path(route.path)
         if upstream.through is not None:  # the gateway there asks about the call
@@ -349,8 +448,12 @@ class Exchange:
             with _settling(unasked):
                 await self._forward(found_run, upstream, route, raw, self._headers, unasked, space)
             return
-        encodings = b",".join(value for name, value in self._headers if name.lower() == b"content-encoding").decode("latin-1")
-        found, _ = await self._read_and_change(found_run, BodyQuestion(api.name, path, encodings), raw)
+        encodings = b",".join(
+            value for name, value in self._headers if name.lower() == b"content-encoding"
+        ).decode("latin-1")
+        found, _ = await self._read_and_change(
+            found_run, BodyQuestion(api.name, path, encodings), raw
+        )
         call, size = found.call, found.size
         estimate = self._shared.estimates.input(found_run.run, call, size)
         asked = AdmitCall(
@@ -380,56 +483,93 @@ class Exchange:
             admitted = await self._while_there(partial(self._shared.daemon.admit, replace(asked)))
             waited = trio.current_time() - began
             holds = admitted.holds_rejected and (not self._rejected or waited >= REJECTED_AGAIN)
-            plan = partial(self._plan_seen, provider, asked, holds=holds) if provider is not None else None
+            plan = (
+                partial(self._plan_seen, provider, asked, holds=holds)
+                if provider is not None
+                else None
+            )
             record = CallTally(
-                self._shared.daemon, self._shared.estimates, asked, admitted, api, call, size, upstream.host, space, plan
+                self._shared.daemon,
+                self._shared.estimates,
+                asked,
+                admitted,
+                api,
+                call,
+                size,
+                upstream.host,
+                space,
+                plan,
             )
             with suppress(_RejectedError), _settling(record):
                 sent, headers = raw, self._headers
                 if admitted.max_output is not None or found.incomplete:
                     _, sent = await self._read_and_change(
-                        found_run, BodyQuestion(api.name, path, encodings, True, admitted.max_output), raw
+                        found_run,
+                        BodyQuestion(api.name, path, encodings, True, admitted.max_output),
+                        raw,
                     )
                     space.grow(len(sent))
-                    headers = [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
+                    headers = [
+                        (name, value)
+                        for name, value in headers
+                        if name.lower() != b"content-encoding"
+                    ]
                 await self._forward(found_run, upstream, route, sent, headers, record, space)
                 return
 
     def _plan_seen(
         self, provider: Provider, asked: AdmitCall, response: httpx2.Response, body: bytes, *, holds: bool
     ) -> None:  # fmt: skip
-        """Tell what a reply says of the caller's subscription. Raises `_RejectedError` if the call is to wait for a reset."""
+        """Tell what a reply says of the caller's subscription. Raises `_RejectedError` if the call
+        is to wait for a reset."""
         status, time_ = response.status_code, time.time()
-        seen = seen_plan(provider, asked.run, asked.login, self._headers, response.headers, status, body, time_)
+        seen = seen_plan(
+            provider, asked.run, asked.login, self._headers, response.headers, status, body, time_
+        )
         if seen is None:
             return
         self._shared.daemon.plan_seen(seen)
-        if holds and status == HTTPStatus.TOO_MANY_REQUESTS and any(window.rejected for window in seen.windows):
+        if (
+            holds
+            and status == HTTPStatus.TOO_MANY_REQUESTS
+            and any(window.rejected for window in seen.windows)
+        ):
             self._rejected = True
-            raise _RejectedError("the provider refuses calls until a window is reset; it is made again then")
+            raise _RejectedError(
+                "the provider refuses calls until a window is reset; it is made again then"
+            )
 
-    async def _read_and_change(self, found_run: CallerRun, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
+    async def _read_and_change(
+        self, found_run: CallerRun, question: BodyQuestion, raw: bytes
+    ) -> tuple[BodyAnswer, bytes]:
         try:
-            return await self._while_there(partial(self._shared.reader.ask, found_run.run, self._user, question, raw))
+            return await self._while_there(
+                partial(self._shared.reader.ask, found_run.run, self._user, question, raw)
+            )
         except ValueError as error:
             raise _AnsweredError(400, f"the gateway cannot read the request: {error}") from error
 
-    def _unasked(self, found_run: CallerRun, upstream: Upstream, api: Api, path: str) -> UnaskedTally | None:
+    def _unasked(
+        self, found_run: CallerRun, upstream: Upstream, api: Api, path: str
+    ) -> UnaskedTally | None:
         """Return the record of a request that is not a model call, if it may cost money."""
         if api.is_free(self._method, path):
             return None
         record = UnaskedTally(self._shared.daemon, found_run.run, upstream.name, path[:MAX_PATH])
         if not self._shared.ungated():
             why = (
-                f"{self._method} {path[:MAX_PATH]} may cost money that the gateway cannot bound; set gateway.ungated to let it pass"
+                f"{self._method} {path[:MAX_PATH]} may cost money that the gateway cannot bound; "
+                "set gateway.ungated to let it pass"
             )
             record.settle(refused=why)
             raise _AnsweredError(400, why)
         return record
 
-    async def _while_there(self, work: Callable[[], Awaitable[T]], record: RequestRecord | None = None) -> T:
-        """Return what `work` returns, and cancel it when the client hangs up. Raises `ClientGoneError` then. `record`: of a call
-        that gets its reply meanwhile."""
+    async def _while_there(
+        self, work: Callable[[], Awaitable[T]], record: RequestRecord | None = None
+    ) -> T:
+        """Return what `work` returns, and cancel it when the client hangs up. Raises
+        `ClientGoneError` then. `record`: of a call that gets its reply meanwhile."""
         done: list[T] = []
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
@@ -471,7 +611,9 @@ class Exchange:
         try:
             key = upstream.key()
         except (OSError, LookupError) as error:
-            raise _AnsweredError(502, f"the key of upstream '{upstream.name}' cannot be read: {error}") from error
+            raise _AnsweredError(
+                502, f"the key of upstream '{upstream.name}' cannot be read: {error}"
+            ) from error
         url = (
             upstream.target(route.rest, route.query, keyed=key is not None)
             if upstream.through is None
@@ -486,11 +628,20 @@ class Exchange:
             )
         except httpx2.InvalidURL as error:
             raise _AnsweredError(
-                502, f"no request can be sent to upstream '{upstream.name}' ({upstream.shown}): {error}"
+                502,
+                f"no request can be sent to upstream '{upstream.name}' ({upstream.shown}): {error}",
             ) from error
         if await self._leads_back(request.url):
-            raise _AnsweredError(400, f"upstream '{upstream.name}' ({upstream.shown}) is this gateway itself; set another url")
-        await self._while_there(partial(self._send_and_relay, upstream, request, record, space), record)
+            raise _AnsweredError(
+                400,
+                (
+                    f"upstream '{upstream.name}' ({upstream.shown}) is this gateway itself; set "
+                    "another url"
+                ),
+            )
+        await self._while_there(
+            partial(self._send_and_relay, upstream, request, record, space), record
+        )
 
     async def _leads_back(self, url: httpx2.URL) -> bool:
         """Return whether a URL leads to this gateway, in whatever spelling."""
@@ -505,10 +656,14 @@ class Exchange:
         return any(address.is_loopback or address.is_unspecified for address in addresses)
 
     async def _send_and_relay(
-        self, upstream: Upstream, request: httpx2.Request, record: RequestRecord | None, space: BodySpace
+        self,
+        upstream: Upstream,
+        request: httpx2.Request,
+        record: RequestRecord | None,
+        space: BodySpace,
     ) -> None:
-        """Send the request, and pass the reply on as it comes, but for its end. A paused client takes nothing, and the provider
-        goes on and bills: so the reply is read all the same."""
+        """Send the request, and pass the reply on as it comes, but for its end. A paused client
+        takes nothing, and the provider goes on and bills: so the reply is read all the same."""
         if record is not None:
             record.sending()
         client = self._shared.client if upstream.through is None else self._shared.passing
@@ -523,11 +678,19 @@ class Exchange:
         try:
             if record is not None:
                 record.begun(response)
-                early = await _refusal_of(pieces) if record.reads_plans and response.status_code == 429 else []
+                early = (
+                    await _refusal_of(pieces)
+                    if record.reads_plans and response.status_code == 429
+                    else []
+                )
                 record.look_at_plan(response, b"".join(early))
                 if response.has_redirect_location:
                     raise _redirected(upstream, response)
-            await self._http.head(response.status_code, downward(response.headers.raw), response.reason_phrase.encode())
+            await self._http.head(
+                response.status_code,
+                downward(response.headers.raw),
+                response.reason_phrase.encode(),
+            )
             encoded = "content-encoding" in response.headers
 
             async def pass_on(piece: bytes) -> None:
@@ -535,7 +698,8 @@ class Exchange:
                 if record is not None:
                     await _take(record, piece, ENCODED_PIECE if encoded else len(piece))
                 if not self._keeps(space):
-                    # what ends this task is raised again with the next piece, inside of httpx2: only that closes its generators
+                    # what ends this task is raised again with the next piece, inside of httpx2:
+                    # only that closes its generators
                     with suppress(ClientGoneError, trio.Cancelled):
                         await self._http.flush()
 
@@ -546,7 +710,9 @@ class Exchange:
             if record is not None:
                 record.whole = True
         except httpx2.HTTPError as error:
-            raise _BrokenOffError(f"upstream '{upstream.name}' broke off its reply: {_text_of(error)}") from error
+            raise _BrokenOffError(
+                f"upstream '{upstream.name}' broke off its reply: {_text_of(error)}"
+            ) from error
         finally:
             with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
                 await response.aclose()

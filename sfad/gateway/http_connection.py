@@ -12,9 +12,11 @@ HEAD_TIMEOUT = 30.0
 IDLE_TIMEOUT = 300.0
 """Seconds that a connection may wait for its next request. Clients keep theirs for some minutes."""
 BODY_TIMEOUT, WHOLE_BODY_TIMEOUT = 60.0, 600.0
-"""Seconds without any byte of a request's body, and for all of it. It takes memory, of which there is not enough for all."""
+"""Seconds without any byte of a request's body, and for all of it. It takes memory, of which there
+is not enough for all."""
 SEND_TIMEOUT = 86400.0
-"""Seconds that a client may take no byte of a reply. An agent that is paused takes none, and by default may be paused for a day."""
+"""Seconds that a client may take no byte of a reply. An agent that is paused takes none, and by
+default may be paused for a day."""
 DISCARD_TIMEOUT = 30.0
 MAX_DISCARDED = 128 << 20
 """Seconds and bytes of a request's body that are taken after it was answered."""
@@ -53,7 +55,8 @@ class HttpConnection:
         return self._http.their_state in {h11.IDLE, h11.SEND_BODY}
 
     async def request(self) -> h11.Request | None:
-        """Return the next request, or `None` if the client has closed the connection. Raises `ClientGoneError`."""
+        """Return the next request, or `None` if the client has closed the connection. Raises
+        `ClientGoneError`."""
         self.answering, self._body_until = False, None
         try:
             with trio.move_on_after(IDLE_TIMEOUT) as waiting:
@@ -69,7 +72,8 @@ class HttpConnection:
         return None
 
     async def body(self) -> bytes:
-        """Return the next piece of the request's body, `b""` at its end. Raises `ClientGoneError`."""
+        """Return the next piece of the request's body, `b""` at its end. Raises
+        `ClientGoneError`."""
         self._body_until = self._body_until or trio.current_time() + WHOLE_BODY_TIMEOUT
         if self._http.they_are_waiting_for_100_continue:
             await self._send(h11.InformationalResponse(status_code=100, headers=[]))
@@ -80,7 +84,9 @@ class HttpConnection:
                 await self._answer_malformed(error)
                 raise
             if event is h11.NEED_DATA:
-                with trio.move_on_at(min(self._body_until, trio.current_time() + BODY_TIMEOUT)) as waiting:
+                with trio.move_on_at(
+                    min(self._body_until, trio.current_time() + BODY_TIMEOUT)
+                ) as waiting:
                     await self._receive()
                 if waiting.cancelled_caught:
                     raise ClientGoneError("its request's body came too slowly")
@@ -93,7 +99,9 @@ class HttpConnection:
 
     async def _answer_malformed(self, error: _MalformedError) -> None:
         if not self.answering:
-            await self.answer(error.status, [(b"content-type", b"text/plain")], f"{error}\n".encode())
+            await self.answer(
+                error.status, [(b"content-type", b"text/plain")], f"{error}\n".encode()
+            )
 
     async def answer(self, status: int, headers: Headers, body: bytes, reason: bytes = b"") -> None:
         """Send a reply of the gateway's own, before or after the request's body has come."""
@@ -107,7 +115,8 @@ class HttpConnection:
             await self.discard()
 
     async def discard(self) -> None:
-        """Take the rest of a request that is answered already: closing the connection before would reset it, and lose the reply."""
+        """Take the rest of a request that is answered already: closing the connection before would
+        reset it, and lose the reply."""
         size = 0
         if self._http.their_state is not h11.SEND_BODY:
             return
@@ -124,7 +133,8 @@ class HttpConnection:
         await self.flush()
 
     def put(self, data: bytes) -> None:
-        """Send of a piece of the reply what the client takes at once, and leave the rest to `flush`."""
+        """Send of a piece of the reply what the client takes at once, and leave the rest to
+        `flush`."""
         if data:
             self._put(h11.Data(data=data))
 
@@ -155,7 +165,8 @@ class HttpConnection:
         await self._send(h11.EndOfMessage())
 
     async def switch(self) -> bytes:
-        """Agree to a CONNECT. From now on `stream` is the caller's alone; return what has been read of it already."""
+        """Agree to a CONNECT. From now on `stream` is the caller's alone; return what has been read
+        of it already."""
         while await self.body():
             pass
         await self.head(200, [], b"Connection established")
@@ -175,14 +186,17 @@ class HttpConnection:
             more = await self.stream.socket.recv(1, trio.socket.MSG_PEEK)
         except OSError:
             return
-        if more:  # it sends the next request already: whether it is still there, sending to it will tell
+        # it sends the next request already: whether it is still there, sending to it will tell
+        if more:
             await trio.sleep_forever()
 
     def _next(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         try:
             return self._http.next_event()
         except h11.RemoteProtocolError as error:
-            raise _MalformedError(f"what you sent is not HTTP: {error}", error.error_status_hint) from error
+            raise _MalformedError(
+                f"what you sent is not HTTP: {error}", error.error_status_hint
+            ) from error
 
     async def _receive(self) -> None:
         try:
@@ -203,7 +217,8 @@ class HttpConnection:
             self._waiting.unpark_all()
 
     def _written(self, data: bytes) -> int:
-        """Return how much the client takes at once. Without a switch of tasks, so that an event is not late."""
+        """Return how much the client takes at once. Without a switch of tasks, so that an event is
+        not late."""
         try:
             return os.write(self.stream.socket.fileno(), data)
         except OSError:  # it takes nothing now, or has gone: `flush` finds out

@@ -14,13 +14,19 @@ from .exchange import Exchange, Shared
 from .http_connection import ClientGoneError, HttpConnection
 
 MAX_CONNECTIONS = 2048
-"""Connections at a time. A user has at most half of what other users leave, and a run half of what its user's other runs leave.
-Above that, a new connection closes the oldest of the same run that has no request; if all have one, it is refused."""
+"""Connections at a time. A user has at most half of what other users leave, and a run half of what
+its user's other runs leave. Above that, a new connection closes the oldest of the same run that has
+no request; if all have one, it is refused."""
 SPARE_DESCRIPTORS = 150
 """Connections to upstreams that are kept for later calls, and the gateway's own files."""
 _SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_TOO_MANY = b"the gateway serves as many connections of this run as others leave room for; try again\n"
-_REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(_TOO_MANY), _TOO_MANY)
+_TOO_MANY = (
+    b"the gateway serves as many connections of this run as others leave room for; try again\n"
+)
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
+    % (len(_TOO_MANY), _TOO_MANY)
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -31,7 +37,9 @@ class _Connection:
 
 
 class Proxy:
-    def __init__(self, shared: Shared, *, most: int = MAX_CONNECTIONS, trouble: Callable[[str], None]) -> None:
+    def __init__(
+        self, shared: Shared, *, most: int = MAX_CONNECTIONS, trouble: Callable[[str], None]
+    ) -> None:
         """`most`: connections at a time."""
         self._shared = shared
         self._most = most
@@ -65,7 +73,8 @@ class Proxy:
             nursery.start_soon(self._serve, connection)
 
     def _has_room(self, caller: Caller) -> bool:
-        """Return whether a connection of a caller may be served. Close one of the same run for it if need be."""
+        """Return whether a connection of a caller may be served. Close one of the same run for it
+        if need be."""
         of_user = [each for each in self._connections if each.caller.uid == caller.uid]
         of_run = [each for each in of_user if each.caller.cgroup == caller.cgroup]
         users = (self._most - (len(self._connections) - len(of_user))) // 2
@@ -102,7 +111,8 @@ class Proxy:
 
     async def _exchanges(self, http: HttpConnection) -> None:
         while (request := await http.request()) is not None:
-            # its other end may have been handed to another process between two requests, but the socket stays of one cgroup
+            # its other end may have been handed to another process between two requests, but the
+            # socket stays of one cgroup
             caller = self._kernel.caller(http.stream.socket)
             self.under_way += 1
             try:

@@ -1,9 +1,10 @@
 """What the body of a call says, and the body with what the gateway changes in it.
 
-Reading a body takes some milliseconds for each megabyte, and one made for it takes seconds and gigabytes. So what is not small is
-read by a process of its own, which has bounds of memory and time. `python -m sfad.gateway.reading` forks these processes: a gateway
-that has become another user may not be able to execute the interpreter any more, and to fork the gateway would copy what it knows.
-It imports no trio, which is most of a start.
+Reading a body takes some milliseconds for each megabyte, and one made for it takes seconds and
+gigabytes. So what is not small is read by a process of its own, which has bounds of memory and
+time. `python -m sfad.gateway.reading` forks these processes: a gateway that has become another user
+may not be able to execute the interpreter any more, and to fork the gateway would copy what it
+knows. It imports no trio, which is most of a start.
 """
 
 import argparse
@@ -22,7 +23,8 @@ from .coding import Coding, UnreadableBodyError, import_decoders
 from .estimate import text_size
 
 MAX_BODY = 64 << 20
-"""Bytes of a call's body. The providers take 32 MiB at most, or 100 MiB of which nearly all is an uploaded file."""
+"""Bytes of a call's body. The providers take 32 MiB at most, or 100 MiB of which nearly all is an
+uploaded file."""
 MAX_MEMORY = 1 << 30
 """Bytes of address space of the process. JSON can take thirty times its size."""
 LEAVES_AT = 256 << 10
@@ -35,7 +37,8 @@ class BodyQuestion(msgspec.Struct, frozen=True):
     path: str
     encodings: str
     change: bool = False
-    """Return the body with what the reply needs to tell its usage, and with the maximum output below."""
+    """Return the body with what the reply needs to tell its usage, and with the maximum output
+    below."""
     max_output: int | None = None
 
 
@@ -55,8 +58,8 @@ class Told(msgspec.Struct):
 
 
 def answer_to(question: BodyQuestion, raw: bytes, most: int = MAX_BODY) -> tuple[BodyAnswer, bytes]:
-    """Return what a body of at most `most` bytes says, and the changed body if that is wanted. Raises `ValueError`, also for a body
-    that takes too much memory."""
+    """Return what a body of at most `most` bytes says, and the changed body if that is wanted.
+    Raises `ValueError`, also for a body that takes too much memory."""
     api = APIS[question.api]
     try:
         plain = Coding(question.encodings).feed(raw, most) if question.encodings else raw
@@ -66,7 +69,11 @@ def answer_to(question: BodyQuestion, raw: bytes, most: int = MAX_BODY) -> tuple
         completed = api.completed(plain)
         changed = b""
         if question.change:
-            changed = completed if question.max_output is None else api.lowered(completed, question.max_output)
+            changed = (
+                completed
+                if question.max_output is None
+                else api.lowered(completed, question.max_output)
+            )
     except (UnreadableBodyError, RecursionError) as error:
         raise ValueError(str(error)) from error
     except MemoryError:
@@ -83,7 +90,8 @@ _QUESTION = msgspec.msgpack.Decoder(BodyQuestion)
 
 
 def main() -> None:
-    """Fork a process for each descriptor that comes through the socket which is stdin. Each order ends the one before."""
+    """Fork a process for each descriptor that comes through the socket which is stdin. Each order
+    ends the one before."""
     hide_memory()
     words = argparse.ArgumentParser(prog="sfad gateway reading")
     words.add_argument("--user", type=int)
@@ -101,13 +109,15 @@ def main() -> None:
         if not order:  # the gateway has ended
             break
         for descriptor in descriptors:
-            with suppress(OSError):  # there is no process to be had: the gateway sees that its socket is closed
+            # there is no process to be had: the gateway sees that its socket is closed
+            with suppress(OSError):
                 reader = _forked(descriptor, orders)
             os.close(descriptor)
 
 
 def _forked(descriptor: int, orders: socket.socket) -> int:
-    """Start a process that answers what is asked through a socket. Return its pid. Raises `OSError`."""
+    """Start a process that answers what is asked through a socket. Return its pid. Raises
+    `OSError`."""
     if pid := os.fork():
         return pid
     try:

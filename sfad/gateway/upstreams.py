@@ -1,4 +1,5 @@
-"""Where calls go: the providers' APIs, and what is changed in the head of a request on its way there."""
+"""Where calls go: the providers' APIs, and what is changed in the head of a request on its way
+there."""
 
 import os
 import re
@@ -20,8 +21,8 @@ from .apis import APIS, Api
 from .egress_rules import literal
 
 _HOP_BY_HOP = {
-    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
-    b"transfer-encoding", b"upgrade",
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
+    b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
 }  # fmt: skip
 """RFC 9110, section 7.6.1: they are about one connection."""
 _OVERRIDES = {b"x-http-method-override", b"x-http-method", b"x-method-override"}
@@ -63,7 +64,8 @@ class Upstream:
 
     @property
     def endpoints(self) -> set[tuple[str, int]]:
-        """The host, in the spelling of `host_of`, with its port; a name also with the ports that mostly are the same service."""
+        """The host, in the spelling of `host_of`, with its port; a name also with the ports that
+        mostly are the same service."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         with suppress(ValueError):
             host = host_of(host)
@@ -77,8 +79,8 @@ class Upstream:
         return APIS[self.api]
 
     def key(self) -> str | None:
-        """Return the key of the operator, or `None` where the caller's own is used. Raises `OSError` and `LookupError`, whose texts
-        do not hold it."""
+        """Return the key of the operator, or `None` where the caller's own is used. Raises
+        `OSError` and `LookupError`, whose texts do not hold it."""
         if self.key_file is not None:
             try:
                 where, text = self.key_file, Path(self.key_file).read_text(errors="replace")
@@ -86,7 +88,11 @@ class Upstream:
                 raise LookupError(f"{self.key_file} does not exist") from None
         elif self.key_env is not None:
             if self.key_env not in os.environ:
-                raise LookupError(f"the daemon's environment has no {self.key_env}: set it there, and restart the daemon")
+                raise LookupError(
+                    f"the daemon's environment has no {self.key_env}: set it there, and "
+                    "restart "
+                    "the daemon"
+                )
             where, text = f"{self.key_env} in the daemon's environment", os.environ[self.key_env]
         else:
             return None
@@ -96,10 +102,15 @@ class Upstream:
 
     def exposed(self) -> str | None:
         """Return the file of the key if other users may read or write it. Raises `OSError`."""
-        return self.key_file if self.key_file is not None and Path(self.key_file).stat().st_mode & 0o066 else None
+        return (
+            self.key_file
+            if self.key_file is not None and Path(self.key_file).stat().st_mode & 0o066
+            else None
+        )
 
     def passage(self, rest: str, query: str, token: str | None) -> str:
-        """Return the URL of a request at the gateway that has the key. `rest`: as in `target`; `token`: names the run."""
+        """Return the URL of a request at the gateway that has the key. `rest`: as in `target`;
+        `token`: names the run."""
         return f"{self.through}/run/{token}/{quote(self.name, safe='')}{rest}{'?' if query else ''}{query}"
 
     def target(self, rest: str, query: str, *, keyed: bool) -> str:
@@ -107,13 +118,18 @@ class Upstream:
         if not self.url.endswith("/v1"):
             rest = self.api_of(rest).path(rest)
         if keyed:
-            query = "&".join(pair for pair in query.split("&") if unquote_plus(pair.partition("=")[0]) not in _IN_QUERY)
+            query = "&".join(
+                pair
+                for pair in query.split("&")
+                if unquote_plus(pair.partition("=")[0]) not in _IN_QUERY
+            )
         return f"{self.url}{rest}{'?' if query else ''}{query}"
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where the path of a request leads: `/run/TOKEN/UPSTREAM/REST`, the first two only where runs have no cgroup."""
+    """Where the path of a request leads: `/run/TOKEN/UPSTREAM/REST`, the first two only where runs
+    have no cgroup."""
 
     token: str | None
     upstream: str
@@ -139,16 +155,22 @@ def route_of(target: str) -> Route | None:
 
 
 def proxy_variable(url: str) -> str | None:
-    """Return which variable of this process's environment names the proxy for a URL; `None` if none does."""
+    """Return which variable of this process's environment names the proxy for a URL; `None` if none
+    does."""
     parts, proxies = urlsplit(url), getproxies_environment()
     if proxy_bypass(parts.hostname or "", proxies):
         return None
-    return next((f"{scheme.upper()}_PROXY" for scheme in (parts.scheme, "all") if scheme in proxies), None)
+    return next(
+        (f"{scheme.upper()}_PROXY" for scheme in (parts.scheme, "all") if scheme in proxies), None
+    )
 
 
 def proxy_token(headers: RawHeaders) -> str | None:
-    """Return the run's token, which is the user in the URL of its proxy where runs have no cgroup."""
-    words = next((value for name, value in headers if name.lower() == b"proxy-authorization"), b"").split()
+    """Return the run's token, which is the user in the URL of its proxy where runs have no
+    cgroup."""
+    words = next(
+        (value for name, value in headers if name.lower() == b"proxy-authorization"), b""
+    ).split()
     with suppress(ValueError):
         if len(words) == 2 and words[0].lower() == b"basic":
             return b64decode(words[1]).decode().partition(":")[0]
@@ -161,7 +183,8 @@ def upward(headers: RawHeaders, key: str | None, api: str) -> list[tuple[bytes, 
     kept = [
         (name, value)
         for name, value in headers
-        if name.lower() not in _HOP_BY_HOP | _OVERRIDES | named | {b"host", b"content-length", b"expect"}
+        if name.lower()
+        not in _HOP_BY_HOP | _OVERRIDES | named | {b"host", b"content-length", b"expect"}
         and not (key is not None and name.lower() in _CREDENTIALS)
     ]
     return kept if key is None else [*kept, _credentials(api, key)]
@@ -192,11 +215,13 @@ def _credentials(api: str, key: str) -> tuple[bytes, bytes]:
 
 
 MOST_FILES = 64
-"""Files of certificates that trees may name. A user who names more gets an error of TLS for the rest."""
+"""Files of certificates that trees may name. A user who names more gets an error of TLS for the
+rest."""
 
 
 class Trust:
-    """Those that httpx2 finds in the environment, and those in files that the environments of its user's trees name."""
+    """Those that httpx2 finds in the environment, and those in files that the environments of its
+    user's trees name."""
 
     def __init__(self, trouble: Callable[[str], None]) -> None:
         self.context: ssl.SSLContext = httpx2.create_ssl_context()

@@ -1,7 +1,7 @@
 """`--on-end`: executes the command that a run was started with, once its end is on record.
 
-Only a run that was started from outside any run has one, so a tree has one. It is saved from the run's admission on until it was
-executed: at least once, whatever becomes of the daemon.
+Only a run that was started from outside any run has one, so a tree has one. It is saved from the
+run's admission on until it was executed: at least once, whatever becomes of the daemon.
 """
 
 from collections import Counter
@@ -17,7 +17,15 @@ from ..protocol.messages import OnEndState
 from ..protocol.types import Event, Isolation, RunId, RunInfo
 from ..runs.live import OnEnd
 from .fair_queue import FairQueue
-from .processes import ContainedCommand, ContainedCommands, HookLabel, HookReports, HookResult, event_json, event_variables
+from .processes import (
+    ContainedCommand,
+    ContainedCommands,
+    HookLabel,
+    HookReports,
+    HookResult,
+    event_json,
+    event_variables,
+)
 
 TIMEOUT = 30.0
 """Seconds that one may take."""
@@ -25,7 +33,8 @@ AT_ONCE = 4
 """Processes for the runs of one user."""
 AT_ONCE_IN_ALL = 8
 AT_ONCE_RESERVED = 24
-"""More processes, for users for whom none runs: commands of some users that hang hold up no other user's."""
+"""More processes, for users for whom none runs: commands of some users that hang hold up no other
+user's."""
 WAITING = 1024
 """Ended runs whose commands wait. The longest queue of a user loses its oldest."""
 
@@ -71,7 +80,8 @@ class EndHooks:
     async def _run(self, run: RunId, scope: trio.CancelScope) -> None:
         try:
             result = await self._execute(*self._ended[run], scope)
-            if not (scope.cancelled_caught and self._resting):  # else the next daemon executes it again
+            # else the next daemon executes it again
+            if not (scope.cancelled_caught and self._resting):
                 self.reports.ended(self._label_of(run), result, f"{self._ended[run][1].type} {run}")
                 self._done(run)
         finally:
@@ -86,11 +96,15 @@ class EndHooks:
             sandbox = self.sandbox_of(hook.isolation) if hook.isolation is not None else None
         except OSError as error:
             return HookResult(f"not started: {error}", ok=False, output=b"", elapsed_s=0.0)
-        command = ContainedCommand(argv, hook.cwd, env, event_json(event), TIMEOUT, hook.user, sandbox)
+        command = ContainedCommand(
+            argv, hook.cwd, env, event_json(event), TIMEOUT, hook.user, sandbox
+        )
         return await self.processes.run(command, scope, operators=False)
 
     def _label_of(self, run: RunId) -> HookLabel:
-        return HookLabel(f"--on-end of run {run}", f"--on-end of user {self._ended[run][0].uid}", run)
+        return HookLabel(
+            f"--on-end of run {run}", f"--on-end of user {self._ended[run][0].uid}", run
+        )
 
     def _done(self, run: RunId) -> None:
         del self._ended[run]
@@ -109,7 +123,11 @@ class EndHooks:
 
     def states(self) -> list[OnEndState]:
         return [
-            OnEndState(run_id=run, command=hook.command, state="running" if run in self._running else "waiting")
+            OnEndState(
+                run_id=run,
+                command=hook.command,
+                state="running" if run in self._running else "waiting",
+            )
             for run, (hook, _) in self._ended.items()
         ]
 
@@ -136,7 +154,8 @@ class EndHooks:
 
 
 def _event_of(info: RunInfo) -> Event:
-    """Return the end of a run as an event. It has no number: a later daemon may execute the command, for a run of this one."""
+    """Return the end of a run as an event. It has no number: a later daemon may execute the
+    command, for a run of this one."""
     return Event(
         type=f"run_{info.status}",
         severity=severity_of_end(info.status),

@@ -1,8 +1,9 @@
 """`[[hooks]]`: starts the operator's commands at events.
 
-A hook is started for each event that one of its patterns matches, once the event is on record, or at once while the ledger cannot
-be written. The number up to which a hook is done with events is saved, so a daemon that follows a killed one starts again what was
-not finished: at least once, not exactly once, because what a killed daemon had started may have done its work.
+A hook is started for each event that one of its patterns matches, once the event is on record, or
+at once while the ledger cannot be written. The number up to which a hook is done with events is
+saved, so a daemon that follows a killed one starts again what was not finished: at least once, not
+exactly once, because what a killed daemon had started may have done its work.
 """
 
 import os
@@ -22,21 +23,36 @@ from ..protocol.event_types import HOOK_TYPES
 from ..protocol.messages import HookState
 from ..protocol.types import SEVERITIES, Event, RunId
 from .fair_queue import FairQueue
-from .processes import ContainedCommand, ContainedCommands, HookLabel, HookReports, HookResult, event_json, event_variables
+from .processes import (
+    ContainedCommand,
+    ContainedCommands,
+    HookLabel,
+    HookReports,
+    HookResult,
+    event_json,
+    event_variables,
+)
 
-# ---- Whether the program of a hook can be executed, and whether only its user and root can change it
+# ---- Whether the program of a hook can be executed, and whether only its user and
+# root can change it
 
 
 def program_trouble(command: Sequence[str], path: str | None = None) -> str | None:
-    """Return why a command cannot be a hook; `None` if it can. As root, its program must not be writable by another user: that
-    user would be root at the next event. `path`: directories to search it in."""
+    """Return why a command cannot be a hook; `None` if it can. As root, its program must not be
+    writable by another user: that user would be root at the next event. `path`: directories to
+    search it in."""
     found = shutil.which(command[0], path=path)
     if found is None:
         absent = "/" in command[0] and not os.path.exists(command[0])
-        return f"{command[0]} {'does not exist' if absent or '/' not in command[0] else 'is not executable'}"
+        return (
+            f"{command[0]} "
+            f"{'does not exist' if absent or '/' not in command[0] else 'is not executable'}"
+        )
     if os.geteuid() != 0:
         return None
-    script = next((word for word in command[1:] if word.startswith("/") and os.path.isfile(word)), None)
+    script = next(
+        (word for word in command[1:] if word.startswith("/") and os.path.isfile(word)), None
+    )
     for file in filter(None, (found, script)):
         for place in _places(file):
             if (why := _writable_by_others(place)) is not None:
@@ -70,10 +86,12 @@ WAITING = 256
 AT_ONCE = 4
 """Processes of one hook, and of its tests."""
 AT_ONCE_IN_ALL = 8
-"""Of all hooks. One of which nothing runs is started nevertheless, so that hooks which hang hold up no other."""
+"""Of all hooks. One of which nothing runs is started nevertheless, so that hooks which hang hold up
+no other."""
 
 CHANNEL = "hook"
-"""The channel of runs that a hook starts. Their events start no hook, else a hook could start itself for ever."""
+"""The channel of runs that a hook starts. Their events start no hook, else a hook could start
+itself for ever."""
 
 
 @dataclass(slots=True)
@@ -94,12 +112,17 @@ class _Hook:
         return event.channel != CHANNEL and self.wants_type(event.type)
 
     def wants_type(self, what: str) -> bool:
-        return not what.startswith("hook_") and any(fnmatchcase(what, pattern) for pattern in self.config.on)
+        return not what.startswith("hook_") and any(
+            fnmatchcase(what, pattern) for pattern in self.config.on
+        )
 
     @property
     def finished(self) -> int:
         """The number up to which nothing waits or runs."""
-        return min([event.number for event in self.queue] + list(self.running), default=self.seen + 1) - 1
+        return (
+            min([event.number for event in self.queue] + list(self.running), default=self.seen + 1)
+            - 1
+        )
 
 
 @dataclass(slots=True)
@@ -115,13 +138,14 @@ class EventHooks:
     uid_of: Callable[[RunId], int | None]
     _hooks: dict[str, _Hook] = field(default_factory=dict)
     _rate: EventRate = field(default_factory=EventRate)
-    """Of the events of a run: a hook may cause such events itself, such as one that resumes what another pauses."""
+    """Of the events of a run: a hook may cause such events itself, such as one that resumes what
+    another pauses."""
     _resting: bool = False
     _idle: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
     def configure(self, hooks: Mapping[str, Hook], last: int, saved: Mapping[str, int]) -> None:
-        """Follow the config. A new hook is told of what happens from now on, or from where an earlier daemon has `saved` it.
-        `last`: the number of the last event."""
+        """Follow the config. A new hook is told of what happens from now on, or from where an
+        earlier daemon has `saved` it. `last`: the number of the last event."""
         before, self._hooks = self._hooks, {}
         for name, config in hooks.items():
             old = before.pop(name, None)
@@ -148,10 +172,21 @@ class EventHooks:
                 continue
             hook.seen = event.number
             if hook.wants(event):
-                if self._rate.admits((name, event.type, event.run_id, event.scope), trio.current_time()):
+                if self._rate.admits(
+                    (name, event.type, event.run_id, event.scope), trio.current_time()
+                ):
                     self._drop(name, hook, self._push(hook, event), "more events wait than may")
                 else:
-                    self._drop(name, hook, event, f"it is started {MAX_EVENTS} times a minute for one type of event of one run")
+                    self._drop(
+                        name,
+                        hook,
+                        event,
+                        (
+                            f"it is started {MAX_EVENTS} times a minute for one type of event of "
+                            "one "
+                            "run"
+                        ),
+                    )
         self._start()
 
     def _drop(self, name: str, hook: _Hook, event: Event | None, why: str) -> None:
@@ -166,8 +201,16 @@ class EventHooks:
     def _start(self) -> None:
         """Start what may start: of the hooks with fewest processes first."""
         while not self._resting:
-            most = AT_ONCE if sum(len(hook.running) for hook in self._hooks.values()) < AT_ONCE_IN_ALL else 1
-            ready = [name for name, hook in self._hooks.items() if len(hook.queue) and len(hook.running) < most]
+            most = (
+                AT_ONCE
+                if sum(len(hook.running) for hook in self._hooks.values()) < AT_ONCE_IN_ALL
+                else 1
+            )
+            ready = [
+                name
+                for name, hook in self._hooks.items()
+                if len(hook.queue) and len(hook.running) < most
+            ]
             if not ready:
                 return
             name = min(ready, key=lambda each: len(self._hooks[each].running))
@@ -194,7 +237,14 @@ class EventHooks:
         self._start()
 
     async def _execute(self, config: Hook, event: Event, scope: trio.CancelScope) -> HookResult:
-        path = next((item[5:].decode(errors="surrogateescape") for item in self.env if item.startswith(b"PATH=")), None)
+        path = next(
+            (
+                item[5:].decode(errors="surrogateescape")
+                for item in self.env
+                if item.startswith(b"PATH=")
+            ),
+            None,
+        )
         trouble = program_trouble(config.command, path)
         if trouble is not None:
             return HookResult(f"not started: {trouble}", ok=False, output=b"", elapsed_s=0.0)
@@ -208,7 +258,8 @@ class EventHooks:
         return [each for each in HOOK_TYPES if self._hooks[name].wants_type(each)]
 
     async def test(self, name: str, event: Event) -> HookResult | None:
-        """Execute a hook for an invented event; `None` if too many tests of it run already. Raises `KeyError`."""
+        """Execute a hook for an invented event; `None` if too many tests of it run already. Raises
+        `KeyError`."""
         hook = self._hooks[name]
         if hook.testing >= AT_ONCE:
             return None
@@ -225,19 +276,21 @@ class EventHooks:
     def states(self) -> list[HookState]:
         return [
             HookState(
-                name=name, on=list(hook.config.on), command=list(hook.config.command), timeout=hook.config.timeout,
-                waiting=len(hook.queue), running=len(hook.running), ended=hook.ended, failed=hook.failed, failing=hook.failing,
-                dropped=hook.dropped,
+                name=name, on=list(hook.config.on), command=list(hook.config.command),
+                timeout=hook.config.timeout, waiting=len(hook.queue), running=len(hook.running),
+                ended=hook.ended, failed=hook.failed, failing=hook.failing, dropped=hook.dropped,
             )
             for name, hook in self._hooks.items()
         ]  # fmt: skip
 
     async def rest(self, within: float, *, queued: bool) -> None:
-        """Let hooks that run end, and with `queued` those that wait, within so many seconds; then end them. The next daemon starts
-        again what was not finished."""
+        """Let hooks that run end, and with `queued` those that wait, within so many seconds; then
+        end them. The next daemon starts again what was not finished."""
         self._resting = not queued
         with trio.move_on_after(within):
-            while any(hook.running or (queued and len(hook.queue)) for hook in self._hooks.values()):
+            while any(
+                hook.running or (queued and len(hook.queue)) for hook in self._hooks.values()
+            ):
                 await self._idle.park()
         self._resting = True
         for hook in self._hooks.values():

@@ -1,5 +1,5 @@
-"""A bounded queue that no user, and no tree, can fill for the others, and in which nothing important yields to something less
-important."""
+"""A bounded queue that no user, and no tree, can fill for the others, and in which nothing
+important yields to something less important."""
 
 from collections import deque
 from collections.abc import Collection, Hashable, Iterator
@@ -12,8 +12,8 @@ RANKS = 3
 
 
 class FairQueue(Generic[T]):
-    """Hands out one item of each user in turn, and of a user one of each tree in turn; of a tree, the most severe first, then the
-    oldest."""
+    """Hands out one item of each user in turn, and of a user one of each tree in turn; of a tree,
+    the most severe first, then the oldest."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -25,11 +25,18 @@ class FairQueue(Generic[T]):
         return self._length
 
     def __iter__(self) -> Iterator[T]:
-        return (item for trees in self._users.values() for ranks in trees.values() for items in ranks for item in items)
+        return (
+            item
+            for trees in self._users.values()
+            for ranks in trees.values()
+            for items in ranks
+            for item in items
+        )
 
     def push(self, user: Hashable, tree: Hashable, rank: int, item: T) -> T | None:
-        """Add an item; return what had to be dropped for it, which may be the item itself. Of the lowest rank, that is the oldest
-        of the user who has most of them, and of this user's tree that has most."""
+        """Add an item; return what had to be dropped for it, which may be the item itself. Of the
+        lowest rank, that is the oldest of the user who has most of them, and of this user's tree
+        that has most."""
         dropped = None
         if self._length >= self._most:
             held = [ranks for trees in self._users.values() for ranks in trees.values()]
@@ -47,7 +54,9 @@ class FairQueue(Generic[T]):
         for user, trees in self._users.items():
             if user not in passed_over:
                 tree, ranks = next(iter(trees.items()))
-                item = self._take(user, tree, max(rank for rank, items in enumerate(ranks) if items))
+                item = self._take(
+                    user, tree, max(rank for rank, items in enumerate(ranks) if items)
+                )
                 if tree in trees:  # the next turn is after the others'
                     trees[tree] = trees.pop(tree)
                 if user in self._users:
@@ -66,7 +75,10 @@ class FairQueue(Generic[T]):
                         return
 
     def _fullest(self, rank: int) -> tuple[Hashable, Hashable]:
-        counts = {user: {tree: len(ranks[rank]) for tree, ranks in trees.items()} for user, trees in self._users.items()}
+        counts = {
+            user: {tree: len(ranks[rank]) for tree, ranks in trees.items()}
+            for user, trees in self._users.items()
+        }
         user = max(counts, key=lambda each: sum(counts[each].values()))
         return user, max(counts[user], key=counts[user].__getitem__)
 

@@ -1,7 +1,9 @@
-"""Executes commands that are not runs, such as hooks and the daemon's own git: each in a containment of its own, so that whatever
-it has started ends with it, and dies with the daemon's next start if the daemon is killed.
+"""Executes commands that are not runs, such as hooks and the daemon's own git: each in a
+containment of its own, so that whatever it has started ends with it, and dies with the daemon's
+next start if the daemon is killed.
 
-The launcher contains each as it does a run, under a name that is not the id of a run: `hook-1f0a93c2-1`.
+The launcher contains each as it does a run, under a name that is not the id of a run:
+`hook-1f0a93c2-1`.
 """
 
 import os
@@ -33,7 +35,8 @@ BOUNDS = Bounds(memory=512 << 20, pids=64)
 """Where the kernel enforces them."""
 
 KILL_WAIT = 30.0
-"""Seconds that the daemon waits for the end of a killed hook before it is left to the launcher, which goes on killing."""
+"""Seconds that the daemon waits for the end of a killed hook before it is left to the launcher,
+which goes on killing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,8 @@ class ContainedCommands:
         self._processes: dict[RunId, _Process] = {}
         self._operators: set[RunId] = set()
         self._prefix = f"hook-{secrets.token_hex(4)}"
-        """Of the names of this daemon's hooks: those that an earlier daemon could not kill have another."""
+        """Of the names of this daemon's hooks: those that an earlier daemon could not kill have
+        another."""
         self._last = 0
         self._resting = False
         self._ended: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
@@ -97,19 +101,32 @@ class ContainedCommands:
                 process.exited.set()
             case e.MainExited():
                 process.ok = event.code == 0
-                process.how = f"killed by {signal_name(event.signal)}" if event.signal else f"exit code {event.code}"
+                process.how = (
+                    f"killed by {signal_name(event.signal)}"
+                    if event.signal
+                    else f"exit code {event.code}"
+                )
                 process.exited.set()
             case e.Emptied():
                 process.emptied.set()
                 if process.left:
                     self._forget(event.run)
 
-    async def run(self, command: ContainedCommand, stop: trio.CancelScope, *, operators: bool) -> HookResult:
-        """Execute a command, and return when nothing of it is alive. Cancel `stop` to end it early."""
+    async def run(
+        self, command: ContainedCommand, stop: trio.CancelScope, *, operators: bool
+    ) -> HookResult:
+        """Execute a command, and return when nothing of it is alive. Cancel `stop` to end it
+        early."""
         if self._resting:
-            return HookResult("not started: the daemon ends, or is replaced", ok=False, output=b"", elapsed_s=0.0)
+            return HookResult(
+                "not started: the daemon ends, or is replaced", ok=False, output=b"", elapsed_s=0.0
+            )
         self._last += 1
-        name, process, began = f"{self._prefix}-{self._last}", _Process(stop=stop), trio.current_time()
+        name, process, began = (
+            f"{self._prefix}-{self._last}",
+            _Process(stop=stop),
+            trio.current_time(),
+        )
         self._processes[name] = process
         if operators:
             self._operators.add(name)
@@ -118,7 +135,9 @@ class ContainedCommands:
                 try:
                     output = self._launch(name, command, stack)
                 except OSError as error:
-                    return HookResult(f"not started: {error.strerror}", ok=False, output=b"", elapsed_s=0.0)
+                    return HookResult(
+                        f"not started: {error.strerror}", ok=False, output=b"", elapsed_s=0.0
+                    )
                 try:
                     await self._supervise(process, output, command.timeout, stop)
                 finally:
@@ -130,10 +149,13 @@ class ContainedCommands:
             else:
                 process.left = True
             self._ended.unpark_all()
-        return HookResult(process.how, process.ok, process.output, round(trio.current_time() - began, 3))
+        return HookResult(
+            process.how, process.ok, process.output, round(trio.current_time() - began, 3)
+        )
 
     async def rest(self) -> None:
-        """Start no more, and end all that run, also tests and those of hooks that are no longer in the config."""
+        """Start no more, and end all that run, also tests and those of hooks that are no longer in
+        the config."""
         self._resting = True
         while waited_for := [process for process in self._processes.values() if not process.left]:
             for process in waited_for:
@@ -155,8 +177,9 @@ class ContainedCommands:
                 _write_all(stdin, command.stdin)
                 bounds = BOUNDS if self._launcher.enforced_by("pids") == "kernel" else UNBOUND
                 spec = LaunchSpec(
-                    argv=list(command.argv), cwd=command.cwd, env=command.env, umask=0o077, stdin=stdin, stdout=far_end,
-                    stderr=far_end, bounds=bounds, user=command.user, sandbox=command.sandbox,
+                    argv=list(command.argv), cwd=command.cwd, env=command.env, umask=0o077,
+                    stdin=stdin, stdout=far_end, stderr=far_end, bounds=bounds, user=command.user,
+                    sandbox=command.sandbox,
                 )  # fmt: skip
                 self._launcher.launch(name, None, spec, lambda _: True)
             finally:
@@ -165,7 +188,9 @@ class ContainedCommands:
             os.close(far_end)
         return output
 
-    async def _supervise(self, process: _Process, output: int, timeout: float, stop: trio.CancelScope) -> None:
+    async def _supervise(
+        self, process: _Process, output: int, timeout: float, stop: trio.CancelScope
+    ) -> None:
         """Wait until the main process has ended, the time is over or the hook is cancelled."""
         with trio.move_on_after(timeout) as in_time, stop:
             async with trio.open_nursery() as nursery:
@@ -173,7 +198,11 @@ class ContainedCommands:
                 await process.exited.wait()
                 nursery.cancel_scope.cancel()
         if not process.exited.is_set():
-            process.how = f"not ended within {timeout:g} s, and killed" if in_time.cancelled_caught else "cancelled"
+            process.how = (
+                f"not ended within {timeout:g} s, and killed"
+                if in_time.cancelled_caught
+                else "cancelled"
+            )
 
     async def _end(self, name: RunId, process: _Process) -> None:
         """Kill what is left of the hook."""
@@ -219,7 +248,8 @@ def _write_all(descriptor: int, data: bytes) -> None:
     os.lseek(descriptor, 0, os.SEEK_SET)
 
 
-# ---- Counts hooks that end, and tells of those that fail: each time in the log, by an event at most once a minute for each
+# ---- Counts hooks that end, and tells of those that fail: each time in the log, by
+# an event at most once a minute for each
 # hook of the config, and for each user's commands of `--on-end`.
 
 
@@ -242,7 +272,12 @@ class HookLabel:
 
 
 class HookReports:
-    def __init__(self, log: Log, tell: Callable[[EventType, str, Severity, RunId | None], None], counts: Counts) -> None:
+    def __init__(
+        self,
+        log: Log,
+        tell: Callable[[EventType, str, Severity, RunId | None], None],
+        counts: Counts,
+    ) -> None:
         """`tell` announces an event of a run, or of the daemon."""
         self._log = log
         self._tell = tell
@@ -252,18 +287,30 @@ class HookReports:
     def ended(self, hook: HookLabel, result: HookResult, about: str) -> None:
         self._counts.hook_ended("completed" if result.ok else "failed")
         output = redacted_end(clean(result.output), OUTPUT).strip()
-        fields = {"hook": hook.name, "about": about, "elapsed_s": result.elapsed_s, "output": output}
+        fields = {
+            "hook": hook.name,
+            "about": about,
+            "elapsed_s": result.elapsed_s,
+            "output": output,
+        }
         if result.ok:
             self._log.debug("a hook has ended", **fields)
             return
         self._log.warning(f"hook {hook.name} failed: {result.how}", **fields)
         last = output.splitlines()[-1][:SHOWN] if output else ""
-        self._tell_sometimes(hook, f"hook {hook.name} failed for {about}: {result.how}" + (f": {last}" if last else ""))
+        self._tell_sometimes(
+            hook,
+            f"hook {hook.name} failed for {about}: {result.how}" + (f": {last}" if last else ""),
+        )
 
     def dropped(self, hook: HookLabel, about: str, why: str) -> None:
         self._counts.hook_ended("dropped")
-        self._log.warning(f"hook {hook.name} is not started for an event: {why}", hook=hook.name, about=about)
-        self._tell_sometimes(hook, f"hook {hook.name} is not started for each event: {why}, beginning with {about}")
+        self._log.warning(
+            f"hook {hook.name} is not started for an event: {why}", hook=hook.name, about=about
+        )
+        self._tell_sometimes(
+            hook, f"hook {hook.name} is not started for each event: {why}, beginning with {about}"
+        )
 
     def _tell_sometimes(self, hook: HookLabel, message: str) -> None:
         now = trio.current_time()
@@ -273,7 +320,8 @@ class HookReports:
             self._tell(EventType.HOOK_FAILED, message, "medium", hook.run)
 
 
-# ---- What a hook is given: the event as JSON on stdin, and few variables. It gets neither the daemon's keys nor those of a
+# ---- What a hook is given: the event as JSON on stdin, and few variables. It gets
+# neither the daemon's keys nor those of a
 # run.
 
 
@@ -288,8 +336,22 @@ def event_json(event: Event) -> bytes:
 def event_variables(event: Event, socket: str) -> list[bytes]:
     shown = redacted_object(msgspec.to_builtins(event))
     names = {"agent_name": "NAME"}
-    fields = ("type", "severity", "time", "seq", "run_id", "root_id", "agent_name", "user", "message", "state")
-    told = {f"SFAD_EVENT_{names.get(field, field.upper())}": _one_line(shown.get(field, "")) for field in fields}
+    fields = (
+        "type",
+        "severity",
+        "time",
+        "seq",
+        "run_id",
+        "root_id",
+        "agent_name",
+        "user",
+        "message",
+        "state",
+    )
+    told = {
+        f"SFAD_EVENT_{names.get(field, field.upper())}": _one_line(shown.get(field, ""))
+        for field in fields
+    }
     return [f"{key}={value}".encode() for key, value in ({"SFAD_SOCKET": socket} | told).items()]
 
 

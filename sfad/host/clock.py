@@ -10,13 +10,14 @@ import trio
 
 
 def wall_clock() -> datetime:
-    """Return the present time in UTC, for people. It decides nothing about live runs, so setting the clock cannot end one."""
+    """Return the present time in UTC, for people. It decides nothing about live runs, so setting
+    the clock cannot end one."""
     return datetime.now(UTC)
 
 
 class MonotonicClock(trio.abc.Clock):
-    """Makes trio's time CLOCK_MONOTONIC. Trio's own clock adds a random number to it, different in each process, so that a daemon
-    could not read the times that an earlier one saved."""
+    """Makes trio's time CLOCK_MONOTONIC. Trio's own clock adds a random number to it, different in
+    each process, so that a daemon could not read the times that an earlier one saved."""
 
     def start_clock(self) -> None:
         """The kernel has started it."""
@@ -53,7 +54,8 @@ class Timers:
         if self._heap[0][1] == self._order:
             self._sooner.set()
         if len(self._heap) > 64 + 4 * len(self._armed):
-            # disarmed entries stay in the heap: each run of a burst of short ones would leave its deadline there for two minutes
+            # disarmed entries stay in the heap: each run of a burst of short ones would leave its
+            # deadline there for two minutes
             self._heap = [entry for entry in self._heap if self._current(entry)]
             heapq.heapify(self._heap)
 

@@ -1,4 +1,5 @@
-"""Descriptors: the last ones of the process are reserved, and those that clients sent are closed in time."""
+"""Descriptors: the last ones of the process are reserved, and those that clients sent are closed in
+time."""
 
 import ctypes
 import os
@@ -16,18 +17,21 @@ from pathlib import Path
 
 from .tasks import LoopTurns
 
-# ---- Descriptors are reserved, in two ways: without one the daemon can neither be reached nor stop a run
+# ---- Descriptors are reserved, in two ways: without one the daemon can neither be
+# reached nor stop a run
 #
-# What takes descriptors is refused while some are still free: first clients, then new runs, last the owner of the daemon
-# (`Descriptors`). The very last are kept back for stopping (`keep_back`): the daemon's soft RLIMIT_NOFILE is a little below
-# the hard one, and the launcher lifts it while it signals, kills and looks. So no descriptor is held ready for that.
+# What takes descriptors is refused while some are still free: first clients, then new runs, last
+# the owner of the daemon (`Descriptors`). The very last are kept back for stopping (`keep_back`):
+# the daemon's soft RLIMIT_NOFILE is a little below the hard one, and the launcher lifts it while it
+# signals, kills and looks. So no descriptor is held ready for that.
 
 
 RESERVE, LEAST_RESERVE = 32, 4
-"""Descriptors in one reserve, and what it has at least where the limit is low. A launch takes eight for some milliseconds; the
-ledger, the spool and the price list take a few each."""
+"""Descriptors in one reserve, and what it has at least where the limit is low. A launch takes eight
+for some milliseconds; the ledger, the spool and the price list take a few each."""
 KEPT_BACK = 24
-"""Descriptors for stopping. A stop needs four at a time: a directory that is listed, a control file, `/proc`, and a pidfd."""
+"""Descriptors for stopping. A stop needs four at a time: a directory that is listed, a control
+file, `/proc`, and a pidfd."""
 _limits: tuple[int, int] | None = None
 """The soft and the hard limit of this process, while it keeps some back."""
 
@@ -46,9 +50,11 @@ def count() -> int:
 
 
 class Descriptors:
-    """What this process may open. The limit is the soft one at the start: the launcher lifts it while it stops runs.
+    """What this process may open. The limit is the soft one at the start: the launcher lifts it
+    while it stops runs.
 
-    They are counted once a turn of the loop. What has been granted in it is taken to be open since."""
+    They are counted once a turn of the loop. What has been granted in it is taken to be open
+    since."""
 
     def __init__(self, turns: LoopTurns, count: Callable[[], int] = count) -> None:
         self._turns = turns
@@ -70,13 +76,15 @@ class Descriptors:
             self._open += more
             return None
         return (
-            f"only {free} of {limit} descriptors are left, {more} are needed and {reserved} are reserved; end some runs or "
+            f"only {free} of {limit} descriptors are left, {more} are needed and {reserved} are "
+            "reserved; end some runs or "
             "clients, or raise LimitNOFILE= of the daemon's unit (ulimit -n)"
         )
 
 
 def soft_of(hard: int) -> int:
-    """Return the soft limit under a hard one: `KEPT_BACK` less, but at least three quarters of it."""
+    """Return the soft limit under a hard one: `KEPT_BACK` less, but at least three quarters of
+    it."""
     return max(hard - KEPT_BACK, hard * 3 // 4)
 
 
@@ -88,7 +96,8 @@ def keep_back() -> None:
 
 
 class lifted:  # noqa: N801 - as `contextlib.suppress` is named: it reads like a word in `with lifted():`
-    """Allow the descriptors that are kept back. The limit is the whole process's, so nothing in the block may wait.
+    """Allow the descriptors that are kept back. The limit is the whole process's, so nothing in the
+    block may wait.
 
     A class, because it is entered at each turn, and a generator would take four calls more."""
 
@@ -103,15 +112,18 @@ class lifted:  # noqa: N801 - as `contextlib.suppress` is named: it reads like a
 
 # ---- Closes the descriptors that clients sent, in threads of their own
 #
-# close(2) of such a file may wait as long as the client likes: for unsent data on a TCP socket (SO_LINGER), or for a FUSE server
-# that does not answer FLUSH. It may also fail. The kernel frees the number before it waits. A Unix socket is closed the same way,
-# because with it the kernel drops the files that are still in transit through it.
+# close(2) of such a file may wait as long as the client likes: for unsent data on a TCP socket
+# (SO_LINGER), or for a FUSE server that does not answer FLUSH. It may also fail. The kernel frees
+# the number before it waits. A Unix socket is closed the same way, because with it the kernel drops
+# the files that are still in transit through it.
 #
-# Each sender has a share of the threads: a tree of runs, or a user outside any run. So what one has sent delays only its own.
+# Each sender has a share of the threads: a tree of runs, or a user outside any run. So what one has
+# sent delays only its own.
 
 
 CLOSERS = 4
-"""Threads of one sender at a time. While all of them wait, further descriptors of the sender stay open."""
+"""Threads of one sender at a time. While all of them wait, further descriptors of the sender stay
+open."""
 MAX_CLOSERS = 512
 STUCK = 1.0
 """Seconds in one close(2) after which a thread is taken to wait for what the sender does."""
@@ -135,7 +147,8 @@ _senders: dict[str, _Sender] = {}
 
 
 def close_soon(descriptors: Iterable[int], sender: str, *, unwelcome: bool = False) -> None:
-    """Close `descriptors` that a sender has sent soon, without waiting. The caller must not use them again.
+    """Close `descriptors` that a sender has sent soon, without waiting. The caller must not use
+    them again.
 
     `unwelcome`: each in a thread of its own, because no child may be started that inherits them."""
     with _lock:
@@ -143,7 +156,9 @@ def close_soon(descriptors: Iterable[int], sender: str, *, unwelcome: bool = Fal
         queue.open.extend(descriptors)
         queue.unwelcome |= unwelcome
         share = len(queue.open) if unwelcome else CLOSERS - queue.threads
-        wanted = min(len(queue.open), share, MAX_CLOSERS - sum(each.threads for each in _senders.values()))
+        wanted = min(
+            len(queue.open), share, MAX_CLOSERS - sum(each.threads for each in _senders.values())
+        )
         if not queue.open and not queue.threads:
             del _senders[sender]
     for _ in range(wanted):
@@ -166,7 +181,8 @@ def threads() -> int:
 
 
 def refusal(sender: str) -> str | None:
-    """Say why nothing more is taken from a sender whose descriptors cannot be closed, or return `None`."""
+    """Say why nothing more is taken from a sender whose descriptors cannot be closed, or return
+    `None`."""
     with _lock:
         queue = _senders.get(sender)
         if queue is None:
@@ -176,16 +192,21 @@ def refusal(sender: str) -> str | None:
         if stuck < CLOSERS and len(queue.open) < MAX_UNCLOSED and not queue.unwelcome:
             return None
         waiting = len(queue.began) + len(queue.open)
-    return f"{waiting} files that {sender} has sent cannot be closed: the kernel waits for what is behind them; end that first"
+    return (
+        f"{waiting} files that {sender} has sent cannot be closed: the kernel waits for what is "
+        "behind them; end that first"
+    )
 
 
 def unkillable() -> list[str]:
-    """Return the senders whose files keep a thread that no signal ends, or may do so: all but sockets. execve(2) waits for it."""
+    """Return the senders whose files keep a thread that no signal ends, or may do so: all but
+    sockets. execve(2) waits for it."""
     with _lock:
         return sorted(
             sender
             for sender, queue in _senders.items()
-            if any(not is_socket for _, is_socket in queue.began.values()) or not all(map(without_linger, queue.open))
+            if any(not is_socket for _, is_socket in queue.began.values())
+            or not all(map(without_linger, queue.open))
         )
 
 
@@ -225,8 +246,9 @@ def without_linger(descriptor: int) -> bool:
 
 # ---- Files whose file system is a program of another user, which may never answer
 #
-# dup2(2) and execve(2) close descriptors, and close(2) asks a FUSE server (FUSE_FLUSH). A child that waits there before it executes
-# its command has the daemon wait, too: posix_spawn(3) is a vfork(2).
+# dup2(2) and execve(2) close descriptors, and close(2) asks a FUSE server (FUSE_FLUSH). A child
+# that waits there before it executes its command has the daemon wait, too: posix_spawn(3) is a
+# vfork(2).
 
 _SUPER_MAGIC = 0x65735546
 """FUSE_SUPER_MAGIC of linux/magic.h."""
@@ -234,10 +256,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def of_another_user(descriptor: int) -> bool:
-    """Return whether a file is on a FUSE mount that root has not made, as far as can be told without asking its server.
+    """Return whether a file is on a FUSE mount that root has not made, as far as can be told
+    without asking its server.
 
-    /proc tells about mounts that this process sees. For others there is only fstatfs(2): it does not ask the server of a mount
-    in another user namespace, because the kernel lets no process outside use that."""
+    /proc tells about mounts that this process sees. For others there is only fstatfs(2): it does
+    not ask the server of a mount in another user namespace, because the kernel lets no process
+    outside use that."""
     try:
         info = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
         mount = next(line.split()[1] for line in info.splitlines() if line.startswith("mnt_id:"))

@@ -1,10 +1,11 @@
-"""Ends the process at its n-th effect, for the test that kills the daemon at each of them (`SFAD_CRASH_AT`). For debugging only.
+"""Ends the process at its n-th effect, for the test that kills the daemon at each of them
+(`SFAD_CRASH_AT`). For debugging only.
 
-`SFAD_CRASH_AT=12` is the 12th effect, `SFAD_CRASH_AT=recover+3` the third from the first one called `recover` on. The count
-continues after a re-execution.
+`SFAD_CRASH_AT=12` is the 12th effect, `SFAD_CRASH_AT=recover+3` the third from the first one called
+`recover` on. The count continues after a re-execution.
 
-An effect is what the next daemon could find half done: a command of the core, a change of the spool, a transaction of the ledger,
-a step of a launch. Each is counted before and after.
+An effect is what the next daemon could find half done: a command of the core, a change of the
+spool, a transaction of the ledger, a step of a launch. Each is counted before and after.
 """
 
 import os
@@ -46,4 +47,5 @@ def _count(what: str) -> None:
 
 
 crash_point: Callable[[str], object] = _count if _left else id
-"""Marks that an effect is about to happen, or has just happened. A run has thirty of them, so it is a function of C otherwise."""
+"""Marks that an effect is about to happen, or has just happened. A run has thirty of them, so it is
+a function of C otherwise."""

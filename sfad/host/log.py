@@ -1,4 +1,5 @@
-"""The log: one JSON object a line, to a descriptor or a file, with what looks like a secret hidden."""
+"""The log: one JSON object a line, to a descriptor or a file, with what looks like a secret
+hidden."""
 
 import json
 import os
@@ -16,7 +17,8 @@ import msgspec
 from ..protocol.redaction import redacted, redacted_object
 from ..protocol.types import Event, RunInfo
 
-# ---- Lines to a descriptor or a file. Writing never raises and never waits, because neither a full disk nor a pipe without a
+# ---- Lines to a descriptor or a file. Writing never raises and never waits,
+# because neither a full disk nor a pipe without a
 # reader may stop the daemon.
 
 
@@ -26,10 +28,14 @@ STDERR = 2
 class LineFile:
     """Appends to `file` (created 0600), else writes to `descriptor`.
 
-    A line is one write(2), so lines of several processes do not mix. Raises `OSError` if the file cannot be opened."""
+    A line is one write(2), so lines of several processes do not mix. Raises `OSError` if the file
+    cannot be opened."""
 
-    def __init__(self, file: Path | None, descriptor: int = STDERR, most: int | None = None) -> None:
-        """`most`: bytes after which the file is renamed to `FILE.1`, in place of the one before, and begun again."""
+    def __init__(
+        self, file: Path | None, descriptor: int = STDERR, most: int | None = None
+    ) -> None:
+        """`most`: bytes after which the file is renamed to `FILE.1`, in place of the one before,
+        and begun again."""
         self._file = file
         self._descriptor = descriptor if file is None else _open(file)
         self._most = most
@@ -37,14 +43,19 @@ class LineFile:
 
     @property
     def place(self) -> str:
-        """The path of the file, also of one that the descriptor leads to; else `journal`, or `stderr`."""
+        """The path of the file, also of one that the descriptor leads to; else `journal`, or
+        `stderr`."""
         if self._file is not None:
             return str(self._file)
         status = os.fstat(self._descriptor)
         if stat.S_ISREG(status.st_mode):
             return os.readlink(f"/proc/self/fd/{self._descriptor}")
         # systemd.exec(5), JOURNAL_STREAM
-        return "journal" if os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}" else "stderr"
+        return (
+            "journal"
+            if os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+            else "stderr"
+        )
 
     def write(self, line: bytes) -> bool:
         """Write a line. Return whether all of it was written."""
@@ -58,7 +69,8 @@ class LineFile:
         return not self._torn
 
     def reopen(self) -> None:
-        """Open the file again after it was rotated away. Raises `OSError`, and then continues with the old one."""
+        """Open the file again after it was rotated away. Raises `OSError`, and then continues with
+        the old one."""
         if self._file is not None:
             fresh = _open(self._file)
             os.close(self._descriptor)
@@ -85,13 +97,21 @@ def line_of(record: dict[str, Any]) -> bytes:
     """Return any record as JSON on a line."""
     try:
         return msgspec.json.encode(record, enc_hook=str) + b"\n"
-    except (ValueError, TypeError, RecursionError):  # lone surrogates, integers above 64 bits, keys that are not text
+    except (
+        ValueError,
+        TypeError,
+        RecursionError,
+    ):  # lone surrogates, integers above 64 bits, keys that are not text
         return json.dumps(record, default=repr, skipkeys=True).encode() + b"\n"
 
 
 def _open(file: Path) -> int:
     # O_NONBLOCK: open(2) of a FIFO would wait for a reader
-    return os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o600)
+    return os.open(
+        file,
+        os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY,
+        0o600,
+    )
 
 
 def _put(descriptor: int, data: bytes) -> int:
@@ -99,7 +119,8 @@ def _put(descriptor: int, data: bytes) -> int:
     done = 0
     with suppress(OSError):
         regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        # a pipe that polls as writable takes PIPE_BUF bytes, and may wait for more; O_NONBLOCK would be set for all its writers
+        # a pipe that polls as writable takes PIPE_BUF bytes, and may wait for more; O_NONBLOCK
+        # would be set for all its writers
         piece = len(data) if regular else select.PIPE_BUF
         while done < len(data) and (regular or _writable(descriptor)):
             done += os.write(descriptor, data[done : done + piece])
@@ -125,14 +146,16 @@ _NOTABLE = ("limit_", "increase_", "run_paused", "run_resumed")
 """Events of low severity that an operator must find in the morning: they are logged as `info`."""
 
 LOG_MAX = 64 << 20
-"""Bytes of the log's file, twice at most: then it is renamed to `FILE.1`. A rotator that comes first never sees that."""
+"""Bytes of the log's file, twice at most: then it is renamed to `FILE.1`. A rotator that comes
+first never sees that."""
 
 
 class Log:
-    """Writes lines of `level` and above to `file` (created 0600, appended to), else to `descriptor`.
+    """Writes lines of `level` and above to `file` (created 0600, appended to), else to
+    `descriptor`.
 
-    A line that cannot be written is dropped and counted, and the next line has the count as `dropped`. Raises `OSError` if the file
-    cannot be opened."""
+    A line that cannot be written is dropped and counted, and the next line has the count as
+    `dropped`. Raises `OSError` if the file cannot be opened."""
 
     def __init__(
         self,
@@ -163,7 +186,9 @@ class Log:
     def internal_error(self, what: object) -> None:
         """Log the exception that is being handled, and what was being done."""
         self.error(
-            f"internal error while handling {type(what).__name__}", about=repr(what)[:1000], traceback=traceback.format_exc()
+            f"internal error while handling {type(what).__name__}",
+            about=repr(what)[:1000],
+            traceback=traceback.format_exc(),
         )
 
     def event(self, event: Event) -> None:
@@ -181,7 +206,8 @@ class Log:
         return self._lines.place
 
     def reopen(self) -> None:
-        """Open the file again after it was rotated away. Raises `OSError`, and then continues with the old one."""
+        """Open the file again after it was rotated away. Raises `OSError`, and then continues with
+        the old one."""
         self._lines.reopen()
 
     def close(self) -> None:
@@ -190,7 +216,11 @@ class Log:
     def _line(self, level: str, fields: dict[str, Any]) -> None:
         if LEVELS.index(level) < self._threshold:
             return
-        record = {"time": self._now(), "level": level, **{name: _shown(value) for name, value in fields.items()}}
+        record = {
+            "time": self._now(),
+            "level": level,
+            **{name: _shown(value) for name, value in fields.items()},
+        }
         if self.dropped:
             record["dropped"] = self.dropped
         self.dropped = 0 if self._lines.write(line_of(record)) else self.dropped + 1
@@ -199,10 +229,15 @@ class Log:
 def _shown(value: Any) -> Any:
     if value is None or isinstance(value, int | float | datetime):
         return value
-    return redacted_object(value) if isinstance(value, str | dict | list | tuple) else redacted(str(value))
+    return (
+        redacted_object(value)
+        if isinstance(value, str | dict | list | tuple)
+        else redacted(str(value))
+    )
 
 
-# ---- `limits.log` in the state directory: a line of JSON for each breach of a limit, with all that is known of its run
+# ---- `limits.log` in the state directory: a line of JSON for each breach of a
+# limit, with all that is known of its run
 
 
 FILE = "limits.log"
@@ -219,13 +254,18 @@ class LimitLog:
         self._losing = False
 
     def breach(self, event: Event, run: RunInfo) -> None:
-        """Write the event's fields and the run, without those that are unknown, secrets hidden. Opens the file each time, because
-        breaches are rare and the file may be rotated away at any time."""
+        """Write the event's fields and the run, without those that are unknown, secrets hidden.
+        Opens the file each time, because breaches are rare and the file may be rotated away at any
+        time."""
         record = _known(msgspec.to_builtins(event)) | {"run": _known(msgspec.to_builtins(run))}
         line = line_of(redacted_object(record))
         try:
             with closing(LineFile(self._file, most=LIMIT_LOG_MAX)) as file:
-                why = None if file.write(line) else "the disk is full, or another process truncated the line"
+                why = (
+                    None
+                    if file.write(line)
+                    else "the disk is full, or another process truncated the line"
+                )
         except OSError as error:
             why = str(error)
         if why is not None and not self._losing:

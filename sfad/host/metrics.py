@@ -1,4 +1,5 @@
-"""What the daemon has counted since its start, and each metric: its name, what it is, its labels."""
+"""What the daemon has counted since its start, and each metric: its name, what it is, its
+labels."""
 
 import re
 from bisect import bisect_left
@@ -9,13 +10,16 @@ from msgspec import Struct, field
 
 from ..protocol.types import CallInfo, Event, RunId, RunInfo
 
-# ---- What the daemon has counted since its start, for metrics. A re-execution hands it over; a start begins at zero.
+# ---- What the daemon has counted since its start, for metrics. A re-execution
+# hands it over; a start begins at zero.
 #
-# Everything here is bounded: labels come from the code or the operator's config, and types that runs choose are capped.
+# Everything here is bounded: labels come from the code or the operator's config, and types that
+# runs choose are capped.
 
 
 MAX_TYPES = 50
-"""Types with figures of their own, beside those of registered agents. Each has some 40 lines of text."""
+"""Types with figures of their own, beside those of registered agents. Each has some 40 lines of
+text."""
 
 MAX_USERS = 100
 """Users with figures of their own."""
@@ -66,7 +70,8 @@ def _empty(bounds: tuple[float, ...]) -> Histogram:
 
 
 class TypeCounts(Struct, kw_only=True):
-    """Ended runs of one type. What is not known of a run is not counted, so the histograms may have different counts."""
+    """Ended runs of one type. What is not known of a run is not counted, so the histograms may have
+    different counts."""
 
     duration: Histogram = _empty(LONG)
     turns: Histogram = _empty(TURNS)
@@ -99,7 +104,8 @@ class Counts(Struct, kw_only=True):
     by_type: dict[str, TypeCounts] = {}
     by_user: dict[str, UserCounts] = {}
     spawn: Histogram = _empty(SHORT)
-    """Seconds from a request to the execution of its command, of runs that did not wait in the queue."""
+    """Seconds from a request to the execution of its command, of runs that did not wait in the
+    queue."""
     queue_wait: Histogram = _empty(LONG)
     """Seconds from a request to the execution of its command, of runs that did."""
     commit: Histogram = _empty(SHORT)
@@ -131,7 +137,9 @@ class Counts(Struct, kw_only=True):
         actions = self.hit.setdefault(kind, {})
         action = event.action or "none"
         actions[action] = actions.get(action, 0) + 1
-        self.hit_by_minute = {at: hits for at, hits in self.hit_by_minute.items() if at > minute - HOUR}
+        self.hit_by_minute = {
+            at: hits for at, hits in self.hit_by_minute.items() if at > minute - HOUR
+        }
         self.hit_by_minute[minute] = self.hit_by_minute.get(minute, 0) + 1
 
     def hit_in_an_hour(self, now: float) -> int:
@@ -164,7 +172,8 @@ class Counts(Struct, kw_only=True):
             each.output_tokens += usage.output_tokens or 0
 
     def user_label(self, user: str) -> str:
-        """Return a user's name as metrics show it, or `OTHER` where too many are counted apart already."""
+        """Return a user's name as metrics show it, or `OTHER` where too many are counted apart
+        already."""
         label = type_label(user)
         return label if label in self.by_user or len(self.by_user) < MAX_USERS else OTHER
 
@@ -202,7 +211,8 @@ def type_label(text: str) -> str:
     return _ODD.sub("?", text[:64])
 
 
-# ---- Each metric of the daemon. Names follow https://prometheus.io/docs/practices/naming/, and docs/metrics.md is made from
+# ---- Each metric of the daemon. Names follow
+# https://prometheus.io/docs/practices/naming/, and docs/metrics.md is made from
 # this.
 #
 # A counter's name has no `_total` here: the text form adds it.
@@ -221,31 +231,101 @@ class Metric(NamedTuple):
 
 
 METRICS = (
-    Metric("sfad_build_info", "gauge", "Always 1; the labels describe the daemon", ("version", "containment")),
-    Metric("sfad_start_time_seconds", "gauge", "Unix time at which the daemon was started; a re-execution keeps it"),
+    Metric(
+        "sfad_build_info",
+        "gauge",
+        "Always 1; the labels describe the daemon",
+        ("version", "containment"),
+    ),
+    Metric(
+        "sfad_start_time_seconds",
+        "gauge",
+        "Unix time at which the daemon was started; a re-execution keeps it",
+    ),
     Metric("sfad_runs", "gauge", "Live runs", ("status",)),
     Metric("sfad_queued_runs", "gauge", "Trees that wait, for a slot or for other runs"),
     Metric("sfad_runs_admitted", "counter", "Runs that were admitted"),
     Metric("sfad_runs_ended", "counter", "Runs that have ended", ("status",)),
     Metric("sfad_spawns_refused", "counter", "Spawns that the guard refused", ("rule",)),
-    Metric("sfad_limits_exceeded", "counter", "Breaches of limits and budgets; action is what followed", ("limit", "action")),
-    Metric("sfad_limits_exceeded_last_hour", "gauge", "Breaches of limits and budgets within the last hour"),
+    Metric(
+        "sfad_limits_exceeded",
+        "counter",
+        "Breaches of limits and budgets; action is what followed",
+        ("limit", "action"),
+    ),
+    Metric(
+        "sfad_limits_exceeded_last_hour",
+        "gauge",
+        "Breaches of limits and budgets within the last hour",
+    ),
     Metric("sfad_alerts", "gauge", "Alerts that are raised, at most 500", ("alert",)),
-    Metric("sfad_run_duration_seconds", "histogram", "Running time of ended runs, without pauses", ("type",)),
+    Metric(
+        "sfad_run_duration_seconds",
+        "histogram",
+        "Running time of ended runs, without pauses",
+        ("type",),
+    ),
     Metric("sfad_run_turns", "histogram", "Turns of ended runs of which they are known", ("type",)),
-    Metric("sfad_run_cost_usd", "histogram", "Cost of ended runs of which it is known, without their descendants", ("type",)),
-    Metric("sfad_run_tokens", "counter", "Tokens of ended runs; direction is input or output", ("type", "direction")),
+    Metric(
+        "sfad_run_cost_usd",
+        "histogram",
+        "Cost of ended runs of which it is known, without their descendants",
+        ("type",),
+    ),
+    Metric(
+        "sfad_run_tokens",
+        "counter",
+        "Tokens of ended runs; direction is input or output",
+        ("type", "direction"),
+    ),
     Metric("sfad_user_live_runs", "gauge", "Live runs of a user", ("user",)),
     Metric("sfad_user_runs_ended", "counter", "Runs of a user that have ended", ("user",)),
-    Metric("sfad_user_cost_usd", "counter", "Cost of a user's ended runs, as far as it is known", ("user",)),
-    Metric("sfad_user_tokens", "counter", "Tokens of a user's ended runs; direction is input or output", ("user", "direction")),
-    Metric("sfad_spawn_duration_seconds", "histogram", "From a request to the execution of its command, without queueing"),
-    Metric("sfad_queue_wait_seconds", "histogram", "From a request to the execution of its command, of trees that were queued"),
-    Metric("sfad_gateway_calls", "counter", "Model calls that have ended or were not made", ("upstream", "outcome")),
-    Metric("sfad_gateway_calls_open", "gauge", "Model calls that wait or are under way", ("state",)),
-    Metric("sfad_gateway_first_byte_seconds", "histogram", "Time until an upstream began its reply"),
-    Metric("sfad_budget_usd", "gauge", "Money that a budget has in its present period", ("scope", "name")),
-    Metric("sfad_budget_used_usd", "gauge", "Money that a budget was charged in its present period", ("scope", "name")),
+    Metric(
+        "sfad_user_cost_usd",
+        "counter",
+        "Cost of a user's ended runs, as far as it is known",
+        ("user",),
+    ),
+    Metric(
+        "sfad_user_tokens",
+        "counter",
+        "Tokens of a user's ended runs; direction is input or output",
+        ("user", "direction"),
+    ),
+    Metric(
+        "sfad_spawn_duration_seconds",
+        "histogram",
+        "From a request to the execution of its command, without queueing",
+    ),
+    Metric(
+        "sfad_queue_wait_seconds",
+        "histogram",
+        "From a request to the execution of its command, of trees that were queued",
+    ),
+    Metric(
+        "sfad_gateway_calls",
+        "counter",
+        "Model calls that have ended or were not made",
+        ("upstream", "outcome"),
+    ),
+    Metric(
+        "sfad_gateway_calls_open", "gauge", "Model calls that wait or are under way", ("state",)
+    ),
+    Metric(
+        "sfad_gateway_first_byte_seconds", "histogram", "Time until an upstream began its reply"
+    ),
+    Metric(
+        "sfad_budget_usd",
+        "gauge",
+        "Money that a budget has in its present period",
+        ("scope", "name"),
+    ),
+    Metric(
+        "sfad_budget_used_usd",
+        "gauge",
+        "Money that a budget was charged in its present period",
+        ("scope", "name"),
+    ),
     Metric(
         "sfad_plan_used_ratio",
         "gauge",
@@ -254,14 +334,30 @@ METRICS = (
     ),
     Metric("sfad_events", "counter", "Events", ("type",)),
     Metric("sfad_events_lost", "counter", "Events and rows that the ledger could not take"),
-    Metric("sfad_hook_executions", "counter", "Executions of hooks and of --on-end that have ended or were dropped", ("outcome",)),
+    Metric(
+        "sfad_hook_executions",
+        "counter",
+        "Executions of hooks and of --on-end that have ended or were dropped",
+        ("outcome",),
+    ),
     Metric("sfad_connections", "gauge", "Connections of clients"),
-    Metric("sfad_slow_clients_dropped", "counter", "Clients that were dropped because they did not read"),
-    Metric("sfad_ledger_commit_duration_seconds", "histogram", "Time of each transaction of the ledger"),
+    Metric(
+        "sfad_slow_clients_dropped",
+        "counter",
+        "Clients that were dropped because they did not read",
+    ),
+    Metric(
+        "sfad_ledger_commit_duration_seconds", "histogram", "Time of each transaction of the ledger"
+    ),
     Metric("sfad_ledger_size_bytes", "gauge", "Size of the ledger"),
-    Metric("sfad_ledger_writable", "gauge", "1 if the ledger can be written, else 0, and nothing new is started"),
+    Metric(
+        "sfad_ledger_writable",
+        "gauge",
+        "1 if the ledger can be written, else 0, and nothing new is started",
+    ),
 )
 
 Labels = tuple[str, ...]
 Values = Mapping[str, Mapping[Labels, float | Histogram]]
-"""By the metric's name and the values of its labels. A metric without labels has one value, at `()`."""
+"""By the metric's name and the values of its labels. A metric without labels has one value, at
+`()`."""

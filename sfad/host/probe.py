@@ -1,6 +1,7 @@
 """What this kernel and this session offer to a daemon that contains runs.
 
-Facts only, from the standard library only: `sfactl doctor`, which imports this, judges them. Nothing here changes the machine.
+Facts only, from the standard library only: `sfactl doctor`, which imports this, judges them.
+Nothing here changes the machine.
 """
 
 import ctypes
@@ -24,7 +25,8 @@ SO_PEERPIDFD = 77
 UCRED = struct.Struct("=iII")
 """`struct ucred` of unix(7): pid, uid and gid of the process at the other end."""
 PIDFD_GET_INFO = 0xC050FF0B
-"""`_IOWR(0xFF, 11, struct pidfd_info)` with the 80 bytes of Linux 6.18; the kernel also accepts the 64 bytes of 6.13."""
+"""`_IOWR(0xFF, 11, struct pidfd_info)` with the 80 bytes of Linux 6.18; the kernel also accepts the
+64 bytes of 6.13."""
 PIDFD_GET_INFO_64 = 0xC040FF0B
 PR_GET_CHILD_SUBREAPER = 37
 
@@ -44,16 +46,25 @@ class Cgroups:
 
 def cgroups() -> Cgroups:
     """Read the cgroup2 mount that shows this process's own cgroup."""
-    mount = next((line.split(" ")[4] for line in _lines("/proc/self/mountinfo") if " - cgroup2 " in line), None)
+    mount = next(
+        (line.split(" ")[4] for line in _lines("/proc/self/mountinfo") if " - cgroup2 " in line),
+        None,
+    )
     path = next((line[3:] for line in _lines("/proc/self/cgroup") if line.startswith("0::")), None)
     if mount is None or path is None:
         return Cgroups(mount, None, False, False, False)
     own = os.path.normpath(f"{mount}/{path}")
-    # the root of the hierarchy has neither file, whatever the kernel can do: look at any cgroup below it
+    # the root of the hierarchy has neither file, whatever the kernel can do: look at any cgroup
+    # below it
     has_files = own if os.path.exists(f"{own}/cgroup.events") else _any_below(own)
-    kill, freeze = (has_files is not None and os.path.exists(f"{has_files}/{f}") for f in ("cgroup.kill", "cgroup.freeze"))
+    kill, freeze = (
+        has_files is not None and os.path.exists(f"{has_files}/{f}")
+        for f in ("cgroup.kill", "cgroup.freeze")
+    )
     writable = os.access(own, os.W_OK) and os.access(f"{own}/cgroup.procs", os.W_OK)
-    return Cgroups(mount, own, writable, kill or _release() >= (5, 14), freeze or _release() >= (5, 2))
+    return Cgroups(
+        mount, own, writable, kill or _release() >= (5, 14), freeze or _release() >= (5, 2)
+    )
 
 
 def _any_below(directory: str) -> str | None:
@@ -77,7 +88,8 @@ def _release() -> tuple[int, int]:
 
 
 def peer_pidfd() -> bool:
-    """Return whether a socket gives the pidfd of its peer (Linux 6.5), which a recycled pid cannot imitate."""
+    """Return whether a socket gives the pidfd of its peer (Linux 6.5), which a recycled pid cannot
+    imitate."""
     left, right = socket.socketpair()
     with left, right:
         try:
@@ -89,13 +101,17 @@ def peer_pidfd() -> bool:
 
 
 def pidfd_info() -> bool:
-    """Return whether a pidfd gives its process's cgroup and, after it was reaped, its exit status (Linux 6.13, 6.15)."""
+    """Return whether a pidfd gives its process's cgroup and, after it was reaped, its exit status
+    (Linux 6.13, 6.15)."""
     try:
         pidfd = os.pidfd_open(os.getpid())
     except OSError:
         return False
     try:
-        return any(_asks(pidfd, request, size) for request, size in ((PIDFD_GET_INFO, 80), (PIDFD_GET_INFO_64, 64)))
+        return any(
+            _asks(pidfd, request, size)
+            for request, size in ((PIDFD_GET_INFO, 80), (PIDFD_GET_INFO_64, 64))
+        )
     finally:
         os.close(pidfd)
 
@@ -104,7 +120,8 @@ def _asks(pidfd: int, request: int, size: int) -> bool:
     try:
         fcntl.ioctl(pidfd, request, bytearray(size))
     except OSError as error:
-        # EINVAL: the kernel refuses our size. ENOTTY: an older kernel, which does not know the request
+        # EINVAL: the kernel refuses our size. ENOTTY: an older kernel, which does not know the
+        # request
         return error.errno not in (errno.ENOTTY, errno.EINVAL)
     return True
 
@@ -119,9 +136,12 @@ def exec_events() -> bool:
 
 
 def subreaper() -> bool:
-    """Return whether a process can adopt the orphans below it (Linux 3.4; some sandboxes forbid prctl(2))."""
+    """Return whether a process can adopt the orphans below it (Linux 3.4; some sandboxes forbid
+    prctl(2))."""
     answer = ctypes.c_int()
-    result: int = ctypes.CDLL(None, use_errno=True).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
+    result: int = ctypes.CDLL(None, use_errno=True).prctl(
+        PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0
+    )
     return result == 0
 
 
@@ -138,16 +158,19 @@ def user_name(uid: int) -> str:
 
 @lru_cache(maxsize=1024)
 def _known_name(uid: int) -> str:
-    return pwd.getpwuid(uid).pw_name  # raises if the name cannot be found now, which the cache does not keep
+    # raises if the name cannot be found now, which the cache does not keep
+    return pwd.getpwuid(uid).pw_name
 
 
 def lingering(uid: int) -> bool | None:
-    """Return whether systemd keeps the user's services after logout; `None` if systemd does not run."""
+    """Return whether systemd keeps the user's services after logout; `None` if systemd does not
+    run."""
     return os.path.exists(f"/var/lib/systemd/linger/{user_name(uid)}") if systemd_runs() else None
 
 
 def linger_command(uid: int) -> str:
-    # polkit lets users do this for themselves, without a password; without polkit, logind requires root
+    # polkit lets users do this for themselves, without a password; without polkit, logind requires
+    # root
     polkit = os.path.exists("/usr/share/dbus-1/system-services/org.freedesktop.PolicyKit1.service")
     own = uid == os.getuid() and (polkit or uid == 0)
     return "loginctl enable-linger" if own else f"sudo loginctl enable-linger {user_name(uid)}"
@@ -162,9 +185,15 @@ def current_boot() -> str | None:
 
 
 def holder(state: Path) -> int | None:
-    """Return the pid of the daemon that holds a state directory; `None` if none does, or if it cannot be found out."""
+    """Return the pid of the daemon that holds a state directory; `None` if none does, or if it
+    cannot be found out."""
     # not as a FIFO in its place, whose other end open(2) would wait for
-    with suppress(OSError), open(state / "lock", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as lock:
+    with (
+        suppress(OSError),
+        open(
+            state / "lock", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)
+        ) as lock,
+    ):
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -187,7 +216,8 @@ def free_bytes(path: Path) -> int:
 
 def clock_synchronised() -> bool | None:
     """Return whether the kernel's clock is synchronised; `None` if the kernel does not say."""
-    # struct timex with modes 0 only reads; an unsynchronised clock returns TIME_ERROR, see adjtimex(2)
+    # struct timex with modes 0 only reads; an unsynchronised clock returns TIME_ERROR, see
+    # adjtimex(2)
     buffer = ctypes.create_string_buffer(256)
     state: int = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
     return None if state < 0 else state != 5
@@ -201,14 +231,21 @@ def plausible_time() -> bool:
 # ---- Whether bubblewrap is there, and may make namespaces
 
 
-BUBBLEWRAPS = ("/usr/bin/bwrap", "/usr/local/bin/bwrap", "/bin/bwrap", "/run/current-system/sw/bin/bwrap")
-"""Where bubblewrap may be. No PATH is searched: a run's own could have another program of that name."""
+BUBBLEWRAPS = (
+    "/usr/bin/bwrap",
+    "/usr/local/bin/bwrap",
+    "/bin/bwrap",
+    "/run/current-system/sw/bin/bwrap",
+)
+"""Where bubblewrap may be. No PATH is searched: a run's own could have another program of that
+name."""
 FIX = "install the package bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
 _SYSCTLS = {
     # Debian's and Arch's kernels; Ubuntu from 23.10 on; all
     "kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
     "kernel/apparmor_restrict_unprivileged_userns": (
-        "1", "load the profile bwrap-userns-restrict, or sysctl kernel.apparmor_restrict_unprivileged_userns=0",
+        "1",
+        ("load the profile bwrap-userns-restrict, or sysctl " "kernel.apparmor_restrict_unprivileged_userns=0"),
     ),
     "user/max_user_namespaces": ("0", "sysctl user.max_user_namespaces=10000"),
 }  # fmt: skip
@@ -220,7 +257,8 @@ def bubblewrap() -> str | None:
 
 
 def namespaces_forbidden(uid: int) -> str | None:
-    """Return why a user may not make user namespaces, and what to do; `None` if no setting of the kernel forbids it."""
+    """Return why a user may not make user namespaces, and what to do; `None` if no setting of the
+    kernel forbids it."""
     for name, (forbidding, fix) in _SYSCTLS.items():
         if uid == 0 and not name.startswith("user/"):
             continue
@@ -234,4 +272,6 @@ def namespaces_forbidden(uid: int) -> str | None:
 
 
 def _has_profile() -> bool:
-    return any(Path("/etc/apparmor.d", name).exists() for name in ("bwrap", "bwrap-userns-restrict"))
+    return any(
+        Path("/etc/apparmor.d", name).exists() for name in ("bwrap", "bwrap-userns-restrict")
+    )

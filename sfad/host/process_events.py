@@ -1,7 +1,8 @@
-"""The kernel's events of execve(2) and fork(2), for all processes of the machine: the proc connector (linux/cn_proc.h).
+"""The kernel's events of execve(2) and fork(2), for all processes of the machine: the proc
+connector (linux/cn_proc.h).
 
-Linux 6.6 and later tells every user, earlier ones only root; not in a container's pid or user namespace. So an attempt says
-whether it can be had.
+Linux 6.6 and later tells every user, earlier ones only root; not in a container's pid or user
+namespace. So an attempt says whether it can be had.
 """
 
 import ctypes
@@ -20,13 +21,21 @@ _SO_ATTACH_FILTER = 26
 _HEADERS = struct.Struct("=IHHIIIIIIHH")
 """`nlmsghdr` and `cn_msg`."""
 _EVENT = struct.Struct("=IIQII")
-"""The beginning of `proc_event`: what, cpu, time; for an exec the thread and the process; for the answer its error."""
+"""The beginning of `proc_event`: what, cpu, time; for an exec the thread and the process; for the
+answer its error."""
 _ANSWER, _FORK, _EXEC = 0, 1, 2
 _CHILD = _HEADERS.size + 16 + 8
 """Where the event of a fork has the pid of the new thread."""
 _INSTRUCTION = struct.Struct("HBBI")
 _LOAD_WORD, _LOAD_BYTE, _RETURN = (0x20, 0, 0), (0x30, 0, 0), (0x06, 0, 0)
-_EQUAL, _AT_LEAST, _SUBTRACT, _SHIFT, _OR_X, _TO_X = 0x15, 0x35, (0x14, 0, 0), (0x64, 0, 0), (0x4C, 0, 0), (0x07, 0, 0)
+_EQUAL, _AT_LEAST, _SUBTRACT, _SHIFT, _OR_X, _TO_X = (
+    0x15,
+    0x35,
+    (0x14, 0, 0),
+    (0x64, 0, 0),
+    (0x4C, 0, 0),
+    (0x07, 0, 0),
+)
 _DROP, _PASS = (*_RETURN, 0), (*_RETURN, 0xFFFFFFFF)
 _Code = Iterable[tuple[int, int, int, int]]
 """A program of bpf(2), classic: the kernel drops the events that no one needs."""
@@ -36,7 +45,8 @@ _READ_AT_ONCE = 1000
 
 
 def _passing(kind: int, condition: _Code, *, answers: bool) -> _Code:
-    """Return the code that passes the events of a kind if the condition does not drop them, and perhaps answers."""
+    """Return the code that passes the events of a kind if the condition does not drop them, and
+    perhaps answers."""
     yield (*_LOAD_WORD, _HEADERS.size)  # `what`, in network order
     if answers:
         yield (_EQUAL, 0, 1, socket.htonl(_ANSWER))
@@ -48,9 +58,11 @@ def _passing(kind: int, condition: _Code, *, answers: bool) -> _Code:
 
 
 def _child_from(first: int, count: int) -> _Code:
-    """Return the code that drops forks before a pid has been given out `count` pids after `first`. A lower pid, given out when the
-    numbers had begun again, counts as far after it."""
-    offsets = [_CHILD + place for place in (range(3, -1, -1) if sys.byteorder == "little" else range(4))]
+    """Return the code that drops forks before a pid has been given out `count` pids after `first`.
+    A lower pid, given out when the numbers had begun again, counts as far after it."""
+    offsets = [
+        _CHILD + place for place in (range(3, -1, -1) if sys.byteorder == "little" else range(4))
+    ]
     yield (*_LOAD_BYTE, offsets[0])
     for offset in offsets[1:]:
         yield (*_SHIFT, 8)
@@ -63,12 +75,14 @@ def _child_from(first: int, count: int) -> _Code:
 
 
 class _ProcessEvents:
-    """A socket that becomes readable when the kernel tells an event of a kind that `condition` does not drop. Raises `OSError` if
-    it tells none."""
+    """A socket that becomes readable when the kernel tells an event of a kind that `condition` does
+    not drop. Raises `OSError` if it tells none."""
 
     def __init__(self, kind: int, condition: Iterable[tuple[int, int, int, int]] = ()) -> None:
         self._socket = socket.socket(
-            socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, _NETLINK_CONNECTOR
+            socket.AF_NETLINK,
+            socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
+            _NETLINK_CONNECTOR,
         )
         condition = list(condition)
         try:
@@ -130,7 +144,8 @@ class ExecEvents(_ProcessEvents):
         super().__init__(_EXEC)
 
     def pids(self) -> set[int] | None:
-        """Return the processes that have executed a program since the last call. `None`: some events were lost."""
+        """Return the processes that have executed a program since the last call. `None`: some
+        events were lost."""
         found = set()
         try:
             for _ in range(_READ_AT_ONCE):
@@ -145,8 +160,8 @@ class ExecEvents(_ProcessEvents):
 
 
 class ForkAlarm(_ProcessEvents):
-    """Readable when the machine has given out `count` pids after the pid `last`, to processes or threads, and some more was forked
-    since this was made."""
+    """Readable when the machine has given out `count` pids after the pid `last`, to processes or
+    threads, and some more was forked since this was made."""
 
     def __init__(self, last: int, count: int) -> None:
         super().__init__(_FORK, _child_from(last, count))

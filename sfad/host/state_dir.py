@@ -5,10 +5,12 @@ A daemon holds three locks, because a user can take each of them away from it:
 `directory`  flock(2) on the directory itself, which removing files in it does not free
 `file`       flock(2) on STATE/lock, which holds the daemon's pid
 `claim`      names the instance in /proc/locks. After `rm -rf STATE`, `mv STATE` or a mount over it, the next daemon finds another
-             directory, whose two locks above are free. The runs are known by the path, so it would take them over.
+             directory, whose two locks above are free. The runs are known by the path, so it would
+             take them over.
 
-Rejected for the claim: an abstract Unix socket (any local user can bind its name first, and a network namespace hides it), a lock
-on the instance's cgroup (containment by tags has none), and a lock file at another place (removing it frees it as well).
+Rejected for the claim: an abstract Unix socket (any local user can bind its name first, and a
+network namespace hides it), a lock on the instance's cgroup (containment by tags has none), and a
+lock file at another place (removing it frees it as well).
 """
 
 import fcntl
@@ -24,13 +26,14 @@ from .socket_file import AlreadyRunning, PathError
 
 LOCK = "lock"
 _POSIX_LOCK = re.compile(rb"^\d+: POSIX +ADVISORY +WRITE (\d+) \S+ (\d+) (\d+)$", re.MULTILINE)
-"""A line of /proc/locks: pid, first and last byte. The kernel lists only processes of this pid namespace, which are those that a
-daemon could adopt or kill."""
+"""A line of /proc/locks: pid, first and last byte. The kernel lists only processes of this pid
+namespace, which are those that a daemon could adopt or kill."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateLock:
-    """Keeps other daemons, and `sfad sweep`, from a state directory. The kernel frees it when the process ends."""
+    """Keeps other daemons, and `sfad sweep`, from a state directory. The kernel frees it when the
+    process ends."""
 
     path: Path
     directory: int
@@ -40,18 +43,29 @@ class StateLock:
     """Device and inode number of the locked directory, which stays open."""
 
     def lost(self) -> str | None:
-        """Return why the path no longer leads to the locked directory, and what to do; `None` while it does."""
+        """Return why the path no longer leads to the locked directory, and what to do; `None` while
+        it does."""
         try:
             found = os.stat(self.path)
             if (found.st_dev, found.st_ino) == self.identity:
                 return None
-            removed, what = os.fstat(self.directory).st_nlink == 0, "was replaced by another directory"
+            removed, what = (
+                os.fstat(self.directory).st_nlink == 0,
+                "was replaced by another directory",
+            )
         except OSError as error:
             removed = os.fstat(self.directory).st_nlink == 0
             what = "was removed" if removed else "was moved away or is hidden"
-            what = what if isinstance(error, FileNotFoundError) else f"cannot be reached ({error.strerror})"
+            what = (
+                what
+                if isinstance(error, FileNotFoundError)
+                else f"cannot be reached ({error.strerror})"
+            )
         back = "" if removed else "put it back, or "
-        restart = f"{back}stop the daemon with 'kill {os.getpid()}', which stops its runs, and start another"
+        restart = (
+            f"{back}stop the daemon with 'kill {os.getpid()}', which stops its runs, and start "
+            "another"
+        )
         return f"the state directory {self.path} {what} while a daemon served it; {restart}"
 
     def close(self) -> None:
@@ -61,7 +75,8 @@ class StateLock:
 
 def take_state_dir(path: Path, instance: str) -> StateLock:
     """Make the state directory if it is missing, and lock it. Raises as `lock_state_dir` does."""
-    _refuse_claimed(path, instance)  # before making anything at the path of an older daemon whose directory was removed
+    # before making anything at the path of an older daemon whose directory was removed
+    _refuse_claimed(path, instance)
     prepare_state_dir(path)
     return lock_state_dir(path, instance)
 
@@ -75,24 +90,36 @@ def resume_lock(path: Path, instance: str, *, directory: int, file: int, claim: 
 def prepare_state_dir(path: Path) -> None:
     """Make the state directory, readable by its owner only. Raises `PathError`.
 
-    An existing one with a wider mode is narrowed only if it is empty or was ours before: it could be `/tmp`."""
+    An existing one with a wider mode is narrowed only if it is empty or was ours before: it could
+    be `/tmp`."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.stat()
         if found.st_uid != os.geteuid():
-            raise PathError(f"the state directory {path} belongs to uid {found.st_uid}; choose another with --state-dir")
+            raise PathError(
+                f"the state directory {path} belongs to uid {found.st_uid}; choose another "
+                "with "
+                "--state-dir"
+            )
         if stat.S_IMODE(found.st_mode) & 0o077:
             if not (path / LOCK).exists() and any(path.iterdir()):
-                raise PathError(f"{path} holds files of others and is open to them; give --state-dir a directory of its own")
+                raise PathError(
+                    f"{path} holds files of others and is open to them; give --state-dir a "
+                    "directory of its own"
+                )
             path.chmod(0o700)
     except OSError as error:
         choose = "to choose another: --state-dir or SFAD_STATE_DIR"
-        raise PathError(f"the state directory {path} cannot be used: {error.strerror}; {choose}") from error
+        raise PathError(
+            f"the state directory {path} cannot be used: {error.strerror}; {choose}"
+        ) from error
 
 
 def lock_state_dir(path: Path, instance: str) -> StateLock:
-    """Lock a state directory that exists. Raises `AlreadyRunning`, naming the pid of its daemon, and `PathError`."""
-    _refuse_claimed(path, instance)  # it names the pid even if STATE/lock, which holds the pid, was removed
+    """Lock a state directory that exists. Raises `AlreadyRunning`, naming the pid of its daemon,
+    and `PathError`."""
+    # it names the pid even if STATE/lock, which holds the pid, was removed
+    _refuse_claimed(path, instance)
     with ExitStack() as undo:
         directory = _locked_directory(path, undo)
         file = _locked_file(path, undo)
@@ -102,7 +129,8 @@ def lock_state_dir(path: Path, instance: str) -> StateLock:
 
 
 def claim_instance(path: Path, instance: str) -> int:
-    """Claim the instance of a state directory, whether or not the directory exists, until the returned descriptor is closed.
+    """Claim the instance of a state directory, whether or not the directory exists, until the
+    returned descriptor is closed.
 
     Raises `AlreadyRunning` if a process of this user has claimed it, and `PathError`."""
     with ExitStack() as undo:
@@ -155,7 +183,9 @@ def _told_pid(path: Path) -> str:
 
 def _already_running(path: Path, pid: str) -> AlreadyRunning:
     who = f"pid {pid}" if pid else "another process"
-    return AlreadyRunning(f"the state directory {path} is held by {who}: one daemon per state directory")
+    return AlreadyRunning(
+        f"the state directory {path} is held by {who}: one daemon per state directory"
+    )
 
 
 def _unclaimed(undo: ExitStack) -> int:
@@ -165,13 +195,15 @@ def _unclaimed(undo: ExitStack) -> int:
 
 
 def _claim(instance: str, descriptor: int) -> int:
-    # a POSIX lock and not flock: it belongs to the process, not to the descriptor, so no child keeps it after the process's death
+    # a POSIX lock and not flock: it belongs to the process, not to the descriptor, so no child
+    # keeps it after the process's death
     fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _byte(instance))
     return descriptor
 
 
 def _byte(instance: str) -> int:
-    """Return the byte of the memfd whose lock names the instance: /proc/locks shows bytes, and no names of files."""
+    """Return the byte of the memfd whose lock names the instance: /proc/locks shows bytes, and no
+    names of files."""
     return int(instance, 16)
 
 
@@ -179,9 +211,16 @@ def _refuse_claimed(path: Path, instance: str) -> None:
     try:
         locks = Path("/proc/locks").read_bytes()
     except OSError as error:
-        raise PathError(f"cannot tell whether a daemon of {path} is alive: /proc/locks cannot be read: {error.strerror}") from error
+        raise PathError(
+            f"cannot tell whether a daemon of {path} is alive: /proc/locks cannot be read: "
+            f"{error.strerror}"
+        ) from error
     wanted = _byte(instance)
-    pids = {int(pid) for pid, first, last in _POSIX_LOCK.findall(locks) if int(first) == int(last) == wanted}
+    pids = {
+        int(pid)
+        for pid, first, last in _POSIX_LOCK.findall(locks)
+        if int(first) == int(last) == wanted
+    }
     for pid in pids - {os.getpid()}:
         # what other users claim does not keep a user from their own directory
         if _status(pid, rb"Uid:\s+\d+") == os.geteuid() and not _in_run(pid, instance):
@@ -189,8 +228,9 @@ def _refuse_claimed(path: Path, instance: str) -> None:
 
 
 def _in_run(pid: int, instance: str) -> bool:
-    """Return whether a process is in a run of the instance, by its cgroup, or by its cookie or that of an ancestor. It could claim
-    the instance, in a sandbox too, so that no daemon comes to supervise it."""
+    """Return whether a process is in a run of the instance, by its cgroup, or by its cookie or that
+    of an ancestor. It could claim the instance, in a sandbox too, so that no daemon comes to
+    supervise it."""
     ancestor: int | None = pid
     while ancestor:
         with suppress(OSError):
@@ -203,9 +243,11 @@ def _in_run(pid: int, instance: str) -> bool:
 
 
 def _status(pid: int, name: bytes) -> int | None:
-    """Return the number after a name in /proc/PID/status. Not the owner of /proc/PID: that is root if the process is not
-    dumpable."""
+    """Return the number after a name in /proc/PID/status. Not the owner of /proc/PID: that is root
+    if the process is not dumpable."""
     with suppress(OSError):
-        words = re.search(rb"^" + name + rb"\s+(\d+)", Path(f"/proc/{pid}/status").read_bytes(), re.MULTILINE)
+        words = re.search(
+            rb"^" + name + rb"\s+(\d+)", Path(f"/proc/{pid}/status").read_bytes(), re.MULTILINE
+        )
         return int(words[1]) if words is not None else None
     return None

@@ -28,26 +28,31 @@ MAX_STATUS = 500
 
 
 def manages() -> bool:
-    """Return whether systemd started this process as a service. Then it starts the next daemon as well, or sweeps."""
+    """Return whether systemd started this process as a service. Then it starts the next daemon as
+    well, or sweeps."""
     return bool(os.environ.get("NOTIFY_SOCKET"))
 
 
 def another_follows() -> bool:
     """Return, in a process of `ExecStopPost=`, whether the service has failed.
 
-    Then systemd starts it again, or the unit of `OnFailure=`. It does neither for a service that was stopped, or that ended by a
-    signal like SIGTERM."""
+    Then systemd starts it again, or the unit of `OnFailure=`. It does neither for a service that
+    was stopped, or that ended by a signal like SIGTERM."""
     return os.environ.get("SERVICE_RESULT", "success") != "success"
 
 
 def listens(listener: socket.socket) -> bool:
-    """Return whether another process called listen(2) on a socket: then that process still listens when this one ends."""
-    pid, _uid, _gid = UCRED.unpack(listener.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
+    """Return whether another process called listen(2) on a socket: then that process still listens
+    when this one ends."""
+    pid, _uid, _gid = UCRED.unpack(
+        listener.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size)
+    )
     return bool(pid != os.getpid())
 
 
 def notify(state: str) -> None:
-    """Send `state` (`READY=1`, `STOPPING=1`) to the service manager, if there is one. Raises `OSError` if that fails."""
+    """Send `state` (`READY=1`, `STOPPING=1`) to the service manager, if there is one. Raises
+    `OSError` if that fails."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
@@ -59,7 +64,8 @@ def _address(path: str) -> str:
 
 
 def reloading() -> str:
-    """Return the state that lasts until `READY=1`. `Type=notify-reload` (systemd 253) waits for one later than its SIGHUP."""
+    """Return the state that lasts until `READY=1`. `Type=notify-reload` (systemd 253) waits for one
+    later than its SIGHUP."""
     return f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}"
 
 
@@ -70,7 +76,8 @@ def status(text: str) -> str:
 
 
 def watchdog_interval() -> float | None:
-    """Return the seconds between two `WATCHDOG=1`, half of what systemd allows; `None` if it does not watch this process."""
+    """Return the seconds between two `WATCHDOG=1`, half of what systemd allows; `None` if it does
+    not watch this process."""
     limit = os.environ.get("WATCHDOG_USEC", "")
     ours = os.environ.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
     try:
@@ -89,13 +96,15 @@ async def feed_watchdog() -> None:
 
 
 class FdStore:
-    """Descriptors that systemd keeps for the unit's next daemon if this one dies (`FileDescriptorStoreMax=`).
+    """Descriptors that systemd keeps for the unit's next daemon if this one dies
+    (`FileDescriptorStoreMax=`).
 
-    Best effort: this does not wait for systemd, which takes 0.14 ms a message and queues a few hundred. When the unit is stopped,
-    systemd closes all of them."""
+    Best effort: this does not wait for systemd, which takes 0.14 ms a message and queues a few
+    hundred. When the unit is stopped, systemd closes all of them."""
 
     def __init__(self) -> None:
-        """Connect to systemd. Nothing is kept if systemd did not start this process, or does not listen."""
+        """Connect to systemd. Nothing is kept if systemd did not start this process, or does not
+        listen."""
         address = os.environ.get("NOTIFY_SOCKET", "")
         self._socket: socket.socket | None = None
         if address:
@@ -115,8 +124,8 @@ class FdStore:
     def keep(self, name: str, fd: int) -> bool:
         """Have systemd keep a copy of `fd`. Return whether it was asked; it does not answer.
 
-        `FDPOLL=0` (systemd 246) keeps a descriptor that hangs up, as the pidfd of an ended process does. `name` is at most 255
-        ASCII characters without ':' and control characters."""
+        `FDPOLL=0` (systemd 246) keeps a descriptor that hangs up, as the pidfd of an ended process
+        does. `name` is at most 255 ASCII characters without ':' and control characters."""
         # in this order: the name may be one that systemd has yet to forget
         return self.flush() and self._say(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [fd])
 
@@ -149,11 +158,14 @@ class FdStore:
 
     @staticmethod
     def taken() -> dict[str, int]:
-        """Return the descriptors that systemd hands to this process, by name: those that were kept, and listening sockets.
+        """Return the descriptors that systemd hands to this process, by name: those that were kept,
+        and listening sockets.
 
-        They are the caller's to close; of two with one name it gets the first. To be called once, before this process opens a
-        descriptor that could be mistaken for one of them."""
-        pid, count, names = (os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
+        They are the caller's to close; of two with one name it gets the first. To be called once,
+        before this process opens a descriptor that could be mistaken for one of them."""
+        pid, count, names = (
+            os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+        )
         found: dict[str, int] = {}
         if pid != str(os.getpid()):
             return found
@@ -179,13 +191,15 @@ FIRST_PASSED = 3
 
 # ---- Whether logging out ends this daemon, and whether a logout is what ends it now
 #
-# After a user's last session, systemd ends the user's own systemd with all its services, unless lingering is enabled. It ends the
-# processes of a login session with that session only if logind has `KillUserProcesses=yes`. The daemon's cgroup shows which of the
-# two the daemon is in. See loginctl(1) and logind.conf(5).
+# After a user's last session, systemd ends the user's own systemd with all its services, unless
+# lingering is enabled. It ends the processes of a login session with that session only if logind
+# has `KillUserProcesses=yes`. The daemon's cgroup shows which of the two the daemon is in. See
+# loginctl(1) and logind.conf(5).
 
 
 ASK_TIMEOUT = 2.0
-"""Seconds that systemd may take to answer. The daemon serves no client meanwhile. Some 10 ms are usual."""
+"""Seconds that systemd may take to answer. The daemon serves no client meanwhile. Some 10 ms are
+usual."""
 _MANAGER = re.compile(r"/user-(\d+)\.slice/user@\1\.service/")
 _SESSION = re.compile(r"/user-(\d+)\.slice/session-([^/\n]+)\.scope")
 
@@ -199,17 +213,20 @@ class Home(NamedTuple):
 
 
 def linger_command() -> str | None:
-    """Return the command that lets this daemon outlive its user's last session; `None` if logging out does not end it."""
+    """Return the command that lets this daemon outlive its user's last session; `None` if logging
+    out does not end it."""
     where = _home()
     if where is None:
         return None
-    if where.session is not None:  # lingering does not help: it keeps services, and not what is in a session
+    # lingering does not help: it keeps services, and not what is in a session
+    if where.session is not None:
         return "sfad install --user --linger" if _kills_sessions() else None
     return None if probe.lingering(where.uid) else probe.linger_command(where.uid)
 
 
 def cause() -> str | None:
-    """Return why this process is told to end, if the user's logout or the machine's shutdown is the cause; else `None`."""
+    """Return why this process is told to end, if the user's logout or the machine's shutdown is the
+    cause; else `None`."""
     where = _home()
     if where is None or not _closing(where):
         return None
@@ -220,11 +237,15 @@ def cause() -> str | None:
         return f"the login session of {name} in which it was started has ended"
     if probe.lingering(where.uid):
         return None
-    return f"{name} has logged out, and lingering is off; to prevent this: {probe.linger_command(where.uid)}"
+    return (
+        f"{name} has logged out, and lingering is off; to prevent this: "
+        f"{probe.linger_command(where.uid)}"
+    )
 
 
 def _home() -> Home | None:
-    """Return where this process is; `None` if it is in no user's session, as in a service of the system."""
+    """Return where this process is; `None` if it is in no user's session, as in a service of the
+    system."""
     text = Path("/proc/self/cgroup").read_text(errors="replace")
     if found := _MANAGER.search(text):
         return Home(int(found[1]), None)
@@ -239,21 +260,31 @@ def _closing(where: Home) -> bool:
     sd_session_get_state(3) and sd_uid_get_state(3) read the same files."""
     file = f"users/{where.uid}" if where.session is None else f"sessions/{where.session}"
     try:
-        return "STATE=closing" in Path("/run/systemd", file).read_text(errors="replace").splitlines()
+        return (
+            "STATE=closing" in Path("/run/systemd", file).read_text(errors="replace").splitlines()
+        )
     except OSError:
         return False
 
 
 @cache
 def _kills_sessions() -> bool:
-    """Return whether logind ends the processes that a session leaves. It reads its configuration only when it starts."""
+    """Return whether logind ends the processes that a session leaves. It reads its configuration
+    only when it starts."""
     words = ("busctl", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1")
     return _asked(*words, "org.freedesktop.login1.Manager", "KillUserProcesses") == "b true"
 
 
 def _asked(*command: str) -> str:
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_TIMEOUT, check=False)
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=ASK_TIMEOUT,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip()

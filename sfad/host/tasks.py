@@ -18,11 +18,18 @@ _NO_THREAD = "can't start new thread"
 """CPython's message, in a `RuntimeError` like many others."""
 
 
-async def in_thread(call: Callable[[*Ts], T], *args: *Ts, abandon: bool = False, limiter: trio.CapacityLimiter | None = None) -> T:
-    """Do `trio.to_thread.run_sync`. Where no thread can be started (`TasksMax`, `ulimit -u`, memory), raise `OSError(EAGAIN)`
-    instead of a `RuntimeError`; then nothing was called."""
+async def in_thread(
+    call: Callable[[*Ts], T],
+    *args: *Ts,
+    abandon: bool = False,
+    limiter: trio.CapacityLimiter | None = None,
+) -> T:
+    """Do `trio.to_thread.run_sync`. Where no thread can be started (`TasksMax`, `ulimit -u`,
+    memory), raise `OSError(EAGAIN)` instead of a `RuntimeError`; then nothing was called."""
     try:
-        return await trio.to_thread.run_sync(call, *args, abandon_on_cancel=abandon, limiter=limiter)
+        return await trio.to_thread.run_sync(
+            call, *args, abandon_on_cancel=abandon, limiter=limiter
+        )
     except RuntimeError as error:
         if str(error) != _NO_THREAD:
             raise
@@ -30,12 +37,13 @@ async def in_thread(call: Callable[[*Ts], T], *args: *Ts, abandon: bool = False,
 
 
 RESTART_PAUSE = 1.0
-"""Seconds until a task that failed starts again. Without a pause, a bug that it meets at once would keep a CPU busy."""
+"""Seconds until a task that failed starts again. Without a pause, a bug that it meets at once would
+keep a CPU busy."""
 
 
 class FairLock:
-    """Lets one piece of work run at a time. Groups of askers take turns, however much each asks for: each has one piece of work in
-    the queue that leads on."""
+    """Lets one piece of work run at a time. Groups of askers take turns, however much each asks
+    for: each has one piece of work in the queue that leads on."""
 
     def __init__(self) -> None:
         self._last = trio.Lock()
@@ -43,7 +51,8 @@ class FairLock:
 
     @asynccontextmanager
     async def turn(self, asker: Sequence[Hashable] = ()) -> AsyncIterator[None]:
-        """Wait for the turn of an asker, and keep it. `asker`: the groups that it is in, the narrowest first."""
+        """Wait for the turn of an asker, and keep it. `asker`: the groups that it is in, the
+        narrowest first."""
         locks = [self._of_groups.setdefault(group, trio.Lock()) for group in asker]
         async with AsyncExitStack() as held:
             for lock in (*locks, self._last):
@@ -51,8 +60,11 @@ class FairLock:
             yield
 
 
-async def keep_serving(serve: Callable[[], Awaitable[None]], failed: Callable[[Exception], object]) -> None:
-    """Call `serve` until it returns or is cancelled, and again after each failure, which `failed` is told.
+async def keep_serving(
+    serve: Callable[[], Awaitable[None]], failed: Callable[[Exception], object]
+) -> None:
+    """Call `serve` until it returns or is cancelled, and again after each failure, which `failed`
+    is told.
 
     A bug in one task must not end the others, and all runs with them."""
     while True:
@@ -64,9 +76,11 @@ async def keep_serving(serve: Callable[[], Awaitable[None]], failed: Callable[[E
 
 
 class Background:
-    """Starts tasks. Those that are started before `serve` begin with it, so that objects which start tasks can be made before.
+    """Starts tasks. Those that are started before `serve` begin with it, so that objects which
+    start tasks can be made before.
 
-    `failed` is told of exceptions that were not expected: a bug in one request must not leave every tree without a supervisor."""
+    `failed` is told of exceptions that were not expected: a bug in one request must not leave every
+    tree without a supervisor."""
 
     def __init__(self, failed: Callable[[object], None]) -> None:
         self._failed = failed
@@ -102,7 +116,8 @@ class Background:
         failed: Callable[[Exception], None],
         expected: tuple[type[Exception], ...],
     ) -> None:
-        """Call `done` with the result of `work`, or `failed` with what it raised. What was not `expected` is logged as well."""
+        """Call `done` with the result of `work`, or `failed` with what it raised. What was not
+        `expected` is logged as well."""
 
         async def run() -> None:
             try:
@@ -116,32 +131,35 @@ class Background:
         self.start_soon(run)
 
     async def walk(self, work: Callable[[], T], asker: Sequence[Hashable] = ()) -> T:
-        """Return what `work` returns, which keeps a CPU busy: only one runs at a time, in a thread. `asker`: see `FairLock`. Raises
-        what it raises."""
+        """Return what `work` returns, which keeps a CPU busy: only one runs at a time, in a thread.
+        `asker`: see `FairLock`. Raises what it raises."""
         async with self._walks.turn(asker):
             return await in_thread(work)
 
 
 # ---- Turns of the trio loop: what its tasks do between two waits for I/O
 #
-# A burst of requests is handled in one turn. What its parts have in common is done once, at the turn's end.
+# A burst of requests is handled in one turn. What its parts have in common is done once, at the
+# turn's end.
 
 
 TURN_REQUESTS = 16
-"""Requests of one client, or of those that waited for the same thing, that one turn handles. A client can have thousands: all at
-once would keep the loop from other clients, and from ends of runs, for seconds."""
+"""Requests of one client, or of those that waited for the same thing, that one turn handles. A
+client can have thousands: all at once would keep the loop from other clients, and from ends of
+runs, for seconds."""
 
 
 class LoopTurns(trio.abc.Instrument):
-    """Counts the turns of the loop that it instruments, and calls back at the end of one: a task would cost another turn."""
+    """Counts the turns of the loop that it instruments, and calls back at the end of one: a task
+    would cost another turn."""
 
     def __init__(self) -> None:
         self.number = 0
         self._calls: list[Callable[[], object]] = []
 
     def at_end(self, call: Callable[[], object]) -> None:
-        """Call `call` once, before the loop waits for I/O. It must not raise, nor wake a task: the loop knows already how long it
-        waits."""
+        """Call `call` once, before the loop waits for I/O. It must not raise, nor wake a task: the
+        loop knows already how long it waits."""
         self._calls.append(call)
 
     def before_io_wait(self, _timeout: float) -> None:

@@ -1,6 +1,8 @@
-"""Notices agent programs within runs: by the kernel's events of execve(2), else by looking at all processes twice a second.
+"""Notices agent programs within runs: by the kernel's events of execve(2), else by looking at all
+processes twice a second.
 
-Most processes are told from agents by one read of /proc/PID/cmdline. While no run is live, nothing is looked at.
+Most processes are told from agents by one read of /proc/PID/cmdline. While no run is live, nothing
+is looked at.
 """
 
 import math
@@ -26,12 +28,14 @@ from .watch import Emitter
 _LOOK_EVERY = 0.5
 """Seconds between two looks at all processes; with exec events, until the first and only one."""
 _SHARE = 19
-"""A pause is at least so many times as long as the look before it, so looking takes at most a twentieth of a CPU."""
+"""A pause is at least so many times as long as the look before it, so looking takes at most a
+twentieth of a CPU."""
 _GATHER = 0.05
-"""Seconds for which exec events gather if there are many: a build may execute a thousand programs a second, and each wake-up costs
-more than a look at a process."""
+"""Seconds for which exec events gather if there are many: a build may execute a thousand programs a
+second, and each wake-up costs more than a look at a process."""
 _AT_ONCE, _BACK = 20, 0.1
-"""Wake-ups without gathering, for what lives for some milliseconds only, and the seconds in which one of them comes back."""
+"""Wake-ups without gathering, for what lives for some milliseconds only, and the seconds in which
+one of them comes back."""
 _BEGIN = 0.005
 """Seconds before the first wait for events: a run that ends sooner costs none."""
 _MAX_COMMAND = 512
@@ -59,7 +63,9 @@ class AgentWatch:
         if programs != self._programs:
             self._programs = programs
             # each package that a program comes in is named after it
-            self._mentioned = re.compile(b"|".join(re.escape(name.encode()) for name in programs) or rb"(?!)")
+            self._mentioned = re.compile(
+                b"|".join(re.escape(name.encode()) for name in programs) or rb"(?!)"
+            )
             self._told = {}
             self._scope.cancel()
 
@@ -123,7 +129,8 @@ class AgentWatch:
                 self._tell(pid, *seen)
 
     def _look_at_all(self) -> float:
-        """Tell agents that the last look has not found. Return for how long to pause after it. Raises `OSError`."""
+        """Tell agents that the last look has not found. Return for how long to pause after it.
+        Raises `OSError`."""
         began = trio.current_time()
         before, self._told = self._told, {}
         for pid in psutil.pids():
@@ -139,7 +146,11 @@ class AgentWatch:
             return None
         program = agent_of(kernel.words(cmdline), self._programs)
         process = kernel.stat(pid) if program is not None else None
-        return (process.started, program) if process is not None and process.alive and program is not None else None
+        return (
+            (process.started, program)
+            if process is not None and process.alive and program is not None
+            else None
+        )
 
     def _tell(self, pid: int, started: int, program: str) -> bool:
         """Tell an agent program that is in a run. Return whether it need not be looked at again."""
@@ -156,7 +167,11 @@ class AgentWatch:
 
     def _described(self, run: LaunchedRun, pid: int, started: int, program: str) -> AgentProcess:
         main = run.main.command if run.main is not None else None
-        line = [each.pid for each in islice(observed.ancestors(pid, os.getpid()), _MAX_ABOVE) if each.pid != os.getpid()]
+        line = [
+            each.pid
+            for each in islice(observed.ancestors(pid, os.getpid()), _MAX_ABOVE)
+            if each.pid != os.getpid()
+        ]
         if main in line:
             line = line[: line.index(main) + 1]
         above = tuple((each, agent_of(kernel.command(each), self._programs)) for each in line[1:])
@@ -180,4 +195,9 @@ class AgentWatch:
 def _serves(words: list[str], program: str) -> bool:
     """Return whether a process is a background process of an agent program's own."""
     at, known = executed_word(words, program), KNOWN_PROGRAMS.get(program)
-    return at is not None and known is not None and known.serves is not None and words[at + 1 : at + 2] == [known.serves]
+    return (
+        at is not None
+        and known is not None
+        and known.serves is not None
+        and words[at + 1 : at + 2] == [known.serves]
+    )

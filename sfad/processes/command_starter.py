@@ -22,11 +22,14 @@ from .trampoline.creating import NewChild, ProcessCreator, files_to_try
 from .trampoline.executable import AS_IT_IS, AS_USER, REPORT, is_one, reported
 from .watch import Mains, Orphans
 
-# ---- Starting a run's command: its containment is entered, a trampoline is spawned, and waits at a gate until it is saved
+# ---- Starting a run's command: its containment is entered, a trampoline is
+# spawned, and waits at a gate until it is saved
 
 
 _COOKIE_IS = COOKIE + b"="
-_HINTS = {errno.EAGAIN: " (no more processes or threads: RLIMIT_NPROC, pids.max, or kernel.pid_max)"}
+_HINTS = {
+    errno.EAGAIN: " (no more processes or threads: RLIMIT_NPROC, pids.max, or kernel.pid_max)"
+}
 """What the system's message does not say."""
 
 
@@ -34,7 +37,13 @@ class CommandStarter:
     """Starts commands. `nofile` is their soft RLIMIT_NOFILE."""
 
     def __init__(
-        self, creator: ProcessCreator, containment: RunContainment, cpus: RunCpus, mains: Mains, orphans: Orphans, nofile: int
+        self,
+        creator: ProcessCreator,
+        containment: RunContainment,
+        cpus: RunCpus,
+        mains: Mains,
+        orphans: Orphans,
+        nofile: int,
     ) -> None:
         self._creator = creator
         self._containment = containment
@@ -44,14 +53,21 @@ class CommandStarter:
         self._nofile = nofile
 
     def start(self, run: LaunchedRun, spec: LaunchSpec, remember: Remember) -> None:
-        """Start one attempt. Raises `LaunchError` if there is no process; a later failure is reported by `Mains`."""
+        """Start one attempt. Raises `LaunchError` if there is no process; a later failure is
+        reported by `Mains`."""
         if run.main is not None:
             raise LaunchError(errno.EBUSY, "cannot start again", run.id.encode())
         if b"\0" in b"".join((spec.cwd, *spec.argv, *spec.env)):
-            raise LaunchError(errno.EINVAL, "cannot execute", b"".join(spec.argv[:1]), " (null byte)")
+            raise LaunchError(
+                errno.EINVAL, "cannot execute", b"".join(spec.argv[:1]), " (null byte)"
+            )
         name = spec.argv[0] if spec.argv else b""
         files = files_to_try(name, spec.env, spec.shims)
-        executed = spec if spec.sandbox is None else replace(spec, argv=in_sandbox(spec.sandbox, files, spec.argv))
+        executed = (
+            spec
+            if spec.sandbox is None
+            else replace(spec, argv=in_sandbox(spec.sandbox, files, spec.argv))
+        )
         if spec.first_step is not None:
             searched = files if spec.sandbox is None else executed.argv[:1]
             executed = replace(executed, argv=first_step(spec.first_step, searched, executed.argv))
@@ -62,17 +78,25 @@ class CommandStarter:
         try:
             try:
                 before = kernel.ticks_since_boot()
-                child, report = self._spawn(run, executed, files if executed is spec else executed.argv[:1], far_gate)
-                started = before if before == kernel.ticks_since_boot() else None  # else /proc tells it
+                child, report = self._spawn(
+                    run, executed, files if executed is spec else executed.argv[:1], far_gate
+                )
+                # else /proc tells it
+                started = before if before == kernel.ticks_since_boot() else None
             finally:
                 os.close(far_gate)
             crash_point("spawned")
-            # a pidfd needs no descriptor more than there are: that of `far_gate` at least is free again
-            self._let_through(run, self._own(run, child, report, spec, started), gate, spec, remember)
+            # a pidfd needs no descriptor more than there are: that of `far_gate` at least is free
+            # again
+            self._let_through(
+                run, self._own(run, child, report, spec, started), gate, spec, remember
+            )
         finally:
             os.close(gate)
 
-    def _spawn(self, run: LaunchedRun, spec: LaunchSpec, files: list[bytes], gate: int) -> tuple[NewChild, int]:
+    def _spawn(
+        self, run: LaunchedRun, spec: LaunchSpec, files: list[bytes], gate: int
+    ) -> tuple[NewChild, int]:
         """Return the child and the near end of its report. It is not watched yet."""
         name = spec.argv[0] if spec.argv else b""
         opened: list[int] = []
@@ -105,11 +129,22 @@ class CommandStarter:
             for fd in opened:
                 os.close(fd)
 
-    def _own(self, run: LaunchedRun, child: NewChild, report: int, spec: LaunchSpec, started: int | None) -> MainProcess:
+    def _own(
+        self, run: LaunchedRun, child: NewChild, report: int, spec: LaunchSpec, started: int | None
+    ) -> MainProcess:
         name = spec.argv[0] if spec.argv else b""
         pid, pidfd, clone_block = child
         isolated = spec.sandbox is not None
-        main = MainProcess(pid, report, name, spec.cwd, pidfd, started=started, isolated=isolated, clone_block=clone_block)
+        main = MainProcess(
+            pid,
+            report,
+            name,
+            spec.cwd,
+            pidfd,
+            started=started,
+            isolated=isolated,
+            clone_block=clone_block,
+        )
         try:
             self._mains.own(run, main)
         except OSError as error:
@@ -118,8 +153,12 @@ class CommandStarter:
             raise LaunchError(error.errno or errno.EIO, "cannot watch", name) from error
         return main
 
-    def _let_through(self, run: LaunchedRun, main: MainProcess, gate: int, spec: LaunchSpec, remember: Remember) -> None:
-        main.failure = LaunchError(errno.ENOSPC, "cannot remember the start of", main.name, kind="output")
+    def _let_through(
+        self, run: LaunchedRun, main: MainProcess, gate: int, spec: LaunchSpec, remember: Remember
+    ) -> None:
+        main.failure = LaunchError(
+            errno.ENOSPC, "cannot remember the start of", main.name, kind="output"
+        )
         try:
             record = run.record()
             if remember(record):
@@ -135,28 +174,34 @@ class CommandStarter:
 
 def _shortage(error: OSError, name: bytes) -> LaunchError:
     """Return the error for a command that the system had no resources to start."""
-    return LaunchError(error.errno or errno.EIO, "cannot start", name, _HINTS.get(error.errno or 0, ""))
+    return LaunchError(
+        error.errno or errno.EIO, "cannot start", name, _HINTS.get(error.errno or 0, "")
+    )
 
 
 # ---- Adopting runs that an earlier daemon launched
 #
-# The earlier daemon is a dead process, or this very process before an execve(2). In the second case main processes are still
-# unreaped children of ours. In the first they are not our children: another process reaps them, and their pidfds tell how
-# they ended.
+# The earlier daemon is a dead process, or this very process before an execve(2). In the second case
+# main processes are still unreaped children of ours. In the first they are not our children:
+# another process reaps them, and their pidfds tell how they ended.
 
 
 _TRAMPOLINES_DONE_WITHIN, _LOOK_EVERY = 0.5, 0.002
-"""Seconds that the trampolines of a dead daemon get, and between two looks: attaching takes 6 ms, and starting Python 20."""
+"""Seconds that the trampolines of a dead daemon get, and between two looks: attaching takes 6 ms,
+and starting Python 20."""
 
 
 class Adopter:
-    def __init__(self, runs: LaunchedRuns, adopted: AdoptedRuns, cpus: RunCpus, mains: Mains) -> None:
+    def __init__(
+        self, runs: LaunchedRuns, adopted: AdoptedRuns, cpus: RunCpus, mains: Mains
+    ) -> None:
         self._runs = runs
         self._adopted = adopted
         self._cpus = cpus
         self._mains = mains
         self._trampolines_done_by = 0.0
-        """When every trampoline of the dead daemon has become its command, or hangs; set when the first is met."""
+        """When every trampoline of the dead daemon has become its command, or hangs; set when the
+        first is met."""
 
     def adopt(self, run_id: RunId, parent: RunId | None, record: LaunchRecord) -> Adopted:
         assert run_id not in self._runs
@@ -167,7 +212,12 @@ class Adopter:
                 self._find_main(run, record)
             elif record.pid:  # a launch in flight, of a child of ours; one that could not be spawned has only the report
                 again = fcntl.fcntl(record.report, fcntl.F_DUPFD_CLOEXEC, 0)
-                self._mains.own(run, MainProcess(record.pid, again, started=record.started, isolated=record.isolated))
+                self._mains.own(
+                    run,
+                    MainProcess(
+                        record.pid, again, started=record.started, isolated=record.isolated
+                    ),
+                )
             alive = self._adopted.finish(run)
             self._cpus.recall(run)
         except BaseException:
@@ -179,7 +229,11 @@ class Adopter:
             if run.main is None:
                 self._mains.fail_soon(run, reported(os.read(record.report, REPORT.size)))
             os.close(record.report)
-        return Adopted(run.main.pid if run.main else None, run.main is None and not alive, record.report is not None)
+        return Adopted(
+            run.main.pid if run.main else None,
+            run.main is None and not alive,
+            record.report is not None,
+        )
 
     def _find_main(self, run: LaunchedRun, record: LaunchRecord) -> None:
         """Own the main process, if it lives or waits to be reaped by us."""
@@ -187,13 +241,16 @@ class Adopter:
         if process is None:
             return
         ours = process.parent == os.getpid()
-        main = MainProcess(process.pid, None, started=process.started, ours=ours, isolated=record.isolated)
+        main = MainProcess(
+            process.pid, None, started=process.started, ours=ours, isolated=record.isolated
+        )
         try:
             self._mains.own(run, main)
         except ProcessLookupError:
             return
         now = kernel.stat(main.pid)
-        if now is None or now.started != main.started:  # it is gone, and the pid may be another's by now
+        # it is gone, and the pid may be another's by now
+        if now is None or now.started != main.started:
             self._mains.disown(run)
         elif not record.executed and self._hangs(main.pid):
             # the daemon that would hear its report has died, and how far it has come is not known
@@ -204,14 +261,18 @@ class Adopter:
         process = kernel.stat(record.pid) if record.pid else None
         if process is None or record.started not in (None, process.started):
             return None
-        if process.parent == os.getpid() and record.started is not None:  # unreaped, perhaps ended: no other process has its pid
+        # unreaped, perhaps ended: no other process has its pid
+        if process.parent == os.getpid() and record.started is not None:
             return process
         return process if process.alive and self._adopted.is_of(run, process.pid) else None
 
     def _hangs(self, pid: int) -> bool:
-        """Return whether a process is still a trampoline, when all of them have had the time that they need."""
+        """Return whether a process is still a trampoline, when all of them have had the time that
+        they need."""
         while is_one(pid):
-            self._trampolines_done_by = self._trampolines_done_by or monotonic() + _TRAMPOLINES_DONE_WITHIN
+            self._trampolines_done_by = (
+                self._trampolines_done_by or monotonic() + _TRAMPOLINES_DONE_WITHIN
+            )
             if monotonic() > self._trampolines_done_by:
                 return True
             sleep(_LOOK_EVERY)

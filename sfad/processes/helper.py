@@ -1,5 +1,5 @@
-"""Programs that a bare interpreter executes as the user of a run: a helper that answers the daemon, or the first step of an
-attempt, which becomes the run's command."""
+"""Programs that a bare interpreter executes as the user of a run: a helper that answers the daemon,
+or the first step of an attempt, which becomes the run's command."""
 
 from __future__ import annotations
 
@@ -13,15 +13,28 @@ from typing import NoReturn
 from .credentials import unsealed
 
 _PACKAGES = str(Path(__file__).parents[2])
-_START = "import sys; sys.path.append(sys.argv[1]); from sfad.processes import {0}; {0}.{1}(sys.argv[2:])"
+_START = (
+    "import sys; sys.path.append(sys.argv[1]); from sfad.processes import {0}; "
+    "{0}.{1}(sys.argv[2:])"
+)
 NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 ANSWER = b"sfad: "
 """Begins the last line that a helper prints."""
 
 
 def python_words(module: str, function: str) -> list[bytes]:
-    """Return the command that calls a function of a module of this package with the words after it."""
-    words = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START.format(module, function), _PACKAGES]
+    """Return the command that calls a function of a module of this package with the words after
+    it."""
+    words = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-X",
+        "utf8",
+        "-c",
+        _START.format(module, function),
+        _PACKAGES,
+    ]
     return [os.fsencode(word) for word in words]
 
 
@@ -29,12 +42,14 @@ def python_words(module: str, function: str) -> list[bytes]:
 
 
 def first_step(step: Sequence[bytes], files: Sequence[bytes], argv: Sequence[bytes]) -> list[bytes]:
-    """Return the command of a step that becomes another. It executes the first of `files` that can be executed."""
+    """Return the command of a step that becomes another. It executes the first of `files` that can
+    be executed."""
     return [*step, *(b"file=" + file for file in files), b"--", *argv]
 
 
 def understood(words: list[str]) -> tuple[dict[str, str], list[str], list[str]]:
-    """Return what a first step was given by name, the files that may be the command, and the command."""
+    """Return what a first step was given by name, the files that may be the command, and the
+    command."""
     at = words.index("--")
     pairs = [word.partition("=")[::2] for word in words[:at]]
     return dict(pairs), [value for name, value in pairs if name == "file"], words[at + 1 :]
@@ -49,7 +64,8 @@ def environment(*, sealed: bool) -> dict[str, str]:
 def become(files: Sequence[str], argv: list[str]) -> NoReturn:
     """Become the command."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)  # Python has changed these, and the command would inherit it
+        # Python has changed these, and the command would inherit it
+        signal.signal(number, signal.SIG_DFL)
     _execute(files, argv)
 
 

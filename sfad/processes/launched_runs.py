@@ -19,32 +19,39 @@ from .credentials import COOKIE
 from .launcher import UNBOUND, Bounds, LaunchError, LaunchRecord
 from .trampoline.executable import ITS_COMMAND, ITS_DIRECTORY
 
-# ---- The two marks that the processes of a run inherit: a cookie in the environment, and a tag, a number in the soft
+# ---- The two marks that the processes of a run inherit: a cookie in the
+# environment, and a tag, a number in the soft
 # RLIMIT_MSGQUEUE
 #
-# A process can change its own marks, or copy those of another run of the same user. So the cgroup and the ancestors of a process
-# come first. But processes that an earlier daemon started are not below this process: pid 1 has adopted them, and without cgroups
-# only their marks tell them. Foreign processes must not be taken for ours. A cookie names instance, run and a random number. A
-# tag is a mere number: it counts only if neither the process nor an ancestor of it carries the cookie of another run, save an
-# ancestor that this process has, too.
+# A process can change its own marks, or copy those of another run of the same user. So the cgroup
+# and the ancestors of a process come first. But processes that an earlier daemon started are not
+# below this process: pid 1 has adopted them, and without cgroups only their marks tell them.
+# Foreign processes must not be taken for ours. A cookie names instance, run and a random number. A
+# tag is a mere number: it counts only if neither the process nor an ancestor of it carries the
+# cookie of another run, save an ancestor that this process has, too.
 
 
 CAPACITY = 819_200
-"""The kernel's default RLIMIT_MSGQUEUE, bytes (getrlimit(2)). Tags are numbers of its upper half, so that message queues work."""
+"""The kernel's default RLIMIT_MSGQUEUE, bytes (getrlimit(2)). Tags are numbers of its upper half,
+so that message queues work."""
 
 
 def tag(instance: str, run_id: RunId) -> int | None:
-    """Return the number of a run: the same for the next daemon, unique among the live runs of an instance, and unlikely to be
-    another instance's. That of a hook, whose name has none, is any. None if every process has that number by default."""
+    """Return the number of a run: the same for the next daemon, unique among the live runs of an
+    instance, and unlikely to be another instance's. That of a hook, whose name has none, is any.
+    None if every process has that number by default."""
     soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
     top = CAPACITY if hard == resource.RLIM_INFINITY else min(hard, CAPACITY)
     least = top // 2
-    number = least + (int(instance, 16) + (number_or_zero(run_id) or crc32(run_id.encode()))) % max(1, top - least)
+    number = least + (int(instance, 16) + (number_or_zero(run_id) or crc32(run_id.encode()))) % max(
+        1, top - least
+    )
     return number if number != soft else None
 
 
 def cookie(pid: int, instance: str) -> bytes | None:
-    """Return the cookie of this instance in the environment that a process was executed with, as the kernel shows it."""
+    """Return the cookie of this instance in the environment that a process was executed with, as
+    the kernel shows it."""
     value = kernel.variable(pid, COOKIE)
     return value if value is not None and value.startswith(instance.encode() + b":") else None
 
@@ -61,10 +68,13 @@ def cookie_run(value: bytes) -> RunId:
 
 
 def command_of(main: int) -> int | None:
-    """Return the pid of the command that a main process keeps in a sandbox; `None` while there is none."""
+    """Return the pid of the command that a main process keeps in a sandbox; `None` while there is
+    none."""
     for first in kernel.children(main):
         if kernel.innermost_pid(first) == 1:
-            return next((pid for pid in kernel.children(first) if kernel.innermost_pid(pid) == 2), None)
+            return next(
+                (pid for pid in kernel.children(first) if kernel.innermost_pid(pid) == 2), None
+            )
     return None
 
 
@@ -77,14 +87,16 @@ class MainProcess:
 
     pid: int
     report: int | None
-    """The read end of the trampoline's report; `None` when the trampoline has become the command, or has failed."""
+    """The read end of the trampoline's report; `None` when the trampoline has become the command,
+    or has failed."""
     name: bytes = ITS_COMMAND
     cwd: bytes = ITS_DIRECTORY
     """What is executed, and where, for an error to name."""
     pidfd: int = -1
     failure: LaunchError | None = None
     started: int | None = None
-    """Clock ticks since boot; `None` until `LaunchedRun.record` asks where the process began as one tick became the next."""
+    """Clock ticks since boot; `None` until `LaunchedRun.record` asks where the process began as one
+    tick became the next."""
     ours: bool = True
     """Whether it is a child of this process, which then reaps it."""
     exit_seen: float | None = None
@@ -100,7 +112,8 @@ class MainProcess:
         return (command_of(self.pid) if self.isolated else None) or self.pid
 
     def signal(self, number: int) -> bool:
-        """Send a signal to the command; return whether it was there to take it. A sandbox forwards no signal, and would end."""
+        """Send a signal to the command; return whether it was there to take it. A sandbox forwards
+        no signal, and would end."""
         with suppress(ProcessLookupError, PermissionError):
             command = self.command if number != signal.SIGKILL else self.pid
             if command == self.pid:
@@ -127,7 +140,8 @@ class LaunchedRun:
     paused: bool = False
     """Whether the run is to stand still until it is thawed."""
     stop_count: int = 0
-    """How often emptying has begun: what an earlier stop left behind must not touch the next attempt."""
+    """How often emptying has begun: what an earlier stop left behind must not touch the next
+    attempt."""
     pause_count: int = 0
     """How often `freeze` and `thaw` were called: only the last call is tried again."""
     bounds: Bounds = UNBOUND
@@ -160,12 +174,14 @@ class LaunchedRun:
 
     @property
     def mains(self) -> list[MainProcess]:
-        """Main processes of the subtree. Each may be outside of its containment: not in it yet, or moved out of it."""
+        """Main processes of the subtree. Each may be outside of its containment: not in it yet, or
+        moved out of it."""
         return [run.main for run in self.subtree() if run.main]
 
     @property
     def sandboxes(self) -> set[int]:
-        """Pids of main processes of the subtree that only wait for a command: they end with it, and take no signal but SIGKILL."""
+        """Pids of main processes of the subtree that only wait for a command: they end with it, and
+        take no signal but SIGKILL."""
         return {main.pid for main in self.mains if main.isolated and main.command != main.pid}
 
     def begin_stop(self, number: int) -> None:
@@ -192,7 +208,8 @@ class LaunchedRun:
         main = self.main
         if main is None:
             return LaunchRecord(self.nonce, self.bounds)
-        if main.started is None and (process := kernel.stat(main.pid)):  # an unreaped child of ours has not gone
+        # an unreaped child of ours has not gone
+        if main.started is None and (process := kernel.stat(main.pid)):
             main.started = process.started
         self.first_started = self.first_started or main.started or 0
         return LaunchRecord(self.nonce, self.bounds, main.pid, main.started, isolated=main.isolated)
@@ -203,7 +220,8 @@ def run_ids(tops: Iterable[LaunchedRun]) -> set[RunId]:
 
 
 class LaunchedRuns(dict[RunId, LaunchedRun]):
-    """Every launched run by its id, and the runs of processes where the containment does not tell."""
+    """Every launched run by its id, and the runs of processes where the containment does not
+    tell."""
 
     def __init__(self, instance: str) -> None:
         super().__init__()
@@ -219,13 +237,24 @@ class LaunchedRuns(dict[RunId, LaunchedRun]):
         while not self:
             await self._first.park()
 
-    def add(self, run_id: RunId, parent: RunId | None, nonce: str, bounds: Bounds = UNBOUND, first_started: int = 0) -> LaunchedRun:
+    def add(
+        self,
+        run_id: RunId,
+        parent: RunId | None,
+        nonce: str,
+        bounds: Bounds = UNBOUND,
+        first_started: int = 0,
+    ) -> LaunchedRun:
         """Add a run below its parent, which was added before."""
         above = self[parent] if parent is not None else None
         if not self:
             self._first.unpark_all()
         run = self[run_id] = LaunchedRun(
-            run_id, above, f"{self.instance}:{run_id}:{nonce}".encode(), bounds=bounds, first_started=first_started
+            run_id,
+            above,
+            f"{self.instance}:{run_id}:{nonce}".encode(),
+            bounds=bounds,
+            first_started=first_started,
         )
         if above:
             above.children.add(run)
@@ -242,7 +271,8 @@ class LaunchedRuns(dict[RunId, LaunchedRun]):
             self.emptied()
 
     def tag_of(self, run: LaunchedRun) -> int | None:
-        """Return the run's tag, or `None` if another run or every process has that number: then only descent and cookie tell."""
+        """Return the run's tag, or `None` if another run or every process has that number: then
+        only descent and cookie tell."""
         if run.tag is None:
             number = tag(self.instance, run.id)
             if number is not None and self.tags.setdefault(number, run.id) == run.id:
@@ -265,8 +295,12 @@ class LaunchedRuns(dict[RunId, LaunchedRun]):
         return run is not None and any(above.id == top for above in run.upwards())
 
     def sole_tree(self, started: int) -> RunId | None:
-        """Return the only root that an orphan without any mark can descend from: no other live root is as old as the orphan.
+        """Return the only root that an orphan without any mark can descend from: no other live root
+        is as old as the orphan.
 
-        The orphan is stopped with that run. None if this process is pid 1, which also adopts orphans of foreign processes."""
-        roots = [run.id for run in self.values() if run.parent is None and run.first_started <= started]
+        The orphan is stopped with that run. None if this process is pid 1, which also adopts
+        orphans of foreign processes."""
+        roots = [
+            run.id for run in self.values() if run.parent is None and run.first_started <= started
+        ]
         return roots[0] if len(roots) == 1 and os.getpid() != 1 else None

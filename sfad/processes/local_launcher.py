@@ -1,4 +1,5 @@
-"""Runs as processes of this machine: the `Launcher` that the loop uses, put together from its parts."""
+"""Runs as processes of this machine: the `Launcher` that the loop uses, put together from its
+parts."""
 
 import ctypes
 import os
@@ -39,7 +40,17 @@ from .launcher import (
 )
 from .trampoline.creating import ProcessCreator
 from .trampoline.executable import EXEC, REPORT, Trampoline, best
-from .watch import NO_RUN, Complaints, Emitter, Mains, Orphans, OwedEvents, Reactor, signal_mains, wait_for_trampolines
+from .watch import (
+    NO_RUN,
+    Complaints,
+    Emitter,
+    Mains,
+    Orphans,
+    OwedEvents,
+    Reactor,
+    signal_mains,
+    wait_for_trampolines,
+)
 
 # ---- Handing runs over to the process that this one becomes by execve(2)
 
@@ -79,7 +90,8 @@ class LaunchHandover:
 
 
 def _report_again(error: LaunchError) -> int:
-    """Return a pipe with this error as a trampoline would report it. It is inherited across execve(2)."""
+    """Return a pipe with this error as a trampoline would report it. It is inherited across
+    execve(2)."""
     near, far = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.write(far, REPORT.pack(EXEC, -error.errno))
@@ -93,9 +105,12 @@ def _report_again(error: LaunchError) -> int:
 
 
 class Footprints:
-    """Counts the processes and the memory of runs. What cannot be told now is left out of an answer."""
+    """Counts the processes and the memory of runs. What cannot be told now is left out of an
+    answer."""
 
-    def __init__(self, runs: LaunchedRuns, containment: RunContainment, complaints: Complaints) -> None:
+    def __init__(
+        self, runs: LaunchedRuns, containment: RunContainment, complaints: Complaints
+    ) -> None:
         self._runs = runs
         self._containment = containment
         self._complaints = complaints
@@ -122,15 +137,20 @@ class Footprints:
     def amounts(self, kind: str, exact_from: Mapping[RunId, float]) -> dict[RunId, int]:
         """See `Launcher.amounts`.
 
-        For `pids`: processes and threads where the kernel enforces the limit, else processes. For `memory`: what the kernel
-        charges (`Footprint`); else resident memory where that is below `exact_from`, else each process's share of it."""
+        For `pids`: processes and threads where the kernel enforces the limit, else processes. For
+        `memory`: what the kernel charges (`Footprint`); else resident memory where that is below
+        `exact_from`, else each process's share of it."""
         asked = self._launched(exact_from)
         try:
             told = {
-                run_id: figure for run_id, run in asked.items() if (figure := self._containment.limits.used(run, kind)) is not None
+                run_id: figure
+                for run_id, run in asked.items()
+                if (figure := self._containment.limits.used(run, kind)) is not None
             }
             pids = self._pids({run_id: run for run_id, run in asked.items() if run_id not in told})
-            return told | {run_id: _amount(kind, found, exact_from[run_id]) for run_id, found in pids.items()}
+            return told | {
+                run_id: _amount(kind, found, exact_from[run_id]) for run_id, found in pids.items()
+            }
         except OSError as error:
             self._complaints.failed(error)
             return {}
@@ -149,7 +169,11 @@ class Footprints:
     def _pids(self, asked: Mapping[RunId, LaunchedRun]) -> dict[RunId, list[int]]:
         found: dict[RunId, list[int]] = {run_id: [] for run_id in asked}
         everyone = set(asked.values())
-        tops = [run for run in asked.values() if not any(above in everyone for above in run.upwards() if above is not run)]
+        tops = [
+            run
+            for run in asked.values()
+            if not any(above in everyone for above in run.upwards() if above is not run)
+        ]
         for pid, run_id in self._containment.members(*tops) if tops else ():
             for above in self._runs[run_id].upwards():
                 if above.id in found:
@@ -163,7 +187,10 @@ def _amount(kind: str, pids: list[int], exact_from: float) -> int:
     resident = sum(map(observed.resident, pids))  # never less than the shares
     if resident < exact_from:
         return resident
-    return sum(share if (share := kernel.proportional(pid)) is not None else observed.resident(pid) for pid in pids)
+    return sum(
+        share if (share := kernel.proportional(pid)) is not None else observed.resident(pid)
+        for pid in pids
+    )
 
 
 # ---- The launcher, put together
@@ -174,7 +201,8 @@ _libc = ctypes.CDLL(None)
 
 
 class LocalLauncher(Launcher):
-    """The `Launcher` of this machine. One per process, in trio's thread, which is the main thread."""
+    """The `Launcher` of this machine. One per process, in trio's thread, which is the main
+    thread."""
 
     def __init__(
         self,
@@ -193,12 +221,19 @@ class LocalLauncher(Launcher):
         self._reactor = Reactor(complaints.failed)
         self._orphans = Orphans()
         self._creator = ProcessCreator(trampoline or best())
-        self._owed = OwedEvents(emitter, complaints, self._reactor, lambda run, poll: self._containment.populated(run, poll))
+        self._owed = OwedEvents(
+            emitter,
+            complaints,
+            self._reactor,
+            lambda run, poll: self._containment.populated(run, poll),
+        )
         was_subreaper = ctypes.c_int()
         _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(was_subreaper), 0, 0, 0)
         self._was_subreaper = was_subreaper.value
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._containment = contain(LauncherParts(self._runs, self._reactor, self._orphans, complaints, self._owed))
+        self._containment = contain(
+            LauncherParts(self._runs, self._reactor, self._orphans, complaints, self._owed)
+        )
         self.containment = self._containment.kind
         self._mains = Mains(self._reactor, self._orphans, emitter, self._owed)
         self._cpus = RunCpus(self._runs, self._containment)
@@ -221,7 +256,9 @@ class LocalLauncher(Launcher):
 
     # Starting and stopping.
 
-    def launch(self, run_id: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember) -> None:
+    def launch(
+        self, run_id: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember
+    ) -> None:
         run = self._runs.get(run_id) or self._runs.add(run_id, parent, spec.nonce)
         if run.bounds != spec.bounds:
             self._cpus.set_bounds(run, spec.bounds)
@@ -235,7 +272,9 @@ class LocalLauncher(Launcher):
         if run:
             wait_for_trampolines(run)
             stop = run.stop_count
-            self._reactor.retry_while(lambda: run.in_stop(stop), self._containment.stops.terminate, run, signal)
+            self._reactor.retry_while(
+                lambda: run.in_stop(stop), self._containment.stops.terminate, run, signal
+            )
 
     def kill(self, run_id: RunId) -> None:
         run = self._begin_stop(run_id, SIGKILL)
@@ -259,14 +298,18 @@ class LocalLauncher(Launcher):
             return
         wait_for_trampolines(run)
         count = run.set_paused(True)
-        self._reactor.retry_while(lambda: run.freezing and run.pause_count == count, self._containment.pauses.freeze, run)
+        self._reactor.retry_while(
+            lambda: run.freezing and run.pause_count == count, self._containment.pauses.freeze, run
+        )
 
     def thaw(self, run_id: RunId) -> None:
         run = self._runs.get(run_id)
         if run:
             count = run.set_paused(False)
             self._reactor.retry_while(
-                lambda: run.pause_count == count and self._runs.get(run_id) is run, self._containment.pauses.thaw, run
+                lambda: run.pause_count == count and self._runs.get(run_id) is run,
+                self._containment.pauses.thaw,
+                run,
             )
 
     def signal_main(self, run_id: RunId, signal: int) -> bool:
@@ -291,7 +334,11 @@ class LocalLauncher(Launcher):
             found.update((below.main.pid, below.id) for below in run.subtree() if below.main)
             found.update(self._containment.outside(run))
             found.update(self._containment.members(run))
-        survivors = tuple(Survivor(pid=pid, run_id=one, why=why) for pid, one in found.items() if (why := observed.why_alive(pid)))
+        survivors = tuple(
+            Survivor(pid=pid, run_id=one, why=why)
+            for pid, one in found.items()
+            if (why := observed.why_alive(pid))
+        )
         self._reactor.soon(self._emitter.emit, Surveyed, run_id, survivors)
 
     def footprints(self, runs: Iterable[RunId], *, cpu: bool = False) -> dict[RunId, Footprint]:
@@ -352,7 +399,8 @@ class LocalLauncher(Launcher):
     # Serving.
 
     def watch_children(self, signals: ChildSignals) -> None:
-        # in the reactor, and not in a task of its own: it is readable whenever a main process has ended
+        # in the reactor, and not in a task of its own: it is readable whenever a main process has
+        # ended
         self._reactor.add(signals.fileno(), lambda: self._child_signalled(signals))
 
     def _child_signalled(self, signals: ChildSignals) -> None:
@@ -406,24 +454,34 @@ def choose_launcher(
 ) -> LocalLauncher:
     """Return the launcher of this machine.
 
-    `instance` is twelve hex digits that name the state directory. `cgroup_parent` is where its cgroups go, by default this
-    process's own cgroup; if anything of the instance is alive in cgroups elsewhere, runs stay there. `nofile` is the soft
-    RLIMIT_NOFILE of runs, by default this process's now. `complain` gets, every few seconds at most, what failed and is tried
-    again. Raises `CgroupImpossible` with the reason if `mode` is cgroup and that is impossible."""
+    `instance` is twelve hex digits that name the state directory. `cgroup_parent` is where its
+    cgroups go, by default this process's own cgroup; if anything of the instance is alive in
+    cgroups elsewhere, runs stay there. `nofile` is the soft RLIMIT_NOFILE of runs, by default this
+    process's now. `complain` gets, every few seconds at most, what failed and is tried again.
+    Raises `CgroupImpossible` with the reason if `mode` is cgroup and that is impossible."""
 
-    def launcher(complaints: Complaints, contain: Callable[[LauncherParts], RunContainment]) -> LocalLauncher:
+    def launcher(
+        complaints: Complaints, contain: Callable[[LauncherParts], RunContainment]
+    ) -> LocalLauncher:
         emitter = Emitter(emit, clock, complaints.failed)
-        return LocalLauncher(instance, emitter, complaints, contain, trampoline=trampoline, nofile=nofile)
+        return LocalLauncher(
+            instance, emitter, complaints, contain, trampoline=trampoline, nofile=nofile
+        )
 
     if mode == "tags" and controllers.inhabited(instance, cgroup_parent) is None:
         why = "set in the config"
     else:
         if mode == "tags":
-            complain("containment.mode = tags takes effect when nothing is alive any more in the cgroups of an earlier daemon")
+            complain(
+                "containment.mode = tags takes effect when nothing is alive any more in the "
+                "cgroups of an earlier daemon"
+            )
         try:
             base = controllers.base_of(instance, cgroup_parent)
             controllers.probe(base)
-            complaints = Complaints(complain, remedy=partial(cgroupfs.regain_after, base=base.directory))
+            complaints = Complaints(
+                complain, remedy=partial(cgroupfs.regain_after, base=base.directory)
+            )
             return launcher(complaints, partial(CgroupContainment, base=base, complain=complain))
         except CgroupImpossible as reason:
             if mode == "cgroup":

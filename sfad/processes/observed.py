@@ -1,8 +1,9 @@
 """Processes as psutil shows them: found, walked from child to parent, sampled.
 
-A `psutil.Process` is one process, by its pid and its start, for as long as this daemon lives. psutil's exceptions are mapped here,
-once: for a process that has ended, or is hidden from this user, the answer is `None`, or what `ask` was given. Any other failure is
-an `OSError`. `kernel` has what psutil is not asked.
+A `psutil.Process` is one process, by its pid and its start, for as long as this daemon lives.
+psutil's exceptions are mapped here, once: for a process that has ended, or is hidden from this
+user, the answer is `None`, or what `ask` was given. Any other failure is an `OSError`. `kernel` has
+what psutil is not asked.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +18,12 @@ _Answer = TypeVar("_Answer")
 _Other = TypeVar("_Other")
 
 
-_STILL = {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+_STILL = {
+    psutil.STATUS_STOPPED,
+    psutil.STATUS_TRACING_STOP,
+    psutil.STATUS_ZOMBIE,
+    psutil.STATUS_DEAD,
+}
 
 
 def ask(question: Callable[[], _Answer], otherwise: _Other) -> _Answer | _Other:
@@ -33,8 +39,8 @@ def find(pid: int) -> psutil.Process | None:
 
 
 def lives(process: psutil.Process) -> bool:
-    """Return whether there is anything left to stop. A zombie only waits for its parent; but a process whose main thread has ended
-    shows as a zombie too, while its other threads run."""
+    """Return whether there is anything left to stop. A zombie only waits for its parent; but a
+    process whose main thread has ended shows as a zombie too, while its other threads run."""
     ended = ask(process.status, psutil.STATUS_DEAD) in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     return not ended or ask(process.num_threads, 0) > 1
 
@@ -42,19 +48,23 @@ def lives(process: psutil.Process) -> bool:
 def threads_stopped(pid: int) -> bool:
     """Return whether no thread of a process runs: each is stopped, or has ended."""
     threads = (find(thread.id) for thread in ask(lambda: psutil.Process(pid).threads(), []))
-    return all(thread is None or ask(thread.status, psutil.STATUS_DEAD) in _STILL for thread in threads)
+    return all(
+        thread is None or ask(thread.status, psutil.STATUS_DEAD) in _STILL for thread in threads
+    )
 
 
 def ancestors(pid: int, top: int = 0) -> Iterator[psutil.Process]:
-    """Yield a process and its ancestors, up to `top`, or as far as /proc tells. The pid of one that ends may be used again."""
+    """Yield a process and its ancestors, up to `top`, or as far as /proc tells. The pid of one that
+    ends may be used again."""
     while pid > 0 and (process := find(pid)):
         yield process
         pid = ask(process.ppid, 0) if pid != top else 0
 
 
 _kept = lru_cache(maxsize=1024)(psutil.Process)
-"""A sample of a kept process takes 11 us, and 28 of one that is identified first: the second would make the status of a run (W3:
-130 us) a sixth slower. It is asked by its pid, whichever process has that now, as its run was."""
+"""A sample of a kept process takes 11 us, and 28 of one that is identified first: the second would
+make the status of a run (W3: 130 us) a sixth slower. It is asked by its pid, whichever process has
+that now, as its run was."""
 
 
 def resident(pid: int) -> int:
@@ -63,7 +73,8 @@ def resident(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU that a process has used, with that of the children that it has reaped; 0 if it is gone."""
+    """Return the CPU that a process has used, with that of the children that it has reaped; 0 if it
+    is gone."""
     return ask(lambda: sum(_kept(pid).cpu_times()[:4]), 0.0)
 
 
@@ -79,7 +90,8 @@ _STATES = {
 
 
 def why_alive(pid: int) -> str | None:
-    """Say why a process may still be there, as "uninterruptible sleep (D) in nfs_wait". `None` if it is not there."""
+    """Say why a process may still be there, as "uninterruptible sleep (D) in nfs_wait". `None` if
+    it is not there."""
     process = find(pid)
     if process is None or not lives(process):
         return None

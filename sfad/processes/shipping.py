@@ -1,5 +1,6 @@
-"""The programs that unpack the files of a run, and compare them with what was sent. A bare interpreter executes them as the run's
-user: one is the first step of each attempt, in the run's own containment, and becomes the command; the other is a helper.
+"""The programs that unpack the files of a run, and compare them with what was sent. A bare
+interpreter executes them as the run's user: one is the first step of each attempt, in the run's own
+containment, and becomes the command; the other is a helper.
 
 A copy (`sfad.storage.shipped`) has:
 
@@ -26,23 +27,30 @@ KEPT = 900.0
 # ---- The first step of an attempt
 
 
-def step_words(*, copy: str, cwd: bytes, git: bool, author: str, most: int, sealed: bool) -> list[bytes]:
+def step_words(
+    *, copy: str, cwd: bytes, git: bool, author: str, most: int, sealed: bool
+) -> list[bytes]:
     """Return the command that `helper.first_step` completes."""
     given = {
-        "copy": copy, "cwd": os.fsdecode(cwd), "git": "1" if git else "", "author": author, "most": str(most),
-        "sealed": "1" if sealed else "",
+        "copy": copy, "cwd": os.fsdecode(cwd), "git": "1" if git else "", "author": author,
+        "most": str(most), "sealed": "1" if sealed else "",
     }  # fmt: skip
-    return [*python_words("shipping", "enter"), *(os.fsencode(f"{name}={value}") for name, value in given.items())]
+    return [
+        *python_words("shipping", "enter"),
+        *(os.fsencode(f"{name}={value}") for name, value in given.items()),
+    ]
 
 
 def enter(words: list[str]) -> None:
-    """Unpack the files, unless an earlier attempt has, and become the command there. Return only by `SystemExit`, after a line on
-    stderr."""
+    """Unpack the files, unless an earlier attempt has, and become the command there. Return only by
+    `SystemExit`, after a line on stderr."""
     given, files, argv = understood(words)
     env = environment(sealed=bool(given["sealed"]))
     try:
         if not os.path.isdir(f"{given['copy']}/own/files"):
-            _unpack(given["copy"], int(given["most"]), given["author"] if given["git"] else None, env)
+            _unpack(
+                given["copy"], int(given["most"]), given["author"] if given["git"] else None, env
+            )
         os.makedirs(given["cwd"], exist_ok=True)  # git keeps no empty directory
         os.chdir(given["cwd"])
     except (shipping.ShippingError, OSError) as error:
@@ -66,7 +74,8 @@ def _unpack(copy: str, most: int, author: str | None, env: dict[str, str]) -> No
 
 
 def pack_words(*, copy: str, name: str, git: bool, most: int, patch: bool) -> list[bytes]:
-    """Return the command that packs the changes of a run as `own/NAME`. It prints JSON after `ANSWER`: `size` or `error`."""
+    """Return the command that packs the changes of a run as `own/NAME`. It prints JSON after
+    `ANSWER`: `size` or `error`."""
     words = [copy, name, "1" if git else "", str(most), "1" if patch else ""]
     return [*python_words("shipping", "pack"), *map(os.fsencode, words)]
 

@@ -1,8 +1,9 @@
 """Ends what a dead daemon left: the processes in its cgroups, and those that carry its cookie.
 
-Only what is provably of the instance is touched: cgroups below a directory of its name, and processes whose environment,
-as the kernel shows it, has its cookie, with their descendants. So without cgroups an orphan that cleared its environment is
-not found: once the daemon is dead nothing tells whose it was. The caller has locked the state directory.
+Only what is provably of the instance is touched: cgroups below a directory of its name, and
+processes whose environment, as the kernel shows it, has its cookie, with their descendants. So
+without cgroups an orphan that cleared its environment is not found: once the daemon is dead nothing
+tells whose it was. The caller has locked the state directory.
 """
 
 import errno
@@ -24,7 +25,8 @@ from .contain.cgroup import cgroupfs, controllers
 from .launched_runs import cookie_run
 
 _SWEEP_WITHIN = 10.0
-"""Seconds that a sweep takes at most for the cgroups, and again for the cookies; `stop.kill_wait`'s default."""
+"""Seconds that a sweep takes at most for the cgroups, and again for the cookies; `stop.kill_wait`'s
+default."""
 _KILL_EVERY = 0.5
 """Seconds between two kills of what does not go."""
 _PIDFDS_AT_ONCE = 256
@@ -41,11 +43,18 @@ class SweepReport:
     """Processes that are still there (uninterruptible sleep, for example)."""
 
 
-def sweep(instance: str, cgroup_parent: str | None = None, spare: Set[RunId] = frozenset(), home: str | None = None) -> SweepReport:
-    """Kill everything that runs of this instance left, and remove its cgroups. Blocks, for at most 20 s.
+def sweep(
+    instance: str,
+    cgroup_parent: str | None = None,
+    spare: Set[RunId] = frozenset(),
+    home: str | None = None,
+) -> SweepReport:
+    """Kill everything that runs of this instance left, and remove its cgroups. Blocks, for at most
+    20 s.
 
-    The runs in `spare` are left alone: their cgroups, the processes that carry their cookies, and the descendants of these; but
-    not the runs below them that are not in `spare`. `home` is the directory of a live daemon, which keeps its controllers."""
+    The runs in `spare` are left alone: their cgroups, the processes that carry their cookies, and
+    the descendants of these; but not the runs below them that are not in `spare`. `home` is the
+    directory of a live daemon, which keeps its controllers."""
     pids: set[int] = set()
     left: set[int] = set()
     bases = list(cgroupfs.bases(instance, cgroup_parent))
@@ -57,7 +66,9 @@ def sweep(instance: str, cgroup_parent: str | None = None, spare: Set[RunId] = f
     for found in _kill_carriers(instance, spare, bases):
         pids.update(found)
         left.update(found)
-    return SweepReport(tuple(sorted(pids)), tuple(sorted(pid for pid in left if observed.why_alive(pid))))
+    return SweepReport(
+        tuple(sorted(pids)), tuple(sorted(pid for pid in left if observed.why_alive(pid)))
+    )
 
 
 def _removable(top: str, spare: Set[RunId]) -> Iterator[str]:
@@ -122,8 +133,9 @@ def _remove(base: str) -> None:
 
 
 def _kill_carriers(instance: str, spare: Set[RunId], bases: Iterable[str]) -> Iterator[list[int]]:
-    """Kill the processes that carry the cookie until a look finds none; yield what each look found. Those in the cgroups below
-    `bases` and their descendants are spared, and so are this process and its ancestors."""
+    """Kill the processes that carry the cookie until a look finds none; yield what each look found.
+    Those in the cgroups below `bases` and their descendants are spared, and so are this process and
+    its ancestors."""
     until = monotonic() + _SWEEP_WITHIN
     prefix = f"{instance}:".encode()
     mine, kept = {each.pid for each in observed.ancestors(os.getpid())}, frozenset[int]()

@@ -1,4 +1,5 @@
-"""Watches what was started: what trampolines report, how main processes end, when a run is empty; reaps orphans."""
+"""Watches what was started: what trampolines report, how main processes end, when a run is empty;
+reaps orphans."""
 
 from __future__ import annotations
 
@@ -24,20 +25,23 @@ from .launcher import Complain, Emit, LaunchError
 from .trampoline.creating import free, is_waiting
 from .trampoline.executable import REPORT, reported
 
-# ---- Orphans: what a run left behind is reparented to this process, a subreaper, which has to reap it
+# ---- Orphans: what a run left behind is reparented to this process, a subreaper,
+# which has to reap it
 #
-# A status has one owner. `Mains` reaps a main process through its pidfd; all other children are reaped here, by one
-# `waitpid(pid, WNOHANG)` each. Never `waitpid(-1)`: it takes the status of any child, and of 50 children that exited with 7
-# up to 15 were then reported as 0 (measured). So a program that serves a launcher starts its other children through it, or in
-# a thread that outlives them.
+# A status has one owner. `Mains` reaps a main process through its pidfd; all other children are
+# reaped here, by one `waitpid(pid, WNOHANG)` each. Never `waitpid(-1)`: it takes the status of any
+# child, and of 50 children that exited with 7 up to 15 were then reported as 0 (measured). So a
+# program that serves a launcher starts its other children through it, or in a thread that outlives
+# them.
 
 NO_RUN: RunId = "-"
 """The run of a child that is in none: the daemon's own."""
 _LOOKS_APART = 0.05
-"""Seconds between two looks: a killed tree may have thousands of orphans, and SIGCHLD comes for each of them."""
+"""Seconds between two looks: a killed tree may have thousands of orphans, and SIGCHLD comes for
+each of them."""
 _MANY_ORPHANS = 200
-"""Orphans in one look after which the next follows at once: processes that fork without pause leave zombies faster than a look
-every 50 ms reaps them, until the machine has no pid left."""
+"""Orphans in one look after which the next follows at once: processes that fork without pause leave
+zombies faster than a look every 50 ms reaps them, until the machine has no pid left."""
 
 
 class Orphans:
@@ -47,11 +51,13 @@ class Orphans:
         self.owned: dict[int, RunId] = {}
         """Main processes, and the run of each, kept by `Mains`; and the daemon's own children."""
         self.homes: dict[int, RunId] = {}
-        """Live orphans, and the run that each was found to be of. Until an orphan is reaped, its pid is not used again."""
+        """Live orphans, and the run that each was found to be of. Until an orphan is reaped, its
+        pid is not used again."""
         self._noticed = trio.Event()
         self.none_since = 0
-        """The last poll of the reactor after which a look has found none alive. What is left of a run whose main process had ended
-        by then was ours already, or descends from an orphan that was."""
+        """The last poll of the reactor after which a look has found none alive. What is left of a
+        run whose main process had ended by then was ours already, or descends from an orphan that
+        was."""
         self._parent = os.getpid()
 
     def notice(self) -> None:
@@ -60,8 +66,9 @@ class Orphans:
     async def serve(self) -> None:
         """Look when told. May be called again after an `OSError`.
 
-        Several signals may be one (signal(7)), but none is lost: an orphan that ends after a look sends another. The kernel also
-        sends it for a zombie that becomes ours, or that a tracer lets go."""
+        Several signals may be one (signal(7)), but none is lost: an orphan that ends after a look
+        sends another. The kernel also sends it for a zombie that becomes ours, or that a tracer
+        lets go."""
         while True:
             self._noticed = trio.Event()
             found, living = self._look()
@@ -101,13 +108,16 @@ def reap_orphan(pid: int) -> bool:
     return False
 
 
-# ---- One epoll for everything that the launcher waits for, nested in trio's, and everything that is tried again
+# ---- One epoll for everything that the launcher waits for, nested in trio's, and
+# everything that is tried again
 #
-# It is nested because trio waits for EPOLLIN alone, and `cgroup.events` is always readable: a change shows as EPOLLPRI
-# (cgroups(7), measured). Pidfds and pipes are in the same epoll, so that one task reports everything, in one order.
+# It is nested because trio waits for EPOLLIN alone, and `cgroup.events` is always readable: a
+# change shows as EPOLLPRI (cgroups(7), measured). Pidfds and pipes are in the same epoll, so that
+# one task reports everything, in one order.
 #
-# A call that fails is made again after a pause until it works. It may lack descriptors or memory, which come back; or it has
-# a bug, which must not touch anything else that is waited for. So a call may be made twice.
+# A call that fails is made again after a pause until it works. It may lack descriptors or memory,
+# which come back; or it has a bug, which must not touch anything else that is waited for. So a call
+# may be made twice.
 
 Call = Callable[[], object]
 _CALLS_AT_ONCE = 64
@@ -115,11 +125,13 @@ _CALLS_AT_ONCE = 64
 _RETRY_AFTER = 0.25
 """Seconds until a failed call is made again."""
 _IDLE_CALLS, MOST_IDLE = 4, 256
-"""Calls before an idle loop looks again whether something is ready, and calls that may wait for that."""
+"""Calls before an idle loop looks again whether something is ready, and calls that may wait for
+that."""
 
 
 class Reactor(trio.abc.Instrument):
-    """Calls back when a descriptor is ready. A call may be spurious: it looks again, and does nothing if nothing is there."""
+    """Calls back when a descriptor is ready. A call may be spurious: it looks again, and does
+    nothing if nothing is there."""
 
     def __init__(self, failed: Callable[[Exception], object] = lambda _error: None) -> None:
         self._failed = failed
@@ -142,7 +154,8 @@ class Reactor(trio.abc.Instrument):
         self._calls[fd] = (call, events)
 
     def discard(self, fd: int) -> None:
-        """Forget `fd`. Needed before closing it: a duplicate elsewhere would keep reporting under the old number."""
+        """Forget `fd`. Needed before closing it: a duplicate elsewhere would keep reporting under
+        the old number."""
         if self._calls.pop(fd, None) is not None and fd not in self._resting:
             self._epoll.unregister(fd)
         self._resting.discard(fd)
@@ -158,7 +171,8 @@ class Reactor(trio.abc.Instrument):
         os.eventfd_write(self._wake, 1)  # the serving task may be waiting for longer
 
     def when_idle(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call `call` when no task of the daemon has anything to do, for what no client waits for; at once if many calls wait."""
+        """Call `call` when no task of the daemon has anything to do, for what no client waits for;
+        at once if many calls wait."""
         self._idle.append(partial(call, *arguments))
         if len(self._idle) > MOST_IDLE:
             self._try(self._idle.popleft())
@@ -181,7 +195,9 @@ class Reactor(trio.abc.Instrument):
         self._tasks.append(partial(call, *arguments))
         os.eventfd_write(self._wake, 1)
 
-    def retry_while(self, wanted: Callable[[], bool], call: Callable[..., object], *arguments: object) -> None:
+    def retry_while(
+        self, wanted: Callable[[], bool], call: Callable[..., object], *arguments: object
+    ) -> None:
         """Call `call` now; if it fails, again and again while it is `wanted`."""
         try:
             with lifted():
@@ -190,7 +206,9 @@ class Reactor(trio.abc.Instrument):
             self._failed(error)
             self.later(self._again, wanted, call, *arguments)
 
-    def _again(self, wanted: Callable[[], bool], call: Callable[..., object], *arguments: object) -> None:
+    def _again(
+        self, wanted: Callable[[], bool], call: Callable[..., object], *arguments: object
+    ) -> None:
         if wanted():
             self.retry_while(wanted, call, *arguments)
 
@@ -244,8 +262,10 @@ class Reactor(trio.abc.Instrument):
             call()
         except Exception as error:  # noqa: BLE001 - a bug in what is done for one run must not end the others
             self._failed(error)
-            if self._calls.get(fd) == (call, events):  # else it was discarded, and may be another file by now
-                self._epoll.unregister(fd)  # it stays ready: the epoll would report it without pause
+            # else it was discarded, and may be another file by now
+            if self._calls.get(fd) == (call, events):
+                # it stays ready: the epoll would report it without pause
+                self._epoll.unregister(fd)
                 self._resting.add(fd)
                 self.later(self._wake_up, fd, call, events)
 
@@ -301,7 +321,9 @@ async def _wait_ended(reactor: Reactor, pid: int) -> None:
 class Emitter:
     """Sends events with the current time. `failed` is told if the receiver raises."""
 
-    def __init__(self, emit: Emit, clock: Callable[[], float], failed: Callable[[Exception], object]) -> None:
+    def __init__(
+        self, emit: Emit, clock: Callable[[], float], failed: Callable[[Exception], object]
+    ) -> None:
         self._emit = emit
         self._clock = clock
         self._failed = failed
@@ -324,7 +346,9 @@ _COMPLAIN_EVERY = 10.0
 class Complaints:
     """`remedy` is called with each error first, and may remove its cause."""
 
-    def __init__(self, complain: Complain, remedy: Callable[[Exception], object] = lambda _error: None) -> None:
+    def __init__(
+        self, complain: Complain, remedy: Callable[[Exception], object] = lambda _error: None
+    ) -> None:
         self._complain = complain
         self._complained = -_COMPLAIN_EVERY
         self._remedy = remedy
@@ -334,7 +358,11 @@ class Complaints:
         self._remedy(error)
         if monotonic() - self._complained >= _COMPLAIN_EVERY:
             self._complained = monotonic()
-            internal = "" if isinstance(error, OSError) else f"internal error: {''.join(traceback.format_exception(error))}"
+            internal = (
+                ""
+                if isinstance(error, OSError)
+                else f"internal error: {''.join(traceback.format_exception(error))}"
+            )
             self._say(f"containment, to be tried again: {internal or error}")
 
     def unenforced(self, run_id: RunId, error: OSError) -> None:
@@ -347,17 +375,23 @@ class Complaints:
             self._complain(text)
 
 
-# ---- The two events that the launcher owes after a request: `Emptied` after a stop, `Frozen` after a freeze
+# ---- The two events that the launcher owes after a request: `Emptied` after a
+# stop, `Frozen` after a freeze
 #
-# A run is empty when no main process of its subtree is unreaped and its containment is unpopulated. That order puts every
-# `MainExited` before the `Emptied` of the run and of its ancestors.
+# A run is empty when no main process of its subtree is unreaped and its containment is unpopulated.
+# That order puts every `MainExited` before the `Emptied` of the run and of its ancestors.
 
 
 class OwedEvents:
-    """Reports that a run is empty or stands still. `populated` asks the containment whether anything lives in a run."""
+    """Reports that a run is empty or stands still. `populated` asks the containment whether
+    anything lives in a run."""
 
     def __init__(
-        self, emitter: Emitter, complaints: Complaints, reactor: Reactor, populated: Callable[[LaunchedRun, int | None], bool]
+        self,
+        emitter: Emitter,
+        complaints: Complaints,
+        reactor: Reactor,
+        populated: Callable[[LaunchedRun, int | None], bool],
     ) -> None:
         self._emitter = emitter
         self._complaints = complaints
@@ -370,7 +404,8 @@ class OwedEvents:
         self._reactor.soon(self.report_if_empty, run)
 
     def report_if_empty(self, run: LaunchedRun) -> None:
-        """Look whether the run and its ancestors are empty, because something has gone that may have been the last."""
+        """Look whether the run and its ancestors are empty, because something has gone that may
+        have been the last."""
         try:
             for above in tuple(run.upwards()):
                 if above.emptying and self._empty(above):
@@ -381,8 +416,8 @@ class OwedEvents:
             self._reactor.later(self.report_if_empty, run)
 
     def known_empty(self, run: LaunchedRun, poll: int | None) -> bool:
-        """Return whether the run is known to be empty. If that cannot be told it is stopped, and the stop waits until it is.
-        `poll`: see `RunContainment.populated`."""
+        """Return whether the run is known to be empty. If that cannot be told it is stopped, and
+        the stop waits until it is. `poll`: see `RunContainment.populated`."""
         try:
             return self._empty(run, poll)
         except Exception as error:  # noqa: BLE001 - any failure means that it cannot be told
@@ -403,26 +438,29 @@ class OwedEvents:
 
 
 REAPED_WITHIN = 3.0
-"""Seconds within which the parent of an ended main process is expected to reap it, if we are not the parent. In some
-containers pid 1 looks for zombies every two seconds, in others never."""
+"""Seconds within which the parent of an ended main process is expected to reap it, if we are not
+the parent. In some containers pid 1 looks for zombies every two seconds, in others never."""
 
 
 _EXECUTES_WITHIN, _LOOK_EVERY = 0.05, 0.0001
-"""Seconds within which a new child executes its trampoline (it takes 0.2 ms), and between two looks."""
+"""Seconds within which a new child executes its trampoline (it takes 0.2 ms), and between two
+looks."""
 
 
 class Mains:
     """Owns the main process of each run, from its start or adoption until it is reaped."""
 
-    def __init__(self, reactor: Reactor, orphans: Orphans, emitter: Emitter, owed: OwedEvents) -> None:
+    def __init__(
+        self, reactor: Reactor, orphans: Orphans, emitter: Emitter, owed: OwedEvents
+    ) -> None:
         self._reactor = reactor
         self._orphans = orphans
         self._emitter = emitter
         self._owed = owed
 
     def own(self, run: LaunchedRun, main: MainProcess) -> None:
-        """Open the process's pidfd, read its report and reap it. Raises `OSError`; then its descriptors are closed, and it has no
-        owner."""
+        """Open the process's pidfd, read its report and reap it. Raises `OSError`; then its
+        descriptors are closed, and it has no owner."""
         run.main = main
         try:
             if main.pidfd < 0:
@@ -473,7 +511,8 @@ class Mains:
         if main.failure:
             return
         if content:
-            main.failure = reported(content, main.name, main.cwd)  # reported to the loop when the trampoline is reaped
+            # reported to the loop when the trampoline is reaped
+            main.failure = reported(content, main.name, main.cwd)
         else:
             self._emitter.emit(LaunchSucceeded, run.id, main.pid)
 
@@ -490,31 +529,47 @@ class Mains:
             status = (result.si_status, None) if exited else (None, result.si_status)
             self._ended(run, main, *status, poll=self._reactor.polls)
         elif ended(main.pidfd):
-            # a process that traces it keeps the zombie, perhaps for ever; the orphans' reaper takes it when the tracer lets go
+            # a process that traces it keeps the zombie, perhaps for ever; the orphans' reaper takes
+            # it when the tracer lets go
             self._ended(run, main, *_code_and_signal(kernel.status_of_zombie(main.pid)))
 
     def _find_status(self, run: LaunchedRun, main: MainProcess) -> None:
-        """Find out how another process's child has ended. The kernel tells it when its parent has reaped it, and wakes us then."""
+        """Find out how another process's child has ended. The kernel tells it when its parent has
+        reaped it, and wakes us then."""
         gone = reaped(main.pidfd)
         status = exit_status(main.pidfd)
         if status is not None:
             self._ended(run, main, *_code_and_signal(status))
-        elif gone or not tells_exits() or (main.exit_seen is not None and monotonic() - main.exit_seen > REAPED_WITHIN):
+        elif (
+            gone
+            or not tells_exits()
+            or (main.exit_seen is not None and monotonic() - main.exit_seen > REAPED_WITHIN)
+        ):
             self._ended(run, main, None, None)
         elif main.exit_seen is None:
             main.exit_seen = monotonic()
             self._reactor.discard(main.pidfd)
-            self._reactor.add(main.pidfd, lambda: self._reap(run, main), 0)  # EPOLLHUP, always reported: it was reaped
+            # EPOLLHUP, always reported: it was reaped
+            self._reactor.add(main.pidfd, lambda: self._reap(run, main), 0)
             self._look_again(run, main)
 
     def _look_again(self, run: LaunchedRun, main: MainProcess) -> None:
-        """Look again later: EPOLLHUP may not come, because pid 1 may never reap, and kernels before 6.9 do not report it."""
+        """Look again later: EPOLLHUP may not come, because pid 1 may never reap, and kernels before
+        6.9 do not report it."""
         if run.main is main:
             self._find_status(run, main)
         if run.main is main:
             self._reactor.later(self._look_again, run, main)
 
-    def _ended(self, run: LaunchedRun, main: MainProcess, code: int | None, number: int | None, *, poll: int | None = None) -> None:
+    def _ended(
+        self,
+        run: LaunchedRun,
+        main: MainProcess,
+        code: int | None,
+        number: int | None,
+        *,
+        poll: int | None = None,
+    ) -> None:
         self.disown(run)
         _free(main)
         if main.failure:
@@ -532,15 +587,18 @@ def _free(main: MainProcess) -> None:
 
 
 def wait_for_trampolines(run: LaunchedRun) -> None:
-    """Wait until the new children of a subtree have executed their trampolines. One that stood still before that would keep the
-    daemon's descriptors, and the locks that the next daemon needs."""
+    """Wait until the new children of a subtree have executed their trampolines. One that stood
+    still before that would keep the daemon's descriptors, and the locks that the next daemon
+    needs."""
     until = monotonic() + _EXECUTES_WITHIN
     for main in run.mains:
         while main.clone_block is not None and is_waiting(main.clone_block) and monotonic() < until:
             sleep(_LOOK_EVERY)
 
 
-def signal_mains(run: LaunchedRun, number: int, *, but: set[int] | list[int] | tuple[()] = ()) -> None:
+def signal_mains(
+    run: LaunchedRun, number: int, *, but: set[int] | list[int] | tuple[()] = ()
+) -> None:
     for main in run.mains:
         if main.pid not in but:
             main.signal(number)

@@ -1,4 +1,5 @@
-"""The words of `--egress` and `isolation.egress`: which hosts an isolated run reaches through the gateway."""
+"""The words of `--egress` and `isolation.egress`: which hosts an isolated run reaches through the
+gateway."""
 
 import ipaddress
 import re
@@ -38,8 +39,9 @@ def destination(text: str) -> Destination:
 
 
 def host_of(text: str) -> str:
-    """Return the one spelling of a host: lower case, without the last dot; an address as Python writes it, without brackets. Raises
-    `ValueError`, also for the odd spellings of addresses that getaddrinfo(3) knows, such as 127.1 and 0x7f000001."""
+    """Return the one spelling of a host: lower case, without the last dot; an address as Python
+    writes it, without brackets. Raises `ValueError`, also for the odd spellings of addresses that
+    getaddrinfo(3) knows, such as 127.1 and 0x7f000001."""
     host = text.lower().removesuffix(".")
     if host.startswith("[") and host.endswith("]"):
         return str(ipaddress.IPv6Address(host[1:-1]))

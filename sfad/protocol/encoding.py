@@ -27,9 +27,11 @@ _head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 def reader(base: type[T], strange: Callable[[int], T] | None = None) -> Callable[[bytes], T]:
-    """Return a function that makes of msgpack a struct of one of the classes below `base`, and raises `BadMessage`. A message of a
-    type that no imported module declares is what `strange` makes of its id, and without that a bad message."""
-    # one decoder of all classes would take 12 ms to make, and a verb of the client needs two or three of them
+    """Return a function that makes of msgpack a struct of one of the classes below `base`, and
+    raises `BadMessage`. A message of a type that no imported module declares is what `strange`
+    makes of its id, and without that a bad message."""
+    # one decoder of all classes would take 12 ms to make, and a verb of the client needs two or
+    # three of them
     decoders: dict[str, msgspec.msgpack.Decoder[T]] = {}
 
     def decoder_of(word: str) -> msgspec.msgpack.Decoder[T] | None:
@@ -39,7 +41,8 @@ def reader(base: type[T], strange: Callable[[int], T] | None = None) -> Callable
         return decoders.get(word)
 
     def read(body: bytes) -> T:
-        # msgspec raises different exceptions for a wrong type, a truncation, bad UTF-8 and deep nesting
+        # msgspec raises different exceptions for a wrong type, a truncation, bad UTF-8 and deep
+        # nesting
         try:
             head = _head_decoder.decode(body)
             if (decoder := decoder_of(head.type)) is not None:
@@ -47,7 +50,9 @@ def reader(base: type[T], strange: Callable[[int], T] | None = None) -> Callable
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadMessage(f"not a message of this protocol: {error}") from error
         if strange is None:
-            raise BadMessage(f"not a message of this protocol: the type '{head.type[:100]}' is unknown")
+            raise BadMessage(
+                f"not a message of this protocol: the type '{head.type[:100]}' is unknown"
+            )
         return strange(head.id)
 
     return read
@@ -58,29 +63,44 @@ def tag(kind: type[msgspec.Struct]) -> str:
 
 
 def to_json(value: Any) -> bytes:
-    """Return a value as JSON. A struct has all its fields, also those that messages leave out because they have their defaults."""
+    """Return a value as JSON. A struct has all its fields, also those that messages leave out
+    because they have their defaults."""
     return msgspec.json.encode(_whole(value))
 
 
 def _whole(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         fields = (
-            (key, getattr(value, name)) for key, name in zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+            (key, getattr(value, name))
+            for key, name in zip(
+                value.__struct_encode_fields__, value.__struct_fields__, strict=True
+            )
         )
         whole = {key: _whole(field) for key, field in fields if field is not msgspec.UNSET}
-        return {value.__struct_config__.tag_field: tag(type(value)), **whole} if value.__struct_config__.tag else whole
+        return (
+            {value.__struct_config__.tag_field: tag(type(value)), **whole}
+            if value.__struct_config__.tag
+            else whole
+        )
     if isinstance(value, dict):
         return {key: _whole(each) for key, each in value.items()}
     return [_whole(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def lean(kind: type[msgspec.Struct], names: Sequence[str] = ()) -> Callable[[Any], Any]:
-    """Return a function that makes of a struct one with these fields, or with all, that is encoded without those which have their
-    defaults."""
+    """Return a function that makes of a struct one with these fields, or with all, that is encoded
+    without those which have their defaults."""
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
-    chosen = sorted((fields[name] for name in names or fields), key=lambda field: not field.required)
-    declared = [(field.name, Any) if field.required else (field.name, Any, _default(field)) for field in chosen]
-    made = msgspec.defstruct(f"Lean{kind.__name__}", declared, omit_defaults=True, frozen=True, gc=False)
+    chosen = sorted(
+        (fields[name] for name in names or fields), key=lambda field: not field.required
+    )
+    declared = [
+        (field.name, Any) if field.required else (field.name, Any, _default(field))
+        for field in chosen
+    ]
+    made = msgspec.defstruct(
+        f"Lean{kind.__name__}", declared, omit_defaults=True, frozen=True, gc=False
+    )
     values = attrgetter(*made.__struct_fields__)
     return lambda whole: made(*values(whole))
 
@@ -96,7 +116,8 @@ class _OnlyId(msgspec.Struct):
 
 
 def request_id(body: bytes) -> int:
-    """Return the id of a request that cannot be decoded, for the `Error` that answers it; 0 if there is none."""
+    """Return the id of a request that cannot be decoded, for the `Error` that answers it; 0 if
+    there is none."""
     try:
         return msgspec.msgpack.decode(body, type=_OnlyId).id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,5 @@
-"""The types of events, for patterns that users write: in `on` of a hook, and for `sfactl events --type`."""
+"""The types of events, for patterns that users write: in `on` of a hook, and for `sfactl events
+--type`."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -68,4 +69,6 @@ HOOK_TYPES = tuple(each for each in EVENT_TYPES if not each.startswith("hook_"))
 
 def unknown_pattern(patterns: Iterable[str], types: Iterable[str] = EVENT_TYPES) -> str | None:
     """Return the first pattern that matches none of the types, or `None`."""
-    return next((each for each in patterns if not any(fnmatchcase(known, each) for known in types)), None)
+    return next(
+        (each for each in patterns if not any(fnmatchcase(known, each) for known in types)), None
+    )

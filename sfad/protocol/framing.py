@@ -1,4 +1,5 @@
-"""Frames: a 4-byte big-endian length, then that many bytes of msgpack; the versions of the protocol; its errors. Pure."""
+"""Frames: a 4-byte big-endian length, then that many bytes of msgpack; the versions of the
+protocol; its errors. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ from collections.abc import Iterator
 
 VERSION = 1
 SUPPORTED = (1,)
-"""Every version this build speaks. `Hello.versions` and `Welcome.version` negotiate the highest both sides know."""
+"""Every version this build speaks. `Hello.versions` and `Welcome.version` negotiate the highest
+both sides know."""
 
 
 class ProtocolError(Exception):
-    """A frame or message breaks the protocol. The connection it came from cannot be trusted to be in step any more."""
+    """A frame or message breaks the protocol. The connection it came from cannot be trusted to be
+    in step any more."""
 
 
 class FrameTooLarge(ProtocolError):
@@ -28,8 +31,9 @@ class BadMessage(ProtocolError):
 
 HEADER = 4
 MAX_REQUEST = 4 * 1024 * 1024
-"""Bytes of one request. A spawn carries argv and environment, and Linux holds those to 6 MiB (3/4 of `_STK_LIM`, execve(2)),
-in practice to 2 MiB with an 8 MiB stack; 4 MiB leaves room and bounds what a stranger can make the daemon buffer."""
+"""Bytes of one request. A spawn carries argv and environment, and Linux holds those to 6 MiB (3/4
+of `_STK_LIM`, execve(2)), in practice to 2 MiB with an 8 MiB stack; 4 MiB leaves room and bounds
+what a stranger can make the daemon buffer."""
 MAX_REPLY = 64 * 1024 * 1024
 """Bytes of one reply: a list of 20 000 runs with long command lines."""
 
@@ -41,8 +45,9 @@ def frame(body: bytes) -> bytes:
 class FrameDecoder:
     """Cuts a byte stream into frame bodies.
 
-    The announced length is checked before anything of the body is kept, so a peer can make this side hold at most
-    `limit` bytes and one header. After `FrameTooLarge` the stream is out of step: close it."""
+    The announced length is checked before anything of the body is kept, so a peer can make this
+    side hold at most `limit` bytes and one header. After `FrameTooLarge` the stream is out of step:
+    close it."""
 
     __slots__ = ("_buffer", "_limit")
 
@@ -61,7 +66,11 @@ class FrameDecoder:
     def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         """Yields every body that is complete once `data` has arrived. Raises `FrameTooLarge`."""
         buffer = self._buffer
-        if not buffer and HEADER < len(data) <= self._limit and int.from_bytes(data[:HEADER], "big") == len(data) - HEADER:
+        if (
+            not buffer
+            and HEADER < len(data) <= self._limit
+            and int.from_bytes(data[:HEADER], "big") == len(data) - HEADER
+        ):
             yield bytes(data[HEADER:])  # one whole frame, as nearly always
             return
         buffer += data
@@ -74,7 +83,8 @@ class FrameDecoder:
                 end = start + HEADER + size
                 if len(buffer) < end:
                     break
-                with memoryview(buffer) as view:  # a slice of the buffer itself would be one copy more
+                # a slice of the buffer itself would be one copy more
+                with memoryview(buffer) as view:
                     body = bytes(view[start + HEADER : end])
                 start = end
                 yield body

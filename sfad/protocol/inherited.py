@@ -1,5 +1,6 @@
-"""What a program may inherit from its parent that breaks it: closed standard descriptors, an ignored SIGCHLD, blocked signals, a
-locale without UTF-8. Both programs repair these before they do anything. Imports little, because each verb imports it."""
+"""What a program may inherit from its parent that breaks it: closed standard descriptors, an
+ignored SIGCHLD, blocked signals, a locale without UTF-8. Both programs repair these before they do
+anything. Imports little, because each verb imports it."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ from collections.abc import Collection
 def repair_process() -> None:
     """Open the standard descriptors that are closed, reap children as usual, and use UTF-8."""
     own_standard_descriptors()
-    # If it is ignored, the kernel reaps each child itself, and no exit code can be read (wait(2)). make and git reset it too.
+    # If it is ignored, the kernel reaps each child itself, and no exit code can be read (wait(2)).
+    # make and git reset it too.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _use_utf8()
 
 
 def own_standard_descriptors() -> None:
     """Open /dev/null as each of 0, 1 and 2 that is closed."""
-    # The next open() would get a closed 0, 1 or 2, and a socket would then receive what is written to stdout.
+    # The next open() would get a closed 0, 1 or 2, and a socket would then receive what is written
+    # to stdout.
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -32,14 +35,15 @@ def own_standard_descriptors() -> None:
 
 
 def unblock_signals(*, but: Collection[int] = ()) -> None:
-    """Unblock all signals but these: the kernel passes a mask on to every program, and those that this process starts could not be
-    interrupted either."""
+    """Unblock all signals but these: the kernel passes a mask on to every program, and those that
+    this process starts could not be interrupted either."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked.intersection(but))
 
 
 def _use_utf8() -> None:
-    """Execute the program again in Python's UTF-8 mode if the locale has another encoding: what it says and is told is UTF-8, and
-    so are names of files. In the C locale Python does so itself unless PYTHONUTF8=0."""
+    """Execute the program again in Python's UTF-8 mode if the locale has another encoding: what it
+    says and is told is UTF-8, and so are names of files. In the C locale Python does so itself
+    unless PYTHONUTF8=0."""
     if sys.getfilesystemencoding() != "utf-8":
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])

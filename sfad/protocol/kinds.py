@@ -1,7 +1,9 @@
-"""The kinds of limit, one row each: unit, range, default, whose use counts, who counts it, and how it is written.
+"""The kinds of limit, one row each: unit, range, default, whose use counts, who counts it, and how
+it is written.
 
-The rest of the daemon and `sfactl` derive their lists from this table. `LimitKind` in `types` has the words; a new kind needs
-a word there, a row here, and the code that counts it (docs/architecture.md has the steps).
+The rest of the daemon and `sfactl` derive their lists from this table. `LimitKind` in `types` has
+the words; a new kind needs a word there, a row here, and the code that counts it
+(docs/architecture.md has the steps).
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ class LimitSpec(Struct, frozen=True):
     scope: Literal["run", "tree"]
     """Whose use counts: the run's own, or also its descendants'."""
     counted_by: Literal["clock", "meter", "kernel", "output", "signs", "plan"]
-    """`meter`: the agent's events, session files and reports, so the limit holds only where one of them tells the use. `signs`:
-    whatever shows that the run does something (`sfad.usage.silence`). `plan`: what the provider tells of a subscription's
-    windows."""
+    """`meter`: the agent's events, session files and reports, so the limit holds only where one of
+    them tells the use. `signs`: whatever shows that the run does something (`sfad.usage.silence`).
+    `plan`: what the provider tells of a subscription's windows."""
     least: float
     most: str = ""
-    """The key of `[limits]` in the config, and field of `Policy`, that holds the upper end of the range; empty: there is none."""
+    """The key of `[limits]` in the config, and field of `Policy`, that holds the upper end of the
+    range; empty: there is none."""
     default: float | None = None
     instead: str = ""
     """What happens at a limit that takes no action."""
@@ -56,8 +59,9 @@ class LimitSpec(Struct, frozen=True):
 
 KINDS: dict[LimitKind, LimitSpec] = {
     LimitKind.TIME: LimitSpec(
-        "t", "s", "seconds without pauses", "run", "clock", 1.0, "max_time", default=120.0, key="timeout", learned_from="elapsed_s",
-        words=("wall", "wall_time", "timeout", "duration"), fields=("max_duration_ms",),
+        "t", "s", "seconds without pauses", "run", "clock", 1.0, "max_time", default=120.0,
+        key="timeout", learned_from="elapsed_s", words=("wall", "wall_time", "timeout", "duration"),
+        fields=("max_duration_ms",),
     ),
     LimitKind.TURNS: LimitSpec(
         "n", "", "tool calls", "run", "meter", 1, "max_turns", default=25, learned_from="turns",
@@ -71,7 +75,8 @@ KINDS: dict[LimitKind, LimitSpec] = {
     ),
     LimitKind.COST: LimitSpec(
         "$", "USD", "USD", "tree", "meter", 0.01, "max_cost", default=1.0, learned_from="cost_usd",
-        words=("usd", "cost_usd", "total_cost", "total_cost_usd"), fields=("max_cost_usd", "max_total_cost_usd"),
+        words=("usd", "cost_usd", "total_cost", "total_cost_usd"),
+        fields=("max_cost_usd", "max_total_cost_usd"),
     ),
     LimitKind.PLANNING_COST: LimitSpec(
         "p", "USD", "USD reported as planning", "tree", "meter", 0.01, "max_cost",
@@ -82,8 +87,8 @@ KINDS: dict[LimitKind, LimitSpec] = {
         words=("execution", "execution_cost_usd"), fields=("max_execution_cost_usd",),
     ),
     LimitKind.OUTPUT: LimitSpec(
-        "o", "bytes", "bytes kept of stdout, and of stderr", "run", "output", 2**16, "max_output", default=2**26,
-        instead="the oldest is freed",
+        "o", "bytes", "bytes kept of stdout, and of stderr", "run", "output", 2**16, "max_output",
+        default=2**26, instead="the oldest is freed",
     ),
     LimitKind.SILENCE: LimitSpec(
         "q", "s", "seconds without a sign of life", "run", "signs", 1.0, words=("quiet", "idle"), fields=("max_silence_ms",)
@@ -111,6 +116,7 @@ TREE_USE = tuple(kind for kind in KINDS if kind in METERED_KINDS and KINDS[kind]
 """Kinds of use that count against every ancestor as well."""
 
 COUNTS = tuple(kind.value for kind in KINDS if kind in METERED_KINDS and KINDS[kind].scope == "run")
-"""Numbers that a source tells and the daemon only adds up. They have these names in `Reading`, `Use`, `Usage` and `Report`."""
+"""Numbers that a source tells and the daemon only adds up. They have these names in `Reading`,
+`Use`, `Usage` and `Report`."""
 
 DEFAULT_KEYS = {kind: spec.key or kind.value for kind, spec in KINDS.items()}

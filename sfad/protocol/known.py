@@ -8,7 +8,8 @@ from .types import Action
 
 
 class KnownProgram(Struct, frozen=True):
-    """What the core, the config and clients know of an agent program. Its file in `sfad.agents` has what the daemon alone knows."""
+    """What the core, the config and clients know of an agent program. Its file in `sfad.agents` has
+    what the daemon alone knows."""
 
     title: str = ""
     """What its makers call it. Empty: sfad knows its name alone, and has no file of it."""
@@ -17,7 +18,8 @@ class KnownProgram(Struct, frozen=True):
     packages: tuple[str, ...] = ()
     """Names of packages that contain the program: `npx @google/gemini-cli` runs `gemini`."""
     files: tuple[str, ...] = ()
-    """Where it keeps login, settings and sessions, below the home directory. It can write its own, and sees no other program's."""
+    """Where it keeps login, settings and sessions, below the home directory. It can write its own,
+    and sees no other program's."""
     files_variable: str | None = None
     """Where a user says that they are, with an absolute path."""
     interrupted: bool = False
@@ -27,11 +29,13 @@ class KnownProgram(Struct, frozen=True):
     serves: str | None = None
     """The subcommand with which it starts its own background processes."""
     connects: str | None = None
-    """The host of an API to which it connects for other things than calls. Its session file tells what it uses."""
+    """The host of an API to which it connects for other things than calls. Its session file tells
+    what it uses."""
     keys: tuple[str, ...] = ()
     """Variables to set for its key, each instead of the first of its provider in `KEYS`."""
     mcp_options: tuple[str, ...] = ()
-    """Options that give it an MCP server for one run; `{servers}` stands for the object of JSON, `{name}` for the server's name."""
+    """Options that give it an MCP server for one run; `{servers}` stands for the object of JSON,
+    `{name}` for the server's name."""
     mcp_settings: str | None = None
     """The file of JSON in which a person registers one."""
 
@@ -43,8 +47,8 @@ KNOWN_PROGRAMS: dict[str, KnownProgram] = {
         packages=("claude-code",),
         files=(".claude", ".claude.json"),
         files_variable="CLAUDE_CONFIG_DIR",
-        # it prints its totals within 0.2 s of SIGINT. After SIGTERM to all its processes its tool dies first, and it may make one
-        # more call to report that
+        # it prints its totals within 0.2 s of SIGINT. After SIGTERM to all its processes its tool
+        # dies first, and it may make one more call to report that
         interrupted=True,
         # it sends its telemetry there whatever its base URL is
         connects="api.anthropic.com",
@@ -58,7 +62,8 @@ KNOWN_PROGRAMS: dict[str, KnownProgram] = {
         metered=True,
         files=(".codex",),
         files_variable="CODEX_HOME",
-        # in a terminal without `-c` it starts `codex app-server` and its updater from CODEX_HOME/packages, each in its own session
+        # in a terminal without `-c` it starts `codex app-server` and its updater from
+        # CODEX_HOME/packages, each in its own session
         serves="app-server",
         connects="chatgpt.com",  # asks for a login's account
     ),
@@ -75,7 +80,12 @@ KNOWN_PROGRAMS: dict[str, KnownProgram] = {
         "opencode",
         metered=True,
         packages=("opencode-ai",),
-        files=(".config/opencode", ".local/share/opencode", ".local/state/opencode", ".cache/opencode"),
+        files=(
+            ".config/opencode",
+            ".local/share/opencode",
+            ".local/state/opencode",
+            ".cache/opencode",
+        ),
         retries_silently=True,
     ),
     "qwen": KnownProgram(
@@ -99,7 +109,8 @@ KNOWN_PROGRAMS: dict[str, KnownProgram] = {
     "aider": KnownProgram("aider", packages=("aider-chat",), files=(".aider",)),
     **dict.fromkeys(("goose", "cursor-agent", "amp", "crush", "droid", "auggie"), KnownProgram()),
 }
-"""Agent programs. `sfad.agents` has a module of the same name for each that has a title; docs/metering.md says how to add one."""
+"""Agent programs. `sfad.agents` has a module of the same name for each that has a title;
+docs/metering.md says how to add one."""
 
 METERED_PROGRAMS = {name: program for name, program in KNOWN_PROGRAMS.items() if program.metered}
 """Agent programs whose events a meter reads."""
@@ -112,8 +123,8 @@ KEYS = {
     "openai": ("OPENAI_API_KEY", "CODEX_API_KEY"),
     "gemini": ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_GENERATIVE_AI_API_KEY"),
 }
-"""The variables in which agent programs look for their key, by upstream. Each program starts with the first, or with its own of
-`KnownProgram.keys`."""
+"""The variables in which agent programs look for their key, by upstream. Each program starts with
+the first, or with its own of `KnownProgram.keys`."""
 
 ANY_PROGRAM = "jsonl"
 """The meter of any program that prints usage as lines of JSON."""
@@ -121,7 +132,8 @@ ANY_PROGRAM = "jsonl"
 NO_METER = "none"
 
 BY_REPORT = "report"
-"""The value of `--meter` for an agent that reports what it uses (`sfactl report`, `sfactl.client`). Its output is not read."""
+"""The value of `--meter` for an agent that reports what it uses (`sfactl report`, `sfactl.client`).
+Its output is not read."""
 
 METERS = (*METERED_PROGRAMS, ANY_PROGRAM, BY_REPORT, NO_METER)
 

@@ -13,13 +13,19 @@ from .types import Action, Limit, LimitKind, LimitState
 
 ALIASES = {word: kind for kind, spec in KINDS.items() for word in spec.words}
 """Other words for a kind. A leading `max_` means nothing, `-` is `_`."""
-LIMIT_FORM = "KIND=N or KIND=N:ACTION, as in turns=50, time=90s, cost=2.50:warn, tokens=200k:pause, memory=2G"
+LIMIT_FORM = (
+    "KIND=N or KIND=N:ACTION, as in turns=50, time=90s, cost=2.50:warn, tokens=200k:pause, "
+    "memory=2G"
+)
 
-_NONE_BY_DEFAULT = '"off" for its key in [defaults] of the config means no limit where none is given'
+_NONE_BY_DEFAULT = (
+    '"off" for its key in [defaults] of the config means no limit where none is given'
+)
 
 
 def parse_limit(text: str, source: str = "--limit") -> Limit:
-    """Return `turns=50` or `cost=2.50:warn` as a limit. Raise `ValueError` with `source`, what is wrong, and what is allowed."""
+    """Return `turns=50` or `cost=2.50:warn` as a limit. Raise `ValueError` with `source`, what is
+    wrong, and what is allowed."""
     word, equals, rest = text.partition("=")
     amount, colon, action = rest.partition(":")
     if not (word.strip() and equals and amount.strip()):
@@ -27,22 +33,30 @@ def parse_limit(text: str, source: str = "--limit") -> Limit:
     try:
         kind = parse_kind(word)
         if amount.strip().lower() == "off":
-            raise ValueError(f"a limit of a run cannot be off: {kind}=N:warn only warns, and {_NONE_BY_DEFAULT}")
-        threshold, wanted = parse_amount(kind, amount.strip()), parse_action(action) if colon else None
+            raise ValueError(
+                f"a limit of a run cannot be off: {kind}=N:warn only warns, and {_NONE_BY_DEFAULT}"
+            )
+        threshold, wanted = (
+            parse_amount(kind, amount.strip()),
+            parse_action(action) if colon else None,
+        )
         return Limit(kind=kind, threshold=threshold, action=wanted, source=f"{source} {kind.value}")
     except ValueError as error:
         raise ValueError(f"{source} {text}: {error}") from None
 
 
 def parse_kind(word: str) -> LimitKind:
-    """Return the kind that a word or one of its `ALIASES` means. Raise `ValueError` with the kinds there are."""
+    """Return the kind that a word or one of its `ALIASES` means. Raise `ValueError` with the kinds
+    there are."""
     plain = word.strip().lower().replace("-", "_").removeprefix("max_")
     if plain in ALIASES:
         return ALIASES[plain]
     try:
         return LimitKind(plain)
     except ValueError:
-        raise ValueError(f"unknown limit {word.strip()!r}; choose from: {', '.join(LimitKind)}") from None
+        raise ValueError(
+            f"unknown limit {word.strip()!r}; choose from: {', '.join(LimitKind)}"
+        ) from None
 
 
 def parse_action(word: str) -> Action:
@@ -50,11 +64,14 @@ def parse_action(word: str) -> Action:
     try:
         return Action(word.strip().lower().replace("-", "_"))
     except ValueError:
-        raise ValueError(f"unknown action {word.strip()!r}; choose from: {', '.join(Action)}") from None
+        raise ValueError(
+            f"unknown action {word.strip()!r}; choose from: {', '.join(Action)}"
+        ) from None
 
 
 def parse_amount(kind: LimitKind, text: str) -> float:
-    """Return a threshold in the unit of its kind. Raise `ValueError` with the forms that the kind takes."""
+    """Return a threshold in the unit of its kind. Raise `ValueError` with the forms that the kind
+    takes."""
     read, forms = _AMOUNTS[KINDS[kind].unit]
     try:
         return float(read(text))
@@ -81,8 +98,9 @@ def format_limit(limit: Limit | LimitState) -> str:
 
 
 def format_amount(kind: LimitKind, amount: float, *, unit: bool = True) -> str:
-    """Return an amount of a kind for people: `2.50 USD`, `2m`, `2 GiB`, `1.5 cores`, `200000`. Without `unit`, leave out that of
-    money and cores, as for the first number of `0.45 of 0.30 USD`."""
+    """Return an amount of a kind for people: `2.50 USD`, `2m`, `2 GiB`, `1.5 cores`, `200000`.
+    Without `unit`, leave out that of money and cores, as for the first number of `0.45 of 0.30
+    USD`."""
     if kind in TIMED:
         return units.format_duration(round(amount, 1) if amount >= 1 else round(amount, 3))
     if kind in COSTS:

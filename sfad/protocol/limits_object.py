@@ -1,4 +1,5 @@
-"""Limits as programs write them: one JSON object. Only the form is checked here; the core checks ranges."""
+"""Limits as programs write them: one JSON object. Only the form is checked here; the core checks
+ranges."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -15,11 +16,18 @@ _FIELDS = {name: kind for kind, spec in KINDS.items() for name in spec.fields}
 
 def _type(name: str, spec: LimitSpec) -> Any:
     number = Annotated[int, Meta(ge=1)] if spec.whole else Annotated[float, Meta(gt=0)]
-    counts, least = (f"milli{spec.counts}", spec.least * 1000) if name.endswith("_ms") else (spec.counts, spec.least)
+    counts, least = (
+        (f"milli{spec.counts}", spec.least * 1000)
+        if name.endswith("_ms")
+        else (spec.counts, spec.least)
+    )
     whose = "with its descendants'" if spec.scope == "tree" else "the run's own"
     upper = f"to limits.{spec.most} of the config" if spec.most else "or more"
     described = f"{counts[0].upper()}{counts[1:]}, {whose}: {least:g} {upper}."
-    return Annotated[number | None, Meta(description=described if name == spec.fields[0] else f"The same as {spec.fields[0]}.")]
+    return Annotated[
+        number | None,
+        Meta(description=described if name == spec.fields[0] else f"The same as {spec.fields[0]}."),
+    ]
 
 
 _Word = StrEnum("Action", [(word, str(word)) for word in Action])  # type: ignore[misc]
@@ -27,16 +35,23 @@ _Word.__doc__ = Action.__doc__
 _ACTION = Annotated[
     _Word | None,
     Meta(
-        description="What a breach of any of these limits is answered with, not of the time alone. Without it: --on-limit, "
+        description="What a breach of any of these limits is answered with, not of the time alone. "
+        "Without it: --on-limit, "
         "else the action of the run's type, else terminate."
     ),
 ]
 
 LimitsObject = msgspec.defstruct(
     "LimitsObject",
-    [*((name, _type(name, KINDS[kind]), None) for name, kind in _FIELDS.items()), ("timeout_action", _ACTION, None)],
+    [
+        *((name, _type(name, KINDS[kind]), None) for name, kind in _FIELDS.items()),
+        ("timeout_action", _ACTION, None),
+    ],
     namespace={
-        "__doc__": "Bounds on what a run may use. What is left out, or null, is as the run's type or the daemon's config has it."
+        "__doc__": (
+            "Bounds on what a run may use. What is left out, or null, is as the run's type or the "
+            "daemon's config has it."
+        )
     },
     frozen=True,
     kw_only=True,
@@ -45,8 +60,9 @@ LimitsObject = msgspec.defstruct(
 
 
 def parse_limits(text: str | bytes, source: str = "--limits") -> list[Limit]:
-    """Return the limits of a JSON object; the source of each is `source` and the name of its field. Raise `ValueError` with
-    `source`, the field and what it takes: also where two fields set one kind and differ, and for an action without a limit."""
+    """Return the limits of a JSON object; the source of each is `source` and the name of its field.
+    Raise `ValueError` with `source`, the field and what it takes: also where two fields set one
+    kind and differ, and for an action without a limit."""
     try:
         found = msgspec.structs.asdict(msgspec.json.decode(text, type=LimitsObject))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -55,11 +71,15 @@ def parse_limits(text: str | bytes, source: str = "--limits") -> list[Limit]:
     action = None if word is None else Action(word)
     given = {name: value for name, value in found.items() if value is not None}
     if action and not given:
-        raise ValueError(f"{source}: timeout_action is given, but no limit that it would be the action of")
+        raise ValueError(
+            f"{source}: timeout_action is given, but no limit that it would be the action of"
+        )
     return list(_limits(given, action, source).values())
 
 
-def _limits(given: Mapping[str, float], action: Action | None, source: str) -> dict[LimitKind, Limit]:
+def _limits(
+    given: Mapping[str, float], action: Action | None, source: str
+) -> dict[LimitKind, Limit]:
     limits: dict[LimitKind, Limit] = {}
     for name, value in given.items():
         kind = _FIELDS[name]

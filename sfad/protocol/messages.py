@@ -1,9 +1,11 @@
-"""All requests and replies. `requests` declares them by subject, for programs that need few. docs/protocol.md is made from them.
+"""All requests and replies. `requests` declares them by subject, for programs that need few.
+docs/protocol.md is made from them.
 
-A connection begins with `Hello`, answered by `Welcome`. After that each request has an `id` that the client chose, and its reply
-has the same one. Replies may come in another order than their requests, because `Wait` takes as long as the run. Requests with
-unknown fields are refused, because a typo must not become a silent default. Replies and events may have them, so that an older
-client can read a newer daemon.
+A connection begins with `Hello`, answered by `Welcome`. After that each request has an `id` that
+the client chose, and its reply has the same one. Replies may come in another order than their
+requests, because `Wait` takes as long as the run. Requests with unknown fields are refused, because
+a typo must not become a silent default. Replies and events may have them, so that an older client
+can read a newer daemon.
 
 `descriptors` in a message says how many file descriptors travel with its first byte as SCM_RIGHTS.
 """

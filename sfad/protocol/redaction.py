@@ -1,10 +1,13 @@
-"""Replaces what looks like a secret by `***`, in texts that leave the daemon's memory: log, hooks, exporters.
+"""Replaces what looks like a secret by `***`, in texts that leave the daemon's memory: log, hooks,
+exporters.
 
-This is a net, not a wall: it knows the names that people give to secrets and the prefixes by which services mark their keys, but
-no secret without either. A library was rejected: detect-secrets pulls in requests and PyYAML, and reads files, not lines.
+This is a net, not a wall: it knows the names that people give to secrets and the prefixes by which
+services mark their keys, but no secret without either. A library was rejected: detect-secrets pulls
+in requests and PyYAML, and reads files, not lines.
 
-Sources of the prefixes: the rules of gitleaks (https://github.com/gitleaks/gitleaks, config/gitleaks.toml), and the services'
-own pages about their tokens. RFC 7519 for JWT, RFC 7468 for PEM, RFC 3986 section 3.2.1 for URLs.
+Sources of the prefixes: the rules of gitleaks (https://github.com/gitleaks/gitleaks,
+config/gitleaks.toml), and the services' own pages about their tokens. RFC 7519 for JWT, RFC 7468
+for PEM, RFC 3986 section 3.2.1 for URLs.
 """
 
 import re
@@ -40,15 +43,24 @@ _PREFIXES = (
 _SECRET = re.compile(
     "|".join(
         (
-            # no possessive group: before 3.11.5, Python keeps what its last, failed repetition has taken (gh-106052)
+            # no possessive group: before 3.11.5, Python keeps what its last, failed repetition has
+            # taken (gh-106052)
             r"-----BEGIN[A-Z0-9 ]{0,40}PRIVATE[A-Z ]{0,10}-----((?s:.*?))(?=-----|\Z)",
-            # the whole of what follows a prefix, so that nothing within it can be the beginning of another
+            # the whole of what follows a prefix, so that nothing within it can be the beginning of
+            # another
             rf"(?<![A-Za-z0-9])((?:{'|'.join(_PREFIXES)})[\w.~+/=-]*+)",
-            # [\w.~%+-] and not all that RFC 3986 lets a user's name have: `://` would then be searched again from each `:`
+            # [\w.~%+-] and not all that RFC 3986 lets a user's name have: `://` would then be
+            # searched again from each `:`
             r"://[\w.~%+-]{0,256}+:([^\s/@\"'<>]{1,1024}+)@",
             r"(?<![\w-])(?:-u|--user|--proxy-user)[ =][^\s:\"']{1,256}+:([^\s\"']++)",
-            rf"(?<![\w-])--?(?:[a-z0-9]{{1,24}}+-)*+(?i:{_NAME}|key)[ \t]++(?!-)(?:{_QUOTED}|({_BARE}++))",
-            rf"(?i:{_NAME})[\w]{{0,2}}\\{{0,4}}[\"']?[ \t]*+(?:=|:=|=>)[ \t]*+{_SCHEME}(?:{_QUOTED}|({_BARE}++))",
+            (
+                rf"(?<![\w-])--?(?:[a-z0-9]{{1,24}}+-)*+(?i:{_NAME}|key)[ "
+                rf"\t]++(?!-)(?:{_QUOTED}|({_BARE}++))"
+            ),
+            (
+                rf"(?i:{_NAME})[\w]{{0,2}}\\{{0,4}}[\"']?[ \t]*+(?:=|:=|=>)[ "
+                rf"\t]*+{_SCHEME}(?:{_QUOTED}|({_BARE}++))"
+            ),
             rf"(?i:{_NAME})\\{{0,4}}[\"']?[ \t]*+:[ \t]*+{_SCHEME}(?:{_QUOTED}|({_BARE}{{6,}}+))",
             r"(?i:bearer|basic)[ \t]++([\w.~+/=-]{8,}+)",
         )
@@ -64,8 +76,9 @@ DEPTH = 32
 
 
 def redacted(text: str) -> str:
-    """Return `text` with `***` in place of what looks like a secret: values of names such as `API_KEY=`, `--token` and
-    `Authorization:`, passwords in URLs, keys with a known prefix, private keys.
+    """Return `text` with `***` in place of what looks like a secret: values of names such as
+    `API_KEY=`, `--token` and `Authorization:`, passwords in URLs, keys with a known prefix, private
+    keys.
 
     Never longer than `text`, takes linear time, and `redacted(redacted(x)) == redacted(x)`."""
     for _ in range(PASSES):
@@ -77,15 +90,15 @@ def redacted(text: str) -> str:
 
 
 def redacted_end(text: str, most: int) -> str:
-    """Return about the last `most` characters of `text`, redacted with what comes before them: a secret that begins there cannot be
-    found without."""
+    """Return about the last `most` characters of `text`, redacted with what comes before them: a
+    secret that begins there cannot be found without."""
     before = max(len(text) - most, 0)
     return redacted(text)[len(redacted(text[:before])) :]
 
 
 def redacted_object(value: Any, depth: int = DEPTH) -> Any:
-    """Return a copy of what JSON can hold, its texts redacted; all of a text whose key, or the option before it in a list, names a
-    secret."""
+    """Return a copy of what JSON can hold, its texts redacted; all of a text whose key, or the
+    option before it in a list, names a secret."""
     if isinstance(value, str):
         return redacted(value)
     if not isinstance(value, dict | list | tuple):
@@ -94,9 +107,14 @@ def redacted_object(value: Any, depth: int = DEPTH) -> Any:
         return HIDDEN
     if isinstance(value, dict):
         return {key: _of_key(key, item, depth - 1) for key, item in value.items()}
-    options = [False, *(isinstance(item, str) and _OPTION.match(item) is not None for item in value)]
+    options = [
+        False,
+        *(isinstance(item, str) and _OPTION.match(item) is not None for item in value),
+    ]
     return [
-        _short(item) if secret and isinstance(item, str) and not item.startswith("-") else redacted_object(item, depth - 1)
+        _short(item)
+        if secret and isinstance(item, str) and not item.startswith("-")
+        else redacted_object(item, depth - 1)
         for secret, item in zip(options, value, strict=False)
     ]
 

@@ -8,7 +8,8 @@ import sys
 import msgspec
 
 MARK = b"# sfad shim of "
-"""The second line of a shim begins so, whatever its name, and wherever it was copied or linked to."""
+"""The second line of a shim begins so, whatever its name, and wherever it was copied or linked
+to."""
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _HEAD = 1024
 _SHEBANG = 127
@@ -16,9 +17,13 @@ _SHEBANG = 127
 
 
 def text(program: str, *, automatic: bool = False) -> bytes:
-    """Return the shim of a program: it runs with this interpreter and these packages, whatever the environment says. `automatic`:
-    the daemon makes it, and no person has installed it."""
-    packages = list(dict.fromkeys((os.path.dirname(_PACKAGE), os.path.dirname(os.path.dirname(msgspec.__file__)))))
+    """Return the shim of a program: it runs with this interpreter and these packages, whatever the
+    environment says. `automatic`: the daemon makes it, and no person has installed it."""
+    packages = list(
+        dict.fromkeys(
+            (os.path.dirname(_PACKAGE), os.path.dirname(os.path.dirname(msgspec.__file__)))
+        )
+    )
     how = b"sfad, for runs that use the gateway" if automatic else b"sfactl shim install"
     lines = [
         *_interpreter(os.fsencode(sys.executable)),
@@ -41,7 +46,8 @@ def _interpreter(python: bytes) -> list[bytes]:
 
 
 def is_shim(path: bytes) -> bool:
-    """Return whether a file is a shim, of any installation. A file that may be executed but not read is not."""
+    """Return whether a file is a shim, of any installation. A file that may be executed but not
+    read is not."""
     try:
         with open(path, "rb") as file:
             return b"\n" + MARK in file.read(_HEAD)

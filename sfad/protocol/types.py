@@ -1,8 +1,9 @@
 """The nouns of the protocol: a run as it is shown, limits, refusals, reasons.
 
-Fields are a contract with clients: docs/protocol.md is made from their docstrings. Unknown is `None`, never 0. Times are aware
-UTC datetimes: RFC 3339 in JSON, the timestamp extension in msgpack. Operating-system strings that must not change (argv,
-environment, cwd) are bytes in requests; they are shown as text in which bytes that are not UTF-8 appear as `\\xNN`.
+Fields are a contract with clients: docs/protocol.md is made from their docstrings. Unknown is
+`None`, never 0. Times are aware UTC datetimes: RFC 3339 in JSON, the timestamp extension in
+msgpack. Operating-system strings that must not change (argv, environment, cwd) are bytes in
+requests; they are shown as text in which bytes that are not UTF-8 appear as `\\xNN`.
 """
 
 from __future__ import annotations
@@ -17,21 +18,23 @@ from msgspec.structs import replace
 from .units import format_elapsed
 
 RunId = str
-"""The ledger's running number in base 32 after a letter that tells how many digits follow (`a` one, `b` two): `a1`, `bv0`, `c10a`.
-Short, never used twice, and sorted as text in the order of admission."""
+"""The ledger's running number in base 32 after a letter that tells how many digits follow (`a` one,
+`b` two): `a1`, `bv0`, `c10a`. Short, never used twice, and sorted as text in the order of
+admission."""
 
 Kind = Literal["agent", "skill"]
 
 
 class Word(StrEnum):
-    """A word of the protocol, with the hash of its text: the core would call the hash method of an enum, which is written in
-    Python, some forty times a run."""
+    """A word of the protocol, with the hash of its text: the core would call the hash method of an
+    enum, which is written in Python, some forty times a run."""
 
     __hash__ = str.__hash__
 
 
 class Status(Word):
-    """Where a run is in its life (docs/states.md). Refused runs are `rejected_<rule>`, one member for each rule."""
+    """Where a run is in its life (docs/states.md). Refused runs are `rejected_<rule>`, one member
+    for each rule."""
 
     ACCEPTED = "accepted"
     QUEUED = "queued"
@@ -60,7 +63,13 @@ class Status(Word):
     def __init__(self, word: str) -> None:
         # attributes, not properties: each run is asked some thirty times
         self.rejected = word.startswith("rejected_")
-        self.terminal = self.rejected or word in ("completed", "failed", "timeout", "cancelled", "lost")
+        self.terminal = self.rejected or word in (
+            "completed",
+            "failed",
+            "timeout",
+            "cancelled",
+            "lost",
+        )
 
 
 ENDED = frozenset(status for status in Status if status.terminal and not status.rejected)
@@ -84,15 +93,17 @@ class Rule(Word):
 
 
 class Bound(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """A number with where it was set, for refusals: `--max-depth`, `SFA_MAX_DEPTH`, `config guard.max_depth`, `default`."""
+    """A number with where it was set, for refusals: `--max-depth`, `SFA_MAX_DEPTH`, `config
+    guard.max_depth`, `default`."""
 
     value: int
     source: str
 
 
 class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The chain that a client outside any run, as in a container, claims to come from (`SFA_CALL_CHAIN` and `SFA_NAME`,
-    `SFA_DEPTH`). The daemon adds it to what it knows; it cannot loosen a rule."""
+    """The chain that a client outside any run, as in a container, claims to come from
+    (`SFA_CALL_CHAIN` and `SFA_NAME`, `SFA_DEPTH`). The daemon adds it to what it knows; it cannot
+    loosen a rule."""
 
     names: list[str] = []
     """Root first, including the run that the client is in."""
@@ -137,10 +148,11 @@ class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=Fa
     threshold: float
     """In the unit of the kind: seconds, USD, bytes, cores, or a plain number."""
     action: Action | None = None
-    """`None` in a request: `on_limit`, else the profile's, else `terminate`. Never `None` in what is shown. `output` and `cpu` take
-    none."""
+    """`None` in a request: `on_limit`, else the profile's, else `terminate`. Never `None` in what
+    is shown. `output` and `cpu` take none."""
     source: str = "default"
-    """What set it: `--limit turns`, `type developer`, `config defaults.cost`. At most 128 characters."""
+    """What set it: `--limit turns`, `type developer`, `config defaults.cost`. At most 128
+    characters."""
 
     @property
     def typed(self) -> bool:
@@ -160,9 +172,12 @@ class LimitState(Struct, frozen=True, kw_only=True, gc=False):
     """Used and reserved so far; `None` if unknown."""
     scope: Literal["run", "tree"] = "run"
     """`tree`: what descendants use counts too."""
-    enforced_by: Literal["clock", "gateway", "ready", "meter", "kernel", "watching", "nothing"] = "clock"
-    """`gateway`: before each call; `ready`: the gateway would, but no call has come through it; `meter`: after each call;
-    `nothing`: the run's use is not known, so the limit is not enforceable."""
+    enforced_by: Literal["clock", "gateway", "ready", "meter", "kernel", "watching", "nothing"] = (
+        "clock"
+    )
+    """`gateway`: before each call; `ready`: the gateway would, but no call has come through it;
+    `meter`: after each call; `nothing`: the run's use is not known, so the limit is not
+    enforceable."""
     bound_by: RunId | None = None
     """The ancestor that has less."""
     bound: float | None = None
@@ -184,15 +199,18 @@ Role = Literal["planning", "execution"]
 """The purpose of a report's tokens. Costs have limits by role too."""
 
 Source = Literal["gateway", "report", "stream", "session", "none"]
-"""Where figures of usage come from, the best first (docs/metering.md). Two sources are never added."""
+"""Where figures of usage come from, the best first (docs/metering.md). Two sources are never
+added."""
 
 
 class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Why a run ended or is being stopped. `kind` is for programs, `message` for people and models."""
+    """Why a run ended or is being stopped. `kind` is for programs, `message` for people and
+    models."""
 
     kind: str
-    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, `budget`, `plan`, `after`,
-    `suspended`, `no_daemon`, `damaged`, or the rule that refused (docs/states.md)."""
+    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`,
+    `ledger`, `budget`, `plan`, `after`, `suspended`, `no_daemon`, `damaged`, or the rule that
+    refused (docs/states.md)."""
     message: str
     """The reason in words, for people and models."""
     by: str | None = None
@@ -216,14 +234,16 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     elapsed_s: float | None = None
     """What the run had used at that moment, as `turns`, `tokens` and `cost_usd`."""
     below: list[RunId] = []
-    """For `exit`: the runs through which the failure came that `message` tells, from a child to the deepest."""
+    """For `exit`: the runs through which the failure came that `message` tells, from a child to the
+    deepest."""
 
     def adding(self, words: str) -> Reason:
         return replace(self, message=f"{self.message}; {words}")
 
 
 class Usage(Struct, frozen=True, kw_only=True, gc=False):
-    """What a run itself used, without its descendants. Only `elapsed_s` is known without a source."""
+    """What a run itself used, without its descendants. Only `elapsed_s` is known without a
+    source."""
 
     turns: int | None = None
     """Tool calls."""
@@ -251,12 +271,14 @@ class Usage(Struct, frozen=True, kw_only=True, gc=False):
     source: Source = "none"
     """The best source that there is (docs/metering.md#sources)."""
     partial: bool = False
-    """Tokens and costs are lower bounds: the agent has not told its final figures, and perhaps never will. Output tokens may be an
-    estimate from the streamed text."""
+    """Tokens and costs are lower bounds: the agent has not told its final figures, and perhaps
+    never will. Output tokens may be an estimate from the streamed text."""
     estimated: bool = False
-    """A part of the cost is of a model without a price, and counts at that of the dearest known model of its provider."""
+    """A part of the cost is of a model without a price, and counts at that of the dearest known
+    model of its provider."""
     at_most: bool = False
-    """A part of tokens and costs is an upper bound, because nothing tells what became of a call. With `partial`: an estimate."""
+    """A part of tokens and costs is an upper bound, because nothing tells what became of a call.
+    With `partial`: an estimate."""
 
 
 _SMALL = ("three", "four", "five", "six", "seven", "eight", "nine")
@@ -291,29 +313,38 @@ class ApiSilence(Struct, frozen=True, kw_only=True, gc=False):
 
     def sentence(self, now: datetime) -> str:
         """`waiting 33s for api.example.com's first byte`."""
-        return f"waiting {format_elapsed(max(0.0, (now - self.since).total_seconds()))} for {self.host}'s first byte"
+        return (
+            f"waiting {format_elapsed(max(0.0, (now - self.since).total_seconds()))} for "
+            f"{self.host}'s first byte"
+        )
 
 
 SILENT_AFTER = 15.0
-"""Seconds without a byte after which a call is shown as one that waits: models that think send their headers before."""
+"""Seconds without a byte after which a call is shown as one that waits: models that think send
+their headers before."""
 
 
 class Repetition(Struct, frozen=True, kw_only=True, gc=False):
-    """A tool call with the same arguments, so many times in a row, as the gateway saw it in the model's replies."""
+    """A tool call with the same arguments, so many times in a row, as the gateway saw it in the
+    model's replies."""
 
     tool: str
     count: int
 
     @property
     def sentence(self) -> str:
-        return f"its model asked for the tool '{self.tool}' with the same arguments {self.count} times in a row"
+        return (
+            f"its model asked for the tool '{self.tool}' with the same arguments {self.count} "
+            "times in a row"
+        )
 
 
 class AlertState(Struct, frozen=True, kw_only=True, gc=False):
     """An alert that is raised (docs/hooks.md#alerts)."""
 
     type: str
-    """`alert_cost`, `alert_budget`, `alert_terminations`, `alert_limit`, `alert_repeating` or `alert_unreachable`."""
+    """`alert_cost`, `alert_budget`, `alert_terminations`, `alert_limit`, `alert_repeating` or
+    `alert_unreachable`."""
     scope: Literal["run", "user", "team", "daemon"]
     value: float
     """When the alert was raised."""
@@ -356,7 +387,8 @@ class Placing(Struct, frozen=True, kw_only=True):
 
 
 class Grant(Struct, frozen=True, kw_only=True):
-    """What a run on another node may take out of its tree. The giver has counted all of it as spent before it sends it.
+    """What a run on another node may take out of its tree. The giver has counted all of it as spent
+    before it sends it.
 
     The limits that come with it are those of the request."""
 
@@ -368,7 +400,8 @@ class Grant(Struct, frozen=True, kw_only=True):
     """Global ids of its root and its parent."""
     parent: str | None = None
     chain: list[tuple[str | None, str]] = []
-    """Kinds and names of the runs above it, root first, for the loop rule. The kind is `None` where a peer has claimed the name."""
+    """Kinds and names of the runs above it, root first, for the loop rule. The kind is `None` where
+    a peer has claimed the name."""
     depth: int = 0
     """Runs above it."""
     max_depth: int
@@ -378,7 +411,8 @@ class Grant(Struct, frozen=True, kw_only=True):
     """Patterns of models; each list must allow a model."""
     sessions: bool = False
     lease: float | None = None
-    """Seconds without a sign of the giver after which the taker stops the run; `None`: it goes on."""
+    """Seconds without a sign of the giver after which the taker stops the run; `None`: it goes
+    on."""
     stamp: str = ""
     """The taker's clock, as it has told the giver: the lease begins then."""
     typed: list[LimitKind] = []
@@ -403,10 +437,12 @@ class QueueState(Struct, frozen=True, kw_only=True, gc=False):
     used: int
     limit: int
     place: int
-    """Among the trees of its user that wait, or those of its group if that has no room. 1 is the first."""
+    """Among the trees of its user that wait, or those of its group if that has no room. 1 is the
+    first."""
     waiting: int
     free_by: datetime | None = None
-    """The first deadline of the trees that have a slot: by then one is free. `None` if none of them has a deadline now."""
+    """The first deadline of the trees that have a slot: by then one is free. `None` if none of them
+    has a deadline now."""
 
 
 class PlanShare(Struct, frozen=True, kw_only=True, gc=False):
@@ -420,8 +456,8 @@ class PlanShare(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class FleetPlace(Struct, frozen=True, kw_only=True, gc=False):
-    """Where a run is in the fleet. Of a run that executes on another node: `node`, `run`. Of one that another node has granted: the
-    rest."""
+    """Where a run is in the fleet. Of a run that executes on another node: `node`, `run`. Of one
+    that another node has granted: the rest."""
 
     node: str | None = None
     run: RunId = ""
@@ -442,10 +478,12 @@ class FleetPlace(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
-    """A run as it is shown. A field that only a live run has is `None` or empty when the run has ended."""
+    """A run as it is shown. A field that only a live run has is `None` or empty when the run has
+    ended."""
 
     id: RunId
-    """A letter for the number of digits, then the run's number in base 32: `a1`, `bv0`. Text order is the order of admission."""
+    """A letter for the number of digits, then the run's number in base 32: `a1`, `bv0`. Text order
+    is the order of admission."""
     name: str
     kind: str
     type: str | None = None
@@ -480,7 +518,8 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     usage: Usage
     """Each figure comes from the best source that knows it (docs/metering.md#sources)."""
     processes: int | None = None
-    """Live processes, with those of child runs. Only in the answers to `Info`, and to `List` with `live`."""
+    """Live processes, with those of child runs. Only in the answers to `Info`, and to `List` with
+    `live`."""
     memory_bytes: int | None = None
     """The memory of these processes (docs/containment.md#memory-processes-cpu)."""
     descendants: int
@@ -500,14 +539,16 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     meter: str | None = None
     """The meter that reads the run's stdout."""
     api_trouble: ApiTrouble | None = None
-    """Of a live run whose agent cannot reach its model. A run that ended so has it in its `reason`."""
+    """Of a live run whose agent cannot reach its model. A run that ended so has it in its
+    `reason`."""
     total_cost_usd: float | None = None
-    """Of the run and its descendants, as far as it is known. Only in the answers to `List`, `Info`, `Wait`."""
+    """Of the run and its descendants, as far as it is known. Only in the answers to `List`, `Info`,
+    `Wait`."""
     total_tokens: int | None = None
     """As `total_cost_usd`."""
     unadmitted: int | None = None
-    """Of a live run: agent programs that were started within it without asking; `None` if none was noticed. They count in
-    `descendants`, too."""
+    """Of a live run: agent programs that were started within it without asking; `None` if none was
+    noticed. They count in `descendants`, too."""
     total_partial: bool = False
     """The totals are lower bounds: a part of them may still grow, or has no price."""
     total_at_most: bool = False
@@ -515,9 +556,11 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     session: bool = False
     """A run of a registered agent that was started as a session."""
     repeating: Repetition | None = None
-    """Of a live run whose model has asked for the same tool call at least `limits.repeats` times in a row."""
+    """Of a live run whose model has asked for the same tool call at least `limits.repeats` times in
+    a row."""
     calls: int | None = None
-    """Model calls that it made through the gateway, those under way included. Only in the answer to `Info`."""
+    """Model calls that it made through the gateway, those under way included. Only in the answer to
+    `Info`."""
     calls_refused: int | None = None
     """Those of `calls` that were refused."""
     last_refusal: str | None = None
@@ -527,7 +570,8 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     api_silence: ApiSilence | None = None
     """Of a live run whose model calls are not answered."""
     cpu_cores: float | None = None
-    """Cores that its processes used on average in the last seconds. Only in answers to `WatchRuns`."""
+    """Cores that its processes used on average in the last seconds. Only in answers to
+    `WatchRuns`."""
     isolation: Literal["on", "net", "offline"] | None = None
     """`net`: it reaches nothing but the gateway; `offline`: nothing."""
     egress: tuple[str, ...] = ()
@@ -547,11 +591,14 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     branch: str | None = None
     """The branch that was made with the worktree."""
     last_heard_at: datetime | None = None
-    """Of a live run: the last sign of life of it or a run below it that is known (docs/going-on.md)."""
+    """Of a live run: the last sign of life of it or a run below it that is known
+    (docs/going-on.md)."""
     stopped: bool = False
-    """Of a live run: a signal such as SIGSTOP has stopped its main process, which does nothing until SIGCONT."""
+    """Of a live run: a signal such as SIGSTOP has stopped its main process, which does nothing
+    until SIGCONT."""
     session_id: str | None = None
-    """What its agent program calls the session that it has begun or continues, as far as that is known."""
+    """What its agent program calls the session that it has begun or continues, as far as that is
+    known."""
     continues: RunId | None = None
     """The ended run whose session it continues."""
     continued_by: RunId | None = None
@@ -564,36 +611,43 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def by_gateway(self) -> bool:
         """Whether it is known that the gateway meters the run."""
-        return "gateway" in self.usage_by_source or any(state.enforced_by in ("gateway", "ready") for state in self.limits)
+        return "gateway" in self.usage_by_source or any(
+            state.enforced_by in ("gateway", "ready") for state in self.limits
+        )
 
 
 class Isolation(Struct, frozen=True, kw_only=True):
-    """How a run is isolated. A client says only `network`, `writable`, `readable` and `egress`. The daemon fills in the rest for
-    the run that is isolated first, and what that starts inherits it."""
+    """How a run is isolated. A client says only `network`, `writable`, `readable` and `egress`. The
+    daemon fills in the rest for the run that is isolated first, and what that starts inherits
+    it."""
 
     network: bool = True
     """Whether it keeps the machine's network; else it reaches nothing but the gateway."""
     writable: list[bytes] = []
-    """Absolute paths that it may write to, beside its working directory; none for a run below an isolated one."""
+    """Absolute paths that it may write to, beside its working directory; none for a run below an
+    isolated one."""
     readable: list[bytes] = []
     """Absolute paths that it may read, beside programs and what it may write."""
     egress: list[str] = []
-    """Without `network`: hosts that it reaches through the gateway, as HOST, HOST:PORT, *.DOMAIN or *
-    (docs/isolation.md#a-way-out)."""
+    """Without `network`: hosts that it reaches through the gateway, as HOST, HOST:PORT, *.DOMAIN or
+    * (docs/isolation.md#a-way-out)."""
     directory: bytes = b""
     """The working directory that is writable: that of the run that was isolated first."""
     home: bytes = b""
     """Ignored in a request."""
     program: bytes = b""
-    """The first word of its command, absolute if it is a path: the run sees where that is installed."""
+    """The first word of its command, absolute if it is a path: the run sees where that is
+    installed."""
     agent: str = ""
     """The agent program whose own files are writable."""
     variables: list[bytes] = []
-    """Variables of that run which say where programs are, and where agents keep their files, as `KEY=VALUE`."""
+    """Variables of that run which say where programs are, and where agents keep their files, as
+    `KEY=VALUE`."""
 
 
 class Worktree(Struct, frozen=True, kw_only=True):
-    """A git worktree of a run's own. A client says only `branch` and `of`. The daemon fills in the rest."""
+    """A git worktree of a run's own. A client says only `branch` and `of`. The daemon fills in the
+    rest."""
 
     branch: str | None = None
     """Of a request: a new branch; `None` is sfad/NAME-ID."""
@@ -602,7 +656,8 @@ class Worktree(Struct, frozen=True, kw_only=True):
     path: bytes = b""
     """Where it is or will be."""
     repository: bytes = b""
-    """The directory that git shares between all worktrees of the repository, such as `/src/.git`."""
+    """The directory that git shares between all worktrees of the repository, such as
+    `/src/.git`."""
     alternates: list[bytes] = []
     """Directories from which the repository borrows objects."""
     start: str = ""
@@ -635,7 +690,8 @@ class Ship(Struct, frozen=True, kw_only=True):
 
 
 class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A call that the gateway has seen. Tokens and cost are what its run was charged; of a call that was not made, `None`."""
+    """A call that the gateway has seen. Tokens and cost are what its run was charged; of a call
+    that was not made, `None`."""
 
     time: datetime
     """When the agent asked for it."""
@@ -680,7 +736,8 @@ class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     path: str | None = None
     """The path of a request that is not a model call."""
     more: int = 0
-    """So many calls after it were refused or withdrawn in the same minute, and have no row of their own."""
+    """So many calls after it were refused or withdrawn in the same minute, and have no row of their
+    own."""
     estimated: bool = False
     """Its model has no price: the cost is that of the dearest known model of its provider."""
     at_most: bool = False
@@ -718,7 +775,8 @@ class QuotaState(Struct, frozen=True, kw_only=True):
 
 
 class Lowered(Struct, frozen=True, kw_only=True):
-    """A limit of a session that is lower than what was asked for. `source`: what set it, as in `LimitState`."""
+    """A limit of a session that is lower than what was asked for. `source`: what set it, as in
+    `LimitState`."""
 
     kind: LimitKind
     asked: float
@@ -729,7 +787,8 @@ class Lowered(Struct, frozen=True, kw_only=True):
 
 
 class LimitRefusal(Struct, frozen=True, kw_only=True):
-    """A reservation is refused, because it would take a run, a user or a team above a limit. Nothing was charged."""
+    """A reservation is refused, because it would take a run, a user or a team above a limit.
+    Nothing was charged."""
 
     scope: Literal["run", "tree", "user", "team"]
     whose: str
@@ -758,9 +817,11 @@ class BudgetState(Struct, frozen=True, kw_only=True):
     partial: bool = False
     at_most: bool = False
     allowance_usd: float | None = None
-    """In a fleet: what the keeper lets this node use in this period; `used_usd` is this node's then."""
+    """In a fleet: what the keeper lets this node use in this period; `used_usd` is this node's
+    then."""
     nodes: dict[str, float] = {}
-    """On the keeper of a fleet: what each other node may use of it. What these have told that they used is in `used_usd`."""
+    """On the keeper of a fleet: what each other node may use of it. What these have told that they
+    used is in `used_usd`."""
 
 
 class Survivor(Struct, frozen=True, kw_only=True):
@@ -808,8 +869,8 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     by: str | None = None
     """`run ID` or `user NAME`."""
     program: str | None = None
-    """For `unadmitted`, with the next three: the agent program, its process, its command line (cut), and the depth that a run would
-    have there."""
+    """For `unadmitted`, with the next three: the agent program, its process, its command line
+    (cut), and the depth that a run would have there."""
     pid: int | None = None
     command: str | None = None
     depth: int | None = None

@@ -1,4 +1,5 @@
-"""Durations, sizes, counts and money: as people write them in flags, environment and config, and as they are shown."""
+"""Durations, sizes, counts and money: as people write them in flags, environment and config, and as
+they are shown."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ DURATION_FORMS = "seconds, or a number with ms, s, m, h or d"
 
 
 def parse_duration(text: str | float) -> float:
-    """Return seconds from `90`, `"90"`, `"90s"`, `"1.5m"`, `"1h"`, `"2d"` or `"250ms"`. Raise `ValueError` for anything else, also
-    negative and non-finite numbers."""
+    """Return seconds from `90`, `"90"`, `"90s"`, `"1.5m"`, `"1h"`, `"2d"` or `"250ms"`. Raise
+    `ValueError` for anything else, also negative and non-finite numbers."""
     if isinstance(text, str):
         whole, part, unit = _parts(text)
         seconds = float(f"{whole}.{part}") * _SECONDS[unit] if whole and unit in _SECONDS else -1.0
@@ -31,7 +32,8 @@ def parse_duration(text: str | float) -> float:
 
 
 def _parts(text: str) -> tuple[str, str, str]:
-    """Return the digits before and after the point, and the word that follows the number. The first is empty for no number."""
+    """Return the digits before and after the point, and the word that follows the number. The first
+    is empty for no number."""
     text = text.strip()
     word = text.lstrip("0123456789.")
     whole, point, part = text[: len(text) - len(word)].partition(".")
@@ -41,7 +43,8 @@ def _parts(text: str) -> tuple[str, str, str]:
 
 
 def format_duration(seconds: float) -> str:
-    """Return the shortest exact form that `parse_duration` reads back: `90` → `90s`, `60` → `1m`, `0.25` → `250ms`."""
+    """Return the shortest exact form that `parse_duration` reads back: `90` → `90s`, `60` → `1m`,
+    `0.25` → `250ms`."""
     if 0 < seconds < 1 and seconds * 1000 == int(seconds * 1000):
         return f"{int(seconds * 1000)}ms"
     for unit in ("d", "h", "m"):
@@ -52,7 +55,8 @@ def format_duration(seconds: float) -> str:
 
 
 def format_elapsed(seconds: float) -> str:
-    """Return a duration for people, in at most two units: `0.4s`, `12s`, `3m20s`, `2h05m`, `4d03h`."""
+    """Return a duration for people, in at most two units: `0.4s`, `12s`, `3m20s`, `2h05m`,
+    `4d03h`."""
     whole = int(seconds)
     if seconds < 10:
         return f"{max(seconds, 0):.1f}s"
@@ -83,8 +87,8 @@ _MOST = 2**63 - 1
 """The largest signed 64-bit number: the kernel's files, SQLite and msgpack take no more."""
 
 MOST_COUNTED = 10**10
-"""Tokens, tool calls or messages in one report, or in all of one agent: a million tokens a second for almost three hours. More is a
-wrong unit, or a lie."""
+"""Tokens, tool calls or messages in one report, or in all of one agent: a million tokens a second
+for almost three hours. More is a wrong unit, or a lie."""
 
 MOST_SPENT = 10_000.0
 """The same in USD: a hundred times the largest limit of cost."""
@@ -95,9 +99,10 @@ COUNT_FORMS = "a number, or one with k or m"
 
 
 def parse_size(text: str | int) -> int:
-    """Return bytes from `65536`, `"512B"`, `"64KiB"`, `"200M"`, `"1.5G"` or `"2TB"`. Letters in any case; K, M, G and T are
-    powers of 1024 whether `i` and `B` follow or not, as in the kernel's files. Fractions of a byte are dropped. Raise
-    `ValueError` for anything else, also negative numbers and those above 2^63 - 1."""
+    """Return bytes from `65536`, `"512B"`, `"64KiB"`, `"200M"`, `"1.5G"` or `"2TB"`. Letters in any
+    case; K, M, G and T are powers of 1024 whether `i` and `B` follow or not, as in the kernel's
+    files. Fractions of a byte are dropped. Raise `ValueError` for anything else, also negative
+    numbers and those above 2^63 - 1."""
     found = _scaled(text, _size_letter, _BYTES)
     if found is None:
         raise ValueError(f"{str(text)[:80]!r} is not a size: {SIZE_FORMS}")
@@ -111,8 +116,9 @@ def _size_letter(word: str) -> str:
 
 
 def parse_count(text: str | int) -> int:
-    """Return a whole number from `200`, `"200"`, `"200k"` or `"1.5m"`: k and m, in any case, are 1 000 and 1 000 000. Raise
-    `ValueError` for anything else, also negative numbers, those above 2^63 - 1 and fractions (`"1.5"`)."""
+    """Return a whole number from `200`, `"200"`, `"200k"` or `"1.5m"`: k and m, in any case, are 1
+    000 and 1 000 000. Raise `ValueError` for anything else, also negative numbers, those above 2^63
+    - 1 and fractions (`"1.5"`)."""
     found = _scaled(text, str, _ONES)
     if found is None or found[1]:
         raise ValueError(f"{str(text)[:80]!r} is not a count: {COUNT_FORMS}")
@@ -124,11 +130,16 @@ MOST_WHOLE = 2**31 - 1
 
 
 def parse_whole(text: str, least: int = -MOST_WHOLE, most: int = MOST_WHOLE) -> int:
-    """Return a whole number in ASCII digits, with or without a sign. Raise `ValueError` for anything else, and outside `least` to
-    `most`. `int` alone would also take underscores and other digits, and refuse more than 4300 digits in words of its own."""
+    """Return a whole number in ASCII digits, with or without a sign. Raise `ValueError` for
+    anything else, and outside `least` to `most`. `int` alone would also take underscores and other
+    digits, and refuse more than 4300 digits in words of its own."""
     digits = text.strip()
     digits = digits[1:] if digits.startswith(("+", "-")) else digits
-    number = int(text) if digits.isascii() and digits.isdigit() and len(digits) <= _WHOLE_DIGITS else None
+    number = (
+        int(text)
+        if digits.isascii() and digits.isdigit() and len(digits) <= _WHOLE_DIGITS
+        else None
+    )
     if number is None or not least <= number <= most:
         raise ValueError(f"{text[:80]!r} is not a whole number from {least} to {most}")
     return number
@@ -163,20 +174,29 @@ def parse_percent(text: str) -> float:
     return number
 
 
-def _scaled(text: str | int, letter: Callable[[str], str], scale: dict[str, int]) -> tuple[int, int] | None:
-    """Return a number that is not too large as a whole number and what is left of it; `None` for anything else."""
+def _scaled(
+    text: str | int, letter: Callable[[str], str], scale: dict[str, int]
+) -> tuple[int, int] | None:
+    """Return a number that is not too large as a whole number and what is left of it; `None` for
+    anything else."""
     if not isinstance(text, str):
         return (text, 0) if type(text) is int and 0 <= text <= _MOST else None
     whole, part, word = _parts(text)
     unit = letter(word.lower())
-    if not (0 < len(whole) <= _WHOLE_DIGITS and len(part) <= _PART_DIGITS and word.isascii() and unit in scale):
+    if not (
+        0 < len(whole) <= _WHOLE_DIGITS
+        and len(part) <= _PART_DIGITS
+        and word.isascii()
+        and unit in scale
+    ):
         return None
     number, rest = divmod(int(whole + part) * scale[unit], 10 ** len(part))
     return (number, rest) if number + (rest > 0) <= _MOST else None
 
 
 def format_size(size: float) -> str:
-    """Return bytes for people, with at most one decimal: `512 B`, `64 KiB`, `69.9 MiB`, `2 GiB`. `parse_size` reads the form."""
+    """Return bytes for people, with at most one decimal: `512 B`, `64 KiB`, `69.9 MiB`, `2 GiB`.
+    `parse_size` reads the form."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if round(size, 1) < 1024:
             return f"{_decimals(size, 0 if unit == 'B' else 1)} {unit}"
@@ -192,7 +212,8 @@ def format_short(count: int) -> str:
 
 
 def format_usd(amount: float) -> str:
-    """Return US dollars with two decimals, or with as many more as it takes to see them: `2.50`, `0.4512`, `0.000031`."""
+    """Return US dollars with two decimals, or with as many more as it takes to see them: `2.50`,
+    `0.4512`, `0.000031`."""
     exact = f"{amount:.4f}" if amount >= 0.01 or amount == 0 else f"{amount:.6f}"
     whole, _, part = exact.partition(".")
     return f"{whole}.{part.rstrip('0').ljust(2, '0')}"

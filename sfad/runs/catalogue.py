@@ -26,7 +26,8 @@ from ..storage.ledger.summary import Unwritten
 from .live import Live, SignsOfLife, SpawnKey
 from .showing import info_of, info_with_totals, usage_of
 
-# ---- Runs as rows of a list. An ended run does not change, so its row is read and encoded once for many lists.
+# ---- Runs as rows of a list. An ended run does not change, so its row is read and
+# encoded once for many lists.
 
 
 MAX_BYTES = 6 * 1024 * 1024
@@ -37,8 +38,9 @@ _lean_run, _lean_usage, _lean_limit = lean(RunInfo), lean(Usage), lean(LimitStat
 
 
 def row_of(info: RunInfo, *, limits: bool) -> Raw:
-    """Return a run as a row, in which what is nil or as its default is left out: a client that reads a long list would spend half
-    of its time on that. Without `limits`, an ended run has none: they would take half of the rest."""
+    """Return a run as a row, in which what is nil or as its default is left out: a client that
+    reads a long list would spend half of its time on that. Without `limits`, an ended run has none:
+    they would take half of the rest."""
     shown = info.limits
     if info.status.terminal:  # this row is encoded once
         shown = list(map(_lean_limit, shown)) if limits else []
@@ -57,7 +59,8 @@ class EncodedRuns:
         """Return the rows that are held of these runs."""
         held = self._rows.get
         found = {number: row for number in numbers if (row := held(number)) is not None}
-        if self.size > MAX_BYTES // 2:  # until then no row has to make room soon, whenever it was asked for
+        # until then no row has to make room soon, whenever it was asked for
+        if self.size > MAX_BYTES // 2:
             deque(map(self._rows.move_to_end, found), maxlen=0)
         return found
 
@@ -84,11 +87,12 @@ def _size(row: Raw) -> int:
 
 
 RECENT = 1000
-"""Ended runs kept in memory. They cover what the ledger's writer has not committed yet, and the pages that clients ask for most."""
+"""Ended runs kept in memory. They cover what the ledger's writer has not committed yet, and the
+pages that clients ask for most."""
 
 SIGNS_FOR = 0.1
-"""Seconds for which the signs of life of a live run are shown again. To look takes five system calls, half of the time of a list of
-live runs."""
+"""Seconds for which the signs of life of a live run are shown again. To look takes five system
+calls, half of the time of a list of live runs."""
 
 ENCODED_AT_ONCE = 64
 """Rows. A thousand at once take half as long again: the garbage collector looks at them."""
@@ -116,7 +120,8 @@ class Listed(NamedTuple):
     """The runs of a page."""
 
     ended: dict[int, Raw]
-    """Rows as they are sent, by number, with what each run has used together with its descendants."""
+    """Rows as they are sent, by number, with what each run has used together with its
+    descendants."""
     live: list[RunInfo]
     next: RunId | None
     """`RunList.next`"""
@@ -141,10 +146,12 @@ def _is_stopped(pid: int | None) -> bool:
 class RunCatalogue:
     """Knows every run. `live` is read by others, and changed here only.
 
-    `keys`: the runs of an earlier daemon, by the keys of their requests. `forgotten` is told of each run that is not in memory any
-    more."""
+    `keys`: the runs of an earlier daemon, by the keys of their requests. `forgotten` is told of
+    each run that is not in memory any more."""
 
-    def __init__(self, records: Records, keys: dict[SpawnKey, RunId], forgotten: Callable[[RunId], object]) -> None:
+    def __init__(
+        self, records: Records, keys: dict[SpawnKey, RunId], forgotten: Callable[[RunId], object]
+    ) -> None:
         self.live: dict[RunId, Live] = {}
         self.heard: Callable[[Live, float], float | None] = lambda _live, _now: None
         """Returns when a live run was heard of last. The runtime sets it."""
@@ -185,7 +192,8 @@ class RunCatalogue:
             self._recent[run] = dataclass_replace(ended, info=replace(ended.info, continued_by=by))
 
     def take_recorded(self, run: RunId) -> RunInfo | None:
-        """The ledger holds the end of this run, or cannot be waited for. Return the run, the first time."""
+        """The ledger holds the end of this run, or cannot be waited for. Return the run, the first
+        time."""
         return self._unrecorded.pop(run, None)
 
     @property
@@ -247,7 +255,9 @@ class RunCatalogue:
         if known is not None:
             return scope.knows(known.uid, known.lineage_ids)
         owner = self._records.owner(run)
-        return owner is not None and scope.knows(owner[0], () if scope.run is None else self._records.lineage(run))
+        return owner is not None and scope.knows(
+            owner[0], () if scope.run is None else self._records.lineage(run)
+        )
 
     def shown(self, live: Live, footprint: Footprint | None = None) -> RunInfo:
         """Return a live run as it is shown now."""
@@ -259,17 +269,26 @@ class RunCatalogue:
             return info
         now, signs = trio.current_time(), live.signs
         if signs is None or now - signs.looked_at >= SIGNS_FOR or signs.pid != info.pid:
-            live.signs = signs = SignsOfLife(now, info.pid, self.heard(live, now), _is_stopped(info.pid))
+            live.signs = signs = SignsOfLife(
+                now, info.pid, self.heard(live, now), _is_stopped(info.pid)
+            )
         if signs.heard is None:
             return info
         at = wall_clock() - timedelta(seconds=now - signs.heard)
-        return replace(info, last_heard_at=at, stopped=info.status is Status.RUNNING and signs.is_stopped)
+        return replace(
+            info, last_heard_at=at, stopped=info.status is Status.RUNNING and signs.is_stopped
+        )
 
-    def in_memory(self, run: RunId, footprint: Footprint | None = None, cpu: float | None = None) -> KnownRun | None:
-        """Return a run that is live or ended a short while ago. `footprint`, `cpu`: of a live run, what is to be shown."""
+    def in_memory(
+        self, run: RunId, footprint: Footprint | None = None, cpu: float | None = None
+    ) -> KnownRun | None:
+        """Return a run that is live or ended a short while ago. `footprint`, `cpu`: of a live run,
+        what is to be shown."""
         live = self.live.get(run)
         if live is not None:
-            info = self._with_signs(info_with_totals(live, trio.current_time(), footprint, cpu), live)
+            info = self._with_signs(
+                info_with_totals(live, trio.current_time(), footprint, cpu), live
+            )
             return KnownRun(info, live.uid, live.lineage_ids)
         ended = self._recent.get(run)
         return KnownRun(ended.info, ended.uid, ended.lineage_ids) if ended is not None else None
@@ -290,7 +309,8 @@ class RunCatalogue:
         return known.lineage_ids[0] if known is not None else run
 
     def kept(self, run: RunId) -> bool:
-        """Whether the run's output goes to files. Of a run that only the ledger knows, it may have."""
+        """Whether the run's output goes to files. Of a run that only the ledger knows, it may
+        have."""
         known = self.live.get(run) or self._recent.get(run)
         return known is None or known.kept
 
@@ -304,8 +324,14 @@ class RunCatalogue:
         return run if run is not None and self.info(run) is not None else None
 
     def find(self, prefix: str, scope: Scope) -> list[RunId]:
-        """Return ids that begin with `prefix`, in order. Of those that only the ledger knows, some ten at most."""
-        held = ((run, known) for runs in (self.live, self._recent) for run, known in runs.items() if run.startswith(prefix))
+        """Return ids that begin with `prefix`, in order. Of those that only the ledger knows, some
+        ten at most."""
+        held = (
+            (run, known)
+            for runs in (self.live, self._recent)
+            for run, known in runs.items()
+            if run.startswith(prefix)
+        )
         mine = (run for run, known in held if scope.admits(known.uid, known.lineage_ids))
         return sorted({*mine, *self._records.find(prefix, scope)})
 
@@ -320,23 +346,36 @@ class RunCatalogue:
         return {
             run: live
             for run, live in self.live.items()
-            if means(name, labels or {}, live.run.name, live.run.asked.labels) and scope.admits(live.uid, live.lineage_ids)
+            if means(name, labels or {}, live.run.name, live.run.asked.labels)
+            and scope.admits(live.uid, live.lineage_ids)
         }
 
     def newest_ended(self, name: str, scope: Scope) -> RunId | None:
         page = Page(List(id=0, name=name, rows=1), scope)
         return next((run_id(number) for number, _ in self._select(page).ended), None)
 
-    def select(self, page: Page, footprints: Mapping[RunId, Footprint] | None = None, *, limits: bool = True) -> Listed:
-        """Return the runs of a page. `footprints`: of live runs, where they are to be shown; `limits`: see `row_of`."""
+    def select(
+        self,
+        page: Page,
+        footprints: Mapping[RunId, Footprint] | None = None,
+        *,
+        limits: bool = True,
+    ) -> Listed:
+        """Return the runs of a page. `footprints`: of live runs, where they are to be shown;
+        `limits`: see `row_of`."""
         found = self._select(page)
         live = self.with_totals(info for info, _ in self._live(page, footprints or {}))
         ended = self._rows([number for number, _ in found.ended], limits=limits)
         return Listed(ended, live, run_id(found.reached) if found.reached else None, limits)
 
     def unwritten(self, page: Page) -> Unwritten:
-        """Return the runs of a page that are not in the ledger's file as they are now, with their models."""
-        ended = ((info, extra.model) for info, extra in self._records.unwritten(page) if info.id not in self.live)
+        """Return the runs of a page that are not in the ledger's file as they are now, with their
+        models."""
+        ended = (
+            (info, extra.model)
+            for info, extra in self._records.unwritten(page)
+            if info.id not in self.live
+        )
         return [*ended, *((info, live.model) for info, live in self._live(page, {}))]
 
     def with_totals(self, runs: Iterable[RunInfo]) -> list[RunInfo]:
@@ -352,7 +391,9 @@ class RunCatalogue:
                 used[live.run.id] = used_by(parent.id, usage_of(live))
         return with_totals(runs, used)
 
-    def _live(self, page: Page, footprints: Mapping[RunId, Footprint]) -> Iterator[tuple[RunInfo, Live]]:
+    def _live(
+        self, page: Page, footprints: Mapping[RunId, Footprint]
+    ) -> Iterator[tuple[RunInfo, Live]]:
         now = trio.current_time()
         for run, live in self.live.items():
             if not page.scope.admits(live.uid, live.lineage_ids):
@@ -362,11 +403,16 @@ class RunCatalogue:
                 yield info, live
 
     def _select(self, page: Page) -> Selection:
-        """Return a page of the ledger, with the ended runs that it could not admit. Of live ones, its rows are behind."""
+        """Return a page of the ledger, with the ended runs that it could not admit. Of live ones,
+        its rows are behind."""
         found = self._records.select(page)
         if not self._never_recorded:
             return found
-        more = (ended for ended in self._never_recorded.values() if page.admits(ended.info, ended.uid, ended.lineage_ids))
+        more = (
+            ended
+            for ended in self._never_recorded.values()
+            if page.admits(ended.info, ended.uid, ended.lineage_ids)
+        )
         ended = [*found.ended, *((run_number(each.info.id), 0) for each in more)]
         return Selection.of(found.live, ended, page.query.rows, found.reached)
 
@@ -374,7 +420,9 @@ class RunCatalogue:
         """Return ended runs as they are sent."""
         held = self._encoded[limits]
         rows = held.of(numbers)
-        missing = [number for number in numbers if number not in rows] if len(rows) < len(numbers) else []
+        missing = (
+            [number for number in numbers if number not in rows] if len(rows) < len(numbers) else []
+        )
         for at in range(0, len(missing), ENCODED_AT_ONCE):
             for info in self._ended(missing[at : at + ENCODED_AT_ONCE]):
                 number = run_number(info.id)
@@ -383,13 +431,21 @@ class RunCatalogue:
         return rows
 
     def _ended(self, numbers: Sequence[int]) -> list[RunInfo]:
-        known = {number: ended.info for number in numbers if (ended := self._recent.get(run_id(number))) is not None}
-        infos = [*known.values(), *self._records.runs([number for number in numbers if number not in known])]
+        known = {
+            number: ended.info
+            for number in numbers
+            if (ended := self._recent.get(run_id(number))) is not None
+        }
+        infos = [
+            *known.values(),
+            *self._records.runs([number for number in numbers if number not in known]),
+        ]
         # no run ends before its descendants, so the totals of an ended run do not change either
         return self.with_totals(infos)
 
 
-# ---- The one answer to which model calls a run has made: under way, not written yet, or in the ledger
+# ---- The one answer to which model calls a run has made: under way, not written
+# yet, or in the ledger
 
 
 OpenCalls = Callable[[RunId], list[CallInfo]]
@@ -404,21 +460,34 @@ class CallList:
     _under_way: OpenCalls
 
     def page(self, run: RunId, after: tuple[float, int]) -> tuple[list[CallInfo], bool]:
-        """Return calls in the order of their time, those after a time in seconds since the epoch and a number, and whether there
-        are more."""
+        """Return calls in the order of their time, those after a time in seconds since the epoch
+        and a number, and whether there are more."""
         rows = self._records.calls(run, after)
         more = len(rows) == CALLS
         last = key(rows[-1]) if more else (float("inf"), 0)
-        found = {key(call): call for call in rows} | {at: call for at, call in self._unwritten(run).items() if after < at <= last}
-        open_ = {} if more else {key(call): call for call in (*self._under_way(run), *self._waiting(run))}
-        return [found[at] for at in sorted(found)] + [open_[at] for at in sorted(open_) if at > after], more
+        found = {key(call): call for call in rows} | {
+            at: call for at, call in self._unwritten(run).items() if after < at <= last
+        }
+        open_ = (
+            {}
+            if more
+            else {key(call): call for call in (*self._under_way(run), *self._waiting(run))}
+        )
+        return [found[at] for at in sorted(found)] + [
+            open_[at] for at in sorted(open_) if at > after
+        ], more
 
     def count(self, run: RunId) -> tuple[int, int]:
-        """Return how many calls a run has made, those under way included, and how many were refused."""
+        """Return how many calls a run has made, those under way included, and how many were
+        refused."""
         unwritten = self._unwritten(run)
         made, refused = self._records.count_calls(run, unwritten)
-        made += len(self._under_way(run)) + sum(call.state == "ended" for call in unwritten.values())
-        return made, refused + sum(1 + call.more for call in unwritten.values() if call.state == "refused")
+        made += len(self._under_way(run)) + sum(
+            call.state == "ended" for call in unwritten.values()
+        )
+        return made, refused + sum(
+            1 + call.more for call in unwritten.values() if call.state == "refused"
+        )
 
     def last_refusal(self, run: RunId) -> str | None:
         """Return why the last refused call of a run was refused; `None` if none was."""
@@ -428,7 +497,11 @@ class CallList:
 
     def _unwritten(self, run: RunId) -> dict[tuple[float, int], CallInfo]:
         live = self._live.get(run)
-        return {key(call): call for call in live.calls} if live is not None and live.calls is not None else {}
+        return (
+            {key(call): call for call in live.calls}
+            if live is not None and live.calls is not None
+            else {}
+        )
 
 
 def key(call: CallInfo) -> tuple[float, int]:

@@ -1,4 +1,5 @@
-"""A live run as the daemon's shell knows it: what is kept beside the core's `Run`, and who waits for it."""
+"""A live run as the daemon's shell knows it: what is kept beside the core's `Run`, and who waits
+for it."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -20,14 +21,24 @@ from ..processes.credentials import Credentials
 from ..processes.launcher import Bounds, Launcher
 from ..protocol.known import NO_METER
 from ..protocol.messages import Spawn
-from ..protocol.types import Action, CallInfo, Event, Isolation, LimitKind, LimitState, RunId, RunInfo
+from ..protocol.types import (
+    Action,
+    CallInfo,
+    Event,
+    Isolation,
+    LimitKind,
+    LimitState,
+    RunId,
+    RunInfo,
+)
 from ..storage.ledger import RunExtra
 from ..storage.ledger.rows import SESSION
 
 # ---- The pipe behind `--stdin`: what `send` writes, the run reads
 
 MAX_PENDING = 1024 * 1024
-"""Bytes that may wait for a run that does not read. More is refused, so that the sender learns of it."""
+"""Bytes that may wait for a run that does not read. More is refused, so that the sender learns of
+it."""
 
 
 class Stdin(Struct, frozen=True):
@@ -44,7 +55,8 @@ class StdinPipe:
 
     def __init__(self, pipe: Stdin) -> None:
         self.read_end, self._write_end = pipe.read_end, pipe.write_end
-        self._pending = bytearray().join(pipe.pending)  # one object, because a sender may send a byte at a time
+        # one object, because a sender may send a byte at a time
+        self._pending = bytearray().join(pipe.pending)
         self._eof = pipe.eof
         self._unread = False
         """No process can read it any more."""
@@ -69,7 +81,8 @@ class StdinPipe:
         return "its stdin was closed by an earlier send" if self._eof else None
 
     def leave_to_run(self) -> None:
-        """Close the read end once the last attempt has it: when the run closes its own, writing must fail."""
+        """Close the read end once the last attempt has it: when the run closes its own, writing
+        must fail."""
         if self.read_end >= 0:
             os.close(self.read_end)
             self.read_end = -1
@@ -79,7 +92,10 @@ class StdinPipe:
         if self.over is not None:
             return self.over
         if len(self._pending) + len(data) > MAX_PENDING:
-            return f"{len(self._pending)} bytes already wait for it to read its stdin; at most {MAX_PENDING} may"
+            return (
+                f"{len(self._pending)} bytes already wait for it to read its stdin; at most "
+                f"{MAX_PENDING} may"
+            )
         if data and not self._pending:
             try:
                 data = data[os.write(self._write_end, data) :]
@@ -137,11 +153,12 @@ class StdinPipe:
 
 
 KEPT = 100
-"""More of them wait only while the disk is full. Each is saved with the run whenever that changes."""
+"""More of them wait only while the disk is full. Each is saved with the run whenever that
+changes."""
 
 ROWS_A_MINUTE = 10
-"""Rows that a run's calls get that were refused or withdrawn; further ones are counted in the last one's row. An agent that asks
-again and again must not fill the disk."""
+"""Rows that a run's calls get that were refused or withdrawn; further ones are counted in the last
+one's row. An agent that asks again and again must not fill the disk."""
 
 _MINUTE = 60.0
 
@@ -197,7 +214,8 @@ class SavedMain(Struct, frozen=True, array_like=True):
 
 
 class ContinuedWith(Struct, frozen=True, array_like=True):
-    """What a run is continued with at the next daemon's start, if this one or the machine ends it (`service.continue_lost`)."""
+    """What a run is continued with at the next daemon's start, if this one or the machine ends it
+    (`service.continue_lost`)."""
 
     env: list[bytes]
     """As its client sent it."""
@@ -219,7 +237,8 @@ class SignsOfLife(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """What the shell holds of a live run, beside the core's `Run`. It owns the descriptors in it."""
+    """What the shell holds of a live run, beside the core's `Run`. It owns the descriptors in
+    it."""
 
     run: Run
     spawn: Spawn
@@ -258,17 +277,21 @@ class Live:
     continued_with: ContinuedWith | None = None
     """What it is continued with if the daemon ends it; until it is saved."""
     unused: list[LimitState] | None = None
-    """The limits but time, as they are shown while none of them is known to be used; `None` if they have changed since."""
+    """The limits but time, as they are shown while none of them is known to be used; `None` if they
+    have changed since."""
     signs: SignsOfLife | None = None
     """As they were shown last."""
     heard: float | None = None
-    """When the loop was told of its last sign of life, on trio's clock. Its output and CPU are others (`usage.silence`)."""
+    """When the loop was told of its last sign of life, on trio's clock. Its output and CPU are
+    others (`usage.silence`)."""
     session_files: SessionFiles | None = field(init=False)
     """How its program keeps its sessions."""
 
     def __post_init__(self) -> None:
         meter = self.spawn.meter
-        self.session_files = None if meter == NO_METER else session_files_of(meter, self.run.asked.argv)
+        self.session_files = (
+            None if meter == NO_METER else session_files_of(meter, self.run.asked.argv)
+        )
 
     def hear(self, at: float) -> None:
         self.heard = at
@@ -281,7 +304,8 @@ class Live:
             self.ended_at = now
 
     def attempt_begins(self, now: datetime, sessions: tuple[Reading, ...]) -> None:
-        """Note when its next attempt is launched. `sessions`: what the session files of the earlier ones told."""
+        """Note when its next attempt is launched. `sessions`: what the session files of the earlier
+        ones told."""
         self.attempted_at, self.sessions = now, sessions
 
     def set_main(self, pid: int, started: int | None, files: tuple[int, ...]) -> None:
@@ -291,7 +315,8 @@ class Live:
         self.model = model or self.model
 
     def set_meter(self, *, silent: bool) -> None:
-        """Note whether its meter recognises anything in its output; its limits are shown accordingly."""
+        """Note whether its meter recognises anything in its output; its limits are shown
+        accordingly."""
         self.meter_silent, self.unused = silent, None
 
     def reach(self, milestone: str) -> None:
@@ -323,12 +348,20 @@ class Live:
 
     @property
     def key(self) -> SpawnKey | None:
-        return (self.run.birth.uid, self.caller, self.spawn.key) if self.spawn.key is not None else None
+        return (
+            (self.run.birth.uid, self.caller, self.spawn.key)
+            if self.spawn.key is not None
+            else None
+        )
 
     @property
     def sender(self) -> str:
         """Who has sent its descriptors, for `Descriptors`."""
-        return f"the tree of run {self.lineage_ids[0]}" if self.caller is not None else f"user {self.run.birth.user}"
+        return (
+            f"the tree of run {self.lineage_ids[0]}"
+            if self.caller is not None
+            else f"user {self.run.birth.user}"
+        )
 
     @property
     def lineage_ids(self) -> tuple[RunId, ...]:
@@ -350,7 +383,8 @@ class Live:
 
     @property
     def session_id(self) -> str | None:
-        """What its agent calls its session: the one that it has saved, else the one that its command names."""
+        """What its agent calls its session: the one that it has saved, else the one that its
+        command names."""
         attempt = self.run.latest.number
         if self.run.agent_session is not None or not attempt:
             return self.run.agent_session
@@ -358,12 +392,20 @@ class Live:
             return session_of(self.spawn.agent_session, attempt)
         if self.spawn.continues is not None:
             return self.spawn.continues.agent_session
-        return self.session_files.session_id(self.run.asked.argv) if self.session_files is not None else None
+        return (
+            self.session_files.session_id(self.run.asked.argv)
+            if self.session_files is not None
+            else None
+        )
 
     @property
     def session_variables(self) -> list[bytes]:
         """The part of its environment that says where its session files are."""
-        return [item for item in self.spawn.env if item.startswith(_SESSION_VARIABLES)] if self.session_files is not None else []
+        return (
+            [item for item in self.spawn.env if item.startswith(_SESSION_VARIABLES)]
+            if self.session_files is not None
+            else []
+        )
 
     @property
     def extra(self) -> RunExtra:
@@ -376,7 +418,9 @@ class Live:
             mode=mode,
             allowed_tools=spawn.allowed_tools,
             blocked_tools=spawn.blocked_tools,
-            pid_started=self.main.started if self.main is not None and self.run.pid is not None else None,
+            pid_started=self.main.started
+            if self.main is not None and self.run.pid is not None
+            else None,
             model=self.model,
             request=self.for_recall,
         )
@@ -386,11 +430,20 @@ _SESSION_VARIABLES = tuple(f"{name}=".encode() for name in SESSION_VARIABLES)
 
 
 def bounds_of(run: Run) -> Bounds:
-    """Return what the kernel enforces: limits that terminate, and cores. Limits that only warn must not take anything away."""
-    memory, pids, cpu = run.limits.get(LimitKind.MEMORY), run.limits.get(LimitKind.PIDS), run.limits.get(LimitKind.CPU)
+    """Return what the kernel enforces: limits that terminate, and cores. Limits that only warn must
+    not take anything away."""
+    memory, pids, cpu = (
+        run.limits.get(LimitKind.MEMORY),
+        run.limits.get(LimitKind.PIDS),
+        run.limits.get(LimitKind.CPU),
+    )
     return Bounds(
-        memory=int(memory.limit.threshold) if memory is not None and memory.action is Action.TERMINATE else None,
-        pids=int(pids.limit.threshold) if pids is not None and pids.action is Action.TERMINATE else None,
+        memory=int(memory.limit.threshold)
+        if memory is not None and memory.action is Action.TERMINATE
+        else None,
+        pids=int(pids.limit.threshold)
+        if pids is not None and pids.action is Action.TERMINATE
+        else None,
         cpu=cpu.limit.threshold if cpu is not None else None,
     )
 
@@ -439,8 +492,8 @@ class Watchers:
         return _added(self._watchers, run, watcher)
 
     def watch_calls(self, run: RunId, watcher: CallWatcher) -> GiveUp:
-        """Call `watcher` with each call of a run and of its descendants that begins to wait, has ended or is not made. Return how
-        to stop it."""
+        """Call `watcher` with each call of a run and of its descendants that begins to wait, has
+        ended or is not made. Return how to stop it."""
         return _added(self._call_watchers, run, watcher)
 
     def called(self, call: CallInfo, lineage: tuple[RunId, ...]) -> None:

@@ -1,4 +1,5 @@
-"""How a live run, raised alerts and subscriptions are shown: to clients, and in the row of the ledger."""
+"""How a live run, raised alerts and subscriptions are shown: to clients, and in the row of the
+ledger."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -53,15 +54,28 @@ def alerts_of(run: Run, now: float) -> list[AlertState]:
     return [_shown(what, alert, now, "run", run=run.id) for what, alert in run.alerts.items()]
 
 
-def all_alerts(runs: Iterable[Run], shared: Mapping[Key, RaisedAlert], now: float) -> list[AlertState]:
-    """Return the alerts about these runs, and `shared` ones, the oldest first. `now`: on the core's clock."""
-    return sorted([*_shared(shared, now), *(state for run in runs for state in alerts_of(run, now))], key=_since)[:MAX_ALERTS]
+def all_alerts(
+    runs: Iterable[Run], shared: Mapping[Key, RaisedAlert], now: float
+) -> list[AlertState]:
+    """Return the alerts about these runs, and `shared` ones, the oldest first. `now`: on the core's
+    clock."""
+    return sorted(
+        [*_shared(shared, now), *(state for run in runs for state in alerts_of(run, now))],
+        key=_since,
+    )[:MAX_ALERTS]
 
 
 def _shared(shared: Mapping[Key, RaisedAlert], now: float) -> Iterator[AlertState]:
     for key, alert in shared.items():
         scope, name = subject_of(key)
-        yield _shown(key[0], alert, now, scope, user=name if scope == "user" else None, team=name if scope == "team" else None)
+        yield _shown(
+            key[0],
+            alert,
+            now,
+            scope,
+            user=name if scope == "user" else None,
+            team=name if scope == "team" else None,
+        )
 
 
 def _since(state: AlertState) -> float:
@@ -93,8 +107,14 @@ Enforcer = Literal["clock", "gateway", "ready", "meter", "kernel", "watching", "
 
 
 def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunInfo:
-    """Return the run as it is shown at `now`, on the core's clock. `footprint`: its processes and memory then."""
-    run, latest, account, ended = live.run, live.run.latest, live.run.account, live.run.status.terminal
+    """Return the run as it is shown at `now`, on the core's clock. `footprint`: its processes and
+    memory then."""
+    run, latest, account, ended = (
+        live.run,
+        live.run.latest,
+        live.run.account,
+        live.run.status.terminal,
+    )
     elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
     isolated, worktree = live.spawn.isolation, live.spawn.worktree
     return RunInfo(
@@ -127,7 +147,9 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         started_at=live.started_at,
         ended_at=live.ended_at,
         labels=run.asked.labels,
-        usage_by_source={source: _usage(source, use, elapsed) for source, use in account.sources.items()}
+        usage_by_source={
+            source: _usage(source, use, elapsed) for source, use in account.sources.items()
+        }
         if account.sources
         else {},
         meter=live.program.name if live.program is not None else None,
@@ -156,7 +178,9 @@ def _plan_shares(shares: Mapping[str, float]) -> list[PlanShare]:
     found = []
     for key, share in shares.items():
         provider, account, window = key.split("/", 2)
-        found.append(PlanShare(provider=provider, account=account, window=window, share=round(share, 4)))
+        found.append(
+            PlanShare(provider=provider, account=account, window=window, share=round(share, 4))
+        )
     return found
 
 
@@ -168,7 +192,11 @@ def _fleet(run: Run, now: float) -> FleetPlace:
     remote, grant = run.remote, run.asked.grant
     if remote is not None:
         away = now - remote.heard_at
-        shown = remote.node is not None and not run.status.terminal and away > AWAY + (remote.lease or 60.0) / 4
+        shown = (
+            remote.node is not None
+            and not run.status.terminal
+            and away > AWAY + (remote.lease or 60.0) / 4
+        )
         return FleetPlace(
             node=remote.node,
             run=remote.id,
@@ -177,7 +205,13 @@ def _fleet(run: Run, now: float) -> FleetPlace:
             unreachable_since=wall_clock() - timedelta(seconds=away) if shown else None,
         )
     assert grant is not None
-    return FleetPlace(giver=grant.giver, id=f"{grant.giver}/{grant.run}", root=grant.root, parent=grant.parent, depth=grant.depth)
+    return FleetPlace(
+        giver=grant.giver,
+        id=f"{grant.giver}/{grant.run}",
+        root=grant.root,
+        parent=grant.parent,
+        depth=grant.depth,
+    )
 
 
 def _silence(run: Run, now: float) -> ApiSilence | None:
@@ -195,8 +229,11 @@ def _isolation(live: Live) -> Literal["on", "net", "offline"] | None:
     return "on" if live.spawn.isolation.network else "net" if live.spawn.gateway else "offline"
 
 
-def info_with_totals(live: Live, now: float, footprint: Footprint | None, cpu: float | None) -> RunInfo:
-    """Return the run as it is shown at `now`, with the cores that it uses, and what its account says of it and its descendants."""
+def info_with_totals(
+    live: Live, now: float, footprint: Footprint | None, cpu: float | None
+) -> RunInfo:
+    """Return the run as it is shown at `now`, with the cores that it uses, and what its account
+    says of it and its descendants."""
     info, account = info_of(live, now, footprint), live.run.account
     uses = [best[1] for each in live.run.subtree() if (best := each.account.best) is not None]
     costs, tokens = account.used(LimitKind.COST), account.used(LimitKind.TOKENS)
@@ -224,8 +261,8 @@ def usage_of(live: Live, elapsed: float | None = None) -> Usage:
 
 
 def _limits(live: Live, now: float) -> list[LimitState]:
-    # a short run is shown three times before more than its time is known to be used; making all states each time would be a
-    # tenth of the daemon's work in a burst of runs
+    # a short run is shown three times before more than its time is known to be used; making all
+    # states each time would be a tenth of the daemon's work in a burst of runs
     run, account = live.run, live.run.account
     known = account.known
     if live.unused is None or known or run.bypassed:
@@ -233,7 +270,11 @@ def _limits(live: Live, now: float) -> list[LimitState]:
         live.set_unused([state for state in states if state.kind is not LimitKind.TIME])
         return states
     time = run.limits.get(LimitKind.TIME)
-    return [_limit(live, time, now, known=False), *live.unused] if time is not None else list(live.unused)
+    return (
+        [_limit(live, time, now, known=False), *live.unused]
+        if time is not None
+        else list(live.unused)
+    )
 
 
 def _limit(live: Live, active: ActiveLimit, now: float, *, known: bool) -> LimitState:
@@ -259,13 +300,18 @@ def _limit(live: Live, active: ActiveLimit, now: float, *, known: bool) -> Limit
 
 
 def _tighter(live: Live, active: ActiveLimit) -> Run | None:
-    """Return the ancestor with the lowest limit of this kind for its tree, if that is lower than the run's own."""
+    """Return the ancestor with the lowest limit of this kind for its tree, if that is lower than
+    the run's own."""
     kind, found = active.limit.kind, live.run
     if KINDS[kind].scope == "run":
         return None
     for above in live.run.ancestors:
         other = above.limits.get(kind)
-        if other is not None and other.binds and other.limit.threshold < found.limits[kind].limit.threshold:
+        if (
+            other is not None
+            and other.binds
+            and other.limit.threshold < found.limits[kind].limit.threshold
+        ):
             found = above
     return found if found is not live.run else None
 
@@ -284,7 +330,13 @@ def _enforcer(live: Live, active: ActiveLimit, used: float | None) -> Enforcer:
             return "ready" if gated else "nothing"
         case "plan":
             tells = live.gated and not live.run.bypassed
-            return ("gateway" if tells else "meter") if live.run.subscriptions else "ready" if tells else "nothing"
+            return (
+                ("gateway" if tells else "meter")
+                if live.run.subscriptions
+                else "ready"
+                if tells
+                else "nothing"
+            )
         case "kernel" if active.action is Action.TERMINATE or not KINDS[kind].acts:
             return live.launcher.enforced_by(kind.value)
         case _:
@@ -292,7 +344,8 @@ def _enforcer(live: Live, active: ActiveLimit, used: float | None) -> Enforcer:
 
 
 def _may_be_known(live: Live, kind: LimitKind) -> bool:
-    """Return whether a source beside the gateway may still tell its use. The cost of a model without a price stays unknown."""
+    """Return whether a source beside the gateway may still tell its use. The cost of a model
+    without a price stays unknown."""
     account = live.run.account
     unpriced = kind in COSTS and account.known and bool(account.used(LimitKind.TOKENS))
     told = live.program is not None or live.session_files is not None
@@ -301,7 +354,11 @@ def _may_be_known(live: Live, kind: LimitKind) -> bool:
 
 
 def _deadline(run: Run, now: float) -> datetime | None:
-    at = run.limit_hold.until if run.limit_hold is not None and run.limit_hold.until is not None else run.deadline
+    at = (
+        run.limit_hold.until
+        if run.limit_hold is not None and run.limit_hold.until is not None
+        else run.deadline
+    )
     return wall_clock() + timedelta(seconds=at - now) if at is not None else None
 
 
@@ -325,21 +382,23 @@ def _usage(source: Source, use: Use, elapsed: float | None) -> Usage:
     )
 
 
-# ---- What a run was started with, as the ledger keeps it for `recall`. Never its environment, which may hold secrets.
+# ---- What a run was started with, as the ledger keeps it for `recall`. Never its
+# environment, which may hold secrets.
 
 
 MOST_RECALLED = 64 << 10
-"""Bytes of a request that are kept. A command may have megabytes, and each row of the ledger would be as large."""
+"""Bytes of a request that are kept. A command may have megabytes, and each row of the ledger would
+be as large."""
 
 
 def to_recall(asked: Spawn, decided: Spawn, above: Live | None) -> bytes | None:
-    """Return what is to be kept of a request, or `None` if that is too large. `decided`: what the daemon has made of it;
-    `above`: the run that the new one inherits from."""
+    """Return what is to be kept of a request, or `None` if that is too large. `decided`: what the
+    daemon has made of it; `above`: the run that the new one inherits from."""
     if sum(map(len, asked.argv)) > MOST_RECALLED:
         return None
     kept = replace(
-        asked, id=0, env=[], umask=0o022, key=None, claim=Claim(), watch=False, shim=False, automatic=False, direct=None,
-        continues=None,
+        asked, id=0, env=[], umask=0o022, key=None, claim=Claim(), watch=False, shim=False,
+        automatic=False, direct=None, continues=None,
     )  # fmt: skip
     if above is not None:
         own = above.run.birth.models
@@ -356,12 +415,21 @@ def to_recall(asked: Spawn, decided: Spawn, above: Live | None) -> bytes | None:
 
 
 def _as_asked(decided: Spawn) -> Isolation | None:
-    """Return the sandbox as a client asks for one: what it has inherited of it is a part of the request."""
+    """Return the sandbox as a client asks for one: what it has inherited of it is a part of the
+    request."""
     inherited = decided.isolation
     if inherited is None:
         return None
-    writable = [*inherited.writable, *([inherited.directory] if inherited.directory not in (b"", decided.cwd) else [])]
-    return Isolation(network=inherited.network, writable=writable, readable=inherited.readable, egress=inherited.egress)
+    writable = [
+        *inherited.writable,
+        *([inherited.directory] if inherited.directory not in (b"", decided.cwd) else []),
+    ]
+    return Isolation(
+        network=inherited.network,
+        writable=writable,
+        readable=inherited.readable,
+        egress=inherited.egress,
+    )
 
 
 def recalled(kept: bytes) -> Spawn | None:
@@ -376,10 +444,12 @@ def recalled(kept: bytes) -> Spawn | None:
 
 
 def accounts_of(plans: Plans, scope: Scope, now: float) -> Iterator[PlanAccount]:
-    """Yield the accounts that a caller may know of: those that runs of its user have used, or inside a run, its own tree. The one
-    that was heard of last comes first. `now`: Unix time."""
+    """Yield the accounts that a caller may know of: those that runs of its user have used, or
+    inside a run, its own tree. The one that was heard of last comes first. `now`: Unix time."""
     for found in sorted(plans.known.values(), key=lambda each: -each.heard_at):
-        held = [run.id for run in plans.held_by(found) if scope.knows(run.birth.uid, run.lineage_ids)]
+        held = [
+            run.id for run in plans.held_by(found) if scope.knows(run.birth.uid, run.lineage_ids)
+        ]
         if scope.uid is None or scope.uid in found.uids:
             policy = plans.policy_of(found)
             yield PlanAccount(
@@ -389,7 +459,9 @@ def accounts_of(plans: Plans, scope: Scope, now: float) -> Iterator[PlanAccount]
                 status=found.status,
                 action=policy.action,
                 heard_at=_moment(found.heard_at),
-                windows=[_window_shown(window, policy.kept, now) for window in found.windows.values()],
+                windows=[
+                    _window_shown(window, policy.kept, now) for window in found.windows.values()
+                ],
                 held=sorted(held),
             )
 

@@ -1,9 +1,11 @@
-"""Files that are sent with runs (docs/fleet.md#files): archives, which come in pieces, and the directories where runs unpack them.
+"""Files that are sent with runs (docs/fleet.md#files): archives, which come in pieces, and the
+directories where runs unpack them.
 
 `UID-ARCHIVE/`   a copy: `archive.part` grows to `archive`, which a run unpacks in `own/`. Both are given to the run's user
 `RUN.json`       which copy a run has. Runs that continue each other have the same one
 
-They are beside the state directory, and not in it: that is open to the daemon only, and hidden from runs in a sandbox.
+They are beside the state directory, and not in it: that is open to the daemon only, and hidden from
+runs in a sandbox.
 """
 
 import errno
@@ -68,15 +70,26 @@ class ShippedFiles:
     # ---- archives come, for a thread
 
     def put(
-        self, uid: int, archive: str, size: int, offset: int, data: bytes, *, last: bool, named: Collection[str]
+        self,
+        uid: int,
+        archive: str,
+        size: int,
+        offset: int,
+        data: bytes,
+        *,
+        last: bool,
+        named: Collection[str],
     ) -> tuple[int, bool]:
-        """Keep a piece. Return how many bytes of the archive there are, and whether it is whole. `named`: copies of live runs.
-        Raise `ShipRefused`, `OSError`."""
+        """Keep a piece. Return how many bytes of the archive there are, and whether it is whole.
+        `named`: copies of live runs. Raise `ShipRefused`, `OSError`."""
         if not is_archive(archive):
-            raise ShipRefused(f"the name of an archive has 32 hexadecimal digits, got {archive[:40]!r}")
+            raise ShipRefused(
+                f"the name of an archive has 32 hexadecimal digits, got {archive[:40]!r}"
+            )
         if size > self.most:
             raise ShipRefused(
-                f"the files have {format_size(size)}, and fleet.ship_max is {format_size(self.most)}: send a smaller directory, or "
+                f"the files have {format_size(size)}, and fleet.ship_max is "
+                f"{format_size(self.most)}: send a smaller directory, or "
                 "have git ignore what the run does not need"
             )
         if len(data) > PIECE:
@@ -86,7 +99,11 @@ class ShippedFiles:
             return (copy / "archive").stat().st_size, True
         if not copy.is_dir():
             self._make(uid, copy, named)
-        descriptor = os.open(copy / "archive.part", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(
+            copy / "archive.part",
+            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,
+            0o600,
+        )
         with os.fdopen(descriptor, "ab") as part:
             kept = os.fstat(descriptor).st_size
             if kept == offset and (data or last):
@@ -101,23 +118,34 @@ class ShippedFiles:
     def _check(self, kept: int, more: int) -> None:
         # incompressible files become a little larger; a tar has 1 KiB for each file
         if kept + more > 2 * self.most:
-            raise ShipRefused(f"the archive has more than twice fleet.ship_max, {format_size(self.most)}")
+            raise ShipRefused(
+                f"the archive has more than twice fleet.ship_max, {format_size(self.most)}"
+            )
         disk = os.statvfs(self.directory)
         free = disk.f_bavail * disk.f_frsize
         if free < more + STAYS_FREE:
-            why = f"only {format_size(free)} are free on the disk, of which {format_size(STAYS_FREE)} stay free; free some"
+            why = (
+                f"only {format_size(free)} are free on the disk, of which "
+                f"{format_size(STAYS_FREE)} stay free; free some"
+            )
             raise OSError(errno.ENOSPC, why, str(self.directory))
 
     def _make(self, uid: int, copy: Path, named: Collection[str]) -> None:
         _make(self.directory)
-        waiting = [name for name in self._copies() if name.startswith(f"{uid}-") and name not in named]
+        waiting = [
+            name for name in self._copies() if name.startswith(f"{uid}-") and name not in named
+        ]
         waiting = [name for name in waiting if not (self.directory / name / "own").exists()]
         if len(waiting) >= MOST_UNCLAIMED:
-            raise ShipRefused(f"{len(waiting)} archives of uid {uid} wait for a run that names them, at most {MOST_UNCLAIMED} may")
+            raise ShipRefused(
+                f"{len(waiting)} archives of uid {uid} wait for a run that names them, at most "
+                f"{MOST_UNCLAIMED} may"
+            )
         _make(copy)
 
     def piece(self, uid: int, archive: str, offset: int) -> tuple[bytes, bool]:
-        """Return a piece of a whole archive, and whether it is the last one. For a thread. Raise `OSError`."""
+        """Return a piece of a whole archive, and whether it is the last one. For a thread. Raise
+        `OSError`."""
         with (self.copy_of(uid, archive) / "archive").open("rb") as file:
             data = os.pread(file.fileno(), PIECE, offset)
             return data, offset + len(data) >= os.fstat(file.fileno()).st_size
@@ -152,14 +180,23 @@ class ShippedFiles:
         if not is_archive(name):
             raise FileNotFoundError(f"no changes were packed as {name[:40]!r}")
         # by descriptors: the directory is the user's, who can put a link there
-        own = os.open(self.directory / shipment.copy / "own", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        own = os.open(
+            self.directory / shipment.copy / "own",
+            os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
+        )
         try:
-            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=own)
+            file = os.open(
+                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=own
+            )
         finally:
             os.close(own)
         try:
             found = os.fstat(file)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != shipment.uid or found.st_nlink != 1:
+            if (
+                not stat.S_ISREG(found.st_mode)
+                or found.st_uid != shipment.uid
+                or found.st_nlink != 1
+            ):
                 raise PermissionError(f"{name} is not what the run's user has packed")
             return os.pread(file, PIECE, offset)
         finally:
@@ -168,13 +205,16 @@ class ShippedFiles:
     # ---- what is removed, for a thread
 
     def remove(self, runs: Collection[RunId], *, dry: bool) -> int:
-        """Remove the files of runs, or only count them if `dry`. Return the bytes. Raise `OSError`."""
+        """Remove the files of runs, or only count them if `dry`. Return the bytes. Raise
+        `OSError`."""
         freed = 0
         for run in runs:
             shipment = self.of(run)
             if shipment is None:
                 continue
-            shared = any(other != run and kept.copy == shipment.copy for other, kept in self._records())
+            shared = any(
+                other != run and kept.copy == shipment.copy for other, kept in self._records()
+            )
             if not shared:
                 freed += _size(self.directory / shipment.copy)
             if not dry:
@@ -191,14 +231,17 @@ class ShippedFiles:
         now: float,
         between: Callable[[], object],
     ) -> int:
-        """Remove the files of runs that ended before `cutoff`, in seconds since the epoch, and what no run has named for a while.
-        Return how many copies. `ends`: as for output. `named`: copies of live runs. Raise `OSError`."""
+        """Remove the files of runs that ended before `cutoff`, in seconds since the epoch, and what
+        no run has named for a while. Return how many copies. `ends`: as for output. `named`: copies
+        of live runs. Raise `OSError`."""
         runs = [run for run, _ in self._records() if run not in live]
         for start in range(0, len(runs), _BATCH) if cutoff is not None else ():
             batch = runs[start : start + _BATCH]
             known = ends(batch)
             for run in batch:
-                ended = known[run] if run in known else (self.directory / f"{run}.json").stat().st_mtime
+                ended = (
+                    known[run] if run in known else (self.directory / f"{run}.json").stat().st_mtime
+                )
                 if cutoff is not None and ended is not None and ended < cutoff:
                     self._forget(run, None)
             between()
@@ -241,7 +284,8 @@ def name_of(uid: int, archive: str) -> str:
 
 
 def _make(directory: Path) -> None:
-    """Make a directory that the users of runs can go through, where they are not the daemon's own."""
+    """Make a directory that the users of runs can go through, where they are not the daemon's
+    own."""
     with suppress(FileExistsError):
         directory.mkdir(0o700)
     if os.geteuid() == 0:

@@ -1,7 +1,8 @@
 """What lets a daemon that was killed at any instruction find its runs again, without the ledger.
 
-Nothing here waits for a disk: these files guard against the death of the daemon, not of the machine. What the kernel has taken
-outlives the process that wrote it, and when the machine dies so does every run.
+Nothing here waits for a disk: these files guard against the death of the daemon, not of the
+machine. What the kernel has taken outlives the process that wrote it, and when the machine dies so
+does every run.
 """
 
 from __future__ import annotations
@@ -15,34 +16,49 @@ from pathlib import Path
 from zlib import crc32
 
 from ..core.state.run import number_or_zero, run_number
-from ..host.files import create, free_name, identity, is_regular, keep_damaged, make_directory, read, regain, set_aside
+from ..host.files import (
+    create,
+    free_name,
+    identity,
+    is_regular,
+    keep_damaged,
+    make_directory,
+    read,
+    regain,
+    set_aside,
+)
 from ..protocol.types import RunId
 
-# ---- One 0600 file for each run, `ID.spawn`: what it takes to start a run that is queued or may be retried, or to continue one
+# ---- One 0600 file for each run, `ID.spawn`: what it takes to start a run that is
+# queued or may be retried, or to continue one
 #
-# A run's environment is part of it, and may have secrets. So it is in no ledger, log or event, and the file is removed as soon as
-# nothing needs it.
+# A run's environment is part of it, and may have secrets. So it is in no ledger, log or event, and
+# the file is removed as soon as nothing needs it.
 
 _SUFFIX = ".spawn"
 _UNFINISHED = ".spawn.new"
 
 
 class RunFiles:
-    """The files of all runs in one directory. Each method raises `ValueError` for text that is not an id."""
+    """The files of all runs in one directory. Each method raises `ValueError` for text that is not
+    an id."""
 
     def __init__(self, directory: Path) -> None:
-        """Make the directory as `make_directory` does, and remove unfinished files of an earlier daemon. Raises `OSError`."""
+        """Make the directory as `make_directory` does, and remove unfinished files of an earlier
+        daemon. Raises `OSError`."""
         make_directory(directory)
         self._directory = directory
         for name in os.listdir(directory):
             if name.endswith(_UNFINISHED):
-                with suppress(IsADirectoryError, PermissionError):  # not a daemon's: `save` sets it aside if it is in the way
+                # not a daemon's: `save` sets it aside if it is in the way
+                with suppress(IsADirectoryError, PermissionError):
                     os.unlink(directory / name)
         self._saved = set(self.runs())
         """Runs that may have a file. Most never have one, and need no unlink(2)."""
 
     def save(self, run: RunId, data: bytes) -> None:
-        """Save `data` for the run in place of what was saved before. Raises `OSError`, and then changes nothing."""
+        """Save `data` for the run in place of what was saved before. Raises `OSError`, and then
+        changes nothing."""
         path, unfinished = self._path(run, _SUFFIX), self._path(run, _UNFINISHED)
         self._saved.add(run)
         make_directory(self._directory)  # an agent may have removed it
@@ -64,7 +80,8 @@ class RunFiles:
         return is_regular(Path(self._path(run, _SUFFIX)))
 
     def read(self, run: RunId) -> bytes | None:
-        """Return what was saved for the run, or `None`. Raises `OSError`, also if the file is not a regular one."""
+        """Return what was saved for the run, or `None`. Raises `OSError`, also if the file is not a
+        regular one."""
         try:
             return read(self._path(run, _SUFFIX))
         except FileNotFoundError:
@@ -82,7 +99,11 @@ class RunFiles:
 
     def runs(self) -> list[RunId]:
         """Return the runs for which something is saved, in order of their ids. Raises `OSError`."""
-        stems = (name.removesuffix(_SUFFIX) for name in os.listdir(self._directory) if name.endswith(_SUFFIX))
+        stems = (
+            name.removesuffix(_SUFFIX)
+            for name in os.listdir(self._directory)
+            if name.endswith(_SUFFIX)
+        )
         return sorted(stem for stem in stems if number_or_zero(stem))
 
     def _path(self, run: RunId, suffix: str) -> str:
@@ -107,23 +128,25 @@ def _write(descriptor: int, data: bytes) -> None:
 #
 #     frame = length, CRC32, ~length │ a batch of changes │ FF
 #
-# A batch is one frame, appended by one pwrite(2). When the process is killed, the kernel may stop the write between two pages.
-# Then the last byte of the frame is missing. That tells an unfinished frame, whose write has not returned, from a damaged one.
-# Beyond the last frame there are only zeros: an unfinished frame is overwritten with zeros, its head last, before the next one is
+# A batch is one frame, appended by one pwrite(2). When the process is killed, the kernel may stop
+# the write between two pages. Then the last byte of the frame is missing. That tells an unfinished
+# frame, whose write has not returned, from a damaged one. Beyond the last frame there are only
+# zeros: an unfinished frame is overwritten with zeros, its head last, before the next one is
 # written.
 
 VERSION = 1
 
 STEP = 1 << 20
 SPARE = STEP // 2
-"""Bytes that are allocated beyond the end while the disk has room, and can still be written when it is full: 600 batches of two
-records of 400 bytes."""
+"""Bytes that are allocated beyond the end while the disk has room, and can still be written when it
+is full: 600 batches of two records of 400 bytes."""
 ASK_AGAIN = 64 << 10
 """Bytes written on a full disk between two tries to allocate more."""
 COMPACT_ABOVE = 4 << 20
 """Bytes below which the file is not rewritten, however few of its values are current."""
 COMPACT_RATIO = 3
-"""How many times larger than its current values the file may be. On average half a byte is rewritten for each byte written."""
+"""How many times larger than its current values the file may be. On average half a byte is
+rewritten for each byte written."""
 MAX_BATCH = 256 << 20
 """Bytes of one batch, which is in memory twice."""
 
@@ -144,23 +167,28 @@ class StoreError(Exception):
 
 
 class Store:
-    """Values by key in one file of mode 0600, changed in atomic batches. The caller makes sure that there is one writer.
+    """Values by key in one file of mode 0600, changed in atomic batches. The caller makes sure that
+    there is one writer.
 
-    A batch whose `write` has returned survives the death of the process at any instruction. It may not survive that of the
-    machine: nothing is synced, because the values describe processes, which die with the machine."""
+    A batch whose `write` has returned survives the death of the process at any instruction. It may
+    not survive that of the machine: nothing is synced, because the values describe processes, which
+    die with the machine."""
 
     def __init__(self, path: Path, lost: Callable[[], str | None] = lambda: None) -> None:
-        """Read the file, or make it. Raises `StoreError` for a file of another version, and `OSError` if it cannot be read.
+        """Read the file, or make it. Raises `StoreError` for a file of another version, and
+        `OSError` if it cannot be read.
 
-        `lost` returns why the directory of `path` is elsewhere now, or `None` while it is there. A damaged file is set aside as
-        `NAME.corrupt-UNIXTIME`, and all values that can be read are used. If no new file can be made, as on a full disk,
-        a note says so, and each `write` tries again."""
+        `lost` returns why the directory of `path` is elsewhere now, or `None` while it is there. A
+        damaged file is set aside as `NAME.corrupt-UNIXTIME`, and all values that can be read are
+        used. If no new file can be made, as on a full disk, a note says so, and each `write` tries
+        again."""
         self.items: dict[str, bytes] = {}
         """The current values. Only `write` may change them."""
         self.notes: list[str] = []
         """What had to be repaired, as lines for the log."""
         self.sound = True
-        """Whether everything in the file could be used, except a batch in whose middle the writer was killed."""
+        """Whether everything in the file could be used, except a batch in whose middle the writer
+        was killed."""
         self.found = False
         self.path = path
         self._name = str(path)
@@ -184,10 +212,12 @@ class Store:
         self._open()
 
     def write(self, changes: Mapping[str, bytes | None], *, look: bool = True) -> None:
-        """Set these values; `None` deletes one. If the process dies, either all of them are set or none. `look`: as `stay` does.
+        """Set these values; `None` deletes one. If the process dies, either all of them are set or
+        none. `look`: as `stay` does.
 
-        Raises `OSError`, as on a full disk: then nothing was changed, and the caller may try again at any time. Raises
-        `ValueError` for a key of more than 65 535 bytes, and for a batch of more than `MAX_BATCH`."""
+        Raises `OSError`, as on a full disk: then nothing was changed, and the caller may try again
+        at any time. Raises `ValueError` for a key of more than 65 535 bytes, and for a batch of
+        more than `MAX_BATCH`."""
         if not changes:
             return
         frame = _frame(_packed(changes))
@@ -206,21 +236,27 @@ class Store:
             self._compact()
 
     def stay(self) -> bool:
-        """Write the file again if there is none yet, or if another process has removed or replaced it. Raises `OSError`.
+        """Write the file again if there is none yet, or if another process has removed or replaced
+        it. Raises `OSError`.
 
-        Without this, a daemon that is killed then would leave nothing behind. Return whether the file was in its place."""
-        # a directory that is elsewhere took the open file along, and its path is not ours to write to
+        Without this, a daemon that is killed then would leave nothing behind. Return whether the
+        file was in its place."""
+        # a directory that is elsewhere took the open file along, and its path is not ours to write
+        # to
         if self._descriptor >= 0 and (self._in_place() or self._lost() is not None):
             return True
         lost = self._descriptor >= 0
         self.rewrite()
         if lost:
-            self.notes.append(f"{self.path} was removed or replaced by another process; it was written again")
+            self.notes.append(
+                f"{self.path} was removed or replaced by another process; it was written again"
+            )
         return False
 
     @property
     def size(self) -> int:
-        """Bytes of the file up to the end of the last batch. The allocated rest is zeros, or an unfinished frame."""
+        """Bytes of the file up to the end of the last batch. The allocated rest is zeros, or an
+        unfinished frame."""
         return self._end
 
     def take_notes(self) -> list[str]:
@@ -233,7 +269,8 @@ class Store:
             self._descriptor = -1
 
     def _append(self, frame: bytes, end: int) -> None:
-        # set before the write: if anything raises in between, as a signal handler may, the frame is blanked before the next
+        # set before the write: if anything raises in between, as a signal handler may, the frame is
+        # blanked before the next
         self._dirty = end
         try:
             _write_at(self._descriptor, frame, self._end)
@@ -246,7 +283,8 @@ class Store:
     def _blank(self) -> None:
         """Overwrite an unfinished frame with zeros, from its end.
 
-        If the process is killed here, the rest is an unfinished frame as well, and nothing is behind a head of zeros."""
+        If the process is killed here, the rest is an unfinished frame as well, and nothing is
+        behind a head of zeros."""
         body = min(self._end + _HEAD.size, self._dirty)
         for start, end in (self._dirty - 1, self._dirty), (body, self._dirty), (self._end, body):
             _write_zeros(self._descriptor, start, end)
@@ -255,7 +293,8 @@ class Store:
     def _apply(self, changes: Mapping[str, bytes | None]) -> None:
         items = self.items
         for key, value in changes.items():
-            old, beside = items.pop(key, None), _RECORD.size + len(key)  # near enough: keys are ASCII
+            # near enough: keys are ASCII
+            old, beside = items.pop(key, None), _RECORD.size + len(key)
             if old is not None:
                 self.current_size -= beside + len(old)
             if value is not None:
@@ -263,7 +302,8 @@ class Store:
                 self.current_size += beside + len(value)
 
     def _make_room(self, end: int) -> None:
-        """Allocate a step beyond `end`. Raises `OSError` only if the frame that ends there has no room."""
+        """Allocate a step beyond `end`. Raises `OSError` only if the frame that ends there has no
+        room."""
         try:
             _allocate(self._descriptor, self._room, end + STEP)
         except OSError:
@@ -286,7 +326,8 @@ class Store:
         self._compact_at = bound
 
     def rewrite(self) -> None:
-        """Write the current values to a new file in place of the old one. Raises `OSError`; then the old file stays as it was."""
+        """Write the current values to a new file in place of the old one. Raises `OSError`; then
+        the old file stays as it was."""
         data = _FILE_HEAD.pack(*_file_head()) + (_frame(_packed(self.items)) if self.items else b"")
         room = len(data) + STEP
         make_directory(self.path.parent)
@@ -308,7 +349,9 @@ class Store:
         if self._damaged:
             self.notes.append(f"{self.path} was damaged, and is kept as {_set_aside(self.path)}")
         elif os.path.lexists(self.path) and not (self._descriptor >= 0 and self._in_place()):
-            self.notes.append(f"{self.path} was not the daemon's, and is kept as {set_aside(self.path)}")
+            self.notes.append(
+                f"{self.path} was not the daemon's, and is kept as {set_aside(self.path)}"
+            )
         os.rename(self._new, self.path)
         self._damaged = False
 
@@ -339,7 +382,8 @@ class Store:
         self._begin()
 
     def _is_file(self) -> bool:
-        """Return whether there is a regular file. Anything else counts as damage, and is set aside when a new file is made."""
+        """Return whether there is a regular file. Anything else counts as damage, and is set aside
+        when a new file is made."""
         if is_regular(self.path):
             if not os.access(self.path, os.R_OK | os.W_OK):
                 regain(self.path)
@@ -354,10 +398,12 @@ class Store:
             self.notes.append(f"{self.path} cannot be made: {error}; the next write tries again")
 
     def _load(self, data: memoryview) -> str | None:
-        """Take the values from the file, as far as possible. Return what is wrong with the rest, unless that is unfinished.
+        """Take the values from the file, as far as possible. Return what is wrong with the rest,
+        unless that is unfinished.
 
-        A damaged frame is left out: each value is whole, and so are those of the frames behind it. Behind a damaged head of a frame
-        nothing is looked for, because a value may look like a frame."""
+        A damaged frame is left out: each value is whole, and so are those of the frames behind it.
+        Behind a damaged head of a frame nothing is looked for, because a value may look like a
+        frame."""
         fault = _check_head(self.path, data)
         if fault:
             return fault
@@ -367,19 +413,26 @@ class Store:
         while _HEAD.size < self._dirty - self._end:
             length, check, inverse = _HEAD.unpack_from(data, self._end)
             if length ^ inverse != _ONES:
-                return f"no frame where one should be, at byte {self._end}, and nothing behind it is used"
+                return (
+                    f"no frame where one should be, at byte {self._end}, and nothing behind it is "
+                    "used"
+                )
             end = self._end + length + _ROUND
             if end > self._dirty:
                 break
             batch = data[self._end + _HEAD.size : end - 1]
-            changes = _unpacked(batch) if crc32(batch) == check and data[end - 1] == _END[0] else None
+            changes = (
+                _unpacked(batch) if crc32(batch) == check and data[end - 1] == _END[0] else None
+            )
             if changes is None:
                 damaged.append(self._end)
             else:
                 self._apply(changes)
             self._end = end
         if self._dirty > self._end:
-            self.notes.append(f"{self.path}: the writer was killed within a batch, which is not used")
+            self.notes.append(
+                f"{self.path}: the writer was killed within a batch, which is not used"
+            )
         self._dirty = max(self._dirty, self._end)
         return f"a damaged frame at byte {', '.join(map(str, damaged))}" if damaged else None
 
@@ -400,7 +453,8 @@ def _check_head(path: Path, data: memoryview) -> str | None:
         return "it does not begin like a journal"
     if version != VERSION:
         raise StoreError(
-            f"{path} is a journal of version {version}, and this sfad knows only version {VERSION}; "
+            f"{path} is a journal of version {version}, and this sfad knows only version "
+            f"{VERSION}; "
             "start the sfad that wrote it, or move the file away, which ends the live runs"
         )
     return None
@@ -436,14 +490,17 @@ def _unpacked(batch: memoryview) -> dict[str, bytes | None] | None:
             named, valued = _RECORD.unpack_from(batch, at)
             start = at + _RECORD.size + named
             at = start if valued == _DELETED else start + valued
-            changes[str(batch[start - named : start], "utf-8")] = None if valued == _DELETED else bytes(batch[start:at])
+            changes[str(batch[start - named : start], "utf-8")] = (
+                None if valued == _DELETED else bytes(batch[start:at])
+            )
     except (struct.error, UnicodeDecodeError):
         return None
     return changes if at == len(batch) else None
 
 
 def _filled(data: memoryview) -> int:
-    """Return where the zeros at the end begin. Works by slices, because `rstrip` of the whole would copy it."""
+    """Return where the zeros at the end begin. Works by slices, because `rstrip` of the whole would
+    copy it."""
     end = len(data)
     while end and not (part := bytes(data[max(0, end - STEP) : end]).rstrip(b"\0")):
         end = max(0, end - STEP)
@@ -478,13 +535,15 @@ def _allocate(descriptor: int, start: int, end: int) -> None:
     try:
         os.posix_fallocate(descriptor, start, end - start)
     except OSError as error:
-        if error.errno not in _UNSUPPORTED:  # glibc writes zeros itself then; other C libraries do not
+        # glibc writes zeros itself then; other C libraries do not
+        if error.errno not in _UNSUPPORTED:
             raise
         _write_zeros(descriptor, start, end)
 
 
 def _set_aside(path: Path) -> Path:
-    """Give a damaged file a second name. It keeps its own until the new file takes its place, so that there is always a file.
+    """Give a damaged file a second name. It keeps its own until the new file takes its place, so
+    that there is always a file.
 
     Raises `OSError`."""
     aside = free_name(path, "corrupt")

@@ -1,4 +1,5 @@
-"""What the sources tell of the use of one run, told to the core; and what people are told where it is not known in full."""
+"""What the sources tell of the use of one run, told to the core; and what people are told where it
+is not known in full."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +27,8 @@ from .pricing import PriceList, Prices
 
 # ---- What readings, reports and reservations amount to, with their price, in the core's terms
 #
-# Each function also returns which models have no price: that is told, and their tokens never count as 0 USD.
+# Each function also returns which models have no price: that is told, and their tokens never count
+# as 0 USD.
 
 
 @dataclass(slots=True)
@@ -43,7 +45,13 @@ class PriceGaps:
         self.estimated.update(more.estimated)
 
     def cost(
-        self, prices: Prices, model: str, tokens: Tokens, hint: str | None, *, request_input: int | None = None
+        self,
+        prices: Prices,
+        model: str,
+        tokens: Tokens,
+        hint: str | None,
+        *,
+        request_input: int | None = None,
     ) -> float | None:
         """Return USD for the tokens of a model, and note whether it has no price."""
         name = prices.charged_as(model, hint)
@@ -56,10 +64,14 @@ class PriceGaps:
 
 
 def use_of_readings(
-    readings: Iterable[Reading], prices: Prices, program: str | None = None, unnamed: str | None = None, tier: str = ""
+    readings: Iterable[Reading],
+    prices: Prices,
+    program: str | None = None,
+    unnamed: str | None = None,
+    tier: str = "",
 ) -> tuple[Use, PriceGaps]:
-    """`program`: the agent's, which tells the provider of a model without a price. `unnamed`, `tier`: the model of tokens, and the
-    tier, of which the readings name none."""
+    """`program`: the agent's, which tells the provider of a model without a price. `unnamed`,
+    `tier`: the model of tokens, and the tier, of which the readings name none."""
     total, gaps = NOTHING, PriceGaps()
     for reading in readings:
         use, more = _use_of_reading(reading, prices, program, unnamed or "", reading.tier or tier)
@@ -68,7 +80,9 @@ def use_of_readings(
     return total, gaps
 
 
-def _use_of_reading(reading: Reading, prices: Prices, program: str | None, unnamed: str, tier: str) -> tuple[Use, PriceGaps]:
+def _use_of_reading(
+    reading: Reading, prices: Prices, program: str | None, unnamed: str, tier: str
+) -> tuple[Use, PriceGaps]:
     told = reading.models.values()
     gaps = PriceGaps()
     price, least = _price(reading, prices, program, unnamed, tier, gaps)
@@ -83,7 +97,10 @@ def _use_of_reading(reading: Reading, prices: Prices, program: str | None, unnam
         unpriced_tokens=gaps.unpriced.total() or None,
         unsure_cost=None if price is None else to_nanos(price - least) or None,
         # a call that failed or was broken off may be billed, and the agent does not know of it
-        partial=reading.partial or reading.broken or reading.failed is not None or reading.trouble is not None,
+        partial=reading.partial
+        or reading.broken
+        or reading.failed is not None
+        or reading.trouble is not None,
         estimated=bool(gaps.estimated),
     )
     return use, gaps
@@ -92,8 +109,8 @@ def _use_of_reading(reading: Reading, prices: Prices, program: str | None, unnam
 def _price(
     reading: Reading, prices: Prices, program: str | None, unnamed: str, tier: str, gaps: PriceGaps
 ) -> tuple[float | None, float]:
-    """Return the price of the tokens whose cost the agent has not told, and the least that it may be: whether the provider gave a
-    cheaper tier than its usual one, only its reply tells."""
+    """Return the price of the tokens whose cost the agent has not told, and the least that it may
+    be: whether the provider gave a cheaper tier than its usual one, only its reply tells."""
     # the tokens are sums over messages, and the price of a message depends on its length
     messages = max(1, reading.messages or 1)
     costs = [
@@ -102,13 +119,24 @@ def _price(
         if tokens.input or tokens.output
     ]
     known = [cost for cost in costs if cost is not None]
-    factor = factor_of(OPENAI_FACTORS, unnamed or next(iter(reading.to_price), ""), [tier]) if tier else 1.0
+    factor = (
+        factor_of(OPENAI_FACTORS, unnamed or next(iter(reading.to_price), ""), [tier])
+        if tier
+        else 1.0
+    )
     return max(1.0, factor) * sum(known) if known else None, factor * sum(known)
 
 
-def use_of_report(request: m.Report, prices: Prices, program: str | None = None) -> tuple[Use, PriceGaps]:
+def use_of_report(
+    request: m.Report, prices: Prices, program: str | None = None
+) -> tuple[Use, PriceGaps]:
     cached, written = request.cached_tokens or 0, request.cache_write_tokens or 0
-    tokens = Tokens(input=request.input_tokens or 0, output=request.output_tokens or 0, cached=cached, cache_write=written)
+    tokens = Tokens(
+        input=request.input_tokens or 0,
+        output=request.output_tokens or 0,
+        cached=cached,
+        cache_write=written,
+    )
     cost, gaps = request.cost_usd, PriceGaps()
     if cost is None and tokens.input + tokens.output:
         cost = gaps.cost(prices, request.model or "", tokens, program)
@@ -128,7 +156,9 @@ def use_of_report(request: m.Report, prices: Prices, program: str | None = None)
     return use, gaps
 
 
-def reservation_of(request: m.Reserve, prices: Prices, program: str | None = None) -> tuple[OpenReservation, PriceGaps]:
+def reservation_of(
+    request: m.Reserve, prices: Prices, program: str | None = None
+) -> tuple[OpenReservation, PriceGaps]:
     tokens, gaps = Tokens(input=request.input_tokens, output=request.max_output_tokens), PriceGaps()
     cost = gaps.cost(prices, request.model, tokens, program)
     reservation = OpenReservation(
@@ -143,7 +173,9 @@ def reservation_of(request: m.Reserve, prices: Prices, program: str | None = Non
 
 
 def report_of_settlement(reservation: OpenReservation, request: m.Settle) -> m.Report:
-    told = {name: getattr(request, name) for name in m.Settle.__struct_fields__ if name != "reservation"}
+    told = {
+        name: getattr(request, name) for name in m.Settle.__struct_fields__ if name != "reservation"
+    }
     cache = {name: told[name] or None for name in ("cached_tokens", "cache_write_tokens")}
     return m.Report(**told | cache, model=reservation.model, role=reservation.role)
 
@@ -181,13 +213,14 @@ class MeterNotices:
     _told_unloaded: bool = False
 
     def tell_silent(self) -> None:
-        """Tell that its meter has recognised nothing. That is not told if the meter was chosen by the command alone: then the agent
-        may have failed before it printed any event."""
+        """Tell that its meter has recognised nothing. That is not told if the meter was chosen by
+        the command alone: then the agent may have failed before it printed any event."""
         live = self.live
         if live.program is not None and live.spawn.meter is not None and not live.meter_silent:
             live.set_meter(silent=True)
             message = (
-                f"the meter {live.program.name} recognises nothing in what the run prints: its turns, messages, tokens and cost "
+                f"the meter {live.program.name} recognises nothing in what the run prints: its "
+                "turns, messages, tokens and cost "
                 "are NOT ENFORCEABLE. Have the agent print JSON events, or name another --meter"
             )
             self.publish(EventType.METER_SILENT, live.run.id, message)
@@ -201,12 +234,15 @@ class MeterNotices:
 
     def skipped(self, count: int) -> None:
         """So many lines of its stdout were too long."""
-        # only when the number has doubled: each message is a row of the ledger, and an agent can print such lines without end
+        # only when the number has doubled: each message is a row of the ledger, and an agent can
+        # print such lines without end
         if count and count >= 2 * self._skipped:
             self._skipped = count
             lines = counted(count, "line")
             self.publish(
-                EventType.METER_GAP, self.live.run.id, f"{lines} of more than {MAX_LINE} bytes could not be metered so far"
+                EventType.METER_GAP,
+                self.live.run.id,
+                f"{lines} of more than {MAX_LINE} bytes could not be metered so far",
             )
 
     def unpriced(self, gaps: PriceGaps) -> None:
@@ -216,15 +252,24 @@ class MeterNotices:
                 self.prices.load_soon()
             return
         program = self.live.program
-        counts = "counts when the agent tells it" if program is not None and program.tells_cost else "is not counted"
+        counts = (
+            "counts when the agent tells it"
+            if program is not None and program.tells_cost
+            else "is not counted"
+        )
         if names := self._fresh(gaps.unpriced):
-            message = f'no price is known of {names}: its cost {counts} (set [prices."MODEL"] in the config)'
+            message = (
+                f'no price is known of {names}: its cost {counts} (set [prices."MODEL"] in the '
+                "config)"
+            )
             self.publish(EventType.METER_UNPRICED, self.live.run.id, message)
         for model, like in gaps.estimated.items():
             if name := self._fresh([model]):
                 message = (
-                    f"no price is known of {name}: it is estimated to cost as much as {like}, the dearest known model of its "
-                    f'provider, until [prices."{name}"] in the config says what it costs (0 if it is free)'
+                    f"no price is known of {name}: it is estimated to cost as much as {like}, the "
+                    "dearest known model of its "
+                    f'provider, until [prices."{name}"] in the config says what it costs (0 if it '
+                    "is free)"
                 )
                 self.publish(EventType.METER_UNPRICED, self.live.run.id, message)
 
@@ -240,7 +285,10 @@ class MeterNotices:
         """Its end has waited for the price list in vain."""
         if not self._told_unloaded:
             self._told_unloaded = True
-            message = "the price list could not be loaded before the run ended: the cost of its tokens is not counted"
+            message = (
+                "the price list could not be loaded before the run ended: the cost of its tokens "
+                "is not counted"
+            )
             self.publish(EventType.METER_UNPRICED, self.live.run.id, message)
 
 
@@ -250,7 +298,9 @@ class MeterNotices:
 class MeteredRun:
     """Takes what the meters of a run read, in its stdout and in its session files."""
 
-    def __init__(self, live: Live, price_list: PriceList, *, feed: e.Feed, publish: Publish) -> None:
+    def __init__(
+        self, live: Live, price_list: PriceList, *, feed: e.Feed, publish: Publish
+    ) -> None:
         self.live = live
         self.notices = MeterNotices(live, price_list, publish)
         self.prices = price_list.current
@@ -305,29 +355,43 @@ class MeteredRun:
     def read_in_session(self, readings: Sequence[Reading]) -> None:
         """Take what its session files tell by now: a reading for each file."""
         self._session = readings
-        model, tier = most_used_model(readings), next((reading.tier for reading in readings if reading.tier), "")
+        model, tier = (
+            most_used_model(readings),
+            next((reading.tier for reading in readings if reading.tier), ""),
+        )
         if (self.live.model is None and model is not None) or tier != self._tier:
             self.live.set_model(model)
             self._tier = tier
             if any(not reading.blank for reading in self._stream):
                 self._tell("stream", self._stream)  # Codex's events do not name the model
         self._tell("session", readings)
-        self._tell_plan(max((reading.plan for reading in readings if reading.plan is not None), key=_time_of, default=None))
+        self._tell_plan(
+            max(
+                (reading.plan for reading in readings if reading.plan is not None),
+                key=_time_of,
+                default=None,
+            )
+        )
 
     def _tell_plan(self, told: PlanTold | None) -> None:
-        """Tell what Codex has written of its subscription. Its file does not say whose that is: what the gateway has heard does, or
-        the login, when its root was started."""
+        """Tell what Codex has written of its subscription. Its file does not say whose that is:
+        what the gateway has heard does, or the login, when its root was started."""
         if told is None or told == self._plan:
             return
         self._plan = told
         run = self.live.run
-        login = run.root.asked.logins.get("openai") or digest(f"Codex's login of user {run.birth.uid}")
+        login = run.root.asked.logins.get("openai") or digest(
+            f"Codex's login of user {run.birth.uid}"
+        )
         known = run.subscriptions.get("openai", "").partition("/")[2] or None
         # what an agent writes with a date in the future would hide what is heard next
-        time = datetime.fromtimestamp(min(max(told.time, 0.0), wall_clock().timestamp()), UTC).astimezone()
+        time = datetime.fromtimestamp(
+            min(max(told.time, 0.0), wall_clock().timestamp()), UTC
+        ).astimezone()
         seen = m.SeePlan(
-            id=0, run=run.id, provider="openai", time=time.timestamp(), login="" if known else login, organization=known,
-            plan_type=told.plan_type, windows=list(told.windows),
+            id=0, run=run.id, provider="openai", time=time.timestamp(),
+            login="" if known else login, organization=known, plan_type=told.plan_type,
+            windows=list(told.windows),
         )  # fmt: skip
         self._feed(e.PlanSeen(trio.current_time(), time, seen))
 
@@ -348,14 +412,27 @@ class MeteredRun:
     def _tell(self, source: Source, readings: Sequence[Reading]) -> None:
         run = self.live.run
         use, gaps = self._use(readings)
-        if self.live.session_files is not None and not self.live.run.account.sources.get("session", NOTHING).tokens:
+        if (
+            self.live.session_files is not None
+            and not self.live.run.account.sources.get("session", NOTHING).tokens
+        ):
             gaps.unpriced.pop("", None)  # the session file will name the model
         self.notices.unpriced(gaps)
         known = run.account.sources.get(source, NOTHING)
-        if use.unpriced_tokens and not self._price_list.ready and (use.cost or 0) < (known.cost or 0):
-            # an earlier daemon had prices: keep the cost that it counted while this daemon loads them
+        if (
+            use.unpriced_tokens
+            and not self._price_list.ready
+            and (use.cost or 0) < (known.cost or 0)
+        ):
+            # an earlier daemon had prices: keep the cost that it counted while this daemon loads
+            # them
             more = use.unpriced_tokens - (known.tokens or 0) + (known.unpriced_tokens or 0)
-            use = replace(use, cost=known.cost, cost_from=known.cost_from, unpriced_tokens=max(0, more) or None)
+            use = replace(
+                use,
+                cost=known.cost,
+                cost_from=known.cost_from,
+                unpriced_tokens=max(0, more) or None,
+            )
         self._feed(e.UseSeen(trio.current_time(), run.id, source, use))
 
     def _use(self, readings: Sequence[Reading]) -> tuple[Use, PriceGaps]:

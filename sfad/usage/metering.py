@@ -29,7 +29,14 @@ from ..protocol.known import NO_METER
 from ..protocol.types import LimitKind, RunId, Tokens
 from ..runs.live import Live, bounds_of
 from ..storage.output.files import OutputFiles
-from .metered_run import MeteredRun, PriceGaps, Publish, report_of_settlement, reservation_of, use_of_report
+from .metered_run import (
+    MeteredRun,
+    PriceGaps,
+    Publish,
+    report_of_settlement,
+    reservation_of,
+    use_of_report,
+)
 from .pricing import PriceList, Prices
 from .sampling import KernelLevels
 from .sessions import Session, Sessions
@@ -68,7 +75,14 @@ class UsePricing:
 
         def cost(tokens: int) -> float | None:
             written = tokens if request.caches else 0
-            return prices.cost(model, Tokens(input=tokens, cache_write=written, long_write=written if request.long_cache else 0))
+            return prices.cost(
+                model,
+                Tokens(
+                    input=tokens,
+                    cache_write=written,
+                    long_write=written if request.long_cache else 0,
+                ),
+            )
 
         likely, dearest = cost(size), cost(most)
         million = prices.cost(model, Tokens(output=1_000_000), request_input=most)
@@ -78,10 +92,16 @@ class UsePricing:
         if estimated and request.run in self.runs:
             self.runs[request.run].notices.unpriced(PriceGaps(estimated={request.model: model}))
         more = request.factor * max(0.0, dearest - likely) + request.fees_usd
-        return CallPrice(to_nanos(request.factor * likely), ceil(request.factor * million * 1000), to_nanos(more), estimated)
+        return CallPrice(
+            to_nanos(request.factor * likely),
+            ceil(request.factor * million * 1000),
+            to_nanos(more),
+            estimated,
+        )
 
     def use_of_call(self, request: m.EndCall, reservation: OpenReservation) -> Use:
-        """Return what a call has used; what was reserved for it where its reply could not be read."""
+        """Return what a call has used; what was reserved for it where its reply could not be
+        read."""
         if request.run in self.runs:
             self.runs[request.run].live.set_model(request.model)
         if request.tokens is None:
@@ -101,14 +121,19 @@ class UsePricing:
             cost_from=None if cost is None else "prices",
             unpriced_tokens=tokens.input + tokens.output if cost is None else None,
             unsure_tokens=max(0, tokens.input + tokens.output - sure.input - sure.output) or None,
-            unsure_cost=max(0, to_nanos(cost) - to_nanos(sure_cost or 0.0)) or None if cost is not None else None,
+            unsure_cost=max(0, to_nanos(cost) - to_nanos(sure_cost or 0.0)) or None
+            if cost is not None
+            else None,
             partial=request.partial,
             estimated=model != request.model,
         )
 
-    def when_known(self, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]) -> None:
-        """Call `then` when the price of a model is known, or known to be unknown: now, unless the price list must be loaded first.
-        Call `unsure` with the reason if it cannot be loaded now."""
+    def when_known(
+        self, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]
+    ) -> None:
+        """Call `then` when the price of a model is known, or known to be unknown: now, unless the
+        price list must be loaded first. Call `unsure` with the reason if it cannot be loaded
+        now."""
         self.price_list.when_known(self._prices(run), model, then, unsure)
 
     def _prices(self, run: RunId) -> Prices:
@@ -120,20 +145,28 @@ class UsePricing:
 
 def _cost_of_call(request: m.EndCall, model: str, tokens: Tokens, prices: Prices) -> float | None:
     cost = prices.cost(model, replace(tokens, long_write=request.long_cached))
-    others = [prices.cost(prices.charged_as(other, request.api), used) for other, used in request.others.items()]
-    return None if cost is None else request.factor * cost + request.fees_usd + sum(each or 0.0 for each in others)
+    others = [
+        prices.cost(prices.charged_as(other, request.api), used)
+        for other, used in request.others.items()
+    ]
+    return (
+        None
+        if cost is None
+        else request.factor * cost + request.fees_usd + sum(each or 0.0 for each in others)
+    )
 
 
 # ---- The interface of the package: what the loop calls in the life of a run and of the daemon
 
 ENDED_SECONDS = 2.0
-"""Seconds of reading what runs wrote that ended while no daemon was running, for all of them together, before a daemon serves: 20
-MB of the densest lines."""
+"""Seconds of reading what runs wrote that ended while no daemon was running, for all of them
+together, before a daemon serves: 20 MB of the densest lines."""
 
 
 class Metering:
-    """Has the output, session files, processes and memory of runs followed. `publish` is for events that only inform,
-    `milestone` for the newest one of a run. What is told of an earlier daemon's runs is kept for `read_ended`."""
+    """Has the output, session files, processes and memory of runs followed. `publish` is for events
+    that only inform, `milestone` for the newest one of a run. What is told of an earlier daemon's
+    runs is kept for `read_ended`."""
 
     def __init__(
         self,
@@ -156,8 +189,15 @@ class Metering:
         self._launcher = launcher
         self._runs: dict[RunId, MeteredRun] = {}
         self._prices = PriceList(prices, loaded=self._price_again, trouble=trouble)
-        self._tail = Tail(output, seen=self._read_in_stream, lost=partial(publish, EventType.METER_GAP), trouble=trouble)
-        self._sessions = Sessions(seen=self._read_in_session, lost=self._session_lost, trouble=trouble)
+        self._tail = Tail(
+            output,
+            seen=self._read_in_stream,
+            lost=partial(publish, EventType.METER_GAP),
+            trouble=trouble,
+        )
+        self._sessions = Sessions(
+            seen=self._read_in_session, lost=self._session_lost, trouble=trouble
+        )
         self._levels = KernelLevels(launcher, self._tell, nearing=nearing)
         self._silence = silence
         self.use_pricing = UsePricing(self._runs, self._prices)
@@ -178,7 +218,8 @@ class Metering:
         self._tail.close()
 
     def reconfigure(self, prices: Mapping[str, Price], nearing: float) -> None:
-        """Use other prices for the runs that begin from now on, and another share of limits for all."""
+        """Use other prices for the runs that begin from now on, and another share of limits for
+        all."""
         self._prices.reconfigure(prices)
         self._levels.sampler.set_nearing(nearing)
         self._silence.nearing = nearing
@@ -193,7 +234,8 @@ class Metering:
         self._find_session(live)
 
     def adopt(self, live: Live, position: bytes | None) -> None:
-        """Continue with a run that an earlier daemon launched; `position` is what its `position` returned."""
+        """Continue with a run that an earlier daemon launched; `position` is what its `position`
+        returned."""
         readings = self._begin(live, position)
         self._find_session(live)
         for reading in readings[-1:]:
@@ -201,8 +243,13 @@ class Metering:
         self._tail.look(live.run.id)
 
     def follow_agent(self, live: Live, process: AgentProcess) -> None:
-        """Read also what the session file of an agent program says that a run has started itself."""
-        session = _session_of(process, live.uid) if live.spawn.meter != NO_METER and live.run.id in self._runs else None
+        """Read also what the session file of an agent program says that a run has started
+        itself."""
+        session = (
+            _session_of(process, live.uid)
+            if live.spawn.meter != NO_METER and live.run.id in self._runs
+            else None
+        )
         if session is not None:
             session.guesses = not live.gated
             self._sessions.add(live.run.id, session)
@@ -220,8 +267,8 @@ class Metering:
             self._launcher.bound(run.id, bounds_of(run))
 
     def catch_up(self, run: Run, signal: int | None = None) -> None:
-        """Read what is left to be read of a run and its descendants before the core decides about the end of the run or attempt.
-        `signal` ended its main process."""
+        """Read what is left to be read of a run and its descendants before the core decides about
+        the end of the run or attempt. `signal` ended its main process."""
         subtree = [each.id for each in run.subtree()]
         for each in subtree:
             self._tail.read_milestones(each)
@@ -236,7 +283,8 @@ class Metering:
             self._levels.killed(run)
 
     def last_line(self, run: RunId) -> str | None:
-        """Return the last line that the run's attempt has written on stderr, without secrets, if its output is kept."""
+        """Return the last line that the run's attempt has written on stderr, without secrets, if
+        its output is kept."""
         return self._tail.last_line(run)
 
     def may_wait(self, run: Run) -> bool:
@@ -244,15 +292,17 @@ class Metering:
         return loads or run.id in self._sessions
 
     async def learn_use(self, run: Run, *, succeeded: bool) -> None:
-        """Wait for what the core must know before it decides about the end of a run: what its session files say, and the prices of
-        its tokens. `succeeded`: its main process exited with 0."""
+        """Wait for what the core must know before it decides about the end of a run: what its
+        session files say, and the prices of its tokens. `succeeded`: its main process exited with
+        0."""
         await self._sessions.catch_up(run.id, succeeded=succeeded)
         if not self._prices.ready and self.may_wait(run):
             await self._prices.load_for_an_end()
 
     async def read_ended(self, runs: Sequence[Run]) -> tuple[e.Event, ...]:
-        """Read all that runs, which ended while no daemon was running, and their agents have written. Return what the core must
-        know before it decides about them. Call this once, before the core knows any run."""
+        """Read all that runs, which ended while no daemon was running, and their agents have
+        written. Return what the core must know before it decides about them. Call this once, before
+        the core knows any run."""
         ended = [run.id for run in runs if self._has_meter(run.id)]
         for run in ended:
             self._tail.drain((run,), seconds=ENDED_SECONDS)
@@ -275,17 +325,29 @@ class Metering:
         return self._sessions.waiting
 
     def look_after(self) -> None:
-        """Create the directory of all output again if another process has removed or replaced it."""
+        """Create the directory of all output again if another process has removed or replaced
+        it."""
         self._tail.look_after()
 
-    def _begin(self, live: Live, position: bytes | None = None, *, fresh: bool = False) -> tuple[Reading, ...]:
+    def _begin(
+        self, live: Live, position: bytes | None = None, *, fresh: bool = False
+    ) -> tuple[Reading, ...]:
         run, program = live.run, live.program
-        metered = self._runs[run.id] = MeteredRun(live, self._prices, feed=self._tell, publish=self._publish)
+        metered = self._runs[run.id] = MeteredRun(
+            live, self._prices, feed=self._tell, publish=self._publish
+        )
         readings: tuple[Reading, ...] = ()
         if live.kept:
             argv = run.asked.argv
-            meter = (lambda saved: program.meter(argv, saved, resumed=_resumes(run))) if program is not None else None
-            readings = self._tail.follow(run.id, limit=_output_limit(run), meter=meter, saved=position) or ()
+            meter = (
+                (lambda saved: program.meter(argv, saved, resumed=_resumes(run)))
+                if program is not None
+                else None
+            )
+            readings = (
+                self._tail.follow(run.id, limit=_output_limit(run), meter=meter, saved=position)
+                or ()
+            )
             metered.resume(readings)
             self._tail.tell_milestones(run.id, run.name, partial(self._reached, live))
         self._levels.watch(run, fresh=fresh)
@@ -299,15 +361,33 @@ class Metering:
         began = live.attempted_at or live.started_at or live.created_at
         session = None
         if files is not None:
-            given = session_of(first, run.attempt) if first is not None else files.session_id(run.asked.argv)
+            given = (
+                session_of(first, run.attempt)
+                if first is not None
+                else files.session_id(run.asked.argv)
+            )
             given = run.agent_session if _resumes(run) else given
             env = dict(os.fsdecode(item).split("=", 1) for item in live.session_variables)
-            session = Session(files, run.asked.argv, env, run.asked.cwd, run.birth.uid, began, given, guesses=not live.gated)
+            session = Session(
+                files,
+                run.asked.argv,
+                env,
+                run.asked.cwd,
+                run.birth.uid,
+                began,
+                given,
+                guesses=not live.gated,
+            )
         elif live.spawn.resume_argv and not _resumes(run):
-            # where an agent of the config keeps its sessions is not known: one is taken to be there from its start
+            # where an agent of the config keeps its sessions is not known: one is taken to be there
+            # from its start
             continues = live.spawn.continues
             given = (
-                session_of(first, run.attempt) if first is not None else continues.agent_session if continues is not None else None
+                session_of(first, run.attempt)
+                if first is not None
+                else continues.agent_session
+                if continues is not None
+                else None
             )
             if given is not None:
                 self._session_saved(run, given)
@@ -361,18 +441,31 @@ def _resumes(run: Run) -> bool:
 
 
 def _session_of(process: AgentProcess, uid: int) -> Session | None:
-    """Return the session of an agent program, as /proc shows it; `None` if the program keeps none or has ended."""
+    """Return the session of an agent program, as /proc shows it; `None` if the program keeps none
+    or has ended."""
     program = named(process.program)
     files = program.session_files if program is not None else None
     if files is None:
         return None
-    argv, values = kernel.command(process.pid), {name: kernel.variable(process.pid, name.encode()) for name in SESSION_VARIABLES}
+    argv, values = (
+        kernel.command(process.pid),
+        {name: kernel.variable(process.pid, name.encode()) for name in SESSION_VARIABLES},
+    )
     cwd = observed.ask(lambda: psutil.Process(process.pid).cwd(), None)
     began = wall_clock() - timedelta(seconds=kernel.age(process.started))
     if not cwd or not kernel.is_alive(process.pid, process.started):
         return None
     env = {name: os.fsdecode(value) for name, value in values.items() if value is not None}
-    return Session(files, argv, env, cwd, uid, began, files.session_id(argv), process=(process.pid, process.started))
+    return Session(
+        files,
+        argv,
+        env,
+        cwd,
+        uid,
+        began,
+        files.session_id(argv),
+        process=(process.pid, process.started),
+    )
 
 
 def _output_limit(run: Run) -> int | None:
@@ -381,7 +474,8 @@ def _output_limit(run: Run) -> int | None:
 
 
 def program_of(meter: str | None, argv: Sequence[str], *, kept: bool) -> AgentProgram | None:
-    """Return the program whose stream the run's stdout is, if any. Raises `ValueError` for an unknown meter."""
+    """Return the program whose stream the run's stdout is, if any. Raises `ValueError` for an
+    unknown meter."""
     if meter in UNREAD or (meter is None and not kept):
         return None
     if meter is None:

@@ -1,9 +1,10 @@
 """What tokens cost, from the config's `[prices]` and the library genai-prices.
 
-Only this module imports the library, and only when it is needed: `PriceLibrary.load` imports it in a worker thread, because that
-takes some 200 ms and 30 MiB. Its data and its matching of names are used, both offline; its updater of prices (`UpdatePrices`) is
-never started. The arithmetic is here, because the library's takes 50 to 140 µs for each usage update (a test compares both for
-each model), and so is the cache, because the library's caches have no bound.
+Only this module imports the library, and only when it is needed: `PriceLibrary.load` imports it in
+a worker thread, because that takes some 200 ms and 30 MiB. Its data and its matching of names are
+used, both offline; its updater of prices (`UpdatePrices`) is never started. The arithmetic is here,
+because the library's takes 50 to 140 µs for each usage update (a test compares both for each
+model), and so is the cache, because the library's caches have no bound.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ if TYPE_CHECKING:
 
 
 MATCHES_KEPT = 256
-"""Names whose price is remembered, including unknown names. A daemon sees a dozen; an agent can invent any number."""
+"""Names whose price is remembered, including unknown names. A daemon sees a dozen; an agent can
+invent any number."""
 
-_LOCAL = frozenset({"llamacpp", "lm_studio", "lmstudio", "local", "localhost", "ollama", "ollama_chat", "vllm"})
-"""Providers that run on the user's own machine, so that the prices of other providers of the model say nothing."""
+_LOCAL = frozenset(
+    {"llamacpp", "lm_studio", "lmstudio", "local", "localhost", "ollama", "ollama_chat", "vllm"}
+)
+"""Providers that run on the user's own machine, so that the prices of other providers of the model
+say nothing."""
 
 _MAKERS = {
     "claude": "anthropic",
@@ -47,14 +52,15 @@ LONG_CACHE = 2.0
 (https://platform.claude.com/docs/en/build-with-claude/prompt-caching, "Pricing")."""
 
 _INPUT_SHARE, _LONG_REQUEST = 10, 1_000_000
-"""Tokens of input for a token of output, and of the input of one request, by which models are compared. Agents read more than they
-write, and a model that speaks is dear only by its output."""
+"""Tokens of input for a token of output, and of the input of one request, by which models are
+compared. Agents read more than they write, and a model that speaks is dear only by its output."""
 
 _PAST = {"openai": re.compile(r"o1(-.*)?|gpt-[34]([.-].*)?")}
-"""Models that a provider has replaced long ago, by its id, because the library marks few of them as deprecated. o1-pro costs ten
-times as much as the dearest that agents call now."""
+"""Models that a provider has replaced long ago, by its id, because the library marks few of them as
+deprecated. o1-pro costs ten times as much as the dearest that agents call now."""
 _PRO = re.compile(r"(^|.*-)pro(-.*)?")
-"""OpenAI has each of its dearest models under such a name only, so they say nothing of other names."""
+"""OpenAI has each of its dearest models under such a name only, so they say nothing of other
+names."""
 
 _BEDROCK = re.compile(r"(?:[a-z-]+\.)?[a-z0-9]+\.[a-z]")
 """`anthropic.claude-…`, `us.anthropic.claude-…`: Amazon's names of other makers' models."""
@@ -75,11 +81,11 @@ class PriceLibrary:
         self.failure = why
 
     async def load(self) -> str | None:
-        """Import the library, once, in a worker thread; callers that come meanwhile wait for the same import. Return why that
-        failed.
+        """Import the library, once, in a worker thread; callers that come meanwhile wait for the
+        same import. Return why that failed.
 
-        If the machine is short of something for a moment (descriptors, threads, memory), the next call tries again; if the library
-        is not installed, it does not."""
+        If the machine is short of something for a moment (descriptors, threads, memory), the next
+        call tries again; if the library is not installed, it does not."""
         async with self._lock:
             now = None if self.ready else await self._import()
         return now or (self.failure if self.providers is None else None)
@@ -87,32 +93,43 @@ class PriceLibrary:
     async def _import(self) -> str | None:
         try:
             self.providers = await trio.to_thread.run_sync(_import_library)
-        except (OSError, MemoryError, RuntimeError) as error:  # RuntimeError: can't start new thread
+        except (
+            OSError,
+            MemoryError,
+            RuntimeError,
+        ) as error:  # RuntimeError: can't start new thread
             return f"the library genai-prices cannot be imported now: {error}"
         except ImportError as error:
             if isinstance(error.__cause__ or error.__context__, OSError):
                 return f"the library genai-prices cannot be imported now: {error}"
             self.failure = f"the library genai-prices cannot be imported: {error}"
         except Exception as error:  # noqa: BLE001 — its import may raise anything, which is reported
-            self.failure = f"the library genai-prices cannot be imported: {type(error).__name__}: {error}"
+            self.failure = (
+                f"the library genai-prices cannot be imported: {type(error).__name__}: {error}"
+            )
         return None
 
 
 class Prices:
-    """Prices of models: `own`, by model name, before the library's. Immutable, so that a run keeps those with which it began."""
+    """Prices of models: `own`, by model name, before the library's. Immutable, so that a run keeps
+    those with which it began."""
 
-    def __init__(self, own: Mapping[str, Price] | None = None, library: PriceLibrary | None = None) -> None:
+    def __init__(
+        self, own: Mapping[str, Price] | None = None, library: PriceLibrary | None = None
+    ) -> None:
         self.library = library or PriceLibrary()
         self._own = dict(own or {})
         self._match = lru_cache(MATCHES_KEPT)(self._search)
         self._stand_in = lru_cache(MATCHES_KEPT)(self._search_dearest)
 
     def cost(self, model: str, tokens: Tokens, *, request_input: int | None = None) -> float | None:
-        """Return USD for `tokens` of a model, or `None` if its price is not known: its name is unknown, or the library is not
-        loaded. Never raises. Fees for requests and searches are not included.
+        """Return USD for `tokens` of a model, or `None` if its price is not known: its name is
+        unknown, or the library is not loaded. Never raises. Fees for requests and searches are not
+        included.
 
-        All tokens of some models cost more if the request has much input (mostly above 200 000 tokens). So `tokens` are those of
-        one request; for a sum over several requests, `request_input` is the input of one of them."""
+        All tokens of some models cost more if the request has much input (mostly above 200 000
+        tokens). So `tokens` are those of one request; for a sum over several requests,
+        `request_input` is the input of one of them."""
         if len(model) > NAME_MAX or not model.isprintable():
             return None
         found = self._match(model, self.library.providers)
@@ -124,19 +141,25 @@ class Prices:
             return None
 
     def charged_as(self, model: str, hint: str | None = None) -> str:
-        """Return the name at whose price a model counts: its own; without a price, the dearest known model of its provider. `hint`
-        tells the provider of a name that does not: an agent program, or an API of the gateway.
+        """Return the name at whose price a model counts: its own; without a price, the dearest
+        known model of its provider. `hint` tells the provider of a name that does not: an agent
+        program, or an API of the gateway.
 
-        Without the library, for a local model and for no name that is its own name, which has no price."""
+        Without the library, for a local model and for no name that is its own name, which has no
+        price."""
         if not model or self.library.providers is None or self.cost(model, Tokens()) is not None:
             return model
         return self._stand_in(model[:NAME_MAX], hint, self.library.providers) or model
 
     def _search_dearest(self, model: str, hint: str | None, providers: _Providers) -> str | None:
         try:
-            return providers.dearest([name.lower() for name in _spellings(model)], _MAKERS.get(hint or ""))
+            return providers.dearest(
+                [name.lower() for name in _spellings(model)], _MAKERS.get(hint or "")
+            )
         except Exception as error:  # noqa: BLE001 — as in `_search`
-            self.library.failed(f"the library genai-prices failed on {model!r}: {type(error).__name__}: {error}")
+            self.library.failed(
+                f"the library genai-prices failed on {model!r}: {type(error).__name__}: {error}"
+            )
             return None
 
     def _search(self, model: str, providers: _Providers | None) -> _Priced | None:
@@ -147,7 +170,9 @@ class Prices:
         try:
             return None if providers is None else providers.find([name.lower() for name in names])
         except Exception as error:  # noqa: BLE001 — a fault of the library must not reach the event loop
-            self.library.failed(f"the library genai-prices failed on {model!r}: {type(error).__name__}: {error}")
+            self.library.failed(
+                f"the library genai-prices failed on {model!r}: {type(error).__name__}: {error}"
+            )
             return None
 
 
@@ -206,8 +231,8 @@ def _total(tokens: Tokens, rates: _Rates) -> float | None:
 
 
 def _spellings(model: str) -> Iterator[str]:
-    """Yield the names to look up, the most exact first: as it is, without the provider in front, the last part of a path; each also
-    without the brackets that Claude Code appends (`[1m]`)."""
+    """Yield the names to look up, the most exact first: as it is, without the provider in front,
+    the last part of a path; each also without the brackets that Claude Code appends (`[1m]`)."""
     for name in (model, model.partition("/")[2], model.rpartition("/")[2]):
         if name:
             yield name
@@ -218,13 +243,16 @@ def _spellings(model: str) -> Iterator[str]:
 class _Providers:
     """The library's providers. Created in the worker thread, read in the event loop."""
 
-    def __init__(self, providers: list[Provider], by_id: Callable[[list[Provider], str], Provider | None]) -> None:
+    def __init__(
+        self, providers: list[Provider], by_id: Callable[[list[Provider], str], Provider | None]
+    ) -> None:
         self._providers = providers
         self._by_id = by_id
         self._bedrock = by_id(providers, "aws")
 
     def find(self, names: list[str]) -> _Priced | None:
-        """Return the price of the first of these spellings, in lower case, that a provider knows."""
+        """Return the price of the first of these spellings, in lower case, that a provider
+        knows."""
         if names and names[0].partition("/")[0] in _LOCAL:
             return None
         for name in names:
@@ -234,20 +262,33 @@ class _Providers:
         return None
 
     def dearest(self, names: list[str], maker: str | None) -> str | None:
-        """Return the dearest model, with its provider in front: of the provider that these spellings tell, else of `maker`, else of
-        the makers of the known programs. `None` for a local model."""
+        """Return the dearest model, with its provider in front: of the provider that these
+        spellings tell, else of `maker`, else of the makers of the known programs. `None` for a
+        local model."""
         if names and names[0].partition("/")[0] in _LOCAL:
             return None
         told = next((provider for name in names for provider, _ in self._candidates(name)), None)
         given = self._by_id(self._providers, maker) if maker is not None else None
-        makers = [told or given] if told or given else [self._by_id(self._providers, each) for each in set(_MAKERS.values())]
+        makers = (
+            [told or given]
+            if told or given
+            else [self._by_id(self._providers, each) for each in set(_MAKERS.values())]
+        )
         pro = any(_PRO.fullmatch(name) for name in names)
-        rates = ((_own_rates(provider, pro=pro), provider.id) for provider in makers if provider is not None)
-        found = max(((rate, name, maker) for of_one, maker in rates for name, rate in of_one.items()), default=None)
+        rates = (
+            (_own_rates(provider, pro=pro), provider.id)
+            for provider in makers
+            if provider is not None
+        )
+        found = max(
+            ((rate, name, maker) for of_one, maker in rates for name, rate in of_one.items()),
+            default=None,
+        )
         return None if found is None else f"{found[2]}/{found[1]}"
 
     def _candidates(self, name: str) -> Iterator[tuple[Provider, str]]:
-        """Yield providers that may sell the model, and their name for it: the one named in front, its maker, Amazon."""
+        """Yield providers that may sell the model, and their name for it: the one named in front,
+        its maker, Amazon."""
         head, slash, rest = name.partition("/")
         if slash and rest and (named := self._by_id(self._providers, head)) is not None:
             yield named, rest
@@ -260,12 +301,21 @@ class _Providers:
 
 
 def _own_rates(provider: Provider, *, pro: bool) -> dict[str, float]:
-    """Return what a provider's models cost, to compare them: of those that it makes itself if it makes any, and still sells. `pro`:
-    see `_PRO`."""
-    made = [model for model in provider.models if provider.model_match is not None and provider.model_match.is_match(model.id)]
+    """Return what a provider's models cost, to compare them: of those that it makes itself if it
+    makes any, and still sells. `pro`: see `_PRO`."""
+    made = [
+        model
+        for model in provider.models
+        if provider.model_match is not None and provider.model_match.is_match(model.id)
+    ]
     current = [model for model in made or provider.models if not _is_past(provider, model, pro=pro)]
-    listed = {model.id: _listed(model)(_LONG_REQUEST) for model in current or made or provider.models}
-    return {name: _INPUT_SHARE * (rates.input or 0.0) + (rates.output or 0.0) for name, rates in listed.items()}
+    listed = {
+        model.id: _listed(model)(_LONG_REQUEST) for model in current or made or provider.models
+    }
+    return {
+        name: _INPUT_SHARE * (rates.input or 0.0) + (rates.output or 0.0)
+        for name, rates in listed.items()
+    }
 
 
 def _is_past(provider: Provider, model: ModelInfo, *, pro: bool) -> bool:
@@ -286,23 +336,34 @@ def _import_library() -> _Providers:
 
 
 LOAD_AGAIN, LOAD_AGAIN_MAX = 1.0, 60.0
-"""Seconds between two tries to import the price list while the machine is short of something: doubled each time."""
+"""Seconds between two tries to import the price list while the machine is short of something:
+doubled each time."""
 
 PRICES_WAIT = 10.0
-"""Seconds that the end of a run waits at most for the price list, which takes 0.2 s to load on an idle machine."""
+"""Seconds that the end of a run waits at most for the price list, which takes 0.2 s to load on an
+idle machine."""
 
 
 class PriceList:
-    """`loaded()` is called when more prices may be known; `trouble(message)` when the library cannot be loaded."""
+    """`loaded()` is called when more prices may be known; `trouble(message)` when the library
+    cannot be loaded."""
 
-    def __init__(self, own: Mapping[str, Price], *, loaded: Callable[[], None], trouble: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        own: Mapping[str, Price],
+        *,
+        loaded: Callable[[], None],
+        trouble: Callable[[str], None],
+    ) -> None:
         self._loaded = loaded
         self._trouble = trouble
         self._library = PriceLibrary()
         self.current = Prices(own, self._library)
         """The prices of runs that begin now. A run keeps those with which it began."""
         self._loading = False
-        self._to_start, self._started = trio.open_memory_channel[Callable[[], Awaitable[None]]](math.inf)
+        self._to_start, self._started = trio.open_memory_channel[Callable[[], Awaitable[None]]](
+            math.inf
+        )
 
     @property
     def ready(self) -> bool:
@@ -324,14 +385,22 @@ class PriceList:
             self._to_start.send_nowait(self._load)
 
     async def load_for_an_end(self) -> None:
-        """Try to load the library, for at most `PRICES_WAIT`. The end of a run does not wait longer."""
+        """Try to load the library, for at most `PRICES_WAIT`. The end of a run does not wait
+        longer."""
         with trio.move_on_after(PRICES_WAIT):
             await self._try()
         self._loaded()
 
-    def when_known(self, prices: Prices, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]) -> None:
-        """Call `then` when the price of a model is known, or known to be unknown: now, unless the library must be loaded first.
-        Call `unsure` with the reason if the library cannot be loaded now."""
+    def when_known(
+        self,
+        prices: Prices,
+        model: str | None,
+        then: Callable[[], None],
+        unsure: Callable[[str], None],
+    ) -> None:
+        """Call `then` when the price of a model is known, or known to be unknown: now, unless the
+        library must be loaded first. Call `unsure` with the reason if the library cannot be loaded
+        now."""
 
         async def wait() -> None:
             failure = await self._try()

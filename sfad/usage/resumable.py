@@ -1,4 +1,5 @@
-"""Finds out, in a thread, whether the session of an ended run is where its program can continue it."""
+"""Finds out, in a thread, whether the session of an ended run is where its program can continue
+it."""
 
 import os
 import re
@@ -18,9 +19,11 @@ from ..protocol.known import KNOWN_PROGRAMS
 from .sessions import OWNER_WITHIN, FileSearch
 
 LAST_LINE = 4 << 20
-"""Bytes at the end of a session file in which its last line must begin. Agents write the outputs of tools in one line."""
+"""Bytes at the end of a session file in which its last line must begin. Agents write the outputs of
+tools in one line."""
 MOST_DATABASE = 1 << 30
-"""Bytes of a database that are copied: to read it where it is could leave files beside it that its program cannot write to."""
+"""Bytes of a database that are copied: to read it where it is could leave files beside it that its
+program cannot write to."""
 
 
 QUERY_SECONDS = 5.0
@@ -61,60 +64,96 @@ class WantedAgentSession:
     def _title(self) -> str:
         return KNOWN_PROGRAMS[self.program.name].title
 
-    def _check_files(self, files: SessionFiles, places: list[SessionPlace], session: str, project: str, cwd: str) -> None:
+    def _check_files(
+        self, files: SessionFiles, places: list[SessionPlace], session: str, project: str, cwd: str
+    ) -> None:
         for path, descriptor in FileSearch(self.uid, 0.0).found(places):
             if not files.is_main(path, session):
                 continue
             size = os.fstat(descriptor).st_size
             head = files.head(os.pread(descriptor, OWNER_WITHIN, 0))
             if head is None and re.search(re.escape(session[:8]), path):
-                raise NotResumable(f"its session file {path} is cut: its beginning does not say whose it is ({size} bytes)")
+                raise NotResumable(
+                    f"its session file {path} is cut: its beginning does not say whose it is "
+                    f"({size} bytes)"
+                )
             if head is None or head.session != session:
                 continue
             if head.project != project:
                 where = head.project if head.project.startswith("/") else "another directory"
-                raise NotResumable(f"its session file {path} is of {where}, and the run was in {cwd}")
+                raise NotResumable(
+                    f"its session file {path} is of {where}, and the run was in {cwd}"
+                )
             if not _is_whole(descriptor, size):
-                raise NotResumable(f"its session file {path} is cut: the last line is incomplete; remove that line to continue")
+                raise NotResumable(
+                    f"its session file {path} is cut: the last line is incomplete; remove that "
+                    "line to continue"
+                )
             return
-        looked = f"{places[0].root}/{'/'.join(name for name in places[0].names if isinstance(name, str))}".rstrip("/")
+        looked = f"{places[0].root}/{'/'.join(name for name in places[0].names if isinstance(name, str))}".rstrip(
+            "/"
+        )
         raise NotResumable(
-            f"its session file is not there: no session {session} in {looked}. It was deleted, or {files.variable} or HOME is not "
+            f"its session file is not there: no session {session} in {looked}. It was deleted, or "
+            f"{files.variable} or HOME is not "
             "what it was for the run"
         )
 
     def _in_database(self, query: SessionQuery, cwd: str) -> str:
         with tempfile.TemporaryDirectory(prefix="sfad-session-") as copies:
             if not self._copied(query.path, copies):
-                raise NotResumable(f"{self._title} has no sessions in {query.path}, where HOME and XDG_DATA_HOME say that they are")
+                raise NotResumable(
+                    f"{self._title} has no sessions in {query.path}, where HOME and "
+                    "XDG_DATA_HOME "
+                    "say that they are"
+                )
             try:
                 with closing(sqlite3.connect(f"{copies}/copy")) as connection:
-                    until = time.monotonic() + QUERY_SECONDS  # the file is the user's: it may hold a view that never ends
+                    # the file is the user's: it may hold a view that never ends
+                    until = time.monotonic() + QUERY_SECONDS
                     connection.set_progress_handler(lambda: time.monotonic() > until, 10_000)
                     rows = connection.execute(query.sql).fetchall()
             except sqlite3.Error as error:
-                raise NotResumable(f"the sessions of {self._title} in {query.path} cannot be read: {error}") from None
+                raise NotResumable(
+                    f"the sessions of {self._title} in {query.path} cannot be read: {error}"
+                ) from None
         if self.session is not None:
             directory = next((place for found, place, _ in rows if found == self.session), None)
             if directory is None:
-                raise NotResumable(f"its session is not there: {query.path} has no session {self.session}")
+                raise NotResumable(
+                    f"its session is not there: {query.path} has no session {self.session}"
+                )
             if directory != cwd:
-                raise NotResumable(f"its session {self.session} is of {directory}, and the run was in {cwd}")
+                raise NotResumable(
+                    f"its session {self.session} is of {directory}, and the run was in {cwd}"
+                )
             return self.session
         first, last = self.began.timestamp() * 1000, self.ended.timestamp() * 1000
-        own = [str(found) for found, place, began in rows if place == cwd and first <= began <= last]
+        own = [
+            str(found) for found, place, began in rows if place == cwd and first <= began <= last
+        ]
         if len(own) == 1:
             return own[0]
         known = "no session" if not own else f"{len(own)} sessions"
-        raise NotResumable(f"{known} of {self._title} began in {cwd} while it ran, so it is not known which is its own")
+        raise NotResumable(
+            f"{known} of {self._title} began in {cwd} while it ran, so it is not known which "
+            "is "
+            "its own"
+        )
 
     def _copied(self, path: str, directory: str) -> bool:
         """Copy a database with its log. Return whether it is there, and the user's."""
         root, name = os.path.split(path)
         for suffix in ("", "-wal"):
-            for _, descriptor in FileSearch(self.uid, 0.0).found([SessionPlace(root, (f"{name}{suffix}",))]):
+            for _, descriptor in FileSearch(self.uid, 0.0).found(
+                [SessionPlace(root, (f"{name}{suffix}",))]
+            ):
                 if os.fstat(descriptor).st_size > MOST_DATABASE:
-                    raise NotResumable(f"{path} has more than {MOST_DATABASE >> 20} MiB, so its sessions are not looked for")
+                    raise NotResumable(
+                        f"{path} has more than {MOST_DATABASE >> 20} MiB, so its sessions are "
+                        "not "
+                        "looked for"
+                    )
                 with Path(directory, f"copy{suffix}").open("wb") as copy:
                     while os.sendfile(copy.fileno(), descriptor, None, 1 << 24):
                         pass

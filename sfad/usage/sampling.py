@@ -1,16 +1,19 @@
-"""Samples how many processes and how much memory runs use, if they have a limit of it, because no event tells.
+"""Samples how many processes and how much memory runs use, if they have a limit of it, because no
+event tells.
 
-Each tree has a limit of processes, so 500 idle runs must cost nothing. So the sampler looks at a number of the whole machine, and
-at a run only when by that number the run can have come near its limit:
+Each tree has a limit of processes, so 500 idle runs must cost nothing. So the sampler looks at a
+number of the whole machine, and at a run only when by that number the run can have come near its
+limit:
 
-- `pids`: the fifth field of /proc/loadavg is the last pid that the kernel gave out (proc_loadavg(5)). A tree cannot have grown by
-  more than the pids that were given out. (A thread takes a pid, too, and so does a fork that fails because of `pids.max`.)
-  While no run is near its limit, nothing is looked at before the kernel tells that so many pids were given out.
-- `memory`: what is not available to a program that starts. A run can grow while others shrink, so this is only a good guess; the
-  run itself is looked at from time to time as well.
+- `pids`: the fifth field of /proc/loadavg is the last pid that the kernel gave out
+  (proc_loadavg(5)). A tree cannot have grown by more than the pids that were given out. (A thread
+  takes a pid, too, and so does a fork that fails because of `pids.max`.) While no run is near its
+  limit, nothing is looked at before the kernel tells that so many pids were given out.
+- `memory`: what is not available to a program that starts. A run can grow while others shrink, so
+  this is only a good guess; the run itself is looked at from time to time as well.
 
-A run above its limit is found up to a tick later. If the kernel enforces the limit, looking only serves `limit_nearing` and the
-reason of an end.
+A run above its limit is found up to a tick later. If the kernel enforces the limit, looking only
+serves `limit_nearing` and the reason of an end.
 """
 
 import math
@@ -31,15 +34,16 @@ from ..protocol.kinds import BY_KERNEL, KINDS
 from ..protocol.types import LimitKind, RunId
 
 Seen = Callable[[RunId, str, int, bool], object]
-"""Takes a run, `memory` or `pids`, what the run uses (bytes, processes), and whether the kernel had to enforce the limit. Decides
-what is near and what is over. May call `watch` and `forget`."""
+"""Takes a run, `memory` or `pids`, what the run uses (bytes, processes), and whether the kernel had
+to enforce the limit. Decides what is near and what is over. May call `watch` and `forget`."""
 
 IDLE, WATCHFUL, STORM = 0.5, 0.1, 0.05
-"""Seconds between two looks at the machine: with limits that cannot be reached soon; with a limit that can be passed within
-moments; and while there are so many forks that this may be a fork bomb."""
+"""Seconds between two looks at the machine: with limits that cannot be reached soon; with a limit
+that can be passed within moments; and while there are so many forks that this may be a fork
+bomb."""
 IDLE_ENFORCED = 2.0
-"""Replaces `IDLE` if the kernel enforces the limits, so that nothing is lost meanwhile. A look costs 0.3 ms of CPU, mostly to
-wake up."""
+"""Replaces `IDLE` if the kernel enforces the limits, so that nothing is lost meanwhile. A look
+costs 0.3 ms of CPU, mostly to wake up."""
 _SOON = 1.0
 _BOMB = 1000
 _SMALL = 256
@@ -47,13 +51,16 @@ _SMALL = 256
 _BLIND = 1.0
 """Seconds between two counts if /proc/loadavg does not tell (lxcfs makes its own)."""
 _BACKSTOP, _BACKSTOP_NEAR = 10.0, 1.0
-"""Seconds after which the memory of a run is looked at in any case; the second for a run that is near its limit."""
+"""Seconds after which the memory of a run is looked at in any case; the second for a run that is
+near its limit."""
 _STEP = 0.05
 """The growth that is told again, as a share of the limit."""
 _LEAST_GROWTH = 1 << 20
-"""Bytes below which a growth of the machine means nothing, because the kernel's sums are not more exact."""
+"""Bytes below which a growth of the machine means nothing, because the kernel's sums are not more
+exact."""
 _SHARE = 5
-"""A pause is at least so many times as long as the look before it, so counting takes at most a sixth of a CPU."""
+"""A pause is at least so many times as long as the look before it, so counting takes at most a
+sixth of a CPU."""
 
 
 class MachineTotals:
@@ -74,12 +81,14 @@ class MachineTotals:
         return _last_pid() != before
 
     def forks(self) -> int:
-        """Return how many pids were given out since the last call. Right if they were fewer than pid_max."""
+        """Return how many pids were given out since the last call. Right if they were fewer than
+        pid_max."""
         before, self._last = self._last, _last_pid()
         return (self._last - before) % self._range
 
     async def wait_forks(self, count: int) -> None:
-        """Sleep until `count` pids were given out since the last call of `forks`. Return at once if the kernel does not tell."""
+        """Sleep until `count` pids were given out since the last call of `forks`. Return at once if
+        the kernel does not tell."""
         with suppress(OSError), ForkAlarm(self._last, count) as alarm:
             if (_last_pid() - self._last) % self._range < count:
                 await trio.lowlevel.wait_readable(alarm)
@@ -116,7 +125,11 @@ class _Watched:
     def matters(self, used: int, breached: bool) -> bool:
         """Return whether this is worth telling, and note that it was told."""
         news = breached and not self.breached
-        higher = self.told < self.near or used > self.threshold >= self.told or used >= self.told + _STEP * self.threshold
+        higher = (
+            self.told < self.near
+            or used > self.threshold >= self.told
+            or used >= self.told + _STEP * self.threshold
+        )
         if not (news or (used >= self.near and higher)):
             return False
         self.told, self.breached = max(self.told, used), breached
@@ -131,10 +144,17 @@ class _Watched:
 
 
 class Sampler:
-    """Watches runs by `launcher`, and tells `seen`. `nearing` is the share of a limit from which on it is worth telling
-    (`limits.nearing`)."""
+    """Watches runs by `launcher`, and tells `seen`. `nearing` is the share of a limit from which on
+    it is worth telling (`limits.nearing`)."""
 
-    def __init__(self, launcher: Launcher, seen: Seen, *, nearing: float = 0.8, machine: MachineTotals | None = None) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        seen: Seen,
+        *,
+        nearing: float = 0.8,
+        machine: MachineTotals | None = None,
+    ) -> None:
         self._nearing = nearing
         self._launcher = launcher
         self._seen = seen
@@ -159,14 +179,15 @@ class Sampler:
         self._nearing = nearing
 
     def watch(self, run: RunId, kind: str, threshold: float, *, fresh: bool = False) -> None:
-        """Watch one limit (`memory` in bytes, `pids`), or change its threshold. `fresh`: the run uses next to nothing yet, so it
-        need not be looked at soon."""
+        """Watch one limit (`memory` in bytes, `pids`), or change its threshold. `fresh`: the run
+        uses next to nothing yet, so it need not be looked at soon."""
         watched = _Watched(run, kind, threshold, self._nearing * threshold, 0.0)
         sooner = True
         if kind == "memory":
             self._memory[run] = watched
         else:
-            # counted from the last look: later forks are not the run's, so this is too soon rather than too late
+            # counted from the last look: later forks are not the run's, so this is too soon rather
+            # than too late
             watched.due = self._forks + watched.near if fresh and self._looking else 0.0
             sooner = watched.due < self._earliest
             self._earliest = min(self._earliest, watched.due)
@@ -204,7 +225,8 @@ class Sampler:
             took = self._look()
 
     async def _rest(self) -> None:
-        """Sleep while no run can have come near its limit. A run that is near it is looked at: the kernel tells no failed forks."""
+        """Sleep while no run can have come near its limit. A run that is near it is looked at: the
+        kernel tells no failed forks."""
         room = self._earliest - self._forks
         if self._memory or not self._pids or self._blind is not False or room <= 0:
             return
@@ -224,7 +246,10 @@ class Sampler:
             if self._blind is None:
                 self._blind = not self._machine.tells_forks()
             self._machine.forks()
-        except (OSError, RuntimeError):  # no descriptor or thread is free: the next count is of all forks since the last time
+        except (
+            OSError,
+            RuntimeError,
+        ):  # no descriptor or thread is free: the next count is of all forks since the last time
             return
 
     def _pace(self) -> float:
@@ -267,7 +292,8 @@ class Sampler:
             one.due = total + one.room
             one.by = now + (_BACKSTOP if used < one.near else _BACKSTOP_NEAR)
         for one in self._memory.values():
-            one.due = min(one.due, total + one.room)  # if others have shrunk, it can grow from here on
+            # if others have shrunk, it can grow from here on
+            one.due = min(one.due, total + one.room)
 
     def _killed(self) -> bool:
         before, self._ooms = self._ooms, self._machine.oom_kills()
@@ -281,7 +307,9 @@ class Sampler:
         watched = self._memory if kind == "memory" else self._pids
         for one, figure in counted:
             # `seen` may have forgotten or changed another run
-            if watched.get(one.run) is one and one.matters(figure, breached := kind in self._launcher.breaches(one.run)):
+            if watched.get(one.run) is one and one.matters(
+                figure, breached := kind in self._launcher.breaches(one.run)
+            ):
                 self._seen(one.run, kind, figure, breached)
         return counted
 
@@ -290,7 +318,8 @@ _WATCHED = tuple(kind for kind in BY_KERNEL if KINDS[kind].acts)
 
 
 class KernelLevels:
-    """What the kernel counts of runs that have a limit of it, memory and processes, told to the core."""
+    """What the kernel counts of runs that have a limit of it, memory and processes, told to the
+    core."""
 
     def __init__(self, launcher: Launcher, feed: e.Feed, *, nearing: float) -> None:
         self.sampler = Sampler(launcher, self._seen, nearing=nearing)
@@ -305,7 +334,8 @@ class KernelLevels:
                 self.sampler.watch(run.id, kind.value, bound.limit.threshold, fresh=fresh)
 
     def killed(self, run: Run) -> None:
-        """SIGKILL has ended its main process. The kernel may have sent it because of a limit of the run or of an ancestor."""
+        """SIGKILL has ended its main process. The kernel may have sent it because of a limit of the
+        run or of an ancestor."""
         for above in run.lineage:
             for kind in self._launcher.breaches(above.id):
                 self._seen(above.id, kind, 0, True)

@@ -1,10 +1,11 @@
 """Has the session files of all runs read in threads.
 
-Their file system may have a server that does not answer. So there is one thread for each user at a time, and no task waits for a
-thread for more than `LAST_LOOK_WAIT`.
+Their file system may have a server that does not answer. So there is one thread for each user at a
+time, and no task waits for a thread for more than `LAST_LOOK_WAIT`.
 
-Files are looked at every `LOOK_EVERY` and once more at the end, not when inotify tells: adding a watch would wait for the same file
-systems, the directories do not exist before the agent's first start, and a look at a file that has not grown is 20 µs.
+Files are looked at every `LOOK_EVERY` and once more at the end, not when inotify tells: adding a
+watch would wait for the same file systems, the directories do not exist before the agent's first
+start, and a look at a file that has not grown is 20 µs.
 """
 
 import math
@@ -21,16 +22,25 @@ from itertools import islice
 import trio
 
 from ..agents.counters import MAX_LINE, Meter, Reading
-from ..agents.program import SESSION_ID, FileName, SessionFiles, SessionHead, SessionPlace, SessionSearch, timestamp
+from ..agents.program import (
+    SESSION_ID,
+    FileName,
+    SessionFiles,
+    SessionHead,
+    SessionPlace,
+    SessionSearch,
+    timestamp,
+)
 from ..host.tasks import in_thread
 from ..processes import kernel
 from ..protocol.types import RunId
 
-# ---- Searches for session files. They belong to the agent: any name may be there as a FIFO, a link, or a directory of 100 000
+# ---- Searches for session files. They belong to the agent: any name may be there
+# as a FIFO, a link, or a directory of 100 000
 # names.
 #
-# So a search is bounded, no link below the program's own directory is followed, and only regular files of the run's user are
-# opened.
+# So a search is bounded, no link below the program's own directory is followed, and only regular
+# files of the run's user are opened.
 
 
 MOST_ENTRIES = 10_000
@@ -48,7 +58,8 @@ class FileSearch:
         self._since = since
 
     def found(self, places: Sequence[SessionPlace]) -> Iterator[tuple[str, int]]:
-        """Yield the path of each file, and a descriptor that is open until the next one. Raises `OSError`."""
+        """Yield the path of each file, and a descriptor that is open until the next one. Raises
+        `OSError`."""
         done: set[str] = set()
         for place in places:
             root = _opened(place.root, _DIRECTORY) if os.path.isabs(place.root) else None
@@ -60,11 +71,17 @@ class FileSearch:
                         done.add(path)
                         yield path, descriptor
 
-    def _walk(self, directory: int, above: str, names: Sequence[FileName]) -> Iterator[tuple[str, int]]:
+    def _walk(
+        self, directory: int, above: str, names: Sequence[FileName]
+    ) -> Iterator[tuple[str, int]]:
         name, *below = names
         for entry in self._matching(directory, name):
             path = f"{above}/{entry}"
-            descriptor = _opened(entry, _DIRECTORY | os.O_NOFOLLOW, directory) if below else self._file(entry, directory)
+            descriptor = (
+                _opened(entry, _DIRECTORY | os.O_NOFOLLOW, directory)
+                if below
+                else self._file(entry, directory)
+            )
             if descriptor is None:
                 continue
             with _closing(descriptor):
@@ -93,8 +110,16 @@ class FileSearch:
             return None
         with _closing(handle):
             status = os.fstat(handle)
-            ours = stat.S_ISREG(status.st_mode) and status.st_uid == self._uid and status.st_mtime >= self._since
-            return _opened(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if ours else None
+            ours = (
+                stat.S_ISREG(status.st_mode)
+                and status.st_uid == self._uid
+                and status.st_mtime >= self._since
+            )
+            return (
+                _opened(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                if ours
+                else None
+            )
 
 
 def _opened(path: str, flags: int, directory: int | None = None) -> int | None:
@@ -115,13 +140,16 @@ def _closing(descriptor: int) -> Iterator[None]:
 
 
 CERTAIN_AFTER = 15.0
-"""Seconds after the start of a session from which on a file of another process is not mistaken for the run's: an agent creates
-its own within 2 s, and within 10 s on a machine with four times as much to do as it can. Until then the session counts as well,
-because an agent in a terminal may spend several times its limit meanwhile, but a second one makes it unknown."""
+"""Seconds after the start of a session from which on a file of another process is not mistaken for
+the run's: an agent creates its own within 2 s, and within 10 s on a machine with four times as much
+to do as it can. Until then the session counts as well, because an agent in a terminal may spend
+several times its limit meanwhile, but a second one makes it unknown."""
 MOST_FILES = 256
-"""Files of one session that are read: one, and one for each subagent. Also the files whose beginning one look reads."""
+"""Files of one session that are read: one, and one for each subagent. Also the files whose
+beginning one look reads."""
 OWNER_WITHIN = 256 << 10
-"""Bytes in which a file says whose it is. Codex puts its instructions, 22 KB, before the first newline."""
+"""Bytes in which a file says whose it is. Codex puts its instructions, 22 KB, before the first
+newline."""
 READ_AT_ONCE = 64 << 10
 LOOK_SECONDS = 0.1
 """Seconds of reading in one look: 50 MB of what agents write."""
@@ -141,7 +169,8 @@ class _SessionFile:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """The session files of one attempt. Its session is known by the id that the command, the stream or a file tells."""
+    """The session files of one attempt. Its session is known by the id that the command, the stream
+    or a file tells."""
 
     files: SessionFiles
     argv: Sequence[str]
@@ -158,13 +187,16 @@ class Session:
     readings: tuple[Reading, ...] = ()
     """One for each file."""
     process: tuple[int, int] | None = None
-    """The pid and the start of an agent program that the run has started itself; `None`: it is the run's own program."""
+    """The pid and the start of an agent program that the run has started itself; `None`: it is the
+    run's own program."""
     guesses: bool = True
-    """A session counts before it is certain that it is the run's. Not where calls that only a session file tells of end the run."""
+    """A session counts before it is certain that it is the run's. Not where calls that only a
+    session file tells of end the run."""
     contested: bool = False
     """Another run may have begun the same session, and has found none of its own yet."""
     siblings: int = 1
-    """So many programs of the run may have begun the new sessions of the directory, this one among them."""
+    """So many programs of the run may have begun the new sessions of the directory, this one among
+    them."""
     spent: float = 0.0
     """Seconds for which the last look has kept a CPU busy."""
     _succeeded: bool = False
@@ -174,8 +206,8 @@ class Session:
         self.name(given or "")
 
     def name(self, session_id: str) -> None:
-        """Note the id of the session. An id that no agent would give is ignored: a client may have chosen it, and it goes into file
-        names and patterns."""
+        """Note the id of the session. An id that no agent would give is ignored: a client may have
+        chosen it, and it goes into file names and patterns."""
         if SESSION_ID.fullmatch(session_id):
             self.session_id = session_id
 
@@ -183,8 +215,8 @@ class Session:
         self.ended, self._succeeded = True, self._succeeded or succeeded
 
     def look(self, taken: Container[str]) -> bool:
-        """Read what has been written. Return whether that was all. `taken`: ids of other runs' sessions. Raises `OSError`, and
-        `TooMany`."""
+        """Read what has been written. Return whether that was all. `taken`: ids of other runs'
+        sessions. Raises `OSError`, and `TooMany`."""
         begun = time.thread_time()
         try:
             return self._look(taken)
@@ -209,7 +241,8 @@ class Session:
         return whole
 
     def _only_session(self, taken: Container[str]) -> str | None:
-        """Return the session that is the run's, because no other was begun in its directory since its start."""
+        """Return the session that is the run's, because no other was begun in its directory since
+        its start."""
         since, project = timestamp(self.began), self.files.project(os.path.realpath(self.cwd))
         resumes = self.files.resumes(self.argv)
         found: dict[str, str] = {}
@@ -250,7 +283,9 @@ class Session:
         if file is None or file.inode != status.st_ino or status.st_size < file.offset:
             if len(self._read) >= MOST_FILES:
                 return True
-            file = self._read[path] = _SessionFile(self.files.meter(timestamp(self.began)), head, status.st_ino)
+            file = self._read[path] = _SessionFile(
+                self.files.meter(timestamp(self.began)), head, status.st_ino
+            )
         while data := _lines_at(descriptor, file.offset):
             file.meter.feed(data)
             file.offset += len(data)
@@ -260,8 +295,9 @@ class Session:
 
 
 def _lines_at(descriptor: int, offset: int) -> bytes:
-    """Return the lines that begin at `offset`: those of a piece, else one line, else the beginning of a line that is too long for a
-    meter. A line that is being written stays in the file, because the meters of 256 files would keep 256 MB of such lines."""
+    """Return the lines that begin at `offset`: those of a piece, else one line, else the beginning
+    of a line that is too long for a meter. A line that is being written stays in the file, because
+    the meters of 256 files would keep 256 MB of such lines."""
     for size in (READ_AT_ONCE, MAX_LINE + 1):
         data = os.pread(descriptor, size, offset)
         if whole := data.rfind(b"\n") + 1:
@@ -272,12 +308,20 @@ def _lines_at(descriptor: int, offset: int) -> bytes:
 
 
 def _merged(readings: list[Reading], *, final: bool) -> Iterator[Reading]:
-    """Yield copies without tools. If one file tells the cost of the whole session, it includes the tokens of the other files."""
+    """Yield copies without tools. If one file tells the cost of the whole session, it includes the
+    tokens of the other files."""
     told = any(reading.cost_usd is not None for reading in readings)
     for reading in readings:
         cost = 0.0 if told and reading.cost_usd is None else reading.cost_usd
         partial = reading.partial or not final
-        yield replace(reading, models=dict(reading.models), uncovered={}, tools=[], cost_usd=cost, partial=partial)
+        yield replace(
+            reading,
+            models=dict(reading.models),
+            uncovered={},
+            tools=[],
+            cost_usd=cost,
+            partial=partial,
+        )
 
 
 # ---- Has the session files of all runs read in threads
@@ -285,14 +329,16 @@ def _merged(readings: list[Reading], *, final: bool) -> Iterator[Reading]:
 LOOK_EVERY = 1.0
 """Seconds between two looks at a run's session."""
 LAST_LOOK_WAIT = 1.0
-"""Seconds that the end of a run waits for the last look. A look that takes longer waits for its file system."""
+"""Seconds that the end of a run waits for the last look. A look that takes longer waits for its
+file system."""
 REST_TIMES = 4
-"""How long the next look of a user waits, in multiples of the CPU time of the last look: whatever agents write, looking takes a
-fifth of a core."""
+"""How long the next look of a user waits, in multiples of the CPU time of the last look: whatever
+agents write, looking takes a fifth of a core."""
 
 
 MOST_AGENTS = 256
-"""Sessions of one run's attempt that are read: of its own program, and of agent programs that it has started itself."""
+"""Sessions of one run's attempt that are read: of its own program, and of agent programs that it
+has started itself."""
 
 _Process = tuple[int, int]
 """The pid and the start of an agent program."""
@@ -303,8 +349,9 @@ _Key = tuple[RunId, _Process]
 
 @dataclass
 class Sessions:
-    """The sessions of all runs. `seen(run, readings)`: what the files of the run's attempts tell has changed; a reading for each
-    file. `lost(run, message)`: the session cannot be told from another."""
+    """The sessions of all runs. `seen(run, readings)`: what the files of the run's attempts tell
+    has changed; a reading for each file. `lost(run, message)`: the session cannot be told from
+    another."""
 
     seen: Callable[[RunId, tuple[Reading, ...]], None]
     lost: Callable[[RunId, str], None]
@@ -328,13 +375,14 @@ class Sessions:
 
     @property
     def waiting(self) -> int:
-        """The number of threads that have waited for a file system for longer than `LAST_LOOK_WAIT`, and may never return."""
+        """The number of threads that have waited for a file system for longer than
+        `LAST_LOOK_WAIT`, and may never return."""
         now = trio.current_time()
         return sum(now - since >= LAST_LOOK_WAIT for since in self._looking.values())
 
     def begin(self, run: RunId, session: Session | None, before: tuple[Reading, ...] = ()) -> None:
-        """Begin an attempt, or continue with one. `session`: of the run's own program, if that keeps one; `before`: what the
-        sessions of earlier attempts told."""
+        """Begin an attempt, or continue with one. `session`: of the run's own program, if that
+        keeps one; `before`: what the sessions of earlier attempts told."""
         self._runs.pop(run, None)
         if before:
             self._before[run] = before
@@ -342,7 +390,8 @@ class Sessions:
             self._add(run, session)
 
     def add(self, run: RunId, session: Session) -> None:
-        """Read also the session of an agent program that the run has started itself, once for each process."""
+        """Read also the session of an agent program that the run has started itself, once for each
+        process."""
         known = self._runs.get(run, {})
         if session.process not in known and len(known) < MOST_AGENTS:
             self._add(run, session)
@@ -352,7 +401,9 @@ class Sessions:
         self._some.set()
 
     def told(self, run: RunId) -> tuple[Reading, ...]:
-        now = (reading for session in self._runs.get(run, {}).values() for reading in session.readings)
+        now = (
+            reading for session in self._runs.get(run, {}).values() for reading in session.readings
+        )
         return (*self._before.get(run, ()), *now)
 
     def name(self, run: RunId, session: str) -> None:
@@ -362,7 +413,8 @@ class Sessions:
             own.name(session)
 
     def saved(self, run: RunId) -> str | None:
-        """Return the id of the session of the run's own program, if that is certain and its file was read."""
+        """Return the id of the session of the run's own program, if that is certain and its file
+        was read."""
         own = self._runs.get(run, {}).get(_OWN)
         return own.session_id if own is not None and own.readings else None
 
@@ -387,11 +439,16 @@ class Sessions:
                     self._want(key, session)
 
     def _all(self) -> list[tuple[_Key, Session]]:
-        return [((run, process), session) for run, each in self._runs.items() for process, session in each.items()]
+        return [
+            ((run, process), session)
+            for run, each in self._runs.items()
+            for process, session in each.items()
+        ]
 
     async def catch_up(self, run: RunId, *, succeeded: bool = False) -> None:
-        """Read what the sessions of a run say by now; its main process has ended. Give up after `LAST_LOOK_WAIT`, and at
-        once if the file system of its user does not answer. `succeeded`: the process is known to have exited with 0."""
+        """Read what the sessions of a run say by now; its main process has ended. Give up after
+        `LAST_LOOK_WAIT`, and at once if the file system of its user does not answer. `succeeded`:
+        the process is known to have exited with 0."""
         looks = []
         for process, session in self._runs.get(run, {}).items():
             if trio.current_time() - self._looking.get(session.uid, math.inf) > LAST_LOOK_WAIT:
@@ -432,9 +489,15 @@ class Sessions:
         if session is None:
             return True
         whole, before = True, (session.readings, session.session_id)
-        others = [other for _, other in self._all() if other is not session and other.uid == session.uid]
+        others = [
+            other for _, other in self._all() if other is not session and other.uid == session.uid
+        ]
         own = [other for other in self._runs[run].values() if other is not session]
-        taken = {each for each in (*(other.session_id for other in others), *(other.guess for other in own)) if each is not None}
+        taken = {
+            each
+            for each in (*(other.session_id for other in others), *(other.guess for other in own))
+            if each is not None
+        }
         session.siblings = 1 + sum(_alike(session, other) for other in own)
         session.contested = any(_alike(session, other) for other in others if other not in own)
         try:
@@ -447,7 +510,10 @@ class Sessions:
             pass  # it is looked at again soon; perhaps no thread could be started
         except Exception:  # noqa: BLE001 - a bug in a meter must not leave every tree without a supervisor
             self._drop(key)
-            self.trouble(f"run {run}: its session is no longer read: internal error:\n{traceback.format_exc()}")
+            self.trouble(
+                f"run {run}: its session is no longer read: internal "
+                f"error:\n{traceback.format_exc()}"
+            )
         if (session.readings, session.session_id) != before and self._session(key) is session:
             self.seen(run, self.told(run))
         return whole
@@ -469,14 +535,17 @@ class Sessions:
                 self.seen(key[0], self.told(key[0]))  # without what may be another process's
             self.lost(
                 key[0],
-                f"what the run uses is not read from its {session.files.program} session: several sessions began in {session.cwd} "
-                "at about that time, and nothing tells which is the run's. Have it print JSON events, or name the session in the "
+                f"what the run uses is not read from its {session.files.program} session: several "
+                f"sessions began in {session.cwd} "
+                "at about that time, and nothing tells which is the run's. Have it print JSON "
+                "events, or name the session in the "
                 "command, as claude --session-id does",
             )
 
 
 def _may_grow(session: Session) -> bool:
-    """Return whether to look at a session once more. Of an agent program that has ended, the next look is the last."""
+    """Return whether to look at a session once more. Of an agent program that has ended, the next
+    look is the last."""
     if session.process is None:
         return True
     ended = session.ended
@@ -486,7 +555,8 @@ def _may_grow(session: Session) -> bool:
 
 
 def _alike(one: Session, other: Session) -> bool:
-    """Return whether nothing tells which of two programs has begun which session of their directory."""
+    """Return whether nothing tells which of two programs has begun which session of their
+    directory."""
     return (
         other.session_id is None
         and other.guess is None

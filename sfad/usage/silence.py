@@ -1,9 +1,11 @@
 """Looks for runs that give no sign of life for longer than their limit of silence.
 
-Signs are output, model calls, tool calls, what session files tell, and a hundredth of a CPU, of the run and of the runs below it.
-None of them wakes this: the kernel notes when a file or pipe was written last, and the loop notes the time of what it is told. So
-each run is looked at a few times within its limit, which also finds out when it used a CPU last, because the kernel only tells how
-much. Rejected: to look once, when the limit may be reached. A run that compiled and then hung would be found after twice the limit.
+Signs are output, model calls, tool calls, what session files tell, and a hundredth of a CPU, of the
+run and of the runs below it. None of them wakes this: the kernel notes when a file or pipe was
+written last, and the loop notes the time of what it is told. So each run is looked at a few times
+within its limit, which also finds out when it used a CPU last, because the kernel only tells how
+much. Rejected: to look once, when the limit may be reached. A run that compiled and then hung would
+be found after twice the limit.
 """
 
 import math
@@ -24,7 +26,8 @@ from ..storage.output.files import OutputFiles
 LOOKS = 16
 """Looks within a limit, so that a silence is found so late at most, as a share of it."""
 LEAST = 2.5
-"""Seconds between two looks at least, and at a run that has just started: what its program uses to start is no sign of life."""
+"""Seconds between two looks at least, and at a run that has just started: what its program uses to
+start is no sign of life."""
 SHARE = 0.01
 """Of a CPU: what counts as a sign. An idle Node.js or Python program uses a tenth of it."""
 
@@ -37,14 +40,24 @@ class Signs:
         self._output = output
 
     def of(self, live: Live, now: float) -> float | None:
-        """Return the time of the last sign of a run or one below it, on trio's clock; `None` if none is known."""
+        """Return the time of the last sign of a run or one below it, on trio's clock; `None` if
+        none is known."""
         wall = time.time()
-        found = [at for run in live.run.subtree() if (other := self._lives.get(run.id)) for at in self._of_one(other, now, wall)]
+        found = [
+            at
+            for run in live.run.subtree()
+            if (other := self._lives.get(run.id))
+            for at in self._of_one(other, now, wall)
+        ]
         return max(found, default=None)
 
     def _of_one(self, live: Live, now: float, wall: float) -> list[float]:
         found = [live.heard] if live.heard is not None else []
-        found += [min(now, now - (wall - written)) for written in self._written(live) if written > live.created_at.timestamp()]
+        found += [
+            min(now, now - (wall - written))
+            for written in self._written(live)
+            if written > live.created_at.timestamp()
+        ]
         if live.run.account.reserved_by_gateway:
             waits = [silence.since for silence in live.run.account.silences]
             found.append(min(waits, default=now))
@@ -80,8 +93,12 @@ class _Watched:
         self.sample, self.sampled = sample, now
         if before is None or sample is None or before.cpu_s is None or sample.cpu_s is None:
             return False
-        # without cgroups it is the sum of those that are alive, which falls when one ends whose parent is not in the run
-        return abs(sample.cpu_s - before.cpu_s) >= SHARE * (now - at) or sample.processes != before.processes
+        # without cgroups it is the sum of those that are alive, which falls when one ends whose
+        # parent is not in the run
+        return (
+            abs(sample.cpu_s - before.cpu_s) >= SHARE * (now - at)
+            or sample.processes != before.processes
+        )
 
 
 @dataclass(slots=True)

@@ -1,4 +1,5 @@
-"""The file of a run's stdout, read forward in small pieces, whatever happens to it, through one meter an attempt."""
+"""The file of a run's stdout, read forward in small pieces, whatever happens to it, through one
+meter an attempt."""
 
 import os
 import time
@@ -10,22 +11,24 @@ import msgspec
 from ..agents.counters import Meter, Reading
 from ..storage.output import holes
 
-# ---- The file of a run's stdout, read forward in small pieces, whatever the run or the daemon does to it meanwhile
+# ---- The file of a run's stdout, read forward in small pieces, whatever the run or
+# the daemon does to it meanwhile
 
 
 READ_AT_ONCE = 16 * 1024
-"""Bytes read at once, into one buffer for all runs, while the daemon waits: 20 µs of text, 2 ms of the densest lines. Four times as
-much would be a third faster for text."""
+"""Bytes read at once, into one buffer for all runs, while the daemon waits: 20 µs of text, 2 ms of
+the densest lines. Four times as much would be a third faster for text."""
 LONGEST_LINE = 256 * 1024
-"""A drain does not begin in the middle of a line of at most so many bytes: the final result is the last line, and has a whole
-answer."""
+"""A drain does not begin in the middle of a line of at most so many bytes: the final result is the
+last line, and has a whole answer."""
 
 FREED = "were freed before its meter read them"
 LATE = "were not read by its meter in time"
 TRUNCATED = "were truncated away before its meter read them"
 
 MARK_SIZE = 32
-"""Bytes before a position by which the file is recognised: inodes are used again, and a truncated file grows again."""
+"""Bytes before a position by which the file is recognised: inodes are used again, and a truncated
+file grows again."""
 
 _buffer = memoryview(bytearray(MARK_SIZE + READ_AT_ONCE))
 
@@ -53,8 +56,9 @@ class MeterPosition(msgspec.Struct, array_like=True, forbid_unknown_fields=True)
 
 @dataclass(slots=True, eq=False)
 class StdoutFile:
-    """`open_stdout` returns a descriptor, and raises `FileNotFoundError` if there is nothing to read yet. `lost` gets a sentence
-    about what could not be read; `cut` is called when the last line that was read will not continue."""
+    """`open_stdout` returns a descriptor, and raises `FileNotFoundError` if there is nothing to
+    read yet. `lost` gets a sentence about what could not be read; `cut` is called when the last
+    line that was read will not continue."""
 
     open_stdout: Callable[[], int]
     at: MeterPosition
@@ -78,7 +82,8 @@ class StdoutFile:
         return os.fstat(self._descriptor).st_size
 
     def opened(self) -> bool:
-        """Open the file, if it is not open. Return whether there is anything to read yet. Raises `OSError`."""
+        """Open the file, if it is not open. Return whether there is anything to read yet. Raises
+        `OSError`."""
         if self._descriptor >= 0:
             return True
         try:
@@ -99,7 +104,8 @@ class StdoutFile:
             self._descriptor = -1
 
     def read(self, most: int = READ_AT_ONCE) -> memoryview:
-        """Return the next bytes, which are in a buffer for all runs; none at the end. Raises `OSError`."""
+        """Return the next bytes, which are in a buffer for all runs; none at the end. Raises
+        `OSError`."""
         start, data = self._piece(most)
         if not data and self.truncated():
             start, data = self._piece(most)
@@ -124,7 +130,8 @@ class StdoutFile:
             self._miss(missed, why)
 
     def line_at(self, offset: int) -> int:
-        """Return where the line begins that continues at `offset`, or `offset` if that is more than `LONGEST_LINE` earlier."""
+        """Return where the line begins that continues at `offset`, or `offset` if that is more than
+        `LONGEST_LINE` earlier."""
         start = max(self.at.offset, offset - LONGEST_LINE)
         if start >= offset:
             return offset
@@ -140,21 +147,26 @@ class StdoutFile:
                 self.lost(f"{total} bytes of its stdout {why}")
 
     def _known(self) -> bool:
-        """Return whether the bytes before `offset` are those that were read there, as far as they have not been freed. A file
-        that is too short counts as known: reading it tells that it was truncated."""
+        """Return whether the bytes before `offset` are those that were read there, as far as they
+        have not been freed. A file that is too short counts as known: reading it tells that it was
+        truncated."""
         length = len(self.at.mark)
         start, found = holes.read_into(self._descriptor, _buffer[:length], self.at.offset - length)
         return start + len(found) != self.at.offset or self.at.mark.endswith(found)
 
     def _piece(self, most: int) -> tuple[int, memoryview]:
-        """Return the next bytes and where they are: an earlier daemon may have freed what was there, and a run may skip a terabyte.
-        What comes before them is read again, because a file that was truncated may have grown as long as it was.
+        """Return the next bytes and where they are: an earlier daemon may have freed what was
+        there, and a run may skip a terabyte. What comes before them is read again, because a file
+        that was truncated may have grown as long as it was.
 
-        Holes are looked for only if the bytes begin like one: SEEK_DATA waits for a lock that a run which writes without pause
-        seldom releases (it took 0.4 s)."""
+        Holes are looked for only if the bytes begin like one: SEEK_DATA waits for a lock that a run
+        which writes without pause seldom releases (it took 0.4 s)."""
         mark = self.at.mark
         marked = len(mark)
-        count = os.preadv(self._descriptor, [_buffer[: marked + most]], self.at.offset - marked) - marked
+        count = (
+            os.preadv(self._descriptor, [_buffer[: marked + most]], self.at.offset - marked)
+            - marked
+        )
         if count <= 0:
             return self.at.offset, _buffer[:0]
         if _buffer[:marked] != mark:
@@ -171,13 +183,17 @@ class StdoutFile:
         if self.at.size > self.at.offset:
             self._miss(self.at.size - self.at.offset, TRUNCATED)
         elif not self.at.restarted:
-            self.lost("it truncated its stdout, which is metered from its start again; what it wrote just before may be missing")
+            self.lost(
+                "it truncated its stdout, which is metered from its start again; what it wrote "
+                "just before may be missing"
+            )
         self.at.restarted = True
         self.at.offset, self.at.size, self.at.mark = 0, 0, b""
         self.cut()
 
     def _miss(self, count: int, why: str) -> None:
-        """Count bytes that were not read. Tell so only when they have doubled: at most 50 times, however much a run loses."""
+        """Count bytes that were not read. Tell so only when they have doubled: at most 50 times,
+        however much a run loses."""
         total, told = self.at.missed.get(why, (0, 0))
         self.at.missed[why] = (total + count, told)
         if total + count >= 2 * told:
@@ -188,15 +204,16 @@ class StdoutFile:
 
 
 RECOGNISED_WITHIN = 64 * 1024
-"""Bytes in which the right meter has recognised something: the first event of each program is within 16 KiB."""
+"""Bytes in which the right meter has recognised something: the first event of each program is
+within 16 KiB."""
 
 _NEWLINE = ord("\n")
 
 
 class StdoutMeter:
-    """The stdout of one run. `open_stdout` returns a descriptor for reading, and raises `FileNotFoundError` if there is nothing
-    to read yet. `seen` gets a reading of each attempt (see `Tail`) when the last one has changed, `lost` a sentence about what
-    could not be read."""
+    """The stdout of one run. `open_stdout` returns a descriptor for reading, and raises
+    `FileNotFoundError` if there is nothing to read yet. `seen` gets a reading of each attempt (see
+    `Tail`) when the last one has changed, `lost` a sentence about what could not be read."""
 
     def __init__(
         self,
@@ -206,14 +223,15 @@ class StdoutMeter:
         lost: Callable[[str], None],
         saved: MeterPosition | None = None,
     ) -> None:
-        """`meter` makes a meter, or from a dump one that continues. `saved`: where to continue. Raises `ValueError` if that does
-        not fit the meter."""
+        """`meter` makes a meter, or from a dump one that continues. `saved`: where to continue.
+        Raises `ValueError` if that does not fit the meter."""
         self._new_meter = meter
         self._seen = seen
         self._at = MeterPosition() if saved is None else saved
         self.file = StdoutFile(open_stdout, self._at, lost, self._end_line, saved is not None)
         self._head_unread = True
-        """Whether `seen` must still be called for a meter that has recognised nothing in the first `RECOGNISED_WITHIN` bytes."""
+        """Whether `seen` must still be called for a meter that has recognised nothing in the first
+        `RECOGNISED_WITHIN` bytes."""
         self._meter = meter(saved.meter if saved is not None else None)
         self._told = _frozen(self._meter.reading) if saved is not None and saved.told else Reading()
 
@@ -221,7 +239,9 @@ class StdoutMeter:
         """Return where it is now. Takes some 10 µs for a meter that remembers 100 messages."""
         at, reading = self._at, self._meter.reading
         told = not reading.tools and _frozen(reading) == self._told
-        return msgspec.structs.replace(at, before=list(at.before), missed=dict(at.missed), meter=self._meter.dump(), told=told)
+        return msgspec.structs.replace(
+            at, before=list(at.before), missed=dict(at.missed), meter=self._meter.dump(), told=told
+        )
 
     @property
     def readings(self) -> tuple[Reading, ...]:
@@ -229,8 +249,9 @@ class StdoutMeter:
         return (*self._at.before, _frozen(self._meter.reading))
 
     def begin_attempt(self) -> None:
-        """Continue with a new meter. The file may be another one. It is open from now on, so that nothing is hidden by moving it.
-        Raises `OSError` if it cannot be opened; the new meter has begun nevertheless."""
+        """Continue with a new meter. The file may be another one. It is open from now on, so that
+        nothing is hidden by moving it. Raises `OSError` if it cannot be opened; the new meter has
+        begun nevertheless."""
         self.file.close()
         if self._at.begun:
             self._at.before.append(_frozen(self._meter.reading))
@@ -241,8 +262,8 @@ class StdoutMeter:
         self.file.opened()
 
     def advance(self, until: float) -> bool:
-        """Read until `time.perf_counter()` is `until`, and at least one piece. Return whether that was all there is. Raises
-        `OSError` if the file cannot be opened or read."""
+        """Read until `time.perf_counter()` is `until`, and at least one piece. Return whether that
+        was all there is. Raises `OSError` if the file cannot be opened or read."""
         if not self.file.opened():
             return True
         more = self._read() > 0
@@ -260,13 +281,18 @@ class StdoutMeter:
         return size - self._at.offset if size >= self._at.offset else size
 
     def drain(self, until: float, newest: int, *, ended: bool) -> None:
-        """Read what there is now until `time.perf_counter()` is `until`, then of what is left the `newest` bytes and the
-        beginning of their first line. `ended`: nothing will continue the last line. Raises `OSError`."""
+        """Read what there is now until `time.perf_counter()` is `until`, then of what is left the
+        `newest` bytes and the beginning of their first line. `ended`: nothing will continue the
+        last line. Raises `OSError`."""
         if not self.file.opened():
             return
         self.file.truncated()
         size = self.file.size
-        while self._at.offset < size and time.perf_counter() < until and self._read(size - self._at.offset):
+        while (
+            self._at.offset < size
+            and time.perf_counter() < until
+            and self._read(size - self._at.offset)
+        ):
             pass
         self.file.skip_to(self.file.line_at(size - newest), LATE)
         # a process that is left may write on, or truncate the file: read no more than was there
@@ -305,4 +331,6 @@ class StdoutMeter:
 
 def _frozen(reading: Reading) -> Reading:
     """Return a copy without tools, because the meter's own reading grows."""
-    return replace(reading, models=dict(reading.models), uncovered=dict(reading.uncovered), tools=[])
+    return replace(
+        reading, models=dict(reading.models), uncovered=dict(reading.uncovered), tools=[]
+    )

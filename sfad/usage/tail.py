@@ -1,10 +1,11 @@
 """Follows what runs write: it is metered if a meter is known, and bounded to its newest bytes.
 
     a run writes ─▶ its file ─▶ inotify, on the directory ─▶ Tail ─▶ its meter ─▶ seen, lost
-                                                              └─▶ OutputBounds, which frees the oldest bytes
+                                                              └─▶ OutputBounds, which frees the
+                                                              oldest bytes
 
-The run writes its files itself, so nothing here can slow it down or break its pipes. Output that is not read in time is counted as
-lost rather than waited for. A run that writes nothing costs nothing.
+The run writes its files itself, so nothing here can slow it down or break its pipes. Output that is
+not read in time is counted as lost rather than waited for. A run that writes nothing costs nothing.
 """
 
 import errno
@@ -30,18 +31,20 @@ from .tailed_run import NewMeter, TailedRun
 
 # ---- Frees the oldest bytes of output files, when the meters have read them or have had their time
 #
-# Each file keeps what its run's limit allows, but no more than the disk has free beyond a reserve. So the disk has room for the
-# ledger, without which no run can start, however much runs print. The largest of the files that grow lose bytes first.
+# Each file keeps what its run's limit allows, but no more than the disk has free beyond a reserve.
+# So the disk has room for the ledger, without which no run can start, however much runs print. The
+# largest of the files that grow lose bytes first.
 
 FREE_AFTER = 0.2
-"""Seconds that bytes above a limit may stay. A run's writes wait while bytes of its file are freed, so that is done seldom: at 33
-times a second, a burst of 200 MB took a fifth longer."""
+"""Seconds that bytes above a limit may stay. A run's writes wait while bytes of its file are freed,
+so that is done seldom: at 33 times a second, a burst of 200 MB took a fifth longer."""
 UNREAD_KEPT = 64 << 20
-"""Bytes that a file may have above its limit while its meter is behind, but never more than the limit itself. What a meter has
-not read after that is lost to it."""
+"""Bytes that a file may have above its limit while its meter is behind, but never more than the
+limit itself. What a meter has not read after that is lost to it."""
 
 RESERVE = 16 << 20
-"""Bytes of the disk that output leaves to the ledger and the spool: some thousand rows with their log, and a start."""
+"""Bytes of the disk that output leaves to the ledger and the spool: some thousand rows with their
+log, and a start."""
 KEPT_AT_LEAST = 1 << 16
 """Bytes of a file that are kept on a disk without room: the least limit of output."""
 TELL_EVERY = 600.0
@@ -58,8 +61,8 @@ class _Grown(NamedTuple):
 
 
 class OutputBounds:
-    """Frees bytes in a thread, a file at a time, because a file system may wait for its disk first. `trouble(message)`: no file
-    can be bounded, or not now."""
+    """Frees bytes in a thread, a file at a time, because a file system may wait for its disk first.
+    `trouble(message)`: no file can be bounded, or not now."""
 
     def __init__(self, files: OutputFiles, *, trouble: Callable[[str], None]) -> None:
         self._files = files
@@ -75,7 +78,8 @@ class OutputBounds:
         self._tell_again = 0.0
 
     def check(self, tailed: TailedRun) -> int:
-        """Have those files of a run freed that have grown above what they may keep. Return the size of both."""
+        """Have those files of a run freed that have grown above what they may keep. Return the size
+        of both."""
         size = 0
         for suffix in SUFFIXES:
             status = tailed.status(suffix)
@@ -95,7 +99,8 @@ class OutputBounds:
         return size
 
     def _hold(self, tailed: TailedRun, suffix: Suffix) -> None:
-        """Hold a file; see `TailedRun.hold`. A lease that was taken while no daemon held it is broken, which may take its time."""
+        """Hold a file; see `TailedRun.hold`. A lease that was taken while no daemon held it is
+        broken, which may take its time."""
         try:
             tailed.hold(suffix)
         except LeasedError:
@@ -107,9 +112,12 @@ class OutputBounds:
 
     async def _break_lease(self, tailed: TailedRun, suffix: Suffix) -> None:
         try:
-            # a thread of its own, because one user's lease must not delay what bounds the others' files
+            # a thread of its own, because one user's lease must not delay what bounds the others'
+            # files
             call = partial(self._files.break_lease, tailed.run, suffix)
-            tailed.hold(suffix, await in_thread(call, abandon=True, limiter=trio.CapacityLimiter(1)))
+            tailed.hold(
+                suffix, await in_thread(call, abandon=True, limiter=trio.CapacityLimiter(1))
+            )
         except OSError as error:
             tailed.failed(error, "its output cannot be bounded")
         finally:
@@ -128,8 +136,14 @@ class OutputBounds:
         keep = max(KEPT_AT_LEAST, free - RESERVE)
         if self._scarce and time.monotonic() >= self._tell_again:
             self._tell_again = time.monotonic() + TELL_EVERY
-            shown = f"{format_size(free)} free, so stdout and stderr of each run that prints keep {format_size(keep)} at most"
-            self._trouble(f"the disk of {self._files.directory} has only {shown}; free some, or lower limits.max_output")
+            shown = (
+                f"{format_size(free)} free, so stdout and stderr of each run that prints keep "
+                f"{format_size(keep)} at most"
+            )
+            self._trouble(
+                f"the disk of {self._files.directory} has only {shown}; free some, or lower "
+                "limits.max_output"
+            )
         return min(limit, keep)
 
     async def serve(self) -> None:
@@ -161,8 +175,8 @@ class OutputBounds:
             self._short = False
 
     async def _free(self, tailed: TailedRun, suffix: Suffix) -> None:
-        """Free what is above the limit by now; the meter has read on since that was wanted. Raises `OSError` if it should be tried
-        again."""
+        """Free what is above the limit by now; the meter has read on since that was wanted. Raises
+        `OSError` if it should be tried again."""
         status, keep = tailed.status(suffix), self._keep(tailed.limit)
         if status is None or keep is None:
             return
@@ -185,7 +199,11 @@ class OutputBounds:
         elif not self._unable:
             self._unable = True
             directory = self._files.directory
-            self._trouble(f"output cannot be bounded in size: the file system of {directory} cannot free a part of a file")
+            self._trouble(
+                f"output cannot be bounded in size: the file system of {directory} cannot "
+                "free a "
+                "part of a file"
+            )
 
 
 def _too_large(status: os.stat_result, keep: int) -> bool:
@@ -193,8 +211,8 @@ def _too_large(status: os.stat_result, keep: int) -> bool:
 
 
 def _spared(until: int, limit: int, stdout: StdoutMeter) -> int:
-    """Return `until`, less what the meter is given time to read. The meter is told now of what it is not given, and does not read
-    there, whenever the bytes are freed."""
+    """Return `until`, less what the meter is given time to read. The meter is told now of what it
+    is not given, and does not read there, whenever the bytes are freed."""
     until = min(until, max(stdout.file.offset, until - min(UNREAD_KEPT, limit)))
     stdout.file.skip_to(until)
     return until
@@ -203,30 +221,32 @@ def _spared(until: int, limit: int, stdout: StdoutMeter) -> int:
 # ---- Follows what runs write: it is metered if a meter is known, and bounded to its newest bytes
 
 LOOK_EVERY = 0.03
-"""Seconds between two looks at which runs have written: a turn is seen within 50 ms, and a run that writes without pause wakes the
-daemon 33 times a second."""
+"""Seconds between two looks at which runs have written: a turn is seen within 50 ms, and a run that
+writes without pause wakes the daemon 33 times a second."""
 LOOK_AGAIN = 0.001
-"""Seconds from the look at a run that begins to write to the next one: a burst has written more than `BURST` by then. With 5 ms,
-the kernel's word on its first writes slowed a burst of 200 MB by a tenth."""
+"""Seconds from the look at a run that begins to write to the next one: a burst has written more
+than `BURST` by then. With 5 ms, the kernel's word on its first writes slowed a burst of 200 MB by a
+tenth."""
 BURST = 1 << 18
-"""Bytes that a run writes between two looks in a burst. While there is one, all runs are looked at by time: for the kernel to tell
-of a write takes 0.8 us (6.18), a third of what it takes to write 4 KiB."""
+"""Bytes that a run writes between two looks in a burst. While there is one, all runs are looked at
+by time: for the kernel to tell of a write takes 0.8 us (6.18), a third of what it takes to write 4
+KiB."""
 LOOKED_AT = 100
 """Runs in whose number `LOOK_EVERY` grows then: a look at as many takes 1.5 ms."""
 BLIND_EVERY = 0.2
-"""Seconds between two looks at all files if the user has no inotify instance left, and at a file that was moved: the kernel tells
-only what is written in this directory."""
+"""Seconds between two looks at all files if the user has no inotify instance left, and at a file
+that was moved: the kernel tells only what is written in this directory."""
 TURN = 0.001
 """Seconds of reading between two looks at the rest of the daemon."""
 DRAIN_SECONDS = 0.05
-"""Seconds of reading when runs have ended, while all else waits: 10 MB of what agents print, or 256 KiB of the densest lines.
-Ends that follow each other without a pause share them."""
+"""Seconds of reading when runs have ended, while all else waits: 10 MB of what agents print, or 256
+KiB of the densest lines. Ends that follow each other without a pause share them."""
 NEWEST = 32 << 10
-"""Bytes at the end of a run's stdout that are read however long it takes, with the whole of their first line, because they contain
-the final result. 6 ms of the densest lines."""
+"""Bytes at the end of a run's stdout that are read however long it takes, with the whole of their
+first line, because they contain the final result. 6 ms of the densest lines."""
 NEWEST_OF_ALL = 16 * NEWEST
-"""The same for all runs of a drain together. Of 64 that write without pause each gets 8 KiB. That is little, but only one of them
-has ended; each of the others is drained again when it ends."""
+"""The same for all runs of a drain together. Of 64 that write without pause each gets 8 KiB. That
+is little, but only one of them has ended; each of the others is drained again when it ends."""
 NEWEST_AT_LEAST = 1 << 10
 """The same for each of a thousand."""
 
@@ -259,13 +279,15 @@ class Drains:
 
 @dataclass
 class Tail:
-    """Follows all runs whose output is kept. Everything but `serve` is synchronous; nothing raises `OSError`.
+    """Follows all runs whose output is kept. Everything but `serve` is synchronous; nothing raises
+    `OSError`.
 
-    `seen(run, readings)`: what the run's stdout tells has changed. There is one reading for each attempt so far, in order. The last
-    one is the current attempt's, and its `tools` are those since the last call. The others are the same objects each time, never
-    change, and have no tools. The callee may keep them all.
-    `lost(run, message)`: some output could not be metered, or can no longer be bounded; few messages a run.
-    `trouble(message)`: something does not work as it should, once for each run and kind of error."""
+    `seen(run, readings)`: what the run's stdout tells has changed. There is one reading for each
+    attempt so far, in order. The last one is the current attempt's, and its `tools` are those since
+    the last call. The others are the same objects each time, never change, and have no tools. The
+    callee may keep them all. `lost(run, message)`: some output could not be metered, or can no
+    longer be bounded; few messages a run. `trouble(message)`: something does not work as it should,
+    once for each run and kind of error."""
 
     files: OutputFiles
     seen: Callable[[RunId, tuple[Reading, ...]], None]
@@ -290,15 +312,23 @@ class Tail:
     def follow(
         self, run: RunId, *, limit: int | None, meter: NewMeter | None, saved: bytes | None = None
     ) -> tuple[Reading, ...] | None:
-        """Follow a run that writes its own files, from its first attempt on. `limit`: bytes kept of stdout, and of stderr. For a
-        run that has written already, as after a restart of the daemon, call `look` next.
+        """Follow a run that writes its own files, from its first attempt on. `limit`: bytes kept of
+        stdout, and of stderr. For a run that has written already, as after a restart of the daemon,
+        call `look` next.
 
-        `saved`: continue where another daemon was, in the files that the run had then. No line counts twice, and none is left out
-        except what was freed or truncated meanwhile, which `lost` is told. Return the readings as they were then, without tools;
-        `seen` is not called before they change. Return `None` if nothing was saved, or it does not fit: then stdout is read from
-        its start, through one meter, whichever attempt wrote it."""
+        `saved`: continue where another daemon was, in the files that the run had then. No line
+        counts twice, and none is left out except what was freed or truncated meanwhile, which
+        `lost` is told. Return the readings as they were then, without tools; `seen` is not called
+        before they change. Return `None` if nothing was saved, or it does not fit: then stdout is
+        read from its start, through one meter, whichever attempt wrote it."""
         tailed = self.runs[run] = TailedRun(
-            run, self.files, limit, partial(self.seen, run), partial(self.lost, run), self.trouble, lambda: self._look_at_moved(run)
+            run,
+            self.files,
+            limit,
+            partial(self.seen, run),
+            partial(self.lost, run),
+            self.trouble,
+            lambda: self._look_at_moved(run),
         )
         return tailed.meter(meter, saved) if meter is not None else None
 
@@ -313,18 +343,21 @@ class Tail:
             self.runs[run].read_milestones()
 
     def last_line(self, run: RunId) -> str | None:
-        """Return the last line that the run's attempt has written on stderr; see `last_line.last_line`."""
+        """Return the last line that the run's attempt has written on stderr; see
+        `last_line.last_line`."""
         return self.runs[run].last_line() if run in self.runs else None
 
     def position(self, run: RunId) -> bytes | None:
-        """Return where the run's metering is, for `follow`; `None` if it has no meter. What was returned before `begin_attempt`
-        knows nothing of the new attempt."""
+        """Return where the run's metering is, for `follow`; `None` if it has no meter. What was
+        returned before `begin_attempt` knows nothing of the new attempt."""
         return self.runs[run].position() if run in self.runs else None
 
     def begin_attempt(self, run: RunId, opened: Sequence[int] = ()) -> None:
-        """Read what the attempt before has written (as `drain` does), then begin a new meter. Call this before each attempt is
-        launched, when its files exist and no process of the attempt before is alive. From now on these files are the run's, even if
-        they are moved. `opened`: descriptors of both, the caller's to close; without them the files are opened again by name."""
+        """Read what the attempt before has written (as `drain` does), then begin a new meter. Call
+        this before each attempt is launched, when its files exist and no process of the attempt
+        before is alive. From now on these files are the run's, even if they are moved. `opened`:
+        descriptors of both, the caller's to close; without them the files are opened again by
+        name."""
         tailed = self.runs.get(run)
         if tailed is not None:
             self._away.pop(run, None)
@@ -334,9 +367,10 @@ class Tail:
             tailed.begin_attempt(opened)
 
     def drain(self, runs: Iterable[RunId], *, seconds: float = DRAIN_SECONDS) -> None:
-        """Read what the runs have written until now. The first one, or its main process, has ended: its last line may lack a
-        newline. Of what cannot be read in `seconds`, which they share, read only the newest bytes and tell `lost` of the rest.
-        `seen` is called before this returns."""
+        """Read what the runs have written until now. The first one, or its main process, has ended:
+        its last line may lack a newline. Of what cannot be read in `seconds`, which they share,
+        read only the newest bytes and tell `lost` of the rest. `seen` is called before this
+        returns."""
         self._drains.drain(map(self.runs.get, runs), seconds)
 
     def set_limit(self, run: RunId, limit: int | None) -> None:
@@ -356,7 +390,8 @@ class Tail:
             self._waiting.cancel()
 
     def forget(self, run: RunId) -> None:
-        """Close the descriptor of a run of which no process is alive, and bound its files one last time."""
+        """Close the descriptor of a run of which no process is alive, and bound its files one last
+        time."""
         tailed = self.runs.get(run)
         if tailed is None:
             return
@@ -400,7 +435,9 @@ class Tail:
         except OSError as error:
             if not self._blind:
                 self.trouble(
-                    f"cannot be told when a run writes ({error}); looking every {BLIND_EVERY} s (see fs.inotify in sysctl)"
+                    f"cannot be told when a run writes ({error}); looking every {BLIND_EVERY} "
+                    "s "
+                    "(see fs.inotify in sysctl)"
                 )
             self._blind = True
             return None
@@ -421,16 +458,22 @@ class Tail:
             written = growth.take()
             if growth.tell_writes(not self._burst) or self._burst:
                 written = None
-            self.behind |= self.runs if written is None else {run: self.runs[run] for run in written if run in self.runs}
+            self.behind |= (
+                self.runs
+                if written is None
+                else {run: self.runs[run] for run in written if run in self.runs}
+            )
             self.behind |= self._away
             self._burst = False
             await self._work(rested)
             if self._burst:
-                growth.tell_writes(False)  # before the pause: a third of a burst may be over after it
+                # before the pause: a third of a burst may be over after it
+                growth.tell_writes(False)
             await trio.sleep_until(rested)
 
     async def _work(self, until: float) -> None:
-        """Read a slice of each run in turn, until nothing is left or it is time to ask which other runs have written."""
+        """Read a slice of each run in turn, until nothing is left or it is time to ask which other
+        runs have written."""
         while self.behind and trio.current_time() < until:
             end = time.perf_counter() + TURN
             self._next(end)

@@ -23,14 +23,15 @@ from .stdout import MeterPosition, StdoutMeter
 
 
 LAST_LINE_WITHIN = 4 << 10
-"""Bytes that are read. Of a longer line nothing is told, since it may begin within a secret that could not be recognised."""
+"""Bytes that are read. Of a longer line nothing is told, since it may begin within a secret that
+could not be recognised."""
 MAX_TEXT = 200
 """Characters that are told."""
 
 
 def last_line(descriptor: int, begin: int, end: int) -> str | None:
-    """Return the last line with text between two offsets of an open file: on one line, without control characters, secrets hidden.
-    Return `None` if there is none. Raises `OSError`."""
+    """Return the last line with text between two offsets of an open file: on one line, without
+    control characters, secrets hidden. Return `None` if there is none. Raises `OSError`."""
     start = max(begin, end - LAST_LINE_WITHIN)
     data = os.pread(descriptor, end - start, start)
     lines = redacted(clean(data)).splitlines()
@@ -46,7 +47,8 @@ def _plain(line: str) -> str:
 
 # ---- The milestones of a run: lines `[agent:NAME] text` on its stderr, of which the newest counts
 #
-# A run that writes without pause is not read whole: of what came since the last look, the newest `NEWEST` bytes are.
+# A run that writes without pause is not read whole: of what came since the last look, the newest
+# `NEWEST` bytes are.
 
 
 MILESTONES_WITHIN = 16 << 10
@@ -57,9 +59,12 @@ _LINE = re.compile(rb"^\[agent:([^\]\n]{1,256})\] ([^\n]*)\n", re.MULTILINE)
 
 
 class StderrMilestones:
-    """`open_stderr` returns a descriptor for reading; `reached` is told of the newest milestone after each look that found one."""
+    """`open_stderr` returns a descriptor for reading; `reached` is told of the newest milestone
+    after each look that found one."""
 
-    def __init__(self, name: str, open_stderr: Callable[[], int], reached: Callable[[str], None]) -> None:
+    def __init__(
+        self, name: str, open_stderr: Callable[[], int], reached: Callable[[str], None]
+    ) -> None:
         """`name`: the run's, which is left out of its own milestones."""
         self._name = name
         self._open = open_stderr
@@ -81,7 +86,9 @@ class StderrMilestones:
         first = data.find(b"\n") + 1 if start > self._offset else 0
         lines = data[first : data.rfind(b"\n") + 1]
         # a line that is longer than what is read at once is no milestone
-        self._offset = start + (first + len(lines) if lines else len(data) if len(data) >= MILESTONES_WITHIN else first)
+        self._offset = start + (
+            first + len(lines) if lines else len(data) if len(data) >= MILESTONES_WITHIN else first
+        )
         found = _LINE.findall(lines)
         if found and (text := self._text(*found[-1])):
             self._reached(text)
@@ -89,7 +96,8 @@ class StderrMilestones:
     def _text(self, name: bytes, words: bytes) -> str:
         text = " ".join(clean(words).split())
         whose = " ".join(clean(name).split())
-        text = redacted(text if whose == self._name or not text else f"{whose}: {text}")  # a secret that is cut is not found
+        # a secret that is cut is not found
+        text = redacted(text if whose == self._name or not text else f"{whose}: {text}")
         return text if len(text) <= MAX_MILESTONE else f"{text[: MAX_MILESTONE - 1]}…"
 
 
@@ -97,10 +105,12 @@ class StderrMilestones:
 
 
 FORMAT_VERSION = 1
-"""The version of what `position` returns. Raise it when a field is added, removed or changes its meaning."""
+"""The version of what `position` returns. Raise it when a field is added, removed or changes its
+meaning."""
 
 NewMeter = Callable[[bytes | None], Meter]
-"""Makes a meter for each attempt, or from a dump one that continues. Raises `ValueError` for a dump that does not fit."""
+"""Makes a meter for each attempt, or from a dump one that continues. Raises `ValueError` for a dump
+that does not fit."""
 
 T = TypeVar("T")
 
@@ -117,8 +127,8 @@ _FROM_BYTES = msgspec.msgpack.Decoder(_SavedTail)
 
 @dataclass(slots=True, eq=False)
 class TailedRun:
-    """Nothing raises `OSError`. `seen(readings)`, `lost(message)`, `trouble(message)`: see `Tail`; `moved()`: its stdout is no
-    longer where it was."""
+    """Nothing raises `OSError`. `seen(readings)`, `lost(message)`, `trouble(message)`: see `Tail`;
+    `moved()`: its stdout is no longer where it was."""
 
     run: RunId
     files: OutputFiles
@@ -138,7 +148,8 @@ class TailedRun:
     _begun: dict[Suffix, int] = field(default_factory=dict)
     """Sizes of the files when the attempt began, if this daemon began it."""
     _held: dict[Suffix, int] = field(default_factory=dict)
-    """Descriptors that keep processes from taking a lease on the files, by which they could not be bounded."""
+    """Descriptors that keep processes from taking a lease on the files, by which they could not be
+    bounded."""
     _closed: bool = False
     _errors: set[int | None] = field(default_factory=set)
 
@@ -150,12 +161,15 @@ class TailedRun:
         self.limit = limit
 
     def meter(self, new_meter: NewMeter, saved: bytes | None) -> tuple[Reading, ...] | None:
-        """Meter its stdout from where `saved` says. Return the readings there, or `None` for a meter that begins at the start."""
+        """Meter its stdout from where `saved` says. Return the readings there, or `None` for a
+        meter that begins at the start."""
         if saved is not None:
             with suppress(*UNDECODABLE):
                 found = _FROM_BYTES.decode(saved)
                 if found.version == FORMAT_VERSION:
-                    self.stdout = StdoutMeter(self._open, new_meter, self.seen, self.lost, found.position)
+                    self.stdout = StdoutMeter(
+                        self._open, new_meter, self.seen, self.lost, found.position
+                    )
                     self._inodes |= found.inodes
                     return self.stdout.readings
         self.stdout = StdoutMeter(self._open, new_meter, self.seen, self.lost)
@@ -163,14 +177,19 @@ class TailedRun:
 
     def position(self) -> bytes | None:
         position = self._guarded(StdoutMeter.position)
-        return _TO_BYTES.encode(_SavedTail(FORMAT_VERSION, self._inodes, position)) if position is not None else None
+        return (
+            _TO_BYTES.encode(_SavedTail(FORMAT_VERSION, self._inodes, position))
+            if position is not None
+            else None
+        )
 
     def files_may_be_new(self) -> None:
         """Take the files that are now there for the run's, even if they are moved later."""
         self._inodes.clear()
 
     def hold(self, suffix: Suffix, descriptor: int | None = None) -> None:
-        """Hold a file of a live run that is bounded, by this descriptor if it is given. Raises `OSError` as `OutputFiles.hold`."""
+        """Hold a file of a live run that is bounded, by this descriptor if it is given. Raises
+        `OSError` as `OutputFiles.hold`."""
         if self._closed or self.limit is None or suffix in self._held:
             if descriptor is not None:
                 os.close(descriptor)
@@ -182,7 +201,9 @@ class TailedRun:
         if self.limit is not None:
             with suppress(OSError):  # tried again at each look
                 for suffix, descriptor in zip(SUFFIXES, opened or (None, None), strict=True):
-                    self.hold(suffix, None if descriptor is None else self.files.hold_too(descriptor))
+                    self.hold(
+                        suffix, None if descriptor is None else self.files.hold_too(descriptor)
+                    )
         for suffix in SUFFIXES:
             made = self.files.made(self.run, suffix)
             self._begun[suffix] = made.size if made is not None else 0
@@ -198,7 +219,8 @@ class TailedRun:
                 self._inodes[suffix] = made.inode
 
     def read(self, until: float) -> bool:
-        """Read until `time.perf_counter()` is `until`. Return whether that was all there is, or all that can be read."""
+        """Read until `time.perf_counter()` is `until`. Return whether that was all there is, or all
+        that can be read."""
         self.read_milestones()
         return self._guarded(lambda stdout: stdout.advance(until)) is not False
 
@@ -227,7 +249,9 @@ class TailedRun:
             descriptor = self._open(".err")
             try:
                 # another size than when it began: it was truncated
-                return last_line(descriptor, begin if begin <= status.st_size else 0, status.st_size)
+                return last_line(
+                    descriptor, begin if begin <= status.st_size else 0, status.st_size
+                )
             finally:
                 os.close(descriptor)
         except FileNotFoundError:
@@ -243,7 +267,8 @@ class TailedRun:
         self._guarded(lambda stdout: stdout.drain(until, newest, ended=ended))
 
     def close(self) -> None:
-        """Close the descriptor. The run is no longer metered, and what happens to its files is no longer told."""
+        """Close the descriptor. The run is no longer metered, and what happens to its files is no
+        longer told."""
         self._closed = True
         self._release()
         self._close_meter()
@@ -253,7 +278,8 @@ class TailedRun:
             os.close(self._held.popitem()[1])
 
     def status(self, suffix: Suffix) -> os.stat_result | None:
-        """Return the status of the file that the run was given. If it was moved, tell so once and return `None`."""
+        """Return the status of the file that the run was given. If it was moved, tell so once and
+        return `None`."""
         try:
             status = self.files.status(self.run, suffix)
         except OSError as error:
@@ -272,7 +298,8 @@ class TailedRun:
             self.trouble(f"run {self.run}: {what}: {error}")
 
     def _open(self, suffix: Suffix = ".out") -> int:
-        """Raises `FileNotFoundError` also if another file is in its place, which may be another user's."""
+        """Raises `FileNotFoundError` also if another file is in its place, which may be another
+        user's."""
         if self.status(suffix) is None:
             raise FileNotFoundError
         descriptor = self.files.open_for_meter(self.run, suffix)
@@ -290,7 +317,9 @@ class TailedRun:
             self.failed(error, "its output cannot be read for metering")
         except Exception:  # noqa: BLE001 - a bug in a meter must not leave every tree without a supervisor
             self._close_meter()
-            self.trouble(f"run {self.run} is no longer metered: internal error:\n{traceback.format_exc()}")
+            self.trouble(
+                f"run {self.run} is no longer metered: internal error:\n{traceback.format_exc()}"
+            )
         return None
 
     def _close_meter(self) -> None:
@@ -302,7 +331,8 @@ class TailedRun:
         stdout = self.stdout if suffix == ".out" else None
         if stdout is not None:
             self.moved()
-        unread = stdout is not None and not stdout.file.is_open  # else the meter continues with the file that it has open
+        # else the meter continues with the file that it has open
+        unread = stdout is not None and not stdout.file.is_open
         if not self._closed and suffix not in self._taken and (unread or self.limit is not None):
             self._taken.add(suffix)
             name = "stdout" if suffix == ".out" else "stderr"

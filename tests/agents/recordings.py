@@ -36,7 +36,12 @@ USAGE_EVENTS = {
 """By program: a type of event that its meter decodes."""
 
 OPENCODE = [
-    {"type": "step_start", "timestamp": 1, "sessionID": "ses_1", "part": {"id": "prt_1", "type": "step-start"}},
+    {
+        "type": "step_start",
+        "timestamp": 1,
+        "sessionID": "ses_1",
+        "part": {"id": "prt_1", "type": "step-start"},
+    },
     {
         "type": "tool_use",
         "sessionID": "ses_1",
@@ -56,7 +61,13 @@ OPENCODE = [
             "type": "step-finish",
             "reason": "tool-calls",
             "cost": 0.25,
-            "tokens": {"total": 175, "input": 100, "output": 20, "reasoning": 5, "cache": {"read": 40, "write": 10}},
+            "tokens": {
+                "total": 175,
+                "input": 100,
+                "output": 20,
+                "reasoning": 5,
+                "cache": {"read": 40, "write": 10},
+            },
         },
     },
     {"type": "step_start", "sessionID": "ses_1", "part": {"id": "prt_4", "type": "step-start"}},
@@ -64,7 +75,13 @@ OPENCODE = [
     {
         "type": "step_finish",
         "sessionID": "ses_1",
-        "part": {"id": "prt_6", "type": "step-finish", "reason": "stop", "cost": 0.5, "tokens": {"input": 7, "output": 3}},
+        "part": {
+            "id": "prt_6",
+            "type": "step-finish",
+            "reason": "stop",
+            "cost": 0.5,
+            "tokens": {"input": 7, "output": 3},
+        },
     },
     {"type": "done", "sessionID": "ses_1", "reason": "idle", "rejected": []},
 ]
@@ -72,7 +89,15 @@ OPENCODE = [
 
 JSONL = [
     {"type": "turn", "tool": "Bash"},
-    {"type": "usage", "model": "m", "input_tokens": 10, "output_tokens": 2, "cached_tokens": 4, "cost_usd": 0.5, "messages": 1},
+    {
+        "type": "usage",
+        "model": "m",
+        "input_tokens": 10,
+        "output_tokens": 2,
+        "cached_tokens": 4,
+        "cost_usd": 0.5,
+        "messages": 1,
+    },
     {"type": "result", "failed": False},
 ]
 

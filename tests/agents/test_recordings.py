@@ -67,9 +67,16 @@ EXPECTED = {
         messages=0,
         partial=True,
         finished=True,
-        failed='{"error": {"message": "scripted failure", "type": "invalid_request_error", "code": "bad"}}',
+        failed=(
+            '{"error": {"message": "scripted failure", "type": "invalid_request_error", "code": '
+            '"bad"}}'
+        ),
         trouble=ApiTrouble(
-            count=1, error='{"error": {"message": "scripted failure", "type": "invalid_request_error", "code": "bad"}}'
+            count=1,
+            error=(
+                '{"error": {"message": "scripted failure", "type": "invalid_request_error", '
+                '"code": "bad"}}'
+            ),
         ),
         broken=True,
     ),
@@ -93,7 +100,9 @@ EXPECTED = {
         messages=0,
         finished=True,
         failed="400 Overloaded",
-        trouble=ApiTrouble(count=1, status=400, error='{"type":"overloaded_error","message":"Overloaded"}'),
+        trouble=ApiTrouble(
+            count=1, status=400, error='{"type":"overloaded_error","message":"Overloaded"}'
+        ),
     ),
     "qwen-api-failure": Reading(
         turns=0,
@@ -152,7 +161,15 @@ def test_a_view_reads_the_same(name: str) -> None:
 JUNK = st.one_of(
     st.binary(max_size=40),
     st.sampled_from(
-        [b"\n", b"{", b"\xff\xfe\n", b'{"type":"result"', b'{"type":"assistant","message":{"id":', b"\x00" * 20, b"\r"]
+        [
+            b"\n",
+            b"{",
+            b"\xff\xfe\n",
+            b'{"type":"result"',
+            b'{"type":"assistant","message":{"id":',
+            b"\x00" * 20,
+            b"\r",
+        ]
     ),
 )
 
@@ -160,9 +177,12 @@ JUNK = st.one_of(
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_any_pieces_of_anything_read_the_same(data: st.DataObject) -> None:
-    """Recordings are cut and mixed with junk: the meter reads the same, however the stream is divided."""
+    """Recordings are cut and mixed with junk: the meter reads the same, however the stream is
+    divided."""
     program, stream = data.draw(st.sampled_from(list(samples().values())))
-    pieces = st.lists(st.one_of(st.sampled_from(stream.splitlines(keepends=True)), JUNK), max_size=12)
+    pieces = st.lists(
+        st.one_of(st.sampled_from(stream.splitlines(keepends=True)), JUNK), max_size=12
+    )
     whole = b"".join(data.draw(pieces))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
     parts = [whole[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]

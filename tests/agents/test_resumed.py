@@ -31,7 +31,10 @@ def resumed(command: str, *, terminal: bool = False, task: str | None = "go on")
     ("command", "expected"),
     [
         ("claude -p 'do x'", f"claude -p --resume {ID} -- 'go on'"),
-        ("claude 'do x' --print --model opus --session-id=1", f"claude -p --model opus --resume {ID} -- 'go on'"),
+        (
+            "claude 'do x' --print --model opus --session-id=1",
+            f"claude -p --model opus --resume {ID} -- 'go on'",
+        ),
         (
             "claude -p --allowedTools Bash Read --verbose -- x",
             f"claude -p --allowedTools Bash Read --verbose --resume {ID} -- 'go on'",
@@ -46,8 +49,14 @@ def resumed(command: str, *, terminal: bool = False, task: str | None = "go on")
         (f"codex e --json resume {NEW} x", f"codex exec --json resume {ID} -- 'go on'"),
         ("codex -c exec=1 exec -i image.png x", f"codex -c exec=1 exec resume {ID} -- 'go on'"),
         ("gemini -p x -y -m pro", f"gemini -y -m pro --resume {ID} '--prompt=go on'"),
-        ("gemini --resume latest --prompt=x -o json", f"gemini -o json --resume {ID} '--prompt=go on'"),
-        ("opencode run --format json -m a/b do it -f file", f"opencode run --format json -m a/b --session {ID} -- 'go on'"),
+        (
+            "gemini --resume latest --prompt=x -o json",
+            f"gemini -o json --resume {ID} '--prompt=go on'",
+        ),
+        (
+            "opencode run --format json -m a/b do it -f file",
+            f"opencode run --format json -m a/b --session {ID} -- 'go on'",
+        ),
         ("qwen --session-id 1 --prompt=x --yolo", f"qwen --yolo --resume {ID} '--prompt=go on'"),
         ("copilot -p x --allow-all", f"copilot --allow-all --resume={ID} '--prompt=go on'"),
     ],
@@ -85,7 +94,10 @@ def test_what_ran_in_a_terminal_continues_without_one(command: str, expected: st
     assert resumed(command) == expected
 
 
-@pytest.mark.parametrize("command", ["sh -c 'claude -p x'", "true", "aider --message=x", "claude -p --new-option value x"])
+@pytest.mark.parametrize(
+    "command",
+    ["sh -c 'claude -p x'", "true", "aider --message=x", "claude -p --new-option value x"],
+)
 def test_no_command_is_guessed(command: str) -> None:
     assert resumed(command) is None
 
@@ -93,7 +105,11 @@ def test_no_command_is_guessed(command: str) -> None:
 @pytest.mark.parametrize("name", RESUMABLE)
 def test_what_continues_a_session_names_it_and_is_metered_as_before(name: str) -> None:
     program = program_called(name)
-    command = [word.replace("{task}", "x").replace("{session}", NEW) for word in program.command if word not in ("{options}",)]
+    command = [
+        word.replace("{task}", "x").replace("{session}", NEW)
+        for word in program.command
+        if word not in ("{options}",)
+    ]
     continued = shlex.split(resumed(shlex.join(command)) or "")
     assert program.prints_events(continued[1:])
     if program.session_files is not None:
@@ -102,16 +118,17 @@ def test_what_continues_a_session_names_it_and_is_metered_as_before(name: str) -
 
 
 def test_totals_of_a_session_do_not_count_twice() -> None:
-    """Neither program names its session on the command line here, so only the argument tells that it continues one."""
-    thread = (
-        b'{"type":"thread.started","thread_id":"t"}\n{"type":"turn.completed","usage":{"input_tokens":%d,"output_tokens":%d}}\n'
-    )
+    """Neither program names its session on the command line here, so only the argument tells that
+    it continues one."""
+    thread = b'{"type":"thread.started","thread_id":"t"}\n{"type":"turn.completed","usage":{"input_tokens":%d,"output_tokens":%d}}\n'
     for resumed_, used in ((False, [(4500, 240)]), (True, [])):
         meter = program_called("codex").meter(["codex", "exec", "--json", "x"], resumed=resumed_)
         meter.feed(thread % (4500, 240))
         assert [(tokens.input, tokens.output) for tokens in meter.reading.models.values()] == used
     for resumed_, used in ((False, [(4500, 240)]), (True, [(1500, 80)])):
-        meter = program_called("qwen").meter(["qwen", "--output-format", "stream-json", "x"], resumed=resumed_)
+        meter = program_called("qwen").meter(
+            ["qwen", "--output-format", "stream-json", "x"], resumed=resumed_
+        )
         feed_qwen(meter)
         assert [(tokens.input, tokens.output) for tokens in meter.reading.models.values()] == used
 
@@ -120,8 +137,14 @@ def feed_qwen(meter: Meter) -> None:
     """Feed an answer with 1500 and 80 tokens, and a result with 4500 and 240."""
     usage = b'"usage":{"input_tokens":1500,"output_tokens":80}'
     meter.feed(b'{"type":"system","subtype":"init","session_id":"s","model":"q"}\n')
-    meter.feed(b'{"type":"assistant","message":{"id":"m","model":"q","content":[{"type":"text","text":"a"}],' + usage + b"}}\n")
-    meter.feed(b'{"type":"result","subtype":"success","is_error":false,"usage":{"input_tokens":4500,"output_tokens":240}}\n')
+    meter.feed(
+        b'{"type":"assistant","message":{"id":"m","model":"q","content":[{"type":"text","text":"a"}],'
+        + usage
+        + b"}}\n"
+    )
+    meter.feed(
+        b'{"type":"result","subtype":"success","is_error":false,"usage":{"input_tokens":4500,"output_tokens":240}}\n'
+    )
 
 
 def test_a_resumed_qwen_counts_its_answers_and_not_the_totals_of_its_session() -> None:
@@ -131,7 +154,9 @@ def test_a_resumed_qwen_counts_its_answers_and_not_the_totals_of_its_session() -
     assert meter.reading.partial, "calls that the program makes beside its answers are not told"
 
 
-WORDS = st.lists(st.sampled_from(["-a", "--valued", "--valued=x", "--listed", "--gone", "word", "x", "-"]))
+WORDS = st.lists(
+    st.sampled_from(["-a", "--valued", "--valued=x", "--listed", "--gone", "word", "x", "-"])
+)
 
 
 @given(WORDS)

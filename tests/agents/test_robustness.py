@@ -1,4 +1,5 @@
-"""Broken, huge and hostile output. Nothing raises, memory stays flat, and good lines after it count."""
+"""Broken, huge and hostile output. Nothing raises, memory stays flat, and good lines after it
+count."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from tests.agents.recordings import JSONL, STREAMS, USAGE_EVENTS, in_all, lines,
 
 SAMPLES = samples()
 PROGRAMS = sorted({program for program, _ in SAMPLES.values()})
-GOOD = {program: next(data for of, data in SAMPLES.values() if of == program) for program in PROGRAMS}
+GOOD = {
+    program: next(data for of, data in SAMPLES.values() if of == program) for program in PROGRAMS
+}
 GOOD["claude"] = (STREAMS / "claude-success.jsonl").read_bytes()
 GOOD["codex"] = (STREAMS / "codex-success.jsonl").read_bytes()
 MIB = 1 << 20
@@ -32,7 +35,9 @@ def check(reading: Reading) -> None:
         counts += [used.input, used.output, used.cached, used.cache_write]
         assert used.cached + used.cache_write <= used.input
     assert all(type(count) is int and 0 <= count <= 10**15 for count in counts)
-    assert reading.cost_usd is None or (type(reading.cost_usd) is float and 0 <= reading.cost_usd <= 1e15)
+    assert reading.cost_usd is None or (
+        type(reading.cost_usd) is float and 0 <= reading.cost_usd <= 1e15
+    )
     assert len(reading.tools) <= MAX_TOOLS
     assert len(reading.models) <= MAX_MODELS + 1
     texts = [*reading.tools, *reading.models, reading.failed or ""]
@@ -140,7 +145,12 @@ def padded(size: int, event: dict[str, Any]) -> bytes:
 
 @pytest.mark.parametrize("chunk", [1000, 65536, 262144, 3 * MIB])
 def test_a_line_is_read_up_to_the_limit(chunk: int) -> None:
-    for size, turns, skipped in [(MAX_LINE - 1, 1, 0), (MAX_LINE, 1, 0), (MAX_LINE + 1, None, 1), (2 * MAX_LINE, None, 1)]:
+    for size, turns, skipped in [
+        (MAX_LINE - 1, 1, 0),
+        (MAX_LINE, 1, 0),
+        (MAX_LINE + 1, None, 1),
+        (2 * MAX_LINE, None, 1),
+    ]:
         stream = b"text\n" + padded(size, {"type": "turn", "tool": "t"}) + b"\nmore\n"
         reading = read("jsonl", *(stream[at : at + chunk] for at in range(0, len(stream), chunk)))
         assert (reading.turns, reading.skipped_lines) == (turns, skipped)
@@ -151,9 +161,13 @@ def test_a_long_line_counts_as_skipped_only_if_it_may_hold_usage(chunk: int) -> 
     long = b"y" * (20 * MIB)
     stream = b"".join(
         [
-            b'{"type":"user","message":{"content":[{"type":"tool_result","content":"' + long + b'"}]}}\n',
+            b'{"type":"user","message":{"content":[{"type":"tool_result","content":"'
+            + long
+            + b'"}]}}\n',
             long + b"\n",
-            b'{"type":"assistant","message":{"id":"a","content":[{"type":"text","text":"' + long + b'"}]}}\n',
+            b'{"type":"assistant","message":{"id":"a","content":[{"type":"text","text":"'
+            + long
+            + b'"}]}}\n',
             GOOD["claude"],
         ]
     )
@@ -185,15 +199,25 @@ def test_memory_stays_flat_in_a_line_without_end() -> None:
 
 
 def test_memory_stays_flat_however_many_ids_and_names_there_are() -> None:
-    def hostile(program: str, events: Callable[[int], list[dict[str, Any]]], count: int) -> tuple[int, Reading]:
+    def hostile(
+        program: str, events: Callable[[int], list[dict[str, Any]]], count: int
+    ) -> tuple[int, Reading]:
         return peak(program, (lines(*events(number)) for number in range(count)))
 
     def claude(number: int) -> list[dict[str, Any]]:
         key, name = f"{number:0120}", f"{number:0200}"
         block = {"type": "tool_use", "id": key, "name": name}
         message = {"id": key, "model": key, "content": [block], "usage": {"input_tokens": 1}}
-        usage = {f"{key}{n}": {"inputTokens": number} for n in range(20)} if number % 100 == 0 else {}
-        result = {"type": "result", "session_id": name, "modelUsage": usage, "errors": [name] * 50, "is_error": True}
+        usage = (
+            {f"{key}{n}": {"inputTokens": number} for n in range(20)} if number % 100 == 0 else {}
+        )
+        result = {
+            "type": "result",
+            "session_id": name,
+            "modelUsage": usage,
+            "errors": [name] * 50,
+            "is_error": True,
+        }
         return [{"type": "assistant", "message": message, "parent_tool_use_id": key}, result]
 
     def opencode(number: int) -> list[dict[str, Any]]:
@@ -202,7 +226,11 @@ def test_memory_stays_flat_however_many_ids_and_names_there_are() -> None:
     def generic(number: int) -> list[dict[str, Any]]:
         return [{"type": "usage", "model": f"{number:0200}", "input_tokens": MOST_COUNTED}]
 
-    for program, events, count in (("claude", claude, 5000), ("opencode", opencode, 5000), ("jsonl", generic, 5000)):
+    for program, events, count in (
+        ("claude", claude, 5000),
+        ("opencode", opencode, 5000),
+        ("jsonl", generic, 5000),
+    ):
         held, reading = hostile(program, events, count)
         assert held < 4 * MIB, program
         check(reading)
@@ -210,20 +238,29 @@ def test_memory_stays_flat_however_many_ids_and_names_there_are() -> None:
 
 
 def test_names_beyond_the_bound_are_counted_without_their_name() -> None:
-    events = [{"type": "usage", "model": f"m{n}", "input_tokens": 1} for n in range(MAX_MODELS + 10)]
+    events = [
+        {"type": "usage", "model": f"m{n}", "input_tokens": 1} for n in range(MAX_MODELS + 10)
+    ]
     reading = read("jsonl", lines(*events))
     assert reading.models[""].input == 10
     assert in_all(reading).input == len(events)
 
 
-AMOUNTS = st.one_of(st.integers(0, 100), st.sampled_from([-1, 10**10, 10**11, 1e300, None, True, "9"]))
+AMOUNTS = st.one_of(
+    st.integers(0, 100), st.sampled_from([-1, 10**10, 10**11, 1e300, None, True, "9"])
+)
 
 
 @given(st.lists(st.tuples(AMOUNTS, AMOUNTS, AMOUNTS), max_size=6), st.booleans())
-def test_cached_tokens_are_never_more_than_the_input(totals: list[tuple[Any, Any, Any]], resumed: bool) -> None:
+def test_cached_tokens_are_never_more_than_the_input(
+    totals: list[tuple[Any, Any, Any]], resumed: bool
+) -> None:
     """Codex: its totals grow, fall, and may begin with those of another run."""
     names = ("input_tokens", "cached_input_tokens", "cache_write_input_tokens")
-    events = [{"type": "turn.completed", "usage": dict(zip(names, amounts, strict=True))} for amounts in totals]
+    events = [
+        {"type": "turn.completed", "usage": dict(zip(names, amounts, strict=True))}
+        for amounts in totals
+    ]
     program = named("codex")
     assert program is not None
     meter = program.meter(["codex", "exec", *["resume"] * resumed, "--json"])
@@ -232,11 +269,18 @@ def test_cached_tokens_are_never_more_than_the_input(totals: list[tuple[Any, Any
 
 
 def test_sums_stop_before_they_are_too_large_to_store() -> None:
-    most = {"type": "usage", "input_tokens": MOST_COUNTED, "cost_usd": MOST_SPENT, "turns": MOST_COUNTED}
+    most = {
+        "type": "usage",
+        "input_tokens": MOST_COUNTED,
+        "cost_usd": MOST_SPENT,
+        "turns": MOST_COUNTED,
+    }
     reading = read("jsonl", lines(most) * 110_000)
     assert (in_all(reading).input, reading.cost_usd, reading.turns) == (10**15, 1.1e9, 10**15)
 
 
 def test_the_last_tools_are_kept() -> None:
-    reading = read("jsonl", lines(*({"type": "turn", "tool": f"t{n}"} for n in range(MAX_TOOLS + 5))))
+    reading = read(
+        "jsonl", lines(*({"type": "turn", "tool": f"t{n}"} for n in range(MAX_TOOLS + 5)))
+    )
     assert reading.tools == [f"t{n}" for n in range(5, MAX_TOOLS + 5)]

@@ -60,7 +60,9 @@ def test_a_daemon_for_every_byte_reads_the_same(name: str) -> None:
 @given(st.data())
 def test_any_pieces_of_anything_read_the_same(data: st.DataObject) -> None:
     program, stream = data.draw(st.sampled_from(list(SAMPLES.values())))
-    pieces = st.lists(st.one_of(st.sampled_from(stream.splitlines(keepends=True)), JUNK), max_size=12)
+    pieces = st.lists(
+        st.one_of(st.sampled_from(stream.splitlines(keepends=True)), JUNK), max_size=12
+    )
     whole = b"".join(data.draw(pieces))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
     parts = [whole[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
@@ -70,7 +72,9 @@ def test_any_pieces_of_anything_read_the_same(data: st.DataObject) -> None:
 @pytest.mark.parametrize("start", [b'{"type":"turn","pad":"', b'{"type":"user","pad":"', b"text"])
 def test_a_line_that_is_too_long(start: bytes) -> None:
     """Its beginning has already been dropped, or not yet."""
-    stream = lines({"type": "turn"}) + start + b"x" * (MAX_LINE + 10) + b'"}\n' + lines({"type": "turn"})
+    stream = (
+        lines({"type": "turn"}) + start + b"x" * (MAX_LINE + 10) + b'"}\n' + lines({"type": "turn"})
+    )
     whole = read("jsonl", stream)
     assert (whole.turns, whole.skipped_lines) == (2, int(b"turn" in start))
     for at in (20, 60, MAX_LINE, MAX_LINE + 60, len(stream) - 20):
@@ -79,7 +83,10 @@ def test_a_line_that_is_too_long(start: bytes) -> None:
 
 def test_a_restored_meter_of_a_resumed_thread_excludes_earlier_usage() -> None:
     argv = ["codex", "exec", "resume", "--last", "--json"]
-    used = [{"type": "turn.completed", "usage": {"input_tokens": n, "output_tokens": 1}} for n in (100, 150, 175)]
+    used = [
+        {"type": "turn.completed", "usage": {"input_tokens": n, "output_tokens": 1}}
+        for n in (100, 150, 175)
+    ]
     parts = [lines(event) for event in used]
     assert read_on("codex", *parts, argv=argv) == read("codex", *parts, argv=argv)
     assert read_on("codex", *parts, argv=argv).models[""].input == 75
@@ -88,7 +95,11 @@ def test_a_restored_meter_of_a_resumed_thread_excludes_earlier_usage() -> None:
 def test_a_restored_meter_does_not_count_a_repeated_id_again() -> None:
     for program in ("claude", "opencode", "gemini"):
         once = read(program, GOOD[program])
-        calls = b"".join(line for line in GOOD[program].splitlines(keepends=True) if b"tool_use" in line and b"result" not in line)
+        calls = b"".join(
+            line
+            for line in GOOD[program].splitlines(keepends=True)
+            if b"tool_use" in line and b"result" not in line
+        )
         assert read_on(program, GOOD[program], calls).turns == once.turns
 
 
@@ -101,12 +112,20 @@ def test_a_broken_dump_is_refused(program: str) -> None:
     one.feed(GOOD[program])
     good = one.dump()
     fields: list[Any] = msgspec.msgpack.decode(good)
-    other: list[Any] = msgspec.msgpack.decode(meter("claude" if program != "claude" else "codex").dump())
+    other: list[Any] = msgspec.msgpack.decode(
+        meter("claude" if program != "claude" else "codex").dump()
+    )
     bad = [b"", b"\xc1", b"null", *(good[:cut] for cut in range(len(good))), good + b"\0"]
     others: list[Any] = [None, {}, [], fields[:-1], [*fields, 1], other]
     bad += [msgspec.msgpack.encode(each) for each in others]
-    bad += [msgspec.msgpack.encode([version, *fields[1:]]) for version in (module.STATE - 1, module.STATE + 1)]
-    bad += [msgspec.msgpack.encode([*fields[:-1], state]) for state in (b"", b"\xc0", b"\x81\xa1x\x01", b"\x91\xc0\xc0")]
+    bad += [
+        msgspec.msgpack.encode([version, *fields[1:]])
+        for version in (module.STATE - 1, module.STATE + 1)
+    ]
+    bad += [
+        msgspec.msgpack.encode([*fields[:-1], state])
+        for state in (b"", b"\xc0", b"\x81\xa1x\x01", b"\x91\xc0\xc0")
+    ]
     for saved in bad:
         with pytest.raises(ValueError, match=r"."):
             meter(program, saved)
@@ -119,8 +138,12 @@ def test_random_bytes_are_refused(program: str, saved: bytes) -> None:
         meter(program, saved)
 
 
-FROZEN = {line.split()[0]: b85decode(line.split()[1]) for line in (Path(__file__).parent / "dumps.txt").read_text().splitlines()}
-"""The dumps of STATE 5 after 70 % of each sample. `python -m tests.agents.test_saved` prints those of this build."""
+FROZEN = {
+    line.split()[0]: b85decode(line.split()[1])
+    for line in (Path(__file__).parent / "dumps.txt").read_text().splitlines()
+}
+"""The dumps of STATE 5 after 70 % of each sample. `python -m tests.agents.test_saved` prints those
+of this build."""
 
 
 def seventy(name: str) -> tuple[str, bytes, bytes]:
@@ -131,7 +154,8 @@ def seventy(name: str) -> tuple[str, bytes, bytes]:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_frozen_dumps_are_read(name: str) -> None:
-    """If this fails, the state of meters has changed: raise `lines.STATE`, and freeze the new dumps."""
+    """If this fails, the state of meters has changed: raise `lines.STATE`, and freeze the new
+    dumps."""
     program, begun, rest = seventy(name)
     one = meter(program)
     one.feed(begun)
@@ -150,13 +174,24 @@ def conversation(messages: int) -> bytes:
     events = [{"type": "system", "subtype": "init"}]
     for number in range(messages):
         block = {"type": "tool_use", "id": f"toolu_{number:024}", "name": "Bash"}
-        usage = {"input_tokens": 5000 + number, "output_tokens": 70, "cache_read_input_tokens": 4000}
-        message = {"id": f"msg_{number:024}", "model": "claude-opus-4-8", "usage": usage, "content": [block]}
+        usage = {
+            "input_tokens": 5000 + number,
+            "output_tokens": 70,
+            "cache_read_input_tokens": 4000,
+        }
+        message = {
+            "id": f"msg_{number:024}",
+            "model": "claude-opus-4-8",
+            "usage": usage,
+            "content": [block],
+        }
         events.append({"type": "assistant", "message": message})  # type: ignore[dict-item]
     return lines(*events)
 
 
-@pytest.mark.parametrize(("messages", "most"), [(0, 250), (10, 2000), (100, 15_000), (5000, 160_000)])
+@pytest.mark.parametrize(
+    ("messages", "most"), [(0, 250), (10, 2000), (100, 15_000), (5000, 160_000)]
+)
 def test_a_dump_is_small(messages: int, most: int) -> None:
     one = meter("claude")
     one.feed(conversation(messages))
@@ -167,9 +202,15 @@ def test_a_dump_is_bounded_whatever_is_printed() -> None:
     one = meter("claude")
     long = "x" * (MAX_LINE - 2000)
     for number in range(30):
-        message = {"id": f"{number}{long}", "model": f"{number}{long[:100_000]}", "content": long[:1000]}
+        message = {
+            "id": f"{number}{long}",
+            "model": f"{number}{long[:100_000]}",
+            "content": long[:1000],
+        }
         del message["content" if number % 2 else "id"]
-        one.feed(lines({"type": "assistant", "parent_tool_use_id": str(number), "message": message}))
+        one.feed(
+            lines({"type": "assistant", "parent_tool_use_id": str(number), "message": message})
+        )
         one.feed(lines({"type": "result", "session_id": long, "modelUsage": {}}))
     assert len(one.dump()) < 50_000
 

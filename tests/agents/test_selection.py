@@ -56,7 +56,9 @@ true                                                                   -
 """
 
 
-@pytest.mark.parametrize("line", COMMANDS.strip().splitlines(), ids=lambda line: line.rsplit(None, 1)[0])
+@pytest.mark.parametrize(
+    "line", COMMANDS.strip().splitlines(), ids=lambda line: line.rsplit(None, 1)[0]
+)
 def test_the_meter_of_a_command(line: str) -> None:
     command, meter = line.rsplit(None, 1)
     found = chosen(shlex.split(command))
@@ -81,4 +83,6 @@ def test_a_meter_may_be_named_for_any_command(program: AgentProgram) -> None:
 
 
 def test_a_command_may_contain_words_that_are_not_utf_8() -> None:
-    assert chosen(["claude", "-p", "\udcff\ud800", "--output-format", "stream-json"]) is named("claude")
+    assert chosen(["claude", "-p", "\udcff\ud800", "--output-format", "stream-json"]) is named(
+        "claude"
+    )

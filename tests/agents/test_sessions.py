@@ -1,4 +1,5 @@
-"""What session files tell (from recordings with a scripted model), and where they are looked for."""
+"""What session files tell (from recordings with a scripted model), and where they are looked
+for."""
 
 from __future__ import annotations
 
@@ -44,7 +45,14 @@ def read(name: str, data: bytes, since: str = EVER) -> Reading:
 
 @pytest.mark.parametrize(
     ("name", "turns", "messages"),
-    [("claude", 1, 2), ("claude-subagent", 1, 2), ("codex", 2, 3), ("gemini", 2, 3), ("qwen", 2, 3), ("copilot", 2, 3)],
+    [
+        ("claude", 1, 2),
+        ("claude-subagent", 1, 2),
+        ("codex", 2, 3),
+        ("gemini", 2, 3),
+        ("qwen", 2, 3),
+        ("copilot", 2, 3),
+    ],
 )
 def test_what_a_recording_says(name: str, turns: int, messages: int) -> None:
     reading = read(name, recording(name))
@@ -81,7 +89,9 @@ def test_usage_before_the_run_is_not_counted(name: str) -> None:
     never = read(name, b"".join(lines), since="2999")
     assert not never.models
     assert never.turns is None
-    assert sum(used.input for used in late.models.values()) < sum(used.input for used in whole.models.values())
+    assert sum(used.input for used in late.models.values()) < sum(
+        used.input for used in whole.models.values()
+    )
     assert late.cost_usd is None
 
 
@@ -94,7 +104,9 @@ def test_it_is_partial_until_a_reply_that_calls_no_tool(name: str) -> None:
     states: list[bool] = []
     for line in recording(name).splitlines(keepends=True):
         meter.feed(line)
-        if meter.reading.messages is not None and (not states or states[-1] != meter.reading.partial):
+        if meter.reading.messages is not None and (
+            not states or states[-1] != meter.reading.partial
+        ):
             states.append(meter.reading.partial)
     assert states == [True, False]
 
@@ -104,7 +116,12 @@ def test_a_claude_interrupted_before_an_answer_came_stays_partial() -> None:
     *lines, total = recording("claude").splitlines(keepends=True)
 
     def asked(text: str) -> bytes:
-        return json.dumps({"type": "user", "message": {"content": [{"type": "text", "text": text}]}}).encode() + b"\n"
+        return (
+            json.dumps(
+                {"type": "user", "message": {"content": [{"type": "text", "text": text}]}}
+            ).encode()
+            + b"\n"
+        )
 
     interrupted = asked("[Request interrupted by user]")
     assert '"cost-state"' in total.decode()
@@ -123,7 +140,10 @@ def variants_of_fields(line: dict[str, Any]) -> list[Any]:
     """Return some variants: those of the outer two levels."""
     inner = line.get("message") or line.get("payload") or line.get("tokens") or {}
     values: list[Any] = [None, 1, [], {}, "x", {"a": 1}]
-    return [*list(variants(inner))[:40], *[{**line, key: value} for key in line for value in values]]
+    return [
+        *list(variants(inner))[:40],
+        *[{**line, key: value} for key in line for value in values],
+    ]
 
 
 @settings(max_examples=50, deadline=None)
@@ -151,10 +171,16 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("argv", "program", "session", "resumes"), COMMANDS)
-def test_the_session_that_a_command_names(argv: list[str], program: str, session: str | None, resumes: bool) -> None:
+def test_the_session_that_a_command_names(
+    argv: list[str], program: str, session: str | None, resumes: bool
+) -> None:
     files = session_files_of(None, argv)
     assert files is not None
-    assert (files.program, files.session_id(argv), files.resumes(argv)) == (program, session, resumes)
+    assert (files.program, files.session_id(argv), files.resumes(argv)) == (
+        program,
+        session,
+        resumes,
+    )
 
 
 def test_programs_whose_sessions_are_not_read() -> None:
@@ -176,21 +202,35 @@ def test_the_environment_moves_the_directories() -> None:
     ]:
         files = session_files_of(name, ())
         assert files is not None
-        assert {place.root for place in files.places(SessionSearch(env, CWD, since, None))} == {root}
+        assert {place.root for place in files.places(SessionSearch(env, CWD, since, None))} == {
+            root
+        }
     codex = session_files_of("codex", ())
     assert codex is not None
-    days = [place.names[:3] for place in codex.places(SessionSearch({"HOME": "/h"}, CWD, since, None))]
+    days = [
+        place.names[:3] for place in codex.places(SessionSearch({"HOME": "/h"}, CWD, since, None))
+    ]
     assert days == [("2026", "11", "23"), ("2026", "11", "22"), ("2026", "11", "21")]
 
 
 def test_times_compare_as_texts() -> None:
-    assert timestamp(datetime(2026, 11, 22, 1, 2, 3, 4000, tzinfo=UTC)) == "2026-11-22T01:02:03.004Z"
+    assert (
+        timestamp(datetime(2026, 11, 22, 1, 2, 3, 4000, tzinfo=UTC)) == "2026-11-22T01:02:03.004Z"
+    )
     assert SessionHead("s", "p", "2026-11-22T01:02:03.005Z").began > "2026-11-22T01:02:03.004Z"
 
 
 def test_codex_tells_its_tier_in_its_session() -> None:
-    settings_ = {"type": "thread_settings_applied", "thread_settings": {"model": "gpt-6.1-sol", "service_tier": "priority"}}
-    line = json.dumps({"timestamp": "2026-11-22T20:58:08.766Z", "type": "event_msg", "payload": settings_}) + "\n"
+    settings_ = {
+        "type": "thread_settings_applied",
+        "thread_settings": {"model": "gpt-6.1-sol", "service_tier": "priority"},
+    }
+    line = (
+        json.dumps(
+            {"timestamp": "2026-11-22T20:58:08.766Z", "type": "event_msg", "payload": settings_}
+        )
+        + "\n"
+    )
     assert read("codex", recording("codex") + line.encode()).tier == "priority"
     assert read("codex", recording("codex")).tier == ""
 
@@ -204,9 +244,15 @@ def test_what_claude_writes_to_a_cache_for_an_hour_is_told_apart() -> None:
 
 
 def test_a_reply_that_was_interrupted_is_in_no_figure() -> None:
-    aborted = {"timestamp": "2026-11-22T20:58:08.766Z", "type": "event_msg", "payload": {"type": "turn_aborted"}}
+    aborted = {
+        "timestamp": "2026-11-22T20:58:08.766Z",
+        "type": "event_msg",
+        "payload": {"type": "turn_aborted"},
+    }
     assert read("codex", recording("codex") + json.dumps(aborted).encode() + b"\n").broken
-    asked = next(line for line in recording("gemini").splitlines(keepends=True) if b'"text":"go"' in line)
+    asked = next(
+        line for line in recording("gemini").splitlines(keepends=True) if b'"text":"go"' in line
+    )
     said = {"message": {"content": [{"type": "text", "text": "[Request interrupted by user]"}]}}
     interrupted = {"type": "user", "timestamp": "2026-11-22T21:03:20.000Z"} | said
     assert read("claude", recording("claude") + json.dumps(interrupted).encode() + b"\n").broken

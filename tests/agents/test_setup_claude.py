@@ -1,4 +1,5 @@
-"""Where Claude Code takes its address and its login from, and how it is routed through the gateway."""
+"""Where Claude Code takes its address and its login from, and how it is routed through the
+gateway."""
 
 from __future__ import annotations
 
@@ -21,14 +22,23 @@ MANAGED = "/etc/claude-code/managed-settings.json"
 DROP_INS = "/etc/claude-code/managed-settings.d"
 
 
-def at(files: Mapping[str, object] | None = None, daemon: Mapping[str, str] | None = None, **env: str) -> Surroundings:
+def at(
+    files: Mapping[str, object] | None = None, daemon: Mapping[str, str] | None = None, **env: str
+) -> Surroundings:
     """A person in /home/me/project, with these files of JSON, or of text."""
-    known = {path: (each if isinstance(each, str) else json.dumps(each)).encode() for path, each in (files or {}).items()}
+    known = {
+        path: (each if isinstance(each, str) else json.dumps(each)).encode()
+        for path, each in (files or {}).items()
+    }
 
     def names(directory: str) -> list[str]:
-        return [path.removeprefix(f"{directory}/") for path in known if path.startswith(f"{directory}/")]
+        return [
+            path.removeprefix(f"{directory}/") for path in known if path.startswith(f"{directory}/")
+        ]
 
-    return Surroundings({"HOME": "/home/me"} | env, "/home/me/project", known.get, daemon or {}, names)
+    return Surroundings(
+        {"HOME": "/home/me"} | env, "/home/me/project", known.get, daemon or {}, names
+    )
 
 
 def env(**values: object) -> dict[str, object]:
@@ -45,25 +55,41 @@ def led(found: Setup) -> dict[str, str]:
 
 
 def test_claude_without_settings_gets_the_address_in_its_environment() -> None:
-    found = claude.setup(at({USER: {"apiKeyHelper": "echo key", "env": {"A": "b"}}}, ANTHROPIC_API_KEY="k"))
-    assert (found.env, found.words, found.upstreams) == ((("ANTHROPIC_BASE_URL", "{gateway}/anthropic"),), (), ())
+    found = claude.setup(
+        at({USER: {"apiKeyHelper": "echo key", "env": {"A": "b"}}}, ANTHROPIC_API_KEY="k")
+    )
+    assert (found.env, found.words, found.upstreams) == (
+        (("ANTHROPIC_BASE_URL", "{gateway}/anthropic"),),
+        (),
+        (),
+    )
 
 
 @pytest.mark.parametrize("path", [USER, PROJECT, LOCAL])
 def test_an_address_in_settings_is_replaced_by_settings(path: str) -> None:
     """A variable of its environment would not count."""
-    found = claude.setup(at({path: env(ANTHROPIC_BASE_URL=f"{CORP}/")}, ANTHROPIC_BASE_URL="https://other.example"))
+    found = claude.setup(
+        at({path: env(ANTHROPIC_BASE_URL=f"{CORP}/")}, ANTHROPIC_BASE_URL="https://other.example")
+    )
     assert led(found) == {"ANTHROPIC_BASE_URL": "{gateway}/claude"}
     assert found.upstreams == (TreeUpstream("claude", CORP, "anthropic"),)
     assert found.only_in == "/home/me/project"
 
 
 def test_the_settings_that_take_precedence_count() -> None:
-    files = {USER: env(ANTHROPIC_BASE_URL="https://1.example"), PROJECT: env(ANTHROPIC_BASE_URL="https://2.example")}
+    files = {
+        USER: env(ANTHROPIC_BASE_URL="https://1.example"),
+        PROJECT: env(ANTHROPIC_BASE_URL="https://2.example"),
+    }
     assert claude.setup(at(files)).upstreams[0].url == "https://2.example"
     assert claude.setup(at(files | {LOCAL: env(ANTHROPIC_BASE_URL=CORP)})).upstreams[0].url == CORP
-    assert claude.setup(at(files | {LOCAL: env(ANTHROPIC_BASE_URL="")})).upstreams[0].url == "https://api.anthropic.com"
-    elsewhere = at({"/c/settings.json": env(ANTHROPIC_BASE_URL=CORP), USER: {}}, CLAUDE_CONFIG_DIR="/c")
+    assert (
+        claude.setup(at(files | {LOCAL: env(ANTHROPIC_BASE_URL="")})).upstreams[0].url
+        == "https://api.anthropic.com"
+    )
+    elsewhere = at(
+        {"/c/settings.json": env(ANTHROPIC_BASE_URL=CORP), USER: {}}, CLAUDE_CONFIG_DIR="/c"
+    )
     assert claude.setup(elsewhere).upstreams[0].url == CORP
     assert ("CLAUDE_CONFIG_DIR", "/c") in claude.setup(elsewhere).only_with
 
@@ -75,9 +101,16 @@ def test_a_file_that_the_program_does_not_read_leads_no_key_away() -> None:
 
 def test_claude_with_foundry_is_led_to_its_resource() -> None:
     found = claude.setup(at(CLAUDE_CODE_USE_FOUNDRY="1", ANTHROPIC_FOUNDRY_RESOURCE="mine"))
-    assert found.upstreams == (TreeUpstream("claude", "https://mine.services.ai.azure.com/anthropic", "anthropic"),)
-    assert dict(found.env) == {"ANTHROPIC_FOUNDRY_BASE_URL": "{gateway}/claude", "ANTHROPIC_FOUNDRY_RESOURCE": ""}
-    in_settings = claude.setup(at({USER: env(CLAUDE_CODE_USE_FOUNDRY=1, ANTHROPIC_FOUNDRY_BASE_URL=CORP)}))
+    assert found.upstreams == (
+        TreeUpstream("claude", "https://mine.services.ai.azure.com/anthropic", "anthropic"),
+    )
+    assert dict(found.env) == {
+        "ANTHROPIC_FOUNDRY_BASE_URL": "{gateway}/claude",
+        "ANTHROPIC_FOUNDRY_RESOURCE": "",
+    }
+    in_settings = claude.setup(
+        at({USER: env(CLAUDE_CODE_USE_FOUNDRY=1, ANTHROPIC_FOUNDRY_BASE_URL=CORP)})
+    )
     assert led(in_settings)["ANTHROPIC_FOUNDRY_BASE_URL"] == "{gateway}/claude"
     assert in_settings.upstreams[0].url == CORP
     assert "ANTHROPIC_FOUNDRY_RESOURCE" in str(claude.setup(at(CLAUDE_CODE_USE_FOUNDRY="1")).direct)
@@ -96,7 +129,10 @@ def test_claude_with_foundry_is_led_to_its_resource() -> None:
     ],
 )
 def test_claude_that_cannot_be_led_is_left_as_it_is(variable: str, words: str) -> None:
-    for found in (claude.setup(at(None, None, **{variable: "1"})), claude.setup(at({PROJECT: env(**{variable: "1"})}))):
+    for found in (
+        claude.setup(at(None, None, **{variable: "1"})),
+        claude.setup(at({PROJECT: env(**{variable: "1"})})),
+    ):
         assert words in str(found.direct)
         assert (found.env, found.words, found.upstreams) == ((), (), ())
     assert claude.setup(at({USER: env(**{variable: 0})}, None, **{variable: "1"})).direct is None
@@ -118,7 +154,9 @@ def test_an_administrators_settings_win(files: dict[str, object]) -> None:
 
 
 def test_an_administrators_other_settings_change_nothing() -> None:
-    assert claude.setup(at({MANAGED: {"permissions": {}, "apiKeyHelper": "echo k"}})) == claude.setup(at())
+    assert claude.setup(
+        at({MANAGED: {"permissions": {}, "apiKeyHelper": "echo k"}})
+    ) == claude.setup(at())
 
 
 def test_claude_does_not_look_for_the_gateway_behind_the_proxy_of_its_settings() -> None:
@@ -136,7 +174,10 @@ def test_a_profile_of_the_sdks_keeps_its_address() -> None:
     assert "ANTHROPIC_BASE_URL" not in dict(setups.setup(at(profile)).env)
     assert claude.setup(at(profile, ANTHROPIC_BASE_URL=CORP)).direct is None
     assert claude.setup(at({"/home/me/.config/anthropic/configs/default.json": {}})).direct is None
-    named = {"/home/me/.config/anthropic/active_config": "b\n", "/home/me/.config/anthropic/configs/b.json": {"base_url": CORP}}
+    named = {
+        "/home/me/.config/anthropic/active_config": "b\n",
+        "/home/me/.config/anthropic/configs/b.json": {"base_url": CORP},
+    }
     assert claude.setup(at(named)).direct is not None
 
 
@@ -154,7 +195,9 @@ def test_a_profile_of_the_sdks_keeps_its_address() -> None:
         (env(ANTHROPIC_BASE_URL=CORP), "--settingsx", False),
     ],
 )
-def test_options_with_which_other_settings_count(settings: dict[str, object], word: str, undone: bool) -> None:
+def test_options_with_which_other_settings_count(
+    settings: dict[str, object], word: str, undone: bool
+) -> None:
     pattern = claude.setup(at({USER: settings})).undone_by
     assert pattern is not None
     assert bool(re.fullmatch(pattern, word)) is undone

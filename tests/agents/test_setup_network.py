@@ -16,7 +16,9 @@ PROXY = "http://me:secret@proxy.example:3128"
 def at(env: Env = None, *, daemon: Env = None, settings: Env = None) -> Surroundings:
     """A person with variables in the environment and in the settings of Claude Code."""
     files = {"/home/me/.claude/settings.json": json.dumps({"env": settings or {}}).encode()}
-    return Surroundings({"HOME": "/home/me"} | (env or {}), "/home/me/project", files.get, daemon or {})
+    return Surroundings(
+        {"HOME": "/home/me"} | (env or {}), "/home/me/project", files.get, daemon or {}
+    )
 
 
 @pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "http_proxy"])
@@ -25,7 +27,10 @@ def test_a_proxy_that_the_daemon_does_not_have_leads_around_the_gateway(variable
         assert variable.upper() in str(found.direct)
         assert "secret" not in str(found.direct)
         assert (found.env, found.words) == ((), ())
-    assert all_setups(at({variable: PROXY}, daemon={variable: "http://other.example"}))[""].direct is not None
+    assert (
+        all_setups(at({variable: PROXY}, daemon={variable: "http://other.example"}))[""].direct
+        is not None
+    )
 
 
 def without_qwen(found: dict[str, Setup]) -> dict[str, Setup]:
@@ -39,7 +44,9 @@ def test_the_daemons_proxy_is_as_good() -> None:
     assert without_qwen(shared) == without_qwen(usual)
     assert "proxy" in str(shared["qwen"].direct)
     assert all_setups(at(daemon={"https_proxy": PROXY})) == usual
-    assert without_qwen(all_setups(at({"HTTPS_PROXY": PROXY, "NO_PROXY": "*"}))) == without_qwen(usual)
+    assert without_qwen(all_setups(at({"HTTPS_PROXY": PROXY, "NO_PROXY": "*"}))) == without_qwen(
+        usual
+    )
     assert all_setups(at({"HTTPS_PROXY": ""})) == usual
 
 
@@ -51,10 +58,14 @@ def test_a_proxy_in_the_settings_of_claude_leads_only_claude_around() -> None:
 
 def test_the_gateway_trusts_what_the_person_trusts() -> None:
     env = {"SSL_CERT_FILE": "/d.pem", "CURL_CA_BUNDLE": "/b.pem"}
-    surroundings = at(env, daemon={"SSL_CERT_FILE": "/d.pem"}, settings={"NODE_EXTRA_CA_CERTS": "/c.pem"})
+    surroundings = at(
+        env, daemon={"SSL_CERT_FILE": "/d.pem"}, settings={"NODE_EXTRA_CA_CERTS": "/c.pem"}
+    )
     assert tree_setups(surroundings, ()).certificates == ["/b.pem", "/c.pem"]
     assert tree_setups(at(), ()).certificates == []
 
 
 def test_a_program_that_checks_no_certificates_is_left_as_it_is() -> None:
-    assert "NODE_TLS_REJECT_UNAUTHORIZED" in str(all_setups(at({"NODE_TLS_REJECT_UNAUTHORIZED": "0"}))["codex"].direct)
+    assert "NODE_TLS_REJECT_UNAUTHORIZED" in str(
+        all_setups(at({"NODE_TLS_REJECT_UNAUTHORIZED": "0"}))["codex"].direct
+    )

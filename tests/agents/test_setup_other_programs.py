@@ -1,4 +1,5 @@
-"""Where Gemini CLI, opencode, Qwen Code and aider take their address from, and how each is routed through the gateway."""
+"""Where Gemini CLI, opencode, Qwen Code and aider take their address from, and how each is routed
+through the gateway."""
 
 from __future__ import annotations
 
@@ -7,7 +8,17 @@ import re
 
 import pytest
 
-from sfad.agents import Setup, Surroundings, TreeUpstream, aider, copilot, gemini, opencode, qwen, setups
+from sfad.agents import (
+    Setup,
+    Surroundings,
+    TreeUpstream,
+    aider,
+    copilot,
+    gemini,
+    opencode,
+    qwen,
+    setups,
+)
 from sfad.agents.setup_reader import all_setups
 from sfad.agents.setups import UnreadableError, dotenv, json_object
 
@@ -48,12 +59,19 @@ def test_gemini_whose_settings_choose_the_key_follows_the_variable_alone() -> No
 
 
 def test_gemini_is_led_if_its_settings_choose_the_key_only_where_it_trusts_them() -> None:
-    found = gemini.setup(at({"/home/me/project/sub/.gemini/settings.json": json.dumps(CHOSEN)}, GEMINI_API_KEY="k"))
+    found = gemini.setup(
+        at({"/home/me/project/sub/.gemini/settings.json": json.dumps(CHOSEN)}, GEMINI_API_KEY="k")
+    )
     assert (found.direct, len(found.appended)) == (None, 1)
 
 
-@pytest.mark.parametrize("files", [{"/etc/gemini-cli/settings.json": "{}"}, {"/home/me/.gemini/.env": "GEMINI_API_KEY=k"}])
-def test_gemini_is_led_beside_settings_of_the_system_and_with_a_key_in_a_file(files: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "files",
+    [{"/etc/gemini-cli/settings.json": "{}"}, {"/home/me/.gemini/.env": "GEMINI_API_KEY=k"}],
+)
+def test_gemini_is_led_beside_settings_of_the_system_and_with_a_key_in_a_file(
+    files: dict[str, str],
+) -> None:
     found = gemini.setup(at(files))
     assert (found.direct, len(found.appended)) == (None, 1)
 
@@ -76,7 +94,9 @@ def test_gemini_with_another_login_is_left_as_it_is(login: str) -> None:
         ("GEMINI_CLI_USE_COMPUTE_ADC", "'compute-default-credentials'"),
     ],
 )
-def test_gemini_with_another_login_by_a_variable_is_left_as_it_is_though_there_is_a_key(variable: str, login: str) -> None:
+def test_gemini_with_another_login_by_a_variable_is_left_as_it_is_though_there_is_a_key(
+    variable: str, login: str
+) -> None:
     assert login in str(gemini.setup(at(None, GEMINI_API_KEY="k", **{variable: "true"})).direct)
 
 
@@ -97,13 +117,21 @@ def test_gemini_is_left_as_it_is_if_its_address_depends_on_trust() -> None:
 
 
 def test_only_the_first_env_file_counts_for_gemini() -> None:
-    files = {"/home/me/project/sub/.env": "A=b", "/home/me/project/.env": f"GOOGLE_GEMINI_BASE_URL={CORP}"}
+    files = {
+        "/home/me/project/sub/.env": "A=b",
+        "/home/me/project/.env": f"GOOGLE_GEMINI_BASE_URL={CORP}",
+    }
     assert gemini.setup(at(files, GEMINI_CLI_TRUST_WORKSPACE="true")).upstreams == ()
 
 
 def test_programs_with_googles_sdk_are_led_unless_that_would_mislead_gemini() -> None:
-    assert dict(all_setups(at(GEMINI_API_KEY="k"))[""].env)["GOOGLE_GEMINI_BASE_URL"] == "{gateway}/gemini"
-    assert all_setups(at(GEMINI_API_KEY="k"))[""].appended == (), "other programs of Node.js are left alone"
+    assert (
+        dict(all_setups(at(GEMINI_API_KEY="k"))[""].env)["GOOGLE_GEMINI_BASE_URL"]
+        == "{gateway}/gemini"
+    )
+    assert all_setups(at(GEMINI_API_KEY="k"))[""].appended == (), (
+        "other programs of Node.js are left alone"
+    )
     vertex = all_setups(at(GOOGLE_GENAI_USE_VERTEXAI="true"))[""]
     assert "GOOGLE_GEMINI_BASE_URL" not in dict(vertex.env)
 
@@ -114,21 +142,32 @@ def test_programs_with_googles_sdk_are_led_unless_that_would_mislead_gemini() ->
 def test_aider_is_led_by_the_variables_that_its_files_and_options_override() -> None:
     found = aider.setup(at())
     env = dict(found.env)
-    assert (env["ANTHROPIC_BASE_URL"], env["OPENAI_API_BASE"]) == ("{gateway}/anthropic", "{gateway}/openai")
+    assert (env["ANTHROPIC_BASE_URL"], env["OPENAI_API_BASE"]) == (
+        "{gateway}/anthropic",
+        "{gateway}/openai",
+    )
     assert env["OPENROUTER_API_BASE"] == "{gateway}/aider-openrouter"
     assert urls(found)["aider-openrouter"] == "https://openrouter.ai/api/v1"
     assert (found.words, found.unset) == ((), ("ANTHROPIC_API_BASE", "OPENAI_BASE_URL"))
 
 
 def test_aider_keeps_the_address_of_a_persons_variable() -> None:
-    found = aider.setup(at(OPENAI_API_BASE=f"{CORP}/", AZURE_API_BASE="https://my.openai.azure.com"))
-    assert (urls(found)["aider-openai"], urls(found)["aider-azure"]) == (CORP, "https://my.openai.azure.com")
+    found = aider.setup(
+        at(OPENAI_API_BASE=f"{CORP}/", AZURE_API_BASE="https://my.openai.azure.com")
+    )
+    assert (urls(found)["aider-openai"], urls(found)["aider-azure"]) == (
+        CORP,
+        "https://my.openai.azure.com",
+    )
     assert dict(found.env)["OPENAI_API_BASE"] == "{gateway}/aider-openai"
 
 
 def test_the_address_in_an_env_file_of_aider_is_replaced_on_its_command_line() -> None:
     """The file would override a variable. What the person types comes later, and wins."""
-    files = {"/home/me/.env": "OPENAI_API_BASE=https://other.example", "/home/me/project/.env": f"OPENAI_API_BASE={CORP}"}
+    files = {
+        "/home/me/.env": "OPENAI_API_BASE=https://other.example",
+        "/home/me/project/.env": f"OPENAI_API_BASE={CORP}",
+    }
     found = aider.setup(at(files))
     assert found.words == ("--set-env=OPENAI_API_BASE={gateway}/aider-openai",)
     assert urls(found)["aider-openai"] == CORP
@@ -137,7 +176,10 @@ def test_the_address_in_an_env_file_of_aider_is_replaced_on_its_command_line() -
 
 
 def test_the_address_in_aiders_own_settings_is_replaced_on_its_command_line() -> None:
-    settings = f"openai-api-base: {CORP}\nset-env:\n  - A=b\n  - ANTHROPIC_API_BASE=https://a.example/v1/messages\n"
+    settings = (
+        f"openai-api-base: {CORP}\nset-env:\n  - A=b\n  - "
+        "ANTHROPIC_API_BASE=https://a.example/v1/messages\n"
+    )
     found = aider.setup(at({"/home/me/.aider.conf.yml": settings}))
     assert found.words == (
         "--set-env=A=b",
@@ -145,12 +187,17 @@ def test_the_address_in_aiders_own_settings_is_replaced_on_its_command_line() ->
         "--set-env=ANTHROPIC_API_BASE={gateway}/aider-anthropic",
         "--openai-api-base={gateway}/aider-openai",
     )
-    assert (urls(found)["aider-openai"], urls(found)["aider-anthropic"]) == (CORP, "https://a.example")
+    assert (urls(found)["aider-openai"], urls(found)["aider-anthropic"]) == (
+        CORP,
+        "https://a.example",
+    )
 
 
 def test_aider_with_a_model_of_bedrock_is_left_as_it_is() -> None:
     assert "Amazon Bedrock" in str(aider.setup(at(AIDER_MODEL="bedrock/anthropic.claude")).direct)
-    assert "Vertex AI" in str(aider.setup(at({"/home/me/.aider.conf.yml": "model: vertex_ai/gemini-2.5-pro"})).direct)
+    assert "Vertex AI" in str(
+        aider.setup(at({"/home/me/.aider.conf.yml": "model: vertex_ai/gemini-2.5-pro"})).direct
+    )
 
 
 # ---- opencode
@@ -199,7 +246,9 @@ def test_the_configuration_of_opencode_that_takes_precedence_counts() -> None:
 
 def test_opencode_offers_the_same_providers_as_before() -> None:
     """A provider that is named counts as one that the person wants, and the others as unwanted."""
-    auth = {"/home/me/.local/share/opencode/auth.json": '{"openrouter": {"type": "api", "key": "k"}}'}
+    auth = {
+        "/home/me/.local/share/opencode/auth.json": '{"openrouter": {"type": "api", "key": "k"}}'
+    }
     found = opencode.setup(at(auth, ANTHROPIC_API_KEY="k"))
     assert merged(found) == {"anthropic": {}, "openrouter": led("openrouter"), "opencode": {}}
 
@@ -207,13 +256,23 @@ def test_opencode_offers_the_same_providers_as_before() -> None:
 def test_a_provider_of_opencode_with_an_address_that_is_not_known_is_not_led() -> None:
     def provider(url: str, **more: object) -> Surroundings:
         mine = {"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": url}, **more}
-        return at({"/home/me/project/opencode.json": json.dumps({"provider": {"mine": mine}})}, OPENAI_HOST="h.example")
+        return at(
+            {"/home/me/project/opencode.json": json.dumps({"provider": {"mine": mine}})},
+            OPENAI_HOST="h.example",
+        )
 
-    assert urls(opencode.setup(provider("https://{env:OPENAI_HOST}/v1"))) == {"opencode-mine": "https://h.example/v1"}
+    assert urls(opencode.setup(provider("https://{env:OPENAI_HOST}/v1"))) == {
+        "opencode-mine": "https://h.example/v1"
+    }
     assert opencode.setup(provider("{env:NOT_SET}/v1")).upstreams == ()
     assert opencode.setup(provider("{file:~/url}")).upstreams == ()
     assert opencode.setup(provider(CORP, npm="some-other-package")).upstreams == ()
-    assert opencode.setup(provider(CORP, models={"m": {"provider": {"api": "https://m.example"}}})).upstreams == ()
+    assert (
+        opencode.setup(
+            provider(CORP, models={"m": {"provider": {"api": "https://m.example"}}})
+        ).upstreams
+        == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,15 +284,22 @@ def test_a_provider_of_opencode_with_an_address_that_is_not_known_is_not_led() -
         ({}, {"github-copilot": {"type": "oauth"}}, "GitHub Copilot"),
     ],
 )
-def test_opencode_that_cannot_be_led_is_left_as_it_is(config: object, auth: object, words: str) -> None:
-    files = {"/home/me/project/opencode.json": json.dumps(config), "/home/me/.local/share/opencode/auth.json": json.dumps(auth)}
+def test_opencode_that_cannot_be_led_is_left_as_it_is(
+    config: object, auth: object, words: str
+) -> None:
+    files = {
+        "/home/me/project/opencode.json": json.dumps(config),
+        "/home/me/.local/share/opencode/auth.json": json.dumps(auth),
+    }
     found = opencode.setup(at(files))
     assert words in str(found.direct)
     assert (found.env, found.merged, found.upstreams) == ((), (), ())
 
 
 def test_a_configuration_of_opencode_that_is_broken_is_named() -> None:
-    assert "/home/me/project/opencode.json" in str(all_setups(at({"/home/me/project/opencode.json": "{"}))["opencode"].direct)
+    assert "/home/me/project/opencode.json" in str(
+        all_setups(at({"/home/me/project/opencode.json": "{"}))["opencode"].direct
+    )
 
 
 # ---- Qwen Code
@@ -244,7 +310,9 @@ def qwen_setup(files: dict[str, str] | None = None, **env: str) -> Setup:
 
 
 def test_qwen_obeys_the_variables_of_any_program() -> None:
-    chosen = {"/home/me/.qwen/settings.json": '{"security": {"auth": {"selectedType": "openai"}}} // mine'}
+    chosen = {
+        "/home/me/.qwen/settings.json": '{"security": {"auth": {"selectedType": "openai"}}} // mine'
+    }
     assert dict(qwen_setup(chosen).env)["OPENAI_BASE_URL"] == "{gateway}/openai"
     found = qwen_setup(chosen, OPENAI_BASE_URL=CORP)
     assert (found.program, found.direct, urls(found)) == ("qwen", None, {"openai": CORP})
@@ -253,39 +321,77 @@ def test_qwen_obeys_the_variables_of_any_program() -> None:
 @pytest.mark.parametrize(
     ("files", "env", "words"),
     [
-        ({"/home/me/.qwen/settings.json": '{"security": {"auth": {"selectedType": "qwen-oauth"}}}'}, {}, "the login 'qwen-oauth'"),
+        (
+            {
+                "/home/me/.qwen/settings.json": (
+                    '{"security": {"auth": {"selectedType": "qwen-oauth"}}}'
+                )
+            },
+            {},
+            "the login 'qwen-oauth'",
+        ),
         ({}, {"QWEN_OAUTH": "1"}, "the login 'qwen-oauth'"),
         ({}, {"GEMINI_API_KEY": "k", "GEMINI_MODEL": "m"}, "the login 'gemini'"),
-        ({"/home/me/.qwen/settings.json": '{"security": {"auth": {"baseUrl": "https://x"}}}'}, {}, "'security.auth.baseUrl'"),
-        ({"/home/me/project/sub/.qwen/settings.json": '{"modelProviders": {"openai": [{"id": "m"}]}}'}, {}, "'modelProviders'"),
-        ({"/elsewhere/settings.json": '{"env": {"OPENAI_BASE_URL": "https://x"}}'}, {"QWEN_HOME": "/elsewhere"}, "'env'"),
-        ({"/home/me/project/.qwen/.env": "OPENAI_BASE_URL=https://x"}, {}, "OPENAI_BASE_URL of a .env file"),
+        (
+            {"/home/me/.qwen/settings.json": '{"security": {"auth": {"baseUrl": "https://x"}}}'},
+            {},
+            "'security.auth.baseUrl'",
+        ),
+        (
+            {
+                "/home/me/project/sub/.qwen/settings.json": (
+                    '{"modelProviders": {"openai": [{"id": "m"}]}}'
+                )
+            },
+            {},
+            "'modelProviders'",
+        ),
+        (
+            {"/elsewhere/settings.json": '{"env": {"OPENAI_BASE_URL": "https://x"}}'},
+            {"QWEN_HOME": "/elsewhere"},
+            "'env'",
+        ),
+        (
+            {"/home/me/project/.qwen/.env": "OPENAI_BASE_URL=https://x"},
+            {},
+            "OPENAI_BASE_URL of a .env file",
+        ),
         ({}, {"https_proxy": "http://proxy.example"}, "its proxy even for this machine"),
         ({"/home/me/.qwen/settings.json": '{"proxy": "http://proxy.example"}'}, {}, "'proxy'"),
         ({"/home/me/.env": "QWEN_HOME=/elsewhere"}, {}, "QWEN_HOME of a .env file"),
     ],
 )
-def test_qwen_that_may_call_another_address_is_left_as_it_is(files: dict[str, str], env: dict[str, str], words: str) -> None:
+def test_qwen_that_may_call_another_address_is_left_as_it_is(
+    files: dict[str, str], env: dict[str, str], words: str
+) -> None:
     found = qwen_setup(files, **env)
     assert words in str(found.direct)
     assert (found.env, found.upstreams) == ((), ())
 
 
-@pytest.mark.parametrize("option", ["--openai-base-url=https://x", "--openai-base-url", "--auth-type", "--proxy=http://x"])
+@pytest.mark.parametrize(
+    "option",
+    ["--openai-base-url=https://x", "--openai-base-url", "--auth-type", "--proxy=http://x"],
+)
 def test_a_command_of_qwen_that_names_an_address_is_left_as_it_is(option: str) -> None:
     assert re.fullmatch(str(qwen_setup().undone_by), option)
     assert not re.fullmatch(str(qwen_setup().undone_by), "--model")
 
 
 def test_settings_of_qwen_that_are_broken_are_named() -> None:
-    assert "/home/me/.qwen/settings.json" in str(all_setups(at({"/home/me/.qwen/settings.json": "{"}))["qwen"].direct)
+    assert "/home/me/.qwen/settings.json" in str(
+        all_setups(at({"/home/me/.qwen/settings.json": "{"}))["qwen"].direct
+    )
 
 
 # ---- files
 
 
 def test_json_may_have_comments_and_last_commas() -> None:
-    assert json_object('{"a": "// no, }", /* b */ "c": [1,2,],}', "x") == {"a": "// no, }", "c": [1, 2]}
+    assert json_object('{"a": "// no, }", /* b */ "c": [1,2,],}', "x") == {
+        "a": "// no, }",
+        "c": [1, 2],
+    }
     with pytest.raises(UnreadableError, match="x is not a JSON object"):
         json_object("[]", "x")
 
@@ -303,7 +409,9 @@ def copilot_setup(**env: str) -> Setup:
 
 
 def test_copilot_is_led_to_a_provider_of_the_persons_own() -> None:
-    found = copilot_setup(COPILOT_PROVIDER_BASE_URL=f"{CORP}/", COPILOT_PROVIDER_TRANSPORT="websockets")
+    found = copilot_setup(
+        COPILOT_PROVIDER_BASE_URL=f"{CORP}/", COPILOT_PROVIDER_TRANSPORT="websockets"
+    )
     assert found.upstreams == (TreeUpstream("copilot", CORP, "openai-chat"),)
     assert dict(found.env) == {"COPILOT_PROVIDER_BASE_URL": "{gateway}/copilot"}
     assert found.unset == ("COPILOT_PROVIDER_TRANSPORT",)
@@ -315,10 +423,15 @@ def test_copilot_is_led_to_a_provider_of_the_persons_own() -> None:
     [
         ({"COPILOT_PROVIDER_WIRE_API": "responses"}, "openai-responses"),
         ({"COPILOT_PROVIDER_TYPE": "openai"}, "openai-chat"),
-        ({"COPILOT_PROVIDER_TYPE": "anthropic", "COPILOT_PROVIDER_WIRE_API": "responses"}, "anthropic"),
+        (
+            {"COPILOT_PROVIDER_TYPE": "anthropic", "COPILOT_PROVIDER_WIRE_API": "responses"},
+            "anthropic",
+        ),
     ],
 )
-def test_the_kind_of_its_provider_says_which_api_copilot_uses(env: dict[str, str], api: str) -> None:
+def test_the_kind_of_its_provider_says_which_api_copilot_uses(
+    env: dict[str, str], api: str
+) -> None:
     assert copilot_setup(COPILOT_PROVIDER_BASE_URL=CORP, **env).upstreams[0].api == api
 
 
@@ -326,11 +439,19 @@ def test_the_kind_of_its_provider_says_which_api_copilot_uses(env: dict[str, str
     ("env", "words"),
     [
         ({}, "GitHub's models"),
-        ({"COPILOT_PROVIDER_BASE_URL": CORP, "COPILOT_PROVIDER_TYPE": "azure"}, "COPILOT_PROVIDER_TYPE is 'azure'"),
-        ({"COPILOT_PROVIDER_BASE_URL": CORP, "COPILOT_PROVIDER_WIRE_API": "new"}, "COPILOT_PROVIDER_WIRE_API is 'new'"),
+        (
+            {"COPILOT_PROVIDER_BASE_URL": CORP, "COPILOT_PROVIDER_TYPE": "azure"},
+            "COPILOT_PROVIDER_TYPE is 'azure'",
+        ),
+        (
+            {"COPILOT_PROVIDER_BASE_URL": CORP, "COPILOT_PROVIDER_WIRE_API": "new"},
+            "COPILOT_PROVIDER_WIRE_API is 'new'",
+        ),
     ],
 )
-def test_copilot_with_models_that_the_gateway_cannot_serve_is_left_as_it_is(env: dict[str, str], words: str) -> None:
+def test_copilot_with_models_that_the_gateway_cannot_serve_is_left_as_it_is(
+    env: dict[str, str], words: str
+) -> None:
     found = copilot_setup(**env)
     assert words in str(found.direct)
     assert (found.env, found.upstreams) == ((), ())

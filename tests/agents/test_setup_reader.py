@@ -1,4 +1,5 @@
-"""Files of settings as the daemon reads them: what it may not read may have an address, so nothing is assumed of it."""
+"""Files of settings as the daemon reads them: what it may not read may have an address, so nothing
+is assumed of it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ FILES = {
 
 
 async def found(home: Path, uid: int) -> TreeSetups:
-    return await SetupReader().read(Root.of(uid, os.fsencode(home), [b"HOME=" + os.fsencode(home), b"GEMINI_API_KEY=k"]))
+    return await SetupReader().read(
+        Root.of(uid, os.fsencode(home), [b"HOME=" + os.fsencode(home), b"GEMINI_API_KEY=k"])
+    )
 
 
 def spoil(file: Path, how: str) -> None:
@@ -47,9 +50,13 @@ def spoil(file: Path, how: str) -> None:
             file.chmod(0o644)
 
 
-@pytest.mark.parametrize("how", ["too large", "a pipe", "a loop", pytest.param("another user's", marks=as_root)])
+@pytest.mark.parametrize(
+    "how", ["too large", "a pipe", "a loop", pytest.param("another user's", marks=as_root)]
+)
 @pytest.mark.parametrize("program", FILES)
-async def test_a_program_whose_settings_cannot_be_read_goes_around_the_gateway(program: str, how: str) -> None:
+async def test_a_program_whose_settings_cannot_be_read_goes_around_the_gateway(
+    program: str, how: str
+) -> None:
     uid = 12345 if how == "another user's" else os.geteuid()
     with open_directory() as home:
         before = (await found(home, uid)).of(program, (), {"HOME": str(home)})
@@ -61,8 +68,16 @@ async def test_a_program_whose_settings_cannot_be_read_goes_around_the_gateway(p
     assert f"{file} cannot be read" in str(spoiled.direct)
 
 
-@pytest.mark.parametrize("how", ["a directory", *(pytest.param(how, marks=as_root) for how in ("hidden", "in a hidden directory"))])
-async def test_what_no_program_of_the_user_can_read_changes_nothing(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [
+        "a directory",
+        *(pytest.param(how, marks=as_root) for how in ("hidden", "in a hidden directory")),
+    ],
+)
+async def test_what_no_program_of_the_user_can_read_changes_nothing(
+    tmp_path: Path, how: str
+) -> None:
     before = await found(tmp_path, 12345)
     for name in FILES.values():
         file = tmp_path / name
@@ -86,7 +101,9 @@ async def test_what_no_program_of_the_user_can_read_changes_nothing(tmp_path: Pa
         (" " * (LARGEST + 1), "cannot be read"),
     ],
 )
-async def test_settings_that_a_command_of_claude_names(tmp_path: Path, content: str | None, words: str | None) -> None:
+async def test_settings_that_a_command_of_claude_names(
+    tmp_path: Path, content: str | None, words: str | None
+) -> None:
     file = tmp_path / "settings"
     if content is not None:
         file.write_text(content)
@@ -100,7 +117,11 @@ async def test_settings_that_are_not_utf8_can_be_saved(tmp_path: Path) -> None:
     file = home / FILES["claude"]
     file.parent.mkdir(parents=True)
     file.write_text('{"env": {"ANTHROPIC_BASE_URL": "http://127.0.0.1/\\ud800"}}')
-    env = [b"HOME=" + os.fsencode(home), b"SSL_CERT_FILE=/c\xe9", b"OPENAI_BASE_URL=http://127.0.0.1/\xe9"]
+    env = [
+        b"HOME=" + os.fsencode(home),
+        b"SSL_CERT_FILE=/c\xe9",
+        b"OPENAI_BASE_URL=http://127.0.0.1/\xe9",
+    ]
     setups = await SetupReader().read(Root.of(os.geteuid(), os.fsencode(home), env))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(setups), type=TreeSetups) == setups
     assert setups.of("codex", (), {"HOME": str(home)}).direct is None
@@ -108,7 +129,8 @@ async def test_settings_that_are_not_utf8_can_be_saved(tmp_path: Path) -> None:
 
 
 async def test_starts_that_come_at_once_share_a_reading() -> None:
-    """A hundred threads would read the same files, and beyond four of a user nothing would be known."""
+    """A hundred threads would read the same files, and beyond four of a user nothing would be
+    known."""
     begun, go_on = [], threading.Event()
 
     def find(_root: Root) -> TreeSetups:
@@ -145,7 +167,8 @@ async def test_starts_that_come_at_once_share_a_reading() -> None:
 
 
 async def test_starts_that_waited_for_a_reading_go_on_a_few_at_a_time() -> None:
-    """Thousands at once would keep the loop from other clients, and from ends of runs, for seconds."""
+    """Thousands at once would keep the loop from other clients, and from ends of runs, for
+    seconds."""
     go_on, turns = threading.Event(), LoopTurns()
 
     def find(_root: Root) -> TreeSetups:

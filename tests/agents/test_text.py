@@ -1,4 +1,5 @@
-"""The text in an agent's events: shown as it comes, the final answer once, other lines unchanged."""
+"""The text in an agent's events: shown as it comes, the final answer once, other lines
+unchanged."""
 
 from __future__ import annotations
 
@@ -60,12 +61,19 @@ def lines(*events: Any) -> bytes:
 
 def said(text: str, **more: Any) -> dict[str, Any]:
     """Return a message of Claude."""
-    return {"type": "assistant", "message": {"id": "m", "model": "x", "content": [{"type": "text", "text": text}]}, **more}
+    return {
+        "type": "assistant",
+        "message": {"id": "m", "model": "x", "content": [{"type": "text", "text": text}]},
+        **more,
+    }
 
 
 def delta(text: str) -> dict[str, Any]:
     """Return a part of a message of Claude, with `--include-partial-messages`."""
-    return {"type": "stream_event", "event": {"type": "content_block_delta", "delta": {"type": "text_delta", "text": text}}}
+    return {
+        "type": "stream_event",
+        "event": {"type": "content_block_delta", "delta": {"type": "text_delta", "text": text}},
+    }
 
 
 START = {"type": "stream_event", "event": {"type": "content_block_start"}}
@@ -77,7 +85,11 @@ def result(text: str, **more: Any) -> dict[str, Any]:
 
 
 RECORDED = {
-    "claude-success": (b"All done.\n", b"All done.", ["Bash: echo hello-from-tool; date", "Bash: ls -la"]),
+    "claude-success": (
+        b"All done.\n",
+        b"All done.",
+        ["Bash: echo hello-from-tool; date", "Bash: ls -la"],
+    ),
     "claude-shared-message-ids": (b"Let me run it.\n" * 3 + b"All done.\n", b"All done.", None),
     "claude-error-max-turns": (b"Let me run it.\n" * 2, None, None),
     "claude-api-failure": (b"", b"The agent failed: API Error: 400 scripted failure", []),
@@ -118,7 +130,9 @@ def test_opencode_and_jsonl() -> None:
     generic = b'{"type": "turn", "tool": "search"}\nfound 3\n{"answer": 3}\n{"type": "usage"}\n'
     assert Stream(program("jsonl")).write(generic, ended=True).text == b'found 3\n{"answer": 3}\n'
     assert answer(program("jsonl"), generic) == b'found 3\n{"answer": 3}'
-    assert answer(program("jsonl"), generic + lines({"type": "result", "text": "three"})) == b"three"
+    assert (
+        answer(program("jsonl"), generic + lines({"type": "result", "text": "three"})) == b"three"
+    )
 
 
 def test_deltas_are_shown_at_once_and_their_message_is_not_repeated() -> None:
@@ -129,22 +143,41 @@ def test_deltas_are_shown_at_once_and_their_message_is_not_repeated() -> None:
 
 
 def test_a_message_that_differs_from_its_deltas_is_shown_whole() -> None:
-    stream = Stream().write(lines(START, delta("Onl"), said("Something else."), result("Something else.")), ended=True)
+    stream = Stream().write(
+        lines(START, delta("Onl"), said("Something else."), result("Something else.")), ended=True
+    )
     assert stream.text == b"Onl\nSomething else.\n"
 
 
 def test_the_final_answer_is_shown_once_even_if_no_message_had_it() -> None:
-    assert Stream().write(lines(said("Same."), said("Same."), result("Same.")), ended=True).text == b"Same.\nSame.\n"
-    assert Stream().write(lines(said("Working."), result("Answer.\n")), ended=True).text == b"Working.\nAnswer.\n"
-    assert Stream().write(lines(said("a"), result("a"), said("b"), result("b")), ended=True).text == b"a\nb\n"
+    assert (
+        Stream().write(lines(said("Same."), said("Same."), result("Same.")), ended=True).text
+        == b"Same.\nSame.\n"
+    )
+    assert (
+        Stream().write(lines(said("Working."), result("Answer.\n")), ended=True).text
+        == b"Working.\nAnswer.\n"
+    )
+    assert (
+        Stream().write(lines(said("a"), result("a"), said("b"), result("b")), ended=True).text
+        == b"a\nb\n"
+    )
 
 
 def test_subagents_are_not_shown() -> None:
-    assert Stream().write(lines(said("inner", parent_tool_use_id="t1"), result("outer")), ended=True).text == b"outer\n"
+    assert (
+        Stream()
+        .write(lines(said("inner", parent_tool_use_id="t1"), result("outer")), ended=True)
+        .text
+        == b"outer\n"
+    )
 
 
 def test_a_line_that_is_not_an_event_passes_unchanged() -> None:
-    text = b'warm up {"type": "no"}\n{"a": 1}\n{broken\n[1]\n\xff\xfe\r\n{"type": 3}\n\xef\xbb\xbfx\n{"type": "x", "messa\nprompt> '
+    text = (
+        b'warm up {"type": "no"}\n{"a": 1}\n{broken\n[1]\n\xff\xfe\r\n{"type": '
+        b'3}\n\xef\xbb\xbfx\n{"type": "x", "messa\nprompt> '
+    )
     stream = Stream().write(text)
     assert stream.text == text
     stream = Stream().write(lines(delta("half")) + b"note\n" + b'{"type": "x"', ended=True)
@@ -159,17 +192,26 @@ def test_a_last_event_needs_no_newline() -> None:
 
 def test_an_agent_s_words_do_not_steer_a_terminal() -> None:
     words = "\x1b[31mred\r\n\x9b2J\tend"
-    shown = Stream().write(lines(START, delta(words), said(words), result(words)) + b"\x1b[1m\n", ended=True)
+    shown = Stream().write(
+        lines(START, delta(words), said(words), result(words)) + b"\x1b[1m\n", ended=True
+    )
     assert shown.text == b"[31mred\n2J\tend\n\x1b[1m\n", "what is no event passes as it is"
 
 
 def test_a_lone_surrogate_loses_no_text() -> None:
-    assert Stream().write(b'{"type": "result", "result": "cut \\ud83d"}\n', ended=True).text == "cut \ufffd\n".encode()
+    assert (
+        Stream().write(b'{"type": "result", "result": "cut \\ud83d"}\n', ended=True).text
+        == "cut \ufffd\n".encode()
+    )
 
 
 def test_long_lines() -> None:
-    """An event of a megabyte is read; a longer event is left out with a note; longer text passes."""
-    tool = {"type": "user", "message": {"content": [{"type": "tool_result", "content": "x" * 10_000_000}]}}
+    """An event of a megabyte is read; a longer event is left out with a note; longer text
+    passes."""
+    tool = {
+        "type": "user",
+        "message": {"content": [{"type": "tool_result", "content": "x" * 10_000_000}]},
+    }
     stream = Stream()
     data = lines(tool, result("y" * 1_000_000))
     assert answer(CLAUDE, data) == b"y" * 1_000_000
@@ -177,7 +219,10 @@ def test_long_lines() -> None:
     for at in range(0, len(data), 1 << 20):
         stream.write(data[at : at + (1 << 20)])
     assert (stream.text, len(stream.notes)) == (b"y" * 1_000_000 + b"\n", 1)
-    huge = Stream().write(b'{"type": "user", "text": "' + b"x" * MAX_EVENT + b'"}\n' + lines(result("Done.")), ended=True)
+    huge = Stream().write(
+        b'{"type": "user", "text": "' + b"x" * MAX_EVENT + b'"}\n' + lines(result("Done.")),
+        ended=True,
+    )
     assert (huge.text, len(huge.notes)) == (b"Done.\n", 1)
     assert "left out" in huge.notes[0]
     text = b"{" + b"x" * (MAX_EVENT + READ_SIZE) + b"\nnext\n"
@@ -201,7 +246,10 @@ def test_answer_of_a_stream_without_its_beginning() -> None:
     data = lines(said("lost"), said("kept"))
     assert answer(CLAUDE, data[20:], begins_inside=True) == b"kept"
     assert answer(CLAUDE, b"only text\n") == b"only text"
-    assert answer(CLAUDE, lines(said("so far"), result("no", is_error=True))) == b"so far\nThe agent failed: no"
+    assert (
+        answer(CLAUDE, lines(said("so far"), result("no", is_error=True)))
+        == b"so far\nThe agent failed: no"
+    )
 
 
 @pytest.mark.parametrize("speaker", AGENT_PROGRAMS, ids=lambda each: each.name)

@@ -1,4 +1,5 @@
-"""Performance: measured here, never asserted as a time in a test. docs/performance.md tells what is measured.
+"""Performance: measured here, never asserted as a time in a test. docs/performance.md tells what is
+measured.
 
 `rows`           what is measured of each peer, and of the floor
 `ours`, `peers`  the daemon, and other supervisors

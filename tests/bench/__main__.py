@@ -1,7 +1,8 @@
-"""`make bench`: the daemon beside the floor of bare system calls and the other supervisors that are installed.
+"""`make bench`: the daemon beside the floor of bare system calls and the other supervisors that are
+installed.
 
-All are measured in turn, several times, so that the ratios to the floor mean something on a busy machine; the absolute figures
-do not. See docs/performance.md.
+All are measured in turn, several times, so that the ratios to the floor mean something on a busy
+machine; the absolute figures do not. See docs/performance.md.
 """
 
 from __future__ import annotations
@@ -45,11 +46,22 @@ def main() -> None:
     """Measure what the command line asks for."""
     options = _options()
     brief = ["W", "recovery", "core", "counts"]
-    wanted = options.only.split(",") if options.only else brief if options.quick or options.growth else [*brief, "web"]
+    wanted = (
+        options.only.split(",")
+        if options.only
+        else brief
+        if options.quick or options.growth
+        else [*brief, "web"]
+    )
     rows = [row for row in ROWS if any(row.name.startswith(each) for each in wanted)]
     found: dict[str, object] = {"machine": machine()}
     if options.growth:
-        report(options, "Growth", "| row | N is | at N: figure | exponent |", (line for row in rows for line in grown(row, found)))
+        report(
+            options,
+            "Growth",
+            "| row | N is | at N: figure | exponent |",
+            (line for row in rows for line in grown(row, found)),
+        )
     else:
         report(
             options,
@@ -67,11 +79,19 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--only", metavar="ROW,…", help=f"rows that begin with this; counts; {', '.join(OTHERS)}")
+    parser.add_argument(
+        "--only", metavar="ROW,…", help=f"rows that begin with this; counts; {', '.join(OTHERS)}"
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes, once")
-    parser.add_argument("--growth", action="store_true", help="measure sfad at doubling sizes, and print the exponents")
+    parser.add_argument(
+        "--growth",
+        action="store_true",
+        help="measure sfad at doubling sizes, and print the exponents",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures to a file too")
-    parser.add_argument("--docs", action="store_true", help=f"write the tables into tests/bench/{PAGE.name} too")
+    parser.add_argument(
+        "--docs", action="store_true", help=f"write the tables into tests/bench/{PAGE.name} too"
+    )
     return parser.parse_args()
 
 
@@ -82,7 +102,8 @@ def machine() -> str:
 
 
 def report(options: argparse.Namespace, section: str, head: str, lines: Iterable[str]) -> None:
-    """Print a table, each line as soon as it is known, and put the table into the page if that is asked for."""
+    """Print a table, each line as soon as it is known, and put the table into the page if that is
+    asked for."""
     told = [f"{machine()}.", "", head, "|---" * head.count(" | ") + "|---|"]
     print(*told, sep="\n", flush=True)
     for each in lines:
@@ -97,8 +118,14 @@ def report(options: argparse.Namespace, section: str, head: str, lines: Iterable
 def table(row: Row, found: dict[str, object], quick: bool) -> Iterator[str]:
     """Measure everybody who takes part. Yield a line for each figure."""
     for size in row.sizes if row.quick is None or not quick else row.quick:
-        others = [peer for peer in PEERS if row.peers and peer.installed() and row.name not in peer.without]
-        for what, figures in measured(row, size, [Sfad, *others], 1 if quick else row.repeats).items():
+        others = [
+            peer
+            for peer in PEERS
+            if row.peers and peer.installed() and row.name not in peer.without
+        ]
+        for what, figures in measured(
+            row, size, [Sfad, *others], 1 if quick else row.repeats
+        ).items():
             name = f"{row.name} {what}".replace("N", f"{size}")
             found[name] = figures
             yield line(name, figures)
@@ -108,7 +135,9 @@ def counted(found: dict[str, object]) -> Iterator[str]:
     """Count what a run of /bin/true costs, and a row of a list. Yield a line for each figure."""
     found["counts"] = costs = counts.main()
     for what, figures in costs.items():
-        cells = (f"{figures[load]:.1f}" if load in figures else "" for load in (*counts.LOADS, "a row"))
+        cells = (
+            f"{figures[load]:.1f}" if load in figures else "" for load in (*counts.LOADS, "a row")
+        )
         yield f"| {what} | {' | '.join(cells)} |"
 
 
@@ -119,7 +148,10 @@ def measured(row: Row, size: int, peers: Sequence[type[Peer]], repeats: int) -> 
         for who, figures in turns(row, size, peers):
             for what, figure in figures.items():
                 taken.setdefault(what, {}).setdefault(who, []).append(figure)
-    return {what: {who: statistics.median(each) for who, each in figures.items()} for what, figures in taken.items()}
+    return {
+        what: {who: statistics.median(each) for who, each in figures.items()}
+        for what, figures in taken.items()
+    }
 
 
 def turns(row: Row, size: int, peers: Sequence[type[Peer]]) -> Iterator[tuple[str, Figures]]:
@@ -138,7 +170,8 @@ def turns(row: Row, size: int, peers: Sequence[type[Peer]]) -> Iterator[tuple[st
         except Exception as error:
             if peer is Sfad:
                 raise
-            print(f"{row.name}: {peer.name}: {error!r}", file=sys.stderr)  # others may not stop the measurement
+            # others may not stop the measurement
+            print(f"{row.name}: {peer.name}: {error!r}", file=sys.stderr)
 
 
 def starting(peer: type[Peer]) -> Start:
@@ -160,11 +193,17 @@ def starting(peer: type[Peer]) -> Start:
 def line(what: str, figures: dict[str, float]) -> str:
     """Return a line of the table."""
     told = {
-        who: number(figure) + (f" = {number(figure / figures['floor'])} ×" if figures.get("floor") else "")
+        who: number(figure)
+        + (f" = {number(figure / figures['floor'])} ×" if figures.get("floor") else "")
         for who, figure in figures.items()
     }
-    others = ", ".join(f"{who} {each}" for who, each in told.items() if who not in ("floor", "sfad"))
-    return f"| {what} | {number(figures['floor']) if 'floor' in figures else ''} | {told.get('sfad', '')} | {others} |"
+    others = ", ".join(
+        f"{who} {each}" for who, each in told.items() if who not in ("floor", "sfad")
+    )
+    return (
+        f"| {what} | {number(figures['floor']) if 'floor' in figures else ''} | "
+        f"{told.get('sfad', '')} | {others} |"
+    )
 
 
 def number(figure: float) -> str:
@@ -173,10 +212,15 @@ def number(figure: float) -> str:
 
 
 def grown(row: Row, found: dict[str, object]) -> Iterator[str]:
-    """Measure ours at doubling sizes. Yield a line for each figure, with the exponent of its growth."""
+    """Measure ours at doubling sizes. Yield a line for each figure, with the exponent of its
+    growth."""
     taken = [row.measure(starting(Sfad), size) for size in row.growth]
     for what in taken[0] if taken else ():
-        points = [(size, each[what]) for size, each in zip(row.growth, taken, strict=True) if each[what] > 0]
+        points = [
+            (size, each[what])
+            for size, each in zip(row.growth, taken, strict=True)
+            if each[what] > 0
+        ]
         if len(points) < 2:
             continue  # there is no logarithm of nothing
         power = exponent(points)

@@ -1,7 +1,8 @@
-"""What the daemon does for each run of /bin/true, and for each row of a list, in counts: the load of the machine does not touch
-them. `python -m tests.bench --only counts` takes some ten seconds.
+"""What the daemon does for each run of /bin/true, and for each row of a list, in counts: the load
+of the machine does not touch them. `python -m tests.bench --only counts` takes some ten seconds.
 
-Runs that are asked for one by one cost more than those of a batch, which share commits. A first load warms the daemon up.
+Runs that are asked for one by one cost more than those of a batch, which share commits. A first
+load warms the daemon up.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ elif path:
     threading.setprofile(lambda *_: sys.setprofile(counting()))
     sys.setprofile(counting())
 """
-"""`sitecustomize` of a process whose calls or allocations are counted, in a file that others can read meanwhile."""
+"""`sitecustomize` of a process whose calls or allocations are counted, in a file that others can
+read meanwhile."""
 
 Costs = dict[str, dict[str, float]]
 """What is counted, then under which load, then how often for each run or row."""
@@ -98,23 +100,36 @@ class Counters:
 
 @contextmanager
 def counting(library: Path | None = None, **more: str) -> Iterator[tuple[dict[str, str], Counters]]:
-    """Yield the environment of a process that counts its calls, and its counters. With a `library`, it counts allocations instead.
-    With `BENCH_ONLY`, only processes with this word in their command line count."""
+    """Yield the environment of a process that counts its calls, and its counters. With a `library`,
+    it counts allocations instead. With `BENCH_ONLY`, only processes with this word in their command
+    line count."""
     with ours.directory() as place:
         (place / "sitecustomize.py").write_text(COUNTER)
         path = os.pathsep.join([str(place), str(Path(__file__).parents[2])])
         more |= {"BENCH_LIBRARY": str(library)} if library else {}
-        yield {"PYTHONPATH": path, "BENCH_COUNTERS": str(place / "counters")} | more, Counters(place / "counters")
+        yield (
+            {"PYTHONPATH": path, "BENCH_COUNTERS": str(place / "counters")} | more,
+            Counters(place / "counters"),
+        )
 
 
 def calls(live: int = 0) -> Costs:
-    """Count calls of the daemon for each run beside some that sleep; and for each row of a full list those of the daemon, of the
-    library that reads it, and of `sfactl list`."""
-    with counting() as (environment, counters), ours.daemon(environment) as one, one.client() as client:
+    """Count calls of the daemon for each run beside some that sleep; and for each row of a full
+    list those of the daemon, of the library that reads it, and of `sfactl list`."""
+    with (
+        counting() as (environment, counters),
+        ours.daemon(environment) as one,
+        one.client() as client,
+    ):
         ours.submitted(client, live, ours.SLEEP)
-        found = each(client, lambda: Counter(dict(zip(("Python calls", "C calls"), counters.read(), strict=True))))
+        found = each(
+            client,
+            lambda: Counter(dict(zip(("Python calls", "C calls"), counters.read(), strict=True))),
+        )
         few, many = (_listed(one, client, counters, rows) for rows in ROWS)
-        return found | {what: {"a row": (many[what] - few[what]) / (ROWS[1] - ROWS[0])} for what in few}
+        return found | {
+            what: {"a row": (many[what] - few[what]) / (ROWS[1] - ROWS[0])} for what in few
+        }
 
 
 def _listed(one: Daemon, client: Client, counters: Counters, rows: int) -> dict[str, int]:
@@ -125,7 +140,13 @@ def _listed(one: Daemon, client: Client, counters: Counters, rows: int) -> dict[
     own = profiled(lambda: client.call(request, m.RunList))
     with counting() as (environment, spent):
         words = [sys.executable, "-m", "sfactl", "list", "--limit-rows", str(rows)]
-        subprocess.run(words, env=one.env | environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            words,
+            env=one.env | environment,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         printed = spent.read()[0]
     return {
         "bytes of a list": size,
@@ -164,10 +185,14 @@ def profiled(call: Callable[[], object]) -> int:
 
 
 def allocations() -> Costs:
-    """Count the blocks that the daemon allocates, where a C compiler is, and the bytes that it gives to write(2) and its like: the
-    ledger, the spool, the log."""
+    """Count the blocks that the daemon allocates, where a C compiler is, and the bytes that it
+    gives to write(2) and its like: the ledger, the spool, the log."""
     library = compiled("allocations.c", "-shared", "-fPIC")
-    with counting(library) as (environment, counters), ours.daemon(environment if library else {}) as one, one.client() as client:
+    with (
+        counting(library) as (environment, counters),
+        ours.daemon(environment if library else {}) as one,
+        one.client() as client,
+    ):
 
         def look() -> Counter[str]:
             written = re.findall(r"wchar: (\d+)", Path(f"/proc/{one.pid}/io").read_text())[0]
@@ -177,11 +202,17 @@ def allocations() -> Costs:
 
 
 def system_calls() -> Costs:
-    """Count the system calls of the daemon, each kind that it makes at least every second run, and those of the runs' own
-    processes, before and after their execve(2). Calls of futex(2) are hand-overs between threads."""
+    """Count the system calls of the daemon, each kind that it makes at least every second run, and
+    those of the runs' own processes, before and after their execve(2). Calls of futex(2) are
+    hand-overs between threads."""
     if shutil.which("strace") is None:
         return {}
-    with ours.directory() as place, ours.daemon() as one, one.client() as client, _traced(one, place / "log"):
+    with (
+        ours.directory() as place,
+        ours.daemon() as one,
+        one.client() as client,
+        _traced(one, place / "log"),
+    ):
         found = each(client, lambda: _traced_calls((place / "log").read_text()))
     kinds = sorted(found, key=lambda what: (what.startswith("·"), -max(found[what].values())))
     return {what: found[what] for what in kinds if max(found[what].values()) >= 0.5}
@@ -189,10 +220,29 @@ def system_calls() -> Costs:
 
 @contextmanager
 def _traced(one: Daemon, log: Path) -> Iterator[None]:
-    command = ["strace", "-f", "-qq", "-s", "0", "-e", "signal=none", "-o", str(log), "-p", str(one.pid)]
+    command = [
+        "strace",
+        "-f",
+        "-qq",
+        "-s",
+        "0",
+        "-e",
+        "signal=none",
+        "-o",
+        str(log),
+        "-p",
+        str(one.pid),
+    ]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as tracer:
         tasks = Path(f"/proc/{one.pid}/task")
-        wait_until(lambda: not any("TracerPid:\t0" in (task / "status").read_text() for task in tasks.iterdir()), "strace")
+        wait_until(
+            lambda: (
+                not any(
+                    "TracerPid:\t0" in (task / "status").read_text() for task in tasks.iterdir()
+                )
+            ),
+            "strace",
+        )
         yield
         tracer.terminate()
 
@@ -201,4 +251,12 @@ def _traced_calls(log: str) -> Counter[str]:
     made = re.findall(r"^(\d+) +(\w+)\(", log, re.MULTILINE)
     children = {pid for pid, name in made if name == "execve"}
     found = Counter(f"· {name}" for pid, name in made if pid not in children)
-    return Counter({"system calls": found.total(), "system calls of its processes": len(made) - found.total()}) + found
+    return (
+        Counter(
+            {
+                "system calls": found.total(),
+                "system calls of its processes": len(made) - found.total(),
+            }
+        )
+        + found
+    )

@@ -1,7 +1,8 @@
-"""How many messages a fleet needs: `python -m tests.bench.fleet [NODES TREES]`. The network is simulated; the core decides.
+"""How many messages a fleet needs: `python -m tests.bench.fleet [NODES TREES]`. The network is
+simulated; the core decides.
 
-Every tree has children on other nodes, and each run makes model calls, which its node admits alone. A central daemon would be asked
-for each start, each call and each end."""
+Every tree has children on other nodes, and each run makes model calls, which its node admits alone.
+A central daemon would be asked for each start, each call and each end."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ INTERVAL = 15.0
 
 
 def simulate(nodes: int, trees: int, *, lost: float = 0.0, seed: int = 1) -> dict[str, float]:
-    """Let `trees` trees for each node live for a minute, with a share of the messages lost. Return the figures."""
+    """Let `trees` trees for each node live for a minute, with a share of the messages lost. Return
+    the figures."""
     random = Random(seed)
     policy = Policy(max_time=1e6, trees=10**6, trees_per_user=10**6, spawns_per_hour=10**9)
     net = Net(policy, [f"n{n}" for n in range(nodes)], random)
@@ -86,11 +88,19 @@ def _tend(net: Net, random: Random, lost: float) -> None:
 
 
 def main() -> None:
-    sizes = [(int(sys.argv[1]), int(sys.argv[2]))] if len(sys.argv) > 2 else [(10, 1), (100, 1), (100, 10), (1000, 1)]
+    sizes = (
+        [(int(sys.argv[1]), int(sys.argv[2]))]
+        if len(sys.argv) > 2
+        else [(10, 1), (100, 1), (100, 10), (1000, 1)]
+    )
     for nodes, trees in sizes:
         began = time.monotonic()
         found = simulate(nodes, trees, lost=0.02)
-        print("  ".join(f"{name} {figure:g}" for name, figure in found.items()), f"({time.monotonic() - began:.0f} s)", flush=True)
+        print(
+            "  ".join(f"{name} {figure:g}" for name, figure in found.items()),
+            f"({time.monotonic() - began:.0f} s)",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

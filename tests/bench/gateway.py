@@ -2,8 +2,8 @@
 
     python -m tests.bench --only gateway
 
-The upstream is a process on loopback. The caller is a run; it makes each call directly and through the gateway in turn, over two
-connections that stay open.
+The upstream is a process on loopback. The caller is a run; it makes each call directly and through
+the gateway in turn, over two connections that stay open.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ FEW, MANY = 50, 250
 
 def event(text: str = "x" * 100) -> bytes:
     """Return a piece of a reply."""
-    told = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+    told = {
+        "type": "content_block_delta",
+        "index": 0,
+        "delta": {"type": "text_delta", "text": text},
+    }
     return f"event: content_block_delta\ndata: {json.dumps(told)}\n\n".encode()
 
 
@@ -89,7 +93,11 @@ async def serve(stream: trio.SocketStream) -> None:
         body, data = json.loads(data[:length]), data[length:]
         pieces, pause = body["metadata"]["events"], body["metadata"]["pause"]
         size = len(BEGIN) + pieces * len(event()) + len(END)
-        await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % size + BEGIN)
+        await stream.send_all(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
+            % size
+            + BEGIN
+        )
         if pause:
             began = trio.current_time()
             for number in range(pieces):
@@ -122,9 +130,17 @@ class Connection:
 
     def call(self, *, events: int = 0, pause: float = 0.0, size: int = BODY) -> tuple[float, float]:
         """Return the seconds until the first byte, and until the last."""
-        asked = {"model": "bench", "max_tokens": 100, "stream": True, "metadata": {"events": events, "pause": pause}}
+        asked = {
+            "model": "bench",
+            "max_tokens": 100,
+            "stream": True,
+            "metadata": {"events": events, "pause": pause},
+        }
         body = json.dumps(asked | {"messages": [{"role": "user", "content": "x" * size}]}).encode()
-        head = f"POST {self._path}/v1/messages HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        head = (
+            f"POST {self._path}/v1/messages HTTP/1.1\r\nhost: bench\r\ncontent-length: "
+            f"{len(body)}\r\n\r\n"
+        ).encode()
         began = time.perf_counter()
         self._socket.sendall(head + body)
         data = self._socket.recv(1 << 16)
@@ -148,13 +164,23 @@ def caller(direct: str, what: str) -> None:
         print("done", flush=True)
         sys.stdin.readline()
         return
-    print(json.dumps({"first": first_bytes(direct, gateway), "whole": whole(direct, gateway), "streams": streams(direct, gateway)}))
+    print(
+        json.dumps(
+            {
+                "first": first_bytes(direct, gateway),
+                "whole": whole(direct, gateway),
+                "streams": streams(direct, gateway),
+            }
+        )
+    )
 
 
 def first_bytes(direct: str, gateway: str) -> list[list[float]]:
     """Return the milliseconds until each first byte, direct and through the gateway in turn."""
     both = Connection(direct), Connection(gateway)
-    found = [[1000 * connection.call()[0] for connection in both] for _ in range(FIRST_BYTES + 20)][20:]
+    found = [[1000 * connection.call()[0] for connection in both] for _ in range(FIRST_BYTES + 20)][
+        20:
+    ]
     return [list(each) for each in zip(*found, strict=True)]
 
 
@@ -166,15 +192,17 @@ def whole(direct: str, gateway: str) -> list[float]:
 
 
 def streams(direct: str, gateway: str) -> list[list[list[float]]]:
-    """Return of many replies that begin together the seconds until the first byte, and those that the rest takes longer than it
-    should; direct, and then through the gateway."""
+    """Return of many replies that begin together the seconds until the first byte, and those that
+    the rest takes longer than it should; direct, and then through the gateway."""
     found = []
     for url in (direct, gateway):
         late: list[list[float]] = []
         connections = [Connection(url) for _ in range(STREAMS)]
         ready = threading.Barrier(STREAMS)
 
-        def stream(connection: Connection, late: list[list[float]] = late, ready: threading.Barrier = ready) -> None:
+        def stream(
+            connection: Connection, late: list[list[float]] = late, ready: threading.Barrier = ready
+        ) -> None:
             ready.wait()
             first, last = connection.call(events=TICKS, pause=TICK, size=1000)
             late.append([first, last - first - TICKS * TICK])
@@ -194,7 +222,9 @@ def streams(direct: str, gateway: str) -> list[list[list[float]]]:
 @contextmanager
 def provider() -> Iterator[str]:
     """Yield the URL of an upstream."""
-    process = subprocess.Popen([sys.executable, "-m", "tests.bench.gateway", "upstream"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.bench.gateway", "upstream"], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     try:
         yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
@@ -204,7 +234,9 @@ def provider() -> Iterator[str]:
 
 
 @contextmanager
-def called(url: str, what: str, environment: Mapping[str, str] | None = None) -> Iterator[tuple[Daemon, psutil.Process, str]]:
+def called(
+    url: str, what: str, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[Daemon, psutil.Process, str]]:
     """Yield a daemon, its gateway, and a run that makes calls."""
     with ours.daemon(environment, CONFIG.format(url=url)) as daemon, daemon.client() as client:
         words = [sys.executable, "-m", "tests.bench.gateway", "caller", url, what]
@@ -240,14 +272,27 @@ def main() -> None:
         said = []
         for name, each in zip(("direct", "gateway"), measured["streams"], strict=True):
             first, late = zip(*each, strict=True)
-            said.append(f"{name} first bytes {statistics.median(first):.2f} s, p99 {p99(first):.2f}, rest {p99(late):.2f} s late")
+            said.append(
+                f"{name} first bytes {statistics.median(first):.2f} s, p99 {p99(first):.2f}, "
+                "rest "
+                f"{p99(late):.2f} s late"
+            )
         say(f"{STREAMS} streams of {1 / TICK:.0f} events/s: {'; '.join(said)}")
         mib = [f"{each / 2**20:.0f}" for each in (idle.rss, idle.pss, most_rss, most_pss)]
-        say("memory: RSS {} and PSS {} MiB idle, at most {} and {}".format(*mib) + f"; {cpu:.1f} s CPU in all")
-        calls, c_calls = (counts_each(few_many) for few_many in zip(python_calls(url, FEW), python_calls(url, MANY), strict=True))
+        say(
+            "memory: RSS {} and PSS {} MiB idle, at most {} and {}".format(*mib)
+            + f"; {cpu:.1f} s CPU in all"
+        )
+        calls, c_calls = (
+            counts_each(few_many)
+            for few_many in zip(python_calls(url, FEW), python_calls(url, MANY), strict=True)
+        )
         say(f"Python calls {calls:.0f}, C calls {c_calls:.0f} a call")
         if shutil.which("strace"):
-            say(f"system calls {counts_each((system_calls(url, FEW), system_calls(url, MANY))):.0f} a call")
+            say(
+                "system calls "
+                f"{counts_each((system_calls(url, FEW), system_calls(url, MANY))):.0f} a call"
+            )
 
 
 def p99(figures: Sequence[float]) -> float:
@@ -266,7 +311,10 @@ def counts_each(counted: tuple[float, float]) -> float:
 
 
 def after(
-    url: str, calls: int, before: Callable[[psutil.Process], object] = lambda _: None, environment: Mapping[str, str] | None = None
+    url: str,
+    calls: int,
+    before: Callable[[psutil.Process], object] = lambda _: None,
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """Make so many calls one after the other, and end the daemon."""
     with called(url, str(calls), environment) as (daemon, process, run):
@@ -297,7 +345,9 @@ def system_calls(url: str, calls: int) -> int:
 
         after(url, calls, trace)
         tracers[0].wait()  # it ends with what it traces
-        return int(re.findall(r"^100\.00\s.*?(\d+)(?:\s+\d+)?\s+total$", file.read_text(), re.MULTILINE)[0])
+        return int(
+            re.findall(r"^100\.00\s.*?(\d+)(?:\s+\d+)?\s+total$", file.read_text(), re.MULTILINE)[0]
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What 200 MB of stdout cost each meter, in seconds of CPU: `python -m tests.bench --only meters`.
 
-The targets are 0.15 s for text and 0.5 s for JSON of other types; nothing asserts them. Fed in pieces of 256 KiB.
+The targets are 0.15 s for text and 0.5 s for JSON of other types; nothing asserts them. Fed in
+pieces of 256 KiB.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ LINES = {
     "one long line": b"lorem ipsum {dolor} sit amet, ",
     "short JSON": b'{"type":"other","i":1}\n',
     "JSON": b'{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"toolu_00","content":"one"}]},"uuid":"x"}\n',
-    "long JSON": b'{"type":"user","message":{"content":[{"type":"text","text":"' + b"one two three " * 1000 + b'"}]}}\n',
+    "long JSON": b'{"type":"user","message":{"content":[{"type":"text","text":"'
+    + b"one two three " * 1000
+    + b'"}]}}\n',
 }
 
 
@@ -25,7 +28,9 @@ def main() -> None:
     """Print a line for each kind of output."""
     for name, line in LINES.items():
         piece = (line * (PIECE // len(line) + 1))[:PIECE]
-        figures = (f"{program.name} {seconds(program.meter([]), piece):.2f}" for program in AGENT_PROGRAMS)
+        figures = (
+            f"{program.name} {seconds(program.meter([]), piece):.2f}" for program in AGENT_PROGRAMS
+        )
         print(f"{name:14}", *figures, sep="  ")
 
 

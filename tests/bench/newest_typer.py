@@ -1,4 +1,5 @@
-"""What a command line costs with the newest typer, beside the one that is installed: whether the bound in pyproject.toml may go."""
+"""What a command line costs with the newest typer, beside the one that is installed: whether the
+bound in pyproject.toml may go."""
 
 from __future__ import annotations
 
@@ -37,12 +38,19 @@ def main() -> None:
 
 def print_costs(typer: str, python: str) -> None:
     costs = {name: min(cost(python, words) for _ in range(ROUNDS)) for name, words in LINES.items()}
-    print(f"typer {typer}: " + ", ".join(f"{name} {ms:.0f} ms" for name, ms in costs.items()), flush=True)
+    print(
+        f"typer {typer}: " + ", ".join(f"{name} {ms:.0f} ms" for name, ms in costs.items()),
+        flush=True,
+    )
 
 
 def cost(python: str, words: Sequence[str]) -> float:
     """Return milliseconds of CPU of a call."""
-    env = os.environ | {"PYTHONPATH": str(ROOT), "SFAD_SOCKET": "/nonexistent/s", "SFAD_AUTOSTART": "0"}
+    env = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "SFAD_SOCKET": "/nonexistent/s",
+        "SFAD_AUTOSTART": "0",
+    }
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([python, *words], env=env, capture_output=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

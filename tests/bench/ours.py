@@ -39,7 +39,8 @@ SLEEP = ["/bin/sleep", "1000"]
 
 @contextmanager
 def directory() -> Iterator[Path]:
-    """Make a directory, in memory if there is room: on a disk, deleting the files of one measurement slows the next one."""
+    """Make a directory, in memory if there is room: on a disk, deleting the files of one
+    measurement slows the next one."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=base) as path:
         yield Path(path)
@@ -57,13 +58,18 @@ def daemon(environment: Mapping[str, str] | None = None, config: str = CONFIG) -
 def submitted(client: Client, count: int, argv: Sequence[str], **options: object) -> list[str]:
     """Start `count` runs of a command, all requested before the first answer is read."""
     words = [word.encode() for word in argv]
-    asked = [m.Spawn(id=0, argv=words, cwd=b"/", env=[b"PATH=/bin"], **options) for _ in range(count)]  # type: ignore[arg-type]
+    asked = [
+        m.Spawn(id=0, argv=words, cwd=b"/", env=[b"PATH=/bin"], **options) for _ in range(count)
+    ]  # type: ignore[arg-type]
     return [reply.run.id for reply in _answers(client, asked)]
 
 
 def awaited(client: Client, runs: Sequence[str]) -> None:
     """Wait until all these runs have completed, with a request for each."""
-    assert all(reply.run.status == "completed" for reply in _answers(client, [m.Wait(id=0, run=run) for run in runs]))
+    assert all(
+        reply.run.status == "completed"
+        for reply in _answers(client, [m.Wait(id=0, run=run) for run in runs])
+    )
 
 
 def _answers(client: Client, requests: Sequence[m.Request]) -> list[m.RunReply]:
@@ -96,11 +102,14 @@ class Sfad(Peer):
 
     name = "sfad"
     executed = True
-    """Whether the daemon is a program of its own. A fork of the tests' template has more memory, and starts at once."""
+    """Whether the daemon is a program of its own. A fork of the tests' template has more memory,
+    and starts at once."""
 
     def start(self, runs: Runs) -> None:
         del runs
-        self.daemon = self.opened.enter_context(running(self.place, config=CONFIG, executed=self.executed))
+        self.daemon = self.opened.enter_context(
+            running(self.place, config=CONFIG, executed=self.executed)
+        )
         self.client = self.opened.enter_context(self.daemon.client())
         self.opened.callback(lambda: stopped(self.client, everything=True, grace=0.0))
         self.env = self.daemon.env
@@ -114,7 +123,13 @@ class Sfad(Peer):
         self.daemon.stop()
         with closing(sqlite3.connect(self.daemon.state_dir / "ledger.db")) as ledger, ledger:
             columns = [name for _, name, *_ in ledger.execute("PRAGMA table_info(runs)")]
-            sample = dict(zip(columns, ledger.execute("SELECT * FROM runs ORDER BY number DESC").fetchone(), strict=True))
+            sample = dict(
+                zip(
+                    columns,
+                    ledger.execute("SELECT * FROM runs ORDER BY number DESC").fetchone(),
+                    strict=True,
+                )
+            )
             marks = ", ".join("?" * len(columns))
             for number in range(sample["number"] + 1, runs + 1):
                 copy = sample | {"number": number, "id": run_id(number), "root_id": run_id(number)}
@@ -138,11 +153,14 @@ class Sfad(Peer):
         awaited(self.client, runs)
 
     def list(self, *, limits: bool = False) -> builtins.list[RunInfo]:
-        """Return all runs, page by page, in the form that `sfactl list` asks for, or that of `sfactl list --json`."""
+        """Return all runs, page by page, in the form that `sfactl list` asks for, or that of
+        `sfactl list --json`."""
         found: builtins.list[RunInfo] = []
         before: str | None = None
         while True:
-            page = self.client.call(m.List(id=0, rows=PAGE, before=before, limits=limits), m.RunList)
+            page = self.client.call(
+                m.List(id=0, rows=PAGE, before=before, limits=limits), m.RunList
+            )
             found += page.runs
             before = page.next
             if before is None:

@@ -1,4 +1,5 @@
-"""The rows of the table: what is measured of each peer, and the floor that bare system calls reach."""
+"""The rows of the table: what is measured of each peer, and the floor that bare system calls
+reach."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table. `sizes` are those of the table, `growth` those for its exponent, `of` what they count."""
+    """A row of the table. `sizes` are those of the table, `growth` those for its exponent, `of`
+    what they count."""
 
     name: str
     of: str
@@ -55,7 +57,8 @@ class Row:
 
 
 def timed(call: Callable[[], object], times: int, most: float = 1.0) -> float:
-    """Return the median milliseconds of so many calls, or of those that begin within `most` seconds."""
+    """Return the median milliseconds of so many calls, or of those that begin within `most`
+    seconds."""
     call()
     taken: list[float] = []
     for _ in _within(times, most):
@@ -99,13 +102,19 @@ def latency(start: Start, live: int) -> Figures:
                 asked = time.perf_counter_ns()
                 peer.wait(peer.submit(TRUE))
                 known.append(time.perf_counter_ns() - asked)
-    return {"submit → started, ms": statistics.median(begun) / 1e6, "submit → end known, ms": statistics.median(known) / 1e6}
+    return {
+        "submit → started, ms": statistics.median(begun) / 1e6,
+        "submit → end known, ms": statistics.median(known) / 1e6,
+    }
 
 
 def latency_floor(live: int) -> Figures:
     """Start and reap by posix_spawn(3) and waitpid(2)."""
     del live
-    parts = {"submit → started, ms": numbers("started", CALLS), "submit → end known, ms": numbers("ended", CALLS, *TRUE)}
+    parts = {
+        "submit → started, ms": numbers("started", CALLS),
+        "submit → end known, ms": numbers("ended", CALLS, *TRUE),
+    }
     return {what: statistics.median(taken) / 1e6 for what, taken in parts.items()}
 
 
@@ -115,12 +124,19 @@ def throughput(start: Start, count: int) -> Figures:
         used, began = cpu(peer), time.perf_counter()
         peer.wait_all(peer.submit_all(TRUE, count))
         took = time.perf_counter() - began
-        return {"N × /bin/true, runs/s": count / took, "daemon CPU of a run, ms": 1000 * (cpu(peer) - used) / count}
+        return {
+            "N × /bin/true, runs/s": count / took,
+            "daemon CPU of a run, ms": 1000 * (cpu(peer) - used) / count,
+        }
 
 
 def throughput_floor(count: int) -> Figures:
     """Keep a few at once, as many as are fastest."""
-    return {"N × /bin/true, runs/s": max(1e9 * count / numbers("many", count, each, *TRUE)[0] for each in (2, 4))}
+    return {
+        "N × /bin/true, runs/s": max(
+            1e9 * count / numbers("many", count, each, *TRUE)[0] for each in (2, 4)
+        )
+    }
 
 
 # ---- W3: lists
@@ -138,7 +154,10 @@ def filled(start: Start, total: int) -> Iterator[tuple[Peer, object]]:
 def lists(start: Start, total: int) -> Figures:
     """Time a full list, and the status of one run."""
     with filled(start, total) as (peer, run):
-        figures = {"full list of N, ms": timed(peer.list, 50), "status among N, ms": timed(lambda: peer.status(run), 300)}
+        figures = {
+            "full list of N, ms": timed(peer.list, 50),
+            "status among N, ms": timed(lambda: peer.status(run), 300),
+        }
         if isinstance(peer, Sfad):
             assert len(peer.list()) == total
             figures["full list of N with limits, ms"] = timed(lambda: peer.list(limits=True), 50)
@@ -147,7 +166,10 @@ def lists(start: Start, total: int) -> Figures:
 
 def lists_floor(total: int) -> Figures:
     """Answer with as many bytes."""
-    return {"full list of N, ms": answered(150 * total, 1)[1], "status among N, ms": answered(150, 1)[1]}
+    return {
+        "full list of N, ms": answered(150 * total, 1)[1],
+        "status among N, ms": answered(150, 1)[1],
+    }
 
 
 def page(start: Start, rows: int) -> Figures:
@@ -166,7 +188,8 @@ def page(start: Start, rows: int) -> Figures:
 
 
 def stop(start: Start, count: int, stubborn: int = 0) -> Figures:
-    """Time the stop of a tree of so many processes, of which 20 have escaped into sessions of their own."""
+    """Time the stop of a tree of so many processes, of which 20 have escaped into sessions of their
+    own."""
     mark = f"bench-{os.getpid()}-{time.monotonic_ns()}"
     tree = floor("tree", mark, count - 1, 20, stubborn)
     with start((tree, 1)) as peer:
@@ -181,7 +204,10 @@ def stop(start: Start, count: int, stubborn: int = 0) -> Figures:
 
 def stop_stubborn(start: Start, count: int) -> Figures:
     """Time the stop if five of the processes ignore SIGTERM: SIGKILL follows after a second."""
-    return {what.replace("of N", "of N, 5 stubborn"): figure for what, figure in stop(start, count, 5).items()}
+    return {
+        what.replace("of N", "of N, 5 stubborn"): figure
+        for what, figure in stop(start, count, 5).items()
+    }
 
 
 def stop_floor(count: int) -> Figures:
@@ -197,10 +223,18 @@ def stop_floor(count: int) -> Figures:
 def _killed(group: Path, count: int) -> Figures:
     group.mkdir()
     mark = group.name
-    words = ["/bin/sh", "-c", f'echo $$ >{group}/cgroup.procs; exec "$@"', "sh", *floor("tree", mark, count - 1, 20, 0)]
+    words = [
+        "/bin/sh",
+        "-c",
+        f'echo $$ >{group}/cgroup.procs; exec "$@"',
+        "sh",
+        *floor("tree", mark, count - 1, 20, 0),
+    ]
     with subprocess.Popen(words, start_new_session=True):
         found = _stopped(lambda: (group / "cgroup.kill").write_text("1"), mark, count)
-    wait_until(lambda: "populated 0" in (group / "cgroup.events").read_text(), "the cgroup is empty")
+    wait_until(
+        lambda: "populated 0" in (group / "cgroup.events").read_text(), "the cgroup is empty"
+    )
     group.rmdir()
     return found
 
@@ -230,7 +264,10 @@ def _marked(mark: str) -> list[int]:
     found = []
     for name in os.listdir("/proc"):
         with suppress(OSError, ValueError):
-            if mark.encode() in Path("/proc", str(int(name)), "cmdline").read_bytes().split(b"\0")[2:3]:
+            if (
+                mark.encode()
+                in Path("/proc", str(int(name)), "cmdline").read_bytes().split(b"\0")[2:3]
+            ):
                 found.append(int(name))
     return found
 
@@ -247,7 +284,11 @@ def output(start: Start, megabytes: int) -> Figures:
             if metered and not isinstance(peer, Sfad):
                 break
             used, began = cpu(peer), time.perf_counter()
-            run = peer.submit(spew, meter="claude") if isinstance(peer, Sfad) and metered else peer.submit(spew)
+            run = (
+                peer.submit(spew, meter="claude")
+                if isinstance(peer, Sfad) and metered
+                else peer.submit(spew)
+            )
             file = peer.output(run)
             end = began + 20
             while not file.exists() or file.stat().st_size < megabytes * 1_000_000:
@@ -279,9 +320,15 @@ def idle(start: Start, runs: int) -> Figures:
         pids = peer.pids()
         before = _spent(pids)
         time.sleep(2 * SECONDS)
-        used, woken = ((now - then) / (2 * SECONDS) for now, then in zip(_spent(pids), before, strict=True))
+        used, woken = (
+            (now - then) / (2 * SECONDS) for now, then in zip(_spent(pids), before, strict=True)
+        )
         resident = sum(psutil.Process(pid).memory_info().rss for pid in pids) / 2**20
-        return {"N idle: RSS, MiB": resident, "N idle: CPU, %": 100 * used, "N idle: wake-ups/s": woken}
+        return {
+            "N idle: RSS, MiB": resident,
+            "N idle: CPU, %": 100 * used,
+            "N idle: wake-ups/s": woken,
+        }
 
 
 def idle_floor(runs: int) -> Figures:
@@ -295,12 +342,15 @@ def idle_floor(runs: int) -> Figures:
 
 
 def _spent(pids: Sequence[int]) -> tuple[float, int]:
-    """Return the seconds of processor time of these processes, and how often they slept, in threads that still are."""
+    """Return the seconds of processor time of these processes, and how often they slept, in threads
+    that still are."""
     used = slept = 0
     for task in (task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()):
         with suppress(OSError):
             used += int((task / "schedstat").read_text().split()[0])
-            slept += int((task / "status").read_text().partition("voluntary_ctxt_switches:")[2].split()[0])
+            slept += int(
+                (task / "status").read_text().partition("voluntary_ctxt_switches:")[2].split()[0]
+            )
     return used / 1e9, slept
 
 
@@ -308,9 +358,12 @@ def _spent(pids: Sequence[int]) -> tuple[float, int]:
 
 
 def clients(start: Start, count: int) -> Figures:
-    """Let clients ask for the status of one run, and for a list of 100, each as soon as it has its answer."""
+    """Let clients ask for the status of one run, and for a list of 100, each as soon as it has its
+    answer."""
     with filled(start, 100) as (peer, run):
-        return _rates({kind: loaded(peer.load(kind, run), count, peer.env) for kind in ("status", "list")})
+        return _rates(
+            {kind: loaded(peer.load(kind, run), count, peer.env) for kind in ("status", "list")}
+        )
 
 
 def clients_floor(count: int) -> Figures:
@@ -320,27 +373,47 @@ def clients_floor(count: int) -> Figures:
 
 def _rates(found: dict[str, tuple[float, float, float]]) -> Figures:
     rates = {f"N clients: {kind}/s": rate for kind, (rate, _, _) in found.items()}
-    return rates | {f"N clients: {kind}, p99, ms": slowest for kind, (_, _, slowest) in found.items()}
+    return rates | {
+        f"N clients: {kind}, p99, ms": slowest for kind, (_, _, slowest) in found.items()
+    }
 
 
-def loaded(load: Load, count: int, env: Mapping[str, str] | None = None) -> tuple[float, float, float]:
+def loaded(
+    load: Load, count: int, env: Mapping[str, str] | None = None
+) -> tuple[float, float, float]:
     """Return answers a second, and the median and the 99th percentile of one in milliseconds."""
     if isinstance(load, Requests):
         with directory() as place:
             for file in ("greeting", "request"):
                 (place / file).write_bytes(getattr(load, file))
-            found = numbers("ask", load.path, load.framing, place / "greeting", place / "request", count, SECONDS)
+            found = numbers(
+                "ask",
+                load.path,
+                load.framing,
+                place / "greeting",
+                place / "request",
+                count,
+                SECONDS,
+            )
     elif isinstance(load, list):
         found = numbers("call", count, SECONDS, *load, env=env)
     else:
         taken = sorted(int(1e9 * each) for each in load(count, SECONDS))
-        found = [len(taken), int(1e9 * SECONDS), taken[len(taken) // 2], taken[int(len(taken) * 0.99)]]
+        found = [
+            len(taken),
+            int(1e9 * SECONDS),
+            taken[len(taken) // 2],
+            taken[int(len(taken) * 0.99)],
+        ]
     return 1e9 * found[0] / found[1], found[2] / 1e6, found[3] / 1e6
 
 
 def answered(size: int, count: int) -> tuple[float, float, float]:
     """Return what `loaded` returns, of a server in C that answers with so many bytes."""
-    with directory() as place, subprocess.Popen(floor("serve", place / "s", size), stdout=subprocess.PIPE) as server:
+    with (
+        directory() as place,
+        subprocess.Popen(floor("serve", place / "s", size), stdout=subprocess.PIPE) as server,
+    ):
         assert server.stdout is not None
         server.stdout.readline()
         try:
@@ -365,7 +438,12 @@ def commands(start: Start, rounds: int) -> Figures:
         if isinstance(peer, Sfad):
             peer.daemon.sfactl("shim", "install", "true")
             shim = str(peer.daemon.state_dir / "shims/true")
-            words["shim"] = ["/usr/bin/env", f"SFA_RUN_ID={run}", f"SFA_SOCKET={peer.daemon.socket}", shim]
+            words["shim"] = [
+                "/usr/bin/env",
+                f"SFA_RUN_ID={run}",
+                f"SFA_SOCKET={peer.daemon.socket}",
+                shim,
+            ]
             words["mcp"] = [*words["list"][:-1], "mcp"]
         return _called(words, peer.env, rounds)
 
@@ -383,7 +461,14 @@ def _called(words: dict[str, Argv], env: dict[str, str], rounds: int) -> Figures
         for kind, argv in words.items():
             used, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
             said = HANDSHAKE if kind == "mcp" else None
-            subprocess.run(argv, env=env, input=said, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+            subprocess.run(
+                argv,
+                env=env,
+                input=said,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                check=False,
+            )
             took, now = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
             taken[kind].append((took, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime))
     found: Figures = {}
@@ -405,12 +490,20 @@ def recovery(start: Start, live: int) -> Figures:
         began = time.perf_counter()
         peer.daemon.restart()
         serving = time.perf_counter() - began
-        wait_until(lambda: peer.client.call(m.DaemonInfo(id=0), m.DaemonStatus).adopted == live, "all are adopted")
-        return {"of N, serving, s": serving, "of N, all adopted, s": time.perf_counter() - began, "of N, CPU, s": cpu(peer)}
+        wait_until(
+            lambda: peer.client.call(m.DaemonInfo(id=0), m.DaemonStatus).adopted == live,
+            "all are adopted",
+        )
+        return {
+            "of N, serving, s": serving,
+            "of N, all adopted, s": time.perf_counter() - began,
+            "of N, CPU, s": cpu(peer),
+        }
 
 
 def core(start: Start, runs: int) -> Figures:
-    """Simulate a crowd of agents. Then feed another machine with the same events: the core alone."""
+    """Simulate a crowd of agents. Then feed another machine with the same events: the core
+    alone."""
     del start
     load = CoreLoad()
     began = time.process_time()
@@ -433,7 +526,11 @@ def calls(start: Start, live: int) -> Figures:
     """Count the daemon's calls for a run beside others that sleep."""
     del start
     found = counts.calls(live)
-    return {f"{what} of a run, {load}": cost for what in ("Python calls", "C calls") for load, cost in found[what].items()}
+    return {
+        f"{what} of a run, {load}": cost
+        for what in ("Python calls", "C calls")
+        for load, cost in found[what].items()
+    }
 
 
 DOUBLING = (125, 250, 500, 1000)
@@ -441,7 +538,9 @@ DOUBLING = (125, 250, 500, 1000)
 ROWS = (
     Row("W1", "live runs beside it", latency, (0,), DOUBLING, latency_floor),
     Row("W2", "runs", throughput, (1000,), (250, 500, 1000, 2000), throughput_floor, quick=(300,)),
-    Row("W3", "runs", lists, (1000,), (500, 1000, 2000, 4000), lists_floor, repeats=1, quick=(300,)),
+    Row(
+        "W3", "runs", lists, (1000,), (500, 1000, 2000, 4000), lists_floor, repeats=1, quick=(300,)
+    ),
     Row("W3", "runs", lists, (5000,), (), lists_floor, peers=False, repeats=1, quick=()),
     Row("W3", "rows", page, (100_000,), (12_500, 25_000, 50_000, 100_000), peers=False, repeats=1),
     Row("W4", "processes", stop, (201,), (100, 200, 400, 800), stop_floor),
@@ -451,6 +550,15 @@ ROWS = (
     Row("W7", "clients", clients, (50,), (25, 50, 100, 200), clients_floor),
     Row("W8", "rounds", commands, (5,), (), commands_floor, quick=(3,)),
     Row("recovery", "live runs", recovery, (1000,), DOUBLING, peers=False, quick=(200,)),
-    Row("core", "runs", core, (100_000,), (12_500, 25_000, 50_000, 100_000), peers=False, repeats=1, quick=(10_000,)),
+    Row(
+        "core",
+        "runs",
+        core,
+        (100_000,),
+        (12_500, 25_000, 50_000, 100_000),
+        peers=False,
+        repeats=1,
+        quick=(10_000,),
+    ),
     Row("counts", "live runs beside it", calls, (), DOUBLING, peers=False),
 )

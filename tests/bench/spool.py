@@ -1,7 +1,8 @@
 """The spool's key-value file beside SQLite: `python -m tests.bench --only spool`.
 
-Each writes what the daemon saves for runs of /bin/true that overlap, six batches of one or two snapshots of 400 bytes for each run,
-and deletes it. Nothing syncs. Only those modes of SQLite are measured in which a batch survives a SIGKILL as a whole.
+Each writes what the daemon saves for runs of /bin/true that overlap, six batches of one or two
+snapshots of 400 bytes for each run, and deletes it. Nothing syncs. Only those modes of SQLite are
+measured in which a batch survives a SIGKILL as a whole.
 """
 
 from __future__ import annotations
@@ -73,12 +74,16 @@ def measured(write: Write) -> tuple[float, float]:
     for number in range(RUNS + LIVE):
         if number < RUNS:
             for _ in range(BATCHES):
-                write({f"run/{number}": SNAPSHOT} | ({} if count % 2 else {f"end/{number}": SNAPSHOT}))
+                write(
+                    {f"run/{number}": SNAPSHOT} | ({} if count % 2 else {f"end/{number}": SNAPSHOT})
+                )
                 count += 1
         if number >= LIVE:
             write({f"run/{number - LIVE}": None, f"end/{number - LIVE}": None})
             count += 1
-    return 1e6 * (time.perf_counter() - clock) / count, 1e6 * (time.process_time() - processor) / count
+    return 1e6 * (time.perf_counter() - clock) / count, 1e6 * (
+        time.process_time() - processor
+    ) / count
 
 
 @contextmanager

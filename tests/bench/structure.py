@@ -1,7 +1,7 @@
 """How the code is cut: modules, their lengths, imports, and the files that a spawn passes.
 
-`python -m tests.bench.structure [DIRECTORY]` measures a checkout, by default this one. Its lines can be compared with those of
-another commit.
+`python -m tests.bench.structure [DIRECTORY]` measures a checkout, by default this one. Its lines
+can be compared with those of another commit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ if path and "serve" in sys.orig_argv:
             os.write(log, name.encode() + b"\\n")
     sys.setprofile(called)
 """
-"""`sitecustomize` of a daemon: each time that a function of another file is called, a line with that file."""
+"""`sitecustomize` of a daemon: each time that a function of another file is called, a line with
+that file."""
 
 
 def main(root: Path = ROOT) -> None:
@@ -47,14 +48,20 @@ def main(root: Path = ROOT) -> None:
     lengths = [len(path.read_text().splitlines()) for path in sources]
     print(f"modules                                   {len(sources)}")
     print(f"median lines                              {statistics.median(lengths):.0f}")
-    print(f"share of modules below {SHORT} lines           {sum(length < SHORT for length in lengths) / len(lengths):.0%}")
+    print(
+        f"share of modules below {SHORT} lines           "
+        f"{sum(length < SHORT for length in lengths) / len(lengths):.0%}"
+    )
     print(f"lines                                     {sum(lengths)}")
     print(f"lines of imports                          {sum(map(import_lines, trees.values()))}")
     for what, pattern in (("a run", RUN_STRUCTS), ("a model call", CALL_STRUCTS)):
-        named = sorted(name for tree in trees.values() for name in structs(tree) if pattern.search(name))
+        named = sorted(
+            name for tree in trees.values() for name in structs(tree) if pattern.search(name)
+        )
         print(f"structs whose name tells of {what:<14}{len(named)}: {' '.join(named)}")
     print(
-        f"words in docs/                            {sum(len(path.read_text().split()) for path in (root / 'docs').glob('*.md'))}"
+        "words in docs/                            "
+        f"{sum(len(path.read_text().split()) for path in (root / 'docs').glob('*.md'))}"
     )
     if root == ROOT:
         passed = spawn()
@@ -77,7 +84,8 @@ def structs(tree: ast.Module) -> Iterator[str]:
 
 
 def spawn() -> list[str]:
-    """Return the files of the functions that a daemon calls for one spawn, from its request to the end of `/bin/true`, in order."""
+    """Return the files of the functions that a daemon calls for one spawn, from its request to the
+    end of `/bin/true`, in order."""
     with ours.directory() as place:
         (place / "sitecustomize.py").write_text(TRACER)
         log = place / "log"

@@ -22,11 +22,15 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sfad, "executed", False)
     monkeypatch.setattr(rows, "CALLS", 3)
     monkeypatch.setattr(rows, "SECONDS", 0.05)
-    monkeypatch.setattr(counts, "LOADS", {load: (act, 3) for load, (act, _) in counts.LOADS.items()})
+    monkeypatch.setattr(
+        counts, "LOADS", {load: (act, 3) for load, (act, _) in counts.LOADS.items()}
+    )
     monkeypatch.setattr(counts, "ROWS", (2, 8))
 
 
-@pytest.mark.parametrize("row", {row.measure: row for row in ROWS}.values(), ids=lambda row: row.measure.__name__)
+@pytest.mark.parametrize(
+    "row", {row.measure: row for row in ROWS}.values(), ids=lambda row: row.measure.__name__
+)
 def test_each_row_measures_ours_and_the_floor(row: Row) -> None:
     size = SIZES.get(row.measure.__name__, 2)
     try:
@@ -51,14 +55,30 @@ def test_counts() -> None:
     assert found["bytes of a list"]["a row"] > 0
 
 
-def test_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(bench, "ROWS", (Row("core", "runs", rows.core, (200,), (100, 200, 400), peers=False),))
+def test_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        bench, "ROWS", (Row("core", "runs", rows.core, (200,), (100, 200, 400), peers=False),)
+    )
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # which it removes
     page = tmp_path / "page.md"
     page.write_text("# Page\n\n## Results\n\nold\n\n## Growth\n\nold\n\n## Last\n")
     monkeypatch.setattr(bench, "PAGE", page)
     for words in ([], ["--growth"]):
-        monkeypatch.setattr("sys.argv", ["bench", "--only", "core", "--quick", "--docs", "--json", str(tmp_path / "json"), *words])
+        monkeypatch.setattr(
+            "sys.argv",
+            [
+                "bench",
+                "--only",
+                "core",
+                "--quick",
+                "--docs",
+                "--json",
+                str(tmp_path / "json"),
+                *words,
+            ],
+        )
         bench.main()
     assert "| core events/s |" in capsys.readouterr().out
     assert [line for line in page.read_text().splitlines() if line.startswith(("#", "old"))] == [
@@ -76,4 +96,7 @@ def test_the_exponent_of_growth() -> None:
 
 
 def test_a_line_has_ratios_to_the_floor() -> None:
-    assert bench.line("x, ms", {"floor": 2.0, "sfad": 3.0, "tsp": 2400.0}) == "| x, ms | 2 | 3 = 1.5 × | tsp 2 400 = 1 200 × |"
+    assert (
+        bench.line("x, ms", {"floor": 2.0, "sfad": 3.0, "tsp": 2400.0})
+        == "| x, ms | 2 | 3 = 1.5 × | tsp 2 400 = 1 200 × |"
+    )

@@ -1,4 +1,5 @@
-"""`sfactl top` with 1000 live runs, 50 of which write and report: from key to changed screen, and what top costs the daemon."""
+"""`sfactl top` with 1000 live runs, 50 of which write and report: from key to changed screen, and
+what top costs the daemon."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def main() -> None:
         writing = ["sh", "-c", f"while :; do echo a line of output; sleep {EVERY}; done"]
         for _ in range(RUNS - WRITING):
             started(client, ["sleep", "1000"], name="idle", log=False)
-        writers = [started(client, writing, name="writer", meter="report").id for _ in range(WRITING)]
+        writers = [
+            started(client, writing, name="writer", meter="report").id for _ in range(WRITING)
+        ]
         with reporting(one, writers):
             alone = share(one, SECONDS)
             for columns, lines in ((80, 24), (200, 60)):
@@ -40,9 +43,21 @@ def main() -> None:
                     began = time.perf_counter()
                     taken = sorted(answered(terminal) for _ in range(KEYS))
                     busy = (sum(own.cpu_times()[:2]) - used) / (time.perf_counter() - began)
-                    figures = f"key to screen: median {statistics.median(taken):.0f} ms, 95 % {taken[int(KEYS * 0.95)]:.0f}"
-                    cost = f"daemon {100 * alone:.1f} % of a CPU without, {100 * watched:.1f} % with it; top {100 * busy:.0f} %"
-                    print(f"top {columns}x{lines}", f"{figures}, slowest {taken[-1]:.0f}", cost, sep="  ", flush=True)
+                    figures = (
+                        f"key to screen: median {statistics.median(taken):.0f} ms, 95 % "
+                        f"{taken[int(KEYS * 0.95)]:.0f}"
+                    )
+                    cost = (
+                        f"daemon {100 * alone:.1f} % of a CPU without, {100 * watched:.1f} % with "
+                        f"it; top {100 * busy:.0f} %"
+                    )
+                    print(
+                        f"top {columns}x{lines}",
+                        f"{figures}, slowest {taken[-1]:.0f}",
+                        cost,
+                        sep="  ",
+                        flush=True,
+                    )
 
 
 @contextmanager
@@ -78,7 +93,8 @@ def share(one: Daemon, seconds: float, terminal: Terminal | None = None) -> floa
 
 
 def answered(terminal: Terminal) -> float:
-    """Return the milliseconds from a key that moves the cursor until the words below the tree are those of another run."""
+    """Return the milliseconds from a key that moves the cursor until the words below the tree are
+    those of another run."""
     while terminal.skip(0.05):
         """Until what is under way was drawn."""
     began = time.perf_counter()

@@ -1,5 +1,5 @@
-"""`sfactl web` with 1000 live runs, 50 of which write and report, and 100 000 in the history: first paint, changes, memory, and
-what it costs the daemon."""
+"""`sfactl web` with 1000 live runs, 50 of which write and report, and 100 000 in the history: first
+paint, changes, memory, and what it costs the daemon."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def main() -> None:
             writing = ["sh", "-c", f"while :; do echo a line of output; sleep {EVERY}; done"]
             for _ in range(RUNS - WRITING):
                 started(client, ["sleep", "3000"], name="idle", log=False)
-            writers = [started(client, writing, name="writer", meter="report").id for _ in range(WRITING)]
+            writers = [
+                started(client, writing, name="writer", meter="report").id for _ in range(WRITING)
+            ]
         with reporting(daemon, writers), _browser() as browser:
             alone = share(daemon, SECONDS)
             console = Console(daemon)
@@ -56,28 +58,50 @@ def _browser() -> Iterator[Browser]:
 
 
 def _measure(browser: Browser, console: Console, daemon: Daemon, alone: float) -> None:
-    page = browser.new_page(base_url=console.origin, viewport={"width": 1280, "height": 800}, bypass_csp=True)
+    page = browser.new_page(
+        base_url=console.origin, viewport={"width": 1280, "height": 800}, bypass_csp=True
+    )
     page.goto(console.link)
-    for path, done in (("/", f"document.querySelectorAll('[data-run]').length >= {RUNS}"), ("/history", _CHARTED)):
+    for path, done in (
+        ("/", f"document.querySelectorAll('[data-run]').length >= {RUNS}"),
+        ("/history", _CHARTED),
+    ):
         page.goto("about:blank")
         page.goto(path, wait_until="commit")
         page.wait_for_function(done, timeout=60_000)
         whole = page.evaluate("performance.now()")
-        paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? performance.now()")
-        print(f"web {path}", f"first paint {paint:.0f} ms, everything {whole:.0f} ms", sep="  ", flush=True)
+        paint = page.evaluate(
+            "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? "
+            "performance.now()"
+        )
+        print(
+            f"web {path}",
+            f"first paint {paint:.0f} ms, everything {whole:.0f} ms",
+            sep="  ",
+            flush=True,
+        )
     page.goto("/")
     page.wait_for_function(f"document.querySelectorAll('[data-run]').length >= {RUNS}")
     taken = sorted(_change(page, daemon) for _ in range(CHANGES))
-    figures = f"a change is on the page: median {statistics.median(taken):.0f} ms, 95 % {taken[int(CHANGES * 0.95)]:.0f}"
+    figures = (
+        f"a change is on the page: median {statistics.median(taken):.0f} ms, 95 % "
+        f"{taken[int(CHANGES * 0.95)]:.0f}"
+    )
     own = psutil.Process(console.process.pid)
     used, began = sum(own.cpu_times()[:2]), time.perf_counter()
     watched = share(daemon, SECONDS)
     busy = (sum(own.cpu_times()[:2]) - used) / (time.perf_counter() - began)
-    cost = f"daemon {100 * alone:.1f} % of a CPU without, {100 * watched:.1f} % with it; console {100 * busy:.0f} %"
+    cost = (
+        f"daemon {100 * alone:.1f} % of a CPU without, {100 * watched:.1f} % with it; console "
+        f"{100 * busy:.0f} %"
+    )
     print("web", f"{figures}, slowest {taken[-1]:.0f}", cost, sep="  ", flush=True)
     first = _heap(page)
     time.sleep(60 * MINUTES)
-    heap = f"page {first:.1f} MB, {MINUTES} minutes later {_heap(page):.1f}; console {own.memory_info().rss / 1e6:.0f} MB"
+    heap = (
+        f"page {first:.1f} MB, {MINUTES} minutes later {_heap(page):.1f}; console "
+        f"{own.memory_info().rss / 1e6:.0f} MB"
+    )
     print("web memory", heap, sep="  ", flush=True)
 
 

@@ -11,7 +11,8 @@ from sfactl.spawn_options import SpawnOptions
 
 
 def spawn_options_of(words: Sequence[str]) -> SpawnOptions:
-    """Return the options, and the command, that the words after `sfactl spawn` give. Raise `UsageError`."""
+    """Return the options, and the command, that the words after `sfactl spawn` give. Raise
+    `UsageError`."""
     seen: list[SpawnOptions] = []
 
     def start(wanted: SpawnOptions) -> int:

@@ -1,4 +1,5 @@
-"""A daemon, one for all tests of a module that do not need their own, and ways to call `sfactl` at it."""
+"""A daemon, one for all tests of a module that do not need their own, and ways to call `sfactl` at
+it."""
 
 from __future__ import annotations
 
@@ -86,7 +87,9 @@ class World:
         self._daemon.kill()
         self._daemon.wait()
 
-    def sfactl(self, *words: str, stdin: str = "", code: int | None = 0, **env: str) -> subprocess.CompletedProcess[str]:
+    def sfactl(
+        self, *words: str, stdin: str = "", code: int | None = 0, **env: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run `sfactl` to its end, and check its exit code."""
         done = run_forked("sfactl", words, self.env | env, stdin=stdin, timeout=PATIENCE)
         assert code is None or done.returncode == code, (done.returncode, done.stdout, done.stderr)
@@ -106,7 +109,8 @@ class World:
         return found
 
     def owns(self, pid: str | int) -> bool:
-        """Return whether a process is a client or in a run of this daemon. Other daemons' are on this machine too."""
+        """Return whether a process is a client or in a run of this daemon. Other daemons' are on
+        this machine too."""
         try:
             return os.fsencode(self.socket) + b"\0" in Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
@@ -149,8 +153,8 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.fixture
 def daemon(request: pytest.FixtureRequest, shared: World, config: str) -> Iterator[World]:
-    """A place with a daemon. A test that is marked `alone` or has a config gets its own daemon; the others of a module share one,
-    in which each run is stopped after the test."""
+    """A place with a daemon. A test that is marked `alone` or has a config gets its own daemon; the
+    others of a module share one, in which each run is stopped after the test."""
     if config or request.node.get_closest_marker("alone"):
         world = request.getfixturevalue("world")
         with world.served():

@@ -22,9 +22,20 @@ def fill(state: Path) -> None:
     now = datetime.now(UTC)
     state.mkdir(mode=0o700, exist_ok=True)
     runs = [of_night(number, now) for number in range(1, ROWS + 1)]
-    operations = [insert_op("admit", info, RunExtra(uid=0, model="big" if info.depth else "small"), None) for info in runs]
+    operations = [
+        insert_op("admit", info, RunExtra(uid=0, model="big" if info.depth else "small"), None)
+        for info in runs
+    ]
     breaches = [
-        Event(type="limit_exceeded", seq=n, time=info.created_at, run_id=info.id, limit_kind="turns", used=26.0, threshold=25.0)
+        Event(
+            type="limit_exceeded",
+            seq=n,
+            time=info.created_at,
+            run_id=info.id,
+            limit_kind="turns",
+            used=26.0,
+            threshold=25.0,
+        )
         for n, info in enumerate((runs[199], runs[698]), start=1)
     ]
     with closing(sqlite3.connect(state / "ledger.db", isolation_level=None)) as connection:

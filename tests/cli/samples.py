@@ -46,9 +46,13 @@ def run(status: Status = Status.RUNNING, **changes: Any) -> RunInfo:
     return RunInfo(**(fields | changes))
 
 
-def state(kind: LimitKind, threshold: float, action: Action = Action.TERMINATE, **changes: Any) -> LimitState:
+def state(
+    kind: LimitKind, threshold: float, action: Action = Action.TERMINATE, **changes: Any
+) -> LimitState:
     """Return a limit as a run shows it."""
-    return LimitState(kind=kind, threshold=threshold, action=action, **({"source": "default"} | changes))
+    return LimitState(
+        kind=kind, threshold=threshold, action=action, **({"source": "default"} | changes)
+    )
 
 
 def reason(kind: str, message: str = "because", **more: Any) -> Reason:
@@ -58,7 +62,15 @@ def reason(kind: str, message: str = "because", **more: Any) -> Reason:
 
 def daemon(**changes: Any) -> DaemonStatus:
     """Return the status of a daemon without runs."""
-    counts: dict[str, Any] = dict.fromkeys(("live", "queued", "admitted", "refused", "connections"), 0)
+    counts: dict[str, Any] = dict.fromkeys(
+        ("live", "queued", "admitted", "refused", "connections"), 0
+    )
     sizes = {"memory_bytes": 1 << 20, "ledger_bytes": 12 << 10, "uptime_s": 1.0, "pid": 1}
-    words: dict[str, Any] = {"version": "0", "socket": "/s", "state_dir": "/d", "containment": "tags", "containment_detail": "none"}
+    words: dict[str, Any] = {
+        "version": "0",
+        "socket": "/s",
+        "state_dir": "/d",
+        "containment": "tags",
+        "containment_detail": "none",
+    }
     return DaemonStatus(**({"id": 1, "draining": False} | counts | sizes | words | changes))

@@ -18,7 +18,8 @@ from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
 from tests.harness import wait_until
 
 Answer = Callable[[m.Request], m.Reply | Sequence[m.Reply] | None]
-"""Returns the replies to a request, perhaps none yet (`()`); `None` closes the connection instead."""
+"""Returns the replies to a request, perhaps none yet (`()`); `None` closes the connection
+instead."""
 
 Q = TypeVar("Q", bound=m.Request)
 
@@ -26,8 +27,9 @@ PATIENCE = 60.0
 
 
 class Scripted:
-    """Listen at `path` until `stop`, in threads. `asked` has each request except handshakes, `came` the inodes of the descriptors
-    that came with them, and `files` the descriptors that go with a `LogFiles`."""
+    """Listen at `path` until `stop`, in threads. `asked` has each request except handshakes, `came`
+    the inodes of the descriptors that came with them, and `files` the descriptors that go with a
+    `LogFiles`."""
 
     def __init__(self, path: Path, answer: Answer, *, run: str | None = "a1") -> None:
         self.path = path
@@ -84,7 +86,10 @@ class Scripted:
         with self._changed:
             assert self._changed.wait_for(lambda: not self._answering, PATIENCE)
         left = array.array("i", [1])
-        wait_until(lambda: not fcntl.ioctl(self._open[-1][0], termios.TIOCOUTQ, left) and not left[0], "replies are read")
+        wait_until(
+            lambda: not fcntl.ioctl(self._open[-1][0], termios.TIOCOUTQ, left) and not left[0],
+            "replies are read",
+        )
 
     def say(self, *replies: m.Reply) -> None:
         """Send replies on the newest connection."""
@@ -110,7 +115,9 @@ class Scripted:
                         connection.shutdown(socket.SHUT_RDWR)
                         return
                     with suppress(BrokenPipeError, ConnectionResetError):  # the client did not wait
-                        self._send(connection, [replies] if isinstance(replies, m.Reply) else replies)
+                        self._send(
+                            connection, [replies] if isinstance(replies, m.Reply) else replies
+                        )
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -142,7 +149,9 @@ class Scripted:
     def _reply(self, request: m.Request) -> m.Reply | Sequence[m.Reply] | None:
         if isinstance(request, m.Hello):
             self.greeted += 1
-            return m.Welcome(id=request.id, version=1, daemon="0", pid=1, state_dir="/", run=self._run)
+            return m.Welcome(
+                id=request.id, version=1, daemon="0", pid=1, state_dir="/", run=self._run
+            )
         with self._changed:
             self.asked.append(request)
             self._changed.notify_all()

@@ -42,7 +42,9 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def test_a_known_program_is_started_with_what_sfad_needs_and_its_profile(there: World) -> None:
-    done = there.sfactl("run", "--raw", "--timeout", "5m", "claude", "--model", "opus", "look at HEAD~1")
+    done = there.sfactl(
+        "run", "--raw", "--timeout", "5m", "claude", "--model", "opus", "look at HEAD~1"
+    )
     words = done.stdout.split("\n")
     assert words[:6] == [
         "[-p]",
@@ -67,9 +69,15 @@ def test_the_answer_is_shown_and_not_the_events(there: World) -> None:
 
 def test_options_after_the_name_are_the_programs(there: World) -> None:
     assert there.sfactl("run", "-q", "--raw", "claude", "-p", "hi").stdout.endswith("[--]\n[hi]\n")
-    assert "[--timeout]\n" in there.sfactl("run", "-q", "--raw", "reviewer", "look", "--timeout", "5").stdout
+    assert (
+        "[--timeout]\n"
+        in there.sfactl("run", "-q", "--raw", "reviewer", "look", "--timeout", "5").stdout
+    )
     refused = there.sfactl("run", "claude", "mcp", "list", code=2).stderr
-    assert refused.startswith("sfactl: the task of agent 'claude' is one argument; quote it: sfactl run claude 'mcp list'. ")
+    assert refused.startswith(
+        "sfactl: the task of agent 'claude' is one argument; quote it: sfactl run claude 'mcp "
+        "list'. "
+    )
     unknown = there.sfactl("run", "sleep", "60", code=2).stderr
     assert "known: aider, claude, codex, copilot, gemini, opencode, qwen, reviewer" in unknown
     assert "sfactl run -- sleep 60" in unknown
@@ -84,22 +92,35 @@ def test_each_attempt_has_a_session_of_its_own(there: World) -> None:
 
 
 def test_a_registered_agent_is_its_entry_whatever_it_is_called(there: World) -> None:
-    run = there.sfactl("spawn", "--name", "second-look", "reviewer", "--", "look at HEAD~1").stdout.strip()
+    run = there.sfactl(
+        "spawn", "--name", "second-look", "reviewer", "--", "look at HEAD~1"
+    ).stdout.strip()
     there.sfactl("wait", run)
     found = there.json("info", run)
     assert (found["name"], found["argv"]) == ("second-look", ["claude", "look at HEAD~1"])
-    assert [(limit["threshold"], limit["source"]) for limit in found["limits"] if limit["kind"] == "turns"] == [
-        (20, "agent reviewer")
-    ]
-    looped = there.sfactl("run", "-q", "--name", "other", "reviewer", "nest", code=1, AGAIN="--name third reviewer").stderr
+    assert [
+        (limit["threshold"], limit["source"])
+        for limit in found["limits"]
+        if limit["kind"] == "turns"
+    ] == [(20, "agent reviewer")]
+    looped = there.sfactl(
+        "run", "-q", "--name", "other", "reviewer", "nest", code=1, AGAIN="--name third reviewer"
+    ).stderr
     assert "it would call itself in a circle (reviewer → reviewer)" in looped
     assert "whatever its name" in looped
 
 
 def test_a_built_in_entry_is_no_identity(there: World) -> None:
-    assert "in a circle (claude → claude)" in there.sfactl("run", "-q", "--raw", "claude", "nest", code=1, AGAIN="claude").stderr
-    assert there.sfactl("run", "-q", "--raw", "claude", "nest", AGAIN="--name helper claude").stdout.endswith("[again]\n")
-    assert there.sfactl("run", "-q", "--raw", "claude", "nest", AGAIN="reviewer").stdout.endswith("[again]\n")
+    assert (
+        "in a circle (claude → claude)"
+        in there.sfactl("run", "-q", "--raw", "claude", "nest", code=1, AGAIN="claude").stderr
+    )
+    assert there.sfactl(
+        "run", "-q", "--raw", "claude", "nest", AGAIN="--name helper claude"
+    ).stdout.endswith("[again]\n")
+    assert there.sfactl("run", "-q", "--raw", "claude", "nest", AGAIN="reviewer").stdout.endswith(
+        "[again]\n"
+    )
 
 
 def test_agents_are_listed_and_explained(there: World) -> None:
@@ -109,7 +130,10 @@ def test_agents_are_listed_and_explained(there: World) -> None:
     told = there.sfactl("agents", "claude").stdout
     assert " --model={model} --append-system-prompt={instructions} {options} -- {task}\n" in told
     found = {agent["name"]: agent for agent in there.json("agents")["agents"]}
-    assert (found["claude"]["source"], found["reviewer"]["source"]) == ("built-in", str(there.config))
+    assert (found["claude"]["source"], found["reviewer"]["source"]) == (
+        "built-in",
+        str(there.config),
+    )
     assert found["claude"]["program"] == str(there.directory / "bin/claude")
     assert there.json("agents", "reviewer")["limits"] == ["turns=20"]
     assert "unknown agent 'x'; choose from: aider" in there.sfactl("agents", "x", code=2).stderr
@@ -119,7 +143,10 @@ def test_a_range_is_raised_in_the_config(there: World) -> None:
     there.sfactl("run", "-q", "--limit", "turns=200", "--", "true")
     refused = there.sfactl("run", "--limit", "turns=201", "--", "true", code=2).stderr
     assert f"raise limits.max_turns in {there.config}, then run: sfactl reload" in refused
-    assert f"raise limits.max_cost in {there.config}" in there.sfactl("run", "--limit", "cost=101", "--", "true", code=2).stderr
+    assert (
+        f"raise limits.max_cost in {there.config}"
+        in there.sfactl("run", "--limit", "cost=101", "--", "true", code=2).stderr
+    )
 
 
 def test_help_has_the_defaults_in_force(there: World) -> None:

@@ -20,7 +20,8 @@ from .conftest import PATIENCE, SFACTL, World
 
 @pytest.fixture
 def alone(world: World) -> Iterator[World]:
-    """A place where a daemon may be started, without the user's systemd. The daemon is stopped after the test."""
+    """A place where a daemon may be started, without the user's systemd. The daemon is stopped
+    after the test."""
     del world.env["SFAD_AUTOSTART"]
     world.env["XDG_RUNTIME_DIR"] = str(world.directory / "runtime")
     yield world
@@ -39,7 +40,8 @@ def stop(pid: int) -> None:
 
 
 def test_the_first_run_starts_one_and_says_so_once(alone: World) -> None:
-    alone.env["SFAD_SOCKET"] = str(alone.state / "sfad.sock")  # where it is without a login session, as in cron
+    # where it is without a login session, as in cron
+    alone.env["SFAD_SOCKET"] = str(alone.state / "sfad.sock")
     first = alone.sfactl("run", "-q", "--", "echo", "hello")
     assert first.stdout == "hello\n"
     assert first.stderr.startswith("sfactl: no daemon was running; started one")
@@ -48,10 +50,14 @@ def test_the_first_run_starts_one_and_says_so_once(alone: World) -> None:
 
 def test_it_is_nobodys_child_and_holds_nothing_of_ours(alone: World) -> None:
     readable, writable = os.pipe()
-    client = subprocess.Popen([*SFACTL, "spawn", "-q", "--", "sleep", "60"], env=alone.env, pass_fds=[writable])
+    client = subprocess.Popen(
+        [*SFACTL, "spawn", "-q", "--", "sleep", "60"], env=alone.env, pass_fds=[writable]
+    )
     assert client.wait(PATIENCE) == 0
     os.close(writable)
-    assert select.select([readable], [], [], 1)[0], "a descriptor of the client's caller is still open in the daemon"
+    assert select.select([readable], [], [], 1)[0], (
+        "a descriptor of the client's caller is still open in the daemon"
+    )
     os.close(readable)
     pid = alone.json("status")["pid"]
     assert os.getsid(pid) not in (os.getsid(0), 0)
@@ -61,7 +67,12 @@ def test_it_is_nobodys_child_and_holds_nothing_of_ours(alone: World) -> None:
 
 def test_clients_that_come_at_once_end_with_one_daemon(alone: World) -> None:
     clients = [
-        subprocess.Popen([*SFACTL, "spawn", "--", "true"], env=alone.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [*SFACTL, "spawn", "--", "true"],
+            env=alone.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         for _ in range(4)
     ]
     results = [client.communicate(timeout=PATIENCE) for client in clients]
@@ -82,8 +93,9 @@ def test_a_place_that_cannot_be_made_is_named_with_what_chooses_another(alone: W
     state = alone.directory / "file" / "state"
     state.parent.touch()
     done = alone.sfactl("run", "--", "true", code=69, SFAD_STATE_DIR=str(state))
-    assert (
-        done.stderr == f"sfactl: no daemon can be started: {state}: Not a directory; to choose another directory: SFAD_STATE_DIR\n"
+    assert done.stderr == (
+        f"sfactl: no daemon can be started: {state}: Not a directory; to choose another "
+        "directory: SFAD_STATE_DIR\n"
     )
 
 
@@ -126,9 +138,14 @@ def test_the_users_systemd_is_asked_for_a_delegated_unit(systemd: World, tmp_pat
         assert word in asked
 
 
-def test_the_unit_names_an_interpreter_whose_path_has_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unit_names_an_interpreter_whose_path_has_a_space(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "executable", '/a place/with "quotes"/python')
-    assert r'--property=ExecStopPost="/a place/with \"quotes\"/python" -P -m sfad sweep --stop-post' in start_daemon.transient({})
+    assert (
+        r'--property=ExecStopPost="/a place/with \"quotes\"/python" -P -m sfad sweep --stop-post'
+        in start_daemon.transient({})
+    )
 
 
 def test_a_systemd_that_fails_is_done_without(systemd: World, tmp_path: Path) -> None:
@@ -137,13 +154,20 @@ def test_a_systemd_that_fails_is_done_without(systemd: World, tmp_path: Path) ->
 
 
 def test_only_spawn_and_run_start_one(alone: World) -> None:
-    for words in (["list"], ["status"], ["stop", "--all"], ["spawn", "--socket", str(alone.socket), "--", "true"]):
+    for words in (
+        ["list"],
+        ["status"],
+        ["stop", "--all"],
+        ["spawn", "--socket", str(alone.socket), "--", "true"],
+    ):
         assert "does not exist" in alone.sfactl(*words, code=69).stderr
     assert not alone.state.exists()
 
 
 def test_it_can_be_forbidden(alone: World) -> None:
-    assert "SFAD_AUTOSTART=0" in alone.sfactl("run", "--", "true", code=69, SFAD_AUTOSTART="0").stderr
+    assert (
+        "SFAD_AUTOSTART=0" in alone.sfactl("run", "--", "true", code=69, SFAD_AUTOSTART="0").stderr
+    )
 
 
 @pytest.mark.parametrize("name", ["SFA_RUN_ID", "SFA_COOKIE", "SFA_CALL_CHAIN", "SFA_DEPTH"])
@@ -154,5 +178,12 @@ def test_never_inside_a_run(alone: World, name: str) -> None:
 
 def test_the_tag_tells_without_any_variable(alone: World) -> None:
     script = "ulimit -S -q 1234; $SFACTL run -- true"
-    done = subprocess.run(["bash", "-c", script], env=alone.env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env=alone.env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert (done.returncode, "RLIMIT_MSGQUEUE" in done.stderr) == (69, True)

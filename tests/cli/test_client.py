@@ -12,7 +12,14 @@ import pytest
 import trio
 
 from sfactl import client
-from sfactl.client import DaemonUnreachable, LimitReached, RequestFailed, Sfad, SfadError, Unanswered
+from sfactl.client import (
+    DaemonUnreachable,
+    LimitReached,
+    RequestFailed,
+    Sfad,
+    SfadError,
+    Unanswered,
+)
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, LimitKind, LimitRefusal
 from tests.docs.pages import text_of
@@ -21,7 +28,13 @@ from .samples import run
 from .scripted import Scripted
 
 REFUSAL = LimitRefusal(
-    scope="tree", whose="a1", limit_kind=LimitKind.COST, threshold=1, used=0.9, asked=0.2, message="not reserved: …"
+    scope="tree",
+    whose="a1",
+    limit_kind=LimitKind.COST,
+    threshold=1,
+    used=0.9,
+    asked=0.2,
+    message="not reserved: …",
 )
 
 
@@ -84,7 +97,10 @@ def test_an_exception_leaves_the_reservation_charged(daemon: Scripted, sfad: Sfa
 
 
 def test_who_forgets_to_settle_is_told(sfad: Sfad) -> None:
-    with pytest.warns(RuntimeWarning, match="a1-1 was not settled"), sfad.reserve("claude", input_tokens=1, max_output_tokens=1):
+    with (
+        pytest.warns(RuntimeWarning, match="a1-1 was not settled"),
+        sfad.reserve("claude", input_tokens=1, max_output_tokens=1),
+    ):
         pass
 
 
@@ -100,7 +116,9 @@ def test_a_report_that_says_nothing_is_not_sent(daemon: Scripted, sfad: Sfad) ->
     assert daemon.asked == []
 
 
-def test_the_run_is_the_one_that_the_daemon_finds_or_that_is_named(daemon: Scripted, sfad: Sfad) -> None:
+def test_the_run_is_the_one_that_the_daemon_finds_or_that_is_named(
+    daemon: Scripted, sfad: Sfad
+) -> None:
     assert sfad.run_id == "a1"
     assert sfad.info().name == "worker"
     with Sfad(run="a7", socket=str(daemon.path)) as other:
@@ -117,7 +135,9 @@ def test_outside_any_run_one_must_be_named(tmp_path: Path) -> None:
 
 
 def test_what_the_daemon_refuses_has_a_code(daemon: Scripted, sfad: Sfad) -> None:
-    daemon.answer = lambda request: m.Error(id=request.id, code=ErrorCode.NOT_PERMITTED, message="not in your subtree")
+    daemon.answer = lambda request: m.Error(
+        id=request.id, code=ErrorCode.NOT_PERMITTED, message="not in your subtree"
+    )
     with pytest.raises(RequestFailed, match="subtree") as raised:
         sfad.report(turns=1)
     assert raised.value.code is ErrorCode.NOT_PERMITTED
@@ -127,18 +147,25 @@ def test_what_the_daemon_refuses_has_a_code(daemon: Scripted, sfad: Sfad) -> Non
 
 
 def test_without_a_daemon(tmp_path: Path) -> None:
-    with Sfad(socket=str(tmp_path / "sock")) as sfad, pytest.raises(DaemonUnreachable, match="does not exist") as raised:
+    with (
+        Sfad(socket=str(tmp_path / "sock")) as sfad,
+        pytest.raises(DaemonUnreachable, match="does not exist") as raised,
+    ):
         sfad.report(turns=1)
     assert raised.value.kind == "missing"
 
 
-def test_a_daemon_that_was_restarted_between_two_calls_is_found_again(daemon: Scripted, sfad: Sfad) -> None:
+def test_a_daemon_that_was_restarted_between_two_calls_is_found_again(
+    daemon: Scripted, sfad: Sfad
+) -> None:
     with sfad.reserve("claude", input_tokens=1, max_output_tokens=1) as held:
         daemon.restart()
         held.settle(input_tokens=1, output_tokens=1)
     daemon.restart()
     sfad.report(turns=1)
-    assert [type(request) for request in daemon.asked] == [m.Reserve, m.Settle, m.Report], "each once"
+    assert [type(request) for request in daemon.asked] == [m.Reserve, m.Settle, m.Report], (
+        "each once"
+    )
 
 
 def test_a_daemon_that_is_away_is_waited_for(daemon: Scripted, sfad: Sfad) -> None:
@@ -157,7 +184,9 @@ def test_a_daemon_that_stays_away_is_unreachable_and_waited_for_once(
     monkeypatch.setattr("sfactl.connection.RECONNECT", 0.3)
     sfad.report(turns=1)
     daemon.stop()
-    with pytest.raises(DaemonUnreachable, match=r"did not come back within 0\.3 s; nothing was sent") as raised:
+    with pytest.raises(
+        DaemonUnreachable, match=r"did not come back within 0\.3 s; nothing was sent"
+    ) as raised:
         sfad.report(turns=2)
     assert raised.value.kind == "missing"
     with pytest.raises(DaemonUnreachable, match="does not exist"):
@@ -167,7 +196,9 @@ def test_a_daemon_that_stays_away_is_unreachable_and_waited_for_once(
     assert [getattr(request, "turns", None) for request in daemon.asked] == [1, 4]
 
 
-def test_a_daemon_that_is_away_is_not_waited_for_longer_than_for_an_answer(daemon: Scripted) -> None:
+def test_a_daemon_that_is_away_is_not_waited_for_longer_than_for_an_answer(
+    daemon: Scripted,
+) -> None:
     with Sfad(socket=str(daemon.path), timeout=1) as sfad:
         sfad.report(turns=1)
         daemon.stop()
@@ -235,7 +266,9 @@ async def test_from_trio(daemon: Scripted, sfad: Sfad) -> None:
     assert len(daemon.asked) == 3
 
 
-def test_a_fork_has_a_connection_of_its_own(daemon: Scripted, sfad: Sfad, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_has_a_connection_of_its_own(
+    daemon: Scripted, sfad: Sfad, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sfad.report(turns=1)
     monkeypatch.setattr(os, "getpid", os.getppid)  # a child of fork() has another pid
     sfad.report(turns=2)

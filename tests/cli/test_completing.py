@@ -15,7 +15,8 @@ from tests.harness import started
 from .conftest import PATIENCE, World
 
 ASK = (
-    "import sys; import sfactl.shell_completion as s; s.COMPLETION_SECONDS = 60; sys.argv = ['sfactl']; "
+    "import sys; import sfactl.shell_completion as s; s.COMPLETION_SECONDS = 60; sys.argv = "
+    "['sfactl']; "
     "from sfactl.__main__ import main; main()"
 )
 """Completes with time for a loaded machine."""
@@ -31,7 +32,9 @@ def asked(world: World, shell: str, line: str, **environ: str) -> subprocess.Com
         **environ,
     }
     command = [sys.executable, "-c", ASK]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
 
 
 def offered(world: World, shell: str, line: str) -> dict[str, str]:
@@ -43,17 +46,27 @@ def offered(world: World, shell: str, line: str) -> dict[str, str]:
         return dict.fromkeys(text.split(), "")
     if shell == "fish":
         return dict(each.partition("\t")[::2] for each in text.splitlines())
-    return {each[1:-1].partition('":"')[0]: each[1:-1].partition('":"')[2] for each in text.splitlines()}
+    return {
+        each[1:-1].partition('":"')[0]: each[1:-1].partition('":"')[2] for each in text.splitlines()
+    }
 
 
 @pytest.fixture(scope="module")
 def runs(shared: World) -> World:
     with Client(shared.socket) as client:
-        started(client, ["sleep", "100"], name="completeme", labels={"night": "yes", "k:l": 'a"b'}, run_type="odd")
+        started(
+            client,
+            ["sleep", "100"],
+            name="completeme",
+            labels={"night": "yes", "k:l": 'a"b'},
+            run_type="odd",
+        )
     return shared
 
 
-ALL_OF_SPAWN = {f"--{name.replace('_', '-')}" for name in spawn_options.SpawnOptions.__struct_fields__} - {"--command", "--agent"}
+ALL_OF_SPAWN = {
+    f"--{name.replace('_', '-')}" for name in spawn_options.SpawnOptions.__struct_fields__
+} - {"--command", "--agent"}
 
 LINES: dict[str, set[str]] = {
     "sfactl ": {*verbs.names(), "ps"},
@@ -98,7 +111,10 @@ def test_descriptions_are_whole(runs: World, shell: str) -> None:
     """typer would let rich break them in lines, and read their brackets."""
     found = offered(runs, shell, "sfactl spawn --")
     assert set(found) == {*ALL_OF_SPAWN, "--help"}
-    assert found["--limits"] == "Limits as a JSON object (see `sfactl config schema`), or a file with one"
+    assert (
+        found["--limits"]
+        == "Limits as a JSON object (see `sfactl config schema`), or a file with one"
+    )
     assert all(about for about in found.values())
 
 
@@ -118,5 +134,8 @@ def test_fish_asks_first_whether_there_are_words(runs: World) -> None:
 
 
 def test_the_socket_of_the_line_is_asked(runs: World) -> None:
-    for line in (f"sfactl --socket {runs.socket} stop compl", f"sfactl stop --socket {runs.socket} compl"):
+    for line in (
+        f"sfactl --socket {runs.socket} stop compl",
+        f"sfactl stop --socket {runs.socket} compl",
+    ):
         assert asked(runs, "bash", line, SFAD_SOCKET="/nonexistent").stdout == "completeme\n"

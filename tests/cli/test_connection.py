@@ -111,10 +111,16 @@ def test_descriptors_nobody_took_are_closed(tmp_path: Path) -> None:
 
 def test_an_error_is_raised_with_its_exit_code(tmp_path: Path) -> None:
     def script(connection: socket.socket, receive: Callable[[], m.Request]) -> None:
-        error = m.Error(id=receive().id, code=ErrorCode.NO_SUCH_RUN, message="no run has the id 'zz'")
+        error = m.Error(
+            id=receive().id, code=ErrorCode.NO_SUCH_RUN, message="no run has the id 'zz'"
+        )
         connection.sendall(m.pack_message(error))
 
-    with served(tmp_path, script) as path, Client(path) as client, pytest.raises(DaemonError, match="zz") as raised:
+    with (
+        served(tmp_path, script) as path,
+        Client(path) as client,
+        pytest.raises(DaemonError, match="zz") as raised,
+    ):
         client.call(m.Info(id=0, run="zz"), m.RunReply)
     assert raised.value.code == 66
 
@@ -152,7 +158,11 @@ def test_the_daemons_last_words_are_heard_while_a_request_is_being_sent(tmp_path
         connection.recv(1)
         connection.sendall(m.pack_message(NO_ROOM))
 
-    with served(tmp_path, script) as path, Client(path) as client, pytest.raises(DaemonError, match="65 connections"):
+    with (
+        served(tmp_path, script) as path,
+        Client(path) as client,
+        pytest.raises(DaemonError, match="65 connections"),
+    ):
         client.call(m.Send(id=0, run="a1", data=bytes(3 << 20)), m.Done)
 
 
@@ -185,7 +195,11 @@ def test_a_reply_of_another_kind_is_not_taken(tmp_path: Path) -> None:
     def script(connection: socket.socket, receive: Callable[[], m.Request]) -> None:
         connection.sendall(m.pack_message(m.Done(id=receive().id)))
 
-    with served(tmp_path, script) as path, Client(path) as client, pytest.raises(Quit, match="Done, not RunReply"):
+    with (
+        served(tmp_path, script) as path,
+        Client(path) as client,
+        pytest.raises(Quit, match="Done, not RunReply"),
+    ):
         client.call(m.Info(id=0, run="a1"), m.RunReply)
 
 
@@ -193,7 +207,11 @@ def test_a_daemon_that_vanishes_is_unreachable(tmp_path: Path) -> None:
     def script(_connection: socket.socket, receive: Callable[[], m.Request]) -> None:
         receive()
 
-    with served(tmp_path, script) as path, Client(path) as client, pytest.raises(ConnectionLost) as raised:
+    with (
+        served(tmp_path, script) as path,
+        Client(path) as client,
+        pytest.raises(ConnectionLost) as raised,
+    ):
         client.answer(client.send(m.DaemonInfo(id=0)), m.DaemonStatus)
     assert (raised.value.kind, raised.value.code) == ("gone", 69)
 
@@ -205,7 +223,11 @@ def test_who_accepts_and_says_nothing_is_not_waited_for_longer_than_a_restart(
         receive()
 
     monkeypatch.setattr("sfactl.connection.RECONNECT", 0.3)
-    with served(tmp_path, script) as path, Client(path) as client, pytest.raises(Unreachable, match=r"within 0\.3 s") as raised:
+    with (
+        served(tmp_path, script) as path,
+        Client(path) as client,
+        pytest.raises(Unreachable, match=r"within 0\.3 s") as raised,
+    ):
         client.call(m.DaemonInfo(id=0), m.DaemonStatus)
     assert raised.value.kind == "silent"
 
@@ -215,7 +237,10 @@ def test_who_does_not_speak_the_protocol_is_said_so(tmp_path: Path) -> None:
         receive()
         connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-    with served(tmp_path, script, greet=False) as path, pytest.raises(Unreachable, match="does not speak"):
+    with (
+        served(tmp_path, script, greet=False) as path,
+        pytest.raises(Unreachable, match="does not speak"),
+    ):
         Client(path)
 
 
@@ -233,9 +258,13 @@ BROKEN = {
     "bad UTF-8": b"\x83\xa4type\xa5error\xa2id\2\xa7message\xa2\xff\xfe",
     "half a surrogate pair": b"\x83\xa4type\xa5error\xa2id\2\xa7message\xa3\xed\xa0\x80",
     "deeply nested": b"\x91" * 40_000,
-    "deeply nested in an unknown field": b"\x84\xa4type\xa4runs\xa2id\2\xa4runs\x90\xa1x" + b"\x91" * 40_000 + b"\xc0",
+    "deeply nested in an unknown field": b"\x84\xa4type\xa4runs\xa2id\2\xa4runs\x90\xa1x"
+    + b"\x91" * 40_000
+    + b"\xc0",
     "a key that cannot be hashed": b"\x81\x80\1",
-    "an array of four thousand million": b"\x83\xa4type\xa4runs\xa2id\2\xa4runs\xdd\xff\xff\xff\xff\1",
+    "an array of four thousand million": (
+        b"\x83\xa4type\xa4runs\xa2id\2\xa4runs\xdd\xff\xff\xff\xff\1"
+    ),
     "long and wrong": b"\xc1" * 300_000,
 }
 
@@ -256,11 +285,17 @@ def test_a_reply_that_is_cut_off_at_any_byte_is_a_lost_connection(tmp_path: Path
     whole = m.pack_message(m.RunList(id=2, runs=[]))
     for cut in range(len(whole)):
 
-        def script(connection: socket.socket, receive: Callable[[], m.Request], cut: int = cut) -> None:
+        def script(
+            connection: socket.socket, receive: Callable[[], m.Request], cut: int = cut
+        ) -> None:
             receive()
             connection.sendall(whole[:cut])
 
-        with served(tmp_path, script) as path, Client(path) as client, pytest.raises(ConnectionLost):
+        with (
+            served(tmp_path, script) as path,
+            Client(path) as client,
+            pytest.raises(ConnectionLost),
+        ):
             client.answer(client.send(m.List(id=0)), m.RunList)
         path.unlink()
 
@@ -316,11 +351,15 @@ def test_missing_and_refused_are_told_apart(tmp_path: Path) -> None:
     assert str(path) in missing.value.message
 
 
-def test_a_sandbox_is_told_from_file_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_is_told_from_file_permissions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "sock"
     path.touch(mode=0o600)
     assert explain(str(path), OSError(errno.EPERM, "")).kind == "sandbox"
-    assert explain(str(path), OSError(errno.EACCES, "")).kind == "sandbox", "the mode allows it, so something else does not"
+    assert explain(str(path), OSError(errno.EACCES, "")).kind == "sandbox", (
+        "the mode allows it, so something else does not"
+    )
     monkeypatch.setattr(os, "access", lambda *_: False)
     denied = explain(str(path), OSError(errno.EACCES, ""))
     assert denied.kind == "denied"
@@ -328,7 +367,9 @@ def test_a_sandbox_is_told_from_file_permissions(tmp_path: Path, monkeypatch: py
 
 
 @as_root
-def test_the_place_of_roots_daemon_keeps_no_user_from_one_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_place_of_roots_daemon_keeps_no_user_from_one_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def failure() -> str:
         with pytest.raises(Unreachable) as raised:
             connection.connect(None)
@@ -365,7 +406,12 @@ def test_the_systems_daemon_in_place_of_the_users_own_is_told_once(
         assert capsys.readouterr().err == ""
         for _ in range(2):
             connection.connect(None).close()
-        assert capsys.readouterr().err.count(f"your own daemon is not running ({own}); the system's daemon answers ({system})") == 1
+        assert (
+            capsys.readouterr().err.count(
+                f"your own daemon is not running ({own}); the system's daemon answers ({system})"
+            )
+            == 1
+        )
 
 
 def test_a_path_longer_than_an_address_holds(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ MakeDesk = Callable[..., World]
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[MakeDesk]:
-    """Serves a daemon whose users have a stand-in for Claude Code on their PATH: `place(lost=True)`."""
+    """Serves a daemon whose users have a stand-in for Claude Code on their PATH:
+    `place(lost=True)`."""
     worlds: list[World] = []
 
     def make(*, lost: bool = False) -> World:
@@ -44,7 +45,10 @@ def place(tmp_path: Path) -> Iterator[MakeDesk]:
         bin_.mkdir()
         home.mkdir()
         program(bin_ / "claude", f'exec {PYTHON} "{Path(__file__).parent}/fake_claude.py" "$@"')
-        program(bin_ / "bot", 'printf "%s\\n" "$@"; case $*/$1 in *hang/--new) exec sleep 1000;; esac; exit 4')
+        program(
+            bin_ / "bot",
+            'printf "%s\\n" "$@"; case $*/$1 in *hang/--new) exec sleep 1000;; esac; exit 4',
+        )
         world = World(tmp_path, CONFIG.format(lost=str(lost).lower(), bot=bin_ / "bot"))
         world.env |= {"HOME": str(home), "PATH": f"{bin_}{os.pathsep}{world.env['PATH']}"}
         world.begin()
@@ -85,25 +89,41 @@ def sessions(world: World) -> Iterator[Path]:
     return Path(world.env["HOME"]).rglob("*.jsonl")
 
 
-def test_the_agent_goes_on_in_a_new_run_with_all_that_the_old_one_had(place: MakeDesk, tmp_path: Path) -> None:
+def test_the_agent_goes_on_in_a_new_run_with_all_that_the_old_one_had(
+    place: MakeDesk, tmp_path: Path
+) -> None:
     world = place()
-    words = ("--name", "writer", "--label", "team=blue", "--limit", "turns=7", "--cwd", str(tmp_path))
+    words = (
+        "--name",
+        "writer",
+        "--label",
+        "team=blue",
+        "--limit",
+        "turns=7",
+        "--cwd",
+        str(tmp_path),
+    )
     first = ended(world, *words, "claude", "--model", "opus", "please fail")
     assert (first["status"], first["continued_by"]) == ("failed", None)
-    assert world.sfactl("why", first["id"]).stdout.splitlines()[-1] == f"continue it: sfactl continue {first['id']}"
+    assert (
+        world.sfactl("why", first["id"]).stdout.splitlines()[-1]
+        == f"continue it: sfactl continue {first['id']}"
+    )
     second = waited(world, world.sfactl("continue", first["id"]).stdout.strip())
     first = world.json("info", first["id"])
     assert (first["continued_by"], second["continues"]) == (second["id"], first["id"])
     assert (second["status"], second["session_id"]) == ("completed", first["session_id"])
-    assert [second[key] for key in ("name", "labels", "cwd")] == [first[key] for key in ("name", "labels", "cwd")]
+    assert [second[key] for key in ("name", "labels", "cwd")] == [
+        first[key] for key in ("name", "labels", "cwd")
+    ]
     assert [(limit["kind"], limit["threshold"]) for limit in second["limits"]] == [
         (limit["kind"], limit["threshold"]) for limit in first["limits"]
     ]
     assert second["argv"][-5:-2] == ["opus", "--resume", first["session_id"]]
     assert second["argv"][-1].startswith("You were interrupted: exited with code 3.")
     assert second["line"] == {
-        "runs": [first["id"], second["id"]], "total_cost_usd": pytest.approx(2 * COST), "total_tokens": 2020, "partial": True,
-        "at_most": False,
+        "runs": [first["id"], second["id"]], "total_cost_usd": pytest.approx(2 * COST),
+        "total_tokens": 2020, "partial": True, "at_most": False,
     }  # fmt: skip
     line = f"{first['id']} → {second['id']}"
     assert f"({line}; ≥0.0063 USD in all)" in world.sfactl("tree").stdout
@@ -124,9 +144,30 @@ def test_in_the_foreground_with_a_task_of_its_own(place: MakeDesk) -> None:
 
 def test_a_command_line_of_the_program_itself(place: MakeDesk) -> None:
     world = place()
-    first = ended(world, "--", "claude", "-p", "--output-format", "stream-json", "--verbose", "--session-id", "0a1b2c3d", "fail")
+    first = ended(
+        world,
+        "--",
+        "claude",
+        "-p",
+        "--output-format",
+        "stream-json",
+        "--verbose",
+        "--session-id",
+        "0a1b2c3d",
+        "fail",
+    )
     second = waited(world, world.sfactl("continue", first["id"], "more").stdout.strip())
-    expected = ["claude", "-p", "--output-format", "stream-json", "--verbose", "--resume", "0a1b2c3d", "--", "more"]
+    expected = [
+        "claude",
+        "-p",
+        "--output-format",
+        "stream-json",
+        "--verbose",
+        "--resume",
+        "0a1b2c3d",
+        "--",
+        "more",
+    ]
     assert (second["status"], second["argv"]) == ("completed", expected)
 
 
@@ -138,7 +179,10 @@ def test_a_run_is_continued_once(place: MakeDesk) -> None:
     assert sorted(client.returncode for client in both) == [0, 1]
     new = next(filter(None, said))
     refused = world.sfactl("continue", first, code=1)
-    assert refused.stderr == f"sfactl: run {first} was continued by {new} already; to continue that one: sfactl continue {new}\n"
+    assert refused.stderr == (
+        f"sfactl: run {first} was continued by {new} already; to continue that one: sfactl "
+        f"continue {new}\n"
+    )
     assert len(world.json("list")["runs"]) == 2
     waited(world, new)
     third = waited(world, world.sfactl("continue", new).stdout.strip())
@@ -176,7 +220,10 @@ def test_the_rows_remember_who_continues_whom(place: MakeDesk) -> None:
         (lambda path: path.unlink(), "its session file is not there"),
         (lambda path: path.write_text(path.read_text()[:-10]), "the last line is incomplete"),
         (lambda path: path.write_text(""), "is cut"),
-        (lambda path: path.write_text(path.read_text().replace('"cwd": "/', '"cwd": "/srv/')), "is of /srv/"),
+        (
+            lambda path: path.write_text(path.read_text().replace('"cwd": "/', '"cwd": "/srv/')),
+            "is of /srv/",
+        ),
     ],
 )
 def test_what_cannot_be_continued_is_refused_with_the_reason_and_nothing_starts(
@@ -197,7 +244,10 @@ def test_what_cannot_be_continued_is_refused_with_the_reason_and_nothing_starts(
 def test_other_runs_that_cannot_be_continued(place: MakeDesk) -> None:
     world = place()
     script = ended(world, "--", "sh", "-c", "exit 3")["id"]
-    assert "is no agent program whose sessions sfad knows" in world.sfactl("continue", script, code=1).stderr
+    assert (
+        "is no agent program whose sessions sfad knows"
+        in world.sfactl("continue", script, code=1).stderr
+    )
     live = hanging(world)
     assert f"run {live} has not ended" in world.sfactl("continue", live, code=1).stderr
     assert "no run has the id" in world.sfactl("continue", "nobody", code=66).stderr
@@ -207,21 +257,35 @@ def test_other_runs_that_cannot_be_continued(place: MakeDesk) -> None:
 
 def test_words_that_exclude_each_other(place: MakeDesk) -> None:
     world = place()
-    for words in ((), ("a1", "--lost"), ("a1", "--since", "1h"), ("--lost", "--wait"), ("a1", "--resume")):
+    for words in (
+        (),
+        ("a1", "--lost"),
+        ("a1", "--since", "1h"),
+        ("--lost", "--wait"),
+        ("a1", "--resume"),
+    ):
         world.sfactl("continue", *words, code=2)
 
 
 def test_limits_count_anew_or_are_the_rest(place: MakeDesk) -> None:
     world = place()
     first = ended(world, "--limit", "cost=2", "--limit", "turns=9:warn", "claude", "fail")["id"]
-    rest = waited(world, world.sfactl("continue", first, "--limit", "rest", "--limit", "turns=3").stdout.strip())
+    rest = waited(
+        world,
+        world.sfactl("continue", first, "--limit", "rest", "--limit", "turns=3").stdout.strip(),
+    )
     limits = {limit["kind"]: limit for limit in rest["limits"]}
     assert limits["cost"]["threshold"] == pytest.approx(2 - COST)
     assert (limits["turns"]["threshold"], limits["cost"]["source"]) == (3, f"rest of {first}")
     assert limits["time"]["threshold"] < 1800
-    again = waited(world, world.sfactl("continue", rest["id"], "--limit", "cost=1", "--timeout", "9m").stdout.strip())
+    again = waited(
+        world,
+        world.sfactl("continue", rest["id"], "--limit", "cost=1", "--timeout", "9m").stdout.strip(),
+    )
     limits = {limit["kind"]: limit["threshold"] for limit in again["limits"]}
-    assert (limits["cost"], limits["time"], limits["turns"]) == (1, 540, 3), "turns as they were asked for"
+    assert (limits["cost"], limits["time"], limits["turns"]) == (1, 540, 3), (
+        "turns as they were asked for"
+    )
 
 
 def test_too_little_is_left(place: MakeDesk) -> None:
@@ -262,7 +326,9 @@ def test_everything_is_killed(place: MakeDesk, lost: bool) -> None:
         started = world.sfactl("continue", "--lost").stdout.split()
         assert len(started) == 2
         assert "no run was lost" in world.sfactl("continue", "--lost").stderr
-    wait_until(lambda: all(world.json("info", run)["continued_by"] for run in runs), "they are continued")
+    wait_until(
+        lambda: all(world.json("info", run)["continued_by"] for run in runs), "they are continued"
+    )
     news = [world.json("info", run)["continued_by"] for run in runs]
     assert [waited(world, new)["status"] for new in news] == ["completed", "completed"]
     assert [world.status(run) for run in runs] == ["lost", "lost"]
@@ -292,7 +358,10 @@ def world_session(path: Path) -> str:
 def test_a_child_stays_a_child_while_its_parent_lives(place: MakeDesk) -> None:
     world = place()
     parent = world.spawn("--name", "boss", "--", "sh", "-c", "$SFACTL spawn claude fail; sleep 600")
-    child = wait_until(lambda: [run for run in world.json("list")["runs"] if run["parent_id"] == parent], "the child")[0]["id"]
+    child = wait_until(
+        lambda: [run for run in world.json("list")["runs"] if run["parent_id"] == parent],
+        "the child",
+    )[0]["id"]
     waited(world, child)
     second = waited(world, world.sfactl("continue", child).stdout.strip())
     assert (second["parent_id"], second["status"]) == (parent, "completed")
@@ -321,7 +390,10 @@ def test_an_attempt_that_is_lost_resumes(place: MakeDesk) -> None:
     wait_until(lambda: not alive(pid), "it is gone")
     world.begin()
     found = waited(world, run)
-    assert (found["status"], found["attempts"]) == ("completed", 2), (found["reason"], world.sfactl("logs", run).stdout)
+    assert (found["status"], found["attempts"]) == ("completed", 2), (
+        found["reason"],
+        world.sfactl("logs", run).stdout,
+    )
 
 
 def test_an_agent_with_a_command_of_its_own(place: MakeDesk) -> None:
@@ -336,12 +408,17 @@ def test_an_agent_with_a_command_of_its_own(place: MakeDesk) -> None:
 
 
 @pytest.mark.parametrize("limits", [("--resume",), ("--limit", "silence=1s:continue")])
-def test_further_attempts_of_such_an_agent_continue_its_session(place: MakeDesk, limits: tuple[str, ...]) -> None:
+def test_further_attempts_of_such_an_agent_continue_its_session(
+    place: MakeDesk, limits: tuple[str, ...]
+) -> None:
     world = place()
     task = "work" if limits == ("--resume",) else "hang"
     run = ended(world, "--attempts", "2", "--retry-delay", "100ms", *limits, "bot", task)
     told = world.sfactl("logs", run["id"]).stdout.split()
-    assert (run["attempts"], told) == (2, ["--new", run["session_id"], "--", task, "--old", run["session_id"], "--", *told[7:]])
+    assert (run["attempts"], told) == (
+        2,
+        ["--new", run["session_id"], "--", task, "--old", run["session_id"], "--", *told[7:]],
+    )
     assert told[7:], "it is told why it goes on"
 
 
@@ -351,9 +428,16 @@ def test_a_session_goes_on_when_it_is_sent_a_message(place: MakeDesk) -> None:
     assert "is a session" in world.sfactl("continue", done["run_id"], code=1).stderr
     new = world.sfactl("session", "send", done["run_id"], "and", "now").stdout.strip()
     found = waited(world, new)
-    assert (found["status"], found["session"], found["continues"]) == ("completed", True, done["run_id"])
+    assert (found["status"], found["session"], found["continues"]) == (
+        "completed",
+        True,
+        done["run_id"],
+    )
     assert found["argv"][-1] == "and now"
-    assert "was continued by" in world.sfactl("session", "send", done["run_id"], "again", code=1).stderr
+    assert (
+        "was continued by"
+        in world.sfactl("session", "send", done["run_id"], "again", code=1).stderr
+    )
 
 
 @pytest.mark.needs("git")
@@ -362,7 +446,10 @@ def test_a_lost_agent_goes_on_in_its_worktree(place: MakeDesk, tmp_path: Path) -
     repository = tmp_path / "repository"
     identity = ("-c", "user.name=ann", "-c", "user.email=ann@example.org")
     subprocess.run(["git", "init", "-q", repository], check=True)
-    subprocess.run(["git", "-C", repository, *identity, "commit", "-q", "--allow-empty", "-m", "begin"], check=True)
+    subprocess.run(
+        ["git", "-C", repository, *identity, "commit", "-q", "--allow-empty", "-m", "begin"],
+        check=True,
+    )
     run = hanging(world, "--worktree", "--cwd", str(repository))
     before = world.json("info", run)
     Path(before["worktree"], "begun").write_text("work\n")
@@ -372,5 +459,9 @@ def test_a_lost_agent_goes_on_in_its_worktree(place: MakeDesk, tmp_path: Path) -
     world.begin()
     new = wait_until(lambda: world.json("info", run)["continued_by"], "it is continued")
     after = waited(world, new)
-    assert (after["status"], after["worktree"], after["branch"]) == ("completed", before["worktree"], before["branch"])
+    assert (after["status"], after["worktree"], after["branch"]) == (
+        "completed",
+        before["worktree"],
+        before["branch"],
+    )
     assert Path(before["worktree"], "begun").read_text() == "work\n"

@@ -23,8 +23,20 @@ from .samples import reason, run
         (Status.FAILED, {"exit_code": 7, "reason": reason("exit")}, 7),
         (Status.FAILED, {"exit_code": 3, "reason": reason("exit")}, 3),
         (Status.FAILED, {"signal": signal.SIGSEGV, "reason": reason("signal")}, 139),
-        (Status.FAILED, {"reason": reason("launch", "cannot run nope: No such file", errno=errno.ENOENT)}, 127),
-        (Status.FAILED, {"reason": reason("launch", "cannot enter directory /x: …", errno=errno.ENOENT, about="directory")}, 126),
+        (
+            Status.FAILED,
+            {"reason": reason("launch", "cannot run nope: No such file", errno=errno.ENOENT)},
+            127,
+        ),
+        (
+            Status.FAILED,
+            {
+                "reason": reason(
+                    "launch", "cannot enter directory /x: …", errno=errno.ENOENT, about="directory"
+                )
+            },
+            126,
+        ),
         (Status.FAILED, {"reason": reason("launch", errno=errno.EACCES)}, 126),
         (Status.CANCELLED, {"exit_code": 0, "reason": reason("stop")}, 143),
         (Status.CANCELLED, {"reason": reason("ancestor")}, 143),

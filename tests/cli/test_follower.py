@@ -37,7 +37,9 @@ def drain(follower: Follower) -> None:
         follower.flush()
 
 
-def test_growth_is_copied_from_any_point(tmp_path: Path, notes: list[str], pipe: tuple[int, int]) -> None:
+def test_growth_is_copied_from_any_point(
+    tmp_path: Path, notes: list[str], pipe: tuple[int, int]
+) -> None:
     with open(tmp_path / "out", "ab+", buffering=0) as file:
         file.write(b"old new")
         follower = Follower(file.fileno(), pipe[1], notes.append, offset=4)
@@ -48,7 +50,9 @@ def test_growth_is_copied_from_any_point(tmp_path: Path, notes: list[str], pipe:
     assert notes == []
 
 
-def test_a_truncated_file_is_begun_again_with_a_note(tmp_path: Path, notes: list[str], pipe: tuple[int, int]) -> None:
+def test_a_truncated_file_is_begun_again_with_a_note(
+    tmp_path: Path, notes: list[str], pipe: tuple[int, int]
+) -> None:
     with open(tmp_path / "out", "ab+", buffering=0) as file:
         file.write(b"first words")
         follower = Follower(file.fileno(), pipe[1], notes.append)
@@ -61,7 +65,9 @@ def test_a_truncated_file_is_begun_again_with_a_note(tmp_path: Path, notes: list
     assert "truncated" in notes[0]
 
 
-def test_freed_bytes_are_skipped_with_a_note(tmp_path: Path, notes: list[str], pipe: tuple[int, int]) -> None:
+def test_freed_bytes_are_skipped_with_a_note(
+    tmp_path: Path, notes: list[str], pipe: tuple[int, int]
+) -> None:
     with open(tmp_path / "out", "wb+", buffering=0) as file:
         file.seek(1 << 20)
         file.write(b"newest")
@@ -69,7 +75,9 @@ def test_freed_bytes_are_skipped_with_a_note(tmp_path: Path, notes: list[str], p
             pytest.skip("this file system does not tell holes from data")
         drain(Follower(file.fileno(), pipe[1], notes.append))
     assert os.read(pipe[0], 100) == b"newest"
-    assert notes == ["1048576 bytes were freed before they were read (the output limit keeps the newest)"]
+    assert notes == [
+        "1048576 bytes were freed before they were read (the output limit keeps the newest)"
+    ]
 
 
 def test_a_follower_that_lags_behind_skips_what_is_gone_and_says_so_once_a_gap(
@@ -98,7 +106,8 @@ def test_a_follower_that_lags_behind_skips_what_is_gone_and_says_so_once_a_gap(
 def test_bytes_freed_between_two_looks_are_not_copied_as_zeros(
     tmp_path: Path, notes: list[str], pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes are freed after the follower has seen that there is data, and before it reads them."""
+    """The bytes are freed after the follower has seen that there is data, and before it reads
+    them."""
     store = OutputFiles(tmp_path)
     out, err = store.open_for_run("a1")
     data = b"".join(b"%07d\n" % n for n in range(32768))
@@ -119,7 +128,9 @@ def test_bytes_freed_between_two_looks_are_not_copied_as_zeros(
     assert len(notes) == 1
 
 
-def test_a_file_that_was_only_made_longer_shows_nothing(tmp_path: Path, notes: list[str], pipe: tuple[int, int]) -> None:
+def test_a_file_that_was_only_made_longer_shows_nothing(
+    tmp_path: Path, notes: list[str], pipe: tuple[int, int]
+) -> None:
     with open(tmp_path / "out", "wb+", buffering=0) as file:
         file.truncate(1 << 20)
         follower = Follower(file.fileno(), pipe[1], notes.append)
@@ -130,25 +141,34 @@ def test_a_file_that_was_only_made_longer_shows_nothing(tmp_path: Path, notes: l
         assert follower.take() == b"data"
 
 
-@pytest.mark.parametrize(("tail", "shown"), [("3", b"line\n" * 3), ("10B", b"line\n" * 2), ("999999999", b"line\n" * 10_000)])
+@pytest.mark.parametrize(
+    ("tail", "shown"),
+    [("3", b"line\n" * 3), ("10B", b"line\n" * 2), ("999999999", b"line\n" * 10_000)],
+)
 def test_the_tail_of_ten_gigabytes_of_which_little_is_left(
     tmp_path: Path, notes: list[str], pipe: tuple[int, int], tail: str, shown: bytes
 ) -> None:
     with open(tmp_path / "out", "wb+", buffering=0) as file:
         file.seek(10_000_000_000 // 4096 * 4096)
         file.write(b"line\n" * 10_000)
-        follower = Follower(file.fileno(), pipe[1], notes.append, start_of(options.tail(tail), file.fileno()))
+        follower = Follower(
+            file.fileno(), pipe[1], notes.append, start_of(options.tail(tail), file.fileno())
+        )
         assert follower.fill()
         assert follower.take() == shown
     assert len(notes) == (tail == "999999999")
 
 
-def test_a_line_that_was_begun_does_not_go_on_behind_a_gap(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_line_that_was_begun_does_not_go_on_behind_a_gap(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     store = OutputFiles(tmp_path)
     out, err = store.open_for_run("a1")
     source = store.open_for_meter("a1")
     watched = Source("stdout", source, 1)
-    follower = LineFollower(watched, 0, LineForm(watched, run=None, prefix="", colour=36, stamped=False, json=True))
+    follower = LineFollower(
+        watched, 0, LineForm(watched, run=None, prefix="", colour=36, stamped=False, json=True)
+    )
     os.write(out, b"one\nthe beginning")
     drain(follower)
     os.write(out, b"x" * 8175 + b"the end\n")
@@ -157,12 +177,17 @@ def test_a_line_that_was_begun_does_not_go_on_behind_a_gap(tmp_path: Path, capfd
     for descriptor in (out, err, source):
         os.close(descriptor)
     lines = capfd.readouterr().out.splitlines()
-    assert lines[:2] == ['{"stream":"stdout","text":"one"}', '{"stream":"stdout","text":"the beginning"}']
+    assert lines[:2] == [
+        '{"stream":"stdout","text":"one"}',
+        '{"stream":"stdout","text":"the beginning"}',
+    ]
     assert len(lines) == 3
     assert "beginning" not in lines[2]
 
 
-def test_the_kernel_tells_of_growth(tmp_path: Path, notes: list[str], pipe: tuple[int, int]) -> None:
+def test_the_kernel_tells_of_growth(
+    tmp_path: Path, notes: list[str], pipe: tuple[int, int]
+) -> None:
     """poll without a timeout returns because the file was written; no clock is used."""
     path = tmp_path / "out"
     path.touch()
@@ -188,8 +213,11 @@ def test_the_kernel_tells_of_growth(tmp_path: Path, notes: list[str], pipe: tupl
     copying.close()
 
 
-def test_a_slow_reader_is_never_waited_for(tmp_path: Path, notes: list[str], pipe: tuple[int, int]) -> None:
-    """A flush does not block while poll reports that the pipe is writable, until the pipe is full."""
+def test_a_slow_reader_is_never_waited_for(
+    tmp_path: Path, notes: list[str], pipe: tuple[int, int]
+) -> None:
+    """A flush does not block while poll reports that the pipe is writable, until the pipe is
+    full."""
     with open(tmp_path / "out", "wb+", buffering=0) as file:
         file.write(b"x" * (1 << 20))
         follower = Follower(file.fileno(), pipe[1], notes.append)

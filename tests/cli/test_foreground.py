@@ -34,7 +34,9 @@ def run_of(daemon: World) -> str:
 
 
 def test_output_and_exit_code_are_the_runs_own(daemon: World) -> None:
-    done = daemon.sfactl("run", "--name", "me", "--", "sh", "-c", "echo out; echo err >&2; exit 7", code=7)
+    done = daemon.sfactl(
+        "run", "--name", "me", "--", "sh", "-c", "echo out; echo err >&2; exit 7", code=7
+    )
     assert done.stdout == "out\n"
     starting = "[agent:me] starting: 2m, 25 turns, 1 USD (default; change with --timeout, --limit)"
     assert done.stderr.splitlines()[:2] in ([starting, "err"], ["err", starting])
@@ -52,16 +54,44 @@ INSIDE = ("sh", "-c")
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
-        (("--", "no-such-command-anywhere"), 127, "could not be started: cannot execute no-such-command-anywhere: No such file"),
-        (("--", "/etc/passwd"), 126, "could not be started: cannot execute /etc/passwd: Permission denied"),
-        (("--cwd", "/nonexistent", "--", "true"), 126, "could not be started: cannot enter directory /nonexistent: No such file"),
+        (
+            ("--", "no-such-command-anywhere"),
+            127,
+            "could not be started: cannot execute no-such-command-anywhere: No such file",
+        ),
+        (
+            ("--", "/etc/passwd"),
+            126,
+            "could not be started: cannot execute /etc/passwd: Permission denied",
+        ),
+        (
+            ("--cwd", "/nonexistent", "--", "true"),
+            126,
+            "could not be started: cannot enter directory /nonexistent: No such file",
+        ),
         (("--timeout", "1", "--", "sleep", "60"), 3, "ended as timeout: "),
-        (("--limit", "turns=1", "--", *INSIDE, "$SFACTL report --turns 2; sleep 60"), 4, "ended as failed: used 2 turns"),
+        (
+            ("--limit", "turns=1", "--", *INSIDE, "$SFACTL report --turns 2; sleep 60"),
+            4,
+            "ended as failed: used 2 turns",
+        ),
         (("--", *INSIDE, "kill -SEGV $$"), 139, "ended as failed: killed by SIGSEGV"),
-        (("--", *INSIDE, "$SFACTL stop $SFA_RUN_ID 2>/dev/null"), 143, "ended as cancelled: stopped by"),
-        (("--meter", "jsonl", "--", "echo", '{"type": "result", "failed": true}'), 1, "ended as failed: exited with code 0"),
+        (
+            ("--", *INSIDE, "$SFACTL stop $SFA_RUN_ID 2>/dev/null"),
+            143,
+            "ended as cancelled: stopped by",
+        ),
+        (
+            ("--meter", "jsonl", "--", "echo", '{"type": "result", "failed": true}'),
+            1,
+            "ended as failed: exited with code 0",
+        ),
         (("--leaf", "--", *INSIDE, "exec $SFACTL run -q -- true"), 77, "refused: "),
-        (("--", *INSIDE, "echo its own words >&2; exit 7"), 7, "ended as failed: exited with code 7"),
+        (
+            ("--", *INSIDE, "echo its own words >&2; exit 7"),
+            7,
+            "ended as failed: exited with code 7",
+        ),
         (("--", *INSIDE, "exit 0"), 0, None),
     ],
 )
@@ -80,7 +110,9 @@ def test_quiet_silences_progress_and_never_the_reason_of_a_failure(
 def test_a_failure_deep_in_a_tree_is_told_once(daemon: World, options: str) -> None:
     inner = f"$SFACTL run {options} --name deepest -- sh -c 'echo no such key >&2; exit 3'"
     script = f'$SFACTL run {options} --name middle -- sh -c "{inner}"'
-    done = daemon.sfactl("run", *options.split(), "--name", "outer", "--", "sh", "-c", script, code=3)
+    done = daemon.sfactl(
+        "run", *options.split(), "--name", "outer", "--", "sh", "-c", script, code=3
+    )
     said = [line for line in done.stderr.splitlines() if "exited with code" in line]
     outer, middle, deepest = (run["id"] for run in daemon.json("list")["runs"][-3:])
     assert [line.partition(": exited with ")[2] for line in said] == [
@@ -89,7 +121,9 @@ def test_a_failure_deep_in_a_tree_is_told_once(daemon: World, options: str) -> N
         f"code 3, because of {middle} › {deepest}",
     ]
     why = daemon.sfactl("why", outer).stdout
-    assert why.endswith(f": exited with code 3: {middle} › {deepest}: exited with code 3: no such key\n")
+    assert why.endswith(
+        f": exited with code 3: {middle} › {deepest}: exited with code 3: no such key\n"
+    )
 
 
 def test_quiet_in_the_background_tells_what_could_not_be_started(daemon: World) -> None:
@@ -97,7 +131,9 @@ def test_quiet_in_the_background_tells_what_could_not_be_started(daemon: World) 
         waited = daemon.sfactl("spawn", "-w", "-q", "--", *words, code=code)
         assert f"could not be started: cannot execute {words[0]}: " in waited.stderr
         done = daemon.sfactl("spawn", "-q", "--", *words, code=code)
-        assert done.stderr.startswith(f"sfactl: {done.stdout.strip()} could not be started: cannot execute {words[0]}: ")
+        assert done.stderr.startswith(
+            f"sfactl: {done.stdout.strip()} could not be started: cannot execute {words[0]}: "
+        )
 
 
 def test_quiet_does_not_tell_the_caller_what_it_did_itself(start: Start) -> None:
@@ -109,30 +145,40 @@ def test_quiet_does_not_tell_the_caller_what_it_did_itself(start: Start) -> None
     assert process.stderr.read() == b""
 
 
-def test_the_first_ctrl_c_says_what_it_did_and_what_the_next_would(start: Start, daemon: World) -> None:
+def test_the_first_ctrl_c_says_what_it_did_and_what_the_next_would(
+    start: Start, daemon: World
+) -> None:
     process = start("run", "--", "sh", "-c", STUBBORN)
     assert line(process) == b"ready\n"
     run = run_of(daemon)
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
-    while (said := process.stderr.readline()) != f"sfactl: stopping {run}; Ctrl-C again to kill\n".encode():
+    while (
+        said := process.stderr.readline()
+    ) != f"sfactl: stopping {run}; Ctrl-C again to kill\n".encode():
         assert said, "it said nothing"
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE) == 130
     assert b"Ctrl-C" not in process.stderr.read()
 
 
-def test_a_pause_of_an_agent_program_says_what_a_long_one_does(daemon: World, tmp_path: Path) -> None:
+def test_a_pause_of_an_agent_program_says_what_a_long_one_does(
+    daemon: World, tmp_path: Path
+) -> None:
     agent = tmp_path / "codex"
     agent.write_text("#!/bin/sh\nexec sleep 60\n")
     agent.chmod(0o755)
     for command, told in ((str(agent), True), ("sleep", False)):
         run = daemon.spawn("--", command, "60")
-        assert ("more than 4 minutes in the middle of a reply" in daemon.sfactl("pause", run).stderr) is told
+        assert (
+            "more than 4 minutes in the middle of a reply" in daemon.sfactl("pause", run).stderr
+        ) is told
 
 
 def test_verbose_shows_events(daemon: World) -> None:
-    assert "run_completed" in daemon.sfactl("run", "-v", "--name", "me", "--", "sleep", "0.2").stderr
+    assert (
+        "run_completed" in daemon.sfactl("run", "-v", "--name", "me", "--", "sleep", "0.2").stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,7 +200,9 @@ def test_a_missing_directory_is_not_a_missing_command(daemon: World) -> None:
 
 
 def test_a_timeout_is_one_whatever_the_agent_returns(daemon: World) -> None:
-    daemon.sfactl("run", "--timeout", "1", "--", "sh", "-c", "trap 'exit 0' TERM; sleep 9 & wait", code=3)
+    daemon.sfactl(
+        "run", "--timeout", "1", "--", "sh", "-c", "trap 'exit 0' TERM; sleep 9 & wait", code=3
+    )
 
 
 def test_output_comes_while_the_run_goes_on_and_stdin_reaches_it(start: Start) -> None:
@@ -170,7 +218,13 @@ def test_stdin_is_passed_and_not_pumped(daemon: World) -> None:
     """Input that the run does not read is left for the next reader."""
     script = "$SFACTL run -q -- sh -c 'read one; echo run: $one'; cat"
     done = subprocess.run(
-        ["sh", "-c", script], env=daemon.env, input="first\nsecond\n", capture_output=True, text=True, timeout=PATIENCE, check=True
+        ["sh", "-c", script],
+        env=daemon.env,
+        input="first\nsecond\n",
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
     )
     assert done.stdout == "run: first\nsecond\n"
 
@@ -178,7 +232,14 @@ def test_stdin_is_passed_and_not_pumped(daemon: World) -> None:
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_descriptors_do_no_harm(daemon: World, closed: str) -> None:
     script = f"$SFACTL run -q -- sh -c 'cat; echo out; echo err >&2; exit 4' {closed}"
-    done = subprocess.run(["sh", "-c", script], env=daemon.env, input=b"", capture_output=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        ["sh", "-c", script],
+        env=daemon.env,
+        input=b"",
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert done.returncode == 4
     assert done.stdout == (b"" if ">&-" in closed.replace("2>&-", "") else b"out\n")
 
@@ -189,7 +250,14 @@ def test_everything_written_arrives_in_order(daemon: World) -> None:
 
 
 def test_a_truncated_output_starts_again_with_a_note(start: Start) -> None:
-    process = start("run", "-q", "--", "sh", "-c", "echo first; read go; : >/proc/self/fd/1; read go; echo second")
+    process = start(
+        "run",
+        "-q",
+        "--",
+        "sh",
+        "-c",
+        "echo first; read go; : >/proc/self/fd/1; read go; echo second",
+    )
     assert line(process) == b"first\n"
     assert process.stdin is not None
     assert process.stderr is not None
@@ -202,15 +270,28 @@ def test_a_truncated_output_starts_again_with_a_note(start: Start) -> None:
 
 def test_a_reader_that_goes_away_ends_client_and_run_quietly(daemon: World) -> None:
     script = "$SFACTL run -q --name talker -- yes | head -n 1; exit"
-    done = subprocess.run(["sh", "-c", script], env=daemon.env, capture_output=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        ["sh", "-c", script], env=daemon.env, capture_output=True, timeout=PATIENCE, check=False
+    )
     assert (done.stdout, done.stderr) == (b"y\n", b"")
     daemon.sfactl("wait", run_of(daemon), code=143)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_the_first_signal_stops_the_run_with_that_signal(start: Start, daemon: World, number: int, code: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_the_first_signal_stops_the_run_with_that_signal(
+    start: Start, daemon: World, number: int, code: int
+) -> None:
     name = signal.Signals(number).name.removeprefix("SIG")
-    process = start("run", "-q", "--", "sh", "-c", f"trap 'echo {name}; exit 0' {name}; echo ready; while :; do sleep 0.1; done")
+    process = start(
+        "run",
+        "-q",
+        "--",
+        "sh",
+        "-c",
+        f"trap 'echo {name}; exit 0' {name}; echo ready; while :; do sleep 0.1; done",
+    )
     assert line(process) == b"ready\n"
     process.send_signal(number)
     assert line(process) == name.encode() + b"\n"
@@ -228,7 +309,14 @@ def test_a_second_signal_skips_the_grace(start: Start, daemon: World) -> None:
 
 
 def test_sigquit_goes_to_the_main_process_only(start: Start) -> None:
-    process = start("run", "-q", "--", "sh", "-c", "trap 'echo quit; exit 5' QUIT; echo ready; while :; do sleep 0.1; done")
+    process = start(
+        "run",
+        "-q",
+        "--",
+        "sh",
+        "-c",
+        "trap 'echo quit; exit 5' QUIT; echo ready; while :; do sleep 0.1; done",
+    )
     assert line(process) == b"ready\n"
     process.send_signal(signal.SIGQUIT)
     assert line(process) == b"quit\n"
@@ -241,7 +329,8 @@ def test_a_reader_that_does_not_read_cannot_keep_ctrl_c_from_the_run(start: Star
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None
     assert process.stderr is not None
-    # Nothing is read meanwhile: the run ends; the client still has output to deliver, or a second Ctrl-C ends that.
+    # Nothing is read meanwhile: the run ends; the client still has output to deliver, or a second
+    # Ctrl-C ends that.
     process.send_signal(signal.SIGINT)
     process.stdout.close()
     assert process.wait(PATIENCE) in (130, 141)
@@ -280,14 +369,18 @@ def test_a_loop_is_refused_with_its_path(daemon: World) -> None:
     done = daemon.sfactl("run", "-q", "--name", "me", "--", "sh", "-c", inner, code=1)
     refused = msgspec.json.decode(done.stdout)["refused"]
     assert (refused["kind"], refused["path"]) == ("loop", ["me", "me"])
-    said = daemon.sfactl("run", "-q", "--name", "me", "--", "sh", "-c", inner.replace("--json", ""), code=1).stderr
+    said = daemon.sfactl(
+        "run", "-q", "--name", "me", "--", "sh", "-c", inner.replace("--json", ""), code=1
+    ).stderr
     assert said.startswith("sfactl: refused: ")
     assert "me → me" in said
 
 
 def test_depth_is_refused_naming_the_variable(daemon: World) -> None:
     inner = "$SFACTL run -q --name b -- sh -c '$SFACTL run --name c -- true'"
-    done = daemon.sfactl("run", "-q", "--name", "a", "--", "sh", "-c", inner, code=1, SFA_MAX_DEPTH="2")
+    done = daemon.sfactl(
+        "run", "-q", "--name", "a", "--", "sh", "-c", inner, code=1, SFA_MAX_DEPTH="2"
+    )
     assert "SFA_MAX_DEPTH" in done.stderr
 
 
@@ -296,7 +389,18 @@ def test_a_leaf_may_not_start_others(daemon: World) -> None:
 
 
 def test_environment_directory_and_umask_are_the_clients(daemon: World, tmp_path: Path) -> None:
-    words = ["run", "-q", "--env", "ADDED=a b", "--cwd", str(tmp_path), "--", "sh", "-c", "echo $ADDED; pwd; umask; touch made"]
+    words = [
+        "run",
+        "-q",
+        "--env",
+        "ADDED=a b",
+        "--cwd",
+        str(tmp_path),
+        "--",
+        "sh",
+        "-c",
+        "echo $ADDED; pwd; umask; touch made",
+    ]
     script = 'umask 027; $SFACTL "$@"'
     done = subprocess.run(
         ["sh", "-c", script, "sh", *words],
@@ -313,7 +417,17 @@ def test_environment_directory_and_umask_are_the_clients(daemon: World, tmp_path
 def test_inherited_descriptors_are_the_clients_own(daemon: World, tmp_path: Path) -> None:
     with open(tmp_path / "out", "wb") as out:
         done = subprocess.run(
-            [*daemon.env["SFACTL"].split(), "run", "-q", "--stdio", "inherit", "--", "sh", "-c", "cat; readlink /proc/self/fd/1"],
+            [
+                *daemon.env["SFACTL"].split(),
+                "run",
+                "-q",
+                "--stdio",
+                "inherit",
+                "--",
+                "sh",
+                "-c",
+                "cat; readlink /proc/self/fd/1",
+            ],
             env=daemon.env,
             input=b"in\n",
             stdout=out,
@@ -327,7 +441,10 @@ def test_inherited_descriptors_are_the_clients_own(daemon: World, tmp_path: Path
 @pytest.mark.parametrize("config", ["[quotas]\ntrees_per_user = 1\n"])
 def test_what_is_queued_says_so_and_starts_or_is_cancelled(start: Start, daemon: World) -> None:
     first = daemon.spawn("--", "sleep", "60")
-    patient, impatient = start("run", "--name", "p", "--", "true"), start("run", "--name", "i", "--", "true")
+    patient, impatient = (
+        start("run", "--name", "p", "--", "true"),
+        start("run", "--name", "i", "--", "true"),
+    )
     for process, name in ((patient, "p"), (impatient, "i")):
         assert process.stderr is not None
         assert process.stderr.readline() == f"[agent:{name}] queued\n".encode()
@@ -349,7 +466,9 @@ def test_spawn_wait_is_run(daemon: World) -> None:
 
 
 @pytest.mark.alone
-def test_a_run_outlives_its_daemon_and_its_output_goes_on(start: Start, daemon: World, tmp_path: Path) -> None:
+def test_a_run_outlives_its_daemon_and_its_output_goes_on(
+    start: Start, daemon: World, tmp_path: Path
+) -> None:
     script = "echo ready; while [ ! -e go ]; do sleep 0.05; done; echo after; exit 5"
     process = start("run", "-q", "--cwd", str(tmp_path), "--", "sh", "-c", script)
     assert line(process) == b"ready\n"
@@ -364,7 +483,9 @@ def test_a_run_outlives_its_daemon_and_its_output_goes_on(start: Start, daemon: 
 
 
 @pytest.mark.alone
-def test_ctrl_c_without_a_daemon_stops_the_run_when_there_is_one(start: Start, daemon: World) -> None:
+def test_ctrl_c_without_a_daemon_stops_the_run_when_there_is_one(
+    start: Start, daemon: World
+) -> None:
     process = start("run", "-q", "--", "sh", "-c", "echo ready; exec sleep 60")
     assert line(process) == b"ready\n"
     assert process.stderr is not None

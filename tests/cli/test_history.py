@@ -26,7 +26,9 @@ def recorded(daemon: World, run: str) -> str:
 def test_the_history_of_a_daemon_that_was_killed(daemon: World) -> None:
     left = daemon.spawn("--name", "left", "--", "sleep", "60")
     done = daemon.json("run", "--name", "done", "--no-gateway", "--", "echo", "hello")["id"]
-    wait_until(lambda: recorded(daemon, left) == "running", "the ledger has the change, a moment later")
+    wait_until(
+        lambda: recorded(daemon, left) == "running", "the ledger has the change, a moment later"
+    )
     daemon.kill()
     try:
         listed = daemon.sfactl("list")
@@ -34,7 +36,10 @@ def test_the_history_of_a_daemon_that_was_killed(daemon: World) -> None:
         assert str(daemon.state) in listed.stderr
         assert "running (last known)" in listed.stdout
         assert [line.split()[0] for line in listed.stdout.splitlines()] == ["ID", left, done]
-        assert "was running: no daemon is running, so this is its last known state" in daemon.sfactl("why", "left").stdout
+        assert (
+            "was running: no daemon is running, so this is its last known state"
+            in daemon.sfactl("why", "left").stdout
+        )
         assert daemon.sfactl("logs", done).stdout == "hello\n"
         assert "the gateway was not used" in daemon.sfactl("calls", "-f", done).stderr
         assert daemon.json("summary")["by_status"] == {"completed": 1, "running": 1}

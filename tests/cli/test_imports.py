@@ -16,9 +16,11 @@ from sfad.protocol import shim_files
 from .conftest import PATIENCE, World
 
 SLOW = {
-    "asyncio", "genai_prices", "h11", "http", "httpx2", "psutil", "pydantic", "requests", "rich", "ssl", "textual", "trio",
+    "asyncio", "genai_prices", "h11", "http", "httpx2", "psutil", "pydantic", "requests", "rich",
+    "ssl", "textual", "trio",
     # of sfad: what is the daemon's, and every message, where a verb needs two
-    "sfad.agents", "sfad.core", "sfad.daemon", "sfad.gateway", "sfad.storage", "sfad.protocol.messages",
+    "sfad.agents", "sfad.core", "sfad.daemon", "sfad.gateway", "sfad.storage",
+    "sfad.protocol.messages",
 }  # fmt: skip
 SCRIPT = Path(sys.prefix, "bin", "sfactl")
 PIPE = subprocess.PIPE
@@ -26,9 +28,11 @@ PIPE = subprocess.PIPE
 
 def modules(stderr: str) -> set[str]:
     """Return the modules that `-X importtime` has printed."""
-    return {line.rpartition("|")[2].strip() for line in stderr.splitlines() if line.startswith("import time:")} - {
-        "imported package"
-    }
+    return {
+        line.rpartition("|")[2].strip()
+        for line in stderr.splitlines()
+        if line.startswith("import time:")
+    } - {"imported package"}
 
 
 @pytest.fixture(scope="module")
@@ -37,32 +41,46 @@ def live(shared: World) -> str:
     return shared.spawn("--", "sleep", "1000")
 
 
-def imported(*arguments: str, env: Mapping[str, str], python: Sequence[str] = (), script: Path = SCRIPT) -> set[str]:
+def imported(
+    *arguments: str, env: Mapping[str, str], python: Sequence[str] = (), script: Path = SCRIPT
+) -> set[str]:
     """Return the modules that a command imports."""
     command = [sys.executable, *python, "-X", "importtime", str(script), *arguments]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     return modules(done.stderr)
 
 
 LINES = (
-    "spawn -- true", "spawn --json -- true", "run -- true", "run -q -- true", "report RUN --turns 1", "report RUN --turns 1 --json",
-    "reserve --model m --input-tokens 1 --max-output-tokens 1 RUN", "list", "list --json", "info RUN", "logs RUN", "status",
+    "spawn -- true", "spawn --json -- true", "run -- true", "run -q -- true",
+    "report RUN --turns 1", "report RUN --turns 1 --json",
+    "reserve --model m --input-tokens 1 --max-output-tokens 1 RUN", "list", "list --json",
+    "info RUN", "logs RUN", "status",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_verb_imports_nothing_slow(shared: World, live: str, line: str) -> None:
     found = imported(*(live if word == "RUN" else word for word in line.split()), env=shared.env)
-    assert "sfactl.connection" in found, "the line must have been carried out as far as the connection"
+    assert "sfactl.connection" in found, (
+        "the line must have been carried out as far as the connection"
+    )
     assert not found & SLOW
     verb = line.split()[0]
     others = {"sfactl.commands.spawn"} if verb == "run" else set()
-    assert {each for each in found if each.startswith("sfactl.commands.")} - {f"sfactl.commands.{verb}"} == others
+    assert {each for each in found if each.startswith("sfactl.commands.")} - {
+        f"sfactl.commands.{verb}"
+    } == others
 
 
-@pytest.mark.parametrize("line", ["wait a1", "stop a1", "settle a1-1 --input-tokens 2 --output-tokens 3"])
+@pytest.mark.parametrize(
+    "line", ["wait a1", "stop a1", "settle a1-1 --input-tokens 2 --output-tokens 3"]
+)
 def test_a_verb_imports_nothing_slow_where_no_daemon_is(line: str) -> None:
-    found = imported(*line.split(), "--socket", "/nonexistent", env=os.environ | {"SFAD_AUTOSTART": "0"})
+    found = imported(
+        *line.split(), "--socket", "/nonexistent", env=os.environ | {"SFAD_AUTOSTART": "0"}
+    )
     assert "sfactl.connection" in found
     assert not found & SLOW
 
@@ -87,14 +105,26 @@ def test_a_shim_imports_nothing_slow(shared: World, tmp_path: Path) -> None:
 def test_the_mcp_server_imports_nothing_slow(shared: World) -> None:
     """Each agent program starts one, and asks for the tools at once."""
     command = [sys.executable, "-X", "importtime", str(SCRIPT), "mcp"]
-    with subprocess.Popen(command, env=shared.env, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, bufsize=1) as server:
+    with subprocess.Popen(
+        command, env=shared.env, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, bufsize=1
+    ) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         for method, params in (
-            ("initialize", {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}),
+            (
+                "initialize",
+                {
+                    "protocolVersion": "2025-11-25",
+                    "capabilities": {},
+                    "clientInfo": {"name": "test", "version": "1"},
+                },
+            ),
             ("tools/list", {}),
         ):
-            print(json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}), file=server.stdin)
+            print(
+                json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}),
+                file=server.stdin,
+            )
             assert "result" in json.loads(server.stdout.readline())
         _, stderr = server.communicate(timeout=PATIENCE)
     assert "sfactl.mcp.tools" in modules(stderr)
@@ -112,14 +142,23 @@ def test_completion_imports_nothing_slow(shared: World, live: str, line: str, sh
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
     command = [sys.executable, "-X", "importtime", str(SCRIPT)]
-    done = subprocess.run(command, env=shared.env | typed, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    done = subprocess.run(
+        command,
+        env=shared.env | typed,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
     assert live in done.stdout or "stop" in done.stdout
     assert not modules(done.stderr) & SLOW
 
 
 def test_the_public_client_imports_nothing_slow() -> None:
     script = "import sys, sfactl.client; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert not set(done.stdout.split()) & (SLOW | {"typer"}) - {"sfad.protocol.messages"}
 
 
@@ -127,12 +166,22 @@ def test_the_client_imports_nothing_of_the_daemon_but_the_protocol() -> None:
     script = (
         "import sys, pkgutil, importlib, sfactl\n"
         "for found in pkgutil.walk_packages(sfactl.__path__, 'sfactl.'):\n"
-        "    if not found.name.startswith(('sfactl.web.', 'sfactl.otel.')) and not found.name.endswith('__main__'):\n"
+        "    if not found.name.startswith(('sfactl.web.', 'sfactl.otel.')) and not "
+        "found.name.endswith('__main__'):\n"
         "        importlib.import_module(found.name)\n"
         "print(*(name for name in sys.modules if name.startswith(('sfad.', 'trio'))))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     isolation = ("sfad.processes.isolation.sandbox", "sfad.processes.isolation.kernel")
-    allowed = ("sfad.protocol", "sfad.host.probe", "sfad.host.process_events", "sfad.shipping", "sfad.worktrees", *isolation)
+    allowed = (
+        "sfad.protocol",
+        "sfad.host.probe",
+        "sfad.host.process_events",
+        "sfad.shipping",
+        "sfad.worktrees",
+        *isolation,
+    )
     packages = ["sfad.host", "sfad.processes", "sfad.processes.isolation"]
     assert [name for name in done.stdout.split() if not name.startswith(allowed)] == packages

@@ -25,7 +25,9 @@ def test_inside_a_run_is_told_by_any_of_its_variables(variable: str) -> None:
         ("/my-sfad-0123456789ab", False),
     ],
 )
-def test_inside_a_run_is_told_by_the_cgroup(cgroup: str, within: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inside_a_run_is_told_by_the_cgroup(
+    cgroup: str, within: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cgroup").write_text(f"4:cpu:/sfad-0123456789ab\n0::{cgroup}\n")
     monkeypatch.setattr(inside, "OWN_CGROUP", str(tmp_path / "cgroup"))
     monkeypatch.setattr(
@@ -35,7 +37,9 @@ def test_inside_a_run_is_told_by_the_cgroup(cgroup: str, within: bool, tmp_path:
 
 
 @pytest.mark.parametrize(("soft", "within"), [(4321, True), (819200, False)])
-def test_inside_a_run_is_told_by_its_tag(soft: int, within: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inside_a_run_is_told_by_its_tag(
+    soft: int, within: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(inside, "OWN_CGROUP", str(tmp_path / "absent"))
     monkeypatch.setattr(resource, "getrlimit", lambda _resource: (soft, 819200))
     assert (inside.inside_run({}) is not None) is within

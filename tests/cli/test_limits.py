@@ -1,4 +1,5 @@
-"""Texts for limits and usage: `info`, `why`, `list`, `tree`, `recommend`, and the lines of a foreground run."""
+"""Texts for limits and usage: `info`, `why`, `list`, `tree`, `recommend`, and the lines of a
+foreground run."""
 
 from __future__ import annotations
 
@@ -26,17 +27,39 @@ NOTHING: dict[str, Any] = {"enforced_by": "nothing"}
     ("limit", "shown"),
     [
         (
-            state(COST, 2.5, Action.WARN, used=0.45, source="--limit cost", scope="tree", enforced_by="meter"),
-            "cost 0.45 of 2.50 USD (18 %) → warn; from --limit cost; with its descendants'; kept by meters and reports",
+            state(
+                COST,
+                2.5,
+                Action.WARN,
+                used=0.45,
+                source="--limit cost",
+                scope="tree",
+                enforced_by="meter",
+            ),
+            (
+                "cost 0.45 of 2.50 USD (18 %) → warn; from --limit cost; with its descendants'; "
+                "kept "
+                "by meters and reports"
+            ),
         ),
-        (state(LimitKind.TIME, 120, used=30), "time 30s of 2m (25 %) → terminate; from default; the run's own; kept by the clock"),
+        (
+            state(LimitKind.TIME, 120, used=30),
+            "time 30s of 2m (25 %) → terminate; from default; the run's own; kept by the clock",
+        ),
         (
             state(LimitKind.MEMORY, 2**31, used=2**30, scope="tree", enforced_by="kernel"),
-            "memory 1 GiB of 2 GiB (50 %) → terminate; from default; with its descendants'; kept by the kernel",
+            (
+                "memory 1 GiB of 2 GiB (50 %) → terminate; from default; with its descendants'; "
+                "kept "
+                "by the kernel"
+            ),
         ),
         (
             state(LimitKind.TURNS, 25, **NOTHING),
-            "turns 25 → terminate; from default; the run's own; NOT ENFORCEABLE: nothing tells what is used",
+            (
+                "turns 25 → terminate; from default; the run's own; NOT ENFORCEABLE: nothing tells "
+                "what is used"
+            ),
         ),
         (
             state(LimitKind.OUTPUT, 2**20, Action.WARN, enforced_by="watching"),
@@ -49,44 +72,85 @@ def test_a_limit_on_one_line(limit: LimitState, shown: str) -> None:
 
 
 def facts(found: RunInfo) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in info.facts(found) if name in ("limit", "usage", "calls", "meter")]
+    return [
+        (name, value)
+        for name, value in info.facts(found)
+        if name in ("limit", "usage", "calls", "meter")
+    ]
 
 
 def test_info_shows_usage_with_its_source() -> None:
-    usage = Usage(turns=12, messages=1, input_tokens=4650, cached_tokens=1200, output_tokens=180, cost_usd=0.45, cost_from="prices",
+    usage = Usage(turns=12, messages=1, input_tokens=4650, cached_tokens=1200, output_tokens=180, cost_usd=0.45, cost_from=("prices"),
                   source="stream", planning_cost_usd=0.1)  # fmt: skip
-    said = "12 turns, 1 message, 4650 tokens in (1200 from a cache), 180 tokens out, cost 0.45 USD (from prices), planning 0.10 USD"
+    said = (
+        "12 turns, 1 message, 4650 tokens in (1200 from a cache), 180 tokens out, cost 0.45 USD "
+        "(from prices), planning 0.10 USD"
+    )
     found = facts(run(usage=usage, limits=[], meter="claude"))
     assert found == [("usage", f"{said} [stream]"), ("meter", "claude")]
 
 
 def test_calls_through_the_gateway_are_counted_and_their_refusals_named() -> None:
     usage = Usage(cost_usd=0.31, source="gateway")
-    found = run(usage=usage, usage_by_source={"gateway": usage}, limits=[], meter="claude", calls=3, calls_refused=2)
-    assert facts(found)[-2:] == [("calls", "3, 2 refused (sfactl calls a1 --refused)"), ("meter", "gateway, claude")]
-    assert why.sentence(found).endswith("; 2 calls of its model were refused (sfactl calls a1 --refused)")
+    found = run(
+        usage=usage,
+        usage_by_source={"gateway": usage},
+        limits=[],
+        meter="claude",
+        calls=3,
+        calls_refused=2,
+    )
+    assert facts(found)[-2:] == [
+        ("calls", "3, 2 refused (sfactl calls a1 --refused)"),
+        ("meter", "gateway, claude"),
+    ]
+    assert why.sentence(found).endswith(
+        "; 2 calls of its model were refused (sfactl calls a1 --refused)"
+    )
     last = why.sentence(structs.replace(found, last_refusal="0.30 of 0.31 USD are used."))
-    assert "; 2 calls of its model were refused, the last one: 0.30 of 0.31 USD are used (sfactl" in last
+    assert (
+        "; 2 calls of its model were refused, the last one: 0.30 of 0.31 USD are used (sfactl"
+        in last
+    )
     assert "1 agent program was started within it" in (one := why.sentence(run(unadmitted=1)))
     assert "and counts as a descendant; to have it ask: sfactl shim install PROGRAM" in one
-    assert "and count as descendants; to have them ask: sfactl shim install PROGRAM" in why.sentence(run(unadmitted=2))
-    assert [column.cell(found) for column in list_.COLUMNS if column.name == "METER"] == ["gateway, claude"]
+    assert (
+        "and count as descendants; to have them ask: sfactl shim install PROGRAM"
+        in why.sentence(run(unadmitted=2))
+    )
+    assert [column.cell(found) for column in list_.COLUMNS if column.name == "METER"] == [
+        "gateway, claude"
+    ]
     assert ("calls", "3") in facts(run(limits=[], calls=3, calls_refused=0))
 
 
 def test_a_figure_that_may_still_grow_is_shown_as_a_lower_bound() -> None:
-    usage = Usage(turns=2, input_tokens=10, output_tokens=5, cost_usd=0.31, source="stream", partial=True)
+    usage = Usage(
+        turns=2, input_tokens=10, output_tokens=5, cost_usd=0.31, source="stream", partial=True
+    )
     found = run(usage=usage, limits=[])
-    assert facts(found) == [("usage", "2 turns, at least 10 tokens in, at least 5 tokens out, cost at least 0.31 USD [stream]")]
+    assert facts(found) == [
+        (
+            "usage",
+            (
+                "2 turns, at least 10 tokens in, at least 5 tokens out, cost at least 0.31 USD "
+                "[stream]"
+            ),
+        )
+    ]
     assert why.sentence(found).endswith("; it used at least 0.31 USD")
     assert output.bounded_use(Usage(tokens=15, partial=True)) == "at least 15 tokens"
-    assert [column.cell(found) for column in list_.COLUMNS if column.name in ("TURNS", "TOKENS", "USD")] == ["2", "-", "≥0.31"]
+    assert [
+        column.cell(found) for column in list_.COLUMNS if column.name in ("TURNS", "TOKENS", "USD")
+    ] == ["2", "-", "≥0.31"]
 
 
 def test_an_upper_bound_and_an_estimate_are_shown_as_such() -> None:
     usage = Usage(input_tokens=10, output_tokens=5, cost_usd=0.31, source="gateway", at_most=True)
     found = run(usage=usage, limits=[])
-    assert facts(found) == [("usage", "at most 10 tokens in, at most 5 tokens out, cost at most 0.31 USD [gateway]")]
+    assert facts(found) == [
+        ("usage", "at most 10 tokens in, at most 5 tokens out, cost at most 0.31 USD [gateway]")
+    ]
     assert why.sentence(found).endswith("; it used at most 0.31 USD")
     assert [column.cell(found) for column in list_.COLUMNS if column.name == "USD"] == ["≤0.31"]
     assert output.bounded_use(Usage(tokens=15, partial=True, at_most=True)) == "about 15 tokens"
@@ -94,7 +158,10 @@ def test_an_upper_bound_and_an_estimate_are_shown_as_such() -> None:
 
 
 def test_info_shows_every_source_where_there_are_several() -> None:
-    told, read = Usage(turns=3, cost_usd=1, cost_from="agent", source="report"), Usage(turns=4, source="stream")
+    told, read = (
+        Usage(turns=3, cost_usd=1, cost_from="agent", source="report"),
+        Usage(turns=4, source="stream"),
+    )
     found = facts(run(usage=told, usage_by_source={"report": told, "stream": read}, limits=[]))
     assert found == [
         ("usage", "3 turns, cost 1.00 USD (from the agent) [report, shown elsewhere]"),
@@ -110,20 +177,35 @@ def test_info_shows_no_usage_that_is_not_known() -> None:
 
 
 def test_a_program_that_retries_in_silence_is_seen_to_wait_for_its_first_answer() -> None:
-    silent: dict[str, Any] = {"status": Status.RUNNING, "meter": "opencode", "usage": Usage(elapsed_s=62)}
+    silent: dict[str, Any] = {
+        "status": Status.RUNNING,
+        "meter": "opencode",
+        "usage": Usage(elapsed_s=62),
+    }
     waits = run(**silent)
     assert output.outcome(waits) == "running (no answer yet)"
     assert (
-        "gets no answer: its model has not answered for 1m02s, and opencode does not tell whether it tries again"
-        in why.sentence(waits)
-    )
-    for changes in ({"meter": "claude"}, {"usage": Usage(elapsed_s=62, messages=1)}, {"usage": Usage(elapsed_s=20)}):
+        "gets no answer: its model has not answered for 1m02s, and opencode does not tell whether "
+        "it tries again"
+    ) in why.sentence(waits)
+    for changes in (
+        {"meter": "claude"},
+        {"usage": Usage(elapsed_s=62, messages=1)},
+        {"usage": Usage(elapsed_s=20)},
+    ):
         assert output.outcome(run(**silent | changes)) == "running"
 
 
 def over(kind: str, used: float, threshold: float) -> Any:
     message = f"used {used}; its {kind} limit is {threshold}, set by --limit {kind}"
-    return reason("limit", message, limit_kind=kind, used=used, threshold=threshold, exceeded_by=round(used - threshold, 6))
+    return reason(
+        "limit",
+        message,
+        limit_kind=kind,
+        used=used,
+        threshold=threshold,
+        exceeded_by=round(used - threshold, 6),
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +214,7 @@ def over(kind: str, used: float, threshold: float) -> Any:
         (
             Status.FAILED,
             {"reason": over("cost", 0.45, 0.3), "limits": [state(COST, 0.3, scope="tree", enforced_by="gateway")]},
-            "ended as failed: used 0.45; its cost limit is 0.3, set by --limit cost (0.15 USD over; what its descendants used "
+            "ended as failed: used 0.45; its cost limit is 0.3, set by --limit cost (0.15 USD " "over; what its descendants used "
             "counts too)",
         ),
         (
@@ -147,7 +229,7 @@ def over(kind: str, used: float, threshold: float) -> Any:
         (
             Status.PAUSED,
             {"limits": [state(LimitKind.TURNS, 25, Action.PAUSE, used=26)], "reason": over("turns", 26, 25)},
-            "is paused: used 26; its turns limit is 25, set by --limit turns (1 over); it continues with: "
+            "is paused: used 26; its turns limit is 25, set by --limit turns (1 over); it " "continues with: "
             "sfactl resume a1 [--limit turns=N]",
         ),
         (
@@ -162,12 +244,12 @@ def over(kind: str, used: float, threshold: float) -> Any:
         (
             Status.PAUSED,
             {"limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45)], "reason": over("cost", 0.45, 0.3)},
-            f"it waits for approval until {output.local(NOON + timedelta(minutes=2))}, in 1m30s: sfactl approve a1",
+            (f"it waits for approval until {output.local(NOON + timedelta(minutes=2))}, in " "1m30s: " "sfactl approve a1"),
         ),
         (
             Status.PAUSED,
             {"limits": [state(COST, 0.3, Action.PAUSE, used=0.2)], "reason": over("cost", 0.4, 0.3)},
-            "set by --limit cost (0.10 USD over); it continues with: sfactl resume a1 [--limit cost=N]",
+            ("set by --limit cost (0.10 USD over); it continues with: sfactl resume a1 " "[--limit " "cost=N]"),
         ),
         (Status.RUNNING, {"limits": [state(LimitKind.TURNS, 25, **NOTHING)]}, "25 → terminate (from default, NOT ENFORCEABLE)"),
     ],
@@ -180,12 +262,21 @@ def test_why_a_limit(status: Status, changes: dict[str, Any], says: str) -> None
 
 
 def test_a_tree_shows_what_is_known() -> None:
-    assert "3 turns  120 tokens  0.002 USD" in tree.describe(run(usage=Usage(turns=3, tokens=120, cost_usd=0.002)))
+    assert "3 turns  120 tokens  0.002 USD" in tree.describe(
+        run(usage=Usage(turns=3, tokens=120, cost_usd=0.002))
+    )
     assert "USD" not in tree.describe(run())
 
 
 def advice(kind: LimitKind, **changes: Any) -> Advice:
-    fields: dict[str, Any] = {"p95": None, "suggested": None, "limit": None, "runs": 0, "ended": 0, "failed_share": None}
+    fields: dict[str, Any] = {
+        "p95": None,
+        "suggested": None,
+        "limit": None,
+        "runs": 0,
+        "ended": 0,
+        "failed_share": None,
+    }
     return Advice(kind=kind, least=1, most=None, **(fields | changes))
 
 
@@ -212,25 +303,42 @@ def test_advice_is_a_table() -> None:
 
 def test_too_few_runs_are_said_to_be_too_few() -> None:
     found = Recommended(id=1, runs=1, advice=[advice(COST, runs=1, ended=1)], in_force=[])
-    assert recommend.verdict(found) == "1 successful run in the ledger: too few to recommend anything; keep the limits in force"
+    assert (
+        recommend.verdict(found)
+        == "1 successful run in the ledger: too few to recommend anything; keep the limits in force"
+    )
 
 
 # ---- at a run's start and in the foreground
 
 
-ASKED = [Limit(kind=LimitKind.TURNS, threshold=50), Limit(kind=COST, threshold=2), Limit(kind=LimitKind.TIME, threshold=9)]
+ASKED = [
+    Limit(kind=LimitKind.TURNS, threshold=50),
+    Limit(kind=COST, threshold=2),
+    Limit(kind=LimitKind.TIME, threshold=9),
+]
 
 
 @pytest.mark.parametrize(
     ("states", "asked", "named"),
     [
-        ([state(LimitKind.TURNS, 50, **NOTHING), state(COST, 2, **NOTHING)], ASKED, "turns 50, cost 2.00 USD."),
-        ([state(LimitKind.TURNS, 50, enforced_by="meter"), state(COST, 2, **NOTHING)], ASKED, "cost 2.00 USD."),
+        (
+            [state(LimitKind.TURNS, 50, **NOTHING), state(COST, 2, **NOTHING)],
+            ASKED,
+            "turns 50, cost 2.00 USD.",
+        ),
+        (
+            [state(LimitKind.TURNS, 50, enforced_by="meter"), state(COST, 2, **NOTHING)],
+            ASKED,
+            "cost 2.00 USD.",
+        ),
         ([state(LimitKind.TURNS, 50, enforced_by="meter")], ASKED, None),
         ([state(LimitKind.TURNS, 25, **NOTHING), state(COST, 1, **NOTHING)], [], None),
     ],
 )
-def test_limits_that_cannot_be_enforced_are_named(states: Sequence[LimitState], asked: list[Limit], named: str | None) -> None:
+def test_limits_that_cannot_be_enforced_are_named(
+    states: Sequence[LimitState], asked: list[Limit], named: str | None
+) -> None:
     spawn = Spawn(id=1, argv=[], cwd=b"/", env=[], limits=asked)
     words = spawn_options.unenforceable(run(limits=states), spawn)
     assert (words is None) is (named is None)
@@ -242,7 +350,13 @@ def test_limits_that_cannot_be_enforced_are_named(states: Sequence[LimitState], 
     assert spawn_options.unenforceable(run(limits=states), spawn) is None
 
 
-def event(type_: str = "limit_exceeded", kind: str = "cost", used: float = 0.45, threshold: float = 0.3, **more: Any) -> Event:
+def event(
+    type_: str = "limit_exceeded",
+    kind: str = "cost",
+    used: float = 0.45,
+    threshold: float = 0.3,
+    **more: Any,
+) -> Event:
     return Event(type=type_, run_id="a1", limit_kind=kind, used=used, threshold=threshold, **more)
 
 
@@ -258,7 +372,10 @@ def of(found: Event, *states: LimitState) -> str | None:
         (Action.TERMINATE, "terminating"),
         (Action.WARN, "continuing"),
         (Action.PAUSE, "paused; more room: sfactl resume a1 --limit cost=N"),
-        (Action.REQUEST_INCREASE, "waiting for approval: sfactl approve a1 [--limit cost=N], or sfactl deny a1"),
+        (
+            Action.REQUEST_INCREASE,
+            "waiting for approval: sfactl approve a1 [--limit cost=N], or sfactl deny a1",
+        ),
     ],
 )
 def test_a_breach_says_what_follows(action: Action, follows: str) -> None:
@@ -266,7 +383,10 @@ def test_a_breach_says_what_follows(action: Action, follows: str) -> None:
 
 
 def test_a_nearing_limit_says_how_near() -> None:
-    assert of(event("limit_nearing", used=0.25), state(COST, 0.3)) == "limit cost: used 0.25 of 0.30 USD, 83 %"
+    assert (
+        of(event("limit_nearing", used=0.25), state(COST, 0.3))
+        == "limit cost: used 0.25 of 0.30 USD, 83 %"
+    )
 
 
 def test_each_is_told_once() -> None:
@@ -277,11 +397,19 @@ def test_each_is_told_once() -> None:
 
 
 def test_what_has_no_numbers_has_the_daemons_words() -> None:
-    tool = event(kind="tool", used=1, threshold=0, message="its agent called the tool 'Bash', which --block-tool forbids")
+    tool = event(
+        kind="tool",
+        used=1,
+        threshold=0,
+        message="its agent called the tool 'Bash', which --block-tool forbids",
+    )
     assert of(tool) == "limit tool: its agent called the tool 'Bash', which --block-tool forbids"
     budget = event(scope="user", message="user ann has used 5.1 of 5 USD a day")
     assert of(budget, state(COST, 1)) == "budget: user ann has used 5.1 of 5 USD a day"
-    refused = event(refused=True, message="was refused 0.2 USD on top of 0.25; its cost limit is 0.3 USD, set by default")
+    refused = event(
+        refused=True,
+        message="was refused 0.2 USD on top of 0.25; its cost limit is 0.3 USD, set by default",
+    )
     assert of(refused, state(COST, 0.3)) == f"limit cost: {refused.message}, terminating"
 
 

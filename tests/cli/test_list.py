@@ -25,8 +25,16 @@ from .conftest import SFACTL, World
 from .night import ROWS
 from .samples import NOON, run
 
-# noon, a minute after midnight, the last minute of a year, the 29th of February; where clocks are put forward and back
-NOWS = ["2026-11-28 12:30", "2026-11-29 00:01", "2026-12-31 23:59", "2028-02-29 23:58", "2026-03-29 03:01", "2026-10-25 02:30"]
+# noon, a minute after midnight, the last minute of a year, the 29th of February; where clocks are
+# put forward and back
+NOWS = [
+    "2026-11-28 12:30",
+    "2026-11-29 00:01",
+    "2026-12-31 23:59",
+    "2028-02-29 23:58",
+    "2026-03-29 03:01",
+    "2026-10-25 02:30",
+]
 
 
 @pytest.fixture(params=["UTC", "Europe/Berlin", "Pacific/Chatham"])
@@ -58,7 +66,9 @@ def test_since_a_clock_or_a_day(text: str) -> None:
     assert moment("90s", now.timestamp()) == now.timestamp() - 90
 
 
-@pytest.mark.parametrize("text", ["tomorrow", "monday 22:00", "25:00", "yesterday x", "22:00+02:00", "today today"])
+@pytest.mark.parametrize(
+    "text", ["tomorrow", "monday 22:00", "25:00", "yesterday x", "22:00+02:00", "today today"]
+)
 def test_since_what_is_no_time(text: str) -> None:
     with pytest.raises(ValueError, match="neither a time"):
         moment(text)
@@ -84,7 +94,10 @@ def test_labels_of_one_key_mean_either_and_of_several_all(night: World) -> None:
     assert listed(night, "--label", "n=1", "--label", "shift=early") == []
 
 
-@pytest.mark.parametrize(("words", "cut"), [(["--limit-rows", "3"], True), (["--name", "boss", "--limit-rows", "100"], False)])
+@pytest.mark.parametrize(
+    ("words", "cut"),
+    [(["--limit-rows", "3"], True), (["--name", "boss", "--limit-rows", "100"], False)],
+)
 def test_what_limit_rows_cuts_is_said(night: World, words: list[str], cut: bool) -> None:
     found = night.json("list", *words)
     assert found.get("truncated", False) is cut
@@ -95,14 +108,29 @@ def test_what_limit_rows_cuts_is_said(night: World, words: list[str], cut: bool)
 def test_totals_count_each_run_once_and_the_sum_each_run_s_own_use(night: World) -> None:
     found = night.json("list", "--root", "a1", "--sum")
     boss, clerk, other = found["runs"][:3]
-    assert (boss["usage"]["cost_usd"], boss["total_cost_usd"], boss["total_tokens"], boss["total_partial"]) == (
+    assert (
+        boss["usage"]["cost_usd"],
+        boss["total_cost_usd"],
+        boss["total_tokens"],
+        boss["total_partial"],
+    ) == (
         0.25,
         1.75,
         700,
         True,
     )
-    assert (clerk["total_cost_usd"], clerk["total_partial"], other["total_partial"]) == (0.25, True, False)
-    assert found["sum"] == {"runs": 7, "cost_usd": 1.75, "tokens": 700, "partial": True, "at_most": False}
+    assert (clerk["total_cost_usd"], clerk["total_partial"], other["total_partial"]) == (
+        0.25,
+        True,
+        False,
+    )
+    assert found["sum"] == {
+        "runs": 7,
+        "cost_usd": 1.75,
+        "tokens": 700,
+        "partial": True,
+        "at_most": False,
+    }
     assert night.json("info", "a1")["total_cost_usd"] == 1.75
     assert "at least 1.75 USD with its descendants" in night.sfactl("info", "a1").stdout
     *_, last = night.sfactl("list", "--root", "a1", "--sum").stdout.splitlines()
@@ -112,7 +140,10 @@ def test_totals_count_each_run_once_and_the_sum_each_run_s_own_use(night: World)
 def test_a_terminal_of_80_columns_is_not_exceeded(night: World) -> None:
     master, slave = pty.openpty()
     command = [*SFACTL, "list", "--name", "boss", "--limit-rows", "20"]
-    size = "import fcntl, struct, sys, termios; fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack('4H', 24, 80, 0, 0))"
+    size = (
+        "import fcntl, struct, sys, termios; fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack('4H', "
+        "24, 80, 0, 0))"
+    )
     subprocess.run([SFACTL[0], "-c", size], stdout=slave, check=True)
     done = subprocess.run(command, env=night.env | {"TERM": "xterm"}, stdout=slave, check=True)
     os.close(slave)
@@ -145,7 +176,9 @@ OWN = pwd.getpwuid(os.getuid()).pw_name
 
 
 def rows_of(*runs: RunInfo, **options: Any) -> list[str]:
-    columns = [column for column in list_.COLUMNS if column.shown(live=False, labels=False, wide=False)]
+    columns = [
+        column for column in list_.COLUMNS if column.shown(live=False, labels=False, wide=False)
+    ]
     found = list_.Found()
     for info in runs:
         found.add(info, [column.cell(info) for column in columns])
@@ -172,7 +205,12 @@ def test_the_user_has_a_column_where_there_are_runs_of_others() -> None:
 
 
 def test_the_least_important_columns_go_first_and_then_what_is_too_long_is_cut() -> None:
-    wide = run(name="n" * 64, argv=["echo", "x" * 500], status=Status.REJECTED_CONCURRENCY, usage=Usage(tokens=1, cost_usd=2.5))
+    wide = run(
+        name="n" * 64,
+        argv=["echo", "x" * 500],
+        status=Status.REJECTED_CONCURRENCY,
+        usage=Usage(tokens=1, cost_usd=2.5),
+    )
     for room, gone, there in ((200, "", "DEPTH"), (135, "DEPTH", "RAN"), (80, "RAN", "USD")):
         header, line = rows_of(wide, room=room)
         assert max(len(header), len(line)) <= room
@@ -182,12 +220,22 @@ def test_the_least_important_columns_go_first_and_then_what_is_too_long_is_cut()
 
 
 def test_wide_characters_are_cut_by_columns() -> None:
-    assert (table.cut("日本語", 6), table.cut("日本語", 5), table.cut("abc", 2)) == ("日本語", "日本…", "a…")
+    assert (table.cut("日本語", 6), table.cut("日本語", 5), table.cut("abc", 2)) == (
+        "日本語",
+        "日本…",
+        "a…",
+    )
 
 
 @pytest.mark.parametrize(
     ("cell", "colour"),
-    [("completed", "32"), ("failed (exit 3)", "31"), ("rejected_loop", "31"), ("running", "36"), ("paused", "33")],
+    [
+        ("completed", "32"),
+        ("failed (exit 3)", "31"),
+        ("rejected_loop", "31"),
+        ("running", "36"),
+        ("paused", "33"),
+    ],
 )
 def test_a_status_has_a_colour(cell: str, colour: str) -> None:
     assert table.by_status(cell) == f"\033[{colour}m{cell}\033[0m"
@@ -220,7 +268,10 @@ def test_times_are_local_and_short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_of_any_script_in_every_view(daemon: World) -> None:
     names = ("Übersicht", "日本語", "plain")
     script = "$SFACTL run -q --name 子供 -- sh -c 'echo $SFA_NAME in $SFA_CALL_CHAIN'; sleep 60"
-    runs = [daemon.spawn("--name", name, "--label", "Größe=大", "--", "sh", "-c", script) for name in names]
+    runs = [
+        daemon.spawn("--name", name, "--label", "Größe=大", "--", "sh", "-c", script)
+        for name in names
+    ]
     for started, name in zip(runs, names, strict=True):
         assert daemon.json("info", name)["id"] == started
         wait_until(lambda name=name: daemon.sfactl("logs", name).stdout, "its child has ended")  # type: ignore[misc]

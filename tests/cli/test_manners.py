@@ -21,11 +21,15 @@ SFACTL = [os.fsencode(sys.executable), b"-m", b"sfactl"]
 def said(daemon: World, *words: bytes, stdout: str = os.devnull) -> tuple[int, str]:
     """Return exit code and stderr of a command whose words are bytes."""
     with open(stdout, "wb") as target:
-        done = subprocess.run([*SFACTL, *words], stdout=target, stderr=subprocess.PIPE, env=daemon.env, timeout=60)
+        done = subprocess.run(
+            [*SFACTL, *words], stdout=target, stderr=subprocess.PIPE, env=daemon.env, timeout=60
+        )
     return done.returncode, done.stderr.decode(errors="replace")
 
 
-@pytest.mark.parametrize("words", [(b"list",), (b"run", b"-q", b"--", b"echo", b"hi"), (b"spawn", b"--", b"true")])
+@pytest.mark.parametrize(
+    "words", [(b"list",), (b"run", b"-q", b"--", b"echo", b"hi"), (b"spawn", b"--", b"true")]
+)
 def test_a_stdout_that_takes_nothing_is_named(daemon: World, words: tuple[bytes, ...]) -> None:
     code, stderr = said(daemon, *words, stdout="/dev/full")
     assert code == 75
@@ -34,7 +38,14 @@ def test_a_stdout_that_takes_nothing_is_named(daemon: World, words: tuple[bytes,
     assert "Traceback" not in stderr
 
 
-@pytest.mark.parametrize("words", [(b"run", b"--name", b"\xff", b"--", b"true"), (b"stop", b"\xff"), (b"list", b"--name", b"\xff")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (b"run", b"--name", b"\xff", b"--", b"true"),
+        (b"stop", b"\xff"),
+        (b"list", b"--name", b"\xff"),
+    ],
+)
 def test_bytes_that_are_no_text_are_a_usage_error(daemon: World, words: tuple[bytes, ...]) -> None:
     code, stderr = said(daemon, *words)
     assert code == 2
@@ -42,7 +53,11 @@ def test_bytes_that_are_no_text_are_a_usage_error(daemon: World, words: tuple[by
 
 
 def test_messages_do_not_steer_the_terminal(daemon: World) -> None:
-    for words in ((b"info", b"\x1b[31mx"), (b"run", b"--", b"./na\x1b[1m\x07me"), (b"spawn", b"--", b"./na\x1b[1m\x07me")):
+    for words in (
+        (b"info", b"\x1b[31mx"),
+        (b"run", b"--", b"./na\x1b[1m\x07me"),
+        (b"spawn", b"--", b"./na\x1b[1m\x07me"),
+    ):
         code, stderr = said(daemon, *words)
         assert code in {66, 127}
         assert "\x1b" not in stderr
@@ -60,7 +75,20 @@ def test_a_status_file_is_tried_before_the_agent_runs(daemon: World, tmp_path: P
     assert json.loads(daemon.sfactl("list", "--json").stdout) == {"runs": []}
     stale = tmp_path / "status"
     stale.write_text("{}")
-    assert said(daemon, b"run", b"-q", b"--max-depth", b"999", b"--status-file", os.fsencode(stale), b"--", b"true")[0] == 2
+    assert (
+        said(
+            daemon,
+            b"run",
+            b"-q",
+            b"--max-depth",
+            b"999",
+            b"--status-file",
+            os.fsencode(stale),
+            b"--",
+            b"true",
+        )[0]
+        == 2
+    )
     assert not stale.exists()  # it does not tell of an earlier run
 
 
@@ -78,7 +106,17 @@ def test_keep_survives_the_terminal(daemon: World) -> None:
 
 def test_attempts_without_a_delay_are_all_made(daemon: World) -> None:
     done = daemon.sfactl(
-        "run", "-q", "--attempts", "20", "--retry-delay", "0", "--", "sh", "-c", "echo $SFA_ATTEMPT; exit 3", code=3
+        "run",
+        "-q",
+        "--attempts",
+        "20",
+        "--retry-delay",
+        "0",
+        "--",
+        "sh",
+        "-c",
+        "echo $SFA_ATTEMPT; exit 3",
+        code=3,
     )
     assert done.returncode == 3
     assert done.stdout.split() == [str(number) for number in range(1, 21)]
@@ -87,8 +125,17 @@ def test_attempts_without_a_delay_are_all_made(daemon: World) -> None:
 def test_a_log_that_cannot_be_opened_is_named(daemon: World, tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text('[log]\nfile = "/nonexistent/log"\n')
-    places = ["--socket", str(tmp_path / "s"), "--state-dir", str(tmp_path / "other"), "--config", str(config)]
-    done = subprocess.run([sys.executable, "-m", "sfad", "serve", *places], capture_output=True, text=True, timeout=60)
+    places = [
+        "--socket",
+        str(tmp_path / "s"),
+        "--state-dir",
+        str(tmp_path / "other"),
+        "--config",
+        str(config),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "sfad", "serve", *places], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 2
     assert "log.file = /nonexistent/log cannot be opened" in done.stderr
     wait_until(lambda: daemon.sfactl("status").returncode == 0, "the other daemon is not concerned")

@@ -43,10 +43,18 @@ def test_a_breach_is_told_once_and_is_exit_4(daemon: World) -> None:
         *script("for n in 4 1 1 1; do $SFACTL report --turns $n; done; sleep 60"),
         code=4,
     ).stderr.splitlines()
-    assert said[0] == "[agent:w] starting: 2m (default; change with --timeout, --limit); not enforceable: turns, cost"
+    assert said[0] == (
+        "[agent:w] starting: 2m (default; change with --timeout, --limit); not enforceable: "
+        "turns, cost"
+    )
     assert said[1].startswith("sfactl: a1: NOT ENFORCEABLE: turns 5.")
-    assert said[2:4] == ["[agent:w] limit turns: used 4 of 5, 80 %", "[agent:w] limit turns: used 6 of 5, terminating"]
-    assert said[4].startswith("[agent:w] failed: used 6 turns; its turns limit is 5, set by --limit turns")
+    assert said[2:4] == [
+        "[agent:w] limit turns: used 4 of 5, 80 %",
+        "[agent:w] limit turns: used 6 of 5, terminating",
+    ]
+    assert said[4].startswith(
+        "[agent:w] failed: used 6 turns; its turns limit is 5, set by --limit turns"
+    )
     assert len(said) == 5
     assert "(1 over)" in daemon.sfactl("why", "a1").stdout
     reason = daemon.json("info", "a1")["reason"]
@@ -55,13 +63,33 @@ def test_a_breach_is_told_once_and_is_exit_4(daemon: World) -> None:
 
 @pytest.mark.alone
 def test_a_limit_that_nobody_can_keep_is_said_so_at_the_start(daemon: World) -> None:
-    done = daemon.sfactl("spawn", "--no-gateway", "--limit", "cost=2:warn", "--limits", '{"max_turns": 9}', "--", "sleep", "60")
+    done = daemon.sfactl(
+        "spawn",
+        "--no-gateway",
+        "--limit",
+        "cost=2:warn",
+        "--limits",
+        '{"max_turns": 9}',
+        "--",
+        "sleep",
+        "60",
+    )
     assert done.stdout == "a1\n"
     assert "NOT ENFORCEABLE: turns 9, cost 2.00 USD" in done.stderr
     assert "NOT ENFORCEABLE" in daemon.sfactl("info", "a1").stderr
-    assert daemon.sfactl("spawn", "--limit", "turns=9", "--meter", "jsonl", "--", "sleep", "60").stderr == ""
-    assert daemon.sfactl("spawn", "--limit", "turns=9", "--meter", "report", "--", "sleep", "60").stderr == ""
-    assert daemon.sfactl("spawn", "--timeout", "9", "--", "sleep", "60").stderr == "", "its other limits were not asked for"
+    assert (
+        daemon.sfactl("spawn", "--limit", "turns=9", "--meter", "jsonl", "--", "sleep", "60").stderr
+        == ""
+    )
+    assert (
+        daemon.sfactl(
+            "spawn", "--limit", "turns=9", "--meter", "report", "--", "sleep", "60"
+        ).stderr
+        == ""
+    )
+    assert daemon.sfactl("spawn", "--timeout", "9", "--", "sleep", "60").stderr == "", (
+        "its other limits were not asked for"
+    )
     assert daemon.sfactl("spawn", "-q", "--limit", "cost=2", "--", "sleep", "60").stderr == ""
 
 
@@ -93,17 +121,27 @@ def test_what_is_metered_and_reported_is_shown_with_its_source(daemon: World) ->
         (("config", "skema"), "'skema'"),
     ],
 )
-def test_usage_errors_need_no_daemon(words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_errors_need_no_daemon(
+    words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert execute(list(words)) == 2
     assert says in capsys.readouterr().err
 
 
 def test_what_the_daemon_does_not_take(daemon: World) -> None:
-    assert "(--limit turns) is outside its range" in daemon.sfactl("run", "--limit", "turns=101", "--", "true", code=2).stderr
+    assert (
+        "(--limit turns) is outside its range"
+        in daemon.sfactl("run", "--limit", "turns=101", "--", "true", code=2).stderr
+    )
     for words in (("report", "--turns", "1"), ("reserve", *TOKENS)):
         assert "in no run" in daemon.sfactl(*words, code=2).stderr
     assert "zz9" in daemon.sfactl("report", "zz9", "--turns", "1", code=66).stderr
-    assert "'zz9-1'" in daemon.sfactl("settle", "zz9-1", "--input-tokens", "1", "--output-tokens", "1", code=1).stderr
+    assert (
+        "'zz9-1'"
+        in daemon.sfactl(
+            "settle", "zz9-1", "--input-tokens", "1", "--output-tokens", "1", code=1
+        ).stderr
+    )
 
 
 @pytest.mark.alone
@@ -112,9 +150,9 @@ def test_a_reservation_is_asked_for_held_and_settled(daemon: World) -> None:
     done = daemon.sfactl(
         "run", "-q", "--limit", "tokens=1000:pause", *script(
             f"held=$({reserve})", "echo $held", "$SFACTL info --json $SFA_RUN_ID",
-            "$SFACTL settle $held --input-tokens 90 --output-tokens 5 --turns 1", "$SFACTL info --json $SFA_RUN_ID",
-            "$SFACTL settle $held --input-tokens 1 --output-tokens 1; echo $?",
-            f"{reserve} --json",
+            "$SFACTL settle $held --input-tokens 90 --output-tokens 5 --turns 1",
+            "$SFACTL info --json $SFA_RUN_ID",
+            "$SFACTL settle $held --input-tokens 1 --output-tokens 1; echo $?", f"{reserve} --json",
         ),
     )  # fmt: skip
     name, held, settled, again, other = done.stdout.splitlines()
@@ -122,12 +160,16 @@ def test_a_reservation_is_asked_for_held_and_settled(daemon: World) -> None:
     assert "'a1-" in done.stderr
     assert (again, msgspec.json.decode(other)["reserved"]["run"]) == ("1", "a1")
     assert [used(text, "tokens") for text in (held, settled)] == [200, 95]
-    assert daemon.json("info", "a1")["usage"]["tokens"] == 295, "what was never settled is charged in full"
+    assert daemon.json("info", "a1")["usage"]["tokens"] == 295, (
+        "what was never settled is charged in full"
+    )
 
 
 def used(run: str, kind: str) -> float:
     """Return what a run, as JSON, has used of a limit."""
-    (found,) = [limit["used"] for limit in msgspec.json.decode(run)["limits"] if limit["kind"] == kind]
+    (found,) = [
+        limit["used"] for limit in msgspec.json.decode(run)["limits"] if limit["kind"] == kind
+    ]
     return float(found)
 
 
@@ -162,7 +204,10 @@ def test_a_paused_run_goes_on_with_more_room_or_is_told_what_is_wrong(daemon: Wo
 
 def test_a_bound_on_money_that_nothing_would_keep_is_refused(daemon: World) -> None:
     done = daemon.sfactl("run", "--no-gateway", "--limit", "cost=2", "--", "true", code=1)
-    assert "nothing would enforce its cost limit of 2.00 USD (--limit cost): it does not use the gateway" in done.stderr
+    assert (
+        "nothing would enforce its cost limit of 2.00 USD (--limit cost): it does not use the "
+        "gateway"
+    ) in done.stderr
     assert "Start it with --gateway; or name its --meter" in done.stderr
     for words in (("--meter", "report"), ("--meter", "jsonl")):
         daemon.sfactl("run", "-q", "--no-gateway", *words, "--limit", "cost=2", "--", "true")
@@ -170,10 +215,18 @@ def test_a_bound_on_money_that_nothing_would_keep_is_refused(daemon: World) -> N
 
 
 def test_an_increase_is_approved_or_denied_from_outside(daemon: World) -> None:
-    lines = ("$SFACTL report --turns 2", "sleep 0.1", "$SFACTL approve $SFA_RUN_ID; echo $?", "sleep 60")
+    lines = (
+        "$SFACTL report --turns 2",
+        "sleep 0.1",
+        "$SFACTL approve $SFA_RUN_ID; echo $?",
+        "sleep 60",
+    )
     run = daemon.spawn("-q", "--limit", "turns=1:request_increase", *script(*lines))
     wait_until(lambda: daemon.status(run) == "paused", "the breach")
-    assert f"sfactl approve {run} [--limit turns=N], or sfactl deny {run}" in daemon.sfactl("why", run).stdout
+    assert (
+        f"sfactl approve {run} [--limit turns=N], or sfactl deny {run}"
+        in daemon.sfactl("why", run).stdout
+    )
     assert daemon.sfactl("approve", run, "--limit", "turns=3").stderr == f"{run} is running\n"
     wait_until(lambda: "77" in daemon.sfactl("logs", "--stdout", run).stdout, "its own approval")
     other = paused(daemon, "-q", "--limit", "turns=1:request_increase")
@@ -199,7 +252,10 @@ def test_the_person_at_a_run_is_told_how_to_approve(start: Start, daemon: World)
     said = [process.stderr.readline().decode() for _ in range(3)]
     assert said[1:] == [
         "sfactl: a1: NOT ENFORCEABLE: turns 1. " + said[1].partition("turns 1. ")[2],
-        "[agent:w] limit turns: used 2 of 1, waiting for approval: sfactl approve a1 [--limit turns=N], or sfactl deny a1\n",
+        (
+            "[agent:w] limit turns: used 2 of 1, waiting for approval: sfactl approve a1 [--limit "
+            "turns=N], or sfactl deny a1\n"
+        ),
     ]
     daemon.sfactl("approve", "a1")
     assert process.wait(PATIENCE) == 0

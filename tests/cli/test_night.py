@@ -1,4 +1,5 @@
-"""A night is `sh night.sh`: what its root gets when an agent program starts in it, and what the user is told."""
+"""A night is `sh night.sh`: what its root gets when an agent program starts in it, and what the
+user is told."""
 
 from __future__ import annotations
 
@@ -20,19 +21,28 @@ CLAUDE = """#!/bin/sh
 read word < wait
 """
 
-PROFILE = {"time": (1800, "profile coding-agent"), "turns": (100, "profile coding-agent"), "cost": (5, "profile coding-agent")}
+PROFILE = {
+    "time": (1800, "profile coding-agent"),
+    "turns": (100, "profile coding-agent"),
+    "cost": (5, "profile coding-agent"),
+}
 
 
 class Night:
-    """A directory with a program called claude that waits, and a foreground run of a script that starts it."""
+    """A directory with a program called claude that waits, and a foreground run of a script that
+    starts it."""
 
-    def __init__(self, start: Start, directory: Path, *words: str, script: str = "./claude\necho done\n") -> None:
+    def __init__(
+        self, start: Start, directory: Path, *words: str, script: str = "./claude\necho done\n"
+    ) -> None:
         (directory / "claude").write_text(CLAUDE)
         (directory / "claude").chmod(0o755)
         (directory / "night.sh").write_text(script)
         os.mkfifo(directory / "wait")
         self._fifo = directory / "wait"
-        self.process = start("run", "--name", "night", *words, "--", "sh", "night.sh", cwd=directory)
+        self.process = start(
+            "run", "--name", "night", *words, "--", "sh", "night.sh", cwd=directory
+        )
 
     def told(self) -> Iterator[str]:
         """Yield the lines on stderr."""
@@ -49,21 +59,39 @@ class Night:
 def profiled(world: World, run: str = "night") -> dict[str, tuple[float, str]]:
     """Return threshold and source of the limits that a profile sets."""
     found = world.json("info", run)["limits"]
-    return {each["kind"]: (each["threshold"], each["source"]) for each in found if each["kind"] in ("time", "turns", "cost")}
+    return {
+        each["kind"]: (each["threshold"], each["source"])
+        for each in found
+        if each["kind"] in ("time", "turns", "cost")
+    }
 
 
-def test_a_script_gets_the_profile_when_a_program_starts_in_it(daemon: World, start: Start, tmp_path: Path) -> None:
+def test_a_script_gets_the_profile_when_a_program_starts_in_it(
+    daemon: World, start: Start, tmp_path: Path
+) -> None:
     night = Night(start, tmp_path)
-    line = next(line for line in night.told() if "starts in it" in line)  # the first line may tell the profile already
-    assert line.startswith("[agent:night] 'claude' starts in it, so it has the profile coding-agent: time 2m → 30m, turns 25 → 100")
+    # the first line may tell the profile already
+    line = next(line for line in night.told() if "starts in it" in line)
+    assert line.startswith(
+        "[agent:night] 'claude' starts in it, so it has the profile coding-agent: time 2m → "
+        "30m, "
+        "turns 25 → 100"
+    )
     assert profiled(daemon) == PROFILE
-    (event,) = map(json.loads, daemon.sfactl("events", "--json", "--run", "night", "--type", "limits_widened").stdout.splitlines())
+    (event,) = map(
+        json.loads,
+        daemon.sfactl(
+            "events", "--json", "--run", "night", "--type", "limits_widened"
+        ).stdout.splitlines(),
+    )
     assert (event["severity"], event["agent_name"], event["limit_kind"]) == ("low", "night", None)
     assert event.keys() == {*Event.__struct_fields__}
     night.end()
 
 
-def test_a_script_that_a_script_starts_gets_the_profile_too(daemon: World, start: Start, tmp_path: Path) -> None:
+def test_a_script_that_a_script_starts_gets_the_profile_too(
+    daemon: World, start: Start, tmp_path: Path
+) -> None:
     (tmp_path / "part.sh").write_text("./claude\n")
     night = Night(start, tmp_path, script="$SFACTL run --name part -- sh part.sh")
     told = (line for line in night.told() if "so it has the profile coding-agent" in line)

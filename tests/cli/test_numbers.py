@@ -1,5 +1,5 @@
-"""Odd numbers for each option and variable of `sfactl` that takes one: an invalid one is a usage error that names its source, and
-none causes a traceback."""
+"""Odd numbers for each option and variable of `sfactl` that takes one: an invalid one is a usage
+error that names its source, and none causes a traceback."""
 
 from __future__ import annotations
 
@@ -17,11 +17,42 @@ from sfactl import app, verbs
 from sfactl.__main__ import execute
 from sfactl.exits import ExitCode
 
-MALFORMED = ("many", "²", "٣", "1_000", "0x10", "1e400", "nan", "inf", "-inf", "--5", "1 2", "9" * 5000, "1" * 4299 + "²", "\udcff")
+MALFORMED = (
+    "many",
+    "²",
+    "٣",
+    "1_000",
+    "0x10",
+    "1e400",
+    "nan",
+    "inf",
+    "-inf",
+    "--5",
+    "1 2",
+    "9" * 5000,
+    "1" * 4299 + "²",
+    "\udcff",
+)
 """No number of any kind, or one that is too large for every option."""
 
 WRITTEN = st.one_of(
-    st.sampled_from([*MALFORMED, "", " ", "-1", "+5", "0", "1.5", " 7 ", "1e5", "9" * 10, "9" * 19, "9" * 20, "9" * 300]),
+    st.sampled_from(
+        [
+            *MALFORMED,
+            "",
+            " ",
+            "-1",
+            "+5",
+            "0",
+            "1.5",
+            " 7 ",
+            "1e5",
+            "9" * 10,
+            "9" * 19,
+            "9" * 20,
+            "9" * 300,
+        ]
+    ),
     st.text("0123456789+-_.,:=eE kKmMsSdB²٣", max_size=12),
 )
 
@@ -48,7 +79,9 @@ def numeric() -> Iterator[tuple[str, str]]:
     """Return each verb with each of its options that takes a number."""
     for verb in verbs.everything():
         for option in app.load(verb).params:
-            if isinstance(option, TyperOption) and (option.metavar in METAVARS or option.name in ("limit", "signal")):
+            if isinstance(option, TyperOption) and (
+                option.metavar in METAVARS or option.name in ("limit", "signal")
+            ):
                 yield verb, option.opts[0]
 
 
@@ -65,9 +98,16 @@ def line(verb: str, option: str, value: str) -> list[str]:
     return [*words, "--", "true"] if verb in ("spawn", "run") else words
 
 
-def tried(words: list[str], capsys: pytest.CaptureFixture[str], **variables: str) -> tuple[int, str]:
-    """Return exit code and stderr of a call to a daemon that is not running. If the number is valid, that is the only error."""
-    nowhere = {"SFAD_SOCKET": "/nonexistent/s", "SFAD_STATE_DIR": "/nonexistent", "SFAD_AUTOSTART": "0"}
+def tried(
+    words: list[str], capsys: pytest.CaptureFixture[str], **variables: str
+) -> tuple[int, str]:
+    """Return exit code and stderr of a call to a daemon that is not running. If the number is
+    valid, that is the only error."""
+    nowhere = {
+        "SFAD_SOCKET": "/nonexistent/s",
+        "SFAD_STATE_DIR": "/nonexistent",
+        "SFAD_AUTOSTART": "0",
+    }
     with patch.dict(os.environ, nowhere | variables):
         code = execute(words)
     return code, capsys.readouterr().err
@@ -79,25 +119,44 @@ def test_a_malformed_number_is_a_usage_error_that_names_the_option(
 ) -> None:
     for value in MALFORMED:
         code, said = tried(line(verb, option, value), capsys)
-        assert (code, said[: len(option) + 8]) == (ExitCode.USAGE, f"sfactl: {option}"), (value[:80], said[:300])
+        assert (code, said[: len(option) + 8]) == (ExitCode.USAGE, f"sfactl: {option}"), (
+            value[:80],
+            said[:300],
+        )
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
-def test_a_malformed_number_is_a_usage_error_that_names_the_variable(variable: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_malformed_number_is_a_usage_error_that_names_the_variable(
+    variable: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for value in MALFORMED:
         code, said = tried(["spawn", "--", "true"], capsys, **{variable: value})
-        assert (code, said[: len(variable) + 10]) == (ExitCode.USAGE, f"sfactl: {variable}: "), (value[:80], said[:300])
+        assert (code, said[: len(variable) + 10]) == (ExitCode.USAGE, f"sfactl: {variable}: "), (
+            value[:80],
+            said[:300],
+        )
 
 
 @pytest.mark.parametrize("variable", ["SFA_CALL_CHAIN", "SFA_NAME"])
-def test_a_chain_that_is_no_text_names_the_variable(variable: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chain_that_is_no_text_names_the_variable(
+    variable: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, said = tried(["spawn", "--", "true"], capsys, **{variable: "a,\udcff"})
-    assert (code, said.partition(" is not")[0]) == (ExitCode.USAGE, f"sfactl: {variable}: 'a,\\udcff'")
+    assert (code, said.partition(" is not")[0]) == (
+        ExitCode.USAGE,
+        f"sfactl: {variable}: 'a,\\udcff'",
+    )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(where=st.sampled_from([*ASKING, *((name, "") for name in (*VARIABLES, *OTHERS))]), value=WRITTEN)
-def test_no_number_is_a_traceback(where: tuple[str, str], value: str, capsys: pytest.CaptureFixture[str]) -> None:
+@settings(
+    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    where=st.sampled_from([*ASKING, *((name, "") for name in (*VARIABLES, *OTHERS))]), value=WRITTEN
+)
+def test_no_number_is_a_traceback(
+    where: tuple[str, str], value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     name, option = where
     if option:
         code, said = tried(line(name, option, value), capsys)
@@ -111,8 +170,17 @@ def test_no_number_is_a_traceback(where: tuple[str, str], value: str, capsys: py
 
 
 @pytest.mark.parametrize("variable", ["SFA_SOCKET", "SFAD_SOCKET"])
-def test_a_socket_that_cannot_be_one_is_named(variable: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for value in ("9" * 5000, "/" + "d/" * 100, "²", "\udcff", "/dev/null", str(Path(__file__).parent)):
+def test_a_socket_that_cannot_be_one_is_named(
+    variable: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for value in (
+        "9" * 5000,
+        "/" + "d/" * 100,
+        "²",
+        "\udcff",
+        "/dev/null",
+        str(Path(__file__).parent),
+    ):
         code, said = tried(["list"], capsys, **{variable: value})
         assert code in (ExitCode.USAGE, ExitCode.UNREACHABLE)
         assert said.startswith("sfactl: ")

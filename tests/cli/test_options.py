@@ -27,7 +27,9 @@ def values(verb: str, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("verb", verbs.everything())
-def test_a_verb_is_a_function_with_the_first_sentence_of_its_docstring_in_the_help(verb: str) -> None:
+def test_a_verb_is_a_function_with_the_first_sentence_of_its_docstring_in_the_help(
+    verb: str,
+) -> None:
     command = app.load(verb)
     first = (inspect.getdoc(command.callback.__wrapped__) or "").partition("\n\n")[0]
     assert " ".join(first.split()) == f"{verbs.summary(verb)}."
@@ -74,17 +76,26 @@ def test_a_value_that_is_left_out_is_not_the_next_word(flag: str) -> None:
     given = values("spawn", flag, "claude", "task")
     assert (given[name], given["command"]) == (WITHOUT_VALUE[flag], ("claude", "task"))
     assert values("spawn", f"{flag}=net", "claude")[name] == "net"
-    assert values("spawn", "--name", flag, "--", "true")["name"] == flag, "here it is a value itself"
+    assert values("spawn", "--name", flag, "--", "true")["name"] == flag, (
+        "here it is a value itself"
+    )
 
 
-@pytest.mark.parametrize("before", [[], ["--json"], ["--socket", "/nonexistent/x"], ["--socket=/nonexistent/x"]])
+@pytest.mark.parametrize(
+    "before", [[], ["--json"], ["--socket", "/nonexistent/x"], ["--socket=/nonexistent/x"]]
+)
 @pytest.mark.parametrize("verb", ["list", "ps", "session list"])
 def test_socket_and_json_may_stand_before_the_verb(
-    before: list[str], verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    before: list[str],
+    verb: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SFAD_SOCKET", "/nonexistent/y")
     assert execute([*before, *verb.split()]) == 69
-    assert ("/nonexistent/x" if len("".join(before)) > len("--json") else "/nonexistent/y") in capsys.readouterr().err
+    assert (
+        "/nonexistent/x" if len("".join(before)) > len("--json") else "/nonexistent/y"
+    ) in capsys.readouterr().err
 
 
 def test_the_value_of_socket_is_not_the_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,25 +36,45 @@ def test_columns_are_as_wide_as_a_terminal_shows_them() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "-"), (0.04, "0.0s"), (9.94, "9.9s"), (59.9, "59s"), (200, "3m20s"), (7500, "2h05m"), (356_400, "4d03h")],
+    [
+        (None, "-"),
+        (0.04, "0.0s"),
+        (9.94, "9.9s"),
+        (59.9, "59s"),
+        (200, "3m20s"),
+        (7500, "2h05m"),
+        (356_400, "4d03h"),
+    ],
 )
 def test_durations(value: float | None, text: str) -> None:
     assert output.seconds(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(None, "-"), (0, "0 B"), (1536, "1.5 KiB"), (1 << 41, "2 TiB")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (0, "0 B"), (1536, "1.5 KiB"), (1 << 41, "2 TiB")]
+)
 def test_sizes(value: int | None, text: str) -> None:
     assert output.size(value) == text
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "-"), (0, "0"), (9999, "9999"), (12_345, "12.3k"), (999_949, "999.9k"), (1_250_000, "1.2M")]
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0, "0"),
+        (9999, "9999"),
+        (12_345, "12.3k"),
+        (999_949, "999.9k"),
+        (1_250_000, "1.2M"),
+    ],
 )
 def test_counts(value: int | None, text: str) -> None:
     assert output.short(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(None, "-"), (0, "0.00"), (0.003, "0.003"), (0.45, "0.45"), (12, "12.00")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (0, "0.00"), (0.003, "0.003"), (0.45, "0.45"), (12, "12.00")]
+)
 def test_money(value: float | None, text: str) -> None:
     assert output.usd(value) == text
 
@@ -76,7 +96,11 @@ def test_a_tree_draws_children_below_parents_and_keeps_orphans() -> None:
     ("state", "changes", "says"),
     [
         (Status.COMPLETED, {"exit_code": 0}, "exited with 0 after 3.0s"),
-        (Status.COMPLETED, {}, "completed: its main process ended after 3.0s; its exit status is not known"),
+        (
+            Status.COMPLETED,
+            {},
+            "completed: its main process ended after 3.0s; its exit status is not known",
+        ),
         (
             Status.COMPLETED,
             {"reason": reason("result", "it said so")},
@@ -85,11 +109,27 @@ def test_a_tree_draws_children_below_parents_and_keeps_orphans() -> None:
         (
             Status.LOST,
             {"reason": reason("daemon", "it ended unseen")},
-            "a1 (worker) was lost: it ended unseen. Its exit status is not known; sfactl logs a1 has what it wrote",
+            (
+                "a1 (worker) was lost: it ended unseen. Its exit status is not known; sfactl logs "
+                "a1 "
+                "has what it wrote"
+            ),
         ),
-        (Status.CANCELLED, {"reason": reason("stop", "stopped by user ann")}, "stopped by user ann"),
-        (Status.REJECTED_DEPTH, {"reason": reason("depth", "5 of 5")}, "refused by the depth rule: 5 of 5"),
-        (Status.RUNNING, {}, "bounded by time 2m → terminate (from default), 1m30s left until its deadline"),
+        (
+            Status.CANCELLED,
+            {"reason": reason("stop", "stopped by user ann")},
+            "stopped by user ann",
+        ),
+        (
+            Status.REJECTED_DEPTH,
+            {"reason": reason("depth", "5 of 5")},
+            "refused by the depth rule: 5 of 5",
+        ),
+        (
+            Status.RUNNING,
+            {},
+            "bounded by time 2m → terminate (from default), 1m30s left until its deadline",
+        ),
         (
             Status.PAUSED,
             {},
@@ -116,7 +156,9 @@ def test_why(state: Status, changes: dict[str, object], says: str) -> None:
         (Status.RUNNING, {}, "running"),
     ],
 )
-def test_an_exit_status_that_nobody_saw_is_not_shown_as_one(state: Status, changes: dict[str, object], shown: str) -> None:
+def test_an_exit_status_that_nobody_saw_is_not_shown_as_one(
+    state: Status, changes: dict[str, object], shown: str
+) -> None:
     assert output.outcome(run(state, **changes)) == shown
 
 
@@ -132,7 +174,10 @@ def test_info_of_a_lost_run_says_what_is_not_known() -> None:
     [
         ({}, "memory", "1 MiB; ledger 12 KiB; no backup yet"),
         (
-            {"backup_bytes": 8 << 10, "backup_at": datetime.now(UTC) - timedelta(days=3, hours=3, minutes=5)},
+            {
+                "backup_bytes": 8 << 10,
+                "backup_at": datetime.now(UTC) - timedelta(days=3, hours=3, minutes=5),
+            },
             "memory",
             "1 MiB; ledger 12 KiB; backup 8 KiB, 3d03h old",
         ),
@@ -146,6 +191,8 @@ def test_info_of_a_lost_run_says_what_is_not_known() -> None:
         ({"live": 3, "adopted": 2}, "runs", "3 live (adopted 2), 0 queued, 0 admitted, 0 refused"),
     ],
 )
-def test_the_daemons_backup_and_adopted_runs(changes: dict[str, object], name: str, shown: str) -> None:
+def test_the_daemons_backup_and_adopted_runs(
+    changes: dict[str, object], name: str, shown: str
+) -> None:
     assert dict(status.facts(daemon(**changes)))[name] == shown
     assert {"adopted", "backup_bytes", "backup_at"} <= set(output.content(daemon(**changes)))

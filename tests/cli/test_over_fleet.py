@@ -1,4 +1,5 @@
-"""Verbs with --fleet, and runs that are named NODE/ID, in a fleet whose one node is this machine."""
+"""Verbs with --fleet, and runs that are named NODE/ID, in a fleet whose one node is this
+machine."""
 
 from __future__ import annotations
 
@@ -31,13 +32,17 @@ def run(shared: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             node, _, name = handle.partition("/")
             return node, name
 
-        def each(self, do: Callable[[str], Any], within: float | None = None) -> tuple[dict[str, Any], dict[str, str]]:
+        def each(
+            self, do: Callable[[str], Any], within: float | None = None
+        ) -> tuple[dict[str, Any], dict[str, str]]:
             del within
             return {"here": do("here")}, {}
 
     monkeypatch.setattr(over_fleet, "Fleet", Alone)
     monkeypatch.setenv("SFAD_SOCKET", "/nonexistent")
-    found = shared.spawn("--name", "far", "--label", "k=fleet", "--", "sh", "-c", "echo out; exec sleep 100")
+    found = shared.spawn(
+        "--name", "far", "--label", "k=fleet", "--", "sh", "-c", "echo out; exec sleep 100"
+    )
     yield found
     shared.sfactl("stop", found)
 
@@ -60,7 +65,9 @@ def run(shared: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         ("limit --fleet --name far turns=60", ""),
     ],
 )
-def test_a_verb_is_carried_out_on_the_node(run: str, line: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verb_is_carried_out_on_the_node(
+    run: str, line: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert execute(line.replace("RUN", run).split()) == 0
     assert shown in capsys.readouterr().out
 

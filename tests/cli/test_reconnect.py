@@ -1,5 +1,6 @@
-"""The daemon dies at each stage of what a client does, and comes back: the client continues, and does not repeat a request that
-would count twice. Real processes and sockets; the daemon is scripted."""
+"""The daemon dies at each stage of what a client does, and comes back: the client continues, and
+does not repeat a request that would count twice. Real processes and sockets; the daemon is
+scripted."""
 
 from __future__ import annotations
 
@@ -28,17 +29,23 @@ from .samples import NOON, daemon, reason, run
 from .scripted import Scripted
 from .test_terminal import Screen
 
-IMPATIENT = "import sfactl.connection as c; c.RECONNECT = 0.6; from sfactl.__main__ import main; main()"
+IMPATIENT = (
+    "import sfactl.connection as c; c.RECONNECT = 0.6; from sfactl.__main__ import main; main()"
+)
 """`sfactl` that waits less long for a daemon."""
 
-LOST = run(Status.LOST, reason=reason("daemon", "it ended while no daemon was there to see it"), ended_at=NOON)
+LOST = run(
+    Status.LOST,
+    reason=reason("daemon", "it ended while no daemon was there to see it"),
+    ended_at=NOON,
+)
 DONE = run(Status.COMPLETED, exit_code=0, ended_at=NOON)
 FAILED = run(Status.FAILED, exit_code=3, reason=reason("exit", "it exited with 3"), ended_at=NOON)
 
 
 class Life:
-    """One run, as a daemon reports it: live until it is `final`. For each kind in `drops`, the next request of that kind gets no
-    reply, and its connection is closed."""
+    """One run, as a daemon reports it: live until it is `final`. For each kind in `drops`, the next
+    request of that kind gets no reply, and its connection is closed."""
 
     def __init__(self) -> None:
         self.now = run()
@@ -67,7 +74,9 @@ class Life:
             case m.Watch() | m.Signal() | m.Send():
                 return m.Done(id=number)
             case m.Stop():
-                self.final = self.final or run(Status.CANCELLED, signal=request.signal, ended_at=NOON)
+                self.final = self.final or run(
+                    Status.CANCELLED, signal=request.signal, ended_at=NOON
+                )
                 stopped = m.Stopped(id=number, stopped=["a1"], survivors=[], elapsed_s=0.1)
                 return (stopped, m.RunReply(id=self._waiting, run=self.final))
             case m.List():
@@ -106,7 +115,9 @@ def server(world: World, life: Life, tmp_path: Path) -> Iterator[Scripted]:
 class Starter(Protocol):
     """Start a client, which is killed after the test."""
 
-    def __call__(self, *words: str, impatient: bool = False, **env: str) -> subprocess.Popen[bytes]: ...
+    def __call__(
+        self, *words: str, impatient: bool = False, **env: str
+    ) -> subprocess.Popen[bytes]: ...
 
 
 @pytest.fixture
@@ -114,9 +125,13 @@ def client(world: World) -> Iterator[Starter]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*words: str, impatient: bool = False, **env: str) -> subprocess.Popen[bytes]:
-        program = [sys.executable, "-c", IMPATIENT] if impatient else [sys.executable, "-m", "sfactl"]
+        program = (
+            [sys.executable, "-c", IMPATIENT] if impatient else [sys.executable, "-m", "sfactl"]
+        )
         pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        started.append(subprocess.Popen([*program, *words], env=world.env | env, bufsize=0, **pipes))
+        started.append(
+            subprocess.Popen([*program, *words], env=world.env | env, bufsize=0, **pipes)
+        )
         return started[-1]
 
     yield start
@@ -142,7 +157,8 @@ def noticed(process: subprocess.Popen[bytes]) -> None:
     """Wait until a client has closed the connection that it has lost."""
     fds = Path("/proc", str(process.pid), "fd")
     wait_until(
-        lambda: not any(os.readlink(fd).startswith("socket:") for fd in fds.iterdir()), "the client has closed its connection"
+        lambda: not any(os.readlink(fd).startswith("socket:") for fd in fds.iterdir()),
+        "the client has closed its connection",
     )
 
 
@@ -171,7 +187,9 @@ def without_ids(requests: list[m.Spawn]) -> list[m.Spawn]:
     return [msgspec.structs.replace(request, id=0) for request in requests]
 
 
-def test_a_spawn_without_an_answer_is_sent_again_with_its_key(server: Scripted, life: Life, client: Starter) -> None:
+def test_a_spawn_without_an_answer_is_sent_again_with_its_key(
+    server: Scripted, life: Life, client: Starter
+) -> None:
     life.drops = [m.Spawn]
     assert ended(client("spawn", "--name", "w", "--", "true")) == (0, "a1\n", "")
     first, second = without_ids(server.all(m.Spawn))
@@ -187,7 +205,9 @@ def test_every_spawn_has_a_key_of_its_own(server: Scripted, client: Starter) -> 
     assert first.key != second.key
 
 
-def test_a_spawn_waits_for_a_daemon_that_is_away(server: Scripted, life: Life, client: Starter) -> None:
+def test_a_spawn_waits_for_a_daemon_that_is_away(
+    server: Scripted, life: Life, client: Starter
+) -> None:
     life.keeps = [m.Spawn]
     process = client("spawn", "--json", "--", "true")
     server.until(m.Spawn)
@@ -199,16 +219,22 @@ def test_a_spawn_waits_for_a_daemon_that_is_away(server: Scripted, life: Life, c
     assert (code, msgspec.json.decode(out)["id"], len(server.all(m.Spawn))) == (0, "a1", 2)
 
 
-def test_a_spawn_that_is_refused_the_second_time_is_refused(server: Scripted, client: Starter) -> None:
+def test_a_spawn_that_is_refused_the_second_time_is_refused(
+    server: Scripted, client: Starter
+) -> None:
     refusal = Refusal(kind=Rule.DEPTH, detail="5 of 5", message="too deep")
-    server.answer = lambda request: m.Refused(id=request.id, refused=refusal) if len(server.asked) > 1 else None
+    server.answer = lambda request: (
+        m.Refused(id=request.id, refused=refusal) if len(server.asked) > 1 else None
+    )
     code, out, err = ended(client("spawn", "--", "true"))
     assert (code, out) == (1, "")
     assert "too deep" in err
 
 
 @pytest.mark.parametrize("verb", ["spawn", "run"])
-def test_a_spawn_that_takes_the_daemon_down_is_not_sent_for_ever(server: Scripted, client: Starter, verb: str) -> None:
+def test_a_spawn_that_takes_the_daemon_down_is_not_sent_for_ever(
+    server: Scripted, client: Starter, verb: str
+) -> None:
     server.answer = lambda _request: None
     code, out, err = ended(client(verb, "--", "true"))
     assert (code, out) == (69, "")
@@ -218,7 +244,9 @@ def test_a_spawn_that_takes_the_daemon_down_is_not_sent_for_ever(server: Scripte
 
 
 @pytest.mark.parametrize("verb", ["spawn", "run"])
-def test_a_daemon_that_does_not_come_back_is_told_after_a_while(server: Scripted, life: Life, client: Starter, verb: str) -> None:
+def test_a_daemon_that_does_not_come_back_is_told_after_a_while(
+    server: Scripted, life: Life, client: Starter, verb: str
+) -> None:
     life.keeps = [m.Spawn]
     process = client(verb, "--", "true", impatient=True)
     server.until(m.Spawn)
@@ -231,13 +259,21 @@ def test_a_daemon_that_does_not_come_back_is_told_after_a_while(server: Scripted
 
 def test_a_first_connection_is_not_waited_for(world: World) -> None:
     began = time.monotonic()
-    for words in (["spawn", "--", "true"], ["run", "--", "true"], ["list"], ["wait", "a1"], ["stop", "a1"]):
+    for words in (
+        ["spawn", "--", "true"],
+        ["run", "--", "true"],
+        ["list"],
+        ["wait", "a1"],
+        ["stop", "a1"],
+    ):
         assert "does not exist" in world.sfactl(*words, code=69).stderr
     assert time.monotonic() - began < 5 * connection.RECONNECT / 2
 
 
 @pytest.mark.parametrize("verb", ["spawn", "run"])
-def test_inside_a_run_none_is_started_in_its_place(world: World, server: Scripted, life: Life, client: Starter, verb: str) -> None:
+def test_inside_a_run_none_is_started_in_its_place(
+    world: World, server: Scripted, life: Life, client: Starter, verb: str
+) -> None:
     life.keeps = [m.Spawn]
     process = client(verb, "--", "true", impatient=True, SFAD_AUTOSTART="1", SFA_RUN_ID="a1")
     server.until(m.Spawn)
@@ -249,7 +285,9 @@ def test_inside_a_run_none_is_started_in_its_place(world: World, server: Scripte
 # ---- foreground
 
 
-def test_a_foreground_spawn_passes_the_same_descriptors_again(server: Scripted, life: Life, client: Starter) -> None:
+def test_a_foreground_spawn_passes_the_same_descriptors_again(
+    server: Scripted, life: Life, client: Starter
+) -> None:
     life.drops, life.final = [m.Spawn], FAILED
     process = client("run", "-q", "--", "true")
     assert process.stdin is not None
@@ -257,7 +295,12 @@ def test_a_foreground_spawn_passes_the_same_descriptors_again(server: Scripted, 
     assert ended(process)[0] == 3
     first, second = without_ids(server.all(m.Spawn))
     assert first == second
-    assert (first.tied, first.watch, first.stdin, first.descriptors) == (True, True, "descriptor", 1)
+    assert (first.tied, first.watch, first.stdin, first.descriptors) == (
+        True,
+        True,
+        "descriptor",
+        1,
+    )
     assert server.came == [[stdin], [stdin]]
 
 
@@ -275,7 +318,9 @@ def test_a_terminal_is_passed_again(world: World, server: Scripted, life: Life) 
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_run_is_watched_and_tied_again(server: Scripted, life: Life, client: Starter, keep: bool) -> None:
+def test_a_run_is_watched_and_tied_again(
+    server: Scripted, life: Life, client: Starter, keep: bool
+) -> None:
     process = client("run", *["--keep"] * keep, "--", "true")
     server.until(m.Wait)
     for count in (2, 3):
@@ -290,7 +335,13 @@ def test_a_run_is_watched_and_tied_again(server: Scripted, life: Life, client: S
     assert (code, out) == (3, "")
     assert err.endswith("[agent:worker] failed: it exited with 3\n")
     assert [wait.tie for wait in server.all(m.Wait)] == [False, *[not keep] * 3]
-    assert [type(request) for request in server.asked[:5]] == [m.Spawn, m.Logs, m.Wait, m.Watch, m.Wait]
+    assert [type(request) for request in server.asked[:5]] == [
+        m.Spawn,
+        m.Logs,
+        m.Wait,
+        m.Watch,
+        m.Wait,
+    ]
     assert len({request.id for request in server.asked}) == len(server.asked)
 
 
@@ -324,7 +375,9 @@ def test_output_that_was_asked_for_in_vain_is_asked_for_again(
     assert len(server.all(m.Logs)) == 2
 
 
-def test_a_signal_in_the_daemons_absence_is_carried_out_when_it_is_back(server: Scripted, life: Life, client: Starter) -> None:
+def test_a_signal_in_the_daemons_absence_is_carried_out_when_it_is_back(
+    server: Scripted, life: Life, client: Starter
+) -> None:
     process = client("run", "-q", "--grace", "50", "--", "true")
     server.until(m.Wait)
     server.stop()
@@ -333,12 +386,16 @@ def test_a_signal_in_the_daemons_absence_is_carried_out_when_it_is_back(server: 
     said(process, b"stopped when the daemon is back")
     server.start()
     assert ended(process)[0] == 130
-    assert [(stop.runs, stop.signal, stop.grace) for stop in server.all(m.Stop)] == [(["a1"], signal.SIGINT, 50.0)]
+    assert [(stop.runs, stop.signal, stop.grace) for stop in server.all(m.Stop)] == [
+        (["a1"], signal.SIGINT, 50.0)
+    ]
     assert [wait.tie for wait in server.all(m.Wait)][1:2] == [True]
     assert life.final is not None
 
 
-def test_the_second_skips_the_grace_and_the_third_lets_go(server: Scripted, life: Life, client: Starter) -> None:
+def test_the_second_skips_the_grace_and_the_third_lets_go(
+    server: Scripted, life: Life, client: Starter
+) -> None:
     stubborn, left = client("run", "-q", "--", "true"), client("run", "-q", "--", "true")
     server.until(m.Wait, 2)
     life.keeps = [m.Stop]
@@ -352,13 +409,18 @@ def test_the_second_skips_the_grace_and_the_third_lets_go(server: Scripted, life
     assert ended(left)[0] == 130
     server.start()
     server.until(m.Stop, 2)
-    assert [(stop.signal, stop.grace) for stop in server.all(m.Stop)] == [(signal.SIGINT, None), (signal.SIGTERM, 0.0)]
+    assert [(stop.signal, stop.grace) for stop in server.all(m.Stop)] == [
+        (signal.SIGINT, None),
+        (signal.SIGTERM, 0.0),
+    ]
     life.keeps = []
     server.restart()
     assert ended(stubborn)[0] == 130
 
 
-def test_a_stop_without_an_answer_is_sent_again(server: Scripted, life: Life, client: Starter) -> None:
+def test_a_stop_without_an_answer_is_sent_again(
+    server: Scripted, life: Life, client: Starter
+) -> None:
     life.keeps = [m.Stop]
     process = client("run", "-q", "--", "true")
     server.until(m.Wait)
@@ -383,7 +445,9 @@ def test_a_stop_that_was_answered_is_not(server: Scripted, life: Life, client: S
     assert len(server.all(m.Stop)) == 1
 
 
-def test_a_signal_before_the_run_is_known_stops_it_once_it_is(server: Scripted, life: Life, client: Starter) -> None:
+def test_a_signal_before_the_run_is_known_stops_it_once_it_is(
+    server: Scripted, life: Life, client: Starter
+) -> None:
     life.keeps = [m.Spawn]
     process = client("run", "-q", "--", "true")
     server.until(m.Spawn)
@@ -397,21 +461,32 @@ def test_a_signal_before_the_run_is_known_stops_it_once_it_is(server: Scripted, 
     assert [stop.runs for stop in server.all(m.Stop)] == [["a1"]]
 
 
-def test_a_signal_stops_a_run_of_which_only_the_first_event_tells(server: Scripted, life: Life, client: Starter) -> None:
+def test_a_signal_stops_a_run_of_which_only_the_first_event_tells(
+    server: Scripted, life: Life, client: Starter
+) -> None:
     """The reply comes when the command is executed: never, if its file system does not respond."""
     life.keeps = [m.Spawn]
     process = client("run", "-q", "--", "true")
     server.until(m.Spawn)
     spawn = server.all(m.Spawn)[0].id
-    server.say(m.EventPush(id=spawn, event=Event(type="run_accepted", run_id="a1", agent_name="worker")))
+    server.say(
+        m.EventPush(id=spawn, event=Event(type="run_accepted", run_id="a1", agent_name="worker"))
+    )
     process.send_signal(signal.SIGTERM)
     server.until(m.Stop)
-    server.say(m.RunReply(id=spawn, run=run(Status.CANCELLED, started_at=None, signal=signal.SIGTERM, ended_at=NOON)))
+    server.say(
+        m.RunReply(
+            id=spawn,
+            run=run(Status.CANCELLED, started_at=None, signal=signal.SIGTERM, ended_at=NOON),
+        )
+    )
     assert ended(process)[0] == 143
     assert [(stop.runs, stop.signal) for stop in server.all(m.Stop)] == [(["a1"], signal.SIGTERM)]
 
 
-def test_sigquit_is_passed_on_later_but_never_twice(server: Scripted, life: Life, client: Starter) -> None:
+def test_sigquit_is_passed_on_later_but_never_twice(
+    server: Scripted, life: Life, client: Starter
+) -> None:
     process = client("run", "-q", "--", "true")
     server.until(m.Wait)
     server.stop()
@@ -428,7 +503,9 @@ def test_sigquit_is_passed_on_later_but_never_twice(server: Scripted, life: Life
     assert [request.signal for request in server.all(m.Signal)] == [signal.SIGQUIT]
 
 
-def test_what_left_the_queue_meanwhile_is_said_once(server: Scripted, life: Life, client: Starter) -> None:
+def test_what_left_the_queue_meanwhile_is_said_once(
+    server: Scripted, life: Life, client: Starter
+) -> None:
     life.now = run(Status.QUEUED, started_at=None)
     process = client("run", "--", "true")
     said(process, b"queued")
@@ -453,7 +530,9 @@ def test_events_are_shown_once(server: Scripted, life: Life, client: Starter) ->
     process = client("run", "-v", "--", "true")
     server.until(m.Wait)
     for count in (1, 2):
-        event = Event(type="run_progress", run_id="a1", agent_name="worker", message=f"step {count}")
+        event = Event(
+            type="run_progress", run_id="a1", agent_name="worker", message=f"step {count}"
+        )
         server.say(m.EventPush(id=[*server.all(m.Spawn), *server.all(m.Watch)][-1].id, event=event))
         server.restart()
         server.until(m.Wait, count + 1)
@@ -463,7 +542,9 @@ def test_events_are_shown_once(server: Scripted, life: Life, client: Starter) ->
     assert (code, err.count("step 1"), err.count("step 2")) == (0, 1, 1)
 
 
-def test_a_lost_run_is_70_with_its_reason(server: Scripted, life: Life, client: Starter, tmp_path: Path) -> None:
+def test_a_lost_run_is_70_with_its_reason(
+    server: Scripted, life: Life, client: Starter, tmp_path: Path
+) -> None:
     path = tmp_path / "status.json"
     process = client("run", "--json", "--status-file", str(path), "--", "true")
     server.until(m.Wait)
@@ -483,11 +564,19 @@ def test_quiet_tells_of_a_lost_run(server: Scripted, life: Life, client: Starter
     server.restart()
     code, _, err = ended(process)
     assert code == 70
-    assert err.splitlines()[-1] == "sfactl: a1 ended as lost: it ended while no daemon was there to see it"
+    assert (
+        err.splitlines()[-1]
+        == "sfactl: a1 ended as lost: it ended while no daemon was there to see it"
+    )
 
 
-@pytest.mark.parametrize(("keep", "advice"), [(False, "the daemon stops it when it is back"), (True, "run a1 may continue. Check")])
-def test_what_becomes_of_the_run_is_said_to_who_waited_in_vain(server: Scripted, client: Starter, keep: bool, advice: str) -> None:
+@pytest.mark.parametrize(
+    ("keep", "advice"),
+    [(False, "the daemon stops it when it is back"), (True, "run a1 may continue. Check")],
+)
+def test_what_becomes_of_the_run_is_said_to_who_waited_in_vain(
+    server: Scripted, client: Starter, keep: bool, advice: str
+) -> None:
     process = client("run", "-q", *["--keep"] * keep, "--", "true", impatient=True)
     server.until(m.Wait)
     server.stop()
@@ -544,7 +633,9 @@ def test_waiting_in_vain_is_69(server: Scripted, client: Starter) -> None:
     assert (code, "runs may continue without it" in err) == (69, True)
 
 
-def test_a_stop_is_asked_for_until_it_is_answered(server: Scripted, life: Life, client: Starter) -> None:
+def test_a_stop_is_asked_for_until_it_is_answered(
+    server: Scripted, life: Life, client: Starter
+) -> None:
     life.drops = [m.Stop] * 3
     code, _, err = ended(client("stop", "a1", "--grace", "3"))
     assert code == 0
@@ -563,7 +654,9 @@ def test_a_stop_in_vain_says_what_may_live(server: Scripted, life: Life, client:
 
 
 @pytest.mark.parametrize("verb", ["wait", "stop"])
-def test_ctrl_c_ends_waiting_for_a_daemon(server: Scripted, life: Life, client: Starter, verb: str) -> None:
+def test_ctrl_c_ends_waiting_for_a_daemon(
+    server: Scripted, life: Life, client: Starter, verb: str
+) -> None:
     life.keeps = [m.Stop]
     process = client(verb, "a1")
     server.until(m.Wait if verb == "wait" else m.Stop)
@@ -574,7 +667,9 @@ def test_ctrl_c_ends_waiting_for_a_daemon(server: Scripted, life: Life, client: 
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_followers_go_on_where_they_were(server: Scripted, life: Life, client: Starter, tmp_path: Path, as_json: bool) -> None:
+def test_followers_go_on_where_they_were(
+    server: Scripted, life: Life, client: Starter, tmp_path: Path, as_json: bool
+) -> None:
     write(tmp_path / "out", "one\ntw")
     life.drops = [m.Logs]
     process = client("logs", "-f", "a1", *["--json"] * as_json)
@@ -590,12 +685,18 @@ def test_followers_go_on_where_they_were(server: Scripted, life: Life, client: S
     server.restart()
     code, out, err = ended(process)
     out = meanwhile.decode() + out
-    lines = [msgspec.json.decode(line)["text"] for line in out.splitlines()] if as_json else out.splitlines()
+    lines = (
+        [msgspec.json.decode(line)["text"] for line in out.splitlines()]
+        if as_json
+        else out.splitlines()
+    )
     assert (code, lines, err) == (0, ["one", "two", "three"], "")
     assert len(server.all(m.Logs)) == 2
 
 
-def test_following_in_vain_is_69_after_what_there_was(server: Scripted, client: Starter, tmp_path: Path) -> None:
+def test_following_in_vain_is_69_after_what_there_was(
+    server: Scripted, client: Starter, tmp_path: Path
+) -> None:
     write(tmp_path / "out", "one\n")
     process = client("logs", "-f", "a1", impatient=True)
     server.until(m.Wait)
@@ -610,10 +711,14 @@ def without_events(request: m.Request) -> m.Reply:
     return m.EventPage(id=request.id, events=[], reached=0)
 
 
-def test_followed_events_wait_for_a_daemon_for_as_long_as_it_is_away(server: Scripted, client: Starter, tmp_path: Path) -> None:
+def test_followed_events_wait_for_a_daemon_for_as_long_as_it_is_away(
+    server: Scripted, client: Starter, tmp_path: Path
+) -> None:
     answer = server.answer
     server.answer = lambda request: (
-        m.EventPage(id=request.id, events=[], reached=0) if isinstance(request, m.Events) else answer(request)
+        m.EventPage(id=request.id, events=[], reached=0)
+        if isinstance(request, m.Events)
+        else answer(request)
     )
     write(tmp_path / "out", "one\n")
     witness = client("logs", "-f", "a1", impatient=True)
@@ -626,7 +731,9 @@ def test_followed_events_wait_for_a_daemon_for_as_long_as_it_is_away(server: Scr
     server.start()
     request = server.until(m.Events, 2)
     server.until_read()
-    event = Event(type="run_failed", time=NOON, seq=7, run_id="a1", agent_name="worker", message="at last")
+    event = Event(
+        type="run_failed", time=NOON, seq=7, run_id="a1", agent_name="worker", message="at last"
+    )
     server.say(m.EventPush(id=request.id, event=event))
     assert process.stdout is not None
     assert process.stdout.readline().endswith(b"run_failed a1 (worker): at last\n")
@@ -664,7 +771,9 @@ QUESTIONS = [
 
 
 @pytest.mark.parametrize("words", [*QUESTIONS, ["pause", "a1"]], ids=lambda words: words[0])
-def test_what_changes_nothing_is_asked_once_more(server: Scripted, client: Starter, words: list[str]) -> None:
+def test_what_changes_nothing_is_asked_once_more(
+    server: Scripted, client: Starter, words: list[str]
+) -> None:
     answer, asked = server.answer, server.asked
     server.answer = lambda request: answer(request) if len(asked) > 1 else None
     code, _, err = ended(client(*words))
@@ -689,7 +798,9 @@ ONCE = [
 
 
 @pytest.mark.parametrize("words", ONCE, ids=lambda words: words[0])
-def test_what_counts_is_never_sent_twice(server: Scripted, client: Starter, words: list[str]) -> None:
+def test_what_counts_is_never_sent_twice(
+    server: Scripted, client: Starter, words: list[str]
+) -> None:
     server.answer = lambda _request: None
     code, out, err = ended(client(*words))
     assert (code, out) == (69, "")
@@ -719,7 +830,9 @@ def test_what_certainly_was_not_taken_is_sent_again(server: Scripted, client: St
     assert [request.data for request in server.all(m.Send)] == [b"one\n", b"two\n"]
 
 
-def test_who_greets_and_hangs_up_is_not_asked_in_a_hot_loop(server: Scripted, client: Starter) -> None:
+def test_who_greets_and_hangs_up_is_not_asked_in_a_hot_loop(
+    server: Scripted, client: Starter
+) -> None:
     server.answer = lambda _request: None
     process = client("wait", "a1")
     server.until(m.Wait, 2)

@@ -50,8 +50,11 @@ PLACES = st.builds(
 )
 
 
-SHIPS = st.sampled_from([Ship(directory=b"/usr"), Ship(directory=b"/", within=b"usr"), Ship(directory=b"/etc")])
-"""Directories that are there. A request is kept with more than the command line says, but that is sent anew."""
+SHIPS = st.sampled_from(
+    [Ship(directory=b"/usr"), Ship(directory=b"/", within=b"usr"), Ship(directory=b"/etc")]
+)
+"""Directories that are there. A request is kept with more than the command line says, but that is
+sent anew."""
 
 
 @st.composite
@@ -59,11 +62,18 @@ def requests(draw: st.DrawFn) -> Spawn:
     """A request as a command line makes one."""
     isolation = draw(
         st.none()
-        | st.builds(Isolation, network=st.booleans(), writable=PATHS, readable=PATHS, egress=HOSTS).map(
+        | st.builds(
+            Isolation, network=st.booleans(), writable=PATHS, readable=PATHS, egress=HOSTS
+        ).map(
             lambda found: (
                 Isolation(network=True, writable=found.writable, readable=found.readable)
                 if found.network
-                else Isolation(network=False, writable=found.writable, readable=found.readable, egress=found.egress)
+                else Isolation(
+                    network=False,
+                    writable=found.writable,
+                    readable=found.readable,
+                    egress=found.egress,
+                )
             )
         )
     )
@@ -133,21 +143,32 @@ def test_the_words_ask_for_the_same(request: Spawn) -> None:
 
 def test_each_field_of_a_request_is_kept_or_left_out_on_purpose() -> None:
     left_out = {
-        "id", "env", "umask", "placeholders", "agent_session", "tied", "detach", "after", "quiet", "shim", "stdio", "claim",
-        "watch", "key", "descriptors", "automatic", "direct", "env_set", "continues", "resume_argv", "grant",
+        "id", "env", "umask", "placeholders", "agent_session", "tied", "detach", "after", "quiet",
+        "shim", "stdio", "claim", "watch", "key", "descriptors", "automatic", "direct", "env_set",
+        "continues", "resume_argv", "grant",
     }  # fmt: skip
     base = Spawn(id=0, argv=[b"x"], cwd=b"/", env=[])
     other = Spawn(
-        id=0, argv=[b"x"], cwd=b"/", env=[], nested=True, log=False, gateway=False, claim=Claim(depth=2), quiet=True, tied=True
+        id=0,
+        argv=[b"x"],
+        cwd=b"/",
+        env=[],
+        nested=True,
+        log=False,
+        gateway=False,
+        claim=Claim(depth=2),
+        quiet=True,
+        tied=True,
     )
     changed = set(rerun.line_of(other).words) - set(rerun.line_of(base).words)
     assert changed == {"--nested", "--no-log", "--no-gateway"}
     drawn = {name for name in Spawn.__struct_fields__ if name not in left_out}
     assert drawn == {
-        "argv", "cwd", "agent", "name", "kind", "run_type", "max_depth", "max_descendants", "limits", "on_limit", "meter",
-        "attempts", "resume", "retry_delay", "grace", "leaf", "nested", "queue", "priority", "group", "log", "gateway", "stdin",
-        "labels", "channel", "allow", "deny", "allowed_tools", "blocked_tools", "allowed_models", "on_end", "isolation", "worktree",
-        "placing", "ship",
+        "argv", "cwd", "agent", "name", "kind", "run_type", "max_depth", "max_descendants",
+        "limits", "on_limit", "meter", "attempts", "resume", "retry_delay", "grace", "leaf",
+        "nested", "queue", "priority", "group", "log", "gateway", "stdin", "labels", "channel",
+        "allow", "deny", "allowed_tools", "blocked_tools", "allowed_models", "on_end", "isolation",
+        "worktree", "placing", "ship",
     }, "say in words_of, or here, what becomes of a new field"  # fmt: skip
 
 
@@ -160,9 +181,9 @@ def editor(tmp_path: Path, script: str) -> dict[str, Any]:
 
 
 OPTIONS = (
-    "--name", "worker", "--timeout", "77", "--limit", "turns=9:pause", "--attempts", "3", "--retry-delay", "0.5", "--label",
-    "team=a b", "--priority", "4", "--on-limit", "warn", "--block-tool", "Bash(rm:*)", "--grace", "2", "--type", "qa",
-    "--no-gateway",
+    "--name", "worker", "--timeout", "77", "--limit", "turns=9:pause", "--attempts", "3",
+    "--retry-delay", "0.5", "--label", "team=a b", "--priority", "4", "--on-limit", "warn",
+    "--block-tool", "Bash(rm:*)", "--grace", "2", "--type", "qa", "--no-gateway",
 )  # fmt: skip
 
 
@@ -180,16 +201,25 @@ def test_an_ended_run_is_started_again_with_all_it_had(shared: World, tmp_path: 
     old, new = shared.json("info", first), shared.json("info", second)
     same = ("argv", "cwd", "name", "labels", "type", "exit_code", "attempts", "parent_id", "kind")
     assert {key: new[key] for key in same} == {key: old[key] for key in same}
-    limits = [[(state["kind"], state["threshold"], state["action"]) for state in run["limits"]] for run in (old, new)]
+    limits = [
+        [(state["kind"], state["threshold"], state["action"]) for state in run["limits"]]
+        for run in (old, new)
+    ]
     assert limits[0] == limits[1]
     assert new["attempts"] == 3
-    assert shared.sfactl("rerun", second, "--dry-run").stdout == shared.sfactl("rerun", first, "--dry-run").stdout
+    assert (
+        shared.sfactl("rerun", second, "--dry-run").stdout
+        == shared.sfactl("rerun", first, "--dry-run").stdout
+    )
 
 
 def test_dry_run_prints_a_command_line_that_works(shared: World) -> None:
     run = shared.spawn("--name", "dry", "--label", "x=it's", "--", "sh", "-c", "exit 4")
     line = shared.sfactl("rerun", run, "--dry-run").stdout
-    assert line == f"""sfactl spawn --name dry --cwd {os.getcwd()} --label 'x=it'"'"'s' -- sh -c 'exit 4'\n"""
+    assert (
+        line
+        == f"""sfactl spawn --name dry --cwd {os.getcwd()} --label 'x=it'"'"'s' -- sh -c 'exit 4'\n"""
+    )
     again = shared.spawn(*shlex.split(line)[2:])
     shared.sfactl("wait", again, code=None)
     assert shared.json("info", again)["exit_code"] == 4
@@ -199,11 +229,15 @@ def test_words_that_are_no_text_stay_as_they_are(shared: World) -> None:
     word = b"\xff'\n$x"
     script = 'printf %s "$0"'
     command: list[str | bytes] = [*SFACTL, "spawn", "--", "sh", "-c", script, word]
-    run = subprocess.run(command, env=shared.env, capture_output=True, text=True, check=True).stdout.strip()
+    run = subprocess.run(
+        command, env=shared.env, capture_output=True, text=True, check=True
+    ).stdout.strip()
     again = shared.sfactl("rerun", run).stdout.strip()
     shared.sfactl("wait", again)
     assert (shared.state / "output" / f"{again}.out").read_bytes() == word
-    line = subprocess.run([*SFACTL, "rerun", "--dry-run", run], env=shared.env, capture_output=True, check=True).stdout
+    line = subprocess.run(
+        [*SFACTL, "rerun", "--dry-run", run], env=shared.env, capture_output=True, check=True
+    ).stdout
     assert shlex.split(os.fsdecode(line))[-1] == os.fsdecode(word)
 
 
@@ -215,7 +249,9 @@ def test_a_live_run_an_agent_and_several_at_once(shared: World) -> None:
     assert len(done.stdout.split()) == 2
     assert "no run has the id or the name 'nobody'" in done.stderr
     # there need be no such program: the command is kept anyway
-    claude = shared.sfactl("spawn", "--name", "asks", "claude", "look at it", "--model", "x", code=None).stdout.strip()
+    claude = shared.sfactl(
+        "spawn", "--name", "asks", "claude", "look at it", "--model", "x", code=None
+    ).stdout.strip()
     line = shared.sfactl("rerun", claude, "--dry-run").stdout
     assert line.endswith(" claude 'look at it' --model x\n")
 
@@ -223,7 +259,10 @@ def test_a_live_run_an_agent_and_several_at_once(shared: World) -> None:
 def test_what_is_not_kept_is_said(shared: World) -> None:
     run = shared.spawn("--env", "TOKEN=very-secret-indeed", "--", "sh", "-c", "echo $TOKEN")
     done = shared.sfactl("rerun", run)
-    assert done.stderr == f"sfactl: {run}: what --env had set is not kept, because it may be secret: set it again with --env\n"
+    assert done.stderr == (
+        f"sfactl: {run}: what --env had set is not kept, because it may be secret: set it "
+        "again with --env\n"
+    )
     again = shared.sfactl("rerun", run, "--env", "TOKEN=other").stdout.strip()
     shared.sfactl("wait", again)
     assert shared.sfactl("logs", again).stdout == "other\n"
@@ -233,7 +272,10 @@ def test_what_is_not_kept_is_said(shared: World) -> None:
     after = shared.spawn("--after", run, "--", "true")
     assert f"it does not wait again for {run}" in shared.sfactl("rerun", after).stderr
     huge = shared.spawn("--", "true", "x" * 70_000)
-    assert f"what run {huge} was started with is not kept" in shared.sfactl("rerun", huge, code=1).stderr
+    assert (
+        f"what run {huge} was started with is not kept"
+        in shared.sfactl("rerun", huge, code=1).stderr
+    )
 
 
 def test_an_edited_command_line_is_started(shared: World, tmp_path: Path) -> None:
@@ -243,7 +285,11 @@ def test_an_edited_command_line_is_started(shared: World, tmp_path: Path) -> Non
     shared.sfactl("wait", again, code=None)
     found = shared.json("info", again)
     assert (found["name"], found["exit_code"]) == ("edited", 9)
-    assert (tmp_path / "seen").read_text().splitlines()[1:] == ["--name plain", f"--cwd {os.getcwd()}", "-- sh -c 'exit 1'"]
+    assert (tmp_path / "seen").read_text().splitlines()[1:] == [
+        "--name plain",
+        f"--cwd {os.getcwd()}",
+        "-- sh -c 'exit 1'",
+    ]
     unchanged = shared.sfactl("rerun", "-e", run, **editor(tmp_path, "true")).stdout.strip()
     assert shared.json("info", unchanged)["name"] == "plain"
 
@@ -258,7 +304,9 @@ def test_an_edited_command_line_is_started(shared: World, tmp_path: Path) -> Non
         ("echo '--name x' > $1", 2, "nothing to run"),
     ],
 )
-def test_a_saved_file_that_starts_nothing(shared: World, tmp_path: Path, script: str, code: int, said: str) -> None:
+def test_a_saved_file_that_starts_nothing(
+    shared: World, tmp_path: Path, script: str, code: int, said: str
+) -> None:
     run = shared.spawn("--", "true")
     done = shared.sfactl("rerun", "--edit", run, code=code, **editor(tmp_path, script))
     assert said in done.stderr
@@ -267,7 +315,10 @@ def test_a_saved_file_that_starts_nothing(shared: World, tmp_path: Path, script:
 
 def test_edit_needs_an_editor(shared: World) -> None:
     run = shared.spawn("--", "true")
-    assert "set VISUAL or EDITOR" in shared.sfactl("rerun", "--edit", run, code=2, EDITOR="", VISUAL="").stderr
+    assert (
+        "set VISUAL or EDITOR"
+        in shared.sfactl("rerun", "--edit", run, code=2, EDITOR="", VISUAL="").stderr
+    )
 
 
 @pytest.mark.parametrize("config", ["[groups.gpu]\nslots = 1\n[guard]\nmax_depth = 1\n"])
@@ -279,15 +330,29 @@ def test_a_group_a_refused_start_and_a_killed_daemon(world: World) -> None:
         assert '"status":"queued"' in second.stdout
         assert [run["id"] for run in world.json("list", "--group", "gpu")["runs"]][:1] == [first]
         assert world.json("list", "--group", "no")["runs"] == []
-        refused = world.sfactl("spawn", "--max-depth", "1", "--name", "child", "--", "true", code=None, SFA_CALL_CHAIN="a,b")
+        refused = world.sfactl(
+            "spawn",
+            "--max-depth",
+            "1",
+            "--name",
+            "child",
+            "--",
+            "true",
+            code=None,
+            SFA_CALL_CHAIN="a,b",
+        )
         assert refused.returncode == 1
         (row,) = world.json("list", "--name", "child")["runs"]
         again = world.spawn(*shlex.split(world.sfactl("rerun", row["id"], "--dry-run").stdout)[2:])
         world.sfactl("wait", again)
         world.kill()
         world.begin()
-        assert "--group gpu" in world.sfactl("rerun", first, "--dry-run").stdout, "as the spool has it"
-        assert "--name child" in world.sfactl("rerun", again, "--dry-run").stdout, "as the ledger has it"
+        assert "--group gpu" in world.sfactl("rerun", first, "--dry-run").stdout, (
+            "as the spool has it"
+        )
+        assert "--name child" in world.sfactl("rerun", again, "--dry-run").stdout, (
+            "as the ledger has it"
+        )
         world.stop_all()
         assert "--group gpu" in world.sfactl("rerun", first, "--dry-run").stdout
 
@@ -308,7 +373,9 @@ def test_a_run_starts_only_its_own_again(shared: World) -> None:
     stranger = shared.spawn("--name", "stranger", "--", "sleep", "1000")
     done = shared.sfactl("run", "-q", "--", "sh", "-c", f"$SFACTL rerun {stranger}", code=77)
     assert "it is not in the subtree of" in done.stderr
-    denied = shared.sfactl("run", "-q", "--deny", "info", "--", "sh", "-c", "$SFACTL rerun $SFA_RUN_ID", code=77)
+    denied = shared.sfactl(
+        "run", "-q", "--deny", "info", "--", "sh", "-c", "$SFACTL rerun $SFA_RUN_ID", code=77
+    )
     assert "was started without permission for 'info'" in denied.stderr
     script = "c=$($SFACTL spawn -q --name kid -- true); $SFACTL wait $c; $SFACTL rerun $c"
     child = shared.sfactl("run", "-q", "--", "sh", "-c", script).stdout.split()[-1]
@@ -321,7 +388,17 @@ def test_a_sandbox_stays(shared: World, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     inner = f"sh -c 'echo x > {tmp_path}/file; echo x > /usr/file'"
     script = f"echo up > {tmp_path}/file && cd sub && $SFACTL spawn --name inner -- {inner}"
-    outer = shared.spawn("--isolate", "--writable", f"{tmp_path}/more", "--cwd", str(tmp_path), "--", "sh", "-c", script)
+    outer = shared.spawn(
+        "--isolate",
+        "--writable",
+        f"{tmp_path}/more",
+        "--cwd",
+        str(tmp_path),
+        "--",
+        "sh",
+        "-c",
+        script,
+    )
     shared.sfactl("wait", outer)
     line = shared.sfactl("rerun", outer, "--dry-run").stdout
     assert f"--writable {tmp_path}/more" in line

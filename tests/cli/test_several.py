@@ -72,9 +72,12 @@ def test_a_refused_start_is_a_run_with_a_name(client: Client) -> None:
 def test_an_agent_resolves_within_what_it_may_see(daemon: World, client: Client) -> None:
     started(client, SLEEP, name="stranger")
     script = (
-        "id=$($SFACTL spawn --name mine -- sleep 60); for w in stranger mine; do $SFACTL info $w >/dev/null 2>&1; echo $?; done"
+        "id=$($SFACTL spawn --name mine -- sleep 60); for w in stranger mine; do $SFACTL info $w "
+        ">/dev/null 2>&1; echo $?; done"
     )
-    assert daemon.sfactl("run", "-q", "--name", "outer", "--", "sh", "-c", script).stdout == "66\n0\n"
+    assert (
+        daemon.sfactl("run", "-q", "--name", "outer", "--", "sh", "-c", script).stdout == "66\n0\n"
+    )
 
 
 def test_each_failure_is_named_and_the_rest_is_done(daemon: World, client: Client) -> None:
@@ -85,7 +88,11 @@ def test_each_failure_is_named_and_the_rest_is_done(daemon: World, client: Clien
     ]  # fmt: skip
     lines = daemon.sfactl("info", "--json", "two", "no-such", "one", code=66).stdout.splitlines()
     assert [msgspec.json.decode(line)["id"] for line in lines] == [two, one]
-    assert daemon.sfactl("stop", "one", "no-such", "two", code=66).stderr.splitlines()[1].startswith("stopped: ")
+    assert (
+        daemon.sfactl("stop", "one", "no-such", "two", code=66)
+        .stderr.splitlines()[1]
+        .startswith("stopped: ")
+    )
     assert [meant_status(client, run) for run in (one, two)] == ["cancelled", "cancelled"]
     worst = daemon.sfactl("resume", "one", "no-such", code=66)
     assert f"run {one} has ended" in worst.stderr
@@ -98,7 +105,10 @@ def test_labels_of_one_key_mean_either(daemon: World, client: Client) -> None:
     done = daemon.sfactl("resume", "--all")
     assert done.stderr.splitlines() == [f"{runs[value]} is running" for value in "ab"]
     assert daemon.sfactl("resume", "--all").stderr == "nothing to resume\n"
-    assert daemon.sfactl("pause", "--label", "job=b", "--label", "team=y").stderr == "nothing to pause\n"
+    assert (
+        daemon.sfactl("pause", "--label", "job=b", "--label", "team=y").stderr
+        == "nothing to pause\n"
+    )
     for usage in (["pause"], ["pause", "--all", "--name", "n"]):
         daemon.sfactl(*usage, code=2)
     found = daemon.json("stop", "--label", "job=a", "--label", "job=c")
@@ -117,12 +127,18 @@ def test_pause_of_all_freezes_a_tree_once(daemon: World, client: Client) -> None
     below = wait_until(lambda: client.call(running, m.RunList).runs, "the child has started")
     daemon.sfactl("pause", "--all")
     daemon.sfactl("resume", boss)
-    assert meant_status(client, below[0].id) == "running", "it was frozen with its parent, not on its own"
+    assert meant_status(client, below[0].id) == "running", (
+        "it was frozen with its parent, not on its own"
+    )
 
 
 def test_limits_of_a_live_run(daemon: World, client: Client) -> None:
     run = started(client, SLEEP, name="bounded").id
-    (time,) = [limit for limit in daemon.json("limit", "bounded", "time=30m", "turns=7:warn")["limits"] if limit["kind"] == "time"]
+    (time,) = [
+        limit
+        for limit in daemon.json("limit", "bounded", "time=30m", "turns=7:warn")["limits"]
+        if limit["kind"] == "time"
+    ]
     assert (time["threshold"], time["source"]) == (1800, f"sfactl limit time by user {own_user()}")
     assert "limits.max_time" in daemon.sfactl("limit", run, "time=2h", code=2).stderr
     assert "say which limits" in daemon.sfactl("limit", run, code=2).stderr
@@ -133,15 +149,22 @@ def test_limits_of_a_live_run(daemon: World, client: Client) -> None:
 
 
 def test_a_run_may_only_lower_limits(daemon: World) -> None:
-    script = '$SFACTL limit "$SFA_RUN_ID" turns=26; echo $?; $SFACTL limit "$SFA_RUN_ID" turns=5 2>/dev/null; echo $?'
+    script = (
+        '$SFACTL limit "$SFA_RUN_ID" turns=26; echo $?; $SFACTL limit "$SFA_RUN_ID" turns=5 '
+        "2>/dev/null; echo $?"
+    )
     inside = daemon.sfactl("run", "-q", "--", "sh", "-c", script)
     assert inside.stdout == "77\n0\n"
     assert "may only lower limits" in inside.stderr
 
 
 def test_logs_of_several_runs(daemon: World, client: Client) -> None:
-    one = started(client, ["sh", "-c", "echo one; echo bad >&2"], name="one", labels={"logs": "1"}).id
-    two = started(client, ["sh", "-c", "printf 'two\\nrest'"], name="second", labels={"logs": "2"}).id
+    one = started(
+        client, ["sh", "-c", "echo one; echo bad >&2"], name="one", labels={"logs": "1"}
+    ).id
+    two = started(
+        client, ["sh", "-c", "printf 'two\\nrest'"], name="second", labels={"logs": "2"}
+    ).id
     for run in (one, two):
         ended(client, run)
     done = daemon.sfactl("logs", "--label", "logs=1", "--label", "logs=2")
@@ -152,23 +175,36 @@ def test_logs_of_several_runs(daemon: World, client: Client) -> None:
     stamped = daemon.sfactl("logs", "--timestamps", one)
     assert stamped.stdout.startswith(" 20")
     assert "≤" not in stamped.stderr
-    seen = msgspec.json.decode(daemon.sfactl("logs", "--timestamps", "--json", two).stdout.splitlines()[0])
+    seen = msgspec.json.decode(
+        daemon.sfactl("logs", "--timestamps", "--json", two).stdout.splitlines()[0]
+    )
     assert (seen["time"], seen["text"]) == (seen["not_after"], "two")
 
 
 @pytest.mark.alone
 def test_times_of_lines_outlive_the_run_and_the_daemon(daemon: World, tmp_path: Path) -> None:
-    script = "for word in two three; do echo $word; until test -e after-$word; do sleep 0.05; done; done; echo four; sleep 300"
-    run = daemon.spawn("--timeout", "5m", "--cwd", str(tmp_path), "--", "sh", "-c", f"echo one; {script}")
+    script = (
+        "for word in two three; do echo $word; until test -e after-$word; do sleep 0.05; done; "
+        "done; echo four; sleep 300"
+    )
+    run = daemon.spawn(
+        "--timeout", "5m", "--cwd", str(tmp_path), "--", "sh", "-c", f"echo one; {script}"
+    )
     for word, following in (("two", "three"), ("three", "four")):
         age_output(daemon, run)
         (tmp_path / f"after-{word}").touch()
-        wait_until(lambda word=following: word in daemon.sfactl("logs", run).stdout, f"it writes {following}")  # type: ignore[misc]
+        wait_until(
+            lambda word=following: word in daemon.sfactl("logs", run).stdout,
+            f"it writes {following}",
+        )  # type: ignore[misc]
     daemon.kill()
     daemon.begin()
     age_output(daemon, run)
     daemon.sfactl("stop", run)
-    lines = [msgspec.json.decode(line) for line in daemon.sfactl("logs", "-t", "--json", run).stdout.splitlines()]
+    lines = [
+        msgspec.json.decode(line)
+        for line in daemon.sfactl("logs", "-t", "--json", run).stdout.splitlines()
+    ]
     assert [line["text"] for line in lines] == ["one", "two", "three", "four"]
     first, again, *others = times = [line["not_after"] for line in lines]
     assert (first, times) == (again, sorted(times))
@@ -176,18 +212,29 @@ def test_times_of_lines_outlive_the_run_and_the_daemon(daemon: World, tmp_path: 
     # nothing tells the second daemon whether the last line was written while it was away
     assert [line["time"] for line in lines] == [first, first, others[0], None]
     daemon.end()
-    assert [line[:1] for line in daemon.sfactl("logs", "-t", run).stdout.splitlines()] == [" ", " ", " ", "≤"]
+    assert [line[:1] for line in daemon.sfactl("logs", "-t", run).stdout.splitlines()] == [
+        " ",
+        " ",
+        " ",
+        "≤",
+    ]
     daemon.begin()
 
 
 def age_output(daemon: World, run: str) -> None:
-    """Wait until the file system's time is more than a second after the last write to the run's output."""
+    """Wait until the file system's time is more than a second after the last write to the run's
+    output."""
     newest = max(path.stat().st_mtime for path in (daemon.state / "output").glob(f"{run}.*"))
     wait_until(lambda: time.time() > newest + 1.1, "a second has passed")
 
 
 def test_following_several_runs_to_their_end_and_to_ctrl_c(client: Client, start: Start) -> None:
-    runs = [started(client, ["sh", "-c", f"echo {n}; read line; echo end {n}"], name=f"f{n}", stdin="pipe").id for n in (1, 2)]
+    runs = [
+        started(
+            client, ["sh", "-c", f"echo {n}; read line; echo end {n}"], name=f"f{n}", stdin="pipe"
+        ).id
+        for n in (1, 2)
+    ]
     following = start("logs", "-f", "-t", "--json", *runs)
     assert following.stdout is not None
     first = [msgspec.json.decode(following.stdout.readline()) for _ in runs]
@@ -198,7 +245,9 @@ def test_following_several_runs_to_their_end_and_to_ctrl_c(client: Client, start
     assert following.wait() == 0
     assert {line["text"] for line in rest} == {"end 1", "end 2"}
     assert all(line["time"] == line["not_after"] for line in rest), "they were seen as they came"
-    again = start("logs", "-f", "--json", started(client, ["sh", "-c", "echo x; sleep 60"]).id, runs[0])
+    again = start(
+        "logs", "-f", "--json", started(client, ["sh", "-c", "echo x; sleep 60"]).id, runs[0]
+    )
     assert again.stdout is not None
     again.stdout.readline()
     again.send_signal(2)
@@ -206,7 +255,9 @@ def test_following_several_runs_to_their_end_and_to_ctrl_c(client: Client, start
 
 
 def test_reload_says_what_changed_or_why_nothing_did(daemon: World) -> None:
-    daemon.config.write_text('[limits]\nmax_time = "2h"\n[log]\nlevel = "debug"\n[budgets.users.ann]\ndaily_usd = 5\n')
+    daemon.config.write_text(
+        '[limits]\nmax_time = "2h"\n[log]\nlevel = "debug"\n[budgets.users.ann]\ndaily_usd = 5\n'
+    )
     done = daemon.sfactl("reload")
     assert done.stdout.splitlines() == [
         f"limits.max_time: 3600.0 → 7200.0 ({daemon.config})",
@@ -218,7 +269,10 @@ def test_reload_says_what_changed_or_why_nothing_did(daemon: World) -> None:
     assert f"nothing was changed: {daemon.config}: limits.max_tim: unknown key" in broken.stderr
     assert daemon.sfactl("run", "-q", "--", "sh", "-c", "$SFACTL reload; echo $?").stdout == "77\n"
     daemon.config.write_text("")
-    changed = {change["key"]: (change["old"], change["new"], change["source"]) for change in daemon.json("reload")["changed"]}
+    changed = {
+        change["key"]: (change["old"], change["new"], change["source"])
+        for change in daemon.json("reload")["changed"]
+    }
     assert changed == {
         "limits.max_time": (7200.0, 3600.0, "built-in"),
         "budgets.users.ann.daily_usd": (5.0, None, "removed"),
@@ -228,7 +282,13 @@ def test_reload_says_what_changed_or_why_nothing_did(daemon: World) -> None:
 @pytest.mark.alone
 def test_a_death_of_the_daemon_undoes_neither_prune_nor_limit(daemon: World) -> None:
     with Client(daemon.socket) as client:
-        gone = [ended(client, started(client, ["sh", "-c", "echo $0 | head -c 9000", "x" * 9000], key=f"k{n}").id).id for n in "ab"]
+        gone = [
+            ended(
+                client,
+                started(client, ["sh", "-c", "echo $0 | head -c 9000", "x" * 9000], key=f"k{n}").id,
+            ).id
+            for n in "ab"
+        ]
         kept = ended(client, started(client, ["true"]).id).id
         live = started(client, SLEEP).id
         daemon.sfactl("prune", code=2)
@@ -239,7 +299,11 @@ def test_a_death_of_the_daemon_undoes_neither_prune_nor_limit(daemon: World) -> 
         assert daemon.json("prune", "--keep", "1") == counted | {"dry_run": False}
         left = [run.id for run in client.call(m.List(id=0), m.RunList).runs]
         assert left == [kept, live]
-        assert not [path for path in (daemon.state / "output").iterdir() if path.name.partition(".")[0] in gone]
+        assert not [
+            path
+            for path in (daemon.state / "output").iterdir()
+            if path.name.partition(".")[0] in gone
+        ]
         inside = daemon.sfactl("run", "-q", "--", "sh", "-c", "$SFACTL prune --keep 0; echo $?")
         assert inside.stdout == "77\n"
     daemon.sfactl("limit", live, "time=20m", "cost=3:pause")
@@ -256,7 +320,9 @@ def test_a_death_of_the_daemon_undoes_neither_prune_nor_limit(daemon: World) -> 
 def completed(daemon: World, line: str) -> list[str]:
     """Return the words that a shell offers for the last word of a line."""
     words = line.split(" ")
-    done = daemon.sfactl(_SFACTL_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
+    done = daemon.sfactl(
+        _SFACTL_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1)
+    )
     assert done.stderr == ""
     return done.stdout.split()
 
@@ -299,10 +365,22 @@ def test_a_wrong_command_line_is_told_in_the_form_of_every_error(world: World) -
         (["info"], "missing argument 'RUN'\nTry 'sfactl info --help'."),
         (["kill", "a1"], "no such command 'kill'. Did you mean 'stop'?\nTry 'sfactl --help'."),
         (["help", "kill"], "unknown verb 'kill'. Did you mean 'stop'?\nTry 'sfactl help --help'."),
-        (["session", "kill"], "no such command 'kill'. Did you mean 'session stop'?\nTry 'sfactl session --help'."),
-        (["help", "session", "lst"], "unknown verb 'session lst'. Did you mean 'session list'?\nTry 'sfactl help --help'."),
-        (["run", "--timeuot", "5"], "no such option: --timeuot. Did you mean '--timeout'?\nTry 'sfactl run --help'."),
+        (
+            ["session", "kill"],
+            "no such command 'kill'. Did you mean 'session stop'?\nTry 'sfactl session --help'.",
+        ),
+        (
+            ["help", "session", "lst"],
+            "unknown verb 'session lst'. Did you mean 'session list'?\nTry 'sfactl help --help'.",
+        ),
+        (
+            ["run", "--timeuot", "5"],
+            "no such option: --timeuot. Did you mean '--timeout'?\nTry 'sfactl run --help'.",
+        ),
         (["bogus"], "no such command 'bogus'. Did you mean 'logs'?\nTry 'sfactl --help'."),
-        (["logs"], "say which runs: ids or names, --all, --name or --label\nTry 'sfactl logs --help'."),
+        (
+            ["logs"],
+            "say which runs: ids or names, --all, --name or --label\nTry 'sfactl logs --help'.",
+        ),
     ):
         assert world.sfactl(*words, code=2).stderr == f"sfactl: {what}\n"

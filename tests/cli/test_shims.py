@@ -1,4 +1,5 @@
-"""Shims: a program that is called inside a run is a child run, and its caller sees no difference."""
+"""Shims: a program that is called inside a run is a child run, and its caller sees no
+difference."""
 
 from __future__ import annotations
 
@@ -110,8 +111,11 @@ def program(world: World) -> str:
 
 
 def test_a_caller_sees_no_difference(place: World) -> None:
-    """Exit codes, signals, 10 MB of any bytes, end of file, a reader that goes, arguments, environment, directory and umask."""
-    done = place.sfactl("run", "-q", "--type", "x", "--", sys.executable, "-c", CALLER, program(place))
+    """Exit codes, signals, 10 MB of any bytes, end of file, a reader that goes, arguments,
+    environment, directory and umask."""
+    done = place.sfactl(
+        "run", "-q", "--type", "x", "--", sys.executable, "-c", CALLER, program(place)
+    )
     assert (done.stdout, done.stderr) == ("the same\n", "")
     children = place.json("list", "--name", "claude")["runs"]
     assert len(children) == 10
@@ -119,7 +123,8 @@ def test_a_caller_sees_no_difference(place: World) -> None:
 
 
 def test_the_guard_decides(place: World) -> None:
-    """A program that calls itself is a loop at the second level; with names of its own it stops at a depth of five."""
+    """A program that calls itself is a loop at the second level; with names of its own it stops at
+    a depth of five."""
     done = place.sfactl("run", "-q", "--", "claude", "call", "claude", "exit", "5", code=1)
     assert "claude → claude" in done.stderr
     assert "SFA_CHILD_NAME=NAME claude" in done.stderr
@@ -128,21 +133,40 @@ def test_the_guard_decides(place: World) -> None:
     deeper.chmod(0o755)
     done = place.sfactl("run", "-q", "--label", "test=deeper", "--", str(deeper), "1", code=1)
     assert "is already 5 deep" in done.stderr
-    admitted = [run for run in place.json("list", "--label", "test=deeper")["runs"] if run["status"] == "failed"]
-    assert {run["name"]: run["depth"] for run in admitted} == {"deeper": 0, "level1": 1, "level2": 2, "level3": 3, "level4": 4}
-    assert "--leaf" in place.sfactl("run", "-q", "--leaf", "--", "sh", "-c", "claude name", code=77).stderr
+    admitted = [
+        run
+        for run in place.json("list", "--label", "test=deeper")["runs"]
+        if run["status"] == "failed"
+    ]
+    assert {run["name"]: run["depth"] for run in admitted} == {
+        "deeper": 0,
+        "level1": 1,
+        "level2": 2,
+        "level3": 3,
+        "level4": 4,
+    }
+    assert (
+        "--leaf"
+        in place.sfactl("run", "-q", "--leaf", "--", "sh", "-c", "claude name", code=77).stderr
+    )
 
 
 def test_a_name_is_for_one_child(place: World) -> None:
-    calls = "SFA_CHILD_NAME=a claude name; SFA_CHILD_NAME=b claude call claude name; claude name; claude --version"
+    calls = (
+        "SFA_CHILD_NAME=a claude name; SFA_CHILD_NAME=b claude call claude name; claude name; "
+        "claude --version"
+    )
     done = place.sfactl("run", "-q", "--name", "top", "--", "sh", "-c", calls)
-    assert done.stdout == "a top None\nclaude top,b None\nclaude top None\ntop  None\n", "a question is no run"
+    assert done.stdout == "a top None\nclaude top,b None\nclaude top None\ntop  None\n", (
+        "a question is no run"
+    )
     done = place.sfactl("run", "-q", "--", "sh", "-c", "SFA_CHILD_NAME='a b' claude name", code=2)
     assert "'a b' is not valid" in done.stderr
 
 
 def test_signals_and_ends(place: World) -> None:
-    """A signal to the shim reaches the program or stops the run, and nothing is left. A limit is named on stderr."""
+    """A signal to the shim reaches the program or stops the run, and nothing is left. A limit is
+    named on stderr."""
     caller = """
 import os, select, signal, subprocess
 for number, code in ((signal.SIGTERM, -15), (signal.SIGINT, -2), (signal.SIGUSR1, 76), (signal.SIGKILL, -9)):
@@ -154,14 +178,21 @@ for number, code in ((signal.SIGTERM, -15), (signal.SIGINT, -2), (signal.SIGUSR1
 done = subprocess.run(["claude", "wait"], env=os.environ | {"SFA_DEFAULTS_TIMEOUT": "1"}, capture_output=True)
 assert done.returncode == 3 and b"ended as timeout" in done.stderr, done
 """
-    done = place.sfactl("run", "-q", "--type", "x", "--name", "root", "--", sys.executable, "-c", caller)
+    done = place.sfactl(
+        "run", "-q", "--type", "x", "--name", "root", "--", sys.executable, "-c", caller
+    )
     assert done.stderr == ""
-    assert place.json("info", "root")["unadmitted"] is None, "neither a shim nor its child was started without asking"
+    assert place.json("info", "root")["unadmitted"] is None, (
+        "neither a shim nor its child was started without asking"
+    )
 
 
 def test_a_terminal(place: World, tmp_path: Path) -> None:
-    """The program has the caller's terminal: job control, its size, and a stderr that may be redirected."""
-    screen = Screen(place, "run", "-q", "--stdio", "inherit", "--", "bash", "--norc", "--noprofile", "-i")
+    """The program has the caller's terminal: job control, its size, and a stderr that may be
+    redirected."""
+    screen = Screen(
+        place, "run", "-q", "--stdio", "inherit", "--", "bash", "--norc", "--noprofile", "-i"
+    )
     screen.expect("> $")
     screen.type("PS1='inner: ' claude shell; echo left-$?\r")
     screen.expect("inner: $")
@@ -203,7 +234,14 @@ def test_a_terminal(place: World, tmp_path: Path) -> None:
 
 def outside(world: World, *words: str, path: str) -> subprocess.CompletedProcess[str]:
     env = world.env | {"PATH": path}
-    return subprocess.run([shim(world), *words], env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return subprocess.run(
+        [shim(world), *words],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
 
 
 def test_outside_a_run_it_is_the_program(place: World, tmp_path: Path) -> None:
@@ -219,18 +257,30 @@ def test_outside_a_run_it_is_the_program(place: World, tmp_path: Path) -> None:
     path = f"{shims}:{place.env['PATH']}"
     assert outside(place, "name", path=path).stdout == "None None None\n"
     told = outside(place, "tell", "x", path=path).stdout
-    assert told == subprocess.run([program(place), "tell", "x"], env=place.env, capture_output=True, text=True).stdout
+    assert (
+        told
+        == subprocess.run(
+            [program(place), "tell", "x"], env=place.env, capture_output=True, text=True
+        ).stdout
+    )
     assert outside(place, "signal", "15", path=path).returncode == -15
     assert outside(place, "name", path=shims).returncode == 127
     wrapper = tmp_path / "wrapper"
     wrapper.mkdir()
-    (wrapper / "claude").write_text('#!/bin/bash\nfor file in $(type -ap claude); do [ $file -ef $0 ] || exec $file "$@"; done\n')
+    (wrapper / "claude").write_text(
+        '#!/bin/bash\nfor file in $(type -ap claude); do [ $file -ef $0 ] || exec $file "$@"; '
+        "done\n"
+    )
     (wrapper / "claude").chmod(0o755)
-    assert outside(place, "name", path=f"{shims}:{wrapper}:{place.env['PATH']}").stdout == "None None None\n"
+    assert (
+        outside(place, "name", path=f"{shims}:{wrapper}:{place.env['PATH']}").stdout
+        == "None None None\n"
+    )
 
 
 def test_the_command_of_a_run_is_no_child_of_it(place: World, tmp_path: Path) -> None:
-    """The daemon leaves its directory out; launchers and other directories lead to a shim, which becomes the program."""
+    """The daemon leaves its directory out; launchers and other directories lead to a shim, which
+    becomes the program."""
 
     def run(*words: str, code: int = 0, path: Path | str = "") -> subprocess.CompletedProcess[str]:
         env = f"PATH={path}:{place.env['PATH']}" if path else f"PATH={place.env['PATH']}"
@@ -241,16 +291,33 @@ def test_the_command_of_a_run_is_no_child_of_it(place: World, tmp_path: Path) ->
     wrapper.mkdir()
     (wrapper / "claude").write_text(f'#!/bin/sh\nexec {shim(place)} "$@"\n')
     (wrapper / "claude").chmod(0o755)
-    for words, path in ((["claude"], shim(place).parent), (["claude"], tmp_path), (["timeout", "60", "nice", "claude"], "")):
+    for words, path in (
+        (["claude"], shim(place).parent),
+        (["claude"], tmp_path),
+        (["timeout", "60", "nice", "claude"], ""),
+    ):
         assert run(*words, "name", path=path).stdout == "claude  None\n"
-    assert "claude → claude" in run("timeout", "60", "claude", "call", "claude", "name", code=1).stderr
-    assert "leads back to the shim of claude" in run("claude", "name", code=126, path=wrapper).stderr
-    place.sfactl("run", "-q", "--env", f"PATH={shim(place).parent}", "--", "claude", "name", code=127)
+    assert (
+        "claude → claude" in run("timeout", "60", "claude", "call", "claude", "name", code=1).stderr
+    )
+    assert (
+        "leads back to the shim of claude" in run("claude", "name", code=126, path=wrapper).stderr
+    )
+    place.sfactl(
+        "run", "-q", "--env", f"PATH={shim(place).parent}", "--", "claude", "name", code=127
+    )
 
 
 def test_without_a_daemon_nothing_is_started_inside_a_run(place: World) -> None:
     env = place.env | {"SFA_RUN_ID": "a1", "SFA_SOCKET": "/nonexistent"}
-    done = subprocess.run([shim(place), "name"], env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        [shim(place), "name"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (69, "")
     assert "claude was not started" in done.stderr
     assert "tell the person that the daemon does not answer" in done.stderr
@@ -278,46 +345,77 @@ def test_install_list_remove(world: World, tmp_path: Path) -> None:
     world.env["PATH"] = "/usr/bin:/bin"
     assert "install them with" in world.sfactl("shim", "list").stderr
     profile = tmp_path / "shell"
-    profile.write_text(f'#!/bin/sh\nPATH=/usr/bin:/bin\n. {tmp_path}/profile\necho hello\nexec /bin/sh -c "$2"\n')
+    profile.write_text(
+        f'#!/bin/sh\nPATH=/usr/bin:/bin\n. {tmp_path}/profile\necho hello\nexec /bin/sh -c "$2"\n'
+    )
     profile.chmod(0o755)
     (tmp_path / "profile").touch()
     world.env["SHELL"] = str(profile)
     done = world.sfactl("shim", "install", "claude", "env", "claude")
     told = world.json("shim", "list")
-    assert (told["login_shell"], told["profile_line"]) == (False, done.stderr.strip().splitlines()[-1].strip())
+    assert (told["login_shell"], told["profile_line"]) == (
+        False,
+        done.stderr.strip().splitlines()[-1].strip(),
+    )
     (tmp_path / "profile").write_text(told["profile_line"])
     assert "not in your PATH: claude" in done.stderr
     assert "env is not an agent program that sfad knows" in done.stderr
     directory = world.state / "shims"
     assert [directory.stat().st_mode & 0o777, world.state.stat().st_mode & 0o777] == [0o755, 0o700]
     found = world.json("shim", "list")
-    assert (found["directory"], found["daemon"], found["login_shell"]) == (str(directory), False, True)
-    assert [(each["program"], each["stands_for"], each["found_by_runs"], each["state"]) for each in found["shims"]] == [
+    assert (found["directory"], found["daemon"], found["login_shell"]) == (
+        str(directory),
+        False,
+        True,
+    )
+    assert [
+        (each["program"], each["stands_for"], each["found_by_runs"], each["state"])
+        for each in found["shims"]
+    ] == [
         ("claude", None, None, "missing"),
         ("env", "/usr/bin/env", None, "ok"),
     ]
     (directory / "codex").write_text("#!/bin/sh\n")
-    for words in (["install", "codex"], ["remove", "codex"], ["remove", "gemini"], ["install", "../x"]):
+    for words in (
+        ["install", "codex"],
+        ["remove", "codex"],
+        ["remove", "gemini"],
+        ["install", "../x"],
+    ):
         world.sfactl("shim", *words, code=2)
     assert (directory / "codex").read_text() == "#!/bin/sh\n"
     (directory / "codex").unlink()
     with world.served():
-        assert [each["found_by_runs"] for each in world.json("shim", "list")["shims"]] == [True, True]
-        (directory / "env").write_bytes((directory / "env").read_bytes().replace(b"#!/", b"#!/old/"))
+        assert [each["found_by_runs"] for each in world.json("shim", "list")["shims"]] == [
+            True,
+            True,
+        ]
+        (directory / "env").write_bytes(
+            (directory / "env").read_bytes().replace(b"#!/", b"#!/old/")
+        )
         done = world.sfactl("shim", "list")
         assert "sfactl shim install env" in done.stderr
         assert "sfactl shim install env" in world.sfactl("doctor", code=None).stdout
         assert "outdated" not in world.sfactl("shim", "install", "env").stdout
-        assert "inside" in world.sfactl("run", "-q", "--", *SFACTL, "shim", "remove", "env", code=77).stderr
+        assert (
+            "inside"
+            in world.sfactl("run", "-q", "--", *SFACTL, "shim", "remove", "env", code=77).stderr
+        )
         path = ["run", "-q", "--", "sh", "-c", "echo $PATH"]
         assert world.sfactl(*path).stdout == f"{directory}:/usr/bin:/bin\n"
-        assert [each["program"] for each in world.json("shim", "remove", "env")["shims"]] == ["claude"]
-        assert world.sfactl("shim", "remove", "claude").stdout == f"removed from {directory}: claude\n"
+        assert [each["program"] for each in world.json("shim", "remove", "env")["shims"]] == [
+            "claude"
+        ]
+        assert (
+            world.sfactl("shim", "remove", "claude").stdout == f"removed from {directory}: claude\n"
+        )
         assert not directory.exists()
         assert world.sfactl(*path).stdout == "/usr/bin:/bin\n"
 
 
-def test_an_interpreter_with_a_long_or_odd_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_with_a_long_or_odd_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ('it\'s a "path" $HOME', "x" * 130):
         monkeypatch.setattr(sys, "executable", str(tmp_path / name))
         (tmp_path / name).symlink_to(INTERPRETER)
@@ -325,5 +423,11 @@ def test_an_interpreter_with_a_long_or_odd_path(tmp_path: Path, monkeypatch: pyt
         made.write_bytes(shim_files.text("claude"))
         made.chmod(0o755)
         assert shim_files.is_shim(os.fsencode(made))
-        done = subprocess.run([made, "a b", "$x"], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [made, "a b", "$x"],
+            env={"PATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert (done.returncode, "claude is not installed" in done.stderr) == (127, True), done

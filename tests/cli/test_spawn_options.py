@@ -23,7 +23,11 @@ from .command_lines import spawn_options_of
 
 def spawn(environ: dict[str, str] | None = None, **given: Any) -> Spawn:
     command = given.pop("command", ["true"])
-    options = [word for name, value in given.items() for word in written(f"--{name.replace('_', '-')}", value)]
+    options = [
+        word
+        for name, value in given.items()
+        for word in written(f"--{name.replace('_', '-')}", value)
+    ]
     return spawn_options.message(spawn_options_of([*options, "--", *command]), environ or {})
 
 
@@ -45,7 +49,12 @@ def kept(kind: LimitKind, threshold: float, source: str, action: Action | None =
         ({"timeout": "1.5m"}, {}, 90.0, "--timeout"),
         ({"limit": ["time=250ms"]}, {}, 0.25, "--limit time"),
         ({"limit": ["wall=2h"]}, {"SFA_DEFAULTS_TIMEOUT": "5"}, 7200.0, "--limit time"),
-        ({"limits": '{"max_duration_ms": 500}'}, {"SFA_DEFAULTS_TIMEOUT": "5"}, 0.5, "--limits max_duration_ms"),
+        (
+            {"limits": '{"max_duration_ms": 500}'},
+            {"SFA_DEFAULTS_TIMEOUT": "5"},
+            0.5,
+            "--limits max_duration_ms",
+        ),
         ({}, {"SFA_DEFAULTS_TIMEOUT": "5m"}, 300.0, "SFA_DEFAULTS_TIMEOUT"),
     ],
 )
@@ -103,9 +112,15 @@ def test_every_meter_is_one_of_the_daemons() -> None:
     ("given", "says"),
     [
         ({"timeout": "soon"}, "--timeout"),
-        ({"timeout": "9", "limit": ["time=9"]}, "'time' is given twice, by --timeout and by --limit time"),
+        (
+            {"timeout": "9", "limit": ["time=9"]},
+            "'time' is given twice, by --timeout and by --limit time",
+        ),
         ({"limit": ["turns=5", "turn=5"]}, "'turns' is given twice"),
-        ({"limit": ["cost=5"], "limits": '{"max_cost_usd": 5}'}, "by --limit cost and by --limits max_cost_usd"),
+        (
+            {"limit": ["cost=5"], "limits": '{"max_cost_usd": 5}'},
+            "by --limit cost and by --limits max_cost_usd",
+        ),
         ({"limit": ["turns=many"]}, "--limit turns=many: 'many'"),
         ({"limit": ["luck=5"]}, "unknown limit 'luck'; choose from: time, "),
         ({"limits": ""}, "--limits"),
@@ -127,7 +142,9 @@ def test_usage_errors_name_what_is_wrong(given: dict[str, Any], says: str) -> No
         spawn(**given)
 
 
-@pytest.mark.parametrize("variable", ["SFA_MAX_DEPTH", "SFA_MAX_DESCENDANTS", "SFA_DEFAULTS_TIMEOUT", "SFA_DEPTH"])
+@pytest.mark.parametrize(
+    "variable", ["SFA_MAX_DEPTH", "SFA_MAX_DESCENDANTS", "SFA_DEFAULTS_TIMEOUT", "SFA_DEPTH"]
+)
 def test_garbage_in_the_environment_is_a_usage_error_naming_the_variable(variable: str) -> None:
     with pytest.raises(UsageError, match=variable):
         spawn({variable: "many"})
@@ -160,7 +177,10 @@ def test_a_bound_that_is_not_positive_is_inherited(value: int) -> None:
     [
         ({}, Claim()),
         ({"SFA_NAME": "a", "SFA_CALL_CHAIN": "", "SFA_DEPTH": "0"}, Claim(names=["a"], depth=1)),
-        ({"SFA_NAME": "c", "SFA_CALL_CHAIN": "a,b", "SFA_DEPTH": "2"}, Claim(names=["a", "b", "c"], depth=3)),
+        (
+            {"SFA_NAME": "c", "SFA_CALL_CHAIN": "a,b", "SFA_DEPTH": "2"},
+            Claim(names=["a", "b", "c"], depth=3),
+        ),
         ({"SFA_CALL_CHAIN": "a,b"}, Claim(names=["a", "b"], depth=2)),
         ({"SFA_DEPTH": "4"}, Claim(depth=5)),
     ],
@@ -169,13 +189,17 @@ def test_the_claimed_chain(environ: dict[str, str], claim: Claim) -> None:
     assert environment.claim(environ) == claim
 
 
-@pytest.mark.parametrize(("value", "on"), [("1", True), ("yes", True), ("0", False), ("", False), ("No", False)])
+@pytest.mark.parametrize(
+    ("value", "on"), [("1", True), ("yes", True), ("0", False), ("", False), ("No", False)]
+)
 def test_switches(value: str, on: bool) -> None:
     assert environment.flag("SFA_QUIET", {"SFA_QUIET": value}) is on
     assert spawn({"SFA_NO_LOG": value}).log is not on
 
 
-def test_what_the_run_gets_from_its_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_run_gets_from_its_surroundings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(os.environb, b"ODD.name", b"\xff\xfe")
     message = spawn(env=["NEW=1=2", "HOME=/nowhere"], cwd="below/../here")
@@ -192,7 +216,9 @@ def test_reading_the_umask_leaves_it() -> None:
         os.umask(before)
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5), min_size=1))
+@given(
+    st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5), min_size=1)
+)
 def test_the_message_survives_the_wire(command: list[str]) -> None:
     wanted = spawn_options.SpawnOptions(command=command)
     message = spawn_options.message(wanted, {})

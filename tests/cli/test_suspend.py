@@ -56,14 +56,18 @@ def why(daemon: World, run: str) -> str | None:
 def job(daemon: World, *words: str) -> int:
     """Return the pid of the only client whose command line ends with these words."""
     pids = [int(pid) for pid in os.listdir("/proc") if pid.isdecimal()]
-    clients = [pid for pid in pids if "sfactl" in argv(pid) and tuple(argv(pid)[-len(words) :]) == words and daemon.owns(pid)]
+    clients = [
+        pid
+        for pid in pids
+        if "sfactl" in argv(pid) and tuple(argv(pid)[-len(words) :]) == words and daemon.owns(pid)
+    ]
     assert len(clients) == 1, clients
     return clients[0]
 
 
 def until_stopped(shell: Screen) -> None:
-    """Ask bash for its prompt until it tells that the job has stopped: the client stops a moment after the daemon has paused the
-    run, or after it was continued in the background."""
+    """Ask bash for its prompt until it tells that the job has stopped: the client stops a moment
+    after the daemon has paused the run, or after it was continued in the background."""
     shell.type("\r")
     while "Stopped" not in shell.expect(r"\n(.|\n)*> $"):
         shell.type("\r")
@@ -74,7 +78,9 @@ def wait_for(daemon: World, run: str, *status: str) -> None:
 
 
 def test_a_program_that_knows_nothing_of_job_control(daemon: World, shell: Screen) -> None:
-    shell.type("$SFACTL run -q --stdio inherit -- sh -c 'echo here; read word; echo got $word; exit 7'\r")
+    shell.type(
+        "$SFACTL run -q --stdio inherit -- sh -c 'echo here; read word; echo got $word; exit 7'\r"
+    )
     shell.expect(r"\nhere")
     shell.type("\x1a")
     shell.expect(STOPPED)
@@ -90,7 +96,9 @@ def test_a_program_that_knows_nothing_of_job_control(daemon: World, shell: Scree
     shell.expect("code-7")
 
 
-@pytest.mark.parametrize("stop", ["os.kill(0, signal.SIGTSTP)", "os.kill(os.getpid(), signal.SIGSTOP)"])
+@pytest.mark.parametrize(
+    "stop", ["os.kill(0, signal.SIGTSTP)", "os.kill(os.getpid(), signal.SIGSTOP)"]
+)
 def test_a_program_that_handles_the_key_itself(shell: Screen, tmp_path: Path, stop: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(HANDLES_THE_KEY.format(stop=stop))
@@ -109,7 +117,9 @@ def test_a_program_that_handles_the_key_itself(shell: Screen, tmp_path: Path, st
     shell.expect("code-5")
 
 
-def test_a_suspended_client_does_not_fight_for_the_terminal_and_takes_its_run_along(daemon: World, shell: Screen) -> None:
+def test_a_suspended_client_does_not_fight_for_the_terminal_and_takes_its_run_along(
+    daemon: World, shell: Screen
+) -> None:
     shell.type("$SFACTL run --stdio inherit -- sleep 61\r")
     shell.expect("starting")  # the client knows its run, so it can pause it
     run, client = last(daemon), job(daemon, "sleep", "61")
@@ -122,7 +132,8 @@ def test_a_suspended_client_does_not_fight_for_the_terminal_and_takes_its_run_al
     until_stopped(shell)
     assert daemon.status(run) == "paused"
     os.kill(client, signal.SIGKILL)
-    wait_for(daemon, run, "cancelled", "failed")  # its terminal hangs up, too (SIGHUP): one of the two comes first
+    # its terminal hangs up, too (SIGHUP): one of the two comes first
+    wait_for(daemon, run, "cancelled", "failed")
 
 
 def test_a_stopped_job_can_be_ended_by_kill(daemon: World, shell: Screen) -> None:
@@ -139,9 +150,15 @@ def test_a_stopped_job_can_be_ended_by_kill(daemon: World, shell: Screen) -> Non
         shell.type("\r")
 
 
-def test_a_program_that_begins_in_the_background(daemon: World, shell: Screen, tmp_path: Path) -> None:
+def test_a_program_that_begins_in_the_background(
+    daemon: World, shell: Screen, tmp_path: Path
+) -> None:
     """It may write; input waits for `fg`. A program that changes the terminal stops until then."""
-    shell.type("$SFACTL run -q --stdio inherit -- sh -c 'echo from-$((1+1)); read word; echo got $word; exit 7' &\r")
+    shell.type(
+        "$SFACTL run -q --stdio inherit -- sh -c 'echo from-$((1+1)); read word; echo got "
+        "$word; "
+        "exit 7' &\r"
+    )
     shell.expect("from-2")
     shell.type("echo mine\r")
     shell.expect(r"\nmine(.|\n)*> $")

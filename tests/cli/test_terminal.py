@@ -1,4 +1,5 @@
-"""`--stdio inherit` on a terminal: an interactive program, with job control and Ctrl-C of its own."""
+"""`--stdio inherit` on a terminal: an interactive program, with job control and Ctrl-C of its
+own."""
 
 from __future__ import annotations
 
@@ -21,13 +22,16 @@ from .conftest import PATIENCE, SFACTL, World
 
 
 class Screen:
-    """A user at a terminal in which `sfactl` runs, or another program, as the leader of its session."""
+    """A user at a terminal in which `sfactl` runs, or another program, as the leader of its
+    session."""
 
     def __init__(self, world: World, *words: str, program: tuple[str, ...] = SFACTL) -> None:
         self.world = world
         self.pid, self._master = os.forkpty()
         if self.pid == 0:
-            os.execve(program[0], [*program, *words], world.env | {"TERM": "dumb", "PS1": "> ", "ENV": ""})
+            os.execve(
+                program[0], [*program, *words], world.env | {"TERM": "dumb", "PS1": "> ", "ENV": ""}
+            )
         self.text = ""
         self._at = 0
 
@@ -38,7 +42,9 @@ class Screen:
         """Read until the text after the last match matches."""
         give_up = time.monotonic() + PATIENCE
         while not (found := re.search(pattern, self.text[self._at :])):
-            assert self._read(give_up - time.monotonic()), f"{pattern!r} not in {self.text[self._at :]!r}"
+            assert self._read(give_up - time.monotonic()), (
+                f"{pattern!r} not in {self.text[self._at :]!r}"
+            )
         self._at += found.end()
         return found[0]
 
@@ -74,7 +80,9 @@ class Screen:
 
 @pytest.fixture
 def bash(daemon: World) -> Iterator[Screen]:
-    screen = Screen(daemon, "run", "-q", "--stdio", "inherit", "--", "bash", "--norc", "--noprofile", "-i")
+    screen = Screen(
+        daemon, "run", "-q", "--stdio", "inherit", "--", "bash", "--norc", "--noprofile", "-i"
+    )
     screen.expect("> $")
     yield screen
     screen.close()
@@ -136,7 +144,9 @@ def test_the_size_follows_the_users_terminal(bash: Screen) -> None:
 
 
 def test_the_users_terminal_is_as_before(daemon: World) -> None:
-    screen = Screen(daemon, "run", "-q", "--stdio", "inherit", "--", "sh", "-c", "echo here; read word")
+    screen = Screen(
+        daemon, "run", "-q", "--stdio", "inherit", "--", "sh", "-c", "echo here; read word"
+    )
     screen.expect("here")
     during = screen.attributes()
     screen.type("x\r")
@@ -154,7 +164,8 @@ def test_a_python_prompt(daemon: World) -> None:
     screen.type("6 * 7\r")
     screen.expect("42")
     screen.expect(">>> ")
-    # Python that is interrupted between its prompt and its select(2) looks for signals only after the next key
+    # Python that is interrupted between its prompt and its select(2) looks for signals only after
+    # the next key
     screen.type("\x03")
     screen.type("\r")
     screen.expect("KeyboardInterrupt")
@@ -164,7 +175,9 @@ def test_a_python_prompt(daemon: World) -> None:
 
 
 def test_a_signal_to_the_client_stops_the_program_and_restores_the_terminal(daemon: World) -> None:
-    screen = Screen(daemon, "run", "-q", "--stdio", "inherit", "--", "sh", "-c", "echo here; sleep 60")
+    screen = Screen(
+        daemon, "run", "-q", "--stdio", "inherit", "--", "sh", "-c", "echo here; sleep 60"
+    )
     screen.expect("here")
     os.kill(screen.pid, signal.SIGTERM)
     assert screen.exit_code() == 143
@@ -172,11 +185,17 @@ def test_a_signal_to_the_client_stops_the_program_and_restores_the_terminal(daem
     screen.close()
 
 
-READS_KEYS = "import os, signal, sys, time, tty; before = tty.setraw(0); print('raw', flush=True); os.read(0, 1); time.sleep(60)"
-"""Like `gemini -p`, whose output is text: it reads single keys from its stdin, among them Ctrl-C."""
+READS_KEYS = (
+    "import os, signal, sys, time, tty; before = tty.setraw(0); print('raw', flush=True); "
+    "os.read(0, 1); time.sleep(60)"
+)
+"""Like `gemini -p`, whose output is text: it reads single keys from its stdin, among them
+Ctrl-C."""
 
 
-def test_ctrl_c_stops_a_run_whose_output_is_text_although_its_program_reads_keys(daemon: World) -> None:
+def test_ctrl_c_stops_a_run_whose_output_is_text_although_its_program_reads_keys(
+    daemon: World,
+) -> None:
     screen = Screen(daemon, "run", "-q", "--", sys.executable, "-c", READS_KEYS)
     before = screen.attributes()
     screen.expect("raw")
@@ -190,7 +209,13 @@ def test_ctrl_c_stops_a_run_whose_output_is_text_although_its_program_reads_keys
 
 def test_a_program_that_is_killed_leaves_the_terminal_as_it_was(daemon: World) -> None:
     screen = Screen(
-        daemon, "run", "-q", "--", sys.executable, "-c", f"{READS_KEYS[: -len('time.sleep(60)')]}os.kill(os.getpid(), 9)"
+        daemon,
+        "run",
+        "-q",
+        "--",
+        sys.executable,
+        "-c",
+        f"{READS_KEYS[: -len('time.sleep(60)')]}os.kill(os.getpid(), 9)",
     )
     before = screen.attributes()
     screen.expect("raw")
@@ -201,9 +226,18 @@ def test_a_program_that_is_killed_leaves_the_terminal_as_it_was(daemon: World) -
 
 
 def test_a_program_that_ctrl_c_ends_at_its_terminal_is_cancelled(daemon: World) -> None:
-    # no shell: dash forks what it starts with interrupts held back, and one that comes just then waits for the end of that
+    # no shell: dash forks what it starts with interrupts held back, and one that comes just then
+    # waits for the end of that
     screen = Screen(
-        daemon, "run", "-q", "--stdio", "inherit", "--", sys.executable, "-c", "print('here'); import time; time.sleep(60)"
+        daemon,
+        "run",
+        "-q",
+        "--stdio",
+        "inherit",
+        "--",
+        sys.executable,
+        "-c",
+        "print('here'); import time; time.sleep(60)",
     )
     screen.expect("here")
     screen.type("\x03")

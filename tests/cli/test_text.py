@@ -33,7 +33,9 @@ class Agent:
         os.mkfifo(fifo)
         self._master, slave = raw_terminal()
         try:
-            self.process = start("run", "--meter", "claude", *words, "--", "cat", str(fifo), stdout=slave)
+            self.process = start(
+                "run", "--meter", "claude", *words, "--", "cat", str(fifo), stdout=slave
+            )
         finally:
             os.close(slave)
         self.stdout: IO[bytes] = open(fifo, "wb", buffering=0)  # noqa: SIM115 - closed by `end`
@@ -42,7 +44,9 @@ class Agent:
         """Write, and read what the client shows."""
         self.stdout.write(data)
         found = b""
-        while len(found) < len(shown) and (more := read_terminal(self._master, len(shown) - len(found))):
+        while len(found) < len(shown) and (
+            more := read_terminal(self._master, len(shown) - len(found))
+        ):
             found += more
         assert found == shown
 
@@ -105,7 +109,10 @@ def test_words_of_a_failure_are_on_stderr(daemon: World) -> None:
     done = daemon.sfactl("run", "--text", *FAILURE, code=1)
     assert done.stdout == ""
     assert "API Error: 400 scripted failure" in done.stderr
-    assert "API Error: 400 scripted failure" in daemon.sfactl("run", "-q", "--text", *FAILURE, code=1).stderr
+    assert (
+        "API Error: 400 scripted failure"
+        in daemon.sfactl("run", "-q", "--text", *FAILURE, code=1).stderr
+    )
 
 
 def test_text_of_a_program_without_a_meter_is_its_output(daemon: World) -> None:
@@ -119,7 +126,9 @@ def test_result_is_the_final_answer_and_raw_the_events(daemon: World) -> None:
     assert "session_id" not in text
     assert "session_id" in daemon.sfactl("result", "--raw", run).stdout
     run = daemon.json("run", *FAILURE, code=1)["id"]
-    assert "The agent failed: API Error: 400 scripted failure" in daemon.sfactl("result", run).stdout
+    assert (
+        "The agent failed: API Error: 400 scripted failure" in daemon.sfactl("result", run).stdout
+    )
 
 
 ANSWER = {"type": "result", "text": "a < b && c \x1b[31m"}
@@ -133,10 +142,18 @@ def test_result_is_made_safe_only_for_a_model(daemon: World) -> None:
     assert "\na &lt; b &amp;&amp; c \n</subagent_result>" in daemon.sfactl("result", run).stdout
     assert at_terminal(daemon, "result", run) == b"a < b && c \\x1b[31m\n"
     assert b"&lt;" in at_terminal(daemon, "result", "--wrapped", run)
-    nested = f"$SFACTL run -q --raw --name one --meter jsonl -- printf '%s\\n' '{json.dumps(ANSWER)}' >&2; $SFACTL result"
+    nested = (
+        f"$SFACTL run -q --raw --name one --meter jsonl -- printf '%s\\n' '{json.dumps(ANSWER)}' "
+        ">&2; $SFACTL result"
+    )
     assert "&lt;" in daemon.sfactl("run", "-q", "--", "sh", "-c", nested + " one").stdout
-    assert daemon.sfactl("run", "-q", "--", "sh", "-c", nested + " --plain one").stdout == "a < b && c \x1b[31m\n"
-    assert "exclude each other" in daemon.sfactl("result", "--wrapped", "--plain", run, code=2).stderr
+    assert (
+        daemon.sfactl("run", "-q", "--", "sh", "-c", nested + " --plain one").stdout
+        == "a < b && c \x1b[31m\n"
+    )
+    assert (
+        "exclude each other" in daemon.sfactl("result", "--wrapped", "--plain", run, code=2).stderr
+    )
 
 
 def test_a_result_that_is_cut_says_so(daemon: World) -> None:
@@ -158,24 +175,43 @@ def at_terminal(world: World, *words: str) -> bytes:
         os.close(master)
 
 
-def test_into_a_pipe_and_inside_a_run_text_is_the_final_answer_alone(daemon: World, tmp_path: Path) -> None:
+def test_into_a_pipe_and_inside_a_run_text_is_the_final_answer_alone(
+    daemon: World, tmp_path: Path
+) -> None:
     events = tmp_path / "events"
     events.write_bytes(
-        b"loading\n" + lines(START, delta("One, "), delta("two."), said("One, two."), said("Three."), result("Three."))
+        b"loading\n"
+        + lines(
+            START,
+            delta("One, "),
+            delta("two."),
+            said("One, two."),
+            said("Three."),
+            result("Three."),
+        )
     )
     command = ("--meter", "claude", "--", "cat", str(events))
     assert daemon.sfactl("run", "--text", *command).stdout == "Three.\n"
     assert at_terminal(daemon, "run", "--text", *command) == b"loading\nOne, two.\nThree.\n"
     inside = "$SFACTL run -q --text " + " ".join(command)
     assert daemon.sfactl("run", "--raw", "--", "sh", "-c", inside).stdout == "Three.\n"
-    assert daemon.sfactl("run", "--text", "--meter", "claude", "--", "echo", "no event").stdout == "no event\n"
+    assert (
+        daemon.sfactl("run", "--text", "--meter", "claude", "--", "echo", "no event").stdout
+        == "no event\n"
+    )
 
 
 def test_a_child_of_a_metered_run_gives_text_unless_asked_for_events(daemon: World) -> None:
     child = "$SFACTL run -q %s --meter claude -- cat " + str(STREAMS / "claude-success.jsonl")
     shown = {}
-    for key, parent, option in (("metered", "jsonl", ""), ("raw", "jsonl", "--raw"), ("unmetered", "none", "")):
-        shown[key] = daemon.sfactl("run", "--meter", parent, "--raw", "--", "sh", "-c", child % option).stdout
+    for key, parent, option in (
+        ("metered", "jsonl", ""),
+        ("raw", "jsonl", "--raw"),
+        ("unmetered", "none", ""),
+    ):
+        shown[key] = daemon.sfactl(
+            "run", "--meter", parent, "--raw", "--", "sh", "-c", child % option
+        ).stdout
     assert shown["metered"] == "All done.\n"
     assert shown["raw"] == shown["unmetered"] == (STREAMS / "claude-success.jsonl").read_text()
 
@@ -206,4 +242,6 @@ def test_text_is_shown_once_over_a_crash_of_the_daemon(world: World, tmp_path: P
 
 @pytest.mark.parametrize("other", ["--raw", "--json", "--no-log", "--stdio=inherit"])
 def test_text_and_what_excludes_it(daemon: World, other: str) -> None:
-    assert "exclude each other" in daemon.sfactl("run", "--text", other, "--", "true", code=2).stderr
+    assert (
+        "exclude each other" in daemon.sfactl("run", "--text", other, "--", "true", code=2).stderr
+    )

@@ -20,23 +20,37 @@ def test_why_says_the_trouble_first_with_its_numbers_and_since_when() -> None:
         api_silence=SILENT,
         api_trouble=ApiTrouble(count=6, status=529, error="overloaded"),
         repeating=Repetition(tool="Bash", count=12),
-        limits=[state(LimitKind.COST, 5.0, used=4.1), state(LimitKind.TURNS, 100, used=97), state(LimitKind.TIME, 3600, used=90)],
+        limits=[
+            state(LimitKind.COST, 5.0, used=4.1),
+            state(LimitKind.TURNS, 100, used=97),
+            state(LimitKind.TIME, 3600, used=90),
+        ],
         deadline=None,
     )
     since = output.clock(SILENT.since, LATER)
     assert why.sentence(found, LATER).startswith(
         f"a1 (worker) has been waiting 33s for api.example.com's first byte, since {since}; "
         "it cannot reach its model: the API answered 529 six times: overloaded; "
-        "it repeats itself: its model asked for the tool 'Bash' with the same arguments 12 times in a row; "
-        "it is near its limit: turns 97 of 100 (97 %); it is near its limit: cost 4.10 of 5.00 USD (82 %); "
+        "it repeats itself: its model asked for the tool 'Bash' with the same arguments 12 times "
+        "in a row; "
+        "it is near its limit: turns 97 of 100 (97 %); it is near its limit: cost 4.10 of 5.00 "
+        "USD (82 %); "
         "it is running; it is bounded by "
     )
 
 
 def test_a_run_that_waits_for_approval_shows_how_long_it_may() -> None:
     def paused_by(action: Action, deadline: datetime | None = None) -> str:
-        limits = [state(LimitKind.COST, 5.0, action, used=6.0), state(LimitKind.TURNS, 9, Action.REQUEST_INCREASE)]
-        found = run(Status.PAUSED, reason=reason("limit", limit_kind="cost"), limits=limits, deadline=deadline)
+        limits = [
+            state(LimitKind.COST, 5.0, action, used=6.0),
+            state(LimitKind.TURNS, 9, Action.REQUEST_INCREASE),
+        ]
+        found = run(
+            Status.PAUSED,
+            reason=reason("limit", limit_kind="cost"),
+            limits=limits,
+            deadline=deadline,
+        )
         assert output.outcome(found) in tree.describe(found)
         return output.outcome(found)
 
@@ -47,24 +61,48 @@ def test_a_run_that_waits_for_approval_shows_how_long_it_may() -> None:
 
 
 def test_why_says_when_it_happened() -> None:
-    over = run(Status.FAILED, reason=reason("exit", "exited with code 1"), ended_at=LATER, exit_code=1)
+    over = run(
+        Status.FAILED, reason=reason("exit", "exited with code 1"), ended_at=LATER, exit_code=1
+    )
     ended = output.clock(LATER, LATER)
-    assert why.sentence(over, LATER) == f"a1 (worker) ended as failed at {ended} after 3.0s: exited with code 1"
-    assert f"is paused since {ended}: by hand" in why.sentence(run(Status.PAUSED), LATER, since=LATER)
+    assert (
+        why.sentence(over, LATER)
+        == f"a1 (worker) ended as failed at {ended} after 3.0s: exited with code 1"
+    )
+    assert f"is paused since {ended}: by hand" in why.sentence(
+        run(Status.PAUSED), LATER, since=LATER
+    )
 
 
 def test_a_silent_api_is_in_the_status_and_a_near_limit_in_the_tree() -> None:
     assert output.outcome(run(api_silence=SILENT)).startswith("running (waiting ")
     assert output.outcome(run(api_silence=SILENT)).endswith(" for api.example.com)")
-    near = run(limits=[state(LimitKind.COST, 5.0, used=4.9999), state(LimitKind.OUTPUT, 100, used=100)], milestone="half\x1b[2J")
+    near = run(
+        limits=[state(LimitKind.COST, 5.0, used=4.9999), state(LimitKind.OUTPUT, 100, used=100)],
+        milestone="half\x1b[2J",
+    )
     assert tree.describe(near).endswith("  cost 99 %  half\\x1b[2J")
 
 
 def test_a_timeline_has_times_and_steers_no_terminal() -> None:
     events = [
         Event(type="run_accepted", time=NOON, seq=1, run_id="a1"),
-        Event(type="run_progress", time=LATER, seq=2, run_id="a1", message="half \x1b[2J\u202e", by="run a1"),
-        Event(type="limit_changed", time=LATER, seq=3, run_id="a1", message="turns 5 → 9, by user ann", by="user ann"),
+        Event(
+            type="run_progress",
+            time=LATER,
+            seq=2,
+            run_id="a1",
+            message="half \x1b[2J\u202e",
+            by="run a1",
+        ),
+        Event(
+            type="limit_changed",
+            time=LATER,
+            seq=3,
+            run_id="a1",
+            message="turns 5 → 9, by user ann",
+            by="user ann",
+        ),
     ]
     shown = [line.partition("  ")[2].strip() for line in moments(run(), events)]
     assert shown == [

@@ -1,4 +1,5 @@
-"""A client sends its environment only to a daemon of its own user, of root or of the service user."""
+"""A client sends its environment only to a daemon of its own user, of root or of the service
+user."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ Received = Callable[[], bytes]
 
 @contextmanager
 def listening(path: Path, uid: int) -> Iterator[Received]:
-    """Let a process of that user listen at a socket, and close each connection after its first bytes. Yield a function that ends
-    the process and returns what it has received."""
+    """Let a process of that user listen at a socket, and close each connection after its first
+    bytes. Yield a function that ends the process and returns what it has received."""
     read, write = os.pipe()
     ready, said = os.pipe()
     with socket.socket(socket.AF_UNIX) as listener:
@@ -80,17 +81,25 @@ def test_another_user_is_sent_nothing(world: World) -> None:
 @pytest.mark.parametrize("name", ["nobody", str(GONE)])
 def test_the_service_user_is_trusted(world: World, name: str) -> None:
     with listening(world.socket, GONE) as received:
-        assert "closed the connection" in world.sfactl("list", code=69, SFAD_SERVICE_USER=name).stderr
+        assert (
+            "closed the connection" in world.sfactl("list", code=69, SFAD_SERVICE_USER=name).stderr
+        )
         assert b"hello" in received()
     world.socket.unlink()
     with listening(world.socket, 12345) as received:
-        assert "of uid 12345 listens there" in world.sfactl("list", code=69, SFAD_SERVICE_USER=name).stderr
+        assert (
+            "of uid 12345 listens there"
+            in world.sfactl("list", code=69, SFAD_SERVICE_USER=name).stderr
+        )
         assert received() == b""
 
 
 def test_a_service_user_that_does_not_exist_is_told(world: World) -> None:
     with listening(world.socket, GONE):
-        assert "SFAD_SERVICE_USER: unknown user 'nosuch'" in world.sfactl("list", code=2, SFAD_SERVICE_USER="nosuch").stderr
+        assert (
+            "SFAD_SERVICE_USER: unknown user 'nosuch'"
+            in world.sfactl("list", code=2, SFAD_SERVICE_USER="nosuch").stderr
+        )
 
 
 def test_an_untrusted_socket_is_not_passed_over_and_starts_no_daemon(world: World) -> None:
@@ -98,7 +107,10 @@ def test_an_untrusted_socket_is_not_passed_over_and_starts_no_daemon(world: Worl
     for name in ("SFAD_SOCKET", "SFAD_AUTOSTART"):
         del world.env[name]
     world.env["XDG_RUNTIME_DIR"] = str(runtime)
-    with listening(runtime / "sfad" / "sfad.sock", GONE) as received, listening(world.state / "sfad.sock", 0) as trusted:
+    with (
+        listening(runtime / "sfad" / "sfad.sock", GONE) as received,
+        listening(world.state / "sfad.sock", 0) as trusted,
+    ):
         assert "listens there" in world.sfactl("spawn", "--", "true", code=69).stderr
         assert received() == trusted() == b""
     assert os.listdir(world.state) == ["sfad.sock"]
@@ -135,7 +147,8 @@ def test_a_socket_that_another_user_made_meanwhile_starts_no_daemon(world: World
         # the arrow marks a process that waits for a lock
         waiting = re.compile(rf"^\d+: -> FLOCK .* {client.pid} ", re.MULTILINE)
         wait_until(
-            lambda: waiting.search(Path("/proc/locks").read_text()), "it found no daemon, and waits for its turn to start one"
+            lambda: waiting.search(Path("/proc/locks").read_text()),
+            "it found no daemon, and waits for its turn to start one",
         )
         with listening(world.socket, GONE) as received:
             fcntl.flock(lock, fcntl.LOCK_UN)

@@ -49,7 +49,9 @@ def test_what_could_not_start_says_so(daemon: World) -> None:
 
 @pytest.mark.alone
 def test_the_table_and_the_tree(daemon: World) -> None:
-    parent = daemon.spawn("--name", "boss", "--", "sh", "-c", "$SFACTL run --name clerk -- sleep 60")
+    parent = daemon.spawn(
+        "--name", "boss", "--", "sh", "-c", "$SFACTL run --name clerk -- sleep 60"
+    )
     wait_until(lambda: len(daemon.json("list")["runs"]) == 2, "the child has started")
     header, *rows = daemon.sfactl("ps").stdout.splitlines()
     assert header.split()[:3] == ["ID", "NAME", "STATUS"]
@@ -84,7 +86,18 @@ def test_lists_are_filtered(daemon: World) -> None:
 def test_a_unique_prefix_will_do_and_an_unknown_id_is_66(daemon: World) -> None:
     run = daemon.spawn("--", "sleep", "60")
     assert daemon.json("info", run[0])["id"] == run
-    for verb in ("info", "why", "logs", "result", "wait", "pause", "resume", "stop", "approve", "deny"):
+    for verb in (
+        "info",
+        "why",
+        "logs",
+        "result",
+        "wait",
+        "pause",
+        "resume",
+        "stop",
+        "approve",
+        "deny",
+    ):
         assert "zz9" in daemon.sfactl(verb, "zz9", code=66).stderr
 
 
@@ -212,9 +225,13 @@ def test_the_daemon_shows_itself(daemon: World) -> None:
     assert report["containment"] in ("cgroup", "tags")
     assert report["findings"][0]["verdict"] == "ok"
     assert set(report["findings"][0]) == {"name", "verdict", "detail", "mend"}
-    elsewhere = json.loads(daemon.sfactl("doctor", "--json", code=None, SFAD_STATE_DIR="/nonexistent").stdout)["findings"]
+    elsewhere = json.loads(
+        daemon.sfactl("doctor", "--json", code=None, SFAD_STATE_DIR="/nonexistent").stdout
+    )["findings"]
     (state,) = [each["detail"] for each in elsewhere if each["name"] == "state directory"]
-    assert state.startswith(daemon.json("status")["state_dir"]), "the directory of the daemon that answers"
+    assert state.startswith(daemon.json("status")["state_dir"]), (
+        "the directory of the daemon that answers"
+    )
 
 
 HOLDS = """
@@ -226,23 +243,32 @@ with open(sys.argv[1], "w") as lock:
 """
 
 
-def test_doctor_says_that_the_daemon_which_does_not_answer_is_stopped(world: World, tmp_path: Path) -> None:
+def test_doctor_says_that_the_daemon_which_does_not_answer_is_stopped(
+    world: World, tmp_path: Path
+) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDS, tmp_path / "lock"]) as holder:
         try:
             os.waitid(os.P_PID, holder.pid, os.WSTOPPED)
-            said = world.sfactl("doctor", "--socket", str(tmp_path / "none"), code=1, SFAD_STATE_DIR=str(tmp_path)).stdout
+            said = world.sfactl(
+                "doctor", "--socket", str(tmp_path / "none"), code=1, SFAD_STATE_DIR=str(tmp_path)
+            ).stdout
             assert f"though pid {holder.pid} holds the state directory (stopped)" in said
         finally:
             holder.kill()
 
 
 def test_socket_is_chosen_by_flag_before_variables(daemon: World) -> None:
-    assert daemon.sfactl("list", "--socket", str(daemon.socket), SFA_SOCKET="/nonexistent").returncode == 0
+    assert (
+        daemon.sfactl("list", "--socket", str(daemon.socket), SFA_SOCKET="/nonexistent").returncode
+        == 0
+    )
     assert "/nonexistent" in daemon.sfactl("list", code=69, SFA_SOCKET="/nonexistent").stderr
 
 
 @pytest.mark.parametrize("words", [("wait",), ("logs", "-f")])
-def test_ctrl_c_is_130_without_a_traceback(start: Start, daemon: World, words: tuple[str, ...]) -> None:
+def test_ctrl_c_is_130_without_a_traceback(
+    start: Start, daemon: World, words: tuple[str, ...]
+) -> None:
     run = daemon.spawn("--", "sleep", "60")
     process = start(*words, run)
     wait_until(lambda: daemon.json("status")["connections"] >= 2, "it is connected and waits")
@@ -253,7 +279,9 @@ def test_ctrl_c_is_130_without_a_traceback(start: Start, daemon: World, words: t
 
 def test_a_reader_that_goes_away_is_no_error(daemon: World) -> None:
     script = "$SFACTL config | head -n 1; $SFACTL --help | head -n 1"
-    done = subprocess.run(["sh", "-c", script], env=daemon.env, capture_output=True, timeout=PATIENCE, check=True)
+    done = subprocess.run(
+        ["sh", "-c", script], env=daemon.env, capture_output=True, timeout=PATIENCE, check=True
+    )
     assert done.stderr == b""
 
 
@@ -263,7 +291,11 @@ def test_completion_scripts(world: World, shell: str) -> None:
 
 
 def test_completion_offers_verbs_and_options(world: World) -> None:
-    world.env |= {"_SFACTL_COMPLETE": "complete_bash", "COMP_WORDS": "sfactl spawn --max", "COMP_CWORD": "2"}
+    world.env |= {
+        "_SFACTL_COMPLETE": "complete_bash",
+        "COMP_WORDS": "sfactl spawn --max",
+        "COMP_CWORD": "2",
+    }
     assert world.sfactl().stdout.split() == ["--max-depth", "--max-descendants"]
 
 
@@ -298,6 +330,13 @@ def by_heading(text: str) -> dict[str, list[str]]:
 
 def test_the_demo_leaves_nothing(world: World) -> None:
     done = world.sfactl("demo", TMPDIR=str(world.directory))
-    for word in ("summariser", "refused", "level-3", "gone", "call 4: HTTP 400", "has answered 3 calls, for 0.045 USD"):
+    for word in (
+        "summariser",
+        "refused",
+        "level-3",
+        "gone",
+        "call 4: HTTP 400",
+        "has answered 3 calls, for 0.045 USD",
+    ):
         assert word in done.stdout
     assert [path.name for path in world.directory.iterdir()] == ["sfad.toml"]

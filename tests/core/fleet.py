@@ -1,7 +1,9 @@
-"""A fleet in memory: a machine for each node, and a network that loses, repeats, delays and reorders messages.
+"""A fleet in memory: a machine for each node, and a network that loses, repeats, delays and
+reorders messages.
 
-Each node does what the shell does: it saves before it sends, keeps the keys of what it was granted, and answers for ended runs from
-its ledger. The clocks of nodes start apart and go at different speeds."""
+Each node does what the shell does: it saves before it sends, keeps the keys of what it was granted,
+and answers for ended runs from its ledger. The clocks of nodes start apart and go at different
+speeds."""
 
 from __future__ import annotations
 
@@ -69,7 +71,10 @@ class Net:
     nodes: dict[str, Node] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.nodes = {name: Node(name, self, 1000.0 * n, 1 + 0.004 * (n % 3 - 1)) for n, name in enumerate(self.names)}
+        self.nodes = {
+            name: Node(name, self, 1000.0 * n, 1 + 0.004 * (n % 3 - 1))
+            for n, name in enumerate(self.names)
+        }
 
     def send(self, sender: str, to: str, message: Message) -> None:
         self.sent += 1
@@ -89,7 +94,9 @@ class Net:
         """Let time pass on every clock, up to each timer that fires meanwhile."""
         until = self.at + seconds
         while True:
-            due = min(((node.fires_at(), node.name) for node in self.nodes.values()), default=(until, ""))
+            due = min(
+                ((node.fires_at(), node.name) for node in self.nodes.values()), default=(until, "")
+            )
             if due[0] >= until:
                 break
             self.at = max(self.at, due[0])
@@ -159,7 +166,11 @@ class Node:
         if not isinstance(answer, c.ReserveAnswer) or answer.reservation is None:
             return False
         self.token += 1
-        self.feed(e.SettleRequested(self.now, self.token, ANN, answer.reservation, Use(input_tokens=10, cost=nanos)))
+        self.feed(
+            e.SettleRequested(
+                self.now, self.token, ANN, answer.reservation, Use(input_tokens=10, cost=nanos)
+            )
+        )
         self.spent[run] = self.spent.get(run, 0) + nanos
         return True
 
@@ -180,7 +191,9 @@ class Node:
         found: dict[RunId, Run] = {}
         for run in list(self.machine.tree):
             birth = msgspec.msgpack.decode(msgspec.msgpack.encode(run.birth), type=Birth)
-            state = msgspec.msgpack.decode(msgspec.msgpack.encode(run, enc_hook=to_saved), type=State, dec_hook=from_saved)
+            state = msgspec.msgpack.decode(
+                msgspec.msgpack.encode(run, enc_hook=to_saved), type=State, dec_hook=from_saved
+            )
             found[birth.id] = Run(birth, state, found.get(birth.parent or ""))
             found[birth.id].adopt(88 if birth.id in self.alive else None)
         self.timers.clear()
@@ -191,7 +204,10 @@ class Node:
         self.feed(
             e.RunsAdopted(
                 self.now,
-                tuple(Remembered(run, empty=run.id not in inhabited, startable=True, begun=True) for run in found.values()),
+                tuple(
+                    Remembered(run, empty=run.id not in inhabited, startable=True, begun=True)
+                    for run in found.values()
+                ),
                 "the daemon died",
             )
         )
@@ -208,13 +224,17 @@ class Node:
                 self.feed(e.LaunchSucceeded(self.now, run.id, 7))
             case c.Place(run):
                 placing = run.asked.placing
-                node = placing.node if placing is not None and placing.node is not None else self.place
+                node = (
+                    placing.node if placing is not None and placing.node is not None else self.place
+                )
                 if node is not None:
                     self.feed(e.Placed(self.now, run.id, node))
             case c.Offer(run):
                 self.takers[run.id] = run.remote.node or "" if run.remote is not None else ""
                 self.unsent.add(run.id)
-            case c.Terminate(run_id, _) | c.Kill(run_id) if (live := self.machine.tree.get(run_id)) is not None:
+            case c.Terminate(run_id, _) | c.Kill(run_id) if (
+                live := self.machine.tree.get(run_id)
+            ) is not None:
                 if live.remote is not None:
                     self.unsent.add(run_id)
                     return
@@ -236,7 +256,9 @@ class Node:
                 self.timers = {key: at for key, at in self.timers.items() if key[0] != run.id}
 
     def fires_at(self) -> float:
-        return min(((at - self.begins) / self.speed for at in self.timers.values()), default=float("inf"))
+        return min(
+            ((at - self.begins) / self.speed for at in self.timers.values()), default=float("inf")
+        )
 
     def fire(self) -> None:
         key = min(self.timers, key=lambda each: self.timers[each])
@@ -245,7 +267,11 @@ class Node:
 
     def tend(self) -> None:
         """Send each grant that was not answered, and what is wanted of the others."""
-        remote = [run for run in self.machine.tree if run.remote is not None and run.remote.node is not None]
+        remote = [
+            run
+            for run in self.machine.tree
+            if run.remote is not None and run.remote.node is not None
+        ]
         by_node: dict[str, list[Run]] = {}
         for run in remote:
             assert run.remote is not None
@@ -262,7 +288,10 @@ class Node:
             assert run.remote is not None
             if run.remote.id:
                 self.number += 1
-                tended[run.id] = (run.remote.id, wanted_of(run, int(self.net.at * 1e6) + self.number, self.now))
+                tended[run.id] = (
+                    run.remote.id,
+                    wanted_of(run, int(self.net.at * 1e6) + self.number, self.now),
+                )
             elif stamp is not None:
                 self._offer(run, node, stamp)
         self.net.send(self.name, node, Tend(self.name, stamp, tended))
@@ -278,7 +307,9 @@ class Node:
             name=run.name,
             limits=tuple(limits_to_send(run, self.now)),
         )
-        self.net.send(self.name, node, Offer(self.name, run.id, f"{self.name}/{run.id}/{run.attempt}", asked))
+        self.net.send(
+            self.name, node, Offer(self.name, run.id, f"{self.name}/{run.id}/{run.attempt}", asked)
+        )
 
     def receive(self, message: Message) -> None:
         match message:
@@ -325,7 +356,10 @@ class Node:
         return e.GrantState(
             run.status,
             run.id,
-            Use(input_tokens=None if tokens is None else int(tokens), cost=None if cost is None else int(cost)),
+            Use(
+                input_tokens=None if tokens is None else int(tokens),
+                cost=None if cost is None else int(cost),
+            ),
             run.admitted,
             run.shown_reason,
         )

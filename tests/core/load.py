@@ -1,7 +1,7 @@
 """A load for the machine without checks of single commands: a busy day, as fast as possible.
 
-Both the big simulation and the benchmark run it. Outcomes are chosen by a seeded generator; what comes out is counted
-here, by outcome, to be held against what the machine says.
+Both the big simulation and the benchmark run it. Outcomes are chosen by a seeded generator; what
+comes out is counted here, by outcome, to be held against what the machine says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from sfad.protocol.types import Bound, Limit, LimitKind, RunId
 
 
 def calls_of(what: Callable[[], object]) -> int:
-    """Return how often functions of the core are called in it: what it costs, in a number that no other load touches."""
+    """Return how often functions of the core are called in it: what it costs, in a number that no
+    other load touches."""
     calls, inside = 0, str(Path(sfad.core.__file__).parent)
 
     def called(frame: FrameType, event: str, _argument: object) -> None:
@@ -52,7 +53,8 @@ BUSY = Policy(trees_per_user=16, trees=64, spawns_per_hour=10**9)
 
 @dataclass
 class Load:
-    """A crowd of agents that start, nest, are refused, fail, are retried, time out and are stopped."""
+    """A crowd of agents that start, nest, are refused, fail, are retried, time out and are
+    stopped."""
 
     seed: int = 1
     machine: Machine = field(default_factory=lambda: Machine(BUSY))
@@ -92,8 +94,18 @@ class Load:
         dice = self.random
         attempts = 3 if dice.random() < 0.1 else 1
         parent = self.any() if dice.random() < 0.5 else None
-        peer = Peer(parent.birth.uid, parent.user, run=parent.id) if parent is not None else dice.choice(PEERS)
-        asked = Asked(("x",), name=f"n{dice.randrange(30)}", limits=LIMITS, max_descendants=BUDGET, attempts=attempts)
+        peer = (
+            Peer(parent.birth.uid, parent.user, run=parent.id)
+            if parent is not None
+            else dice.choice(PEERS)
+        )
+        asked = Asked(
+            ("x",),
+            name=f"n{dice.randrange(30)}",
+            limits=LIMITS,
+            max_descendants=BUDGET,
+            attempts=attempts,
+        )
         self.queue.append(e.SpawnRequested(self.now, self.asked, peer, asked))
 
     def any(self) -> Run | None:

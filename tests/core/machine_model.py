@@ -1,11 +1,12 @@
 """A simulated shell for tests of the machine: ledger, processes, freezer and timers are plain data.
 
-`World.feed` hands an event to the machine and applies the commands, and checks each of them against what
-`sfad.core.commands` promises. What the world may report next (`launching`, `owed_emptied`, ...) follows what
-`sfad.core.events` promises, so a test can pick among the legal next events without knowing the machine.
+`World.feed` hands an event to the machine and applies the commands, and checks each of them against
+what `sfad.core.commands` promises. What the world may report next (`launching`, `owed_emptied`,
+...) follows what `sfad.core.events` promises, so a test can pick among the legal next events
+without knowing the machine.
 
-Its books (the parent of each run, its statuses, the tokens that wait, what was used and charged) are counted from events and
-commands alone, and are compared with the machine's own counters.
+Its books (the parent of each run, its statuses, the tokens that wait, what was used and charged)
+are counted from events and commands alone, and are compared with the machine's own counters.
 """
 
 from __future__ import annotations
@@ -164,11 +165,15 @@ class Book:
         self.sources.clear()
         for source, use in run.account.sources.items():
             self.learn(source, amounts_of(use))
-        self.reservations = {name: amounts_reserved(reservation) for name, reservation in run.account.reservations.items()}
+        self.reservations = {
+            name: amounts_reserved(reservation)
+            for name, reservation in run.account.reservations.items()
+        }
         for amounts in self.reservations.values():
             self.known |= set(amounts)
         self.told = {
-            (kind.value, held.limit.threshold): ["near"] * held.near + ["over"] * held.over for kind, held in run.limits.items()
+            (kind.value, held.limit.threshold): ["near"] * held.near + ["over"] * held.over
+            for kind, held in run.limits.items()
         }
 
     def learn(self, source: str, amounts: Amounts) -> None:
@@ -177,7 +182,8 @@ class Book:
         self.known |= set(amounts)
 
     def own(self, kind: str) -> float | None:
-        """Return what it has used: the largest figure of any source. Reservations count as reported."""
+        """Return what it has used: the largest figure of any source. Reservations count as
+        reported."""
         reserved: Amounts = {}
         for amounts in self.reservations.values():
             reserved = added(reserved, amounts)
@@ -274,7 +280,9 @@ class World:
                 self.remember(changed)
         self.noted.update(outcome.used)
         if any(isinstance(command, c.SaveAlerts) for command in self.batch):
-            self.saved_alerts = decode(msgspec.msgpack.encode(self.machine.saved_alerts()), type=SavedAlerts)
+            self.saved_alerts = decode(
+                msgspec.msgpack.encode(self.machine.saved_alerts()), type=SavedAlerts
+            )
         for index, command in enumerate(self.batch):
             if index == self.crash_after:
                 raise Crashed
@@ -316,10 +324,13 @@ class World:
     def copy_of(self, run: RunId) -> tuple[Birth, State]:
         """Return what is saved of it."""
         birth, state = self.copies[run]
-        return msgspec.msgpack.decode(birth, type=Birth), msgspec.msgpack.decode(state, type=State, dec_hook=from_saved)
+        return msgspec.msgpack.decode(birth, type=Birth), msgspec.msgpack.decode(
+            state, type=State, dec_hook=from_saved
+        )
 
     def check_copies(self) -> None:
-        """What is saved of each run is what it is, but for what it is said to have used, and what the kernel tells."""
+        """What is saved of each run is what it is, but for what it is said to have used, and what
+        the kernel tells."""
         assert set(self.copies) == set(self.live)
         for run in self.machine.tree:
             # the same bytes need no second look, which takes most of the time of these tests
@@ -329,16 +340,28 @@ class World:
     def _check_copy(self, run: Run) -> None:
         birth, kept = self.copy_of(run.id)
         now = msgspec.msgpack.decode(encode(run), type=State, dec_hook=from_saved)
-        # the times of a clock that has started again mean nothing, and nothing reads this one any more
-        assert birth == (replace(run.birth, created_at=birth.created_at) if self.rebooted else run.birth)
+        # the times of a clock that has started again mean nothing, and nothing reads this one any
+        # more
+        assert birth == (
+            replace(run.birth, created_at=birth.created_at) if self.rebooted else run.birth
+        )
         for name in State.__dataclass_fields__:
             if name != "account" and not (name == "counted_cost" and run.id in self.noted):
-                assert getattr(kept, name) == getattr(now, name), f"{name} of {run.id} was not saved"
+                assert getattr(kept, name) == getattr(now, name), (
+                    f"{name} of {run.id} was not saved"
+                )
         check_account(kept.account, now.account, noted=run.id in self.noted)
 
     # ---- the daemon dies, or re-executes itself
 
-    def die(self, fate: Callable[[Box], str], *, gap: float, reboot: bool, startable: Callable[[RunId], bool]) -> None:
+    def die(
+        self,
+        fate: Callable[[Box], str],
+        *,
+        gap: float,
+        reboot: bool,
+        startable: Callable[[RunId], bool],
+    ) -> None:
         """Kill the daemon, and start the next one after a while."""
         self.waiting.clear()
         self._forget_what_was_promised()
@@ -353,9 +376,16 @@ class World:
         for run in held:
             run.adopt(999 if run.id in self.boxes and self.boxes[run.id].main else None)
         runs = [self._remembered(run, startable=startable(run.id)) for run in held]
-        before = {one.run.id: msgspec.msgpack.decode(self.copies[one.run.id][1], type=State, dec_hook=from_saved) for one in runs}
+        before = {
+            one.run.id: msgspec.msgpack.decode(
+                self.copies[one.run.id][1], type=State, dec_hook=from_saved
+            )
+            for one in runs
+        }
         self._restart()
-        self.feed(e.RunsAdopted(self.now, tuple(runs), "the daemon died", ended=self._ends_before(runs)))
+        self.feed(
+            e.RunsAdopted(self.now, tuple(runs), "the daemon died", ended=self._ends_before(runs))
+        )
         for one in runs:
             self._check_recovered(one, before[one.run.id], never)
         self._know_again()
@@ -369,7 +399,10 @@ class World:
         starting = {box.id for box in self.boxes.values() if box.starting}
         self._forget_what_was_promised()
         self._adopt(held)
-        runs = [self._remembered(run, startable=startable(run.id), starting=run.id in starting) for run in held]
+        runs = [
+            self._remembered(run, startable=startable(run.id), starting=run.id in starting)
+            for run in held
+        ]
         self._restart()
         event = e.RunsAdopted(
             self.now,
@@ -402,7 +435,8 @@ class World:
             box.forget()
 
     def _what_is_remembered(self, *, reboot: bool) -> tuple[list[Run], set[RunId]]:
-        """Return the saved runs that have not ended, parents first, and those of them that the ledger may never have held."""
+        """Return the saved runs that have not ended, parents first, and those of them that the
+        ledger may never have held."""
         self._over.clear()
         assert set(self.live) <= set(self.copies), "a run was not saved"
         runs: dict[RunId, Run] = {}
@@ -430,10 +464,14 @@ class World:
         return list(runs.values()), never
 
     def _count_again(self) -> None:
-        unheard = [x.run for x in self.batch if isinstance(x, c.Admit) and x.run.id not in self.books]
+        unheard = [
+            x.run for x in self.batch if isinstance(x, c.Admit) and x.run.id not in self.books
+        ]
         for name, book in self.live.items():
             book.unheard += sum(name in [above.id for above in run.ancestors] for run in unheard)
-            known = sum(book in other.ancestors and not other.failed_commit for other in self.books.values())
+            known = sum(
+                book in other.ancestors and not other.failed_commit for other in self.books.values()
+            )
             book.descendants = known + book.unheard
             assert book.run.admitted == book.descendants + book.unasked
         self.batch = []
@@ -447,7 +485,8 @@ class World:
             box.strays += 1
 
     def _adopt(self, held: list[Run]) -> None:
-        """Check that each process belongs to a live run, and give the launcher each run that may have been launched."""
+        """Check that each process belongs to a live run, and give the launcher each run that may
+        have been launched."""
         live = {run.id for run in held}
         for box in list(self.boxes.values())[::-1]:
             if box.id not in live:
@@ -473,17 +512,33 @@ class World:
         # the process may be a trampoline whose gate was not opened
         unknown = run.status is not Status.STARTING or bool(run.birth.number % 2)
         begun = starting or run.pid is not None or (run.status is not Status.ACCEPTED and unknown)
-        return Remembered(run, empty=box is None or not box.alive, starting=starting, startable=startable, begun=begun)
+        return Remembered(
+            run,
+            empty=box is None or not box.alive,
+            starting=starting,
+            startable=startable,
+            begun=begun,
+        )
 
     def _restart(self) -> None:
         live = [book.run for book in self.live.values()]
-        numbers = [run.birth.number for run in (*self.refusals, *(book.run for book in self.books.values())) if run not in live]
-        settled = [name for name, book in self.reservations.items() if name not in book.reservations]
+        numbers = [
+            run.birth.number
+            for run in (*self.refusals, *(book.run for book in self.books.values()))
+            if run not in live
+        ]
+        settled = [
+            name for name, book in self.reservations.items() if name not in book.reservations
+        ]
         reserved = max((int(name.rpartition("-")[2]) for name in settled), default=0)
-        self.machine = with_fair_turns(Machine(self.policy, next_number=max(numbers, default=0) + 1, reservations=reserved))
+        self.machine = with_fair_turns(
+            Machine(self.policy, next_number=max(numbers, default=0) + 1, reservations=reserved)
+        )
         self.machine.restore_alerts(self.saved_alerts)
         self.alerts_due = None
-        self.raised = {(what, run.id) for run in live for what in run.alerts} | set(self.machine.shared_alerts)
+        self.raised = {(what, run.id) for run in live for what in run.alerts} | set(
+            self.machine.shared_alerts
+        )
 
     def _know_again(self) -> None:
         if self.purses:
@@ -497,17 +552,27 @@ class World:
     def _check_recovered(self, one: Remembered, before: State, never: set[RunId]) -> None:
         run, old = one.run, before.status
         if run.id in never and not run.attempt:
-            assert run.status in {Status.FAILED, Status.STOPPING, Status.CANCELLED}, "started, but it was never committed"
+            assert run.status in {Status.FAILED, Status.STOPPING, Status.CANCELLED}, (
+                "started, but it was never committed"
+            )
             assert run.status is not Status.FAILED or old in {Status.ACCEPTED, Status.QUEUED}
-        elif old in {Status.RUNNING, Status.PAUSED} and one.run.pid is not None and not one.run.status.terminal:
-            stopped_above = any(above.status is Status.STOPPING or above.clearing for above in run.ancestors)
+        elif (
+            old in {Status.RUNNING, Status.PAUSED}
+            and one.run.pid is not None
+            and not one.run.status.terminal
+        ):
+            stopped_above = any(
+                above.status is Status.STOPPING or above.clearing for above in run.ancestors
+            )
             assert run.status is old or (stopped_above and run.status is Status.STOPPING)
         elif not one.begun:
             assert run.outcome is Status.FAILED
             assert run.latest.exit is None
         elif old in {Status.RUNNING, Status.PAUSED, Status.STARTING} and run.pid is None:
             verdict = Status.COMPLETED if run.latest.said_failed is None else Status.FAILED
-            assert run.outcome is (verdict if run.latest.said_finished else Status.LOST), run.outcome
+            assert run.outcome is (verdict if run.latest.said_finished else Status.LOST), (
+                run.outcome
+            )
             assert run.latest.exit is not None
             assert run.latest.exit.unknown
         elif old is Status.STOPPING:
@@ -515,7 +580,11 @@ class World:
         elif old is Status.QUEUED and not one.startable:
             assert run.status is Status.FAILED
         elif old is Status.QUEUED:
-            assert run.status in {Status.QUEUED, Status.STARTING, Status.STOPPING} or ended_by_another(run)
+            assert run.status in {
+                Status.QUEUED,
+                Status.STARTING,
+                Status.STOPPING,
+            } or ended_by_another(run)
         assert run.status is Status.STARTING or run.attempt == before.attempt
         assert run.admitted == before.admitted
 
@@ -544,7 +613,9 @@ class World:
             self.feed(e.ReserveRequested(self.now, token, peer, book.run.id, reservation))
             answer = self.answers[token]
             if isinstance(answer, c.ReserveAnswer) and answer.reservation is not None:
-                assert answer.reservation not in self.reservations, "a reservation's name was used twice"
+                assert answer.reservation not in self.reservations, (
+                    "a reservation's name was used twice"
+                )
                 self.reservations[answer.reservation] = book
                 self.reserved_in[answer.reservation] = set(self.purses)
                 book.reservations[answer.reservation] = amounts_reserved(reservation)
@@ -562,7 +633,9 @@ class World:
                 book.learn("report", added(book.sources.get("report", {}), amounts_of(used)))
         return self.answers[token]
 
-    def more_room(self, event: e.ResumeRequested | e.ApproveRequested | e.LimitRequested) -> c.Answer:
+    def more_room(
+        self, event: e.ResumeRequested | e.ApproveRequested | e.LimitRequested
+    ) -> c.Answer:
         """A client gives a run new limits, or lets it continue as it is."""
         book = self.books[event.run]
         told = dict(book.told)
@@ -584,13 +657,18 @@ class World:
         self.feed(e.BudgetsKnown(self.now, budgets))
 
     @contextmanager
-    def _charging(self, book: Book, reserved_in: set[tuple[str, str]] | None = None) -> Iterator[None]:
-        """Check that exactly what the run has used meanwhile was charged to its user's budgets. `reserved_in`: those
-        that what is given back was charged to; it is not given to others."""
+    def _charging(
+        self, book: Book, reserved_in: set[tuple[str, str]] | None = None
+    ) -> Iterator[None]:
+        """Check that exactly what the run has used meanwhile was charged to its user's budgets.
+        `reserved_in`: those that what is given back was charged to; it is not given to others."""
         before = book.own("cost") or 0
         mine = {key: purse for key, purse in self.purses.items() if book.run.user in purse.members}
         purses = list(mine.values())
-        wanted = [(purse.charged, reserved_in is None or key in reserved_in) for key, purse in mine.items()]
+        wanted = [
+            (purse.charged, reserved_in is None or key in reserved_in)
+            for key, purse in mine.items()
+        ]
         others = {key: purse.charged for key, purse in self.purses.items() if purse not in purses}
         self.charging = True
         yield
@@ -598,22 +676,34 @@ class World:
         change = (book.own("cost") or 0) - before
         # never below 0: what was reserved before a budget was renewed is not given back to it
         assert [purse.charged for purse in purses] == [
-            max(0, charged + change) if change > 0 or gets_back else charged for charged, gets_back in wanted
+            max(0, charged + change) if change > 0 or gets_back else charged
+            for charged, gets_back in wanted
         ]
         assert {key: self.purses[key].charged for key in others} == others
 
     def used_in_all(self, book: Book, kind: str) -> float | None:
         """Return what a limit of the run counts, by the books."""
-        below = [other for other in self.books.values() if book in other.ancestors] if kind in OF_TREES else []
-        known = [amount for amount in (each.own(kind) for each in (book, *below)) if amount is not None]
+        below = (
+            [other for other in self.books.values() if book in other.ancestors]
+            if kind in OF_TREES
+            else []
+        )
+        known = [
+            amount for amount in (each.own(kind) for each in (book, *below)) if amount is not None
+        ]
         return sum(known) if known else None
 
     def ever_known(self, book: Book, kind: str) -> bool:
         """Return whether a figure was told of the run or of a descendant."""
-        return any(kind in other.known for other in self.books.values() if other is book or book in other.ancestors)
+        return any(
+            kind in other.known
+            for other in self.books.values()
+            if other is book or book in other.ancestors
+        )
 
     def next_mark(self, book: Book) -> float:
-        """Return the seconds at which its clock calls for an event or an action, by what was published."""
+        """Return the seconds at which its clock calls for an event or an action, by what was
+        published."""
         time = book.run.limits.get(LimitKind.TIME)
         if time is None:
             return book.run.max_time
@@ -658,7 +748,8 @@ class World:
         self.feed(e.LaunchFailed(self.now, box.id, 2, "No such file or directory"))
 
     def exited(self, box: Box, code: int | None, *, late: bool = False) -> None:
-        """A main process was reaped. `late`: the kernel has not yet told that nothing else is alive."""
+        """A main process was reaped. `late`: the kernel has not yet told that nothing else is
+        alive."""
         assert box.main
         box.main = False
         signal = 9 if code is None else None
@@ -700,7 +791,9 @@ class World:
     def advance(self, seconds: float) -> None:
         """Let time pass; timers fire in order."""
         until = self.now + seconds
-        while (due := min(self.timers, key=lambda t: self.timers[t], default=None)) and self.timers[due] <= until:
+        while (due := min(self.timers, key=lambda t: self.timers[t], default=None)) and self.timers[
+            due
+        ] <= until:
             self._look_at_alerts(self.timers[due])
             self.now = max(self.now, self.timers.pop(due))
             self.feed(e.TimerFired(self.now, *due))
@@ -760,9 +853,13 @@ class World:
         assert len(above) < depth, f"{run.id} is at depth {len(above)}, max_depth is {depth}"
         for book in above:
             book.descendants += 1
-            assert book.descendants <= book.max_descendants, f"{book.run.id} has more than {book.max_descendants} descendants"
+            assert book.descendants <= book.max_descendants, (
+                f"{book.run.id} has more than {book.max_descendants} descendants"
+            )
         assert run.identity not in [book.run.identity for book in above], "a loop was admitted"
-        assert not any(book.run.status is Status.STOPPING for book in above), "born into a tree that is being emptied"
+        assert not any(book.run.status is Status.STOPPING for book in above), (
+            "born into a tree that is being emptied"
+        )
         assert not self.machine.draining
         self.books[run.id] = Book(run, above, depth, descendants, waited=bool(run.awaits))
         self.remember(run)
@@ -774,17 +871,26 @@ class World:
             for bound in (run.asked.max_depth, run.asked.max_descendants)
         )
         if not above:
-            return depth or self.policy.max_depth.value, descendants or self.policy.max_descendants.value
+            return (
+                depth or self.policy.max_depth.value,
+                descendants or self.policy.max_descendants.value,
+            )
         top = above[-1]
-        return min(depth or top.max_depth, top.max_depth), min(descendants or top.max_descendants, top.max_descendants)
+        return min(depth or top.max_depth, top.max_depth), min(
+            descendants or top.max_descendants, top.max_descendants
+        )
 
     def _save(self, command: c.Record) -> None:
         book = self.books[command.run.id]
         status = command.run.status
-        assert not any(old.terminal for old in book.saves), f"{command.run.id} was saved after its end"
+        assert not any(old.terminal for old in book.saves), (
+            f"{command.run.id} was saved after its end"
+        )
         if status.terminal:
             assert not command.run.children, "terminal before its children"
-            assert not any(book in other.ancestors for other in self.live.values()), "terminal before a descendant"
+            assert not any(book in other.ancestors for other in self.live.values()), (
+                "terminal before a descendant"
+            )
         book.saves.append(status)
 
     def _record_refusal(self, command: c.RecordRefusal) -> None:
@@ -793,7 +899,9 @@ class World:
         self.refusals.append(command.run)
 
     def _has_row(self, run: RunId) -> None:
-        assert run in [refused.id for refused in self.refusals], "counted in a row that was never written"
+        assert run in [refused.id for refused in self.refusals], (
+            "counted in a row that was never written"
+        )
 
     def _launch(self, command: c.Launch) -> None:
         run = command.run
@@ -806,7 +914,12 @@ class World:
             awaited = self.books[after.run]
             assert awaited.ended, f"{run.id} was launched before {after.run} had ended"
             assert not after.ok or awaited.run.status is Status.COMPLETED
-        assert run.attempt > 1 or run.parent is None or not self.books[run.id].waited or not run.paused_in_lineage
+        assert (
+            run.attempt > 1
+            or run.parent is None
+            or not self.books[run.id].waited
+            or not run.paused_in_lineage
+        )
         self.launches.add((run.id, run.attempt))
         box = self._box_for(run)
         assert not box.alive, f"{run.id} was launched over what its last attempt left"
@@ -814,7 +927,9 @@ class World:
         box.interrupts = 0
 
     def _box(self, run: RunId) -> Box:
-        assert run in self.boxes, f"a command for {run}, which was never launched or has been released"
+        assert run in self.boxes, (
+            f"a command for {run}, which was never launched or has been released"
+        )
         return self.boxes[run]
 
     def _empty_it(self, command: c.Terminate | c.Kill) -> None:
@@ -826,7 +941,9 @@ class World:
 
     def _interrupt(self, command: c.Interrupt) -> None:
         box = self._box(command.run)
-        assert not box.emptying, f"{box.id} was interrupted after all its processes had been signalled"
+        assert not box.emptying, (
+            f"{box.id} was interrupted after all its processes had been signalled"
+        )
         box.interrupts += 1
         assert box.interrupts == 1, f"{box.id} was interrupted twice"
 
@@ -878,18 +995,24 @@ class World:
             self._told(command.event)
 
     def _alert(self, event: types.Event) -> None:
-        """Check that an alert is raised and cleared in turn. A budget's at 100 % takes the place of that at 80 %."""
+        """Check that an alert is raised and cleared in turn. A budget's at 100 % takes the place of
+        that at 80 %."""
         about = (event.type, event.run_id or "")
-        if (whose := re.search(r"(?:user |(team ))(\S+) has used", event.message)) and event.type == "alert_budget":
+        if (
+            whose := re.search(r"(?:user |(team ))(\S+) has used", event.message)
+        ) and event.type == "alert_budget":
             about = (event.type, (whose[1] or "") + whose[2])
             assert (event.severity == "high") == (event.state == "raised" and event.threshold == 1)
             if event.severity == "high":
                 self.raised.discard(about)
-        assert (about in self.raised) == (event.state == "cleared"), f"{about} was {event.state} twice"
+        assert (about in self.raised) == (event.state == "cleared"), (
+            f"{about} was {event.state} twice"
+        )
         self.raised ^= {about}
 
     def _told(self, event: types.Event) -> None:
-        """Check that `near` and `over` are published at most once, in this order, for each limit and each budget."""
+        """Check that `near` and `over` are published at most once, in this order, for each limit
+        and each budget."""
         kind, threshold, used = event.limit_kind, event.threshold, event.used
         assert kind is not None
         assert threshold is not None
@@ -900,13 +1023,25 @@ class World:
         if event.message.startswith("was refused") and event.scope in {"user", "team"}:
             return  # it tells nothing of what was used
         if event.scope in {"user", "team"}:
-            told = next(p.told for (scope, name), p in self.purses.items() if event.message.startswith(f"{scope} {name} "))
+            told = next(
+                p.told
+                for (scope, name), p in self.purses.items()
+                if event.message.startswith(f"{scope} {name} ")
+            )
         else:
             assert event.run_id is not None
             told = self.books[event.run_id].told.setdefault((kind, threshold), [])
             assert over or used >= threshold * self.policy.nearing - 1e-6
-            assert not over or used > threshold or (kind in {"time", "silence"} and used == threshold)
-        word = "refused" if event.refused and event.action is Action.REFUSE else "over" if over else "near"
+            assert (
+                not over or used > threshold or (kind in {"time", "silence"} and used == threshold)
+            )
+        word = (
+            "refused"
+            if event.refused and event.action is Action.REFUSE
+            else "over"
+            if over
+            else "near"
+        )
         assert word not in told, f"{word} was said twice of {kind} {threshold}"
         assert over or "over" not in told, "near after over"
         told.append(word)
@@ -933,7 +1068,9 @@ class World:
         self._over.append(run.id)
 
     def _reply(self, command: c.AnswerRequest) -> None:
-        assert command.token in self.waiting, f"token {command.token} was answered twice, or was never given out"
+        assert command.token in self.waiting, (
+            f"token {command.token} was answered twice, or was never given out"
+        )
         self.waiting.remove(command.token)
         self.answers[command.token] = command.answer
 
@@ -945,12 +1082,16 @@ class World:
 
 def ended_by_another(run: Run) -> bool:
     """Return whether it never started, because a run that it waited for did not complete."""
-    return run.ending is not None and run.ending.reason is not None and run.ending.reason.kind == "after"
+    return (
+        run.ending is not None
+        and run.ending.reason is not None
+        and run.ending.reason.kind == "after"
+    )
 
 
 def check_account(kept: Account, now: Account, *, noted: bool) -> None:
-    """Check that all of an account is saved. What meters and the kernel tell is saved later, and sums over descendants are computed
-    again."""
+    """Check that all of an account is saved. What meters and the kernel tell is saved later, and
+    sums over descendants are computed again."""
     assert kept.reservations == now.reservations
     assert kept.reserved_by_agent == now.reserved_by_agent
     assert kept.ended == now.ended
@@ -959,12 +1100,16 @@ def check_account(kept: Account, now: Account, *, noted: bool) -> None:
 
 
 def with_fair_turns(machine: Machine) -> Machine:
-    """Check, whenever a waiting tree gets a slot, that it is the first of its user, and that no waiting user who may have one has
-    fewer trees."""
+    """Check, whenever a waiting tree gets a slot, that it is the first of its user, and that no
+    waiting user who may have one has fewer trees."""
     slots, give = machine.slots, machine.slots.give_next
 
     def checked() -> RunId | None:
-        able = [run for run in machine.tree if slots.place_of(run.id) is not None and slots.free_for(run.user, run.asked.group)]
+        able = [
+            run
+            for run in machine.tree
+            if slots.place_of(run.id) is not None and slots.free_for(run.user, run.asked.group)
+        ]
         places = {run.id: slots.place_of(run.id) for run in able}
         trees = {run.id: slots.user_count(run.user) for run in able}
         root = give()
@@ -980,24 +1125,30 @@ def with_fair_turns(machine: Machine) -> Machine:
 
 
 def places_in_queues(machine: Machine) -> dict[tuple[str, str | None], dict[int, Run]]:
-    """Return the waiting trees of each queue by their place: those of a user, or of a group of the user that has no room."""
+    """Return the waiting trees of each queue by their place: those of a user, or of a group of the
+    user that has no room."""
     queues: dict[tuple[str, str | None], dict[int, Run]] = {}
     for run in machine.tree:
         if (place := machine.slots.place_of(run.id)) is not None:
             full = machine.slots.group_full(run.user, run.asked.group)
             queue = queues.setdefault((run.user, run.asked.group if full else None), {})
-            assert place.place not in queue, f"{run.id} and {queue[place.place].id} have the same place"
+            assert place.place not in queue, (
+                f"{run.id} and {queue[place.place].id} have the same place"
+            )
             queue[place.place] = run
     return queues
 
 
 def snapshot(machine: Machine, at: float, users: Iterable[str]) -> dict[str, Any]:
-    """Return everything that a request of these users could see of the machine, without the next number and the counters
-    of refusals."""
+    """Return everything that a request of these users could see of the machine, without the next
+    number and the counters of refusals."""
     return {
         "runs": {run.id: _of_run(run) for run in machine.tree},
         "slots": (machine.slots.count, machine.slots.queued),
-        "waiting": {run.id: (machine.slots.waits(run.id), machine.slots.place_of(run.id)) for run in machine.tree},
+        "waiting": {
+            run.id: (machine.slots.waits(run.id), machine.slots.place_of(run.id))
+            for run in machine.tree
+        },
         "quotas": {user: machine.quotas(user, at) for user in users},
         "tickets": {ticket.token: set(ticket.pending) for ticket in machine.tickets()},
         "budgets": {(b.scope, b.name): (b.charged, b.near, b.over) for b in machine.budgets},
@@ -1008,7 +1159,10 @@ def snapshot(machine: Machine, at: float, users: Iterable[str]) -> dict[str, Any
 
 def _of_run(run: Run) -> dict[str, Any]:
     saved: dict[str, Any] = msgspec.msgpack.decode(encode(run))
-    return saved | {"parent": run.parent.id if run.parent is not None else None, "children": list(run.children)}
+    return saved | {
+        "parent": run.parent.id if run.parent is not None else None,
+        "children": list(run.children),
+    }
 
 
 Arrow = tuple[Status, Status]
@@ -1023,7 +1177,9 @@ def every_move() -> Iterator[set[Arrow]]:
     def assign(run: Run, new: Status) -> None:
         old = slot.__get__(run, Run) if run_has_status(run) else None
         if old is not None and not new.rejected:
-            assert new in TRANSITIONS[old], f"{run.id} went from {old} to {new}, which is not in the table"
+            assert new in TRANSITIONS[old], (
+                f"{run.id} went from {old} to {new}, which is not in the table"
+            )
             seen.add((old, new))
         slot.__set__(run, new)
 

@@ -90,7 +90,9 @@ def test_users_positions_and_verbs(user: str, position: str) -> None:
             refused |= verb in OF_PEOPLE
             refused |= verb in STARTS and permissions.leaf
             refused |= position == "denied" and verb not in UNBOUND
-        assert (why_verb_refused(peer, verb, permissions or FULL, ALL_USERS) is not None) == refused, verb
+        assert (
+            why_verb_refused(peer, verb, permissions or FULL, ALL_USERS) is not None
+        ) == refused, verb
     may_start = permissions is None or (permissions.sessions and not permissions.leaf)
     assert (why_sessions_refused(peer, permissions or FULL, ALL_USERS) is None) == may_start
 
@@ -108,7 +110,10 @@ def test_a_daemon_of_its_own_user_serves_no_other(user: str) -> None:
 
 def test_a_peer_that_could_not_be_placed_may_do_nothing() -> None:
     for user, verb in product(USERS.values(), TABLE):
-        assert why_verb_refused(replace(user, unidentified="hidden"), verb, FULL, ALL_USERS) is not None
+        assert (
+            why_verb_refused(replace(user, unidentified="hidden"), verb, FULL, ALL_USERS)
+            is not None
+        )
 
 
 def test_only_the_gateway_asks_as_the_gateway() -> None:
@@ -123,11 +128,14 @@ def test_only_the_gateway_asks_as_the_gateway() -> None:
 def test_deny_takes_away_what_can_be_named() -> None:
     peer = Peer(1001, "ann", owner=False, run="a2")
     for verb in VERBS:
-        narrowed = FULL.narrowed(allow=frozenset(), deny=frozenset({verb}), leaf=False, sessions=True, session=False)
+        narrowed = FULL.narrowed(
+            allow=frozenset(), deny=frozenset({verb}), leaf=False, sessions=True, session=False
+        )
         lost = {
             other
             for other in TABLE
-            if why_verb_refused(peer, other, narrowed, ALL_USERS) != why_verb_refused(peer, other, FULL, ALL_USERS)
+            if why_verb_refused(peer, other, narrowed, ALL_USERS)
+            != why_verb_refused(peer, other, FULL, ALL_USERS)
         }
         assert lost == ({verb} | WITH.get(verb, set())) - OF_ADMINS
 
@@ -136,8 +144,15 @@ UIDS = st.sampled_from([0, 990, 1001, 1002, 1003])
 LINEAGES = st.lists(st.sampled_from(["a1", "a2", "a3", "a4"]), min_size=1, max_size=4, unique=True)
 
 
-@given(user=st.sampled_from(list(USERS)), run=st.none() | st.sampled_from(["a1", "a2"]), uid=UIDS | st.none(), lineage=LINEAGES)
-def test_a_scope_is_own_runs_or_the_subtree_or_all(user: str, run: str | None, uid: int | None, lineage: list[str]) -> None:
+@given(
+    user=st.sampled_from(list(USERS)),
+    run=st.none() | st.sampled_from(["a1", "a2"]),
+    uid=UIDS | st.none(),
+    lineage=LINEAGES,
+)
+def test_a_scope_is_own_runs_or_the_subtree_or_all(
+    user: str, run: str | None, uid: int | None, lineage: list[str]
+) -> None:
     peer = replace(USERS[user], run=run)
     scope = ALL_USERS.scope(peer)
     own = user in SUPER or uid == peer.uid
@@ -151,5 +166,11 @@ def test_a_scope_is_own_runs_or_the_subtree_or_all(user: str, run: str | None, u
 
 
 def test_events_of_the_daemon_itself_are_for_those_who_see_all() -> None:
-    assert [ALL_USERS.scope(user).admits(None, ()) for user in USERS.values()] == [True, True, True, False, False]
+    assert [ALL_USERS.scope(user).admits(None, ()) for user in USERS.values()] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
     assert not Scope(uid=None, run="a2").admits(None, ())

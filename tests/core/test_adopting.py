@@ -45,7 +45,8 @@ class Life(Transcript):
         continued: bool = False,
         learnt: Iterable[e.Event] = (),
     ) -> e.RunsAdopted:
-        """Return the next daemon's first event. `alive`: runs whose main process lives; `populated`: with other processes."""
+        """Return the next daemon's first event. `alive`: runs whose main process lives;
+        `populated`: with other processes."""
         found: dict[RunId, Run] = {}
         for birth, state in copies if copies is not None else self.copies():
             birth, state = rebased(birth, state, self.at) if reboot else (birth, state)
@@ -66,7 +67,9 @@ class Life(Transcript):
             )
         tickets = self.machine.tickets() if continued else ()
         self.machine = Machine(self.machine.policy, **self.numbers)
-        return e.RunsAdopted(self.at, tuple(runs), "the daemon died", continued, tickets, tuple(learnt))
+        return e.RunsAdopted(
+            self.at, tuple(runs), "the daemon died", continued, tickets, tuple(learnt)
+        )
 
     def back(self, run: RunId, client: int) -> e.ClientBack:
         """A client has reconnected."""
@@ -85,7 +88,9 @@ class Life(Transcript):
 
 
 def _again(thing: T, kind: type[T]) -> T:
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(thing, enc_hook=to_saved), type=kind, dec_hook=from_saved)
+    return msgspec.msgpack.decode(
+        msgspec.msgpack.encode(thing, enc_hook=to_saved), type=kind, dec_hook=from_saved
+    )
 
 
 # ---- what is saved
@@ -101,7 +106,13 @@ def test_birth_and_state_are_loaded_as_they_were_saved() -> None:
         "deny": frozenset({"spawn"}),
         "on_limit": Action.WARN,
     }
-    a = t.start("a", limits="turns=10:pause memory=1048576:warn cost=2:request_increase", tied_to=3, attempts=2, **asked)
+    a = t.start(
+        "a",
+        limits="turns=10:pause memory=1048576:warn cost=2:request_increase",
+        tied_to=3,
+        attempts=2,
+        **asked,
+    )
     t.reserved(t.reserve(a, 0.5, 3, role="planning"))
     (t >> t.used(a, turns=12, cost=3.0)).skip()
     (t >> t.level(a, "memory", 5, refused=True)).skip()
@@ -109,7 +120,9 @@ def test_birth_and_state_are_loaded_as_they_were_saved() -> None:
     (t >> t.pause(a)).skip()
     run = Run(*t.copies()[0], None)
     assert run.birth == t.run(a).birth
-    assert run.held_by is run.limits[LimitKind.COST], "one object, so that a change of the limit is a change of the hold"
+    assert run.held_by is run.limits[LimitKind.COST], (
+        "one object, so that a change of the limit is a change of the hold"
+    )
     assert _differences(run, t.run(a)) == []
     (t >> t.stop(a)).skip()
     (t >> t.exited(a, 3, empty=False)).skip()
@@ -139,7 +152,14 @@ def test_grace_and_pauses_are_saved() -> None:
     """The stateful test checks the rest."""
     t = Life()
     a, b = t.chain("a", "b")
-    events: list[e.Event] = [t.pause(a), t.pause(b), t.pause(b), e.Frozen(t.at, b), t.resume(b), t.resume(a)]
+    events: list[e.Event] = [
+        t.pause(a),
+        t.pause(b),
+        t.pause(b),
+        e.Frozen(t.at, b),
+        t.resume(b),
+        t.resume(a),
+    ]
     for event in [*events, t.stop(a, grace=30), t.stop(a, grace=3)]:
         (t >> event).skip()
     assert t.copies()[0][1].ladder is not None
@@ -194,9 +214,14 @@ def test_a_run_without_processes_ended_as_its_agent_said() -> None:
     (t >> recovered).skip()
     died = "the daemon died while it ran; how it ended cannot be known"
     assert t.ended(a, Status.COMPLETED) == f"{died}; before, the agent had printed its final result"
-    assert t.ended(b, Status.FAILED) == f"{died}; before, the agent had printed that it failed (no credit)"
+    assert (
+        t.ended(b, Status.FAILED)
+        == f"{died}; before, the agent had printed that it failed (no credit)"
+    )
     assert t.ended(d, Status.LOST) == died
-    uses = {one.run.id: one.run.account.sources["stream"] for one in recovered.runs if one.run.id != b}
+    uses = {
+        one.run.id: one.run.account.sources["stream"] for one in recovered.runs if one.run.id != b
+    }
     assert (uses[a].turns, uses[a].partial, uses[d].partial) == (7, False, True)
     assert t.charged == {"user ann": 0.75}
 
@@ -214,13 +239,20 @@ def test_trouble_with_the_model_is_published_saved_and_part_of_the_reason() -> N
     t = Life()
     a = t.start("a", attempts=2)
     for count in range(1, 7):
-        (t >> t.said_by_agent(a, trouble=ApiTrouble(count=count, status=529, error="overloaded"))).skip()
-    assert t.progress == [f"the API answered 529 {times}: overloaded" for times in ("once", "twice", "four times")]
+        (
+            t >> t.said_by_agent(a, trouble=ApiTrouble(count=count, status=529, error="overloaded"))
+        ).skip()
+    assert t.progress == [
+        f"the API answered 529 {times}: overloaded" for times in ("once", "twice", "four times")
+    ]
     (t >> t.next_daemon(a)).skip()
     assert t.run(a).latest.trouble == ApiTrouble(count=6, status=529, error="overloaded")
     (t >> t.stop(a)).skip()
     (t >> t.emptied(a)).skip()
-    assert t.ended(a, Status.CANCELLED) == "stopped by user ann (SIGTERM); the API answered 529 six times: overloaded"
+    assert (
+        t.ended(a, Status.CANCELLED)
+        == "stopped by user ann (SIGTERM); the API answered 529 six times: overloaded"
+    )
 
 
 def test_an_attempt_does_not_inherit_the_trouble_of_the_one_before() -> None:
@@ -238,7 +270,14 @@ def test_an_attempt_does_not_inherit_the_trouble_of_the_one_before() -> None:
 def test_descendants_of_a_lost_run_are_stopped() -> None:
     t = Life()
     a, b = t.chain("a", "b")
-    t >> t.next_daemon(b) << "thaw a2" << "arm a2 deadline +96" << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    (
+        t
+        >> t.next_daemon(b)
+        << "thaw a2"
+        << "arm a2 deadline +96"
+        << "terminate a1 SIGTERM"
+        << "arm a1 grace +5"
+    )
     t.quiet()
     assert (t.run(a).outcome, t.run(b).outcome) == (Status.LOST, Status.CANCELLED)
     assert t.run(a).latest.exit == ProcessExit(None, None)
@@ -288,7 +327,15 @@ def test_an_agent_that_has_printed_its_result_gets_its_whole_wait_again() -> Non
     b = t.start("b", takes_input=True)
     for run in (a, b):
         (t >> t.said_by_agent(run, finished=True)).skip()
-    t >> t.next_daemon(a, b) << "thaw a2" << "arm a2 deadline +96" << "arm a1 result +30" << "thaw a1" << "arm a1 deadline +96"
+    (
+        t
+        >> t.next_daemon(a, b)
+        << "thaw a2"
+        << "arm a2 deadline +96"
+        << "arm a1 result +30"
+        << "thaw a1"
+        << "arm a1 deadline +96"
+    )
     t.quiet()
     t.later(30)
     (t >> t.fired(a, "result")).skip()
@@ -313,7 +360,10 @@ def test_a_run_that_may_have_run_is_not_launched_again() -> None:
     t >> t.committed("a1") << "launch a1"
     t >> t.next_daemon(startable=["a1"]) << "release a1"
     t.quiet()
-    assert t.ended("a1", Status.LOST) == "the daemon died while it was being started; whether it ran cannot be known"
+    assert (
+        t.ended("a1", Status.LOST)
+        == "the daemon died while it was being started; whether it ran cannot be known"
+    )
 
 
 def test_a_run_whose_gate_stayed_closed_has_failed_and_its_trampoline_is_stopped() -> None:
@@ -323,11 +373,17 @@ def test_a_run_whose_gate_stayed_closed_has_failed_and_its_trampoline_is_stopped
     copies = t.copies()
     t >> t.next_daemon(startable=["a1"], unbegun=["a1"]) << "release a1"
     t.quiet()
-    assert t.ended("a1", Status.FAILED) == "the daemon died while it was being started; nothing of it has run"
+    assert (
+        t.ended("a1", Status.FAILED)
+        == "the daemon died while it was being started; nothing of it has run"
+    )
     (t >> t.next_daemon(startable=["a1"], unbegun=["a1"], populated=["a1"], copies=copies)).skip()
     assert t.run("a1").status is Status.STOPPING
     (t >> t.emptied("a1")).skip()
-    assert t.ended("a1", Status.FAILED) == "the daemon died while it was being started; nothing of it has run"
+    assert (
+        t.ended("a1", Status.FAILED)
+        == "the daemon died while it was being started; nothing of it has run"
+    )
 
 
 def test_a_run_that_was_launched_meanwhile_is_running() -> None:
@@ -360,11 +416,22 @@ def test_a_run_that_is_launched_below_a_paused_one_is_paused() -> None:
     (t >> t.committed("a2")).skip()
     (t >> t.pause(a)).skip()
     copies = t.copies()
-    t >> t.next_daemon(a, starting=["a2"], copies=copies, continued=True) << "freeze a1" << "arm a1 pause_max +86400"
+    (
+        t
+        >> t.next_daemon(a, starting=["a2"], copies=copies, continued=True)
+        << "freeze a1"
+        << "arm a1 pause_max +86400"
+    )
     t >> t.launched("a2") << "freeze a1" << "reply 2 SpawnDone a2 paused"
     t.quiet()
     # the same, but the daemon died after the launch
-    t >> t.next_daemon(a, "a2", copies=copies) << "freeze a1" << "freeze a1" << "arm a1 pause_max +86400"
+    (
+        t
+        >> t.next_daemon(a, "a2", copies=copies)
+        << "freeze a1"
+        << "freeze a1"
+        << "arm a1 pause_max +86400"
+    )
     t.quiet()
     assert t.run("a2").status is Status.PAUSED
     assert t.run("a2").clock.since is None
@@ -376,8 +443,14 @@ def test_a_run_that_was_not_recorded_is_not_launched() -> None:
     (t >> t.spawn("b")).skip()  # it waits, and that is not committed either
     t >> t.next_daemon(startable=["a1", "a2"])
     t.quiet()
-    assert t.ended("a1", Status.FAILED) == "the daemon died before it was started; nothing of it has run"
-    assert t.ended("a2", Status.FAILED) == "the daemon died before it was started; nothing of it has run"
+    assert (
+        t.ended("a1", Status.FAILED)
+        == "the daemon died before it was started; nothing of it has run"
+    )
+    assert (
+        t.ended("a2", Status.FAILED)
+        == "the daemon died before it was started; nothing of it has run"
+    )
     assert t.answers == {}
     assert t.machine.slots.count == 0
 
@@ -421,7 +494,10 @@ def test_a_queued_run_whose_command_was_not_saved_has_failed() -> None:
     (t >> t.spawn("b")).skip()
     (t >> t.committed("a2")).skip()
     t >> t.next_daemon("a1") << "thaw a1" << "arm a1 deadline +96"
-    message = "the daemon died before it was started, and what it was to be started with is gone; nothing of it has run"
+    message = (
+        "the daemon died before it was started, and what it was to be started with is gone; "
+        "nothing of it has run"
+    )
     assert t.ended("a2", Status.FAILED) == message
 
 
@@ -437,7 +513,13 @@ def test_no_queued_run_is_launched_before_every_run_was_continued() -> None:
     t.start("e", BOB)
     copies = sorted(t.copies(), key=lambda copy: copy[0].id != "a3")
     # a3 waits, and the runs that had slots are gone
-    t >> t.next_daemon(startable=["a3"], copies=copies) << "release a4" << "release a2" << "launch a3"
+    (
+        t
+        >> t.next_daemon(startable=["a3"], copies=copies)
+        << "release a4"
+        << "release a2"
+        << "launch a3"
+    )
     t.quiet()
     assert t.run("a3").status is Status.STARTING
 
@@ -455,7 +537,14 @@ def test_a_paused_run_stays_paused_and_its_clock_halted() -> None:
     t.quiet()
     assert [t.run(run).status for run in (a, b)] == [Status.PAUSED] * 2
     assert t.run(a).clock.elapsed(t.at) == 2
-    t >> t.resume(a) << "thaw a1" << "arm a1 deadline +94" << "arm a2 deadline +94" << f"reply {t.token() - 1} Changed a1 running"
+    (
+        t
+        >> t.resume(a)
+        << "thaw a1"
+        << "arm a1 deadline +94"
+        << "arm a2 deadline +94"
+        << f"reply {t.token() - 1} Changed a1 running"
+    )
     t.quiet()
 
 
@@ -474,7 +563,14 @@ def test_a_pause_within_a_pause() -> None:
     a, b = t.chain("a", "b")
     (t >> t.pause(b)).skip()
     (t >> t.pause(a)).skip()
-    t >> t.next_daemon(a, b) << "freeze a1" << "freeze a2" << "arm a2 pause_max +86400" << "arm a1 pause_max +86400"
+    (
+        t
+        >> t.next_daemon(a, b)
+        << "freeze a1"
+        << "freeze a2"
+        << "arm a2 pause_max +86400"
+        << "arm a1 pause_max +86400"
+    )
     t.quiet()
 
 
@@ -603,7 +699,13 @@ def test_a_ladder_of_its_own_within_another() -> None:
         << "arm a1 grace +30"
     )
     t.quiet()
-    t >> t.next_daemon(a, copies=copies) << "release a2" << "terminate a1 SIGTERM" << "arm a1 grace +30"
+    (
+        t
+        >> t.next_daemon(a, copies=copies)
+        << "release a2"
+        << "terminate a1 SIGTERM"
+        << "arm a1 grace +30"
+    )
     t.quiet()
 
 
@@ -654,8 +756,18 @@ def test_the_leftovers_of_a_failed_attempt_are_still_cleared() -> None:
     a, b = t.chain("a", "b", attempts=2, retry_delay=4.0)
     (t >> t.exited(a, 1, empty=False)).skip()
     copies = t.copies()
-    t >> t.next_daemon(b, startable=[a], copies=copies) << "terminate a1 SIGTERM" << "arm a1 grace +5"
-    t >> t.next_daemon(startable=[a], copies=copies) << "release a2" << f"arm a1 retry +{_wait(t, a):g}"
+    (
+        t
+        >> t.next_daemon(b, startable=[a], copies=copies)
+        << "terminate a1 SIGTERM"
+        << "arm a1 grace +5"
+    )
+    (
+        t
+        >> t.next_daemon(startable=[a], copies=copies)
+        << "release a2"
+        << f"arm a1 retry +{_wait(t, a):g}"
+    )
     t.quiet()
     t >> t.fired(a, "retry") << "launch a1"
 
@@ -674,7 +786,9 @@ def test_a_retry_whose_command_was_not_saved_is_lost() -> None:
     t >> t.next_daemon(b, copies=copies) << "terminate a1 SIGTERM" << "arm a1 grace +5"
     assert t.run(a).outcome is Status.LOST
     (t >> t.emptied(a)).skip()
-    message = "the daemon died between two attempts, and what the next was to be started with is gone"
+    message = (
+        "the daemon died between two attempts, and what the next was to be started with is gone"
+    )
     assert t.ended(a, Status.LOST) == message
     t.reasons.clear()
     t >> t.next_daemon(copies=copies) << "release a2" << "release a1"
@@ -820,7 +934,14 @@ def test_a_suspended_client_is_not_expected_back_before_its_run_is_resumed() -> 
     t >> t.next_daemon(a) << "freeze a1" << "arm a1 pause_max +86400"
     t.quiet()
     assert t.run(a).suspended
-    t >> t.resume(a) << "arm a1 reconnect +10" << "thaw a1" << "arm a1 deadline +96" << f"reply {t.token() - 1} Changed a1 running"
+    (
+        t
+        >> t.resume(a)
+        << "arm a1 reconnect +10"
+        << "thaw a1"
+        << "arm a1 deadline +96"
+        << f"reply {t.token() - 1} Changed a1 running"
+    )
     (t >> t.pause(a, suspended=True)).skip()
     t >> t.back(a, 7)
     (t >> t.gone(7)).skip()
@@ -876,7 +997,12 @@ def test_connections_survive_a_re_execution_and_a_run_without_its_client_still_w
     t >> t.next_daemon(a, b) << "arm a1 reconnect +10" << "arm a2 reconnect +10"
     t.skip()
     t.later(4)
-    t >> t.next_daemon(b, populated=[a], continued=True) << "arm a1 reconnect +10" << "arm a2 reconnect +10"
+    (
+        t
+        >> t.next_daemon(b, populated=[a], continued=True)
+        << "arm a1 reconnect +10"
+        << "arm a2 reconnect +10"
+    )
     t.skip()
 
 
@@ -910,7 +1036,12 @@ def test_waits_begin_again_after_a_reboot() -> None:
     (t >> t.spawn("b")).skip()
     (t >> t.committed("a2")).skip()
     t.at = 20.0
-    t >> t.next_daemon(startable=[a, "a2"], reboot=True) << "arm a1 approval +60" << "arm a1 retry +0"
+    (
+        t
+        >> t.next_daemon(startable=[a, "a2"], reboot=True)
+        << "arm a1 approval +60"
+        << "arm a1 retry +0"
+    )
     t.quiet()
     assert t.run("a2").status is Status.QUEUED
     assert t.run(a).started_at == 20
@@ -932,7 +1063,8 @@ def test_times_of_another_clock_are_not_used() -> None:
     assert birth.created_at == state.started_at == 20.0
     assert state.paused is not None
     assert state.paused.until is None
-    t >> t.next_daemon(a, reboot=True) << "freeze a1" << "arm a1 pause_max +86400"  # should a container be what was restarted
+    # should a container be what was restarted
+    t >> t.next_daemon(a, reboot=True) << "freeze a1" << "arm a1 pause_max +86400"
     (t >> t.stop(a)).skip()
     (t >> t.spawn("b")).skip()
     ladder = _rebased(t, a)[1].ladder

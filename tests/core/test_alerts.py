@@ -10,7 +10,15 @@ from msgspec.structs import replace
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.machine import Machine
-from sfad.core.state.alerts import HOLD, PARTS, Measure, RaisedAlert, SavedAlerts, SummedWindow, changed
+from sfad.core.state.alerts import (
+    HOLD,
+    PARTS,
+    Measure,
+    RaisedAlert,
+    SavedAlerts,
+    SummedWindow,
+    changed,
+)
 from sfad.core.state.policy import AlertPolicy, Policy
 from sfad.protocol.types import ApiTrouble, Event
 
@@ -29,7 +37,8 @@ def last(t: Transcript) -> Event:
 
 
 def watched(**alerts: object) -> Transcript:
-    """A machine without limits on numbers of runs and costs that are far above what the test uses."""
+    """A machine without limits on numbers of runs and costs that are far above what the test
+    uses."""
     return Transcript(Policy(alerts=replace(AlertPolicy(), **alerts), repeats=3))
 
 
@@ -47,7 +56,9 @@ def pass_time(t: Transcript, by: float) -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 2 * HOLD)), max_size=40))
-def test_raised_and_cleared_in_turn_and_cleared_only_after_the_hold(looks: list[tuple[bool, float]]) -> None:
+def test_raised_and_cleared_in_turn_and_cleared_only_after_the_hold(
+    looks: list[tuple[bool, float]],
+) -> None:
     raised: RaisedAlert | None = None
     at, below_since, said = 0.0, 0.0, "cleared"
     for above, wait in looks:
@@ -67,15 +78,21 @@ def test_raised_and_cleared_in_turn_and_cleared_only_after_the_hold(looks: list[
             assert raised is not None
 
 
-@given(st.lists(st.tuples(st.floats(0, 400), st.integers(1, 10**9)), max_size=200), st.floats(60, 4000))
-def test_a_window_is_late_by_one_part_at_most_and_bounded(added: list[tuple[float, int]], span: float) -> None:
+@given(
+    st.lists(st.tuples(st.floats(0, 400), st.integers(1, 10**9)), max_size=200), st.floats(60, 4000)
+)
+def test_a_window_is_late_by_one_part_at_most_and_bounded(
+    added: list[tuple[float, int]], span: float
+) -> None:
     window, at, everything = SummedWindow(span), 0.0, []
     for wait, amount in added:
         at += wait
         window.add(amount, at)
         everything.append((at, amount))
         within = sum(amount for when, amount in everything if when + span > at)
-        late = sum(amount for when, amount in everything if when + span * (1 + 1 / PARTS) + 1e-6 > at)
+        late = sum(
+            amount for when, amount in everything if when + span * (1 + 1 / PARTS) + 1e-6 > at
+        )
         assert within <= window.total(at) <= late
         assert len(window.parts) <= PARTS + 1
     again = SummedWindow(span, window.parts)
@@ -94,8 +111,16 @@ def test_a_limit_by_its_share() -> None:
     assert told(t) == []
     (t >> t.used(a, turns=5)).skip()
     event = last(t)
-    assert (event.state, event.severity, event.value, event.threshold, event.scope) == ("raised", "high", 0.5, 0.5, "run")
-    assert event.message == "used 5 turns, 50 % of its turns limit of 10 (alerts.limit_share is 0.5)"
+    assert (event.state, event.severity, event.value, event.threshold, event.scope) == (
+        "raised",
+        "high",
+        0.5,
+        0.5,
+        "run",
+    )
+    assert (
+        event.message == "used 5 turns, 50 % of its turns limit of 10 (alerts.limit_share is 0.5)"
+    )
     assert told(t) == ["raised alert_limit a1"]
     (t >> t.used(a, turns=6)).skip()
     assert told(t) == []
@@ -120,7 +145,9 @@ def test_time_counts_as_a_limit() -> None:
     for share in (0.5, 0.8):  # at 0.8 the timer of `limit_nearing` does
         t = watched(limit_share=share)
         a = t.start("a", timeout=seconds(100))
-        mark = {command.timer.value: command.at for command in t.alerts if isinstance(command, c.Arm)}.get("alert", 80.0)
+        mark = {
+            command.timer.value: command.at for command in t.alerts if isinstance(command, c.Arm)
+        }.get("alert", 80.0)
         assert mark == 100 * share
         (t.later(mark) >> t.fired(a, "alert" if share == 0.5 else "deadline")).skip()
         assert told(t) == ["raised alert_limit a1"]
@@ -174,7 +201,13 @@ def test_what_all_runs_cost() -> None:
     assert told(t) == []
     (t >> t.used(b, cost=0.41)).skip()
     event = last(t)
-    assert (event.state, event.value, event.threshold, event.window_s, event.scope) == ("raised", 1.01, 1.0, 3600.0, "daemon")
+    assert (event.state, event.value, event.threshold, event.window_s, event.scope) == (
+        "raised",
+        1.01,
+        1.0,
+        3600.0,
+        "daemon",
+    )
     assert event.message == "runs cost 1.01 USD within 1h (alerts.cost_usd is 1.00)"
     wait = due(t)
     assert wait is not None
@@ -202,9 +235,21 @@ def test_the_recent_cost_of_each_user_and_of_all() -> None:
     (t >> t.used(a, cost=0.5)).skip()
     (t.later(1800) >> t.used(b, cost=0.25)).skip()
     users = (None, "ann", "bob", "carol")
-    assert [t.machine.recent_cost(user, t.at) for user in users] == [750_000_000, 500_000_000, 250_000_000, 0]
-    assert [t.machine.recent_cost(user, t.at + 1800) for user in users] == [250_000_000, 0, 250_000_000, 0]
-    saved = msgspec.msgpack.decode(msgspec.msgpack.encode(t.machine.saved_alerts()), type=SavedAlerts)
+    assert [t.machine.recent_cost(user, t.at) for user in users] == [
+        750_000_000,
+        500_000_000,
+        250_000_000,
+        0,
+    ]
+    assert [t.machine.recent_cost(user, t.at + 1800) for user in users] == [
+        250_000_000,
+        0,
+        250_000_000,
+        0,
+    ]
+    saved = msgspec.msgpack.decode(
+        msgspec.msgpack.encode(t.machine.saved_alerts()), type=SavedAlerts
+    )
     after = Machine(t.machine.policy)
     after.restore_alerts(saved)
     assert after.recent_cost("bob", t.at) == 250_000_000
@@ -224,7 +269,9 @@ def test_terminations() -> None:
         run = t.start(f"a{number}", limits="turns=1")
         (t >> t.used(run, turns=2)).skip()
         (t >> t.exited(run)).skip()
-        t.alerts = [x for x in t.alerts if isinstance(x, c.Publish) and x.event.type == "alert_terminations"]
+        t.alerts = [
+            x for x in t.alerts if isinstance(x, c.Publish) and x.event.type == "alert_terminations"
+        ]
     assert (last(t).value, last(t).threshold) == (3, 2)
     assert told(t) == ["raised alert_terminations daemon"]
 
@@ -242,7 +289,9 @@ def test_the_next_daemon_goes_on() -> None:
     a = t.start("a", limits="cost=50")
     (t >> t.used(a, cost=1.5)).skip()
     assert told(t) == ["raised alert_cost daemon"]
-    saved = msgspec.msgpack.decode(msgspec.msgpack.encode(t.machine.saved_alerts()), type=SavedAlerts)
+    saved = msgspec.msgpack.decode(
+        msgspec.msgpack.encode(t.machine.saved_alerts()), type=SavedAlerts
+    )
     t.machine = Machine(t.machine.policy)
     t.machine.restore_alerts(saved)
     (t.later(10) >> e.RunsAdopted(t.at, (), "the daemon died")).skip()
@@ -264,7 +313,9 @@ def test_an_alert_that_is_switched_off_is_cleared() -> None:
 
 def test_a_budget_at_80_and_at_100_percent() -> None:
     t = watched(cost_usd=None)
-    (t >> t.budgets(purse(1, "ann"), purse(10, "ann", "bob", team="crew"), purse(0, "carol"))).skip()
+    (
+        t >> t.budgets(purse(1, "ann"), purse(10, "ann", "bob", team="crew"), purse(0, "carol"))
+    ).skip()
     a = t.start("a", limits="cost=50")
     (t >> t.used(a, cost=0.79)).skip()
     assert told(t) == []
@@ -276,7 +327,12 @@ def test_a_budget_at_80_and_at_100_percent() -> None:
     (t >> t.used(a, cost=1.0)).skip()
     assert (last(t).severity, last(t).value, last(t).threshold) == ("high", 1.0, 1.0)
     assert told(t) == ["raised alert_budget user"]
-    (t >> t.budgets(purse(1.2, "ann", charged=1.0), purse(10, "ann", "bob", team="crew", charged=9.0))).skip()
+    (
+        t
+        >> t.budgets(
+            purse(1.2, "ann", charged=1.0), purse(10, "ann", "bob", team="crew", charged=9.0)
+        )
+    ).skip()
     assert told(t) == ["raised alert_budget team"]
     pass_time(t, HOLD)
     assert last(t).severity == "medium"  # 83 %

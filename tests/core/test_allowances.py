@@ -1,4 +1,5 @@
-"""Budgets over the nodes of a fleet: the keeper and the other nodes never charge more together, whatever happens to messages."""
+"""Budgets over the nodes of a fleet: the keeper and the other nodes never charge more together,
+whatever happens to messages."""
 
 from __future__ import annotations
 
@@ -19,13 +20,23 @@ KEY = ("user", "ann")
 
 
 def budget(usd: float, keeper: str | None = None) -> Budget:
-    return Budget("user", "ann", to_nanos(usd), frozenset({"ann"}), begins=BEGINS, renews="midnight", keeper=keeper)
+    return Budget(
+        "user",
+        "ann",
+        to_nanos(usd),
+        frozenset({"ann"}),
+        begins=BEGINS,
+        renews="midnight",
+        keeper=keeper,
+    )
 
 
 def asks(
     number: int, had: float = 0.0, charged: float = 0.0, need: float = 0.0, begins: str = BEGINS
 ) -> tuple[int, AllowanceWanted]:
-    return number, AllowanceWanted(scope="user", name="ann", begins=begins, usd=had, charged_usd=charged, need_usd=need)
+    return number, AllowanceWanted(
+        scope="user", name="ann", begins=begins, usd=had, charged_usd=charged, need_usd=need
+    )
 
 
 def given_by(kept: Budget, node: str, request: tuple[int, AllowanceWanted]) -> Allowance:
@@ -73,10 +84,15 @@ def test_a_budget_that_is_used_up_on_all_nodes() -> None:
 
 def test_what_differs_between_the_nodes_is_told() -> None:
     nothing = give(None, "n2", *asks(1, need=1), here="n1")
-    assert (nothing.usd, nothing.waits) == (0, "node n1 has no budget of user ann: give all nodes the same [budgets]")
+    assert (nothing.usd, nothing.waits) == (
+        0,
+        "node n1 has no budget of user ann: give all nodes the same [budgets]",
+    )
     other = given_by(budget(2), "n2", asks(1, need=1, begins="2026-06-02T00:00:00+00:00"))
     assert other.usd == 0
-    assert other.waits == f"on node n1 the period began at {BEGINS}, here at 2026-06-02T00:00:00+00:00"
+    assert (
+        other.waits == f"on node n1 the period began at {BEGINS}, here at 2026-06-02T00:00:00+00:00"
+    )
     same = given_by(budget(2), "n2", asks(1, need=1, begins="2026-06-01T02:00:00+02:00"))
     assert same.usd == 1, "the same moment in another time zone"
 
@@ -99,7 +115,11 @@ class Node:
         """As `BudgetEnforcement.allowances_known`."""
         for each in answers:
             self.budget.allowance = to_nanos(each.usd)
-            self.budget.asked, self.budget.waits, self.budget.used_up = False, each.waits, each.used_up
+            self.budget.asked, self.budget.waits, self.budget.used_up = (
+                False,
+                each.waits,
+                each.used_up,
+            )
         self.saved = deepcopy(self.budget)
 
     def spend(self, nanos: int) -> bool:
@@ -138,7 +158,10 @@ class Fleet:
     def deliver(self, number: int, *, again: bool = False) -> None:
         node, message = self.flying[number] if again else self.flying.pop(number)
         if isinstance(message, AskAllowances):
-            answers = [give(self.kept, node.name, message.number, wanted, here="k") for wanted in message.wanted]
+            answers = [
+                give(self.kept, node.name, message.number, wanted, here="k")
+                for wanted in message.wanted
+            ]
             self.flying.append((node, Allowances(id=1, number=message.number, allowances=answers)))
         else:
             node.known(list(node.drawing.understood(message)))
@@ -197,7 +220,9 @@ def test_nodes_never_charge_more_together_than_the_budget(random: Random, nodes:
     for _ in range(200):
         fleet.step()
         assert fleet.charged <= fleet.kept.allowed
-        allowed = fleet.kept.charged + sum(max(each.budget.allowance, each.budget.charged) for each in fleet.nodes)
+        allowed = fleet.kept.charged + sum(
+            max(each.budget.allowance, each.budget.charged) for each in fleet.nodes
+        )
         assert allowed <= fleet.kept.allowed, "what all may charge"
 
 
@@ -238,7 +263,8 @@ def test_parts_that_are_too_small_are_put_together() -> None:
 
 
 def messages(nodes: int) -> tuple[int, int]:
-    """Return how many calls of a cent nodes make until 90 % of their budget, of 10 USD a node, are used, and how often they ask."""
+    """Return how many calls of a cent nodes make until 90 % of their budget, of 10 USD a node, are
+    used, and how often they ask."""
     fleet = Fleet(Random(1), nodes, usd=10.0 * nodes)
     calls = rounds = 0
     while fleet.charged < 0.9 * fleet.kept.allowed:

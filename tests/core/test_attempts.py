@@ -21,11 +21,17 @@ def test_an_exit_with_0_of_an_agent_that_said_it_failed_is_a_failure() -> None:
     t.quiet()
     reason = t.reasons[a]
     assert reason is not None
-    assert (reason.kind, reason.message) == ("agent", "exited with code 0, but said that it failed: no credit")
+    assert (reason.kind, reason.message) == (
+        "agent",
+        "exited with code 0, but said that it failed: no credit",
+    )
 
 
 def test_the_last_line_on_stderr_is_told_beside_an_exit_code_unless_the_agent_said_more() -> None:
-    for said, words in ((None, "exited with code 3: no such key"), ("no credit", "exited with code 3: no credit")):
+    for said, words in (
+        (None, "exited with code 3: no such key"),
+        ("no credit", "exited with code 3: no credit"),
+    ):
         t = Transcript()
         a = t.start("a")
         (t >> t.said_by_agent(a, failed=said)).skip()
@@ -41,8 +47,18 @@ def test_the_cause_of_a_failure_deep_below_is_told_once_with_the_path_to_it() ->
     b = t.start("b", inside(a))
     c = t.start("c", inside(b))
     (t >> replace(t.exited(c, 3), last_line="no such key")).skip()
-    (t >> replace(t.exited(b, 3), last_line=f"sfactl: {c} ended as failed: exited with code 3: no such k…")).skip()
-    (t >> replace(t.exited(a, 4), last_line=f"[agent:b] failed: exited with code 3, because of {c}")).skip()
+    (
+        t
+        >> replace(
+            t.exited(b, 3), last_line=f"sfactl: {c} ended as failed: exited with code 3: no such k…"
+        )
+    ).skip()
+    (
+        t
+        >> replace(
+            t.exited(a, 4), last_line=f"[agent:b] failed: exited with code 3, because of {c}"
+        )
+    ).skip()
     reasons = [reason for run in (a, b) if (reason := t.reasons[run]) is not None]
     assert [reason.message for reason in reasons] == [
         f"exited with code 4: {b} › {c}: exited with code 3: no such key",
@@ -62,7 +78,10 @@ def test_a_failure_after_that_of_a_child_is_told_in_its_own_words() -> None:
 
 
 def test_its_words_are_told_beside_an_exit_code_and_not_beside_a_signal() -> None:
-    for code, signal, words in ((3, None, "exited with code 3: no credit"), (None, 9, "killed by SIGKILL")):
+    for code, signal, words in (
+        (3, None, "exited with code 3: no credit"),
+        (None, 9, "killed by SIGKILL"),
+    ):
         t = Transcript()
         a = t.start("a")
         (t >> t.said_by_agent(a, finished=True, failed="no credit")).skip()
@@ -108,7 +127,10 @@ def test_what_lingers_after_its_result_is_stopped_and_completed_with_a_note() ->
     reason = t.reasons[a]
     assert reason is not None
     assert reason.kind == "result"
-    assert reason.message == ("the agent printed its final result and did not exit within 30 s; it was stopped (stop.result_wait)")
+    assert reason.message == (
+        "the agent printed its final result and did not exit within 30 s; it was stopped "
+        "(stop.result_wait)"
+    )
 
 
 def test_what_has_finished_before_its_launch_was_told_is_waited_for_too() -> None:

@@ -54,7 +54,9 @@ def test_a_run_starts_when_the_one_it_waits_for_has_ended(word: str, code: int) 
 
 
 @pytest.mark.parametrize("peer", [ANN, inside("a1")], ids=["a root", "a child"])
-def test_a_run_that_waits_for_the_end_and_for_the_success_of_another_starts_once(peer: Peer) -> None:
+def test_a_run_that_waits_for_the_end_and_for_the_success_of_another_starts_once(
+    peer: Peer,
+) -> None:
     t = Transcript()
     t.start("root")
     first = t.start("first")
@@ -73,7 +75,10 @@ def test_a_run_that_waits_for_a_success_is_cancelled_by_a_failure() -> None:
     reason = t.reasons[b]
     assert reason is not None
     assert (reason.kind, reason.by) == ("after", "a1")
-    assert reason.message == "run a1 ended as failed, and it was to start only if that completed (--after a1:ok)"
+    assert (
+        reason.message
+        == "run a1 ended as failed, and it was to start only if that completed (--after a1:ok)"
+    )
     assert "run_cancelled a2" in t.events
     assert (t.machine.slots.count, t.machine.slots.queued) == (0, 0)
 
@@ -104,7 +109,9 @@ def test_a_failure_cancels_the_whole_chain() -> None:
     ids = [waits(t, f"n{number}", f"a{number}:ok") for number in range(1, 5)]
     anyway = waits(t, "anyway", "a5")
     t >> t.exited(a, 1) << "release a1" << "launch a6"
-    assert all(reason is not None and reason.kind == "after" for reason in (t.reasons[run] for run in ids))
+    assert all(
+        reason is not None and reason.kind == "after" for reason in (t.reasons[run] for run in ids)
+    )
     assert anyway == "a6"
 
 
@@ -128,28 +135,39 @@ def test_an_end_before_the_ledger_has_the_admission_starts_nothing_too_early() -
 def test_a_run_that_has_ended_is_waited_for_no_more() -> None:
     t = Transcript()
     event = t.spawn("b", after=after("a9:ok"))
-    t >> e.SpawnRequested(event.at, event.token, ANN, event.asked, {"a9": Status.COMPLETED}) << "admit a1"
+    (
+        t
+        >> e.SpawnRequested(event.at, event.token, ANN, event.asked, {"a9": Status.COMPLETED})
+        << "admit a1"
+    )
     t >> t.committed("a1") << "launch a1"
 
 
 @pytest.mark.parametrize(
     ("ended", "why"),
     [
-        ({"a9": Status.TIMEOUT}, "run a9 ended as timeout, so what waits for its success cannot start (--after a9:ok); "),
+        (
+            {"a9": Status.TIMEOUT},
+            "run a9 ended as timeout, so what waits for its success cannot start (--after a9:ok); ",
+        ),
         ({}, "run a9 ended while the request was read; send it again"),
     ],
 )
 def test_what_can_never_start_is_refused(ended: dict[RunId, Status], why: str) -> None:
     t = Transcript()
     event = t.spawn("b", after=after("a9:ok"))
-    assert refused(t, e.SpawnRequested(event.at, event.token, ANN, event.asked, ended)).startswith(why)
+    assert refused(t, e.SpawnRequested(event.at, event.token, ANN, event.asked, ended)).startswith(
+        why
+    )
     assert not len(t.machine.tree)
 
 
 def test_no_queue_and_after_exclude_each_other() -> None:
     t = Transcript()
     t.start("a")
-    assert refused(t, t.spawn("b", after=after("a1"), queue=False)).startswith("--after and --no-queue exclude each other")
+    assert refused(t, t.spawn("b", after=after("a1"), queue=False)).startswith(
+        "--after and --no-queue exclude each other"
+    )
 
 
 def test_a_run_does_not_wait_for_a_run_above_it() -> None:
@@ -158,7 +176,10 @@ def test_a_run_does_not_wait_for_a_run_above_it() -> None:
     child = t.start("child", inside(root))
     for above in (root, child):
         why = refused(t, t.spawn("x", inside(child), after=after(above)))
-        assert why.startswith(f"it would wait for itself: run {above} is above it and ends only after it ('x' → {above})")
+        assert why.startswith(
+            f"it would wait for itself: run {above} is above it and ends only after it ('x' → "
+            f"{above})"
+        )
 
 
 def test_a_circle_through_other_runs_is_refused() -> None:
@@ -253,10 +274,15 @@ def test_a_run_that_waits_can_be_stopped() -> None:
 # ---- an earlier daemon
 
 
-def adopted(t: Transcript, *runs: RunId, ended: dict[RunId, Status] | None = None, **numbers: Any) -> Transcript:
+def adopted(
+    t: Transcript, *runs: RunId, ended: dict[RunId, Status] | None = None, **numbers: Any
+) -> Transcript:
     """Return the next daemon's machine, which has adopted these runs of `t`."""
     states = [t.run(run) for run in runs]
-    held = [Run(run.birth, State(*(getattr(run, name) for name in State.__match_args__)), None) for run in states]
+    held = [
+        Run(run.birth, State(*(getattr(run, name) for name in State.__match_args__)), None)
+        for run in states
+    ]
     new = Transcript(**numbers)
     for run in held:
         run.adopt(77 if run.pid else None)
@@ -275,7 +301,9 @@ def test_the_next_daemon_lets_it_wait_on() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED, None])
-def test_what_ended_without_a_daemon_counts_and_what_is_unknown_is_no_success(status: Status | None) -> None:
+def test_what_ended_without_a_daemon_counts_and_what_is_unknown_is_no_success(
+    status: Status | None,
+) -> None:
     t = Transcript()
     t.start("a")
     waits(t, "b", "a1:ok")
@@ -330,7 +358,12 @@ def test_no_queue_refuses_a_tree_whose_group_is_full() -> None:
     t = Transcript(groups=GROUPS)
     t.start("a", group="gpu")
     refusal = t.refused("b", group="gpu", queue=False)
-    assert (refusal.kind, refusal.key, refusal.value, refusal.limit) == (Rule.CONCURRENCY, "groups.gpu.slots", 1, 1)
+    assert (refusal.kind, refusal.key, refusal.value, refusal.limit) == (
+        Rule.CONCURRENCY,
+        "groups.gpu.slots",
+        1,
+        1,
+    )
     assert "for user ann in the group 'gpu'" in refusal.detail
     assert refusal.possible_in_s == 120
 
@@ -338,7 +371,11 @@ def test_no_queue_refuses_a_tree_whose_group_is_full() -> None:
 def test_an_unknown_group_is_refused_by_name() -> None:
     t = Transcript(groups=GROUPS)
     why = refused(t, t.spawn("a", group="cpu"))
-    assert why.startswith("there is no group 'cpu'; choose from: gpu, big. To add it, set groups.cpu.slots in the config")
+    assert why.startswith(
+        "there is no group 'cpu'; choose from: gpu, big. To add it, set groups.cpu.slots in "
+        "the "
+        "config"
+    )
     assert "there are none" in refused(Transcript(), Transcript().spawn("a", group="cpu"))
 
 

@@ -40,7 +40,9 @@ def test_every_live_tree_of_the_user_is_paused_and_no_other() -> None:
         << "arm a2 pause_max +86400"
     )
     t.quiet()
-    assert [t.run(run).status for run in (a, idle, child, other)] == [Status.PAUSED] * 3 + [Status.RUNNING]
+    assert [t.run(run).status for run in (a, idle, child, other)] == [Status.PAUSED] * 3 + [
+        Status.RUNNING
+    ]
     reason = t.run(idle).no_money
     assert reason is not None
     assert (reason.kind, reason.used, reason.threshold) == ("budget", 1.0, 1.0)
@@ -71,7 +73,9 @@ def test_trees_continue_when_the_budget_is_renewed_or_raised() -> None:
 def test_what_was_paused_by_hand_too_stays_paused() -> None:
     t = Transcript()
     t >> t.budgets(purse(1, "ann"))
-    before, after, only = (t.start(name, limits="cost=9", agent_program=True) for name in ("before", "after", "only"))
+    before, after, only = (
+        t.start(name, limits="cost=9", agent_program=True) for name in ("before", "after", "only")
+    )
     (t >> t.pause(before)).skip()
     spent(t, only)
     (t >> t.pause(after)).skip()
@@ -100,7 +104,11 @@ def test_it_cannot_be_resumed_before_and_a_stop_ends_it() -> None:
     a = t.start("a", limits="cost=9")
     spent(t, a)
     message = t.failed(t.resume(a))
-    assert message.startswith("run a1 stays paused: there is no money left in a budget: user ann has used 1.00 of 1.00 USD a day")
+    assert message.startswith(
+        "run a1 stays paused: there is no money left in a budget: user ann has used 1.00 of "
+        "1.00 "
+        "USD a day"
+    )
     assert "[budgets]" in message
     t >> t.fired(a, "pause_max") << "arm a1 pause_max +86400"
     (t >> t.stop(a)).skip()
@@ -211,7 +219,12 @@ def test_a_tree_that_spends_nothing_goes_on_until_it_can() -> None:
     t = Transcript()
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=9")
-    script, caller, metered, other = t.start("script"), t.start("caller"), t.start("m", metered=True), t.start("server")
+    script, caller, metered, other = (
+        t.start("script"),
+        t.start("caller"),
+        t.start("m", metered=True),
+        t.start("server"),
+    )
     child = t.start("child", inside(script))
     spent(t, a)
     assert [t.run(run).status for run in (a, metered)] == [Status.PAUSED] * 2
@@ -231,8 +244,16 @@ def test_a_pause_by_a_limit_or_a_budget_is_of_medium_severity() -> None:
     (t >> t.used(a, cost=1.0)).skip()
     (t >> t.used(b, turns=2)).skip()
     (t >> t.pause(c)).skip()
-    paused = [(each.run_id, each.severity, each.message[:14]) for each in t.published if each.type == "run_paused"]
-    assert paused == [(a, "medium", "there is no mo"), (b, "medium", "used 2 turns; "), (c, "low", "")]
+    paused = [
+        (each.run_id, each.severity, each.message[:14])
+        for each in t.published
+        if each.type == "run_paused"
+    ]
+    assert paused == [
+        (a, "medium", "there is no mo"),
+        (b, "medium", "used 2 turns; "),
+        (c, "low", ""),
+    ]
 
 
 # ---- In a fleet: another node keeps the budget, and gives this one an allowance
@@ -243,7 +264,9 @@ def of_fleet(usd: float, allowance: float, keeper: str = "n1") -> Budget:
 
 
 def gives(t: Transcript, usd: float, **how: Any) -> e.AllowancesKnown:
-    return e.AllowancesKnown(t.at, [Allowance(scope="user", name="ann", begins="today", usd=usd, **how)])
+    return e.AllowancesKnown(
+        t.at, [Allowance(scope="user", name="ann", begins="today", usd=usd, **how)]
+    )
 
 
 def test_a_call_waits_for_more_of_the_allowance() -> None:
@@ -252,7 +275,12 @@ def test_a_call_waits_for_more_of_the_allowance() -> None:
     a = t.start("a")
     (t >> t.call(a, tokens=1000)) << "draw user ann 0.303"
     t.quiet()
-    (t >> gives(t, 0.5)) << "savebudget user ann" << "charge user ann 0.303" << f"reply {t.last_token} Called {a}-1"
+    (
+        (t >> gives(t, 0.5))
+        << "savebudget user ann"
+        << "charge user ann 0.303"
+        << f"reply {t.last_token} Called {a}-1"
+    )
     assert t.run(a).status is Status.RUNNING, "it was not paused meanwhile"
 
 
@@ -279,9 +307,9 @@ def test_a_tree_is_paused_while_other_nodes_hold_the_rest_and_ends_when_all_is_u
     reason = t.run(a).no_money
     assert reason is not None
     assert (
-        "user ann has used 1.00 USD here, of 1.00 that node n1 has given of 9.00 USD a day (other nodes hold the rest)"
-        in reason.message
-    )
+        "user ann has used 1.00 USD here, of 1.00 that node n1 has given of 9.00 USD a day (other "
+        "nodes hold the rest)"
+    ) in reason.message
     (t >> gives(t, 2)).skip()
     assert t.run(a).status is Status.RUNNING
     (t >> t.used(a, cost=2.0)).skip()
@@ -341,15 +369,22 @@ def test_the_keeper_goes_on_when_a_node_gives_back() -> None:
     a = t.start("a", agent_program=True)
 
     def asks(number: int, had: float, charged: float, need: float) -> e.AllowancesAsked:
-        wanted = AllowanceWanted(scope="user", name="ann", begins=BEGINS, usd=had, charged_usd=charged, need_usd=need)
-        return e.AllowancesAsked(t.at, t.token(), AskAllowances(id=1, node="n2", number=number, wanted=[wanted]), "n1")
+        wanted = AllowanceWanted(
+            scope="user", name="ann", begins=BEGINS, usd=had, charged_usd=charged, need_usd=need
+        )
+        return e.AllowancesAsked(
+            t.at, t.token(), AskAllowances(id=1, node="n2", number=number, wanted=[wanted]), "n1"
+        )
 
     kept.begins = BEGINS
     (t >> asks(1, 0, 0, 1.5)) << "savebudget user ann" << f"reply {t.last_token} Gave 1.5"
     (t >> t.used(a, cost=0.5)).skip()
     assert t.run(a).status is Status.PAUSED
     assert t.run(a).no_money is not None
-    assert "user ann has used 0.50 of 2.00 USD a day in the fleet, and other nodes hold 1.50 more" in str(t.run(a).no_money)
+    assert (
+        "user ann has used 0.50 of 2.00 USD a day in the fleet, and other nodes hold 1.50 more"
+        in str(t.run(a).no_money)
+    )
     (t >> asks(2, 0.2, 0.2, 0)).skip()
     assert t.run(a).status is Status.RUNNING
 

@@ -24,7 +24,12 @@ FREE = CallBounds()
 
 def bounded(*, run: CallBounds = FREE, user: CallBounds = FREE, wait: float = 60.0) -> Transcript:
     """Return a machine with bounds."""
-    return Transcript(calls_per_run=run, calls_per_user=user, call_wait=wait, files={"gateway.per_run.calls_per_minute": "F"})
+    return Transcript(
+        calls_per_run=run,
+        calls_per_user=user,
+        call_wait=wait,
+        files={"gateway.per_run.calls_per_minute": "F"},
+    )
 
 
 def test_a_call_above_the_rate_waits_until_there_is_room() -> None:
@@ -55,7 +60,8 @@ def test_a_call_that_would_wait_too_long_is_refused_with_the_time() -> None:
     answer = t.postponed(t.call(a, 10))
     assert answer.retry_after == 42
     assert str(answer.refused) == (
-        f"run {a} ('a') has made 1 model call within a minute, and gateway.per_run.calls_per_minute in F allows 1; "
+        f"run {a} ('a') has made 1 model call within a minute, and "
+        "gateway.per_run.calls_per_minute in F allows 1; "
         "the next is possible in 42 s"
     )
     t.later(12)
@@ -81,12 +87,23 @@ def test_parallel_calls_wait_for_each_other_and_are_refused_after_that() -> None
     (t >> t.fired(a, Timer.CALLS)).skip()
     answer = t.refusal(next_)
     assert answer.retry_after == 1
-    assert "has 2 model calls under way, and gateway.per_run.concurrent_calls in the config allows 2" in str(answer.refused)
+    assert (
+        "has 2 model calls under way, and gateway.per_run.concurrent_calls in the config allows 2"
+        in str(answer.refused)
+    )
 
 
 def test_bounds_of_a_user_are_shared_by_all_its_runs() -> None:
-    t = bounded(user=CallBounds(concurrent_calls=1, calls_per_minute=3), run=CallBounds(calls_per_minute=1), wait=0)
-    a, b, other = t.start("a", limits=AMPLE), t.start("b", limits=AMPLE), t.start("c", BOB, limits=AMPLE)
+    t = bounded(
+        user=CallBounds(concurrent_calls=1, calls_per_minute=3),
+        run=CallBounds(calls_per_minute=1),
+        wait=0,
+    )
+    a, b, other = (
+        t.start("a", limits=AMPLE),
+        t.start("b", limits=AMPLE),
+        t.start("c", BOB, limits=AMPLE),
+    )
     name, _ = t.admitted(t.call(a, 10))
     assert "user ann has 1 model call under way" in str(t.postponed(t.call(b, 10)).refused)
     t.admitted(t.call(other, 10))
@@ -94,7 +111,9 @@ def test_bounds_of_a_user_are_shared_by_all_its_runs() -> None:
         (t >> t.called(name, cost=0.01)).skip()
         name, _ = t.admitted(t.call(run, 10))
     (t >> t.called(name, cost=0.01)).skip()
-    assert "user ann has made 3 model calls" in str(t.postponed(t.call(t.start("f", limits=AMPLE), 10)).refused)
+    assert "user ann has made 3 model calls" in str(
+        t.postponed(t.call(t.start("f", limits=AMPLE), 10)).refused
+    )
 
 
 def test_a_call_costs_the_same_beside_many_runs() -> None:
@@ -152,4 +171,5 @@ def test_when_the_window_has_room(limit: int, times: list[float], ahead: int) ->
     for _ in range(ahead + 1):
         free_at = max(now, made[-limit] + 10) if len(made) >= limit else now
         made.append(free_at)
-    assert window.free_at(now, ahead) == pytest.approx(made[-1])  # sums are rounded in another order
+    # sums are rounded in another order
+    assert window.free_at(now, ahead) == pytest.approx(made[-1])

@@ -36,7 +36,13 @@ def test_a_call_that_fits_is_not_changed() -> None:
     best = t.run(a).account.best
     assert best is not None
     source, use = best
-    assert (source, use.cost, use.turns, use.messages, use.tokens) == ("gateway", 10_000_000, 2, 1, 1300)
+    assert (source, use.cost, use.turns, use.messages, use.tokens) == (
+        "gateway",
+        10_000_000,
+        2,
+        1,
+        1300,
+    )
 
 
 def test_failed_calls_are_told_until_one_succeeds_and_in_the_end() -> None:
@@ -114,7 +120,9 @@ def test_an_input_that_may_be_more_than_estimated_lowers_the_output_too() -> Non
     a = t.start("a", limits="cost=0.2")
     name, output = t.admitted(t.call(a, more=10_000))
     assert output == (200_000_000 - 33_000_000) // 15_000
-    assert t.run(a).account.used(LimitKind.COST) == 3_000_000 + output * 15_000, "it is not reserved"
+    assert t.run(a).account.used(LimitKind.COST) == 3_000_000 + output * 15_000, (
+        "it is not reserved"
+    )
     t.machine.handle(t.called(name, cost=0.1))
     assert t.admitted(t.call(a, more=30_000))[1] == 4096, "nor is the call refused for it"
 
@@ -152,7 +160,9 @@ def test_it_is_not_lowered_below_what_is_worth_a_call() -> None:
     t = Transcript()
     a = t.start("a", limits="tokens=5000:refuse")
     refusal = t.not_called(t.call(a, least=4096))
-    assert refusal.startswith(f"not reserved: 5096 tokens more would take run {a} ('a') above its tokens limit")
+    assert refusal.startswith(
+        f"not reserved: 5096 tokens more would take run {a} ('a') above its tokens limit"
+    )
     assert t.admitted(t.call(a, least=4000))[1] == 4000
 
 
@@ -287,7 +297,9 @@ def test_a_call_is_held_until_there_is_more_room(action: str) -> None:
     small = t.resume(a, room="cost=0.06") if action == "pause" else t.approve(a, room="cost=0.06")
     (t >> small).skip()
     answer = t.answers[small.token]
-    assert "takes 0.0644 USD more: the new limit must be 0.0645 USD at least" in getattr(answer, "message", "")
+    assert "takes 0.0644 USD more: the new limit must be 0.0645 USD at least" in getattr(
+        answer, "message", ""
+    )
     (t >> (t.resume(a, room="cost=1") if action == "pause" else t.approve(a, room="cost=1"))).skip()
     assert t.run(a).status is Status.RUNNING
     assert t.admission(held)[1] is None
@@ -413,8 +425,8 @@ def test_time_does_not_run_while_a_call_is_held() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from("abd"), st.integers(1, 30_000), st.integers(1, 9000), st.integers(0, 30_000), st.floats(0, 1),
-            st.integers(1, 3),
+            st.sampled_from("abd"), st.integers(1, 30_000), st.integers(1, 9000),
+            st.integers(0, 30_000), st.floats(0, 1), st.integers(1, 3),
         ),
         max_size=40,
     ),
@@ -424,7 +436,8 @@ def test_time_does_not_run_while_a_call_is_held() -> None:
 def test_calls_never_cost_more_than_a_limit(
     steps: list[tuple[str, int, int, int, float, int]], action: str, estimated: bool
 ) -> None:
-    """Whatever is asked for by whom, and however much of it is used: by no more than the error of one estimate of input."""
+    """Whatever is asked for by whom, and however much of it is used: by no more than the error of
+    one estimate of input."""
     t = Transcript()
     runs = {"a": t.start("a", limits=f"cost=0.5:{action}")}
     runs |= {name: t.start(name, inside(runs["a"]), limits="cost=50") for name in "bd"}
@@ -446,7 +459,12 @@ def test_calls_never_cost_more_than_a_limit(
             name, given_, most = under_way.pop(0)
             cost = given_ * 3000 + int(most * share) * 15_000
             bill += cost
-            (t >> t.called(name, cost=cost / 1e9, input_tokens=given_, output_tokens=int(most * share))).skip()
+            (
+                t
+                >> t.called(
+                    name, cost=cost / 1e9, input_tokens=given_, output_tokens=int(most * share)
+                )
+            ).skip()
         committed = bill + sum(given_ * 3000 + most * 15_000 for _, given_, most in under_way)
         assert committed <= threshold + error
 
@@ -496,7 +514,9 @@ def test_only_the_gateway_asks() -> None:
     for verb in GATEWAY:
         assert t.machine.why_refused(gateway, verb) is None
         for peer in (ANN, inside(a), Peer(uid=0, user="root", owner=True)):
-            assert t.machine.why_refused(peer, verb) == f"only the daemon's own gateway may '{verb}'"
+            assert (
+                t.machine.why_refused(peer, verb) == f"only the daemon's own gateway may '{verb}'"
+            )
 
 
 # ---- records
@@ -507,14 +527,46 @@ def test_each_call_is_recorded_with_what_its_run_was_charged() -> None:
     a = t.start("a", limits="cost=0.5:refuse")
     name, output = t.admitted(t.call(a, output=50_000))
     t.later(3)
-    used = use(input_tokens=900, output_tokens=400, cached_tokens=100, cost=0.01, turns=2, messages=1)
-    told, tools = Tokens(input=900, output=400, cached=100, cache_write=50), [("Bash", "1"), ("Read", "2")]
-    (t >> t.call_ended(name, used, status=200, tokens=told, tools=tools, first_byte_s=0.5, seconds=3.0)).skip()
+    used = use(
+        input_tokens=900, output_tokens=400, cached_tokens=100, cost=0.01, turns=2, messages=1
+    )
+    told, tools = (
+        Tokens(input=900, output=400, cached=100, cache_write=50),
+        [("Bash", "1"), ("Read", "2")],
+    )
+    (
+        t
+        >> t.call_ended(
+            name, used, status=200, tokens=told, tools=tools, first_byte_s=0.5, seconds=3.0
+        )
+    ).skip()
     (call,) = t.calls
-    assert (call.run_id, call.state, call.model, call.upstream, f"{a}-{call.number}") == (a, "ended", "m", "anthropic", name)
-    assert (call.input_tokens, call.cached_tokens, call.cache_write_tokens, call.output_tokens) == (900, 100, 50, 400)
-    assert (call.cost_usd, call.status, call.tools, call.first_byte_s, call.elapsed_s) == (0.01, 200, 2, 0.5, 3.0)
-    assert (call.clamped_to, call.reserved_input, call.reserved_output, call.waited_s) == (output, 1000, output, 0.0)
+    assert (call.run_id, call.state, call.model, call.upstream, f"{a}-{call.number}") == (
+        a,
+        "ended",
+        "m",
+        "anthropic",
+        name,
+    )
+    assert (call.input_tokens, call.cached_tokens, call.cache_write_tokens, call.output_tokens) == (
+        900,
+        100,
+        50,
+        400,
+    )
+    assert (call.cost_usd, call.status, call.tools, call.first_byte_s, call.elapsed_s) == (
+        0.01,
+        200,
+        2,
+        0.5,
+        3.0,
+    )
+    assert (call.clamped_to, call.reserved_input, call.reserved_output, call.waited_s) == (
+        output,
+        1000,
+        output,
+        0.0,
+    )
     assert (call.refused, call.error, call.partial) == (None, None, False)
 
 
@@ -536,7 +588,10 @@ def test_a_call_whose_price_is_not_known_now_is_refused_also_while_its_run_is_he
     a = t.start("a", limits="cost=0.05:pause")
     (t >> t.call(a)).skip()
     unsure = e.CallPrice(None, unsure="the list cannot be loaded")
-    assert t.failed(replace(t.call(a), price=unsure)) == "the price of the call is not known now: the list cannot be loaded"
+    assert (
+        t.failed(replace(t.call(a), price=unsure))
+        == "the price of the call is not known now: the list cannot be loaded"
+    )
     assert [call.state for call in t.calls] == ["refused"]
 
 
@@ -545,7 +600,9 @@ def test_a_call_of_a_run_that_has_ended_is_refused_and_recorded_with_a_short_nam
     a = t.start("a")
     (t >> t.exited(a)).skip()
     assert t.failed(t.call(a, model="m" * 1000)) == f"run {a} has ended"
-    assert [(call.run_id, call.state, call.model) for call in t.calls] == [(a, "refused", "m" * MAX_MODEL)]
+    assert [(call.run_id, call.state, call.model) for call in t.calls] == [
+        (a, "refused", "m" * MAX_MODEL)
+    ]
 
 
 def test_a_call_that_waits_is_told_and_recorded_once_that_is_decided() -> None:
@@ -561,7 +618,10 @@ def test_a_call_that_waits_is_told_and_recorded_once_that_is_decided() -> None:
     t.later(5)
     (t >> e.CallWithdrawn(t.at, second.token, "it hung up")).skip()
     (t >> t.called(name, cost=0.02)).skip()
-    assert [(call.state, call.error) for call in t.calls] == [("withdrawn", "it hung up"), ("ended", None)]
+    assert [(call.state, call.error) for call in t.calls] == [
+        ("withdrawn", "it hung up"),
+        ("ended", None),
+    ]
     assert t.calls[0].waited_s == 5.0
     admitted = t.admission(first)[0]
     (call,) = t.machine.calls_under_way(a)
@@ -589,7 +649,10 @@ def test_what_a_gateway_never_learnt_to_be_admitted_is_given_back() -> None:
     (t >> t.called(known, cost=0.1)).skip()
     assert account.used(LimitKind.COST) == 100_000_000
     assert not account.sources["gateway"].partial
-    assert [(call.state, call.cost_usd or 0) for call in t.calls] == [("withdrawn", 0), ("ended", 0.1)]
+    assert [(call.state, call.cost_usd or 0) for call in t.calls] == [
+        ("withdrawn", 0),
+        ("ended", 0.1),
+    ]
 
 
 def test_what_may_not_have_been_used_ends_no_run() -> None:
@@ -639,20 +702,33 @@ def test_what_is_charged_as_reserved_is_recorded_with_the_cause() -> None:
     (t >> t.exited(b)).skip()
     (t >> e.GatewayGone(t.at)).skip()
     of_run, of_gateway = t.calls
-    assert (of_run.run_id, of_run.cost_usd, of_run.at_most, of_run.output_tokens) == (b, WHOLE, True, 20_000)
+    assert (of_run.run_id, of_run.cost_usd, of_run.at_most, of_run.output_tokens) == (
+        b,
+        WHOLE,
+        True,
+        20_000,
+    )
     assert "its run ended" in (of_run.error or "")
     assert (of_gateway.run_id, of_gateway.cost_usd, of_gateway.at_most) == (a, WHOLE, True)
     assert "the gateway was killed" in (of_gateway.error or "")
 
 
 STEP = st.tuples(
-    st.sampled_from(["ask", "settle", "withdraw", "gateway", "connected", "resume", "wait", "exit"]), st.integers(0, 9)
+    st.sampled_from(
+        ["ask", "settle", "withdraw", "gateway", "connected", "resume", "wait", "exit"]
+    ),
+    st.integers(0, 9),
 )
 
 
 @settings(max_examples=50)
-@given(steps=st.lists(STEP, max_size=40), action=st.sampled_from(["terminate", "refuse", "pause", "request_increase"]))
-def test_every_call_is_recorded_once_and_the_records_add_up(steps: list[tuple[str, int]], action: str) -> None:
+@given(
+    steps=st.lists(STEP, max_size=40),
+    action=st.sampled_from(["terminate", "refuse", "pause", "request_increase"]),
+)
+def test_every_call_is_recorded_once_and_the_records_add_up(
+    steps: list[tuple[str, int]], action: str
+) -> None:
     t = Transcript()
     a = t.start("a", limits=f"cost=0.9:{action}")
     account = t.run(a).account
@@ -664,7 +740,12 @@ def test_every_call_is_recorded_once_and_the_records_add_up(steps: list[tuple[st
                 asked.append(t.call(a, output=1000 * (number + 1), least=500))
                 (t >> asked[-1]).skip()
             case "settle" if names:
-                (t >> t.called(names[number % len(names)], cost=0.001 * number, input_tokens=number)).skip()
+                (
+                    t
+                    >> t.called(
+                        names[number % len(names)], cost=0.001 * number, input_tokens=number
+                    )
+                ).skip()
             case "withdraw" if asked:
                 (t >> e.CallWithdrawn(t.at, asked[number % len(asked)].token, "it hung up")).skip()
             case "gateway":
@@ -704,11 +785,15 @@ def test_a_call_waits_before_it_is_lowered_as_long_as_others_may_leave_room() ->
 
 
 @pytest.mark.parametrize("action", ["pause", "request_increase"])
-def test_a_limit_that_pauses_lowers_a_call_only_if_the_rest_is_ample_for_the_runs_replies(action: str) -> None:
+def test_a_limit_that_pauses_lowers_a_call_only_if_the_rest_is_ample_for_the_runs_replies(
+    action: str,
+) -> None:
     t = Transcript()
     a = t.start("a", limits=f"cost=0.4:{action}")
     name, output = t.admitted(t.call(a, output=64_000))
-    assert output == (400_000_000 - 3_000_000) // 15_000, "before its first reply nothing tells that this is too little"
+    assert output == (400_000_000 - 3_000_000) // 15_000, (
+        "before its first reply nothing tells that this is too little"
+    )
     (t >> t.called(name, output_tokens=8000, cost=0.123)).skip()
     name, output = t.admitted(t.call(a, output=64_000))
     assert output == (277_000_000 - 3_000_000) // 15_000
@@ -735,7 +820,9 @@ def test_a_run_whose_reply_was_cut_can_be_completed_once_it_has_more_room() -> N
 
 @pytest.mark.parametrize("action", ["terminate", "refuse"])
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_run_whose_reply_was_cut_by_a_limit_fails_whatever_its_agent_says(action: str, code: int) -> None:
+def test_a_run_whose_reply_was_cut_by_a_limit_fails_whatever_its_agent_says(
+    action: str, code: int
+) -> None:
     t = Transcript()
     a = t.start("a", limits=f"cost=0.2:{action}", attempts=3)
     b = t.start("b", inside(a), limits="cost=5", attempts=3)
@@ -750,7 +837,9 @@ def test_a_run_whose_reply_was_cut_by_a_limit_fails_whatever_its_agent_says(acti
         assert ended.ending is not None
         assert ended.ending.reason is not None
         assert (ended.status, ended.ending.reason.limit_kind) == (Status.FAILED, "cost")
-        assert ended.ending.reason.message.startswith("its last reply was cut at 13 133 tokens; used 0.1999 USD")
+        assert ended.ending.reason.message.startswith(
+            "its last reply was cut at 13 133 tokens; used 0.1999 USD"
+        )
 
 
 def test_a_reply_that_ends_by_itself_at_what_was_asked_for_is_no_breach() -> None:
@@ -767,8 +856,12 @@ def test_a_reply_that_ends_by_itself_at_what_was_asked_for_is_no_breach() -> Non
 # ---- around the gateway
 
 
-@pytest.mark.parametrize(("limits", "ends"), [("cost=5", True), ("cost=5:warn", False), ("turns=5", False)])
-def test_use_that_the_gateway_did_not_see_is_told_and_ends_a_run_that_a_person_has_bounded(limits: str, ends: bool) -> None:
+@pytest.mark.parametrize(
+    ("limits", "ends"), [("cost=5", True), ("cost=5:warn", False), ("turns=5", False)]
+)
+def test_use_that_the_gateway_did_not_see_is_told_and_ends_a_run_that_a_person_has_bounded(
+    limits: str, ends: bool
+) -> None:
     t = Transcript(hear=frozenset({"publish"}))
     a = t.start("a", limits=limits, gated=True)
     b = t.start("b", inside(a), gated=True)
@@ -810,7 +903,9 @@ def test_what_a_child_uses_through_the_gateway_may_be_in_the_output_of_the_run_a
 
 
 @pytest.mark.parametrize(("limits", "ends"), [("cost=5", True), ("cost=5:warn", False)])
-def test_a_connection_to_a_model_tells_of_a_way_around_the_gateway_that_saw_no_call(limits: str, ends: bool) -> None:
+def test_a_connection_to_a_model_tells_of_a_way_around_the_gateway_that_saw_no_call(
+    limits: str, ends: bool
+) -> None:
     t = Transcript(hear=frozenset({"publish"}))
     a = t.start("a", limits=limits, gated=True)
     reached = e.ModelReached(t.at, a, "opencode", "api.openai.com:443")
@@ -819,7 +914,10 @@ def test_a_connection_to_a_model_tells_of_a_way_around_the_gateway_that_saw_no_c
     assert t.run(a).bypassed == {"connection"}
     assert (t.run(a).status is Status.STOPPING) == ends
     reason = t.run(a).shown_reason
-    assert (reason is not None and reason.message.startswith("it calls its model around the gateway: 'opencode' runs")) == ends
+    assert (
+        reason is not None
+        and reason.message.startswith("it calls its model around the gateway: 'opencode' runs")
+    ) == ends
     t >> reached
     t.quiet()
     if not ends:  # another cause is told for itself
@@ -828,7 +926,9 @@ def test_a_connection_to_a_model_tells_of_a_way_around_the_gateway_that_saw_no_c
         t.skip()
 
 
-def test_a_connection_tells_nothing_of_a_run_whose_calls_come_through_the_gateway_or_need_not() -> None:
+def test_a_connection_tells_nothing_of_a_run_whose_calls_come_through_the_gateway_or_need_not() -> (
+    None
+):
     t = Transcript(hear=frozenset({"publish"}))
     a, free = t.start("a", limits="cost=5", gated=True), t.start("free", limits="cost=5")
     t.admitted(t.call(a))

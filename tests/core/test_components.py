@@ -18,7 +18,9 @@ PACKAGES = sorted(CORE.rglob("__init__.py"))
 
 def listed(init: Path) -> list[str]:
     """The parts of a package, in the order of its docstring."""
-    return re.findall(r"^`(\w+)`", ast.get_docstring(ast.parse(init.read_text())) or "", re.MULTILINE)
+    return re.findall(
+        r"^`(\w+)`", ast.get_docstring(ast.parse(init.read_text())) or "", re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize("init", PACKAGES, ids=name_of)
@@ -26,7 +28,17 @@ def test_each_part_knows_only_those_before_it(init: Path) -> None:
     order, package = listed(init), name_of(init)
     assert len(order) > 3
     for index, part in enumerate(order):
-        files = [init.parent / f"{part}.py"] if (init.parent / f"{part}.py").exists() else [*(init.parent / part).rglob("*.py")]
+        files = (
+            [init.parent / f"{part}.py"]
+            if (init.parent / f"{part}.py").exists()
+            else [*(init.parent / part).rglob("*.py")]
+        )
         for path in files:
-            known = {name.removeprefix(f"{package}.").split(".")[0] for name in targets(path) if name.startswith(f"{package}.")}
-            assert not known & set(order[index + 1 :]), f"{name_of(path)} imports a part that {package} lists after it"
+            known = {
+                name.removeprefix(f"{package}.").split(".")[0]
+                for name in targets(path)
+                if name.startswith(f"{package}.")
+            }
+            assert not known & set(order[index + 1 :]), (
+                f"{name_of(path)} imports a part that {package} lists after it"
+            )

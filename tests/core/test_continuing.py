@@ -57,7 +57,9 @@ def test_a_limit_ends_an_attempt_for_the_next_which_continues() -> None:
     (t >> t.exited(a, None, signal=15)).skip()
     to_next_attempt(t, a)
     assert t.run(a).latest.resumes
-    assert t.progress[0].startswith("attempt 1 of 2 gave no sign of life for 15m; the next continues its session in ")
+    assert t.progress[0].startswith(
+        "attempt 1 of 2 gave no sign of life for 15m; the next continues its session in "
+    )
 
 
 def test_a_plain_attempt_follows_one_that_was_continued() -> None:
@@ -78,10 +80,16 @@ def test_a_lost_attempt_is_continued() -> None:
         t = Life()
         a = t.start("a", attempts=2, resume=True)
         (t >> saved(t, a)).skip()
-        t >> t.next_daemon(startable=[a], reboot=reboot) << f"arm a1 retry +{backoff(a, 1, first=1.0, cap=60.0):g}"
+        (
+            t
+            >> t.next_daemon(startable=[a], reboot=reboot)
+            << f"arm a1 retry +{backoff(a, 1, first=1.0, cap=60.0):g}"
+        )
         t.quiet()  # no signal: it could arrive late, and end the next attempt
         assert t.run(a).status is Status.RETRYING
-        assert t.progress[-1].startswith(f"attempt 1 of 2 is lost: {DIED}; the next continues its session in ")
+        assert t.progress[-1].startswith(
+            f"attempt 1 of 2 is lost: {DIED}; the next continues its session in "
+        )
         t >> t.fired(a, "retry") << "launch a1"
         assert t.run(a).latest.resumes
 
@@ -118,9 +126,15 @@ def test_one_run_at_most_continues_another() -> None:
     t = Transcript()
     first, second = t.spawn("b", continues="a7"), t.spawn("c", continues="a7")
     (t >> first).skip()
-    assert t.failed(second) == "run a7 was continued by a1 already; to continue that one: sfactl continue a1"
+    assert (
+        t.failed(second)
+        == "run a7 was continued by a1 already; to continue that one: sfactl continue a1"
+    )
     late = replace(t.spawn("d", continues="a8"), continued_by="a9")
-    assert t.failed(late) == "run a8 was continued by a9 already; to continue that one: sfactl continue a9"
+    assert (
+        t.failed(late)
+        == "run a8 was continued by a9 already; to continue that one: sfactl continue a9"
+    )
     answer = t.answers[late.token]
     assert getattr(answer, "code", None) is ErrorCode.WRONG_STATE
 
@@ -128,7 +142,10 @@ def test_one_run_at_most_continues_another() -> None:
 def test_a_live_run_is_not_continued() -> None:
     t = Transcript()
     a = t.start("a")
-    assert t.failed(t.spawn("b", continues=a)) == "run a1 has not ended: stop it first, or send it a message"
+    assert (
+        t.failed(t.spawn("b", continues=a))
+        == "run a1 has not ended: stop it first, or send it a message"
+    )
 
 
 def test_a_continuation_that_could_not_be_recorded_does_not_count() -> None:

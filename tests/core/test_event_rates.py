@@ -7,7 +7,9 @@ from sfad.core.context import MAX_CAUSES, MAX_EVENTS, WINDOW, EventRate
 
 def test_each_cause_has_its_own_rate() -> None:
     rate = EventRate()
-    assert [rate.admits("a", at) for at in range(MAX_EVENTS + 2)] == [True] * MAX_EVENTS + [False] * 2
+    assert [rate.admits("a", at) for at in range(MAX_EVENTS + 2)] == [True] * MAX_EVENTS + [
+        False
+    ] * 2
     assert rate.admits("b", MAX_EVENTS)
     assert rate.admits("a", WINDOW)
     assert not rate.admits("a", WINDOW + 0.5)
@@ -25,7 +27,8 @@ class Cause:
 
 
 def test_many_causes_in_one_window_are_looked_at_a_few_times_each() -> None:
-    """All of them were, for each new one: half a millisecond for each run that told a milestone, at a hundred runs a second."""
+    """All of them were, for each new one: half a millisecond for each run that told a milestone, at
+    a hundred runs a second."""
     rate = EventRate()
     count = 8 * MAX_CAUSES
     causes = [Cause() for _ in range(count)]

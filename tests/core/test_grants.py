@@ -1,4 +1,5 @@
-"""Runs on other nodes: their share of the tree, their lease, and what the network may do to the messages about them."""
+"""Runs on other nodes: their share of the tree, their lease, and what the network may do to the
+messages about them."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ def test_a_child_on_another_node_runs_and_ends() -> None:
     two.exit("a1")
     net.settle()
     assert kid.status is Status.COMPLETED
-    assert [answer.run.id for answer in one.answers.values() if isinstance(answer, c.SpawnDone)] == [top, kid.id]
+    assert [
+        answer.run.id for answer in one.answers.values() if isinstance(answer, c.SpawnDone)
+    ] == [top, kid.id]
 
 
 def test_its_share_is_counted_before_it_is_sent_and_the_rest_comes_back() -> None:
@@ -70,7 +73,8 @@ def test_its_share_is_counted_before_it_is_sent_and_the_rest_comes_back() -> Non
     top = one.machine.tree.get(root(one, max_descendants=bound(41)))
     assert top is not None
     one.spawn("kid", inside=top.id, placing=Placing(node="n2"))
-    assert (top.admitted, top.account.below[LimitKind.COST]) == (10, to_nanos(0.25))  # 1 + 9 of 41; a quarter of 1 USD
+    # 1 + 9 of 41; a quarter of 1 USD
+    assert (top.admitted, top.account.below[LimitKind.COST]) == (10, to_nanos(0.25))
     net.settle()
     assert net.nodes["n2"].spend("a1", to_nanos(0.1))
     net.nodes["n2"].spawn("below", inside="a1")
@@ -103,7 +107,9 @@ def test_depth_counts_over_nodes() -> None:
 def test_a_share_that_is_not_left_is_refused() -> None:
     net = fleet("n1", "n2")
     top = root(net.nodes["n1"])
-    answer = net.nodes["n1"].spawn("kid", inside=top, placing=Placing(node="n2"), limits=limits("cost=2"))
+    answer = net.nodes["n1"].spawn(
+        "kid", inside=top, placing=Placing(node="n2"), limits=limits("cost=2")
+    )
     assert isinstance(answer, c.ErrorAnswer)
     assert "would be 2.00 USD, and run a1 has 1.00 USD left" in answer.message
 
@@ -281,7 +287,8 @@ def test_only_the_fleet_may_bring_a_grant() -> None:
 
 
 class Fleet(RuleBasedStateMachine):
-    """Trees over three nodes, while messages are lost, repeated and reordered, nodes are cut off, and daemons are killed."""
+    """Trees over three nodes, while messages are lost, repeated and reordered, nodes are cut off,
+    and daemons are killed."""
 
     DESCENDANTS = 12
     COST = to_nanos(1)
@@ -289,7 +296,11 @@ class Fleet(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.net = fleet("n1", "n2", "n3")
-        self.net.nodes["n1"].spawn("root", limits=limits("time=100000 cost=1:refuse"), max_descendants=Bound(value=12, source="x"))
+        self.net.nodes["n1"].spawn(
+            "root",
+            limits=limits("time=100000 cost=1:refuse"),
+            max_descendants=Bound(value=12, source="x"),
+        )
 
     def _node(self, number: int) -> Node:
         return self.net.nodes[self.net.names[number]]
@@ -307,7 +318,9 @@ class Fleet(RuleBasedStateMachine):
         share=st.sampled_from([None, 0.3, 0.6, 0.9]),
         arrives=st.booleans(),
     )
-    def start(self, number: int, pick: int, to: int, name: str, share: float | None, arrives: bool) -> None:
+    def start(
+        self, number: int, pick: int, to: int, name: str, share: float | None, arrives: bool
+    ) -> None:
         if (found := self._alive(number, pick)) is not None:
             node, run = found
             placing = Placing(node=self.net.names[to]) if to != number else None
@@ -358,7 +371,10 @@ class Fleet(RuleBasedStateMachine):
         self._node(number).crash()
 
     @precondition(lambda self: self.net.flying)
-    @rule(pick=st.integers(0, 50), how=st.sampled_from(["deliver", "deliver", "deliver", "lose", "repeat"]))
+    @rule(
+        pick=st.integers(0, 50),
+        how=st.sampled_from(["deliver", "deliver", "deliver", "lose", "repeat"]),
+    )
     def network(self, pick: int, how: str) -> None:
         number = pick % len(self.net.flying)
         if how == "lose":
@@ -376,7 +392,9 @@ class Fleet(RuleBasedStateMachine):
 
     @invariant()
     def never_more_than_the_tree_may_have(self) -> None:
-        admitted = sum(run.remote is None for node in self.net.nodes.values() for run in node.admitted)
+        admitted = sum(
+            run.remote is None for node in self.net.nodes.values() for run in node.admitted
+        )
         assert admitted <= self.DESCENDANTS + 1
         assert sum(sum(node.spent.values()) for node in self.net.nodes.values()) <= self.COST
 
@@ -415,7 +433,9 @@ class Fleet(RuleBasedStateMachine):
             assert not list(node.machine.tree)
 
 
-Fleet.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+Fleet.TestCase.settings = settings(
+    max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
 TestFleet = Fleet.TestCase
 
 

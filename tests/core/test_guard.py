@@ -20,7 +20,13 @@ from .transcript import seconds as limit
 
 def test_a_refusal_is_recorded_published_and_answered_and_that_is_all() -> None:
     t = Transcript(hear=frozenset({"publish"}), enabled=False)
-    t >> t.spawn("a") << "recordrefusal a1" << "publish run_rejected a1" << "reply 1 Refused enabled a1"
+    (
+        t
+        >> t.spawn("a")
+        << "recordrefusal a1"
+        << "publish run_rejected a1"
+        << "reply 1 Refused enabled a1"
+    )
     t.quiet()
     assert t.machine.refused == 1
     assert t.machine.admitted == 0
@@ -47,30 +53,52 @@ def test_every_refusal_tells_a_model_to_finish() -> None:
 @pytest.mark.parametrize(
     ("numbers", "asked", "way"),
     [
-        ({"enabled": False}, {}, "To allow it, set enabled in the config to true, then run: sfactl reload"),
-        ({"trees": 1}, {"queue": False}, "Leave out --no-queue to wait for a slot, or raise quotas.trees in /etc/c, then run: "),
-        ({"spawns_per_hour": 1}, {}, "Wait, or raise quotas.spawns_per_hour in the config, then run: sfactl reload"),
+        (
+            {"enabled": False},
+            {},
+            "To allow it, set enabled in the config to true, then run: sfactl reload",
+        ),
+        (
+            {"trees": 1},
+            {"queue": False},
+            "Leave out --no-queue to wait for a slot, or raise quotas.trees in /etc/c, then run: ",
+        ),
+        (
+            {"spawns_per_hour": 1},
+            {},
+            "Wait, or raise quotas.spawns_per_hour in the config, then run: sfactl reload",
+        ),
     ],
 )
-def test_a_person_is_told_the_way_out_and_a_model_to_finish(numbers: dict[str, Any], asked: dict[str, Any], way: str) -> None:
+def test_a_person_is_told_the_way_out_and_a_model_to_finish(
+    numbers: dict[str, Any], asked: dict[str, Any], way: str
+) -> None:
     t = Transcript(files={"quotas.trees": "/etc/c"}, **numbers)
     if numbers.get("enabled", True):
         t.start("first")
     assert way in (told := t.refused("a", **asked).message)
     assert "Do not try again" not in told
-    assert t.refused("a", claim=Claim(depth=1), **asked).message.endswith("finish your task with what you already have.")
+    assert t.refused("a", claim=Claim(depth=1), **asked).message.endswith(
+        "finish your task with what you already have."
+    )
 
 
 def test_a_budget_without_money_names_its_key() -> None:
     t = Transcript()
     t.machine.handle(e.BudgetsKnown(0.0, (purse(1.0, "ann", charged=1.0),)))
     assert t.refused("a").message.endswith(
-        "it renews at midnight. Start it again then, or raise budgets.users.ann.daily_usd in the config, then run: sfactl reload"
+        "it renews at midnight. Start it again then, or raise budgets.users.ann.daily_usd in "
+        "the "
+        "config, then run: sfactl reload"
     )
 
 
 def test_a_user_who_may_not_change_the_config_is_told_who_may() -> None:
-    t = Transcript(access=AccessRules(all_users=True, admin_gid=9), files={"quotas.spawns_per_hour": "/etc/c"}, spawns_per_hour=1)
+    t = Transcript(
+        access=AccessRules(all_users=True, admin_gid=9),
+        files={"quotas.spawns_per_hour": "/etc/c"},
+        spawns_per_hour=1,
+    )
     ask = "ask root, or a member of access.admin_group, to raise "
     cases: list[tuple[int, set[int], str]] = [(1001, set(), ask), (1002, {9}, "raise ")]
     for uid, gids, way in cases:
@@ -83,7 +111,10 @@ def test_a_user_who_may_not_change_the_config_is_told_who_may() -> None:
 
 def test_disabled() -> None:
     refusal = Transcript(enabled=False).refused("a")
-    assert (refusal.kind, refusal.detail) == (Rule.ENABLED, "enabled = false in the daemon's config")
+    assert (refusal.kind, refusal.detail) == (
+        Rule.ENABLED,
+        "enabled = false in the daemon's config",
+    )
     assert "'a' was not started" in refusal.message
 
 
@@ -111,9 +142,14 @@ def test_nothing_is_born_into_what_a_failed_attempt_left() -> None:
 
 
 def test_a_peer_that_cannot_be_placed_is_refused() -> None:
-    refusal = Transcript().refused("a", Peer(1000, "ann", unidentified="it ended before it could be identified"))
+    refusal = Transcript().refused(
+        "a", Peer(1000, "ann", unidentified="it ended before it could be identified")
+    )
     assert refusal.kind is Rule.PERMISSION
-    assert refusal.detail == "the calling process could not be identified: it ended before it could be identified"
+    assert (
+        refusal.detail
+        == "the calling process could not be identified: it ended before it could be identified"
+    )
 
 
 @pytest.mark.parametrize("detach", [False, True])
@@ -130,7 +166,10 @@ def test_another_users_peer_is_refused_even_inside_a_run() -> None:
     t = Transcript()
     a = t.start("a")
     stranger = Peer(1001, "bob", owner=False)
-    assert t.refused("b", stranger).detail == "this daemon serves another user; bob (uid 1001) may not use it"
+    assert (
+        t.refused("b", stranger).detail
+        == "this daemon serves another user; bob (uid 1001) may not use it"
+    )
     assert t.refused("b", Peer(1001, "bob", owner=False, run=a)).kind is Rule.PERMISSION
 
 
@@ -138,13 +177,18 @@ def test_a_leaf_may_not_start_others() -> None:
     t = Transcript()
     a = t.start("a", leaf=True)
     refusal = t.refused("b", inside(a))
-    assert (refusal.kind, refusal.detail) == (Rule.PERMISSION, f"run {a} was started with --leaf and may not start others")
+    assert (refusal.kind, refusal.detail) == (
+        Rule.PERMISSION,
+        f"run {a} was started with --leaf and may not start others",
+    )
 
 
 def test_a_detached_run_from_inside_needs_the_config() -> None:
     t = Transcript()
     a = t.start("a")
-    assert t.refused("b", inside(a), detach=True).detail == (f"run {a} may not start a detached run (guard.allow_detach = false)")
+    assert t.refused("b", inside(a), detach=True).detail == (
+        f"run {a} may not start a detached run (guard.allow_detach = false)"
+    )
 
 
 def test_detached_is_a_root_with_the_bounds_of_a_root() -> None:
@@ -229,9 +273,14 @@ def test_depth_narrows_below_a_root_and_never_widens() -> None:
     refusal = t.refused("c", inside(t.start("c", inside(b))), max_depth=bound(9))
     assert refusal.kind is Rule.LOOP  # the rule before
     c_ = next(run.id for run in t.machine.tree if run.name == "c")
-    assert t.refused("d", inside(c_), max_depth=bound(9)).detail.endswith("max_depth is 3, set by SFA_MAX_DEPTH")
+    assert t.refused("d", inside(c_), max_depth=bound(9)).detail.endswith(
+        "max_depth is 3, set by SFA_MAX_DEPTH"
+    )
     tight = t.start("tight", inside(a), max_depth=bound(2, "--max-depth"))
-    assert t.refused("d", inside(tight)).detail == "the chain already holds 2 runs; max_depth is 2, set by --max-depth"
+    assert (
+        t.refused("d", inside(tight)).detail
+        == "the chain already holds 2 runs; max_depth is 2, set by --max-depth"
+    )
 
 
 @pytest.mark.parametrize("value", [0, -1])
@@ -261,7 +310,10 @@ def test_budget_counts_the_whole_subtree_and_ended_runs() -> None:
     (t >> t.exited(c_)).skip()
     refusal = t.refused("d", inside(b))
     assert (refusal.kind, refusal.value, refusal.limit) == (Rule.BUDGET, 2, 2)
-    assert refusal.detail == (f"run {a} ('a') has already admitted 2 descendants; max_descendants is 2, set by --max-descendants")
+    assert refusal.detail == (
+        f"run {a} ('a') has already admitted 2 descendants; max_descendants is 2, set by "
+        "--max-descendants"
+    )
 
 
 def test_a_tighter_budget_in_between_counts_too() -> None:
@@ -301,7 +353,8 @@ def test_rate_of_roots_of_one_user() -> None:
     refusal = t.refused("c")
     assert (refusal.kind, refusal.value, refusal.limit) == (Rule.RATE, 2, 2)
     assert refusal.detail == (
-        "user ann started 2 trees within the last 3600 s; quotas.spawns_per_hour is 2; one more fits in 3000 s"
+        "user ann started 2 trees within the last 3600 s; quotas.spawns_per_hour is 2; one more "
+        "fits in 3000 s"
     )
     assert t.start("c", BOB)
     t.later(2999.9)
@@ -330,8 +383,16 @@ def test_concurrency_of_a_user_and_of_the_daemon() -> None:
     assert (refusal.key, refusal.possible_in_s) == ("quotas.trees_per_user", 120)
     t.start("a", BOB)
     refusal = t.refused("b", BOB, queue=False)
-    assert refusal.detail == f"3 agent trees are already running; quotas.trees is 3, and the request said not to queue{when}"
-    assert (refusal.key, refusal.value, refusal.limit, refusal.possible_in_s) == ("quotas.trees", 3, 3, 120)
+    assert refusal.detail == (
+        "3 agent trees are already running; quotas.trees is 3, and the request said not to "
+        f"queue{when}"
+    )
+    assert (refusal.key, refusal.value, refusal.limit, refusal.possible_in_s) == (
+        "quotas.trees",
+        3,
+        3,
+        120,
+    )
     (t >> t.spawn("c")).skip()
     assert t.refused("d", queue=False).possible_in_s == 120, "after the one that waits"
     t.later(100)
@@ -344,7 +405,12 @@ def test_the_queue_of_a_user_is_bounded() -> None:
     for name in ("b", "c"):
         (t >> t.spawn(name)).skip()
     refusal = t.refused("d")
-    assert (refusal.kind, refusal.key, refusal.value, refusal.limit) == (Rule.CONCURRENCY, "quotas.queued_per_user", 2, 2)
+    assert (refusal.kind, refusal.key, refusal.value, refusal.limit) == (
+        Rule.CONCURRENCY,
+        "quotas.queued_per_user",
+        2,
+        2,
+    )
     assert refusal.possible_in_s == 120
     assert "2 trees of user ann wait to start" in refusal.message
     assert t.start("b", BOB), "others have a queue of their own"
@@ -373,7 +439,9 @@ def test_children_need_no_slot() -> None:
 
 def test_the_order_of_the_rules() -> None:
     """Every rule would refuse; one after the other is fixed, and the next one answers."""
-    t = Transcript(trees=1, spawns_per_hour=1, max_depth=bound(1), max_descendants=bound(1), allow_detach=True)
+    t = Transcript(
+        trees=1, spawns_per_hour=1, max_depth=bound(1), max_descendants=bound(1), allow_detach=True
+    )
     a = t.start("a", max_depth=bound(2), leaf=True)
     spoke = [t.refused("a", Peer(1000, "ann", run=a)).kind]
     t.run(a).birth = structs.replace(t.run(a).birth, permissions=FULL)
@@ -384,7 +452,14 @@ def test_the_order_of_the_rules() -> None:
     spoke.append(t.refused("r", queue=False).kind)
     t.later(3600)
     spoke.append(t.refused("r", queue=False).kind)
-    assert spoke == [Rule.PERMISSION, Rule.LOOP, Rule.DEPTH, Rule.BUDGET, Rule.RATE, Rule.CONCURRENCY]
+    assert spoke == [
+        Rule.PERMISSION,
+        Rule.LOOP,
+        Rule.DEPTH,
+        Rule.BUDGET,
+        Rule.RATE,
+        Rule.CONCURRENCY,
+    ]
     (t >> _drain(t)).skip()
     assert t.refused("a", inside(a)).kind is Rule.ENABLED
 
@@ -426,7 +501,12 @@ def test_what_a_peer_inside_a_run_claims_is_not_asked() -> None:
 def test_beyond_ten_a_minute_refusals_are_counted() -> None:
     t = Transcript(enabled=False)
     for number in range(1, 11):
-        t >> t.spawn("a") << f"recordrefusal {run_id(number)}" << f"reply {number} Refused enabled {run_id(number)}"
+        (
+            t
+            >> t.spawn("a")
+            << f"recordrefusal {run_id(number)}"
+            << f"reply {number} Refused enabled {run_id(number)}"
+        )
         t.later(1)
     t >> t.spawn("a") << "countrefusal aa" << "reply 11 Refused enabled counted"
     t.later(50)  # the first is a minute old
@@ -443,7 +523,12 @@ def test_refusals_are_counted_for_each_run_and_rule() -> None:
     for _ in range(10):
         t.refused("a", inside(a))
     t >> t.spawn("a", inside(a)) << "countrefusal ac" << "reply 13 Refused loop counted"
-    t >> t.spawn("c", inside(a), detach=True) << "recordrefusal ad" << "reply 14 Refused permission ad"
+    (
+        t
+        >> t.spawn("c", inside(a), detach=True)
+        << "recordrefusal ad"
+        << "reply 14 Refused permission ad"
+    )
     t >> t.spawn("c", inside(b)) << "recordrefusal ae" << "reply 15 Refused permission ae"
     t.quiet()
 
@@ -468,7 +553,9 @@ def test_refusals_of_runs_that_ended_are_forgotten() -> None:
         ({"retry_delay": float("inf")}, "retry_delay = inf s is outside"),
     ],
 )
-def test_values_outside_their_range_are_refused_with_the_range(asked: dict[str, Any], words: str) -> None:
+def test_values_outside_their_range_are_refused_with_the_range(
+    asked: dict[str, Any], words: str
+) -> None:
     t = Transcript()
     assert t.failed(t.spawn("a", **asked)).startswith(words)
     assert t.machine.refused == 0
@@ -479,12 +566,28 @@ def test_time_limits_outside_their_range_are_refused_with_the_range(seconds: flo
     t = Transcript()
     message = t.failed(t.spawn("a", timeout=limit(seconds)))
     assert "(--timeout) is outside its range: 1s to 1h" in message
-    assert (". To allow more, raise limits.max_time in the config, then run: sfactl reload" in message) is (seconds > 3600)
+    assert (
+        ". To allow more, raise limits.max_time in the config, then run: sfactl reload" in message
+    ) is (seconds > 3600)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["", "a b", "a/b", "x" * 65, "a\n", "a\x1b[31m", "a\u202eb", "a\u200bb", "a\ufe0f", "\u3164", "\u0308a", "a,b", "\U0001f680"],
+    [
+        "",
+        "a b",
+        "a/b",
+        "x" * 65,
+        "a\n",
+        "a\x1b[31m",
+        "a\u202eb",
+        "a\u200bb",
+        "a\ufe0f",
+        "\u3164",
+        "\u0308a",
+        "a,b",
+        "\U0001f680",
+    ],
 )
 def test_bad_names_are_refused(name: str) -> None:
     t = Transcript()
@@ -505,7 +608,13 @@ def _drain(t: Transcript) -> e.DrainRequested:
 
 @pytest.mark.parametrize(
     ("limits", "starts"),
-    [("cost=1", False), ("tokens=9000:refuse", False), ("cost=1:warn", True), ("turns=3", True), ("", True)],
+    [
+        ("cost=1", False),
+        ("tokens=9000:refuse", False),
+        ("cost=1:warn", True),
+        ("turns=3", True),
+        ("", True),
+    ],
 )
 def test_a_bound_on_money_that_nothing_would_keep_is_refused(limits: str, starts: bool) -> None:
     t = Transcript()
@@ -522,9 +631,17 @@ def test_a_bound_on_money_that_nothing_would_keep_is_refused(limits: str, starts
 
 @pytest.mark.parametrize(
     ("limits", "gated", "starts"),
-    [("cost=1", True, False), ("tokens=9000", True, False), ("cost=1:warn", True, True), ("", True, True), ("cost=1", False, True)],
+    [
+        ("cost=1", True, False),
+        ("tokens=9000", True, False),
+        ("cost=1:warn", True, True),
+        ("", True, True),
+        ("cost=1", False, True),
+    ],
 )
-def test_a_child_around_the_gateway_that_no_meter_knows_is_refused(limits: str, gated: bool, starts: bool) -> None:
+def test_a_child_around_the_gateway_that_no_meter_knows_is_refused(
+    limits: str, gated: bool, starts: bool
+) -> None:
     """The limits of a run that goes without the gateway do not rest on it."""
     t = Transcript()
     t.start("root", limits=limits, gated=gated)
@@ -534,6 +651,8 @@ def test_a_child_around_the_gateway_that_no_meter_knows_is_refused(limits: str, 
         return
     refusal = t.refused("script", inside("a2"), uncounted="no one looks")
     assert refusal.kind is Rule.UNENFORCEABLE
-    assert f"nothing would enforce the {limits.partition('=')[0]} limit of run a1" in refusal.message
+    assert (
+        f"nothing would enforce the {limits.partition('=')[0]} limit of run a1" in refusal.message
+    )
     assert "no one looks. Do not try again; finish your task" in refusal.message
     t.start("script", inside("a2"), gated=gated)

@@ -11,7 +11,9 @@ from sfad.core.state.run import run_id, run_number
 NUMBERS = st.integers(1, 2**63 - 1)
 
 
-@pytest.mark.parametrize(("number", "text"), [(1, "a1"), (31, "av"), (32, "b10"), (1023, "bvv"), (1024, "c100")])
+@pytest.mark.parametrize(
+    ("number", "text"), [(1, "a1"), (31, "av"), (32, "b10"), (1023, "bvv"), (1024, "c100")]
+)
 def test_known_ids(number: int, text: str) -> None:
     assert run_id(number) == text
     assert run_number(text) == number
@@ -28,7 +30,9 @@ def test_text_order_is_number_order_and_no_id_is_another_s_prefix(one: int, othe
     assert one == other or not run_id(one).startswith(run_id(other))
 
 
-@pytest.mark.parametrize("text", ["", "a", "a0", "b1", "b01", "a12", "aw", "A1", "a-", "1", "a٣", "../a1", "a1\n", "éa"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "a0", "b1", "b01", "a12", "aw", "A1", "a-", "1", "a٣", "../a1", "a1\n", "éa"]
+)
 def test_what_is_no_id(text: str) -> None:
     with pytest.raises(ValueError, match="not a run id"):
         run_number(text)

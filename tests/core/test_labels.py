@@ -22,5 +22,7 @@ from sfad.core.state.access import means
         ({"k": []}, {"k": "v"}, False),
     ],
 )
-def test_either_value_of_each_key(wanted: Mapping[str, str | Sequence[str]], labels: Mapping[str, str], fit: bool) -> None:
+def test_either_value_of_each_key(
+    wanted: Mapping[str, str | Sequence[str]], labels: Mapping[str, str], fit: bool
+) -> None:
     assert means(None, wanted, "a name", labels) is fit

@@ -91,7 +91,13 @@ def test_attempts_with_back_off() -> None:
     t >> t.fired(a, "retry") << "launch a1"
     (t >> t.launched(a)).skip()
     assert t.run(a).attempt == 2
-    t >> t.exited(a, None, signal=9) << "terminate a1 SIGTERM" << "arm a1 grace +5" << "save a1 retrying"
+    (
+        t
+        >> t.exited(a, None, signal=9)
+        << "terminate a1 SIGTERM"
+        << "arm a1 grace +5"
+        << "save a1 retrying"
+    )
     t >> t.emptied(a)
     t.skip()
     assert t.run(a).retry_at == pytest.approx(t.at + second)
@@ -176,7 +182,13 @@ def test_a_pause_that_meets_the_end_of_an_attempt_is_answered() -> None:
     t = Transcript()
     a = t.start("a", attempts=2)
     t >> t.pause(a) << "freeze a1" << "arm a1 pause_max +86400"
-    t >> t.exited(a, None, signal=9) << "reply 2 Failed wrong_state" << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    (
+        t
+        >> t.exited(a, None, signal=9)
+        << "reply 2 Failed wrong_state"
+        << "terminate a1 SIGTERM"
+        << "arm a1 grace +5"
+    )
     t >> e.Frozen(t.at, a)
     t.quiet()
     assert not t.run(a).paused
@@ -189,12 +201,26 @@ def test_pause_and_resume() -> None:
     t = Transcript(hear=frozenset({"publish", "disarm"}))
     a = t.start("a", timeout=seconds(30))
     t.later(10)
-    t >> t.pause(a) << "disarm a1 deadline" << "freeze a1" << "arm a1 pause_max +86400" << "publish run_paused a1"
+    (
+        t
+        >> t.pause(a)
+        << "disarm a1 deadline"
+        << "freeze a1"
+        << "arm a1 pause_max +86400"
+        << "publish run_paused a1"
+    )
     t >> t.pause(a)
     t >> e.Frozen(t.at, a) << "reply 2 Changed a1 paused" << "reply 3 Changed a1 paused"
     t >> t.pause(a) << "reply 4 Changed a1 paused"
     t.later(1000)
-    t >> t.resume(a) << "disarm a1 pause_max" << "thaw a1" << "arm a1 deadline +14" << "publish run_resumed a1"
+    (
+        t
+        >> t.resume(a)
+        << "disarm a1 pause_max"
+        << "thaw a1"
+        << "arm a1 deadline +14"
+        << "publish run_resumed a1"
+    )
     t << "reply 5 Changed a1 running"
     t.quiet()
 
@@ -203,7 +229,14 @@ def test_a_resume_before_it_stood_still_answers_the_pause() -> None:
     t = Transcript()
     a = t.start("a")
     t >> t.pause(a) << "freeze a1" << "arm a1 pause_max +86400"
-    t >> t.resume(a) << "reply 2 Failed wrong_state" << "thaw a1" << "arm a1 deadline +96" << "reply 3 Changed a1 running"
+    (
+        t
+        >> t.resume(a)
+        << "reply 2 Failed wrong_state"
+        << "thaw a1"
+        << "arm a1 deadline +96"
+        << "reply 3 Changed a1 running"
+    )
     t >> e.Frozen(t.at, a)
     t.quiet()
 
@@ -225,7 +258,14 @@ def test_pausing_a_parent_stops_both_clocks() -> None:
     t = Transcript(hear=frozenset({"disarm"}))
     a, b = t.chain("a", "b", timeout=seconds(30))
     t.later(5)
-    t >> t.pause(a) << "disarm a1 deadline" << "disarm a2 deadline" << "freeze a1" << "arm a1 pause_max +86400"
+    (
+        t
+        >> t.pause(a)
+        << "disarm a1 deadline"
+        << "disarm a2 deadline"
+        << "freeze a1"
+        << "arm a1 pause_max +86400"
+    )
     t.later(100)
     assert t.run(b).status is Status.PAUSED
     assert [t.run(run).clock.elapsed(t.at) for run in (a, b)] == [5, 5]
@@ -247,13 +287,17 @@ def test_nested_pauses() -> None:
     (t >> t.pause(a)).skip()
     (t >> t.resume(b)).skip()
     assert t.run(b).status is Status.PAUSED  # its ancestor stands
-    assert t.failed(t.resume(b)) == f"run {b} stands still because its ancestor {a} is paused; resume that one"
+    assert (
+        t.failed(t.resume(b))
+        == f"run {b} stands still because its ancestor {a} is paused; resume that one"
+    )
     (t >> t.resume(a)).skip()
     assert t.run(b).status is Status.RUNNING
 
 
 def _third(t: Transcript, parent: str) -> str:
-    """A run that was asked for just before its parent was frozen, and is launched into the frozen tree."""
+    """A run that was asked for just before its parent was frozen, and is launched into the frozen
+    tree."""
     return t.start("third", inside(parent))
 
 
@@ -280,7 +324,14 @@ def test_a_retry_that_comes_due_under_a_frozen_ancestor_waits() -> None:
     t.later(60)
     t >> t.fired(b, "retry")
     t.later(60)
-    t >> t.resume(a) << "reply 3 Failed wrong_state" << "thaw a1" << "arm a1 deadline +96" << "arm a2 retry +0"
+    (
+        t
+        >> t.resume(a)
+        << "reply 3 Failed wrong_state"
+        << "thaw a1"
+        << "arm a1 deadline +96"
+        << "arm a2 retry +0"
+    )
     t << "reply 4 Changed a1 running"
     t >> t.fired(b, "retry") << "launch a2"
     t.quiet()
@@ -327,10 +378,19 @@ def test_a_suspended_run_says_so_and_is_continued_with_its_client() -> None:
     t >> t.pause(a, suspended=True) << "freeze a1" << "arm a1 pause_max +86400"
     reason = t.run(a).shown_reason
     assert reason is not None
-    assert (reason.kind, reason.message.partition(";")[0]) == ("suspended", "suspended at its terminal")
+    assert (reason.kind, reason.message.partition(";")[0]) == (
+        "suspended",
+        "suspended at its terminal",
+    )
     t.later(100)
     (t >> e.Frozen(t.at, a)).skip()
-    t >> t.fg(a) << "thaw a1" << "arm a1 deadline +91" << f"reply {t.token() - 1} Changed a1 running"
+    (
+        t
+        >> t.fg(a)
+        << "thaw a1"
+        << "arm a1 deadline +91"
+        << f"reply {t.token() - 1} Changed a1 running"
+    )
     assert t.run(a).shown_reason is None
 
 
@@ -430,7 +490,9 @@ def test_the_table_leads_everywhere_and_out_of_no_end() -> None:
     assert all(not TRANSITIONS[status] for status in Status if status.terminal)
     assert all(TRANSITIONS[status] for status in reached - ENDED)
     # every end goes through `stopping`
-    assert all(not TRANSITIONS[status] & ENDED for status in Status if status is not Status.STOPPING)
+    assert all(
+        not TRANSITIONS[status] & ENDED for status in Status if status is not Status.STOPPING
+    )
 
 
 def test_the_diagram_has_every_arrow() -> None:

@@ -40,7 +40,11 @@ def test_turns_that_terminate() -> None:
     t >> t.used(a, turns=10)
     assert t.noted == {"a1"}
     t >> t.used(a, turns=10)  # nothing new
-    t >> t.used(a, turns=11, input_tokens=70, output_tokens=7, cost=0.25) << "publish limit_exceeded a1"
+    (
+        t
+        >> t.used(a, turns=11, input_tokens=70, output_tokens=7, cost=0.25)
+        << "publish limit_exceeded a1"
+    )
     assert t.noted == {"a1"}
     t << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t >> t.used(a, turns=12)
@@ -51,7 +55,8 @@ def test_turns_that_terminate() -> None:
     assert t.said == ["near a1 turns 8/10", "over a1 turns 11/10"]
     assert ended(t, a) == Reason(
         kind="limit", message="used 11 turns; its turns limit is 10, set by --limit",
-        limit_kind="turns", threshold=10, used=11, exceeded_by=1, turns=11, tokens=77, cost_usd=0.25, elapsed_s=3.0,
+        limit_kind="turns", threshold=10, used=11, exceeded_by=1, turns=11, tokens=77,
+        cost_usd=0.25, elapsed_s=3.0,
     )  # fmt: skip
 
 
@@ -62,7 +67,9 @@ def test_turns_that_warn() -> None:
     for turns in (12, 5, 100_000):
         t >> t.used(a, turns=turns)
     t.quiet()
-    assert [(event.used, event.exceeded_by) for event in t.published if event.limit_kind is not None] == [(11, None), (11, 1)]
+    assert [
+        (event.used, event.exceeded_by) for event in t.published if event.limit_kind is not None
+    ] == [(11, None), (11, 1)]
     assert t.run(a).status is Status.RUNNING
 
 
@@ -72,13 +79,29 @@ def test_turns_that_pause_and_continue_with_more_room() -> None:
     t.later(10)
     t >> t.used(a, turns=11) << "publish limit_nearing a1" << "publish limit_exceeded a1"
     assert t.noted == {"a1"}
-    t << "disarm a1 deadline" << "freeze a1" << f"arm a1 pause_max +{DAY}" << "publish run_paused a1"
+    (
+        t
+        << "disarm a1 deadline"
+        << "freeze a1"
+        << f"arm a1 pause_max +{DAY}"
+        << "publish run_paused a1"
+    )
     t >> t.used(a, turns=12)  # what was under way when it froze
     assert t.noted == {"a1"}
     t >> e.Frozen(t.at, a)
     t.later(1000)
-    assert t.failed(t.resume(a, room="turns=11")) == "run a1 has used 12 turns already: the new limit must be above that"
-    t >> t.resume(a, room="turns=20") << "rebound a1" << "disarm a1 pause_max" << "thaw a1" << "arm a1 deadline +86"
+    assert (
+        t.failed(t.resume(a, room="turns=11"))
+        == "run a1 has used 12 turns already: the new limit must be above that"
+    )
+    (
+        t
+        >> t.resume(a, room="turns=20")
+        << "rebound a1"
+        << "disarm a1 pause_max"
+        << "thaw a1"
+        << "arm a1 deadline +86"
+    )
     t << "publish run_resumed a1" << "reply 3 Changed a1 running"
     t >> t.used(a, turns=15)
     assert t.noted == {"a1"}
@@ -86,16 +109,34 @@ def test_turns_that_pause_and_continue_with_more_room() -> None:
     assert t.noted == {"a1"}
     t >> t.used(a, turns=21) << "publish limit_exceeded a1"
     assert t.noted == {"a1"}
-    t << "disarm a1 deadline" << "freeze a1" << f"arm a1 pause_max +{DAY}" << "publish run_paused a1"
+    (
+        t
+        << "disarm a1 deadline"
+        << "freeze a1"
+        << f"arm a1 pause_max +{DAY}"
+        << "publish run_paused a1"
+    )
     t.quiet()
-    assert t.said == ["near a1 turns 11/10", "over a1 turns 11/10", "near a1 turns 16/20", "over a1 turns 21/20"]
+    assert t.said == [
+        "near a1 turns 11/10",
+        "over a1 turns 11/10",
+        "near a1 turns 16/20",
+        "over a1 turns 21/20",
+    ]
 
 
 def test_turns_that_pause_and_continue_without_more_room_only_warn_from_then_on() -> None:
     t = Transcript(hear=frozenset({"disarm"}))
     a = t.start("a", limits="turns=10:pause cost=0.5:pause")
     (t >> t.used(a, turns=11)).skip()
-    t >> t.resume(a) << "disarm a1 pause_max" << "thaw a1" << "arm a1 deadline +96" << "reply 2 Changed a1 running"
+    (
+        t
+        >> t.resume(a)
+        << "disarm a1 pause_max"
+        << "thaw a1"
+        << "arm a1 deadline +96"
+        << "reply 2 Changed a1 running"
+    )
     assert t.held(a, "turns").action is Action.WARN
     assert t.held(a, "cost").action is Action.PAUSE
     t >> t.used(a, turns=99)
@@ -106,16 +147,38 @@ def test_turns_that_pause_and_continue_without_more_room_only_warn_from_then_on(
 def test_an_increase_that_is_approved() -> None:
     t = Transcript(hear=frozenset({"publish", "disarm"}))
     a = t.start("a", limits="turns=10:request_increase")
-    t >> t.used(a, turns=11) << "publish limit_nearing a1" << "publish limit_exceeded a1" << "publish increase_requested a1"
+    (
+        t
+        >> t.used(a, turns=11)
+        << "publish limit_nearing a1"
+        << "publish limit_exceeded a1"
+        << "publish increase_requested a1"
+    )
     t << "arm a1 approval +600" << "disarm a1 deadline" << "freeze a1" << f"arm a1 pause_max +{DAY}"
     t << "publish run_paused a1"
     t.later(599)
-    t >> t.approve(a, room="turns=50") << "disarm a1 approval" << "rebound a1" << "publish increase_approved a1"
-    t << "disarm a1 pause_max" << "thaw a1" << "arm a1 deadline +96" << "publish run_resumed a1" << "reply 2 Changed a1 running"
+    (
+        t
+        >> t.approve(a, room="turns=50")
+        << "disarm a1 approval"
+        << "rebound a1"
+        << "publish increase_approved a1"
+    )
+    (
+        t
+        << "disarm a1 pause_max"
+        << "thaw a1"
+        << "arm a1 deadline +96"
+        << "publish run_resumed a1"
+        << "reply 2 Changed a1 running"
+    )
     t.later(1)
     t >> t.fired(a, "approval")
     t.quiet()
-    assert (t.held(a, "turns").limit.threshold, t.held(a, "turns").action) == (50, Action.REQUEST_INCREASE)
+    assert (t.held(a, "turns").limit.threshold, t.held(a, "turns").action) == (
+        50,
+        Action.REQUEST_INCREASE,
+    )
     t >> t.used(a, turns=51)
     t.skip()
     assert t.run(a).status is Status.PAUSED
@@ -126,7 +189,14 @@ def test_an_increase_that_is_approved_without_a_number_only_warns_from_then_on()
     a = t.start("a", limits="turns=10:request_increase")
     (t >> t.used(a, turns=11)).skip()
     # the timer must go: nothing would take it away when the run ends
-    t >> t.approve(a) << "disarm a1 approval" << "disarm a1 pause_max" << "thaw a1" << "arm a1 deadline +96"
+    (
+        t
+        >> t.approve(a)
+        << "disarm a1 approval"
+        << "disarm a1 pause_max"
+        << "thaw a1"
+        << "arm a1 deadline +96"
+    )
     t << "reply 2 Changed a1 running"
     t >> t.used(a, turns=99)
     t.quiet()
@@ -136,13 +206,33 @@ def test_an_increase_that_is_denied() -> None:
     t = Transcript(hear=frozenset({"publish", "disarm", "ended"}))
     a = t.start("a", limits="turns=10:request_increase")
     (t >> t.used(a, turns=11)).skip()
-    t >> t.deny(a) << "publish increase_denied a1" << "disarm a1 pause_max" << "disarm a1 approval" << "disarm a1 deadline"
+    (
+        t
+        >> t.deny(a)
+        << "publish increase_denied a1"
+        << "disarm a1 pause_max"
+        << "disarm a1 approval"
+        << "disarm a1 deadline"
+    )
     t << "terminate a1 SIGTERM" << "arm a1 grace +5" << "reply 2 Changed a1 stopping"
-    t >> t.exited(a, 0) << "disarm a1 grace" << "disarm a1 survey" << "publish run_failed a1" << "release a1"
+    (
+        t
+        >> t.exited(a, 0)
+        << "disarm a1 grace"
+        << "disarm a1 survey"
+        << "publish run_failed a1"
+        << "release a1"
+    )
     t << "ended a1 failed"
     t.quiet()
     reason = ended(t, a)
-    assert (reason.kind, reason.limit_kind, reason.threshold, reason.used, reason.exceeded_by) == ("limit", "turns", 10, 11, 1)
+    assert (reason.kind, reason.limit_kind, reason.threshold, reason.used, reason.exceeded_by) == (
+        "limit",
+        "turns",
+        10,
+        11,
+        1,
+    )
     assert reason.message.endswith("set by --limit; the increase was denied by user ann")
 
 
@@ -156,7 +246,9 @@ def test_an_increase_without_a_decision() -> None:
     assert t.failed(t.approve(a)) == "run a1 is stopping and does not wait for an approval"
     assert t.failed(t.deny(a)) == "run a1 is stopping and does not wait for an approval"
     (t >> t.exited(a, 0)).skip()
-    assert ended(t, a).message.endswith("no increase was approved within 600 s (limits.approval_timeout)")
+    assert ended(t, a).message.endswith(
+        "no increase was approved within 600 s (limits.approval_timeout)"
+    )
     assert t.failed(t.approve(a)) == "run a1 has ended"
 
 
@@ -186,14 +278,23 @@ def test_only_what_waits_for_an_approval_can_be_approved() -> None:
         (t >> event).skip()
         answer = t.answers[event.token]
         assert isinstance(answer, c.ErrorAnswer)
-        assert answer.message.endswith("does not wait for an approval; it is paused by its turns limit: resume it")
+        assert answer.message.endswith(
+            "does not wait for an approval; it is paused by its turns limit: resume it"
+        )
 
 
 def test_resume_grants_an_increase_too() -> None:
     t = Transcript(hear=frozenset({"disarm"}))
     a = t.start("a", limits="turns=10:request_increase")
     (t >> t.used(a, turns=11)).skip()
-    t >> t.resume(a, room="turns=12") << "disarm a1 approval" << "rebound a1" << "disarm a1 pause_max" << "thaw a1"
+    (
+        t
+        >> t.resume(a, room="turns=12")
+        << "disarm a1 approval"
+        << "rebound a1"
+        << "disarm a1 pause_max"
+        << "thaw a1"
+    )
     t << "arm a1 deadline +96" << "reply 2 Changed a1 running"
     t.quiet()
 
@@ -205,7 +306,9 @@ def test_of_several_breaches_at_once_the_strongest_action_is_taken() -> None:
         run = t.run(t.start("a", limits=f"turns=10:{one} tokens=10:{other}"))
         (t >> t.used(run.id, turns=11, input_tokens=11)).skip()
         strongest = min(one, other, key=actions.index)
-        status = {Action.TERMINATE: Status.STOPPING, Action.WARN: Status.RUNNING}.get(strongest, Status.PAUSED)
+        status = {Action.TERMINATE: Status.STOPPING, Action.WARN: Status.RUNNING}.get(
+            strongest, Status.PAUSED
+        )
         assert run.status is status
         waits = strongest is Action.REQUEST_INCREASE
         assert (run.held_by is not None and run.held_by.action is Action.REQUEST_INCREASE) is waits
@@ -213,7 +316,8 @@ def test_of_several_breaches_at_once_the_strongest_action_is_taken() -> None:
 
 
 def test_a_second_breach_of_a_held_run() -> None:
-    """A use may become known late. One whose action terminates does so; several requests for more are one."""
+    """A use may become known late. One whose action terminates does so; several requests for more
+    are one."""
     t = Transcript(hear=frozenset({"disarm"}))
     a = t.start("a", limits="turns=10:pause tokens=10:request_increase cost=1")
     (t >> t.used(a, turns=11)).skip()
@@ -221,9 +325,19 @@ def test_a_second_breach_of_a_held_run() -> None:
     t >> t.used(a, turns=11, input_tokens=11) << "arm a1 approval +600"
     # the approval is for the limit that was asked about, and for no other that holds the run
     assert "limit of turns: name that as well" in t.failed(t.approve(a, room="tokens=99"))
-    t >> t.approve(a, room="tokens=99 turns=50") << "disarm a1 approval" << "rebound a1" << "disarm a1 pause_max" << "thaw a1"
+    (
+        t
+        >> t.approve(a, room="tokens=99 turns=50")
+        << "disarm a1 approval"
+        << "rebound a1"
+        << "disarm a1 pause_max"
+        << "thaw a1"
+    )
     t << "arm a1 deadline +96" << "reply 4 Changed a1 running"
-    assert (t.held(a, "turns").action, t.held(a, "tokens").action) == (Action.PAUSE, Action.REQUEST_INCREASE)
+    assert (t.held(a, "turns").action, t.held(a, "tokens").action) == (
+        Action.PAUSE,
+        Action.REQUEST_INCREASE,
+    )
     (t >> t.used(a, turns=11, input_tokens=12)).skip()
     t >> t.used(a, turns=11, input_tokens=12, cost=2.0) << "disarm a1 deadline"
     t << "terminate a1 SIGTERM" << "arm a1 grace +5"
@@ -256,7 +370,13 @@ def test_time_is_near_and_then_over() -> None:
     t.later(8)
     t >> t.fired(a, "deadline") << "publish limit_nearing a1" << "arm a1 deadline +2"
     t.later(2)
-    t >> t.fired(a, "deadline") << "publish limit_exceeded a1" << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    (
+        t
+        >> t.fired(a, "deadline")
+        << "publish limit_exceeded a1"
+        << "terminate a1 SIGTERM"
+        << "arm a1 grace +5"
+    )
     t.quiet()
     assert t.said == ["near a1 time 8/10", "over a1 time 10/10"]
 
@@ -270,7 +390,9 @@ def test_a_command_that_is_not_executed_in_time() -> None:
     t >> t.fired("a1", "deadline") << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t.quiet()
     (t >> t.emptied("a1")).skip()
-    assert ended(t, "a1").message.startswith("its command was not executed within 10 s: its working directory")
+    assert ended(t, "a1").message.startswith(
+        "its command was not executed within 10 s: its working directory"
+    )
     assert (ended(t, "a1").kind, ended(t, "a1").limit_kind) == ("limit", "time")
 
 
@@ -307,10 +429,26 @@ def test_time_that_pauses_and_goes_on_with_more() -> None:
     t.later(8)
     (t >> t.fired(a, "deadline")).skip()
     t.later(2)
-    t >> t.fired(a, "deadline") << "publish limit_exceeded a1" << "freeze a1" << f"arm a1 pause_max +{DAY}"
+    (
+        t
+        >> t.fired(a, "deadline")
+        << "publish limit_exceeded a1"
+        << "freeze a1"
+        << f"arm a1 pause_max +{DAY}"
+    )
     t << "publish run_paused a1"
-    assert t.failed(t.resume(a, room="time=10")) == "run a1 has used 10s already: the new limit must be above that"
-    t >> t.resume(a, room="time=40") << "rebound a1" << "thaw a1" << "arm a1 deadline +22" << "publish run_resumed a1"
+    assert (
+        t.failed(t.resume(a, room="time=10"))
+        == "run a1 has used 10s already: the new limit must be above that"
+    )
+    (
+        t
+        >> t.resume(a, room="time=40")
+        << "rebound a1"
+        << "thaw a1"
+        << "arm a1 deadline +22"
+        << "publish run_resumed a1"
+    )
     t << "reply 3 Changed a1 running"
     t.later(22)
     t >> t.fired(a, "deadline") << "publish limit_nearing a1" << "arm a1 deadline +8"
@@ -408,7 +546,9 @@ def test_what_a_child_uses_counts_against_every_ancestor() -> None:
     (t >> t.used(d, turns=3, messages=4, input_tokens=10, output_tokens=5, cost=0.25)).skip()
     (t >> t.report(b, input_tokens=100)).skip()
     (t >> t.used(sibling, input_tokens=1000)).skip()
-    accounts = {name: t.run(run).account for name, run in (("a", a), ("b", b), ("d", d), ("s", sibling))}
+    accounts = {
+        name: t.run(run).account for name, run in (("a", a), ("b", b), ("d", d), ("s", sibling))
+    }
     assert [accounts[name].used(LimitKind.TOKENS) for name in "abds"] == [1115, 115, 15, 1000]
     assert [accounts[name].used(LimitKind.COST) for name in "abds"] == [250_000_000] * 3 + [None]
     # turns and messages are a run's own
@@ -429,10 +569,20 @@ def test_the_outermost_breach_is_the_one_that_is_reported() -> None:
     d = t.start("d", inside(b), limits="tokens=20")
     t >> t.used(d, input_tokens=101) << "terminate a1 SIGTERM" << "arm a1 grace +5"
     assert t.said == ["near a1 tokens 101/100", "over a1 tokens 101/100"]
-    t >> t.emptied(a) << "release a3" << "ended a3 cancelled" << "release a2" << "ended a2 cancelled"
+    (
+        t
+        >> t.emptied(a)
+        << "release a3"
+        << "ended a3 cancelled"
+        << "release a2"
+        << "ended a2 cancelled"
+    )
     t << "release a1" << "ended a1 failed"
     t.quiet()
-    assert ended(t, a).message == "used 101 tokens with its descendants; its tokens limit is 100, set by --limit"
+    assert (
+        ended(t, a).message
+        == "used 101 tokens with its descendants; its tokens limit is 100, set by --limit"
+    )
 
 
 def test_a_breach_of_an_inner_limit_ends_only_the_inner_run() -> None:
@@ -453,10 +603,23 @@ def test_a_breach_that_pauses_an_ancestor_freezes_all_below_it() -> None:
     a = t.start("a", limits="tokens=100:request_increase", timeout=seconds(100))
     b = t.start("b", inside(a), timeout=seconds(100))
     t.later(5)
-    t >> t.used(b, input_tokens=101) << "arm a1 approval +600" << "freeze a1" << f"arm a1 pause_max +{DAY}"
+    (
+        t
+        >> t.used(b, input_tokens=101)
+        << "arm a1 approval +600"
+        << "freeze a1"
+        << f"arm a1 pause_max +{DAY}"
+    )
     assert [t.run(run).status for run in (a, b)] == [Status.PAUSED, Status.PAUSED]
     t.later(100)
-    t >> t.approve(a, room="tokens=200") << "rebound a1" << "thaw a1" << "arm a1 deadline +75" << "arm a2 deadline +75"
+    (
+        t
+        >> t.approve(a, room="tokens=200")
+        << "rebound a1"
+        << "thaw a1"
+        << "arm a1 deadline +75"
+        << "arm a2 deadline +75"
+    )
     t << "reply 3 Changed a1 running"
     t.quiet()
 
@@ -467,7 +630,10 @@ def test_room_is_never_more_than_an_ancestor_has() -> None:
     b = t.start("b", inside(a), limits="tokens=50:pause turns=10:pause")
     (t >> t.used(b, input_tokens=51)).skip()
     words = t.failed(t.resume(b, room="tokens=101"))
-    assert words == "tokens = 101 is more than its ancestor a1 ('a') has: 100; give that one more room first"
+    assert (
+        words
+        == "tokens = 101 is more than its ancestor a1 ('a') has: 100; give that one more room first"
+    )
     assert "more than its ancestor" in t.failed(t.resume(b, room="turns=21"))
     assert t.run(b).status is Status.PAUSED
     assert t.held(b, "tokens").limit.threshold == 50, "nothing of it was done"
@@ -516,7 +682,13 @@ def test_a_breach_ends_a_run_that_is_starting() -> None:
     (t >> t.committed("a1")).skip()
     t >> t.used("a1", turns=11) << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t >> t.launched("a1")
-    t >> t.exited("a1", None, signal=15) << "release a1" << "ended a1 failed" << "reply 1 SpawnDone a1 failed"
+    (
+        t
+        >> t.exited("a1", None, signal=15)
+        << "release a1"
+        << "ended a1 failed"
+        << "reply 1 SpawnDone a1 failed"
+    )
     t.quiet()
 
 
@@ -546,7 +718,14 @@ def test_a_breach_by_pause_between_attempts_holds_the_next() -> None:
     t >> t.fired(a, "retry") << "launch a1"
     t >> t.launched(a) << "freeze a1" << f"arm a1 pause_max +{DAY}"
     assert t.run(a).status is Status.PAUSED
-    t >> t.approve(a, room="turns=20") << "rebound a1" << "thaw a1" << "arm a1 deadline +96" << "reply 2 Changed a1 running"
+    (
+        t
+        >> t.approve(a, room="turns=20")
+        << "rebound a1"
+        << "thaw a1"
+        << "arm a1 deadline +96"
+        << "reply 2 Changed a1 running"
+    )
     t.quiet()
 
 
@@ -584,11 +763,25 @@ def test_a_run_that_is_held_before_it_is_launched_into_a_frozen_tree_stays_held(
     (t >> t.committed("a2")).skip()
     (t >> t.report("a2", turns=11)).skip()
     (t >> t.pause(a)).skip()
-    t >> t.launched("a2") << "freeze a1" << "publish run_started a2" << "freeze a2" << f"arm a2 pause_max +{DAY}"
+    (
+        t
+        >> t.launched("a2")
+        << "freeze a1"
+        << "publish run_started a2"
+        << "freeze a2"
+        << f"arm a2 pause_max +{DAY}"
+    )
     t << "publish run_paused a2" << "reply 2 SpawnDone a2 paused"
     (t >> t.resume(a)).skip()
     assert t.run("a2").status is Status.PAUSED
-    t >> t.resume("a2", room="turns=20") << "rebound a2" << "thaw a2" << "arm a2 deadline +96" << "publish run_resumed a2"
+    (
+        t
+        >> t.resume("a2", room="turns=20")
+        << "rebound a2"
+        << "thaw a2"
+        << "arm a2 deadline +96"
+        << "publish run_resumed a2"
+    )
     t << "reply 6 Changed a2 running"
     t.quiet()
 
@@ -643,7 +836,13 @@ def test_an_ended_ancestor_takes_the_approval_of_a_child_along() -> None:
     a = t.start("a")
     b = t.start("b", inside(a), limits="turns=10:request_increase")
     (t >> t.used(b, turns=11)).skip()
-    t >> t.exited(a, 0, empty=False) << "disarm a2 pause_max" << "disarm a2 approval" << "disarm a2 deadline"
+    (
+        t
+        >> t.exited(a, 0, empty=False)
+        << "disarm a2 pause_max"
+        << "disarm a2 approval"
+        << "disarm a2 deadline"
+    )
     t.skip()
     assert "does not wait" in t.failed(t.approve(b))
 
@@ -686,7 +885,14 @@ def test_a_paused_run_keeps_its_memory_and_a_running_one_may_have_less() -> None
     (t >> t.level(a, "memory", 11_000_000)).skip()
     assert t.run(a).status is Status.PAUSED
     assert "the new limit must be above that" in t.failed(t.resume(a, room="memory=10500000"))
-    t >> t.resume(a, room="memory=12000000") << "rebound a1" << "thaw a1" << "arm a1 deadline +96" << "reply 3 Changed a1 running"
+    (
+        t
+        >> t.resume(a, room="memory=12000000")
+        << "rebound a1"
+        << "thaw a1"
+        << "arm a1 deadline +96"
+        << "reply 3 Changed a1 running"
+    )
     t >> t.level(a, "memory", 5_000_000)
     t >> t.level(a, "memory", 12_600_000) << "freeze a1" << f"arm a1 pause_max +{DAY}"
     t.quiet()
@@ -718,7 +924,9 @@ def test_a_level_says_nothing_of_what_is_metered() -> None:
         (("Read",), (), "", "which --allow-tool does not name"),
     ],
 )
-def test_tools(allowed: tuple[str, ...], blocked: tuple[str, ...], called: str, words: str | None) -> None:
+def test_tools(
+    allowed: tuple[str, ...], blocked: tuple[str, ...], called: str, words: str | None
+) -> None:
     t = Transcript()
     a = t.start("a", allowed_tools=allowed, blocked_tools=blocked)
     t >> e.ToolsCalled(t.at, a, ("Read", called) if not allowed or "Read" in allowed else (called,))
@@ -730,7 +938,10 @@ def test_tools(allowed: tuple[str, ...], blocked: tuple[str, ...], called: str, 
     assert t.said == ["over a1 tool 1/0"]
     t >> e.ToolsCalled(t.at, a, (called,))
     (t >> t.exited(a, 0)).skip()
-    assert (ended(t, a).limit_kind, ended(t, a).message) == ("tool", f"its agent called the tool '{called}', {words}")
+    assert (ended(t, a).limit_kind, ended(t, a).message) == (
+        "tool",
+        f"its agent called the tool '{called}', {words}",
+    )
 
 
 def test_tools_that_are_only_warned_about_once_each_and_not_without_end() -> None:
@@ -769,7 +980,9 @@ def test_only_a_caller_outside_resumes_what_a_limit_holds() -> None:
     assert t.failed(t.resume(d, inside(a))) == words.format(d)
     assert t.failed(t.resume(d, inside(a), room="turns=50")) == words.format(d)
     assert t.failed(t.resume(b, inside(a))) == words.format(b)
-    assert t.failed(t.resume(f, inside(a), room="turns=50")) == words.format(f), "it was given so much"
+    assert t.failed(t.resume(f, inside(a), room="turns=50")) == words.format(f), (
+        "it was given so much"
+    )
     # what it paused itself it may resume
     (t >> t.resume(f, inside(a))).skip()
     assert t.run(f).status is Status.RUNNING
@@ -799,9 +1012,14 @@ def test_use_is_told_and_reserved_for_the_own_subtree_only() -> None:
             (t >> event).skip()
             answer = t.answers[event.token]
             assert isinstance(answer, c.ErrorAnswer)
-            assert answer.message == f"run {b} may not use '{verb}' on run {target}: it is not in the subtree of {b}"
+            assert (
+                answer.message
+                == f"run {b} may not use '{verb}' on run {target}: it is not in the subtree of {b}"
+            )
     assert "may not use 'settle'" in t.failed(t.settle(name, inside(b), turns=1))
-    (t >> t.settle(t.reserved(t.reserve(b, tokens=5, peer=inside(a))), inside(b), input_tokens=1)).skip()
+    (
+        t >> t.settle(t.reserved(t.reserve(b, tokens=5, peer=inside(a))), inside(b), input_tokens=1)
+    ).skip()
     (t >> t.report(b, inside(b), turns=1)).skip()
     assert t.run(b).account.used(LimitKind.TURNS) == 1
     stranger = Peer(1001, "bob", owner=False)
@@ -813,7 +1031,10 @@ def test_spending_verbs_can_be_denied(verb: str) -> None:
     t = Transcript()
     a = t.start("a", deny=frozenset({verb}))
     name = t.reserved(t.reserve(a, tokens=5))
-    event: Any = {"report": t.report(a, inside(a), turns=1), "reserve": t.reserve(a, tokens=1, peer=inside(a))}.get(verb)
+    event: Any = {
+        "report": t.report(a, inside(a), turns=1),
+        "reserve": t.reserve(a, tokens=1, peer=inside(a)),
+    }.get(verb)
     event = event or t.settle(name, inside(a), turns=1)
     (t >> event).skip()
     answer = t.answers[event.token]
@@ -823,7 +1044,12 @@ def test_spending_verbs_can_be_denied(verb: str) -> None:
 
 def test_events_about_ended_runs_call_for_nothing() -> None:
     t = Transcript()
-    for event in (t.used("zz", turns=1), t.level("zz", "pids", 1), e.ToolsCalled(0, "zz", ("x",)), t.said_by_agent("zz")):
+    for event in (
+        t.used("zz", turns=1),
+        t.level("zz", "pids", 1),
+        e.ToolsCalled(0, "zz", ("x",)),
+        t.said_by_agent("zz"),
+    ):
         t >> event
     for timer in ("approval", "pause_max", "deadline", "result"):
         t >> t.fired("zz", timer)

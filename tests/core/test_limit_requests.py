@@ -41,7 +41,14 @@ def test_a_lowered_limit_that_is_exceeded_breaches_at_once() -> None:
     a = t.start("a", limits="turns=10")
     (t >> t.used(a, turns=7)).skip()
     t >> t.limit(a, "turns=7") << "rebound a1" << "reply 2 Changed a1 running"
-    t >> t.limit(a, "turns=6") << "rebound a1" << "terminate a1 SIGTERM" << "arm a1 grace +5" << "reply 3 Changed a1 stopping"
+    (
+        t
+        >> t.limit(a, "turns=6")
+        << "rebound a1"
+        << "terminate a1 SIGTERM"
+        << "arm a1 grace +5"
+        << "reply 3 Changed a1 stopping"
+    )
     assert t.said[-1] == "over a1 turns 7/6"
     assert "being stopped" in t.failed(t.limit(a, "turns=9"))
     assert code(t) is ErrorCode.WRONG_STATE
@@ -51,18 +58,43 @@ def test_what_descendants_have_used_counts() -> None:
     t = Transcript()
     a, b = t.chain("a", "b")
     (t >> t.used(b, input_tokens=900, output_tokens=0)).skip()
-    t >> t.limit(a, "tokens=800:pause") << "rebound a1" << "freeze a1" << "arm a1 pause_max +86400" << "reply 3 Changed a1 paused"
+    (
+        t
+        >> t.limit(a, "tokens=800:pause")
+        << "rebound a1"
+        << "freeze a1"
+        << "arm a1 pause_max +86400"
+        << "reply 3 Changed a1 paused"
+    )
 
 
 def test_time_moves_the_deadline() -> None:
     t = Transcript()
     a = t.start("a", limits="time=100")
     t.later(30)
-    t >> t.limit(a, "time=200") << "rebound a1" << "arm a1 deadline +130" << "reply 2 Changed a1 running"
+    (
+        t
+        >> t.limit(a, "time=200")
+        << "rebound a1"
+        << "arm a1 deadline +130"
+        << "reply 2 Changed a1 running"
+    )
     assert t.run(a).deadline == 200
-    t >> t.limit(a, "time=20:warn") << "rebound a1" << "arm a1 deadline +3570" << "reply 3 Changed a1 running"
+    (
+        t
+        >> t.limit(a, "time=20:warn")
+        << "rebound a1"
+        << "arm a1 deadline +3570"
+        << "reply 3 Changed a1 running"
+    )
     assert t.said[-1] == "over a1 time 30/20"
-    t >> t.limit(a, "time=25:terminate") << "rebound a1" << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    (
+        t
+        >> t.limit(a, "time=25:terminate")
+        << "rebound a1"
+        << "terminate a1 SIGTERM"
+        << "arm a1 grace +5"
+    )
     t << "reply 4 Changed a1 stopping"
 
 
@@ -88,7 +120,14 @@ def test_a_paused_run_and_one_that_waits() -> None:
     (t >> t.spawn("b")).skip()
     (t >> t.committed("a2")).skip()
     t >> t.limit("a2", "time=60 turns=3") << "rebound a2" << "reply 5 Changed a2 queued"
-    t >> t.limit(a, "time=29") << "rebound a1" << "terminate a1 SIGTERM" << "arm a1 grace +5" << "reply 6 Changed a1 stopping"
+    (
+        t
+        >> t.limit(a, "time=29")
+        << "rebound a1"
+        << "terminate a1 SIGTERM"
+        << "arm a1 grace +5"
+        << "reply 6 Changed a1 stopping"
+    )
     assert t.run("a2").status is Status.QUEUED
 
 
@@ -119,7 +158,9 @@ def test_never_more_than_an_ancestor_has() -> None:
     t = Transcript()
     a, b = t.chain("a", "b", limits="turns=20 cost=2")
     words = t.failed(t.limit(b, "cost=3"))
-    assert words == "cost = 3 USD is more than its ancestor a1 ('a') has: 2 USD; give that one more room first"
+    assert words == (
+        "cost = 3 USD is more than its ancestor a1 ('a') has: 2 USD; give that one more room first"
+    )
     assert "ancestor" in t.failed(t.limit(b, "turns=21"))
     (t >> t.limit(a, "turns=30")).skip()
     (t >> t.limit(b, "turns=21")).skip()
@@ -158,7 +199,9 @@ def test_the_same_value_is_no_event_and_keeps_who_set_it() -> None:
     assert t.held(a, "turns").limit.source == source
 
 
-def test_what_a_run_does_in_a_loop_becomes_ten_events_a_minute_and_what_the_operator_does_all() -> None:
+def test_what_a_run_does_in_a_loop_becomes_ten_events_a_minute_and_what_the_operator_does_all() -> (
+    None
+):
     t = Transcript()
     a = t.start("a", limits="turns=100")
     for turns in range(90, 70, -1):

@@ -1,4 +1,5 @@
-"""Limits of a new run: kinds, ranges, profiles, precedence, narrowing. docs/limits.md says the same."""
+"""Limits of a new run: kinds, ranges, profiles, precedence, narrowing. docs/limits.md says the
+same."""
 
 from __future__ import annotations
 
@@ -52,7 +53,11 @@ OF_TYPES = {
 def shown(t: Transcript, run: str, *kinds: str) -> str:
     """Return the limits of a run in the form in which they are requested."""
     found = t.run(run).limits.items()
-    return " ".join(f"{kind}={held.limit.threshold:g}:{held.action}" for kind, held in found if not kinds or kind in kinds)
+    return " ".join(
+        f"{kind}={held.limit.threshold:g}:{held.action}"
+        for kind, held in found
+        if not kinds or kind in kinds
+    )
 
 
 def asking(kind: str, threshold: float, action: Action | None = None) -> tuple[Limit, ...]:
@@ -76,7 +81,9 @@ def test_each_range_includes_its_ends_and_nothing_outside(kind: str) -> None:
     inside_it += [] if whole else [least + 0.5]
     for threshold in inside_it:
         t = Transcript()
-        assert t.held(t.start("a", limits=asking(kind, threshold)), kind).limit.threshold == threshold
+        assert (
+            t.held(t.start("a", limits=asking(kind, threshold)), kind).limit.threshold == threshold
+        )
     for threshold in outside:
         t = Transcript()
         event = t.spawn("a", limits=asking(kind, threshold))
@@ -88,10 +95,14 @@ def test_each_range_includes_its_ends_and_nothing_outside(kind: str) -> None:
         assert "is outside its range: " in message
         assert "(--limit)" in message
         assert format_amount(LimitKind(kind), least) in message
-        assert (f" to {format_amount(LimitKind(kind), most)}" if most is not None else " or more") in message
+        assert (
+            f" to {format_amount(LimitKind(kind), most)}" if most is not None else " or more"
+        ) in message
         assert ("whole numbers" in message) is whole
         raisable = kind != "plan"  # a window has no more than 100 %
-        assert ("raise limits.max_" in message) is (raisable and most is not None and threshold > most)
+        assert ("raise limits.max_" in message) is (
+            raisable and most is not None and threshold > most
+        )
         assert not len(t.machine.tree)
         assert t.machine.refused == 0, "a usage error is no refusal"
 
@@ -122,7 +133,9 @@ def test_max_turns_and_max_cost_raise_their_ranges_and_say_where() -> None:
     assert shown(t, a, "turns", "cost") == "turns=500:terminate cost=250:terminate"
     message = t.failed(t.spawn("b", limits="turns=501"))
     assert message.endswith(
-        "1 to 500, whole numbers. To allow more, raise limits.max_turns in /etc/sfad/sfad.toml, then run: sfactl reload"
+        "1 to 500, whole numbers. To allow more, raise limits.max_turns in "
+        "/etc/sfad/sfad.toml, "
+        "then run: sfactl reload"
     )
     output = t.failed(t.spawn("b", limits=f"output={2**40}"))
     assert "64 KiB to 1 GiB, whole numbers. To allow more, raise limits.max_output in" in output
@@ -143,13 +156,18 @@ def test_which_kinds_take_an_action(kind: str, action: Action) -> None:
         (t >> event).skip()
         assert t.held("a1", kind).action is action
     else:
-        assert t.failed(event) == f"the limit '{kind}' takes no action, so '{action}' cannot be its action (--limit)"
+        assert (
+            t.failed(event)
+            == f"the limit '{kind}' takes no action, so '{action}' cannot be its action (--limit)"
+        )
 
 
 def test_scopes() -> None:
     of_runs = {kind.value for kind in KINDS if KINDS[kind].scope == "run"}
     assert of_runs == {"time", "turns", "messages", "output", "silence"}
-    assert {"turns", "messages", "tokens", "cost", "planning_cost", "execution_cost"} == {kind.value for kind in METERED_KINDS}
+    assert {"turns", "messages", "tokens", "cost", "planning_cost", "execution_cost"} == {
+        kind.value for kind in METERED_KINDS
+    }
 
 
 # ---- defaults, profiles, precedence
@@ -158,14 +176,22 @@ def test_scopes() -> None:
 def test_the_defaults() -> None:
     t = Transcript()
     a = t.start("a")
-    assert shown(t, a) == "time=120:terminate turns=25:terminate cost=1:terminate output=6.71089e+07:warn pids=1024:terminate"
+    assert shown(t, a) == (
+        "time=120:terminate turns=25:terminate cost=1:terminate output=6.71089e+07:warn "
+        "pids=1024:terminate"
+    )
     # the tree has its processes, so a child has no number of its own
-    assert shown(t, t.start("b", inside(a))) == "time=120:terminate turns=25:terminate cost=1:terminate output=6.71089e+07:warn"
+    assert (
+        shown(t, t.start("b", inside(a)))
+        == "time=120:terminate turns=25:terminate cost=1:terminate output=6.71089e+07:warn"
+    )
     assert {held.limit.source for held in t.run(a).limits.values()} == {"default"}
 
 
 def test_the_profiles() -> None:
-    assert {name: (p.turns, p.time, p.cost, p.action.value) for name, p in PROFILES.items()} == OF_TYPES
+    assert {
+        name: (p.turns, p.time, p.cost, p.action.value) for name, p in PROFILES.items()
+    } == OF_TYPES
 
 
 @pytest.mark.parametrize("name", OF_TYPES)
@@ -173,7 +199,10 @@ def test_a_profile_sets_turns_time_and_cost_and_their_action(name: str) -> None:
     t = Transcript()
     turns, time, cost, action = OF_TYPES[name]
     a = t.start("a", type=name)
-    assert shown(t, a, "time", "turns", "cost") == f"time={time:g}:{action} turns={turns}:{action} cost={cost:g}:{action}"
+    assert (
+        shown(t, a, "time", "turns", "cost")
+        == f"time={time:g}:{action} turns={turns}:{action} cost={cost:g}:{action}"
+    )
     assert {t.held(a, kind).limit.source for kind in ("time", "turns", "cost")} == {f"type {name}"}
     assert t.held(a, "pids").action is Action.TERMINATE
 
@@ -184,13 +213,21 @@ def test_a_known_program_has_the_profile_coding_agent_where_no_other_is_named() 
     a = t.start("a", agent_program=True)
     assert shown(t, a, "time", "turns", "cost") == profile
     assert t.held(a, "turns").limit.source == "profile coding-agent"
-    assert shown(t, t.start("b", agent_program=True, type="poet"), "time", "turns", "cost") == profile, "a poet has no profile"
+    assert (
+        shown(t, t.start("b", agent_program=True, type="poet"), "time", "turns", "cost") == profile
+    ), "a poet has no profile"
     assert t.held(t.start("c", agent_program=True, type="qa"), "turns").limit.source == "type qa"
-    assert shown(t, t.start("d", agent_program=True, limits="turns=7"), "time", "turns") == "time=1800:terminate turns=7:terminate"
+    assert (
+        shown(t, t.start("d", agent_program=True, limits="turns=7"), "time", "turns")
+        == "time=1800:terminate turns=7:terminate"
+    )
     plain = Transcript(program_profile=False)
     assert shown(plain, plain.start("a", agent_program=True)) == shown(plain, plain.start("b"))
     narrow = Transcript(max_turns=60, max_cost=2.0)
-    assert shown(narrow, narrow.start("a", agent_program=True), "turns", "cost") == "turns=60:terminate cost=2:terminate"
+    assert (
+        shown(narrow, narrow.start("a", agent_program=True), "turns", "cost")
+        == "turns=60:terminate cost=2:terminate"
+    )
 
 
 def test_an_unknown_type_is_a_label() -> None:
@@ -199,18 +236,35 @@ def test_an_unknown_type_is_a_label() -> None:
 
 
 def test_asked_before_advice_before_profile_before_config() -> None:
-    """In each of the sixteen combinations of sources of a limit of turns, the first of the list wins."""
-    said = {"asked": (40, "--limit"), "advice": (41, "limits.adaptive"), "type": (50, "type architect"), "config": (43, "config")}
+    """In each of the sixteen combinations of sources of a limit of turns, the first of the list
+    wins."""
+    said = {
+        "asked": (40, "--limit"),
+        "advice": (41, "limits.adaptive"),
+        "type": (50, "type architect"),
+        "config": (43, "config"),
+    }
     for speakers in product((False, True), repeat=4):
         speak = dict(zip(said, speakers, strict=True))
-        defaults = {LimitKind.TURNS: Limit(kind=LimitKind.TURNS, threshold=43, source="config")} if speak["config"] else {}
+        defaults = (
+            {LimitKind.TURNS: Limit(kind=LimitKind.TURNS, threshold=43, source="config")}
+            if speak["config"]
+            else {}
+        )
         advice = (
-            {"uid 1000 type architect": {LimitKind.TURNS: 41.0}, "uid 1000 name a": {LimitKind.TURNS: 41.0}}
+            {
+                "uid 1000 type architect": {LimitKind.TURNS: 41.0},
+                "uid 1000 name a": {LimitKind.TURNS: 41.0},
+            }
             if speak["advice"]
             else {}
         )
         t = Transcript(defaults=defaults, advice=advice)
-        a = t.start("a", type="architect" if speak["type"] else None, limits="turns=40" if speak["asked"] else "")
+        a = t.start(
+            "a",
+            type="architect" if speak["type"] else None,
+            limits="turns=40" if speak["asked"] else "",
+        )
         held = t.run(a).limits.get(LimitKind.TURNS)
         loudest = next((who for who in said if speak[who]), None)
         if loudest == "advice" and not speak["type"] and not speak["config"]:
@@ -223,12 +277,17 @@ def test_asked_before_advice_before_profile_before_config() -> None:
 
 
 def test_advice_is_of_the_type_else_of_the_name_and_keeps_the_action() -> None:
-    advice = {"uid 1000 type qa": {LimitKind.TURNS: 12.0}, "uid 1000 name a": {LimitKind.TURNS: 13.0, LimitKind.TOKENS: 9.0}}
+    advice = {
+        "uid 1000 type qa": {LimitKind.TURNS: 12.0},
+        "uid 1000 name a": {LimitKind.TURNS: 13.0, LimitKind.TOKENS: 9.0},
+    }
     t = Transcript(advice=advice)
     assert shown(t, t.start("a"), "turns", "tokens") == "turns=13:terminate"
     assert shown(t, t.start("a", type="qa"), "turns") == "turns=12:terminate"
     assert shown(t, t.start("b"), "turns") == "turns=25:terminate"
-    t = Transcript(advice={"uid 1000 type architect": {LimitKind.COST: 7.0, LimitKind.TIME: 3601.0}})
+    t = Transcript(
+        advice={"uid 1000 type architect": {LimitKind.COST: 7.0, LimitKind.TIME: 3601.0}}
+    )
     # more than limits.max_time is no advice
     assert shown(t, t.start("a", type="architect"), "time", "cost") == "time=1800:warn cost=7:warn"
 
@@ -242,13 +301,22 @@ def test_advice_that_was_learned_holds_for_the_next_run() -> None:
 WORDS = [None, *Action]
 
 
-@pytest.mark.parametrize(("written", "on_limit", "of_type"), list(product(WORDS, WORDS, (None, "developer", "architect"))))
-def test_the_action_of_a_written_limit(written: Action | None, on_limit: Action | None, of_type: str | None) -> None:
+@pytest.mark.parametrize(
+    ("written", "on_limit", "of_type"),
+    list(product(WORDS, WORDS, (None, "developer", "architect"))),
+)
+def test_the_action_of_a_written_limit(
+    written: Action | None, on_limit: Action | None, of_type: str | None
+) -> None:
     """Its own, else `--on-limit`, else for turns, time and cost the profile's, else terminate."""
     t = Transcript()
     kernels = _possible(written)
     metered = written if written is not Action.CONTINUE else None
-    asked = (*asking("turns", 9, metered), *asking("tokens", 9, metered), *asking("pids", 9, kernels))
+    asked = (
+        *asking("turns", 9, metered),
+        *asking("tokens", 9, metered),
+        *asking("pids", 9, kernels),
+    )
     a = t.start("a", limits=asked, on_limit=on_limit, type=of_type)
     profile = PROFILES[of_type].action if of_type is not None else None
     on_metered = on_limit if on_limit is not Action.CONTINUE else None
@@ -258,20 +326,31 @@ def test_the_action_of_a_written_limit(written: Action | None, on_limit: Action 
 
 
 def _possible(on_limit: Action | None) -> Action | None:
-    """Return what `--on-limit` says of a kind that is not reserved before it is used, and not silence."""
+    """Return what `--on-limit` says of a kind that is not reserved before it is used, and not
+    silence."""
     return on_limit if on_limit not in {Action.REFUSE, Action.CONTINUE} else None
 
 
-@pytest.mark.parametrize(("on_limit", "configured", "of_type"), list(product(WORDS, WORDS, (None, "developer", "architect"))))
-def test_the_action_of_a_default_limit(on_limit: Action | None, configured: Action | None, of_type: str | None) -> None:
+@pytest.mark.parametrize(
+    ("on_limit", "configured", "of_type"),
+    list(product(WORDS, WORDS, (None, "developer", "architect"))),
+)
+def test_the_action_of_a_default_limit(
+    on_limit: Action | None, configured: Action | None, of_type: str | None
+) -> None:
     """`--on-limit` holds for time and metered kinds; for processes and memory the config does."""
-    default = {kind: Limit(kind=kind, threshold=9, action=configured) for kind in (LimitKind.TURNS, LimitKind.TIME, LimitKind.PIDS)}
+    default = {
+        kind: Limit(kind=kind, threshold=9, action=configured)
+        for kind in (LimitKind.TURNS, LimitKind.TIME, LimitKind.PIDS)
+    }
     t = Transcript(defaults=default)
     a = t.start("a", on_limit=on_limit, type=of_type)
     profile = PROFILES[of_type].action if of_type is not None else None
     on_metered = on_limit if on_limit is not Action.CONTINUE else None
     assert t.held(a, "turns").action is (on_metered or profile or configured or Action.TERMINATE)
-    assert t.held(a, "time").action is (_possible(on_limit) or profile or configured or Action.TERMINATE)
+    assert t.held(a, "time").action is (
+        _possible(on_limit) or profile or configured or Action.TERMINATE
+    )
     assert t.held(a, "pids").action is (configured or Action.TERMINATE)
 
 
@@ -282,9 +361,14 @@ def test_of_two_limits_of_one_kind_the_last_holds() -> None:
 
 def test_limits_are_shown_in_one_order() -> None:
     t = Transcript()
-    a = t.start("a", limits="cpu=1 pids=5 memory=2000000 output=65536 cost=1 tokens=5 messages=5 turns=5 time=5")
+    a = t.start(
+        "a",
+        limits="cpu=1 pids=5 memory=2000000 output=65536 cost=1 tokens=5 messages=5 turns=5 time=5",
+    )
     order = list(LimitKind)
-    assert [order.index(kind) for kind in t.run(a).limits] == sorted(order.index(kind) for kind in t.run(a).limits)
+    assert [order.index(kind) for kind in t.run(a).limits] == sorted(
+        order.index(kind) for kind in t.run(a).limits
+    )
 
 
 # ---- narrowing
@@ -300,21 +384,29 @@ def test_a_child_has_no_more_than_its_parent(kind: str, action: Action) -> None:
     for name, asked, expected in (("low", lower, lower), ("same", own, own), ("high", higher, own)):
         b = t.start(name, inside(a), limits=asking(kind, asked))
         assert t.held(b, kind).limit.threshold == expected
-        assert t.held(b, kind).limit.source == ("--limit" if asked == expected else f"run {a} (--limit)")
+        assert t.held(b, kind).limit.source == (
+            "--limit" if asked == expected else f"run {a} (--limit)"
+        )
     b = t.start("more", inside(a), limits=asking(kind, higher))
     d = t.start("deeper", inside(b), limits=asking(kind, higher))
-    assert (t.held(d, kind).limit.threshold, t.held(d, kind).limit.source) == (own, f"run {a} (--limit)"), "who set it is named"
+    assert (t.held(d, kind).limit.threshold, t.held(d, kind).limit.source) == (
+        own,
+        f"run {a} (--limit)",
+    ), "who set it is named"
 
 
 def test_a_limit_of_a_tree_is_enforced_at_the_parent_and_not_copied_to_its_children() -> None:
-    """A root that is to be paused at 0.5 must not see its child terminated by an inherited 0.5 at the same moment."""
+    """A root that is to be paused at 0.5 must not see its child terminated by an inherited 0.5 at
+    the same moment."""
     t = Transcript()
     a = t.start("a", limits="cost=0.5:pause")
     b = t.start("b", inside(a), limits="cost=50")
     assert shown(t, b, "cost") == "cost=50:terminate"
     (t >> t.report(b, cost=0.75)).skip()
     assert (t.run(a).status, t.run(b).status) == (Status.PAUSED, Status.PAUSED)
-    assert [line for line in t.events if line.startswith("limit_exceeded")] == [f"limit_exceeded {a}"]
+    assert [line for line in t.events if line.startswith("limit_exceeded")] == [
+        f"limit_exceeded {a}"
+    ]
 
 
 def test_a_breach_during_a_pause_of_an_ancestor_is_answered_when_that_goes_on() -> None:
@@ -329,7 +421,8 @@ def test_a_breach_during_a_pause_of_an_ancestor_is_answered_when_that_goes_on() 
 
 @pytest.mark.parametrize("kind", ["messages", "tokens", "planning_cost", "memory", "cpu"])
 def test_a_limit_that_a_child_does_not_request(kind: str) -> None:
-    """Of a tree's limit the child's use counts against the parent's. Of a run's it counts nowhere, so the child gets the same."""
+    """Of a tree's limit the child's use counts against the parent's. Of a run's it counts nowhere,
+    so the child gets the same."""
     t = Transcript()
     a = t.start("a", limits=asking(kind, 2_000_000 if kind == "memory" else 2))
     b = t.start("b", inside(a))
@@ -339,7 +432,10 @@ def test_a_limit_that_a_child_does_not_request(kind: str) -> None:
 def test_a_limit_that_only_warns_bounds_no_child() -> None:
     t = Transcript()
     a = t.start("a", limits="turns=5:warn cost=0.5:warn")
-    assert shown(t, t.start("b", inside(a), limits="turns=50 cost=5"), "turns", "cost") == "turns=50:terminate cost=5:terminate"
+    assert (
+        shown(t, t.start("b", inside(a), limits="turns=50 cost=5"), "turns", "cost")
+        == "turns=50:terminate cost=5:terminate"
+    )
 
 
 @pytest.mark.parametrize("own", ["turns=100:warn", "turns=5:warn"])
@@ -360,11 +456,18 @@ def test_a_detached_run_is_bounded_like_a_root() -> None:
 
 
 def test_only_a_time_limit_that_terminates_bounds_descendants() -> None:
-    for action, capped in ((Action.TERMINATE, True), (Action.PAUSE, False), (Action.WARN, False), (Action.REQUEST_INCREASE, False)):
+    for action, capped in (
+        (Action.TERMINATE, True),
+        (Action.PAUSE, False),
+        (Action.WARN, False),
+        (Action.REQUEST_INCREASE, False),
+    ):
         t = Transcript()
         a = t.start("a", limits=asking("time", 30, action))
         b = t.start("b", inside(a), limits="time=100")
-        assert t.held(b, "time").limit.threshold == 100, "its own limit is what it asked for; the deadline is the earlier one"
+        assert t.held(b, "time").limit.threshold == 100, (
+            "its own limit is what it asked for; the deadline is the earlier one"
+        )
         assert t.run(b).deadline == (30 if capped else 100)
         assert t.run(a).deadline == (30 if capped else 3600)
 
@@ -377,8 +480,8 @@ def test_each_crossing_is_told_once_and_at_its_number(kind: str) -> None:
     """Near is at 80 %, over is above; for time at it."""
     at_it = kind in ("time", "silence")
     for amount, expected in (
-        (0, []), (79.9, []), (80, [False]), (99.9, [False]), (100, [False, True] if at_it else [False]),
-        (100.001, [False, True]), (1e18, [False, True]),
+        (0, []), (79.9, []), (80, [False]), (99.9, [False]),
+        (100, [False, True] if at_it else [False]), (100.001, [False, True]), (1e18, [False, True]),
     ):  # fmt: skip
         used = to_core(LimitKind(kind), amount)
         held = ActiveLimit(Limit(kind=LimitKind(kind), threshold=100))
@@ -386,7 +489,10 @@ def test_each_crossing_is_told_once_and_at_its_number(kind: str) -> None:
         assert not list(crossings(held, used, 0.8))
     held = ActiveLimit(Limit(kind=LimitKind(kind), threshold=100))
     steps = [to_core(LimitKind(kind), used) for used in range(0, 300, 7)]
-    assert [crossing.exceeded for used in steps for crossing in crossings(held, used, 0.8)] == [False, True]
+    assert [crossing.exceeded for used in steps for crossing in crossings(held, used, 0.8)] == [
+        False,
+        True,
+    ]
 
 
 def test_the_share_at_which_it_comes_near_is_configured() -> None:

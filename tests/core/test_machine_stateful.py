@@ -1,4 +1,5 @@
-"""The machine against a simulated shell that does what the contract allows, in any order that Hypothesis finds."""
+"""The machine against a simulated shell that does what the contract allows, in any order that
+Hypothesis finds."""
 
 from __future__ import annotations
 
@@ -24,7 +25,18 @@ from sfad.core.state.vocabulary import Timer
 from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.types import Action, After, Bound, Claim, Limit, LimitKind, RunId, Source, Status
 
-from .machine_model import BEFORE, OF_RUNS, OF_TREES, Book, Box, Crashed, World, every_move, places_in_queues, snapshot
+from .machine_model import (
+    BEFORE,
+    OF_RUNS,
+    OF_TREES,
+    Book,
+    Box,
+    Crashed,
+    World,
+    every_move,
+    places_in_queues,
+    snapshot,
+)
 
 USERS = ("ann", "bob")
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -57,7 +69,9 @@ def limits_of(kinds: list[LimitKind], *, acting: bool = True) -> st.SearchStrate
     actions = [None, None, *ACTIONS] if acting else [None]
     pairs = [(kind, threshold) for kind in kinds for threshold in THRESHOLDS[kind]]
     return st.builds(
-        lambda pair, action: Limit(kind=pair[0], threshold=pair[1], action=action if _takes(pair[0], action) else None),
+        lambda pair, action: Limit(
+            kind=pair[0], threshold=pair[1], action=action if _takes(pair[0], action) else None
+        ),
         st.sampled_from(pairs),
         st.sampled_from(actions),
     )
@@ -78,8 +92,9 @@ def uses() -> st.SearchStrategy[Use]:
     """What a source tells."""
     number = st.sampled_from([None, *SOME])
     return st.builds(
-        Use, turns=number, messages=number, input_tokens=number, output_tokens=number, cost=st.sampled_from(MONEY),
-        planning_cost=st.sampled_from([None, None, 125_000_000]), execution_cost=st.sampled_from([None, None, 125_000_000]),
+        Use, turns=number, messages=number, input_tokens=number, output_tokens=number,
+        cost=st.sampled_from(MONEY), planning_cost=st.sampled_from([None, None, 125_000_000]),
+        execution_cost=st.sampled_from([None, None, 125_000_000]),
     )  # fmt: skip
 
 
@@ -102,9 +117,15 @@ POLICIES = st.builds(
     descendants_ceiling=st.just(8),
     allow_detach=st.booleans(),
     unadmitted=st.sampled_from(["warn", "warn", "terminate", "off"]),
-    defaults=st.lists(limits_of([LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST, LimitKind.PIDS]), max_size=3).flatmap(
+    defaults=st.lists(
+        limits_of([LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST, LimitKind.PIDS]), max_size=3
+    ).flatmap(
         lambda some: limits_of([LimitKind.TIME]).map(
-            lambda time: {each.kind: each for each in (*some, time) if each.threshold >= KINDS[each.kind].least}
+            lambda time: {
+                each.kind: each
+                for each in (*some, time)
+                if each.threshold >= KINDS[each.kind].least
+            }
         )
     ),
     max_time=st.just(MAX_TIME),
@@ -121,7 +142,9 @@ POLICIES = st.builds(
     groups=st.sampled_from([{"g": 1, "h": 2}, {"g": 2, "h": 1}, {"g": 1}]),
 )
 
-BOUNDS = st.one_of(st.none(), st.none(), st.builds(Bound, value=st.integers(-1, 9), source=st.just("--flag")))
+BOUNDS = st.one_of(
+    st.none(), st.none(), st.builds(Bound, value=st.integers(-1, 9), source=st.just("--flag"))
+)
 
 ASKED = st.builds(
     Asked,
@@ -158,7 +181,8 @@ PLAIN = st.builds(
 
 
 class MachineAgainstShell(RuleBasedStateMachine):
-    """Rules are what the outside world does; `World` checks every command, the invariants check what is left."""
+    """Rules are what the outside world does; `World` checks every command, the invariants check
+    what is left."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,9 +214,18 @@ class MachineAgainstShell(RuleBasedStateMachine):
             self.learn(4 * NANOS, team=True, renewed=False)
         for asked, swift in tree:
             populated = self.world.populated
-            self.ask(asked, self.inside(populated[-1].id) if populated else self.person("ann"), swift=swift)
+            self.ask(
+                asked,
+                self.inside(populated[-1].id) if populated else self.person("ann"),
+                swift=swift,
+            )
         for asked, within in waits if self.world.live else ():
-            self.ask_after(asked, data, self.world.populated[0] if within and self.world.populated else None, None)
+            self.ask_after(
+                asked,
+                data,
+                self.world.populated[0] if within and self.world.populated else None,
+                None,
+            )
 
     # ---- requests
 
@@ -208,9 +241,13 @@ class MachineAgainstShell(RuleBasedStateMachine):
         token = self.world.spawn(asked, peer)
         answer = self.world.answers.get(token)
         if isinstance(answer, c.SpawnRefused | c.ErrorAnswer):
-            assert snapshot(self.world.machine, self.world.now, USERS) == before, "a refusal changed something"
+            assert snapshot(self.world.machine, self.world.now, USERS) == before, (
+                "a refusal changed something"
+            )
             kinds = {type(command) for command in self.world.batch}
-            assert kinds <= {c.RecordRefusal, c.CountRefusal, c.Publish, c.AnswerRequest}, "a refusal started something"
+            assert kinds <= {c.RecordRefusal, c.CountRefusal, c.Publish, c.AnswerRequest}, (
+                "a refusal started something"
+            )
         elif swift:
             # one step instead of three, else few examples ever see a grandchild
             self.world.commit(len(self.world.uncommitted))
@@ -230,30 +267,58 @@ class MachineAgainstShell(RuleBasedStateMachine):
         self.ask(msgspec.structs.replace(asked, group=group), self.person(user), swift=True)
 
     @precondition(lambda self: 0 < len(self.world.live) < 8)
-    @rule(asked=PLAIN, data=st.data(), within=st.booleans(), group=st.sampled_from([None, None, "g"]))
-    def spawn_after(self, asked: Asked, data: st.DataObject, within: bool, group: str | None) -> None:
+    @rule(
+        asked=PLAIN, data=st.data(), within=st.booleans(), group=st.sampled_from([None, None, "g"])
+    )
+    def spawn_after(
+        self, asked: Asked, data: st.DataObject, within: bool, group: str | None
+    ) -> None:
         """A person or an agent asks for a run that starts when others have ended."""
-        box: Box | None = data.draw(st.sampled_from(self.world.populated)) if within and self.world.populated else None
+        box: Box | None = (
+            data.draw(st.sampled_from(self.world.populated))
+            if within and self.world.populated
+            else None
+        )
         self.ask_after(asked, data, box, group)
 
     @precondition(lambda self: self.awaited())
     @rule(asked=PLAIN, data=st.data())
     def spawn_in_a_circle(self, asked: Asked, data: st.DataObject) -> None:
-        """An agent for whose end a run waits asks for one that waits for that run, which is refused."""
+        """An agent for whose end a run waits asks for one that waits for that run, which is
+        refused."""
         name = data.draw(st.sampled_from(self.awaited()))
-        waiting = [run.id for run in self.world.machine.tree if any(after.run == name for after in run.awaits)]
+        waiting = [
+            run.id
+            for run in self.world.machine.tree
+            if any(after.run == name for after in run.awaits)
+        ]
         awaited = (After(run=data.draw(st.sampled_from(waiting))),)
-        self.ask(msgspec.structs.replace(asked, queue=True, detach=False, after=awaited), self.inside(name))
+        self.ask(
+            msgspec.structs.replace(asked, queue=True, detach=False, after=awaited),
+            self.inside(name),
+        )
         assert not any(isinstance(command, c.Admit) for command in self.world.batch)
 
-    def ask_after(self, asked: Asked, data: st.DataObject, box: Box | None, group: str | None) -> None:
+    def ask_after(
+        self, asked: Asked, data: st.DataObject, box: Box | None, group: str | None
+    ) -> None:
         """Ask for a run that waits, most often for runs that are live or wait themselves."""
         live = [*self.world.live, *(run.id for run in self.world.machine.tree if run.awaits)]
         known = [*live, *live, *(run for run, book in self.world.books.items() if book.ended)]
-        awaited = data.draw(st.lists(st.builds(After, run=st.sampled_from(known), ok=st.booleans()), min_size=1, max_size=2))
+        awaited = data.draw(
+            st.lists(
+                st.builds(After, run=st.sampled_from(known), ok=st.booleans()),
+                min_size=1,
+                max_size=2,
+            )
+        )
         peer = self.inside(box.id) if box is not None else self.person("ann")
         group = group if box is None else None
-        self.ask(msgspec.structs.replace(asked, queue=True, after=tuple(awaited), group=group), peer, swift=True)
+        self.ask(
+            msgspec.structs.replace(asked, queue=True, after=tuple(awaited), group=group),
+            peer,
+            swift=True,
+        )
 
     def awaited(self) -> list[RunId]:
         """Return the runs with a main process for whose end others wait."""
@@ -292,7 +357,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
         assert not any(isinstance(command, c.Admit) for command in self.world.batch)
 
     @precondition(lambda self: self.world.books)
-    @rule(data=st.data(), grace=st.sampled_from([None, 0.0, 2.0]), whole=SELDOM, agent=st.booleans())
+    @rule(
+        data=st.data(), grace=st.sampled_from([None, 0.0, 2.0]), whole=SELDOM, agent=st.booleans()
+    )
     def stop(self, data: st.DataObject, grace: float | None, whole: bool, agent: bool) -> None:
         """A client stops some runs, or all; also ended ones, and one twice."""
         known = sorted(self.world.books)
@@ -303,23 +370,34 @@ class MachineAgainstShell(RuleBasedStateMachine):
         peer = self.person("ann")
         if agent and self.world.populated:
             peer = self.inside(data.draw(st.sampled_from(self.world.populated)).id)
-        self.world.feed(e.StopRequested(self.world.now, self.world.token(), peer, tuple(runs), grace=grace))
+        self.world.feed(
+            e.StopRequested(self.world.now, self.world.token(), peer, tuple(runs), grace=grace)
+        )
 
     @precondition(lambda self: self.world.live)
     @rule(data=st.data(), suspended=SELDOM)
     def pause(self, data: st.DataObject, suspended: bool) -> None:
         """A person pauses a run, or suspends its client with Ctrl-Z."""
         run = data.draw(st.sampled_from(sorted(self.world.live)))
-        self.world.feed(e.PauseRequested(self.world.now, self.world.token(), self.person("ann"), run, suspended=suspended))
+        self.world.feed(
+            e.PauseRequested(
+                self.world.now, self.world.token(), self.person("ann"), run, suspended=suspended
+            )
+        )
 
     @precondition(lambda self: any(run.paused for run in self.world.machine.tree))
     @rule(data=st.data())
     def fg(self, data: st.DataObject) -> None:
-        """A suspended client continues, and its run with it unless a limit, a budget or a person keeps it paused."""
+        """A suspended client continues, and its run with it unless a limit, a budget or a person
+        keeps it paused."""
         run = self.world.live[self.one_that_waits(data)].run
         goes_on = run.suspended and run.held_by is None and run.no_money is None
         frozen = run.paused is not None and not goes_on
-        self.world.feed(e.ResumeRequested(self.world.now, self.world.token(), self.person("ann"), run.id, (), suspended=True))
+        self.world.feed(
+            e.ResumeRequested(
+                self.world.now, self.world.token(), self.person("ann"), run.id, (), suspended=True
+            )
+        )
         assert (run.paused is not None) == frozen
         assert not run.suspended
 
@@ -339,15 +417,20 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 kind: held.limit.threshold for kind, held in before.items()
             } | asked
             assert peer.run is None or all(
-                kind not in before or threshold <= before[kind].limit.threshold for kind, threshold in asked.items()
+                kind not in before or threshold <= before[kind].limit.threshold
+                for kind, threshold in asked.items()
             )
 
     @precondition(lambda self: any(run.paused or run.held_by for run in self.world.machine.tree))
     @rule(data=st.data(), limits=LIMITS, more=st.booleans(), agent=SELDOM)
-    def resume(self, data: st.DataObject, limits: tuple[Limit, ...], more: bool, agent: bool) -> None:
+    def resume(
+        self, data: st.DataObject, limits: tuple[Limit, ...], more: bool, agent: bool
+    ) -> None:
         """A client resumes a run, paused or not, with more room or without."""
         run, peer = self.one_that_waits(data), self.somebody(data, agent)
-        event = e.ResumeRequested(self.world.now, self.world.token(), peer, run, limits if more else ())
+        event = e.ResumeRequested(
+            self.world.now, self.world.token(), peer, run, limits if more else ()
+        )
         with self.nothing_if_failed(event.token):
             answer = self.world.more_room(event)
         if isinstance(answer, c.Changed) and (event.limits or self.was_held):
@@ -355,13 +438,19 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @precondition(lambda self: any(run.held_by for run in self.world.machine.tree))
     @rule(data=st.data(), limits=LIMITS, more=st.booleans(), agent=SELDOM)
-    def approve(self, data: st.DataObject, limits: tuple[Limit, ...], more: bool, agent: bool) -> None:
+    def approve(
+        self, data: st.DataObject, limits: tuple[Limit, ...], more: bool, agent: bool
+    ) -> None:
         """A client approves an increase."""
         run, peer = self.one_that_waits(data), self.somebody(data, agent)
-        event = e.ApproveRequested(self.world.now, self.world.token(), peer, run, limits if more else ())
+        event = e.ApproveRequested(
+            self.world.now, self.world.token(), peer, run, limits if more else ()
+        )
         with self.nothing_if_failed(event.token):
             answer = self.world.more_room(event)
-        assert isinstance(answer, c.ErrorAnswer) or (peer.run is None and self.was_held is Action.REQUEST_INCREASE)
+        assert isinstance(answer, c.ErrorAnswer) or (
+            peer.run is None and self.was_held is Action.REQUEST_INCREASE
+        )
 
     @precondition(lambda self: any(run.held_by for run in self.world.machine.tree))
     @rule(data=st.data(), agent=SELDOM)
@@ -373,7 +462,11 @@ class MachineAgainstShell(RuleBasedStateMachine):
             self.world.feed(event)
         failed = isinstance(self.world.answers[event.token], c.ErrorAnswer)
         assert failed or (peer.run is None and self.was_held is Action.REQUEST_INCREASE)
-        assert failed or self.world.books[run].run.status in {Status.STOPPING, Status.FAILED, Status.TIMEOUT}
+        assert failed or self.world.books[run].run.status in {
+            Status.STOPPING,
+            Status.FAILED,
+            Status.TIMEOUT,
+        }
 
     def one_that_waits(self, data: st.DataObject) -> RunId:
         """Draw a run, most often one that is held, and note by what."""
@@ -396,7 +489,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
         before = snapshot(self.world.machine, self.world.now, USERS)
         yield
         if isinstance(self.world.answers.get(token), c.ErrorAnswer):
-            assert snapshot(self.world.machine, self.world.now, USERS) == before, "a request that failed changed something"
+            assert snapshot(self.world.machine, self.world.now, USERS) == before, (
+                "a request that failed changed something"
+            )
             assert {type(command) for command in self.world.batch} == {c.AnswerRequest}
 
     # ---- use
@@ -411,10 +506,17 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @rule(data=st.data(), source=METERS, use=uses())
     def use_seen(self, data: st.DataObject, source: Source, use: Use) -> None:
         """A meter tells a use: mostly more than before, sometimes less."""
-        self.world.used(self.world.live[data.draw(st.sampled_from(sorted(self.world.boxes)))], source, use)
+        self.world.used(
+            self.world.live[data.draw(st.sampled_from(sorted(self.world.boxes)))], source, use
+        )
 
     @precondition(lambda self: self.world.boxes)
-    @rule(data=st.data(), kind=st.sampled_from(KERNELS), part=st.sampled_from([0.5, 0.8, 1, 2]), refused=SELDOM)
+    @rule(
+        data=st.data(),
+        kind=st.sampled_from(KERNELS),
+        part=st.sampled_from([0.5, 0.8, 1, 2]),
+        refused=SELDOM,
+    )
     def level_seen(self, data: st.DataObject, kind: LimitKind, part: float, refused: bool) -> None:
         """The kernel tells memory or processes."""
         book = self.world.live[data.draw(st.sampled_from(sorted(self.world.boxes)))]
@@ -445,9 +547,17 @@ class MachineAgainstShell(RuleBasedStateMachine):
         """An agent reserves before a call: each account and budget is charged, or none."""
         book, peer = self.a_book(data), self.somebody(data, agent)
         kinds = (*OF_TREES, *OF_RUNS)
-        before = [self.world.used_in_all(above, kind) for above in [*book.ancestors, book] for kind in kinds]
+        before = [
+            self.world.used_in_all(above, kind)
+            for above in [*book.ancestors, book]
+            for kind in kinds
+        ]
         answer = self.world.reserve(book, peer, reservation)
-        after = [self.world.used_in_all(above, kind) for above in [*book.ancestors, book] for kind in kinds]
+        after = [
+            self.world.used_in_all(above, kind)
+            for above in [*book.ancestors, book]
+            for kind in kinds
+        ]
         if isinstance(answer, c.ReserveAnswer) and answer.reservation is not None:
             assert self.within(book.run, peer)
         else:
@@ -456,10 +566,14 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @precondition(lambda self: self.world.reservations)
     @rule(data=st.data(), used=uses(), agent=SELDOM)
     def settle(self, data: st.DataObject, used: Use, agent: bool) -> None:
-        """Settle a reservation. One that was settled, or charged at its run's end, changes nothing."""
+        """Settle a reservation. One that was settled, or charged at its run's end, changes
+        nothing."""
         names = sorted(self.world.reservations)
         still = [
-            name for name in names if name in self.world.reservations[name].reservations and not self.world.reservations[name].ended
+            name
+            for name in names
+            if name in self.world.reservations[name].reservations
+            and not self.world.reservations[name].ended
         ]
         name = data.draw(st.sampled_from(names + still * 3))
         answer = self.world.settle(name, self.somebody(data, agent), used)
@@ -494,11 +608,21 @@ class MachineAgainstShell(RuleBasedStateMachine):
         book = self.world.live[data.draw(st.sampled_from(sorted(self.world.boxes)))]
         running = book.run.status is not Status.STOPPING
         self.world.feed(e.ToolsCalled(self.world.now, book.run.id, tools))
-        if running and "Bash" in tools and book.run.asked.blocked_tools and book.run.asked.on_limit is not Action.WARN:
+        if (
+            running
+            and "Bash" in tools
+            and book.run.asked.blocked_tools
+            and book.run.asked.on_limit is not Action.WARN
+        ):
             assert book.run.status is Status.STOPPING
 
     @precondition(lambda self: self.world.live)
-    @rule(allowed=st.sampled_from([500_000_000, 4 * NANOS, 64 * NANOS]), team=st.booleans(), renewed=st.booleans(), really=SELDOM)
+    @rule(
+        allowed=st.sampled_from([500_000_000, 4 * NANOS, 64 * NANOS]),
+        team=st.booleans(),
+        renewed=st.booleans(),
+        really=SELDOM,
+    )
     def budgets_known(self, allowed: int, team: bool, renewed: bool, really: bool) -> None:
         """Budgets become known, or are renewed."""
         if really or not self.world.purses:
@@ -506,9 +630,16 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     def learn(self, allowed: int, *, team: bool, renewed: bool) -> None:
         world = self.world
-        wanted = [("user", "ann", frozenset({"ann"}))] + ([("team", "crew", frozenset(USERS))] if team else [])
+        wanted = [("user", "ann", frozenset({"ann"}))] + (
+            [("team", "crew", frozenset(USERS))] if team else []
+        )
         kept = {key: 0 if renewed else purse.charged for key, purse in world.purses.items()}
-        world.know(tuple(Budget(scope, name, allowed, who, charged=kept.get((scope, name), 0)) for scope, name, who in wanted))  # type: ignore[arg-type]
+        world.know(
+            tuple(
+                Budget(scope, name, allowed, who, charged=kept.get((scope, name), 0))
+                for scope, name, who in wanted
+            )
+        )  # type: ignore[arg-type]
 
     @precondition(lambda self: self.tied())
     @rule(client=st.sampled_from([1, 2]))
@@ -528,7 +659,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @rule(per_user=st.integers(1, 3), total=st.integers(1, 4), rate=st.sampled_from([3, 100]))
     def reload(self, per_user: int, total: int, rate: int) -> None:
         """The quotas change; running trees continue."""
-        policy = replace(self.world.policy, trees_per_user=per_user, trees=total, spawns_per_hour=rate)
+        policy = replace(
+            self.world.policy, trees_per_user=per_user, trees=total, spawns_per_hour=rate
+        )
         self.world.policy = policy
         self.world.feed(e.Reconfigured(self.world.now, policy))
 
@@ -617,9 +750,17 @@ class MachineAgainstShell(RuleBasedStateMachine):
         gently=st.booleans(),
         raised=SELDOM,
     )
-    def crash(self, data: st.DataObject, prefix: int | None, gap: float, reboot: bool, gently: bool, raised: bool) -> None:
-        """The daemon is killed, between two events or at any effect of one, and is there again after a while, perhaps with more
-        money in its config."""
+    def crash(
+        self,
+        data: st.DataObject,
+        prefix: int | None,
+        gap: float,
+        reboot: bool,
+        gently: bool,
+        raised: bool,
+    ) -> None:
+        """The daemon is killed, between two events or at any effect of one, and is there again
+        after a while, perhaps with more money in its config."""
         if prefix is not None:
             actions = self.what_may_happen(data)
             action = actions[data.draw(st.sampled_from(sorted(actions)))]
@@ -650,20 +791,33 @@ class MachineAgainstShell(RuleBasedStateMachine):
         if world.timers:
             actions["timer"] = self.next_timer
         if world.uncommitted:
-            actions |= {"commit": lambda: world.commit(3), "fail commit": lambda: world.fail_commit(3)}
+            actions |= {
+                "commit": lambda: world.commit(3),
+                "fail commit": lambda: world.fail_commit(3),
+            }
         if self.tied():
-            actions["client gone"] = lambda: world.feed(e.ClientGone(world.now, draw(st.sampled_from([1, 2]))))
+            actions["client gone"] = lambda: world.feed(
+                e.ClientGone(world.now, draw(st.sampled_from([1, 2])))
+            )
         if world.populated:
             actions |= {
-                "spawn a child": lambda: self.ask(draw(ASKED), self.inside(draw(st.sampled_from(world.populated)).id)),
-                "said": lambda: self.agent_said(data, draw(st.booleans()), draw(st.sampled_from([None, "no credit"]))),
+                "spawn a child": lambda: self.ask(
+                    draw(ASKED), self.inside(draw(st.sampled_from(world.populated)).id)
+                ),
+                "said": lambda: self.agent_said(
+                    data, draw(st.booleans()), draw(st.sampled_from([None, "no credit"]))
+                ),
                 "tool": lambda: self.tools_called(data, ("Bash",)),
-                "level": lambda: self.level_seen(data, LimitKind.MEMORY, draw(st.sampled_from([0.5, 2])), False),
+                "level": lambda: self.level_seen(
+                    data, LimitKind.MEMORY, draw(st.sampled_from([0.5, 2])), False
+                ),
                 "use": lambda: self.use_seen(data, draw(METERS), draw(uses())),
             }
         if world.live:
             actions |= {
-                "stop": lambda: self.stop(data, draw(st.sampled_from([None, 0.0, 2.0])), False, False),
+                "stop": lambda: self.stop(
+                    data, draw(st.sampled_from([None, 0.0, 2.0])), False, False
+                ),
                 "pause": lambda: self.pause(data, draw(st.booleans())),
                 "fg": lambda: self.fg(data),
                 "limit": lambda: self.limit(data, draw(LIMITS), False),
@@ -676,9 +830,14 @@ class MachineAgainstShell(RuleBasedStateMachine):
         if world.reservations:
             actions["settle"] = lambda: self.settle(data, draw(uses()), False)
         if world.launching:
-            actions |= {"launched": lambda: self.launched(data), "launch failed": lambda: self.launch_failed(data)}
+            actions |= {
+                "launched": lambda: self.launched(data),
+                "launch failed": lambda: self.launch_failed(data),
+            }
         if world.mains:
-            actions["exited"] = lambda: self.exited(data, draw(st.sampled_from([0, 1, None])), draw(st.booleans()))
+            actions["exited"] = lambda: self.exited(
+                data, draw(st.sampled_from([0, 1, None])), draw(st.booleans())
+            )
         if world.owed_emptied:
             actions["emptied"] = lambda: self.emptied(data)
         if world.owed_frozen:
@@ -732,7 +891,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
             if run.status is Status.STOPPING:
                 continue
             waits = (run.id, "reconnect") in self.world.timers
-            assert waits == (run.tied_to == GONE and not run.suspended), "a client that is stopped cannot come back"
+            assert waits == (run.tied_to == GONE and not run.suspended), (
+                "a client that is stopped cannot come back"
+            )
             assert not waits or self.world.timers[run.id, Timer.RECONNECT] <= self.world.now + 10
 
     def tied(self) -> bool:
@@ -746,10 +907,14 @@ class MachineAgainstShell(RuleBasedStateMachine):
         for places in places_in_queues(self.world.machine).values():
             assert sorted(places) == list(range(1, len(places) + 1))
             runs = [places[place] for place in sorted(places)]
-            assert [-run.asked.priority for run in runs] == sorted(-run.asked.priority for run in runs)
+            assert [-run.asked.priority for run in runs] == sorted(
+                -run.asked.priority for run in runs
+            )
             # the others came to the queue when what they waited for had ended
             waiting = [run for run in runs if not run.asked.after]
-            assert waiting == sorted(waiting, key=lambda run: (-run.asked.priority, run.birth.number))
+            assert waiting == sorted(
+                waiting, key=lambda run: (-run.asked.priority, run.birth.number)
+            )
 
     @invariant()
     def the_tree_is_the_live_runs(self) -> None:
@@ -776,12 +941,17 @@ class MachineAgainstShell(RuleBasedStateMachine):
         under_way = machine.calls_of_users
         for user in {book.run.user for book in self.world.books.values()}:
             accounts = [run.account for run in machine.tree if run.user == user]
-            assert under_way.count(user) == sum(account.reserved_by_gateway.get(LimitKind.MESSAGES, 0) for account in accounts)
-            assert under_way.doubts(user) == sum(account.doubts.get(LimitKind.COST, 0) for account in accounts)
+            assert under_way.count(user) == sum(
+                account.reserved_by_gateway.get(LimitKind.MESSAGES, 0) for account in accounts
+            )
+            assert under_way.doubts(user) == sum(
+                account.doubts.get(LimitKind.COST, 0) for account in accounts
+            )
 
     @invariant()
     def slots_add_up(self) -> None:
-        """There is one slot for each live root that does not wait, and never more than a user or the daemon may have."""
+        """There is one slot for each live root that does not wait, and never more than a user or
+        the daemon may have."""
         slots, policy = self.world.machine.slots, self.world.policy
         roots = self.world.machine.tree.roots()
         holders = [run for run in roots if not slots.waits(run.id)]
@@ -805,8 +975,8 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @invariant()
     def no_request_waits_for_nothing(self) -> None:
-        """A tree waits only while the user, the group or the daemon has no free slot, and a run only while one lives that it waits
-        for, and does not wait for it."""
+        """A tree waits only while the user, the group or the daemon has no free slot, and a run
+        only while one lives that it waits for, and does not wait for it."""
         slots, tree = self.world.machine.slots, self.world.machine.tree
         for run in tree:
             assert run.status in {Status.QUEUED, Status.STOPPING} or not run.awaits
@@ -828,7 +998,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
             for after in each.awaits:
                 awaited = self.world.machine.tree.get(after.run)
                 if awaited is None:
-                    assert each.status is Status.STOPPING, "what is stopped waits for nothing any more"
+                    assert each.status is Status.STOPPING, (
+                        "what is stopped waits for nothing any more"
+                    )
                     continue
                 assert awaited not in run.lineage
                 if awaited not in reached:
@@ -841,9 +1013,12 @@ class MachineAgainstShell(RuleBasedStateMachine):
             running = run.status is Status.RUNNING
             assert (run.clock.since is not None) == running
             mark = self.world.next_mark(self.world.books[run.id])
-            due = run.clock.since + mark - run.clock.counted if run.clock.since is not None else None
+            due = (
+                run.clock.since + mark - run.clock.counted if run.clock.since is not None else None
+            )
             armed = self.world.timers.get((run.id, Timer.DEADLINE))
-            # a run that was given another time while it was starting has a timer that does nothing if the run is paused by then
+            # a run that was given another time while it was starting has a timer that does nothing
+            # if the run is paused by then
             assert armed == due or (due is None and run.status in {Status.STARTING, Status.PAUSED})
             if running:
                 assert run.clock.elapsed(self.world.now) <= run.allowed_time
@@ -863,9 +1038,19 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert run.id in self.world.boxes
                 assert self.world.boxes[run.id].starting
             if run.clearing or (run.status is Status.STOPPING and run.attempt):
-                assert any(self.will_be_killed(r) for r in run.lineage), f"nothing will ever kill {run.id}"
-                asked = [r for r in run.lineage if r.ladder is not None and r.ladder.rung is Rung.INTERRUPTED]
-                emptying = [r for r in run.lineage if r.id in self.world.boxes and self.world.boxes[r.id].emptying]
+                assert any(self.will_be_killed(r) for r in run.lineage), (
+                    f"nothing will ever kill {run.id}"
+                )
+                asked = [
+                    r
+                    for r in run.lineage
+                    if r.ladder is not None and r.ladder.rung is Rung.INTERRUPTED
+                ]
+                emptying = [
+                    r
+                    for r in run.lineage
+                    if r.id in self.world.boxes and self.world.boxes[r.id].emptying
+                ]
                 assert asked or emptying, "no report will come"
 
     def will_be_killed(self, run: Run) -> bool:
@@ -894,7 +1079,8 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @invariant()
     def no_tree_goes_on_without_money(self) -> None:
-        """Where budgets pause, a tree that can spend is paused for a budget exactly while one has run out."""
+        """Where budgets pause, a tree that can spend is paused for a budget exactly while one has
+        run out."""
         empty = self.world.machine.used_up(self.world.machine.budgets)
         budgets = self.world.machine.budgets
         pauses = self.world.machine.policy.budget_action is Action.PAUSE
@@ -915,7 +1101,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
     def nothing_survives_a_stopping_ancestor(self) -> None:
         """Below a run that is being emptied, every run is ending."""
         for run in self.world.machine.tree:
-            if run.parent is not None and (run.parent.status is Status.STOPPING or run.parent.clearing):
+            if run.parent is not None and (
+                run.parent.status is Status.STOPPING or run.parent.clearing
+            ):
                 assert run.status is Status.STOPPING
 
     @invariant()
@@ -933,7 +1121,10 @@ class MachineAgainstShell(RuleBasedStateMachine):
         """Check that for these runs."""
         for book in books:
             for kind in (*OF_TREES, *OF_RUNS):
-                used, expected = book.run.account.used(LimitKind(kind)), self.world.used_in_all(book, kind)
+                used, expected = (
+                    book.run.account.used(LimitKind(kind)),
+                    self.world.used_in_all(book, kind),
+                )
                 assert (used or 0) == (expected or 0), kind
                 assert used is None or expected is not None or self.world.ever_known(book, kind)
 
@@ -952,7 +1143,8 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @invariant()
     def what_waits_does_not_run_and_not_for_ever(self) -> None:
-        """A run that waits for a decision is paused or not launched, and a timer bounds the wait."""
+        """A run that waits for a decision is paused or not launched, and a timer bounds the
+        wait."""
         for run in self.world.machine.tree:
             timers = {timer for name, timer in self.world.timers if name == run.id}
             waits = run.held_by is not None and run.held_by.action is Action.REQUEST_INCREASE
@@ -964,14 +1156,29 @@ class MachineAgainstShell(RuleBasedStateMachine):
             if "result" in timers:
                 assert run.latest.said_finished
                 assert not run.asked.takes_input
-            if run.latest.said_finished and not run.asked.takes_input and run.status in {Status.RUNNING, Status.PAUSED}:
+            if (
+                run.latest.said_finished
+                and not run.asked.takes_input
+                and run.status in {Status.RUNNING, Status.PAUSED}
+            ):
                 assert "result" in timers
-            known = {"deadline", "approval", "pause_max", "result", "polite", "grace", "survey", "retry", "reconnect"}
+            known = {
+                "deadline",
+                "approval",
+                "pause_max",
+                "result",
+                "polite",
+                "grace",
+                "survey",
+                "retry",
+                "reconnect",
+            }
             assert timers <= known | {"alert"}
 
     @invariant()
     def alerts_are_told_as_they_stand(self) -> None:
-        """What was published last of an alert is whether it is raised, and one that is held has a timer."""
+        """What was published last of an alert is whether it is raised, and one that is held has a
+        timer."""
         machine = self.world.machine
         raised = {(what, run.id) for run in machine.tree for what in run.alerts}
         assert self.world.raised == raised | set(machine.shared_alerts)
@@ -1001,7 +1208,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 if not world.live:
                     break
                 self.run_out()
-            assert not world.live, f"did not end: {[(b.run.id, b.run.status) for b in world.live.values()]}"
+            assert not world.live, (
+                f"did not end: {[(b.run.id, b.run.status) for b in world.live.values()]}"
+            )
             self.check_the_end()
 
     def run_out(self) -> None:
@@ -1031,9 +1240,15 @@ class MachineAgainstShell(RuleBasedStateMachine):
         assert not world.machine.slots.count
         assert not world.machine.slots.queued
         assert not world.machine.tickets()
-        self.add_up(list(world.books.values()))  # what was reserved counts as used, and ended runs still count
-        assert all(caller.startswith("user ") for caller in world.machine.refused_callers), "kept for runs that are gone"
-        assert all(book.run.status.terminal and book.run.ended_at is not None for book in world.books.values())
+        # what was reserved counts as used, and ended runs still count
+        self.add_up(list(world.books.values()))
+        assert all(caller.startswith("user ") for caller in world.machine.refused_callers), (
+            "kept for runs that are gone"
+        )
+        assert all(
+            book.run.status.terminal and book.run.ended_at is not None
+            for book in world.books.values()
+        )
         assert bool(world.shutdowns) == self.drained
 
 
@@ -1042,7 +1257,12 @@ MachineAgainstShell.TestCase.settings = settings(
     stateful_step_count=60,
     deadline=None,
     database=None,
-    phases=[Phase.explicit, Phase.generate],  # shrinking sixty steps takes five minutes; add Phase.shrink to read a failure
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    # shrinking sixty steps takes five minutes; add Phase.shrink to read a failure
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+        HealthCheck.data_too_large,
+    ],
 )
 TestMachineAgainstShell = MachineAgainstShell.TestCase

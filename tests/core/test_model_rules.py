@@ -28,7 +28,10 @@ def test_children_and_detached_runs_only_narrow_the_models(detach: bool) -> None
     t.admitted(t.call(d, 10, model="claude-haiku-4"))
     words = "the model 'x' is not one of claude-*, m (gateway.models in F); use one of these"
     assert t.failed(t.call(a, 10, model="x")) == words
-    words = "the model 'm' is not one of claude-haiku-*, claude-opus-*, x (--model-allow of run a1); use one of these"
+    words = (
+        "the model 'm' is not one of claude-haiku-*, claude-opus-*, x (--model-allow of run a1); "
+        "use one of these"
+    )
     assert t.failed(t.call(d, 10)) == words
     assert "(--model-allow of run a2)" in t.failed(t.call(d, 10, model="claude-opus-5"))
 

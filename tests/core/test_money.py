@@ -42,8 +42,14 @@ BEST_FIRST: tuple[Source, ...] = ("gateway", "report", "stream", "session")
 
 @pytest.mark.parametrize("order", list(permutations(BEST_FIRST)))
 def test_sources_are_never_added(order: tuple[Source, ...]) -> None:
-    """In whatever order sources tell: the largest figure is enforced and counts for the tree, the best source's is shown."""
-    figures: dict[Source, float] = {"gateway": 0.25, "report": 0.5, "stream": 0.125, "session": 0.375}
+    """In whatever order sources tell: the largest figure is enforced and counts for the tree, the
+    best source's is shown."""
+    figures: dict[Source, float] = {
+        "gateway": 0.25,
+        "report": 0.5,
+        "stream": 0.125,
+        "session": 0.375,
+    }
     t = Transcript()
     t >> t.budgets(purse(9, "ann"))
     a = t.start("a")
@@ -61,8 +67,15 @@ def test_sources_are_never_added(order: tuple[Source, ...]) -> None:
 
 
 def test_the_largest_figure_is_found_for_each_kind_by_itself() -> None:
-    account = Account(sources={"stream": use(turns=9, cost=0.1), "report": use(turns=2, cost=0.4, input_tokens=5)})
-    assert [account.used(LimitKind(kind)) for kind in ("turns", "cost", "tokens", "messages")] == [9, 400_000_000, 5, None]
+    account = Account(
+        sources={"stream": use(turns=9, cost=0.1), "report": use(turns=2, cost=0.4, input_tokens=5)}
+    )
+    assert [account.used(LimitKind(kind)) for kind in ("turns", "cost", "tokens", "messages")] == [
+        9,
+        400_000_000,
+        5,
+        None,
+    ]
     assert account.best == ("report", use(turns=2, cost=0.4, input_tokens=5))
     assert Account().best is None
     assert not Account().metered
@@ -90,7 +103,9 @@ def test_sums_of_known_and_unknown_amounts(one: int | None, other: int | None) -
     expected = None if one is None and other is None else (one or 0) + (other or 0)
     for field in Use.__dataclass_fields__:
         if field not in ("cost_from", "partial", "estimated"):
-            assert getattr(Use(**{field: one}).plus(Use(**{field: other})), field) == expected, field  # type: ignore[arg-type]
+            assert getattr(Use(**{field: one}).plus(Use(**{field: other})), field) == expected, (
+                field
+            )  # type: ignore[arg-type]
     assert Use(input_tokens=one, output_tokens=other).tokens == expected
 
 
@@ -100,13 +115,15 @@ def test_roles_have_costs_of_their_own() -> None:
     b = t.start("b", inside(a), limits="cost=5")
     (t >> t.report(b, cost=0.4, planning_cost=0.4)).skip()
     (t >> t.report(b, cost=0.4, execution_cost=0.4)).skip()
-    assert [usd(t, a, kind) for kind in (COST, LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST)] == [0.8, 0.4, 0.4]
+    assert [
+        usd(t, a, kind) for kind in (COST, LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST)
+    ] == [0.8, 0.4, 0.4]
     t.reserved(t.reserve(b, 0.2, role="planning"))
     refusal = t.not_reserved(t.reserve(b, 0.2, role="execution"))
     assert (refusal.limit_kind, refusal.whose) == ("execution_cost", a)
     assert t.said == [
-        "near a1 planning_cost 0.4/0.5", "near a1 execution_cost 0.4/0.5", "over a1 planning_cost 0.6/0.5",
-        "over a1 execution_cost 0.6/0.5",
+        "near a1 planning_cost 0.4/0.5", "near a1 execution_cost 0.4/0.5",
+        "over a1 planning_cost 0.6/0.5", "over a1 execution_cost 0.6/0.5",
     ]  # fmt: skip
 
 
@@ -121,13 +138,18 @@ def test_reserve_and_settle() -> None:
     assert t.noted == {"a2"}
     assert cost(t, a, b) == [0.5, 0.5]
     assert t.run(b).account.used(TOKENS) == 100
-    t >> t.settle("a2-1", cost=0.125, input_tokens=10, output_tokens=7, turns=1) << "charge user ann -0.375"
+    (
+        t
+        >> t.settle("a2-1", cost=0.125, input_tokens=10, output_tokens=7, turns=1)
+        << "charge user ann -0.375"
+    )
     assert t.noted == {"a2"}
     t << "reply 4 Changed a2 running"
     assert cost(t, a, b) == [0.125, 0.125]
     assert [t.run(run).account.used(TOKENS) for run in (a, b)] == [17, 17]
     assert t.failed(t.settle("a2-1", cost=1)) == (
-        "no reservation 'a2-1' is open: it was settled, or its run has ended and it was charged in full"
+        "no reservation 'a2-1' is open: it was settled, or its run has ended and it was charged "
+        "in full"
     )
     assert t.charged == {"user ann": 0.125}
     # a settlement that says nothing gives back what was held
@@ -192,7 +214,7 @@ def test_ten_children_and_their_parents_last_dollar() -> None:
     assert (cost(t, a, *children), t.charged) == before, "nothing is charged for a refused one"
     assert refusal == LimitRefusal(
         scope="tree", whose=a, limit_kind=COST, threshold=1, used=1.0, asked=0.1,
-        message="not reserved: 0.10 USD more would take run a1 ('a') above its cost limit: 1.00 of 1.00 USD are used or held, "
+        message="not reserved: 0.10 USD more would take run a1 ('a') above its cost limit: 1.00 of " "1.00 USD are used or held, "
         "set by --limit. Finish with what you have.",
     )  # fmt: skip
     assert t.said[-1] == "over a1 cost 1.1/1"
@@ -230,22 +252,39 @@ def test_a_refused_reservation_is_a_breach() -> None:
     a = t.start("a", limits="tokens=100")
     b = t.start("b", inside(a))
     t.reserved(t.reserve(b, tokens=50))
-    t >> t.reserve(b, tokens=60) << "reply 4 NotReserved a1 tokens" << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    (
+        t
+        >> t.reserve(b, tokens=60)
+        << "reply 4 NotReserved a1 tokens"
+        << "terminate a1 SIGTERM"
+        << "arm a1 grace +5"
+    )
     (t >> t.emptied(a)).skip()
     reason = t.reasons[a]
     assert reason is not None
-    assert (reason.limit_kind, reason.used, reason.exceeded_by, reason.tokens) == ("tokens", 110, 10, 50)
-    assert reason.message == "was refused 60 tokens on top of 50; its tokens limit is 100, set by --limit"
+    assert (reason.limit_kind, reason.used, reason.exceeded_by, reason.tokens) == (
+        "tokens",
+        110,
+        10,
+        50,
+    )
+    assert (
+        reason.message
+        == "was refused 60 tokens on top of 50; its tokens limit is 100, set by --limit"
+    )
 
 
 def test_a_reservation_that_is_only_refused() -> None:
-    """`refuse` answers no, publishes that once, and ends no run; use without a reservation is still a breach."""
+    """`refuse` answers no, publishes that once, and ends no run; use without a reservation is still
+    a breach."""
     t = Transcript()
     a = t.start("a", limits="tokens=100:refuse cost=1:refuse")
     t.reserved(t.reserve(a, tokens=50))
     for _ in range(2):
         (t >> t.reserve(a, tokens=60)).skip()
-    assert [line for line in t.events if line.startswith("limit_exceeded")] == [f"limit_exceeded {a}"]
+    assert [line for line in t.events if line.startswith("limit_exceeded")] == [
+        f"limit_exceeded {a}"
+    ]
     assert t.run(a).status is Status.RUNNING
     t.reserved(t.reserve(a, tokens=50))
     (t >> t.report(a, input_tokens=1)).skip()
@@ -330,11 +369,14 @@ def test_a_leak_of_reservations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_use_is_charged_to_the_user_and_the_teams() -> None:
     t = Transcript()
-    t >> t.budgets(purse(5, "ann"), purse(7, "ann", "bob", team="crew"), purse(3, "bob", team="others"))
+    t >> t.budgets(
+        purse(5, "ann"), purse(7, "ann", "bob", team="crew"), purse(3, "bob", team="others")
+    )
     a, b = t.chain("a", "b")
     d = t.start("d", BOB)
     told: list[tuple[str, Source, float]] = [
-        (a, "stream", 0.25), (b, "report", 0.5), (d, "stream", 0.125), (a, "gateway", 0.375), (b, "report", 0.25),
+        (a, "stream", 0.25), (b, "report", 0.5), (d, "stream", 0.125), (a, "gateway", 0.375),
+        (b, "report", 0.25),
     ]  # fmt: skip
     for run, source, amount in told:
         (t >> t.used(run, source, cost=amount)).skip()
@@ -364,11 +406,17 @@ def test_a_refusal_by_an_exhausted_budget_names_the_time_it_renews() -> None:
     (t >> t.used(a, cost=1.0)).skip()
     for peer in (ANN, inside(a)):
         refusal = t.refused("d", peer)
-        assert (refusal.kind, refusal.detail) == (Rule.BUDGET, "user ann has used 1.00 of 1.00 USD a day; it renews at midnight")
+        assert (refusal.kind, refusal.detail) == (
+            Rule.BUDGET,
+            "user ann has used 1.00 of 1.00 USD a day; it renews at midnight",
+        )
         assert "there is no money left in the budget" in refusal.message
     t.start("d", BOB)
     (t >> t.budgets(purse(1, "ann"), purse(1, "ann", "bob", team="crew", charged=1.0))).skip()
-    assert t.refused("e", BOB).detail == "team crew has used 1.00 of 1.00 USD a day; it renews at midnight"
+    assert (
+        t.refused("e", BOB).detail
+        == "team crew has used 1.00 of 1.00 USD a day; it renews at midnight"
+    )
     (t >> t.budgets()).skip()
     t.start("e", BOB)
 
@@ -382,20 +430,26 @@ def test_a_refusal_by_a_budget_is_published_once() -> None:
     assert (refusal.scope, refusal.whose, refusal.used, refusal.threshold) == ("user", "ann", 0, 1)
     assert t.said == ["over user cost 1.5/1"]
     (t >> t.used(a, cost=2.0)).skip()
-    assert t.said[1:] == ["near user cost 2/1", "over user cost 2/1"], "what is really used is told all the same"
+    assert t.said[1:] == ["near user cost 2/1", "over user cost 2/1"], (
+        "what is really used is told all the same"
+    )
     assert t.run(a).status is Status.PAUSED
 
 
 def test_figures_that_belong_together_are_shown_from_one_source() -> None:
     t = Transcript()
     a = t.start("a")
-    (t >> t.used(a, turns=3, input_tokens=500, output_tokens=50, cost=0.25, cost_from="agent")).skip()
+    (
+        t >> t.used(a, turns=3, input_tokens=500, output_tokens=50, cost=0.25, cost_from="agent")
+    ).skip()
     (t >> t.report(a, input_tokens=7, unpriced_tokens=7)).skip()
     best = t.run(a).account.best
     assert best is not None
     source, told = best
     assert (source, told.turns) == ("report", 3)
-    assert (told.input_tokens, told.output_tokens, told.tokens) == (7, None, 7), "not 7 in here and 50 out there"
+    assert (told.input_tokens, told.output_tokens, told.tokens) == (7, None, 7), (
+        "not 7 in here and 50 out there"
+    )
     assert (told.cost, told.cost_from, told.unpriced_tokens) == (250_000_000, "agent", None)
 
 
@@ -422,7 +476,9 @@ def test_a_higher_figure_of_the_gateway_yields_to_no_lower_one() -> None:
     """After lost connections a program knows less than what the gateway has passed on."""
     t = Transcript()
     a = t.start("a")
-    (t >> t.used(a, "gateway", input_tokens=900, output_tokens=90, cost=0.7247, partial=True)).skip()
+    (
+        t >> t.used(a, "gateway", input_tokens=900, output_tokens=90, cost=0.7247, partial=True)
+    ).skip()
     (t >> t.used(a, "session", input_tokens=40, output_tokens=9, cost=0.0326)).skip()
     best = t.run(a).account.best
     assert best is not None
@@ -478,7 +534,8 @@ def test_a_settlement_gives_nothing_of_yesterday_back_to_today() -> None:
 
 
 def test_a_budget_that_is_renewed_during_a_reservation() -> None:
-    """A reservation of the old period is not given back to the new one, neither here nor in the ledger."""
+    """A reservation of the old period is not given back to the new one, neither here nor in the
+    ledger."""
     t = Transcript()
     t >> t.budgets(purse(5, "ann"))
     a = t.start("a", limits="cost=9")
@@ -517,7 +574,9 @@ def test_use_that_a_source_takes_back_is_given_back_to_the_budget() -> None:
     assert charged(t) == {"ann": 1.75}
 
 
-@pytest.mark.parametrize(("pause", "partial"), [(REPLY_OUTLIVES - 1, False), (REPLY_OUTLIVES, True)])
+@pytest.mark.parametrize(
+    ("pause", "partial"), [(REPLY_OUTLIVES - 1, False), (REPLY_OUTLIVES, True)]
+)
 def test_what_an_agent_tells_after_a_long_pause_is_partial(pause: float, partial: bool) -> None:
     """The reply that it was reading may have been billed before it made the call again."""
     t = Transcript()
@@ -529,11 +588,18 @@ def test_what_an_agent_tells_after_a_long_pause_is_partial(pause: float, partial
     assert t.run(b).account.sources["stream"].partial is partial
     (t >> t.used(b, input_tokens=20, output_tokens=2, cost=0.5)).skip()
     (t >> t.used(b, "gateway", input_tokens=20, output_tokens=2, cost=0.5)).skip()
-    assert (t.run(b).account.sources["stream"].partial, t.run(b).account.sources["gateway"].partial) == (partial, False)
+    assert (
+        t.run(b).account.sources["stream"].partial,
+        t.run(b).account.sources["gateway"].partial,
+    ) == (partial, False)
 
 
-@pytest.mark.parametrize(("code", "finished", "partial"), [(0, False, False), (1, False, True), (1, True, False)])
-def test_what_an_agent_told_that_did_not_end_by_itself_is_partial(code: int, finished: bool, partial: bool) -> None:
+@pytest.mark.parametrize(
+    ("code", "finished", "partial"), [(0, False, False), (1, False, True), (1, True, False)]
+)
+def test_what_an_agent_told_that_did_not_end_by_itself_is_partial(
+    code: int, finished: bool, partial: bool
+) -> None:
     t = Transcript()
     a = t.start("a", attempts=2)
     run = t.run(a)

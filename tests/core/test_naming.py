@@ -144,7 +144,25 @@ def test_no_command() -> None:
 
 WORDS = st.one_of(
     st.sampled_from([word for line in COMMANDS.splitlines() for word in line.split()]),
-    st.sampled_from(["-", "--", "-c", "-m", "--with", "-S", "@", "a/@b", "-e", "exec", "run", "tool", "=", "java", "x\udcff"]),
+    st.sampled_from(
+        [
+            "-",
+            "--",
+            "-c",
+            "-m",
+            "--with",
+            "-S",
+            "@",
+            "a/@b",
+            "-e",
+            "exec",
+            "run",
+            "tool",
+            "=",
+            "java",
+            "x\udcff",
+        ]
+    ),
     st.text(max_size=80),
 )
 

@@ -1,4 +1,5 @@
-"""Subscriptions: what holds a call or a root, who goes on when, and whose share of a window is how large."""
+"""Subscriptions: what holds a call or a root, who goes on when, and whose share of a window is how
+large."""
 
 from __future__ import annotations
 
@@ -42,19 +43,39 @@ class Plan(Transcript):
         return isinstance(answer, CallDecision) and answer.reservation is not None
 
     def seen(
-        self, run: RunId, used: float | None, *, window: str = "5h", left: float | None = HOUR, rejected: bool = False,
-        login: str = "login",
+        self, run: RunId, used: float | None, *, window: str = "5h", left: float | None = HOUR,
+        rejected: bool = False, login: str = "login",
     ) -> e.PlanSeen:  # fmt: skip
-        """A reply tells of a window that is reset in `left` seconds, or says nothing of its reset."""
+        """A reply tells of a window that is reset in `left` seconds, or says nothing of its
+        reset."""
         now = NOON + timedelta(seconds=self.at)
         seen = SeenWindow(
-            window=window, used_ratio=used, resets_at=None if left is None else now.timestamp() + left, rejected=rejected
+            window=window,
+            used_ratio=used,
+            resets_at=None if left is None else now.timestamp() + left,
+            rejected=rejected,
         )
         status = "rejected" if rejected else "allowed"
         return self.tells(run, now, [seen], login=login, organization="org", status=status)
 
-    def tells(self, run: RunId, time: datetime, windows: list[SeenWindow], *, login: str = "login", **more: Any) -> e.PlanSeen:
-        told = SeePlan(id=0, run=run, provider="anthropic", time=time.timestamp(), login=login, windows=windows, **more)
+    def tells(
+        self,
+        run: RunId,
+        time: datetime,
+        windows: list[SeenWindow],
+        *,
+        login: str = "login",
+        **more: Any,
+    ) -> e.PlanSeen:
+        told = SeePlan(
+            id=0,
+            run=run,
+            provider="anthropic",
+            time=time.timestamp(),
+            login=login,
+            windows=windows,
+            **more,
+        )
         return e.PlanSeen(self.at, time, told)
 
     def due(self) -> e.PlansDue:
@@ -75,7 +96,11 @@ class Plan(Transcript):
         return outcome.commands
 
     def told(self, commands: list[c.Command], what: str) -> list[str]:
-        return [each.event.message for each in commands if isinstance(each, c.Publish) and each.event.type == what]
+        return [
+            each.event.message
+            for each in commands
+            if isinstance(each, c.Publish) and each.event.type == what
+        ]
 
 
 def test_a_call_at_the_bound_waits_for_the_reset_and_goes_on_by_itself() -> None:
@@ -85,16 +110,25 @@ def test_a_call_at_the_bound_waits_for_the_reset_and_goes_on_by_itself() -> None
     t.go(first)
     assert t.answered(first)
     told = t.go(t.seen(a, 0.81, left=HOUR))
-    assert t.told(told, "plan_exhausted") == ["the 5h window is 81 % used, agents may use 80 %; it resets at 13:00"]
+    assert t.told(told, "plan_exhausted") == [
+        "the 5h window is 81 % used, agents may use 80 %; it resets at 13:00"
+    ]
     assert len(t.told(told, "plan_nearing")) == 1
     second = t.asks(a)
     commands = t.go(second)
     assert not t.answered(second)
     assert t.run(a).status is Status.PAUSED
-    assert c.Freeze(a) not in commands, "the first call is under way, and must not be frozen in its middle"
+    assert c.Freeze(a) not in commands, (
+        "the first call is under way, and must not be frozen in its middle"
+    )
     reason = t.run(a).shown_reason
     assert reason is not None
-    assert (reason.kind, reason.limit_kind, reason.used, reason.threshold) == ("plan", "plan", 81.0, 80.0)
+    assert (reason.kind, reason.limit_kind, reason.used, reason.threshold) == (
+        "plan",
+        "plan",
+        81.0,
+        80.0,
+    )
     assert c.Freeze(a) in t.go(t.ended(first))
     t.later(HOUR - 1)
     t.go(t.due())
@@ -104,7 +138,9 @@ def test_a_call_at_the_bound_waits_for_the_reset_and_goes_on_by_itself() -> None
     assert t.told(told, "plan_reset")
     assert t.machine.plans.known[KEY].windows["5h"].used is None, "unknown, and not 0"
     assert t.run(a).status is Status.RUNNING
-    assert not t.answered(second), "it stood still for long: if it has given the call up, it hangs up now"
+    assert not t.answered(second), (
+        "it stood still for long: if it has given the call up, it hangs up now"
+    )
     t.later(2)
     t.go(t.fired(a, "calls"))
     assert t.answered(second)
@@ -258,7 +294,11 @@ def test_less_kept_lets_go_on() -> None:
     call = t.asks(a)
     t.go(call)
     assert not t.answered(call)
-    t.go(e.Reconfigured(t.at, dataclass_replace(t.machine.policy, plans={"anthropic": PlanPolicy(keep=0.3)})))
+    t.go(
+        e.Reconfigured(
+            t.at, dataclass_replace(t.machine.policy, plans={"anthropic": PlanPolicy(keep=0.3)})
+        )
+    )
     assert t.answered(call)
 
 
@@ -366,10 +406,14 @@ def test_a_reset_that_moves_hides_no_use() -> None:
     """A provider may align its windows, and a reset that was told once may have been wrong."""
     window = Window("5h")
     window.hear(SeenWindow(window="5h", used_ratio=0.2, resets_at=5 * HOUR), 0.0, None)
-    assert window.hear(SeenWindow(window="5h", used_ratio=0.75, resets_at=2 * HOUR), 1.0, None) == 0, "of which window?"
+    assert (
+        window.hear(SeenWindow(window="5h", used_ratio=0.75, resets_at=2 * HOUR), 1.0, None) == 0
+    ), "of which window?"
     assert (window.used, window.resets_at) == (0.75, 2 * HOUR)
     assert window.bars(0.3)
-    assert window.hear(SeenWindow(window="5h", used_ratio=0.8, resets_at=2 * HOUR), 2.0, None) == pytest.approx(0.05)
+    assert window.hear(
+        SeenWindow(window="5h", used_ratio=0.8, resets_at=2 * HOUR), 2.0, None
+    ) == pytest.approx(0.05)
 
 
 def test_a_provider_that_corrects_itself_is_believed_after_a_minute_of_calls() -> None:
@@ -383,10 +427,15 @@ def test_a_provider_that_corrects_itself_is_believed_after_a_minute_of_calls() -
 
 
 @given(
-    st.lists(st.integers(1, 30), min_size=1, max_size=12).flatmap(lambda grown: st.tuples(st.just(grown), st.permutations(grown)))
+    st.lists(st.integers(1, 30), min_size=1, max_size=12).flatmap(
+        lambda grown: st.tuples(st.just(grown), st.permutations(grown))
+    )
 )
-def test_however_replies_overtake_each_other_no_growth_is_counted_twice(made: tuple[list[int], list[int]]) -> None:
-    """Calls that take so many thousandths of a window each, whose replies come in another order, within a minute."""
+def test_however_replies_overtake_each_other_no_growth_is_counted_twice(
+    made: tuple[list[int], list[int]],
+) -> None:
+    """Calls that take so many thousandths of a window each, whose replies come in another order,
+    within a minute."""
     grown, order = made
     figures = {each: sum(grown[: index + 1]) / 1000 for index, each in enumerate(grown)}
     window = Window("5h", base=0.0)
@@ -415,14 +464,23 @@ def test_a_window_whose_reset_is_not_told_bars_no_longer_than_it_lasts() -> None
 def test_a_forecast_is_of_the_present_rate() -> None:
     window = Window("5h")
     for minute in range(31):
-        window.hear(SeenWindow(window="5h", used_ratio=0.2 + 0.01 * minute, resets_at=4 * HOUR), 60.0 * minute, None)
+        window.hear(
+            SeenWindow(window="5h", used_ratio=0.2 + 0.01 * minute, resets_at=4 * HOUR),
+            60.0 * minute,
+            None,
+        )
     assert window.empty_at(1800.0) == pytest.approx(1800 + 50 * 60)
-    assert window.empty_at(1800.0 + HOUR) is None, "nothing was used for an hour, so it lasts until the reset"
+    assert window.empty_at(1800.0 + HOUR) is None, (
+        "nothing was used for an hour, so it lasts until the reset"
+    )
 
 
 def test_a_reset_over_a_day_away_has_its_date() -> None:
     noon = NOON.timestamp()
-    assert (clock(noon + HOUR, noon, NOON.tzinfo), clock(noon + 30 * HOUR, noon, NOON.tzinfo)) == ("13:00", "2026-06-02 18:00")
+    assert (clock(noon + HOUR, noon, NOON.tzinfo), clock(noon + 30 * HOUR, noon, NOON.tzinfo)) == (
+        "13:00",
+        "2026-06-02 18:00",
+    )
 
 
 def test_an_alert_tells_that_a_window_will_be_empty_before_its_reset() -> None:
@@ -448,8 +506,11 @@ STEP = st.one_of(
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(STEP, max_size=60), st.sampled_from([0.0, 0.2, 0.5]))
-def test_no_call_above_the_bound_and_no_share_above_the_growth(steps: list[tuple[str, int]], keep: float) -> None:
-    """A provider with a window of 100 s, of which each call takes 3 %, and the person takes some."""
+def test_no_call_above_the_bound_and_no_share_above_the_growth(
+    steps: list[tuple[str, int]], keep: float
+) -> None:
+    """A provider with a window of 100 s, of which each call takes 3 %, and the person takes
+    some."""
     t = Plan(keep=keep)
     runs = [t.start(name) for name in "abc"]
     open_: list[e.CallAsked] = []
@@ -466,7 +527,9 @@ def test_no_call_above_the_bound_and_no_share_above_the_growth(steps: list[tuple
     def check(before: set[int]) -> None:
         nonlocal used
         for call in [each for each in waiting if t.answered(each)]:
-            assert call.token in before or told is None or told < 1 - keep, "a call goes out above what is kept"
+            assert call.token in before or told is None or told < 1 - keep, (
+                "a call goes out above what is kept"
+            )
             assert not rejected
             waiting.remove(call)
             open_.append(call)
@@ -519,8 +582,11 @@ def test_a_reply_that_comes_after_the_reset_is_not_divided_once_more() -> None:
     assert known.windows["5h"].used == 0.05, "what is known of the next window stays"
 
 
-def test_a_reply_of_before_the_reset_that_the_gateway_tells_after_it_is_not_divided_once_more() -> None:
-    """A gateway that waits for its daemon keeps what it has to tell, and the daemon knows at once that the window is over."""
+def test_a_reply_of_before_the_reset_that_the_gateway_tells_after_it_is_not_divided_once_more() -> (
+    None
+):
+    """A gateway that waits for its daemon keeps what it has to tell, and the daemon knows at once
+    that the window is over."""
     t = Plan()
     a = t.start("a")
     t.go(t.seen(a, 0.10, left=10))

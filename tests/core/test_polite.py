@@ -1,4 +1,5 @@
-"""The first rung of the stop ladder: programs whose main process is interrupted alone, as transcripts."""
+"""The first rung of the stop ladder: programs whose main process is interrupted alone, as
+transcripts."""
 
 from __future__ import annotations
 
@@ -92,9 +93,19 @@ def test_it_is_part_of_the_grace_and_may_be_turned_off() -> None:
     t = Transcript()
     t >> t.stop(t.start("a", argv=CLAUDE, grace=0.5)) << "interrupt a1" << "arm a1 polite +0.5"
     for never in (Transcript(polite=0.0), Transcript(interrupted=frozenset())):
-        never >> never.stop(never.start("a", argv=CLAUDE)) << "terminate a1 SIGTERM" << "arm a1 grace +5"
+        (
+            never
+            >> never.stop(never.start("a", argv=CLAUDE))
+            << "terminate a1 SIGTERM"
+            << "arm a1 grace +5"
+        )
     codex = Transcript(interrupted=frozenset({"codex"}))
-    codex >> codex.stop(codex.start("a", argv=("npx", "@openai/codex", "exec"))) << "interrupt a1" << "arm a1 polite +1"
+    (
+        codex
+        >> codex.stop(codex.start("a", argv=("npx", "@openai/codex", "exec")))
+        << "interrupt a1"
+        << "arm a1 polite +1"
+    )
 
 
 def test_a_paused_run_is_thawed_for_it() -> None:
@@ -143,7 +154,11 @@ def test_the_next_daemon_signals_what_a_main_process_that_ended_meanwhile_has_le
 
 
 def test_program_of_a_command() -> None:
-    for command in ("claude -p", "npx @anthropic-ai/claude-code", "node /x/node_modules/@anthropic-ai/claude-code/cli.js"):
+    for command in (
+        "claude -p",
+        "npx @anthropic-ai/claude-code",
+        "node /x/node_modules/@anthropic-ai/claude-code/cli.js",
+    ):
         assert program_name(command.split()) == "claude"
     assert program_name(("gemini-cli",)) == "gemini"
     assert program_name(("sh", "-c", "claude")) != "claude"

@@ -31,7 +31,8 @@ Asks = list[list[tuple[int, int]]]
 
 
 class Queue(RuleBasedStateMachine):
-    """Beside `Slots`, a plain list of the trees that wait and a dictionary of those that are live."""
+    """Beside `Slots`, a plain list of the trees that wait and a dictionary of those that are
+    live."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +90,11 @@ class Queue(RuleBasedStateMachine):
         self.slots.leave(one.root)
         self.waiting.remove(one)
 
-    @rule(per_user=st.integers(1, 3), total=st.integers(1, 4), groups=st.sampled_from([{}, {"g": 1}, {"g": 2}, {"g": 1, "h": 1}]))
+    @rule(
+        per_user=st.integers(1, 3),
+        total=st.integers(1, 4),
+        groups=st.sampled_from([{}, {"g": 1}, {"g": 2}, {"g": 1, "h": 1}]),
+    )
     def resize(self, per_user: int, total: int, groups: dict[str, int]) -> None:
         self.slots.resize(per_user=per_user, total=total, groups=groups)
         self.fill()
@@ -108,7 +113,9 @@ class Queue(RuleBasedStateMachine):
             user = min({one.user for one in able}, key=lambda each: (held[each], self.since[each]))
             own = [one for one in able if one.user == user]
             expected = max(own, key=lambda one: (one.priority, -own.index(one)))
-            assert root == expected.root, "the fewest trees, then the longest wait; and within the user by priority"
+            assert root == expected.root, (
+                "the fewest trees, then the longest wait; and within the user by priority"
+            )
             self.waiting.remove(expected)
             self.live[root] = user, expected.group
             self.since[user] = next(self.moments)
@@ -117,9 +124,15 @@ class Queue(RuleBasedStateMachine):
     def counts(self) -> None:
         held = Counter(user for user, _ in self.live.values())
         waiting = Counter([*(one.user for one in self.waiting), *self.held.values()])
-        assert (self.slots.count, self.slots.queued) == (len(self.live), len(self.waiting) + len(self.held))
+        assert (self.slots.count, self.slots.queued) == (
+            len(self.live),
+            len(self.waiting) + len(self.held),
+        )
         for user in USERS:
-            assert (self.slots.user_count(user), self.slots.queued_of(user)) == (held[user], waiting[user])
+            assert (self.slots.user_count(user), self.slots.queued_of(user)) == (
+                held[user],
+                waiting[user],
+            )
         for one in self.waiting:
             assert not self.slots.free_for(one.user, one.group)
             place = self.slots.place_of(one.root)
@@ -134,7 +147,9 @@ class Queue(RuleBasedStateMachine):
         for root in [*self.live, *(one.root for one in self.waiting), *self.held]:
             self.slots.leave(root)
         assert self.slots.give_next() is None
-        kept: dict[str, Any] = {name: value for name, value in vars(self.slots).items() if hasattr(value, "__len__")}
+        kept: dict[str, Any] = {
+            name: value for name, value in vars(self.slots).items() if hasattr(value, "__len__")
+        }
         assert not any(kept.values()), "of users without trees nothing is kept"
 
 
@@ -144,14 +159,19 @@ TestQueue.settings = settings(max_examples=40, stateful_step_count=40, deadline=
 
 @given(
     total=st.integers(1, 3),
-    asks=st.lists(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), max_size=4), min_size=20, max_size=20),
+    asks=st.lists(
+        st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), max_size=4),
+        min_size=20,
+        max_size=20,
+    ),
     data=st.data(),
 )
 @settings(deadline=None)
 def test_a_user_without_trees_waits_for_each_other_user_once(
     total: int, asks: list[list[tuple[int, int]]], data: st.DataObject
 ) -> None:
-    """Four others, who may be one person with four names, ask whenever and for whatever priority they like."""
+    """Four others, who may be one person with four names, ask whenever and for whatever priority
+    they like."""
     slots, numbers = Slots(per_user=total, total=total), count()
     live: list[str] = []
     for _ in range(total):

@@ -23,7 +23,10 @@ def test_the_same_call_again_and_again_is_told_once_a_streak() -> None:
     assert t.run(a).repeating is None
     (told,) = replied(t, a, "Bash/1 Bash/1")
     assert (told.severity, told.limit_kind, told.threshold, told.used) == ("high", "repeats", 3, 3)
-    assert told.message == ("its model asked for the tool 'Bash' with the same arguments 3 times in a row (limits.repeats is 3)")
+    assert told.message == (
+        "its model asked for the tool 'Bash' with the same arguments 3 times in a row "
+        "(limits.repeats is 3)"
+    )
     assert replied(t, a, "Bash/1") == []
     assert t.run(a).repeating == Repetition(tool="Bash", count=5)
     assert replied(t, a, "") == []

@@ -1,4 +1,5 @@
-"""Limits of sessions: the smaller of the session's caps and what its profile or its agent's entry sets."""
+"""Limits of sessions: the smaller of the session's caps and what its profile or its agent's entry
+sets."""
 
 from __future__ import annotations
 
@@ -20,11 +21,15 @@ TIME, TURNS, TOKENS, COST = LimitKind.TIME, LimitKind.TURNS, LimitKind.TOKENS, L
 POLICY = Policy()
 
 
-def limit(kind: LimitKind, threshold: float, action: Action | None = None, source: str = "asked") -> Limit:
+def limit(
+    kind: LimitKind, threshold: float, action: Action | None = None, source: str = "asked"
+) -> Limit:
     return Limit(kind=kind, threshold=threshold, action=action, source=source)
 
 
-def limits(*asked: Limit, entry: tuple[Limit, ...] = (), policy: Policy = POLICY, **of_run: Any) -> Limits:
+def limits(
+    *asked: Limit, entry: tuple[Limit, ...] = (), policy: Policy = POLICY, **of_run: Any
+) -> Limits:
     """Return the limits of a session that asks for these, of an agent with these in its entry."""
     run = structs.replace(Asked(("agent",), limits=entry, session=SessionAsked(asked)), **of_run)
     return session_limits_of(run, None, policy, 1000)
@@ -42,7 +47,11 @@ def test_without_a_wish_the_defaults_of_sessions_apply() -> None:
 
 
 def test_more_tokens_are_lowered_and_fewer_are_given() -> None:
-    assert given_(limits(limit(TOKENS, 500_000)), TOKENS) == (200_000, Action.TERMINATE, "sessions.max_token_budget")
+    assert given_(limits(limit(TOKENS, 500_000)), TOKENS) == (
+        200_000,
+        Action.TERMINATE,
+        "sessions.max_token_budget",
+    )
     assert given_(limits(limit(TOKENS, 1000)), TOKENS) == (1000, Action.TERMINATE, "asked")
 
 
@@ -54,18 +63,29 @@ def test_more_tokens_are_lowered_and_fewer_are_given() -> None:
     ],
 )
 def test_more_time_or_turns_are_refused(wish: Limit, most: str) -> None:
-    with pytest.raises(Invalid, match=rf"{wish.kind} = .* is more than a session may have: at most {most}"):
+    with pytest.raises(
+        Invalid, match=rf"{wish.kind} = .* is more than a session may have: at most {most}"
+    ):
         limits(wish)
 
 
 def test_what_to_do_depends_on_the_reader() -> None:
     configured = replace(POLICY, files={"sessions.max_timeout_minutes": "/f"})
-    person = "at most 10m, set by sessions.max_timeout_minutes. To allow more, raise sessions.max_timeout_minutes in /f, then run"
+    person = (
+        "at most 10m, set by sessions.max_timeout_minutes. To allow more, raise "
+        "sessions.max_timeout_minutes in /f, then run"
+    )
     with pytest.raises(Invalid, match=person):
         limits(limit(TIME, 601), policy=configured)
-    with pytest.raises(Invalid, match=r"at most 10m, the default of sessions.max_timeout_minutes. Ask for at most 10m$"):
+    with pytest.raises(
+        Invalid,
+        match=r"at most 10m, the default of sessions.max_timeout_minutes. Ask for at most 10m$",
+    ):
         limits(limit(TIME, 601), channel="mcp")
-    with pytest.raises(Invalid, match=r"at most 100.00 USD, the default of limits.max_cost. Ask for at most 100.00 USD$"):
+    with pytest.raises(
+        Invalid,
+        match=r"at most 100.00 USD, the default of limits.max_cost. Ask for at most 100.00 USD$",
+    ):
         limits(limit(COST, 101), channel="mcp")
     for wish, range_ in (limit(TIME, 0), "1s to 10m"), (limit(TURNS, 0), "1 to 25"):
         with pytest.raises(Invalid, match=f"is outside the range of a session: {range_}$"):
@@ -85,7 +105,11 @@ def test_a_profile_that_only_warns_is_no_cap() -> None:
     found = limits(type="researcher")  # 50 turns, 20 minutes, warn
     assert given_(found, TURNS) == (25, Action.TERMINATE, "sessions.max_tool_calls_per_run")
     assert given_(found, TIME) == (300, Action.TERMINATE, "sessions.default_timeout_minutes")
-    assert given_(limits(limit(TURNS, 20), type="researcher"), TURNS) == (20, Action.TERMINATE, "asked")
+    assert given_(limits(limit(TURNS, 20), type="researcher"), TURNS) == (
+        20,
+        Action.TERMINATE,
+        "asked",
+    )
 
 
 def test_a_wish_only_to_be_warned_does_not_loosen_a_cap() -> None:
@@ -95,10 +119,17 @@ def test_a_wish_only_to_be_warned_does_not_loosen_a_cap() -> None:
 
 
 def test_the_entry_of_an_agent_may_have_more_than_the_default_but_not_than_the_maximum() -> None:
-    entry = (limit(TIME, 480, source="agent a"), limit(TOKENS, 900_000, source="agent a"), limit(TURNS, 50, source="agent a"))
+    entry = (
+        limit(TIME, 480, source="agent a"),
+        limit(TOKENS, 900_000, source="agent a"),
+        limit(TURNS, 50, source="agent a"),
+    )
     found = limits(entry=entry)
     assert [given_(found, kind)[0] for kind in (TIME, TOKENS, TURNS)] == [480, 200_000, 25]
-    assert [given_(found, kind)[2] for kind in (TIME, TOKENS)] == ["agent a", "sessions.max_token_budget"]
+    assert [given_(found, kind)[2] for kind in (TIME, TOKENS)] == [
+        "agent a",
+        "sessions.max_token_budget",
+    ]
     with pytest.raises(Invalid, match="at most 8m, set by agent a"):
         limits(limit(TIME, 540), entry=entry)
 
@@ -115,7 +146,10 @@ def test_the_ceilings_of_all_runs_hold() -> None:
     actions=st.sampled_from([None, *Action]),
 )
 def test_no_session_has_more_than_its_caps(
-    asked: dict[LimitKind, int], entry: dict[LimitKind, int], run_type: str | None, actions: Action | None
+    asked: dict[LimitKind, int],
+    entry: dict[LimitKind, int],
+    run_type: str | None,
+    actions: Action | None,
 ) -> None:
     caps = {TIME: 600, TURNS: 25, TOKENS: 200_000}
     try:

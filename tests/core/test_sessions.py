@@ -44,7 +44,10 @@ def test_the_fourth_at_once_is_refused_and_told_when() -> None:
     )  # fmt: skip
     assert refusal.possible_in_s == 240
     assert "3 sessions of user ann are already running, and 3 is the limit" in refusal.message
-    assert "A start will be possible at 2027-01-15 12:04:00 UTC, in 4m00s at the latest" in refusal.message
+    assert (
+        "A start will be possible at 2027-01-15 12:04:00 UTC, in 4m00s at the latest"
+        in refusal.message
+    )
     assert "raise sessions.max_concurrent_per_user in the config" in refusal.message
     t.start("e", BOB, **session())
     t.start("plain")
@@ -90,7 +93,12 @@ def test_the_eleventh_in_an_hour_is_refused_and_told_when() -> None:
         (t >> t.exited(run)).skip()
         t.later(60)
     refusal = refused(t, "b")
-    assert (refusal.kind, refusal.key, refusal.limit, refusal.value) == (Rule.RATE, "sessions.spawn_rate_limit", 10, 10)
+    assert (refusal.kind, refusal.key, refusal.limit, refusal.value) == (
+        Rule.RATE,
+        "sessions.spawn_rate_limit",
+        10,
+        10,
+    )
     assert refusal.possible_in_s == 3000
     assert "10 sessions within the last 1h00m, and 10 is the limit" in refusal.message
     assert "at 2027-01-15 12:50:00 UTC, in 50m00s." in refusal.message
@@ -117,7 +125,9 @@ def test_an_earlier_daemons_sessions_count() -> None:
 def test_a_reload_changes_the_rate() -> None:
     t = sessions(starts=1)
     t.start("a", **session())
-    t.machine.handle(e.Reconfigured(t.at, Transcript(sessions=SessionPolicy(starts=2)).machine.policy))
+    t.machine.handle(
+        e.Reconfigured(t.at, Transcript(sessions=SessionPolicy(starts=2)).machine.policy)
+    )
     t.start("b", **session())
 
 
@@ -126,13 +136,18 @@ def test_after_a_lower_rate_enough_must_have_left_the_window() -> None:
     for name in "abc":
         t.start(name, **session())
         t.later(60)
-    t.machine.handle(e.Reconfigured(t.at, Transcript(sessions=SessionPolicy(starts=1)).machine.policy))
+    t.machine.handle(
+        e.Reconfigured(t.at, Transcript(sessions=SessionPolicy(starts=1)).machine.policy)
+    )
     assert refused(t, "d").possible_in_s == 3600 - 60
 
 
 def test_sessions_may_be_off() -> None:
     refusal = refused(sessions(enabled=False), "a")
-    assert (refusal.kind, refusal.detail) == (Rule.ENABLED, "sessions.enabled = false in the daemon's config")
+    assert (refusal.kind, refusal.detail) == (
+        Rule.ENABLED,
+        "sessions.enabled = false in the daemon's config",
+    )
 
 
 def test_a_model_is_told_to_wait_for_what_it_has() -> None:
@@ -148,7 +163,9 @@ def test_a_refused_loop_names_the_parameter_of_the_road() -> None:
     t = sessions()
     main = t.start("main")
     assert refused(t, "main", inside(main)).message.endswith("give it its own --name.")
-    assert refused(t, "main", inside(main), channel="mcp").message.endswith("give it its own worker_name.")
+    assert refused(t, "main", inside(main), channel="mcp").message.endswith(
+        "give it its own worker_name."
+    )
 
 
 def may(t: Transcript, run: RunId) -> bool:
@@ -164,7 +181,9 @@ def test_the_main_agent_may_and_its_subagents_may_not() -> None:
     assert refused(t, "x", inside(own)).detail == (
         f"run {own} is a session that was started without --nested and may not start others"
     )
-    assert refused(t, "x", inside(child)).detail.startswith(f"run {child} is a subagent: sessions are for the main agent")
+    assert refused(t, "x", inside(child)).detail.startswith(
+        f"run {child} is a subagent: sessions are for the main agent"
+    )
     assert t.run(own).parent is t.run(main)
     t.start("plain", inside(child))
 

@@ -15,7 +15,11 @@ from .transcript import Transcript
 
 def test_a_known_agent_program_is_warned_about_after_half_an_hour_and_no_other_run() -> None:
     t = Transcript()
-    a, b, c = t.start("a", agent_program=True), t.start("b"), t.start("c", agent_program=True, limits="silence=900:pause")
+    a, b, c = (
+        t.start("a", agent_program=True),
+        t.start("b"),
+        t.start("c", agent_program=True, limits="silence=900:pause"),
+    )
     assert (t.held(a, "silence").limit, t.held(a, "silence").action) == (SILENT_AGENT, Action.WARN)
     assert "silence" not in t.run(b).limits
     assert t.held(c, "silence").limit.threshold == 900
@@ -35,7 +39,9 @@ def test_silence_that_terminates() -> None:
     reason = t.reasons[a]
     assert reason is not None
     assert (reason.limit_kind, reason.threshold, reason.used) == ("silence", 900, 900)
-    assert reason.message == "gave no sign of life for 15m; its silence limit is 15m, set by --limit"
+    assert (
+        reason.message == "gave no sign of life for 15m; its silence limit is 15m, set by --limit"
+    )
 
 
 def test_a_silence_that_is_over_does_not_count() -> None:
@@ -54,7 +60,10 @@ def test_a_paused_run_gets_more_room_or_is_only_warned_about() -> None:
     a = t.start("a", limits="silence=900:pause")
     (t >> t.level(a, "silence", 905)).skip()
     assert t.run(a).status is Status.PAUSED
-    assert t.failed(t.resume(a, room="silence=901:pause")) == "run a1 has used 905s already: the new limit must be above that"
+    assert (
+        t.failed(t.resume(a, room="silence=901:pause"))
+        == "run a1 has used 905s already: the new limit must be above that"
+    )
     (t >> t.resume(a, room="silence=1800:pause")).skip()
     assert (t.run(a).status, t.held(a, "silence").limit.threshold) == (Status.RUNNING, 1800)
     assert t.run(a).account.used(LimitKind.SILENCE) is None
@@ -86,7 +95,10 @@ def test_a_run_without_a_session_cannot_be_continued() -> None:
     assert t.run(a).status is Status.STOPPING
 
 
-@pytest.mark.parametrize("options", [{"limits": "silence=900:continue"}, {"agent_program": True, "on_limit": Action.CONTINUE}])
+@pytest.mark.parametrize(
+    "options",
+    [{"limits": "silence=900:continue"}, {"agent_program": True, "on_limit": Action.CONTINUE}],
+)
 def test_to_continue_needs_further_attempts(options: dict[str, Any]) -> None:
     t = Transcript()
     assert "needs further attempts, as in: --attempts 3" in t.failed(t.spawn("a", **options))
@@ -97,4 +109,8 @@ def test_on_limit_continue_is_of_silence_alone() -> None:
     t = Transcript()
     a = t.start("a", agent_program=True, on_limit=Action.CONTINUE, attempts=2)
     actions = {kind.value: held.action for kind, held in t.run(a).limits.items()}
-    assert (actions["silence"], actions["turns"], actions["time"]) == (Action.CONTINUE, Action.TERMINATE, Action.TERMINATE)
+    assert (actions["silence"], actions["turns"], actions["time"]) == (
+        Action.CONTINUE,
+        Action.TERMINATE,
+        Action.TERMINATE,
+    )

@@ -32,7 +32,8 @@ def test_ten_thousand_runs() -> None:
 
 
 CALLS = 56
-"""Calls of the core's functions for an event, at most. There were 91 when each value was computed again for each event."""
+"""Calls of the core's functions for an event, at most. There were 91 when each value was computed
+again for each event."""
 
 
 def test_calls_for_an_event() -> None:

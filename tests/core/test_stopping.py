@@ -52,7 +52,10 @@ def test_an_agent_that_exits_0_because_it_was_stopped_is_cancelled() -> None:
     (t >> t.exited(a, 0)).skip()
     assert run.status is Status.CANCELLED
     assert run.shown_reason is not None
-    assert (run.shown_reason.kind, run.shown_reason.message) == ("stop", "stopped by user ann (SIGINT)")
+    assert (run.shown_reason.kind, run.shown_reason.message) == (
+        "stop",
+        "stopped by user ann (SIGINT)",
+    )
     assert (run.shown_reason.by, run.shown_reason.signal) == ("user ann", 2)
 
 
@@ -64,7 +67,14 @@ def test_descendants_are_cancelled_with_their_ancestor_and_end_before_it() -> No
     t >> t.exited(a, 0, empty=False)
     t >> t.exited(b, 0, empty=False)
     t >> t.exited(d, 0, empty=False)
-    t >> t.emptied(a) << "release a3" << "ended a3 cancelled" << "release a2" << "ended a2 cancelled"
+    (
+        t
+        >> t.emptied(a)
+        << "release a3"
+        << "ended a3 cancelled"
+        << "release a2"
+        << "ended a2 cancelled"
+    )
     t << "release a1" << "ended a1 cancelled" << "reply 4 StopDone a1"
     t.quiet()
     assert child.shown_reason is not None
@@ -96,12 +106,26 @@ def test_a_second_stop_shortens_the_grace() -> None:
     t >> t.fired(a, "grace") << "kill a1" << "arm a1 survey +10"
     t >> t.stop(a, grace=0)
     t >> t.exited(a, None, signal=9) << "release a1"
-    t << "reply 2 StopDone a1" << "reply 3 StopDone a1" << "reply 4 StopDone a1" << "reply 5 StopDone a1" << "reply 6 StopDone a1"
+    (
+        t
+        << "reply 2 StopDone a1"
+        << "reply 3 StopDone a1"
+        << "reply 4 StopDone a1"
+        << "reply 5 StopDone a1"
+        << "reply 6 StopDone a1"
+    )
     t.quiet()
 
 
 def test_grace_is_the_requests_else_the_runs_else_the_configs() -> None:
-    cases = [(None, None, 5), (7.0, None, 7), (7.0, 3.0, 3), (60.0, None, 60), (None, 60.0, 60), (0.0, None, 0)]
+    cases = [
+        (None, None, 5),
+        (7.0, None, 7),
+        (7.0, 3.0, 3),
+        (60.0, None, 60),
+        (None, 60.0, 60),
+        (0.0, None, 0),
+    ]
     for own, asked, expected in cases:
         t = Transcript()
         a = t.start("a", grace=own)
@@ -227,7 +251,14 @@ def test_a_child_that_was_never_launched_goes_with_its_parent() -> None:
     t >> t.spawn("b", inside(a)) << "admit a2"
     t >> t.exited(a, 0, empty=True) << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t >> t.committed("a2")  # too late: nothing is launched into a tree that is being emptied
-    t >> t.emptied(a) << "ended a2 cancelled" << "reply 2 SpawnDone a2 cancelled" << "release a1" << "ended a1 completed"
+    (
+        t
+        >> t.emptied(a)
+        << "ended a2 cancelled"
+        << "reply 2 SpawnDone a2 cancelled"
+        << "release a1"
+        << "ended a1 completed"
+    )
     t.quiet()
 
 
@@ -265,7 +296,11 @@ def test_timeout_is_timeout_though_the_exit_code_is_0() -> None:
     t >> t.exited("a1", 0) << "publish run_timeout a1" << "release a1" << "ended a1 timeout"
     t.quiet()
     assert run.shown_reason is not None
-    assert (run.shown_reason.limit_kind, run.shown_reason.threshold, run.shown_reason.used) == ("time", 30, 30.5)
+    assert (run.shown_reason.limit_kind, run.shown_reason.threshold, run.shown_reason.used) == (
+        "time",
+        30,
+        30.5,
+    )
     assert run.shown_reason.exceeded_by == 0.5
     assert run.shown_reason.message == "ran 30.5 s; its time limit is 30 s, set by --timeout"
 
@@ -286,7 +321,14 @@ def test_a_stop_while_starting_waits_for_the_launcher() -> None:
     t >> t.committed("a1") << "launch a1"
     t >> t.stop("a1") << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t >> e.LaunchFailed(t.at, "a1", 2, "no such file")
-    t >> t.emptied("a1") << "release a1" << "ended a1 cancelled" << "reply 1 SpawnDone a1 cancelled" << "reply 2 StopDone a1"
+    (
+        t
+        >> t.emptied("a1")
+        << "release a1"
+        << "ended a1 cancelled"
+        << "reply 1 SpawnDone a1 cancelled"
+        << "reply 2 StopDone a1"
+    )
     t.quiet()
 
 
@@ -303,7 +345,14 @@ def test_a_queued_run_is_stopped_without_touching_anything() -> None:
 def test_cancel_before_commit() -> None:
     t = Transcript(hear=frozenset({"save", "ended"}))
     t >> t.spawn("a") << "admit a1"
-    t >> t.stop("a1") << "save a1 cancelled" << "ended a1 cancelled" << "reply 1 SpawnDone a1 cancelled" << "reply 2 StopDone a1"
+    (
+        t
+        >> t.stop("a1")
+        << "save a1 cancelled"
+        << "ended a1 cancelled"
+        << "reply 1 SpawnDone a1 cancelled"
+        << "reply 2 StopDone a1"
+    )
     t >> t.committed("a1")
     t.quiet()
 
@@ -325,7 +374,14 @@ def test_the_client_of_a_tied_run_goes_away() -> None:
 def test_draining_stops_every_tree_under_one_grace_and_then_shuts_down() -> None:
     t = Transcript()
     a, b = t.start("a"), t.start("b")
-    t >> e.DrainRequested(t.at) << "terminate a1 SIGTERM" << "arm a1 grace +5" << "terminate a2 SIGTERM" << "arm a2 grace +5"
+    (
+        t
+        >> e.DrainRequested(t.at)
+        << "terminate a1 SIGTERM"
+        << "arm a1 grace +5"
+        << "terminate a2 SIGTERM"
+        << "arm a2 grace +5"
+    )
     t >> t.exited(a) << "release a1"
     t.later(1)
     t >> e.DrainRequested(t.at) << "arm a2 grace +0"
@@ -333,13 +389,18 @@ def test_draining_stops_every_tree_under_one_grace_and_then_shuts_down() -> None
     t.quiet()
 
 
-@pytest.mark.parametrize(("cause", "said"), [(None, ""), ("ann has logged out", ": ann has logged out")])
+@pytest.mark.parametrize(
+    ("cause", "said"), [(None, ""), ("ann has logged out", ": ann has logged out")]
+)
 def test_a_stopped_daemon_says_why(cause: str | None, said: str) -> None:
     t = Transcript()
     run = t.run(t.start("a"))
     t >> e.DrainRequested(t.at, 15, cause)
     assert run.shown_reason is not None
-    assert (run.shown_reason.kind, run.shown_reason.message) == ("daemon", f"the daemon was stopped (SIGTERM){said}")
+    assert (run.shown_reason.kind, run.shown_reason.message) == (
+        "daemon",
+        f"the daemon was stopped (SIGTERM){said}",
+    )
     t.skip()
 
 
@@ -355,7 +416,13 @@ def test_draining_starts_nothing_from_the_queue() -> None:
     for name in "bc":
         (t >> t.spawn(name)).skip()
     t >> t.committed("a2") << "reply 2 SpawnDone a2 queued"
-    t >> e.DrainRequested(t.at) << "terminate a1 SIGTERM" << "arm a1 grace +5" << "reply 3 SpawnDone a3 cancelled"
+    (
+        t
+        >> e.DrainRequested(t.at)
+        << "terminate a1 SIGTERM"
+        << "arm a1 grace +5"
+        << "reply 3 SpawnDone a3 cancelled"
+    )
     t >> t.committed("a3")
     t >> t.exited(a) << "release a1" << "shutdown"
     t.quiet()
@@ -375,7 +442,12 @@ def test_a_launch_that_fails_is_failed_before_any_retry() -> None:
     (t >> t.spawn("a", attempts=5)).skip()
     (t >> t.committed("a1")).skip()
     run = t.run("a1")
-    t >> e.LaunchFailed(t.at, "a1", 2, "cannot execute 'x': No such file") << "release a1" << "ended a1 failed"
+    (
+        t
+        >> e.LaunchFailed(t.at, "a1", 2, "cannot execute 'x': No such file")
+        << "release a1"
+        << "ended a1 failed"
+    )
     t << "reply 1 SpawnDone a1 failed"
     t.quiet()
     assert run.shown_reason is not None
@@ -383,12 +455,18 @@ def test_a_launch_that_fails_is_failed_before_any_retry() -> None:
 
 
 def test_children_of_a_launch_that_failed_end_before_it() -> None:
-    """A process of the same user can move itself into the containment of a run that is starting, and ask from there."""
+    """A process of the same user can move itself into the containment of a run that is starting,
+    and ask from there."""
     t = Transcript(hear=frozenset({"ended"}))
     (t >> t.spawn("a")).skip()
     (t >> t.committed("a1")).skip()
     t >> t.spawn("b", inside("a1")) << "admit a2"
-    t >> e.LaunchFailed(t.at, "a1", 2, "no such file") << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    (
+        t
+        >> e.LaunchFailed(t.at, "a1", 2, "no such file")
+        << "terminate a1 SIGTERM"
+        << "arm a1 grace +5"
+    )
     t >> t.emptied("a1") << "ended a2 cancelled" << "reply 2 SpawnDone a2 cancelled"
     t << "release a1" << "ended a1 failed" << "reply 1 SpawnDone a1 failed"
     t.quiet()
@@ -397,8 +475,9 @@ def test_children_of_a_launch_that_failed_end_before_it() -> None:
 def test_events_about_ended_runs_call_for_nothing() -> None:
     t = Transcript(hear=frozenset({"save", "publish", "disarm", "ended"}))
     for event in (
-        t.committed("zz"), t.commit_failed("zz"), t.launched("zz"), e.LaunchFailed(0, "zz", 2, ""), t.exited("zz"),
-        t.emptied("zz"), e.Frozen(0, "zz"), t.surveyed("zz", zz=1), t.fired("zz", "grace"), e.ClientGone(0, 1),
+        t.committed("zz"), t.commit_failed("zz"), t.launched("zz"), e.LaunchFailed(0, "zz", 2, ""),
+        t.exited("zz"), t.emptied("zz"), e.Frozen(0, "zz"), t.surveyed("zz", zz=1),
+        t.fired("zz", "grace"), e.ClientGone(0, 1),
     ):  # fmt: skip
         t >> event
     t.quiet()
@@ -411,7 +490,9 @@ def test_own_subtree_only() -> None:
     sibling = t.start("sibling", inside(a))
     for target in (a, other, sibling):
         words = t.failed(t.stop(target, peer=inside(b)))
-        assert words == f"run {b} may not use 'stop' on run {target}: it is not in the subtree of {b}"
+        assert (
+            words == f"run {b} may not use 'stop' on run {target}: it is not in the subtree of {b}"
+        )
         assert t.failed(t.pause(target, peer=inside(b))) == words.replace("stop", "pause")
     # one that it may stop does not help with one that it may not
     assert "may not use 'stop'" in t.failed(t.stop(d, other, peer=inside(b)))
@@ -432,12 +513,18 @@ def test_allow_and_deny_narrow_and_are_inherited() -> None:
     a = t.start("a", deny=frozenset({"stop"}))
     b = t.start("b", inside(a), allow=frozenset({"stop", "spawn", "pause"}))
     d = t.start("d", inside(b))
-    assert t.failed(t.stop(d, peer=inside(b))) == f"run {b} was started without permission for 'stop' (--allow / --deny)"
+    assert (
+        t.failed(t.stop(d, peer=inside(b)))
+        == f"run {b} was started without permission for 'stop' (--allow / --deny)"
+    )
     assert "permission for 'resume'" in t.failed(t.resume(d, peer=inside(b)))
     t >> t.pause(d, peer=inside(d)) << f"freeze {d}" << f"arm {d} pause_max +86400"
     t.quiet()
     assert t.machine.why_refused(ANN, "stop", [a]) is None
-    assert t.machine.why_refused(inside(b), "config") == f"run {b} was started without permission for 'config' (--allow / --deny)"
+    assert (
+        t.machine.why_refused(inside(b), "config")
+        == f"run {b} was started without permission for 'config' (--allow / --deny)"
+    )
     assert t.machine.why_refused(inside("gone"), "list") is not None
 
 

@@ -1,7 +1,7 @@
 """Random walks with many live runs, which Hypothesis's short examples rarely reach.
 
-The same world and the same invariants; the steps are drawn by a seeded generator with weights that keep a few trees working
-near their limits. A walk that fails is repeated by its number.
+The same world and the same invariants; the steps are drawn by a seeded generator with weights that
+keep a few trees working near their limits. A walk that fails is repeated by its number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ from sfad.protocol.kinds import METERED_KINDS
 from sfad.protocol.types import Action, Limit, LimitKind, Role
 
 from .machine_model import BEFORE, Book, Crashed, World
-from .test_machine_stateful import ACTIONS, KERNELS, MAX_TIME, OFTEN, THRESHOLDS, MachineAgainstShell
+from .test_machine_stateful import (
+    ACTIONS,
+    KERNELS,
+    MAX_TIME,
+    OFTEN,
+    THRESHOLDS,
+    MachineAgainstShell,
+)
 from .transcript import ANN
 
 STEPS = 120
@@ -61,18 +68,21 @@ class Walk:
         self.shell = MachineAgainstShell()
         self.world = self.shell.world = World(
             Policy(
-                grace=2.0, kill_wait=1.0, max_time=MAX_TIME, pause_max=self.dice.choice([6.0, 86400.0]), approval_timeout=8.0,
-                result_wait=3.0, retry_delay=0.5, defaults=self.dice.choice([{}, {LimitKind.TIME: self.limit([LimitKind.TIME])}]),
+                grace=2.0, kill_wait=1.0, max_time=MAX_TIME,
+                pause_max=self.dice.choice([6.0, 86400.0]), approval_timeout=8.0, result_wait=3.0,
+                retry_delay=0.5,
+                defaults=self.dice.choice([{}, {LimitKind.TIME: self.limit([LimitKind.TIME])}]),
             )
         )  # fmt: skip
         self.steps: list[tuple[float, Any]] = [
-            (5, self.spawn), (4, self.commit), (0.3, self.fail_commit), (8, self.launched), (0.3, self.launch_failed),
-            (3, self.exited), (0.4, self.stop), (2, self.pause), (3, self.resume), (3, self.approve), (3, self.deny), (6, self.use),
-            (2, self.change_limits), (0.3, self.reload),
-            (6, self.report), (5, self.reserve), (4, self.settle), (1, self.level), (1.5, self.said), (0.4, self.tools),
-            (4, self.timer), (3, self.time), (3, self.emptied), (2, self.frozen), (1, self.surveyed), (0.5, self.budgets),
-            (0.01, self.drain), (0.6, self.crash), (0.3, self.re_execute), (2, self.shell.save_use), (0.2, self.client_gone),
-            (0.5, self.client_back),
+            (5, self.spawn), (4, self.commit), (0.3, self.fail_commit), (8, self.launched),
+            (0.3, self.launch_failed), (3, self.exited), (0.4, self.stop), (2, self.pause),
+            (3, self.resume), (3, self.approve), (3, self.deny), (6, self.use),
+            (2, self.change_limits), (0.3, self.reload), (6, self.report), (5, self.reserve),
+            (4, self.settle), (1, self.level), (1.5, self.said), (0.4, self.tools), (4, self.timer),
+            (3, self.time), (3, self.emptied), (2, self.frozen), (1, self.surveyed),
+            (0.5, self.budgets), (0.01, self.drain), (0.6, self.crash), (0.3, self.re_execute),
+            (2, self.shell.save_use), (0.2, self.client_gone), (0.5, self.client_back),
         ]  # fmt: skip
 
     def go(self, steps: int) -> None:
@@ -83,8 +93,12 @@ class Walk:
             step()
             self.done["used"] += len(self.world.noted)
             for command in self.world.batch:
-                name = command.event.type if isinstance(command, c.Publish) else type(command).__name__
-                self.done[f"{name} {command.event.limit_kind}" if isinstance(command, c.Publish) else name] += 1
+                name = (
+                    command.event.type if isinstance(command, c.Publish) else type(command).__name__
+                )
+                self.done[
+                    f"{name} {command.event.limit_kind}" if isinstance(command, c.Publish) else name
+                ] += 1
             for holds in INVARIANTS:
                 holds(self.shell)
 
@@ -92,12 +106,20 @@ class Walk:
 
     def limit(self, kinds: list[LimitKind]) -> Limit:
         kind = self.dice.choice(kinds)
-        action = self.dice.choice(EVERY_ACTION) if kind not in {LimitKind.OUTPUT, LimitKind.CPU} else None
+        action = (
+            self.dice.choice(EVERY_ACTION)
+            if kind not in {LimitKind.OUTPUT, LimitKind.CPU}
+            else None
+        )
         action = action if action is not Action.REFUSE or kind in METERED_KINDS else None
-        return Limit(kind=kind, threshold=self.dice.choice(THRESHOLDS[kind]), action=action, source="--limit")
+        return Limit(
+            kind=kind, threshold=self.dice.choice(THRESHOLDS[kind]), action=action, source="--limit"
+        )
 
     def limits(self) -> tuple[Limit, ...]:
-        return tuple(self.limit([*LimitKind, *OFTEN, *OFTEN]) for _ in range(self.dice.randrange(4)))
+        return tuple(
+            self.limit([*LimitKind, *OFTEN, *OFTEN]) for _ in range(self.dice.randrange(4))
+        )
 
     def book(self) -> Book | None:
         live = list(self.world.live.values())
@@ -105,7 +127,11 @@ class Walk:
 
     def waiting(self) -> Book | None:
         """Return a run, most often one that is held or paused."""
-        standing = [book for book in self.world.live.values() if book.run.held_by is not None or book.run.paused]
+        standing = [
+            book
+            for book in self.world.live.values()
+            if book.run.held_by is not None or book.run.paused
+        ]
         return self.dice.choice(standing) if standing and self.dice.random() < 0.9 else self.book()
 
     def peer(self) -> Peer:
@@ -133,9 +159,11 @@ class Walk:
         if inside and self.dice.random() < 0.6:
             peer = self.shell.inside(self.dice.choice(inside).id)
         asked = Asked(
-            ("claude",) if len(self.world.live) % 2 else ("x",), name=f"n{self.dice.randrange(50)}", limits=self.limits(),
-            attempts=self.dice.choice([1, 1, 3]), on_limit=self.dice.choice(EVERY_ACTION), grace=self.dice.choice([None, 0.0]),
-            blocked_tools=self.dice.choice([(), ("Bash",)]), tied_to=self.dice.choice([None, None, None, 1, 2]),
+            ("claude",) if len(self.world.live) % 2 else ("x",), name=f"n{self.dice.randrange(50)}",
+            limits=self.limits(), attempts=self.dice.choice([1, 1, 3]),
+            on_limit=self.dice.choice(EVERY_ACTION), grace=self.dice.choice([None, 0.0]),
+            blocked_tools=self.dice.choice([(), ("Bash",)]),
+            tied_to=self.dice.choice([None, None, None, 1, 2]),
         )  # fmt: skip
         if len(self.world.live) < 12:
             self.world.spawn(asked, peer)
@@ -169,25 +197,39 @@ class Walk:
 
     def pause(self) -> None:
         if (book := self.book()) is not None:
-            self.world.feed(e.PauseRequested(self.world.now, self.world.token(), self.peer(), book.run.id))
+            self.world.feed(
+                e.PauseRequested(self.world.now, self.world.token(), self.peer(), book.run.id)
+            )
 
     def resume(self) -> None:
         if (book := self.waiting()) is not None:
             limits = self.limits() if self.dice.random() < 0.5 else ()
-            self.world.more_room(e.ResumeRequested(self.world.now, self.world.token(), self.peer(), book.run.id, limits))
+            self.world.more_room(
+                e.ResumeRequested(
+                    self.world.now, self.world.token(), self.peer(), book.run.id, limits
+                )
+            )
 
     def approve(self) -> None:
         if (book := self.waiting()) is not None:
             limits = self.limits() if self.dice.random() < 0.5 else ()
-            self.world.more_room(e.ApproveRequested(self.world.now, self.world.token(), self.peer(), book.run.id, limits))
+            self.world.more_room(
+                e.ApproveRequested(
+                    self.world.now, self.world.token(), self.peer(), book.run.id, limits
+                )
+            )
 
     def deny(self) -> None:
         if (book := self.waiting()) is not None:
-            self.world.feed(e.DenyRequested(self.world.now, self.world.token(), self.peer(), book.run.id))
+            self.world.feed(
+                e.DenyRequested(self.world.now, self.world.token(), self.peer(), book.run.id)
+            )
 
     def change_limits(self) -> None:
         if (book := self.waiting()) is not None:
-            event = e.LimitRequested(self.world.now, self.world.token(), self.peer(), book.run.id, self.limits())
+            event = e.LimitRequested(
+                self.world.now, self.world.token(), self.peer(), book.run.id, self.limits()
+            )
             self.world.more_room(event)
 
     def reload(self) -> None:
@@ -206,18 +248,24 @@ class Walk:
         if (book := self.book()) is not None:
             role: Role | None = self.dice.choice([None, "planning", "execution"])
             cost = self.dice.choice([None, 62_500_000, 250_000_000, NANOS])
-            self.world.reserve(book, self.peer(), OpenReservation("m", self.dice.choice([0, 2, 8]), 1, cost, role))
+            self.world.reserve(
+                book, self.peer(), OpenReservation("m", self.dice.choice([0, 2, 8]), 1, cost, role)
+            )
 
     def settle(self) -> None:
         if self.world.reservations:
-            self.world.settle(self.dice.choice(list(self.world.reservations)[-8:]), self.peer(), self.amounts())
+            self.world.settle(
+                self.dice.choice(list(self.world.reservations)[-8:]), self.peer(), self.amounts()
+            )
 
     def level(self) -> None:
         if self.world.boxes:
             book = self.world.books[self.dice.choice(list(self.world.boxes))]
             kind = self.dice.choice(KERNELS)
             level = self.dice.choice([0.5, 0.9, 1, 2]) * THRESHOLDS[kind][0]
-            self.world.feed(e.LevelSeen(self.world.now, book.run.id, kind, level, self.dice.random() < 0.1))
+            self.world.feed(
+                e.LevelSeen(self.world.now, book.run.id, kind, level, self.dice.random() < 0.1)
+            )
 
     def said(self) -> None:
         if self.world.boxes:
@@ -227,7 +275,11 @@ class Walk:
 
     def tools(self) -> None:
         if self.world.boxes:
-            self.world.feed(e.ToolsCalled(self.world.now, self.dice.choice(list(self.world.boxes)), ("Read", "Bash")))
+            self.world.feed(
+                e.ToolsCalled(
+                    self.world.now, self.dice.choice(list(self.world.boxes)), ("Read", "Bash")
+                )
+            )
 
     def timer(self) -> None:
         if self.world.timers:
@@ -257,7 +309,9 @@ class Walk:
 
     def budgets(self) -> None:
         self.shell.learn(
-            self.dice.choice([NANOS, 4 * NANOS, 64 * NANOS]), team=self.dice.random() < 0.5, renewed=self.dice.random() < 0.5
+            self.dice.choice([NANOS, 4 * NANOS, 64 * NANOS]),
+            team=self.dice.random() < 0.5,
+            renewed=self.dice.random() < 0.5,
         )
 
     def drain(self) -> None:
@@ -274,7 +328,11 @@ class Walk:
     def crash(self) -> None:
         """Kill the daemon, most often while it applies commands."""
         dice = self.dice
-        others = [(weight, step) for weight, step in self.steps if step not in {self.crash, self.re_execute}]
+        others = [
+            (weight, step)
+            for weight, step in self.steps
+            if step not in {self.crash, self.re_execute}
+        ]
         self.world.crash_after = dice.choice([BEFORE, 0, 0, 1, 2, 3, 5, 8])
         with suppress(Crashed):
             dice.choices([step for _, step in others], [weight for weight, _ in others])[0]()
@@ -309,9 +367,23 @@ def test_walks() -> None:
             error.add_note(f"in walk {number}")
             raise
     # they were worth walking
-    for met in ("increase_requested", "increase_approved", "increase_denied", "run_paused", "run_resumed", "run_timeout"):
+    for met in (
+        "increase_requested",
+        "increase_approved",
+        "increase_denied",
+        "run_paused",
+        "run_resumed",
+        "run_timeout",
+    ):
         assert sum(count for name, count in done.items() if name.startswith(met)) > 0, met
-    for met in ("Rebound", "Charge", "used", "limit_exceeded cost", "limit_exceeded turns", "limit_exceeded time"):
+    for met in (
+        "Rebound",
+        "Charge",
+        "used",
+        "limit_exceeded cost",
+        "limit_exceeded turns",
+        "limit_exceeded time",
+    ):
         assert done[met] > 5, met
 
 
@@ -401,24 +473,40 @@ def _may_happen(world: World, book: Book) -> dict[str, Callable[[], object]]:
     if world.uncommitted:
         more["commit fails"] = lambda: world.fail_commit(1)
     if book.ancestors:
-        more["resume the tree"] = lambda: world.more_room(e.ResumeRequested(world.now, world.token(), ANN, top()))
+        more["resume the tree"] = lambda: world.more_room(
+            e.ResumeRequested(world.now, world.token(), ANN, top())
+        )
     return more | {
         "approve": lambda: world.more_room(e.ApproveRequested(world.now, world.token(), ANN, run)),
-        "approve with room": lambda: world.more_room(e.ApproveRequested(world.now, world.token(), ANN, run, _MORE)),
+        "approve with room": lambda: world.more_room(
+            e.ApproveRequested(world.now, world.token(), ANN, run, _MORE)
+        ),
         "deny": lambda: world.feed(e.DenyRequested(world.now, world.token(), ANN, run)),
         "resume": lambda: world.more_room(e.ResumeRequested(world.now, world.token(), ANN, run)),
-        "pause the tree": lambda: world.feed(e.PauseRequested(world.now, world.token(), ANN, top())),
+        "pause the tree": lambda: world.feed(
+            e.PauseRequested(world.now, world.token(), ANN, top())
+        ),
         "stop": lambda: world.feed(e.StopRequested(world.now, world.token(), ANN, (run,))),
         "exit": exited,
         "launcher": launcher,
         "use that pauses": lambda: world.used(book, "stream", Use(turns=12, cost=2_000_000_000)),
-        "use that terminates": lambda: world.used(book, "stream", Use(turns=12, cost=2_000_000_000, input_tokens=11)),
-        "timer": lambda: world.advance(max(0.0, min(world.timers.values(), default=world.now) - world.now)),
+        "use that terminates": lambda: world.used(
+            book, "stream", Use(turns=12, cost=2_000_000_000, input_tokens=11)
+        ),
+        "timer": lambda: world.advance(
+            max(0.0, min(world.timers.values(), default=world.now) - world.now)
+        ),
         "drain": lambda: world.feed(e.DrainRequested(world.now)),
     }
 
 
-_SCENES = [_held_running, _held_retrying, _held_starting, _held_before_its_commit, _held_under_a_frozen_parent]
+_SCENES = [
+    _held_running,
+    _held_retrying,
+    _held_starting,
+    _held_before_its_commit,
+    _held_under_a_frozen_parent,
+]
 
 
 @pytest.mark.parametrize("scene", _SCENES, ids=lambda scene: scene.__name__.strip("_"))
@@ -433,7 +521,8 @@ def test_every_order_of_three(scene: Callable[[World], Book]) -> None:
         try:
             for done, name in enumerate(order, start=1):
                 _may_happen(world, book).get(name, bool)()
-                if order[:done] != seen[:done]:  # the order before this one has shown what it has in common with this one
+                # the order before this one has shown what it has in common with this one
+                if order[:done] != seen[:done]:
                     for holds in INVARIANTS[2:]:
                         holds(shell)
             seen = order

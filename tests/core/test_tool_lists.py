@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from sfad.core.state.policy import Invalid
 from sfad.core.state.request import ToolLists, name_of, narrowed
 
-NAMES = st.lists(st.sampled_from(["Read", "Bash", "Bash(git:*)", "Bash(ls:*)", "Edit"]), max_size=3, unique=True).map(tuple)
+NAMES = st.lists(
+    st.sampled_from(["Read", "Bash", "Bash(git:*)", "Bash(ls:*)", "Edit"]), max_size=3, unique=True
+).map(tuple)
 LISTS = st.builds(ToolLists, NAMES, NAMES)
 
 
@@ -26,12 +28,17 @@ def test_a_child_may_use_no_more_than_either_allows(above: ToolLists, own: ToolL
     except Invalid:
         assert above.allowed
         assert own.allowed
-        assert not any(allows(above._replace(blocked=()), tool) and allows(own._replace(blocked=()), tool) for tool in own.allowed)
+        assert not any(
+            allows(above._replace(blocked=()), tool) and allows(own._replace(blocked=()), tool)
+            for tool in own.allowed
+        )
         return
     assert bool(found.allowed) == bool(above.allowed or own.allowed), "no list would allow all"
     for tool in ("Read", "Bash", "Bash(git:*)", "Bash(ls:*)", "Edit", "Write"):
         assert not allows(found, tool) or (allows(above, tool) and allows(own, tool)), tool
-    assert narrowed(found, above, "run a1") == found, "a request that is recalled and started again keeps its lists"
+    assert narrowed(found, above, "run a1") == found, (
+        "a request that is recalled and started again keeps its lists"
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,16 @@ from .transcript import Transcript, bound, inside
 MAIN = 10
 
 
-def seen(pid: int = 30, *above: str | None, program: str = "claude", **facts: Any) -> e.AgentProcess:
+def seen(
+    pid: int = 30, *above: str | None, program: str = "claude", **facts: Any
+) -> e.AgentProcess:
     """A process whose ancestors execute these programs, the last being the run's main process."""
-    line = tuple(zip(range(pid - 1, 0, -1), above[:-1], strict=False)) + tuple((MAIN, last) for last in above[-1:])
-    return e.AgentProcess(pid, 7, program, "claude -p x", line, **({"below_main": bool(above)} | facts))
+    line = tuple(zip(range(pid - 1, 0, -1), above[:-1], strict=False)) + tuple(
+        (MAIN, last) for last in above[-1:]
+    )
+    return e.AgentProcess(
+        pid, 7, program, "claude -p x", line, **({"below_main": bool(above)} | facts)
+    )
 
 
 def counted(t: Transcript, run: str, process: e.AgentProcess) -> bool:
@@ -91,14 +97,18 @@ def test_nothing_is_counted(when: str) -> None:
 def test_a_warning_tells_program_process_command_and_depth() -> None:
     t = Transcript(program_profile=False)
     _, b = t.chain("a", "b")
-    events = [event for process in (seen(20), seen(30, None, None)) if (event := told(t, b, process))]
+    events = [
+        event for process in (seen(20), seen(30, None, None)) if (event := told(t, b, process))
+    ]
     first, second = events
     assert (first.severity, first.action, first.program, first.pid, first.command, first.depth) == (
         "medium", "warn", "claude", 20, "claude -p x", 2,
     )  # fmt: skip
     assert first.message == (
-        "'claude' (process 20) was started within run a2 ('b') without asking the daemon: claude -p x; it counts as a "
-        "descendant (1 of 64); to have it ask: sfactl shim install claude, or start it with sfactl run"
+        "'claude' (process 20) was started within run a2 ('b') without asking the daemon: claude "
+        "-p x; it counts as a "
+        "descendant (1 of 64); to have it ask: sfactl shim install claude, or start it with "
+        "sfactl run"
     )
     nested = seen(30)._replace(above=((29, None), (20, "claude"), (MAIN, None)))
     assert second.depth == 2
@@ -109,20 +119,31 @@ def test_a_warning_tells_program_process_command_and_depth() -> None:
 def told(t: Transcript, run: str, process: e.AgentProcess) -> Event | None:
     """Return the event that follows."""
     commands = t.machine.handle(e.AgentSeen(t.at, run, process)).commands
-    return next((command.event for command in commands if command.__class__.__name__ == "Publish"), None)  # type: ignore[union-attr]
+    return next(
+        (command.event for command in commands if command.__class__.__name__ == "Publish"), None
+    )  # type: ignore[union-attr]
 
 
 def test_terminate_ends_the_run_with_the_reason() -> None:
     t = Transcript(program_profile=False, unadmitted="terminate", hear=frozenset({"publish"}))
     a = t.start("a")
-    t >> e.AgentSeen(t.at, a, seen()) << "publish unadmitted a1" << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    (
+        t
+        >> e.AgentSeen(t.at, a, seen())
+        << "publish unadmitted a1"
+        << "terminate a1 SIGTERM"
+        << "arm a1 grace +5"
+    )
     run = t.run(a)
     (t >> t.exited(a, 0)).skip()
     assert run.status is Status.FAILED
     reason = t.reasons[a]
     assert reason is not None
     assert (reason.kind, reason.limit_kind) == ("limit", "unadmitted")
-    assert 'it counts as a descendant (1 of 64); guard.unadmitted = "terminate" ends the run; to have it ask: ' in reason.message
+    assert (
+        'it counts as a descendant (1 of 64); guard.unadmitted = "terminate" ends the run; to '
+        "have it ask: "
+    ) in reason.message
 
 
 def test_a_bomb_is_counted_and_told_a_few_times() -> None:
@@ -150,7 +171,9 @@ def test_each_process_counts_once_for_each_run_above_it(times: list[tuple[int, i
         assert t.run(run).admitted == sum(expected[at:]) + 2 - at
 
 
-def test_its_session_is_read_and_again_by_the_next_daemon_but_not_that_of_the_runs_own_program() -> None:
+def test_its_session_is_read_and_again_by_the_next_daemon_but_not_that_of_the_runs_own_program() -> (
+    None
+):
     t = Transcript(program_profile=False, hear=frozenset({"meter"}))
     a = t.start("a", argv=("claude",))
     for _ in range(2):

@@ -44,7 +44,8 @@ def test_a_program_that_was_seen_widens_its_root_once() -> None:
     assert t.run(a).deadline == 1800
     (told,) = [event for event in t.published if event.type == "limits_widened"]
     assert told.message == (
-        "'claude' starts in it, so it has the profile coding-agent: time 2m → 30m, turns 25 → 100, cost 1.00 USD → 5.00 USD; "
+        "'claude' starts in it, so it has the profile coding-agent: time 2m → 30m, turns 25 → "
+        "100, cost 1.00 USD → 5.00 USD; "
         "to set limits yourself: --timeout, --limit"
     )
     t >> e.AgentSeen(t.at, a, seen(31))
@@ -69,7 +70,9 @@ def test_a_program_deep_in_the_tree_widens_each_run_above_it() -> None:
     c = part(t, b, "inner")
     (t >> e.AgentSeen(t.at, c, seen())).skip()
     assert (of(t, a), of(t, b), of(t, c), of(t, beside)) == (PROFILE, PROFILE, PROFILE, DEFAULTS)
-    assert [event for event in t.events if "widened" in event] == [f"limits_widened {run}" for run in (a, b, c)]
+    assert [event for event in t.events if "widened" in event] == [
+        f"limits_widened {run}" for run in (a, b, c)
+    ]
     d = t.start("claude", inside(beside), argv=("claude",), agent_program=True)
     assert (of(t, beside), of(t, d)) == (PROFILE, PROFILE)
 
@@ -80,7 +83,11 @@ def test_a_typed_limit_in_between_stays_and_bounds_what_is_below() -> None:
     b = part(t, a, limits=limits("turns=20"))
     c = part(t, b, "inner")
     (t >> e.AgentSeen(t.at, c, seen())).skip()
-    assert (of(t, a), of(t, b), of(t, c)) == (PROFILE, DEFAULTS | {"turns": 20}, PROFILE | {"turns": 20})
+    assert (of(t, a), of(t, b), of(t, c)) == (
+        PROFILE,
+        DEFAULTS | {"turns": 20},
+        PROFILE | {"turns": 20},
+    )
 
 
 def test_a_part_of_a_root_with_typed_limits_is_widened_alone() -> None:
@@ -145,7 +152,10 @@ def test_the_action_of_on_limit_stays() -> None:
     t = Transcript()
     a = night(t, on_limit=Action.PAUSE)
     (t >> e.AgentSeen(t.at, a, seen())).skip()
-    assert (of(t, a), {t.run(a).limits[LimitKind(kind)].action for kind in PROFILE}) == (PROFILE, {Action.PAUSE})
+    assert (of(t, a), {t.run(a).limits[LimitKind(kind)].action for kind in PROFILE}) == (
+        PROFILE,
+        {Action.PAUSE},
+    )
 
 
 def test_program_profile_off_keeps_the_defaults() -> None:

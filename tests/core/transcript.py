@@ -1,7 +1,9 @@
-"""Transcripts: `t >> event` happened, `t << "command"` is what it called for, in order, nothing more and nothing less.
+"""Transcripts: `t >> event` happened, `t << "command"` is what it called for, in order, nothing
+more and nothing less.
 
-Commands are written as one line each (`show`). What every step does anyway (Record, Publish, Disarm) is left out
-unless a test asks for it; `Ended` too, since it always stands beside the end. That whatever changes is kept is looked at each time.
+Commands are written as one line each (`show`). What every step does anyway (Record, Publish,
+Disarm) is left out unless a test asks for it; `Ended` too, since it always stands beside the end.
+That whatever changes is kept is looked at each time.
 """
 
 from __future__ import annotations
@@ -74,32 +76,56 @@ def limits(words: str, source: str = "--limit") -> tuple[Limit, ...]:
 def _limit(word: str, source: str) -> Limit:
     kind, _, rest = word.partition("=")
     threshold, _, action = rest.partition(":")
-    return Limit(kind=LimitKind(kind), threshold=float(threshold), action=Action(action) if action else None, source=source)
+    return Limit(
+        kind=LimitKind(kind),
+        threshold=float(threshold),
+        action=Action(action) if action else None,
+        source=source,
+    )
 
 
 def use(**amounts: Any) -> Use:
     """What a source tells, with costs in USD."""
-    return Use(**{name: to_nanos(amount) if name in COSTS else amount for name, amount in amounts.items()})
+    return Use(
+        **{name: to_nanos(amount) if name in COSTS else amount for name, amount in amounts.items()}
+    )
 
 
-def purse(usd: float, *members: str, team: str = "", charged: float = 0.0, begins: str = "today") -> Budget:
+def purse(
+    usd: float, *members: str, team: str = "", charged: float = 0.0, begins: str = "today"
+) -> Budget:
     """A money budget of a user, or of a team."""
     scope: Literal["user", "team"] = "team" if team else "user"
     who = frozenset(members)
-    return Budget(scope, team or members[0], to_nanos(usd), who, begins=begins, renews="midnight", charged=to_nanos(charged))
+    return Budget(
+        scope,
+        team or members[0],
+        to_nanos(usd),
+        who,
+        begins=begins,
+        renews="midnight",
+        charged=to_nanos(charged),
+    )
 
 
 def at_once(run: Run) -> dict[str, Any]:
-    """Return what must be saved of it at once: not its use, which the model checks (`check_account`)."""
+    """Return what must be saved of it at once: not its use, which the model checks
+    (`check_account`)."""
     state: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(run, enc_hook=to_saved))
     del state["counted_cost"]
-    return state | {"account": {part: state["account"][part] for part in ("reservations", "reserved_by_agent", "ended")}}
+    return state | {
+        "account": {
+            part: state["account"][part] for part in ("reservations", "reserved_by_agent", "ended")
+        }
+    }
 
 
 class Transcript:
     """A machine whose commands are expected one by one."""
 
-    def __init__(self, policy: Policy | None = None, *, hear: frozenset[str] = frozenset(), **numbers: Any) -> None:
+    def __init__(
+        self, policy: Policy | None = None, *, hear: frozenset[str] = frozenset(), **numbers: Any
+    ) -> None:
         self.machine = Machine(policy or Policy(**numbers))
         self.at = 0.0
         self.answers: dict[int, c.Answer] = {}
@@ -115,7 +141,8 @@ class Transcript:
         self.published: list[Event] = []
         self.reasons: dict[RunId, Reason | None] = {}
         self.alerts: list[c.Command] = []
-        """Commands of alerts, which stand beside those of the other components; test_alerts has them."""
+        """Commands of alerts, which stand beside those of the other components; test_alerts has
+        them."""
         self.calls: list[CallInfo] = []
         """Those that are recorded."""
         self._quiet = NOISE - hear
@@ -188,7 +215,9 @@ class Transcript:
                     told = f"{whose} {event.limit_kind} {event.used:g}/{event.threshold:g}"
                     self.said.append(f"{LIMIT_EVENTS[event.type]} {told}")
             case c.Charge(scope, name, nanos):
-                self.charged[f"{scope} {name}"] = to_usd(to_nanos(self.charged.get(f"{scope} {name}", 0.0)) + nanos)
+                self.charged[f"{scope} {name}"] = to_usd(
+                    to_nanos(self.charged.get(f"{scope} {name}", 0.0)) + nanos
+                )
             case c.RecordCall(call):
                 self.calls.append(call)
             case c.Retire(run):
@@ -208,9 +237,16 @@ class Transcript:
         timeout = asked.pop("timeout", None)
         if timeout is not None:
             bounds = (*bounds, timeout)
-        return e.SpawnRequested(self.at, self.token(), peer, Asked(**{"argv": ("x",), "name": name, "limits": bounds} | asked))
+        return e.SpawnRequested(
+            self.at,
+            self.token(),
+            peer,
+            Asked(**{"argv": ("x",), "name": name, "limits": bounds} | asked),
+        )
 
-    def stop(self, *runs: RunId, peer: Peer = ANN, grace: float | None = None, signal: int = 15) -> e.StopRequested:
+    def stop(
+        self, *runs: RunId, peer: Peer = ANN, grace: float | None = None, signal: int = 15
+    ) -> e.StopRequested:
         """A peer stops runs."""
         return e.StopRequested(self.at, self.token(), peer, runs, signal, grace)
 
@@ -247,23 +283,33 @@ class Transcript:
         return e.ReportRequested(self.at, self.token(), peer, run, use(**more))
 
     def reserve(
-        self, run: RunId, cost: float | None = None, tokens: int = 0, *, peer: Peer = ANN, role: Role | None = None
+        self,
+        run: RunId,
+        cost: float | None = None,
+        tokens: int = 0,
+        *,
+        peer: Peer = ANN,
+        role: Role | None = None,
     ) -> e.ReserveRequested:
         """A peer reserves an amount."""
-        return e.ReserveRequested(self.at, self.token(), peer, run, OpenReservation("m", tokens, 0, to_nanos(cost), role))
+        return e.ReserveRequested(
+            self.at, self.token(), peer, run, OpenReservation("m", tokens, 0, to_nanos(cost), role)
+        )
 
     def settle(self, reservation: str, peer: Peer = ANN, **used: Any) -> e.SettleRequested:
         """A peer settles a reservation."""
         return e.SettleRequested(self.at, self.token(), peer, reservation, use(**used))
 
     def call(
-        self, run: RunId, output: int = 20_000, *, least: int = 4096, tokens: int = 1000, priced: bool = True, choices: int = 1,
-        model: str = "m", more: int = 0, api: str = "", login: str = "",
+        self, run: RunId, output: int = 20_000, *, least: int = 4096, tokens: int = 1000,
+        priced: bool = True, choices: int = 1, model: str = "m", more: int = 0, api: str = "",
+        login: str = "",
     ) -> e.CallAsked:  # fmt: skip
-        """The gateway asks for a call, at 3 USD for a million tokens of input and 15 of output. `more`: input it may have, too."""
+        """The gateway asks for a call, at 3 USD for a million tokens of input and 15 of output.
+        `more`: input it may have, too."""
         asked = AdmitCall(
-            id=0, run=run, model=model, input_tokens=tokens, more_input=more, max_output=output, choices=choices,
-            upstream="anthropic", api=api, login=login,
+            id=0, run=run, model=model, input_tokens=tokens, more_input=more, max_output=output,
+            choices=choices, upstream="anthropic", api=api, login=login,
         )  # fmt: skip
         price = e.CallPrice(tokens * 3000 if priced else None, 15_000, more * 3000)
         time = NOON + timedelta(seconds=self.at) if api else NOON
@@ -271,10 +317,17 @@ class Transcript:
 
     def call_ended(self, name: str, used: Use = NOTHING, **how: Any) -> e.CallSettled:
         """A call has ended so."""
-        return e.CallSettled(self.at, EndCall(id=0, run=name.partition("-")[0], reservation=name, model="m", **how), used)
+        return e.CallSettled(
+            self.at,
+            EndCall(id=0, run=name.partition("-")[0], reservation=name, model="m", **how),
+            used,
+        )
 
-    def called(self, name: str, tools: str = "", *, cut: bool = False, **used: Any) -> e.CallSettled:
-        """A call has ended, having used this. `tools`: that its reply asks for, as `name/arguments`."""
+    def called(
+        self, name: str, tools: str = "", *, cut: bool = False, **used: Any
+    ) -> e.CallSettled:
+        """A call has ended, having used this. `tools`: that its reply asks for, as
+        `name/arguments`."""
         asked_for = [(tool.partition("/")[0], tool.partition("/")[2]) for tool in tools.split()]
         return self.call_ended(name, use(messages=1, **used), cut=cut, tools=asked_for)
 
@@ -283,7 +336,12 @@ class Transcript:
         return e.LevelSeen(self.at, run, LimitKind(kind), level, refused)
 
     def said_by_agent(
-        self, run: RunId, *, finished: bool = False, failed: str | None = None, trouble: ApiTrouble | None = None
+        self,
+        run: RunId,
+        *,
+        finished: bool = False,
+        failed: str | None = None,
+        trouble: ApiTrouble | None = None,
     ) -> e.AgentSaid:
         """The agent prints its state."""
         return e.AgentSaid(self.at, run, finished, failed, trouble)
@@ -304,7 +362,9 @@ class Transcript:
         """The command is executed."""
         return e.LaunchSucceeded(self.at, run, 77)
 
-    def exited(self, run: RunId, code: int | None = 0, *, signal: int | None = None, empty: bool = True) -> e.MainExited:
+    def exited(
+        self, run: RunId, code: int | None = 0, *, signal: int | None = None, empty: bool = True
+    ) -> e.MainExited:
         """The main process was reaped."""
         return e.MainExited(self.at, run, code, signal, empty)
 
@@ -318,7 +378,9 @@ class Transcript:
 
     def surveyed(self, run: RunId, **alive: int) -> e.Surveyed:
         """Answer a survey: these are alive, as run=pid."""
-        return e.Surveyed(self.at, run, tuple(Survivor(pid=p, run_id=r, why="state D") for r, p in alive.items()))
+        return e.Surveyed(
+            self.at, run, tuple(Survivor(pid=p, run_id=r, why="state D") for r, p in alive.items())
+        )
 
     # ---- whole scenes
 
@@ -390,7 +452,9 @@ class Transcript:
         """Start a root, and below each run the next; return their ids."""
         runs: list[RunId] = []
         for name in names:
-            runs.append(self.start(name, inside(runs[-1]) if runs else ANN, **({} if runs else asked)))
+            runs.append(
+                self.start(name, inside(runs[-1]) if runs else ANN, **({} if runs else asked))
+            )
         return runs
 
     def refused(self, name: str, peer: Peer = ANN, **asked: Any) -> Refusal:
@@ -477,11 +541,19 @@ def _answer(answer: c.Answer) -> str:
             alive = [f"{s.run_id}:{s.pid}" for s in survivors]
             return f"StopDone {' '.join((*stopped, *alive))}".rstrip()
         case c.ReserveAnswer(run, reservation, refusal):
-            return f"Reserved {reservation}" if refusal is None else f"NotReserved {refusal.whose} {refusal.limit_kind}"
+            return (
+                f"Reserved {reservation}"
+                if refusal is None
+                else f"NotReserved {refusal.whose} {refusal.limit_kind}"
+            )
         case Allowances():
             return f"Gave {' '.join(f'{each.usd:g}' for each in answer.allowances)}"
         case CallDecision():
             lowered = "" if answer.max_output is None else f" lowered to {answer.max_output}"
-            return f"Called {answer.reservation}{lowered}" if answer.refused is None else f"NotCalled {answer.refused}"
+            return (
+                f"Called {answer.reservation}{lowered}"
+                if answer.refused is None
+                else f"NotCalled {answer.refused}"
+            )
         case c.ErrorAnswer(code, _):
             return f"Failed {code}"

@@ -1,4 +1,5 @@
-"""`python -m tests.crash`: the daemon dies at each effect in turn. One line a point, and a summary."""
+"""`python -m tests.crash`: the daemon dies at each effect in turn. One line a point, and a
+summary."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from tests import surroundings
 from .point import KINDS, MODES, Outcome, Point, crash
 
 AFTER_RECOVERY = 12
-"""Effects after it serves again of which each is tried: those are the scenario's, which is tried by itself."""
+"""Effects after it serves again of which each is tried: those are the scenario's, which is tried by
+itself."""
 
 
 def attempt(root: Path, point: Point) -> Outcome:
@@ -74,7 +76,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
     parser.add_argument("--mode", choices=MODES, action="append", help="both, if it is not said")
     parser.add_argument("--kind", choices=KINDS, action="append", help="all, if it is not said")
-    parser.add_argument("--from", dest="first", type=int, default=1, metavar="N", help="the first effect")
+    parser.add_argument(
+        "--from", dest="first", type=int, default=1, metavar="N", help="the first effect"
+    )
     parser.add_argument("--every", type=int, default=1, metavar="K", help="only each K-th effect")
     parser.add_argument("--jobs", type=int, default=2, help="points at a time")
     options = parser.parse_args()
@@ -85,11 +89,16 @@ def main() -> int:
     failed: list[Outcome] = []
     for mode in options.mode or MODES:
         for kind in options.kind or KINDS:
-            for outcome in outcomes(root, Series(kind, mode, options.first, options.every), options.jobs):
+            for outcome in outcomes(
+                root, Series(kind, mode, options.first, options.every), options.jobs
+            ):
                 print(outcome, flush=True)
                 effects.update([outcome.effect] if outcome.effect else [])
                 failed += [outcome] if outcome.wrong else []
-    print(f"\n{sum(effects.values())} deaths in {time.monotonic() - began:.0f} s, {len(failed)} broke a promise")
+    print(
+        f"\n{sum(effects.values())} deaths in {time.monotonic() - began:.0f} s, {len(failed)} "
+        "broke a promise"
+    )
     print(", ".join(f"{what} {times}" for what, times in effects.most_common()))
     for outcome in failed:
         print(f"broken: {outcome.point} at {outcome.effect!r}")

@@ -1,4 +1,5 @@
-"""One crash: the scenario with a daemon that dies at one effect, and everything that must be true afterwards."""
+"""One crash: the scenario with a daemon that dies at one effect, and everything that must be true
+afterwards."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ from .victim import Agents, Victim
 
 MODES = ("cgroup", "tags")
 KINDS = ("scenario", "recovery", "reexec")
-"""`recovery`: the daemon is killed in the middle of everything, and it is the next one that dies at an effect. `reexec`: effects
-are counted from the moment on at which the daemon re-executes itself."""
+"""`recovery`: the daemon is killed in the middle of everything, and it is the next one that dies at
+an effect. `reexec`: effects are counted from the moment on at which the daemon re-executes
+itself."""
 
 TIME = 90.0
 """Seconds that a point takes at most."""
@@ -60,9 +62,16 @@ class Outcome:
 
     def __str__(self) -> str:
         point = self.point
-        died = f"died at {self.effect!r}{'' if self.serving else ' before it served'}" if self.effect else "no such effect"
+        died = (
+            f"died at {self.effect!r}{'' if self.serving else ' before it served'}"
+            if self.effect
+            else "no such effect"
+        )
         told = "".join(f"\n    {line}" for line in self.wrong)
-        return f"{point.mode} {point.kind} {point.number}: {died}, back after {self.down:.1f} s: {'WRONG' if told else 'ok'}{told}"
+        return (
+            f"{point.mode} {point.kind} {point.number}: {died}, back after {self.down:.1f} s: "
+            f"{'WRONG' if told else 'ok'}{told}"
+        )
 
 
 class _Play:
@@ -75,7 +84,9 @@ class _Play:
         first = "" if point.kind == "recovery" else point.crash_at
         self.until = time.monotonic() + TIME
         self.provider = provider
-        self.daemon = Victim(directory, config=CONFIG.format(url=provider.url), mode=point.mode, crash_at=first)
+        self.daemon = Victim(
+            directory, config=CONFIG.format(url=provider.url), mode=point.mode, crash_at=first
+        )
         self.acknowledged: set[str] = set()
         self.finals: dict[str, RunInfo] = {}
 
@@ -103,7 +114,9 @@ class _Play:
         if interrupt:
             self._interrupt()
         while scenario.going_on:
-            assert time.monotonic() < self.until, f"the scenario is not over after {TIME:g} s: {scenario.wrong}"
+            assert time.monotonic() < self.until, (
+                f"the scenario is not over after {TIME:g} s: {scenario.wrong}"
+            )
             if self._look_after():
                 self._check_present(scenario)
             time.sleep(0.01)
@@ -115,7 +128,9 @@ class _Play:
         """In the middle of everything."""
         with suppress(AssertionError):
             wait_until(
-                lambda: self._look_after() or len(self.agents.read().runs) >= len(RENEWED) - 1, "agents have begun", seconds=5
+                lambda: self._look_after() or len(self.agents.read().runs) >= len(RENEWED) - 1,
+                "agents have begun",
+                seconds=5,
             )
         self._look_after()
         if self.point.kind == "reexec":
@@ -139,7 +154,9 @@ class _Play:
     def _check_present(self, scenario: Scenario) -> None:
         known = self.acknowledged | scenario.book.acknowledged
         with self.daemon.client() as client:
-            self.outcome.wrong += promises.settle(lambda: promises.present(client, self.daemon, known, self.agents.read))
+            self.outcome.wrong += promises.settle(
+                lambda: promises.present(client, self.daemon, known, self.agents.read)
+            )
 
     def _check_end(self, *, stopped: bool) -> None:
         outcome, daemon = self.outcome, self.daemon
@@ -147,7 +164,11 @@ class _Play:
         if stopped:
             with daemon.client() as client:
                 shown = promises.all_runs(client)
-            outcome.wrong += [f"{run} was acknowledged and is not listed" for run in self.acknowledged if run not in shown]
+            outcome.wrong += [
+                f"{run} was acknowledged and is not listed"
+                for run in self.acknowledged
+                if run not in shown
+            ]
             outcome.wrong += promises.history(shown, self.agents.read(), self.finals)
             outcome.wrong += promises.charged(shown, self.provider)
         else:

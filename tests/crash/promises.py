@@ -1,4 +1,5 @@
-"""What is promised whatever happens to the daemon, looked for from outside. Every check returns what is wrong, a line each."""
+"""What is promised whatever happens to the daemon, looked for from outside. Every check returns
+what is wrong, a line each."""
 
 from __future__ import annotations
 
@@ -27,15 +28,18 @@ from tests.leaks import cgroups
 from .victim import Diary
 
 SETTLED = 8.0
-"""Seconds that what is shown may take to follow what is: another process reaps adopted processes, and the machine may be loaded."""
+"""Seconds that what is shown may take to follow what is: another process reaps adopted processes,
+and the machine may be loaded."""
 
 _TRUE = frozenset({Status.COMPLETED, Status.FAILED, Status.LOST})
 
 
 def settle(check: Callable[[], list[str]], seconds: float = SETTLED) -> list[str]:
-    """What is wrong at every look: no look is of one moment, and what it shows as alive may end before it is looked at."""
+    """What is wrong at every look: no look is of one moment, and what it shows as alive may end
+    before it is looked at."""
     wrong = check()
-    until = time.monotonic() + seconds  # the first look may have waited for a daemon, and tell what the one before said
+    # the first look may have waited for a daemon, and tell what the one before said
+    until = time.monotonic() + seconds
     while wrong and time.monotonic() < until:
         time.sleep(0.05)
         found = set(check())
@@ -55,14 +59,24 @@ def all_runs(client: Client) -> dict[RunId, RunInfo]:
         before = page.next
 
 
-def present(client: Client, daemon: Daemon, acknowledged: Collection[RunId], read: Callable[[], Diary]) -> list[str]:
+def present(
+    client: Client, daemon: Daemon, acknowledged: Collection[RunId], read: Callable[[], Diary]
+) -> list[str]:
     """Of what is alive: all of it is a live run's, and every live run is what it is shown to be."""
     members = _carriers(daemon)
     shown = all_runs(client)
-    wrong = [f"{run} was acknowledged and is not listed" for run in acknowledged if run not in shown]
+    wrong = [
+        f"{run} was acknowledged and is not listed" for run in acknowledged if run not in shown
+    ]
     for process, run in members:
-        if (run not in shown or shown[run].status.terminal) and process.is_running() and alive(process.pid):
-            wrong.append(f"process {process.pid} of {run} is alive, and the run {_status(shown, run)}")
+        if (
+            (run not in shown or shown[run].status.terminal)
+            and process.is_running()
+            and alive(process.pid)
+        ):
+            wrong.append(
+                f"process {process.pid} of {run} is alive, and the run {_status(shown, run)}"
+            )
     diary = read()
     for info in shown.values():
         wrong += _not_as_shown(info, diary)
@@ -86,7 +100,9 @@ def _not_as_shown(info: RunInfo, diary: Diary) -> list[str]:
 
 def _carriers(daemon: Daemon) -> list[tuple[psutil.Process, RunId]]:
     """Processes with a cookie of the instance, or in its cgroups."""
-    found: dict[int, tuple[psutil.Process, RunId]] = {one[0].pid: one for one in carriers(daemon.instance)}
+    found: dict[int, tuple[psutil.Process, RunId]] = {
+        one[0].pid: one for one in carriers(daemon.instance)
+    }
     for base in (path for path in cgroups() if path.endswith(f"/sfad-{daemon.instance}")):
         for directory, _, _ in os.walk(base):
             for pid in _procs(directory):
@@ -114,19 +130,40 @@ def _run_of(directory: str) -> RunId:
     return directory
 
 
-def history(shown: Mapping[RunId, RunInfo], diary: Diary, finals: Mapping[RunId, RunInfo], *, unique: bool = True) -> list[str]:
-    """Of what has been: nothing ran twice, and how it ended is the truth, or not known. `finals`: as ends were told. `unique`: a
-    label is one request's."""
+def history(
+    shown: Mapping[RunId, RunInfo],
+    diary: Diary,
+    finals: Mapping[RunId, RunInfo],
+    *,
+    unique: bool = True,
+) -> list[str]:
+    """Of what has been: nothing ran twice, and how it ended is the truth, or not known. `finals`:
+    as ends were told. `unique`: a label is one request's."""
     again = Counter((attempt.run, attempt.number) for attempt in diary.begun)
-    wrong = [f"attempt {number} of {run} ran {times} times" for (run, number), times in again.items() if times > 1]
+    wrong = [
+        f"attempt {number} of {run} ran {times} times"
+        for (run, number), times in again.items()
+        if times > 1
+    ]
     if unique:
-        wrong += [f"{label} was asked for once and ran as {sorted(runs)}" for label, runs in diary.runs.items() if len(runs) > 1]
-    wrong += [f"{run} ran and is not listed" for run in {attempt.run for attempt in diary.begun} - set(shown)]
+        wrong += [
+            f"{label} was asked for once and ran as {sorted(runs)}"
+            for label, runs in diary.runs.items()
+            if len(runs) > 1
+        ]
+    wrong += [
+        f"{run} ran and is not listed"
+        for run in {attempt.run for attempt in diary.begun} - set(shown)
+    ]
     for info in shown.values():
         wrong += _untrue(info, diary)
     for run, told in finals.items():
         now = shown.get(run)
-        if now is not None and (told.status, told.exit_code, told.signal) != (now.status, now.exit_code, now.signal):
+        if now is not None and (told.status, told.exit_code, told.signal) != (
+            now.status,
+            now.exit_code,
+            now.signal,
+        ):
             wrong.append(f"{run} was told to be {_end(told)}, and is {_end(now)}")
     return wrong
 
@@ -134,11 +171,16 @@ def history(shown: Mapping[RunId, RunInfo], diary: Diary, finals: Mapping[RunId,
 def charged(shown: Mapping[RunId, RunInfo], provider: Provider) -> list[str]:
     """Of model calls: each was charged once, and by no more than was reserved for it."""
     told = sum(run.total_cost_usd or 0 for run in shown.values() if run.name == "calling")
-    most = sum(IN_USD * (1 + bill.size / 2.5) + OUT_USD * bill.max_tokens for bill in provider.bills)
+    most = sum(
+        IN_USD * (1 + bill.size / 2.5) + OUT_USD * bill.max_tokens for bill in provider.bills
+    )
     if provider.usd - 1e-9 <= told <= most + 1e-9:
         return []
     return [
-        f"the provider has billed {provider.usd:.6f} USD, for which at most {most:.6f} were reserved, and {told:.6f} were charged"
+        (
+            f"the provider has billed {provider.usd:.6f} USD, for which at most {most:.6f} were "
+            f"reserved, and {told:.6f} were charged"
+        )
     ]
 
 
@@ -171,7 +213,10 @@ def _untrue(info: RunInfo, diary: Diary) -> list[str]:
 
 
 def _end(info: RunInfo) -> str:
-    return f"{info.status} (code {info.exit_code}, signal {info.signal}, {info.reason.message if info.reason else '-'})"
+    return (
+        f"{info.status} (code {info.exit_code}, signal {info.signal}, "
+        f"{info.reason.message if info.reason else '-'})"
+    )
 
 
 def nothing_left(daemon: Daemon) -> list[str]:
@@ -179,10 +224,15 @@ def nothing_left(daemon: Daemon) -> list[str]:
     wrong = [f"process {process.pid} of {run} is alive" for process, run in _carriers(daemon)]
     for base in (path for path in cgroups() if path.endswith(f"/sfad-{daemon.instance}")):
         wrong += [f"cgroup {entry.path} is there" for entry in os.scandir(base) if entry.is_dir()]
-    wrong += [f"{path.name} is in the spool" for path in (daemon.state_dir / "spool").glob("*.spawn*")]
+    wrong += [
+        f"{path.name} is in the spool" for path in (daemon.state_dir / "spool").glob("*.spawn*")
+    ]
     keys = [key.split("/") for key in _remembered(daemon)]
     remembered = {key[1] for key in keys if key[0] in ("run", "now", "meter")}
-    wrong += [f"{run} is remembered, and its end is not on record" for run in remembered - _ended(daemon.state_dir / "ledger.db")]
+    wrong += [
+        f"{run} is remembered, and its end is not on record"
+        for run in remembered - _ended(daemon.state_dir / "ledger.db")
+    ]
     return wrong + _ledger(daemon.state_dir / "ledger.db")
 
 
@@ -202,9 +252,15 @@ def _remembered(daemon: Daemon) -> list[str]:
 
 def _ledger(path: Path) -> list[str]:
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)) as ledger:
-        wrong = [f"the ledger: {found}" for (found,) in ledger.execute("PRAGMA quick_check") if found != "ok"]
+        wrong = [
+            f"the ledger: {found}"
+            for (found,) in ledger.execute("PRAGMA quick_check")
+            if found != "ok"
+        ]
         rows = ledger.execute("SELECT id, status FROM runs WHERE ended = 0").fetchall()
-        doubles = ledger.execute("SELECT id, count(*) FROM runs GROUP BY id HAVING count(*) > 1").fetchall()
+        doubles = ledger.execute(
+            "SELECT id, count(*) FROM runs GROUP BY id HAVING count(*) > 1"
+        ).fetchall()
     return (
         wrong
         + [f"the ledger shows {run} as {status}" for run, status in rows]

@@ -1,4 +1,5 @@
-"""Clients that pass through as many effects of the daemon as possible in little time, and do not mind that it dies meanwhile."""
+"""Clients that pass through as many effects of the daemon as possible in little time, and do not
+mind that it dies meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +16,17 @@ from typing import Any, Protocol, TypeVar
 
 from sfactl.connection import Client, DaemonError, Unreachable
 from sfad.protocol import messages as m
-from sfad.protocol.types import Action, After, Claim, ErrorCode, Limit, LimitKind, RunId, RunInfo, Status
+from sfad.protocol.types import (
+    Action,
+    After,
+    Claim,
+    ErrorCode,
+    Limit,
+    LimitKind,
+    RunId,
+    RunInfo,
+    Status,
+)
 from tests.harness import PATIENCE, PYTHON, Daemon, environment, strays, wait_until
 
 from .victim import Agents
@@ -86,7 +97,9 @@ class Player:
         """Asks for an agent, for another command (`script` is `None`), or is refused."""
         request = m.Spawn(
             id=self.client.next_id(),
-            argv=[os.fsencode(word) for word in self.agents.argv(label, script)] if script is not None else [b"/nowhere"],
+            argv=[os.fsencode(word) for word in self.agents.argv(label, script)]
+            if script is not None
+            else [b"/nowhere"],
             cwd=b"/",
             env=environment(),
             name=label,
@@ -111,7 +124,9 @@ class Player:
 
     def wait(self, run: RunId, *, tie: bool = False) -> RunInfo:
         """Until it has ended."""
-        final = self.call(m.Wait(id=self.client.next_id(), run=run, timeout=PATIENCE, tie=tie), m.RunReply).run
+        final = self.call(
+            m.Wait(id=self.client.next_id(), run=run, timeout=PATIENCE, tie=tie), m.RunReply
+        ).run
         assert final.status.terminal, f"{run} is still {final.status} after {PATIENCE:g} s"
         self.book.finals[run] = final
         return final
@@ -120,7 +135,11 @@ class Player:
         """Until nothing of it is alive, which is looked at."""
         stopped = self.call(m.Stop(id=self.client.next_id(), runs=[run], **options), m.Stopped)
         assert not stopped.survivors, stopped
-        left = [process.pid for process in strays(self._daemon.instance) if _cookie(process).split(":")[1:2] == [run]]
+        left = [
+            process.pid
+            for process in strays(self._daemon.instance)
+            if _cookie(process).split(":")[1:2] == [run]
+        ]
         assert not left, f"{run} was stopped, and {left} are alive"
         self.wait(run)
 
@@ -136,11 +155,16 @@ class Player:
 
     def until_renewed(self) -> None:
         """Wait until another daemon serves, or the same one after a re-execution."""
-        wait_until(lambda: self._daemon.log.read_text().count('"message":"serving"') > 1, "there is another daemon")
+        wait_until(
+            lambda: self._daemon.log.read_text().count('"message":"serving"') > 1,
+            "there is another daemon",
+        )
 
     def until_begun(self, run: RunId) -> bool:
         """Whether the agent has begun before the run ends."""
-        return self.until(run, lambda info: any(one.number == info.attempts for one in self.agents.read().of(run)))
+        return self.until(
+            run, lambda info: any(one.number == info.attempts for one in self.agents.read().of(run))
+        )
 
     def attempt(self, request: m.Request, expected: type[R]) -> bool:
         """What is not repeated: whether it was done, as far as one knows."""
@@ -194,7 +218,10 @@ class Scenario:
     def __init__(self, daemon: Daemon, agents: Agents, stories: Sequence[Story]) -> None:
         self.book = Book()
         self.wrong: list[str] = []
-        self._threads = [threading.Thread(target=self._tell, args=(daemon, agents, story), daemon=True) for story in stories]
+        self._threads = [
+            threading.Thread(target=self._tell, args=(daemon, agents, story), daemon=True)
+            for story in stories
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -211,7 +238,8 @@ class Scenario:
         except BaseException as error:  # noqa: BLE001 - it is told at the end
             at = traceback.extract_tb(error.__traceback__)[-1]
             self.wrong.append(
-                f"{story.__name__}: {type(error).__name__}: {error} (line {at.lineno} of {at.filename.split('/')[-1]})"
+                f"{story.__name__}: {type(error).__name__}: {error} (line {at.lineno} of "
+                f"{at.filename.split('/')[-1]})"
             )
 
 
@@ -237,19 +265,27 @@ def missing(player: Player) -> None:
 
 def stubborn(player: Player) -> None:
     """Ignores SIGTERM, and so does its child."""
-    run = player.start("stubborn", "trap '' TERM; (while :; do sleep 1; done) & while :; do sleep 1; done", grace=0.3)
+    run = player.start(
+        "stubborn",
+        "trap '' TERM; (while :; do sleep 1; done) & while :; do sleep 1; done",
+        grace=0.3,
+    )
     player.until_begun(run)
     player.stop(run)
 
 
 def again(player: Player) -> None:
     """Fails the first time."""
-    player.wait(player.start("again", '[ "$SFA_ATTEMPT" = 2 ] && end 0; end 1', attempts=2, retry_delay=0.1))
+    player.wait(
+        player.start("again", '[ "$SFA_ATTEMPT" = 2 ] && end 0; end 1', attempts=2, retry_delay=0.1)
+    )
 
 
 def family(player: Player) -> None:
     """Asks for a child from inside, and for itself, which is refused."""
-    kid = player.agents.sfactl("run", "--quiet", "--name", "kid", "--", player.agents.inside("kid", "sleep 0.1; end 5"))
+    kid = player.agents.sfactl(
+        "run", "--quiet", "--name", "kid", "--", player.agents.inside("kid", "sleep 0.1; end 5")
+    )
     loop = player.agents.sfactl("run", "--quiet", "--name", "family", "--", "true")
     player.wait(player.start("family", f"{kid}; code=$?; {loop} 2>/dev/null; end $code"))
 
@@ -286,11 +322,17 @@ def spending(player: Player) -> None:
     run = player.start("spending", "sleep 0.4; end 0")
     if player.until_begun(run):
         number = player.client.next_id
-        player.attempt(m.Reserve(id=number(), run=run, model="m", input_tokens=1000, max_output_tokens=1000), m.Reserved)
+        player.attempt(
+            m.Reserve(id=number(), run=run, model="m", input_tokens=1000, max_output_tokens=1000),
+            m.Reserved,
+        )
         player.attempt(m.Report(id=number(), run=run, turns=1, cost_usd=0.25), m.RunReply)
         try:
             held = player.client.call(
-                m.Reserve(id=number(), run=run, model="m", input_tokens=1000, max_output_tokens=1000), m.Reserved
+                m.Reserve(
+                    id=number(), run=run, model="m", input_tokens=1000, max_output_tokens=1000
+                ),
+                m.Reserved,
             )
         except Unreachable:
             player.reconnect()
@@ -299,7 +341,9 @@ def spending(player: Player) -> None:
                 raise
         else:
             assert held.reservation is not None, held
-            settle = m.Settle(id=number(), reservation=held.reservation, input_tokens=10, output_tokens=10)
+            settle = m.Settle(
+                id=number(), reservation=held.reservation, input_tokens=10, output_tokens=10
+            )
             player.attempt(settle, m.RunReply)
     player.wait(run)
 
@@ -308,18 +352,34 @@ TURN = '{"type": "turn", "tool": "Bash"}'
 
 
 def metered(player: Player) -> None:
-    """Prints what it uses, ends at once, and is counted to its end, once, whichever daemon reads it."""
-    final = player.wait(player.start("metered", f"echo '{TURN}'; sleep 0.2; echo '{TURN}'; echo '{TURN}'; end 0", meter="jsonl"))
+    """Prints what it uses, ends at once, and is counted to its end, once, whichever daemon reads
+    it."""
+    final = player.wait(
+        player.start(
+            "metered",
+            f"echo '{TURN}'; sleep 0.2; echo '{TURN}'; echo '{TURN}'; end 0",
+            meter="jsonl",
+        )
+    )
     used = final.usage.turns
-    assert used == 3 or not player.agents.read().of(final.id), f"{final.id} has used 3 turns, and is shown with {used}"
+    assert used == 3 or not player.agents.read().of(final.id), (
+        f"{final.id} has used 3 turns, and is shown with {used}"
+    )
 
 
 def changed(player: Player) -> None:
     """Is given another limit, which counts from then on; what it is called and labelled stays."""
-    run = player.start("changed", "sleep 60; end 0", labels={"night": "5"}, limits=[Limit(kind=LimitKind.TURNS, threshold=5)])
+    run = player.start(
+        "changed",
+        "sleep 60; end 0",
+        labels={"night": "5"},
+        limits=[Limit(kind=LimitKind.TURNS, threshold=5)],
+    )
     if player.until_begun(run):
         more = Limit(kind=LimitKind.TURNS, threshold=9, source="test")
-        told = player.attempt(m.ChangeLimits(id=player.client.next_id(), run=run, limits=[more]), m.RunReply)
+        told = player.attempt(
+            m.ChangeLimits(id=player.client.next_id(), run=run, limits=[more]), m.RunReply
+        )
         info = player.info(run)
         thresholds = [state.threshold for state in info.limits if state.kind is LimitKind.TURNS]
         assert info.labels == {"night": "5"}
@@ -334,7 +394,8 @@ def later(player: Player) -> None:
 
 
 def following(player: Player) -> None:
-    """Starts when another has ended; and a third only if that has completed, whichever daemon hears of it."""
+    """Starts when another has ended; and a third only if that has completed, whichever daemon hears
+    of it."""
     first = player.start("first", "sleep 0.3; end 0")
     then = player.start("then", "end 0", after=[After(run=first)])
     try:
@@ -346,8 +407,15 @@ def following(player: Player) -> None:
         over, told = player.wait(first), player.wait(needs)
         cancelled = told.reason is not None and told.reason.kind == "after"
         # a daemon that dies before the admission is on record fails the run
-        never_committed = told.status is Status.FAILED and told.reason is not None and told.reason.kind == "daemon"
-        assert cancelled == (over.status is not Status.COMPLETED and not never_committed), (over.status, told)
+        never_committed = (
+            told.status is Status.FAILED
+            and told.reason is not None
+            and told.reason.kind == "daemon"
+        )
+        assert cancelled == (over.status is not Status.COMPLETED and not never_committed), (
+            over.status,
+            told,
+        )
         assert over.status is Status.COMPLETED or told.started_at is None, (over.status, told)
         assert not cancelled or told.status is Status.CANCELLED, told
     over, told = player.wait(first), player.wait(then)
@@ -379,16 +447,19 @@ CALLS = {"threads": 2, "calls": 2, "output": 100}
 
 def calling(player: Player) -> None:
     """Calls a model. The gateway outlives the daemon, and so do the calls that are under way."""
-    player.wait(player.start("calling", f"{PYTHON} '{CALLER}' '{json.dumps(CALLS)}' > /dev/null; end $?"))
+    player.wait(
+        player.start("calling", f"{PYTHON} '{CALLER}' '{json.dumps(CALLS)}' > /dev/null; end $?")
+    )
 
 
 STORIES: tuple[Story, ...] = (
-    stubborn, standing, family, asking, again, spending, seven, short, missing, refused, metered, changed, later, following,
-    calling,
+    stubborn, standing, family, asking, again, spending, seven, short, missing, refused, metered,
+    changed, later, following, calling,
 )  # fmt: skip
 
 RENEWED: tuple[Story, ...] = (
-    staying, standing_over, stubborn, asking, again, seven, metered, changed, later, following, calling,
+    staying, standing_over, stubborn, asking, again, seven, metered, changed, later, following,
+    calling,
 )  # fmt: skip
 """For a daemon that is renewed meanwhile."""
 

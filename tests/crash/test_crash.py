@@ -21,13 +21,19 @@ from .scenario import fork_away
 from .victim import Agents, Victim
 
 SAMPLE = [
-    *(Point("scenario", mode, number) for mode, first in (("cgroup", 20), ("tags", 75)) for number in range(first, 340, 220)),
+    *(
+        Point("scenario", mode, number)
+        for mode, first in (("cgroup", 20), ("tags", 75))
+        for number in range(first, 340, 220)
+    ),
     *(Point("recovery", mode, number) for mode, number in (("cgroup", 12), ("tags", 25))),
     *(Point("reexec", mode, number) for mode, number in (("cgroup", 2), ("tags", 9))),
 ]
 
 
-@pytest.mark.parametrize("point", SAMPLE, ids=lambda point: f"{point.kind}-{point.mode}-{point.number}")
+@pytest.mark.parametrize(
+    "point", SAMPLE, ids=lambda point: f"{point.kind}-{point.mode}-{point.number}"
+)
 def test_every_promise_holds_wherever_the_daemon_dies(tmp_path: Path, point: Point) -> None:
     outcome = crash(tmp_path, point)
     assert outcome.effect is not None
@@ -68,22 +74,30 @@ def test_sigterm_during_a_reexecution_is_not_lost(start: Start, after: float) ->
     assert daemon.process.wait(PATIENCE) == 0
 
 
-def test_the_remains_of_a_main_process_are_not_mistaken_for_it(share: Start, tmp_path: Path, containment: str) -> None:
-    """It has ended and said how, and what it left is a session of its own; the daemon dies while it stops that."""
+def test_the_remains_of_a_main_process_are_not_mistaken_for_it(
+    share: Start, tmp_path: Path, containment: str
+) -> None:
+    """It has ended and said how, and what it left is a session of its own; the daemon dies while it
+    stops that."""
     agents = Agents(tmp_path)
     left = "( trap '' TERM; setsid sh -c \"trap '' TERM; while :; do sleep 1; done\" & )"
     daemon = share(mode=containment)
     with daemon.client() as client:
         run = started(client, agents.argv("left", f"{left}; sleep 0.2; end 4"), grace=2)
-        wait_until(lambda: info(daemon, run.id).status is Status.STOPPING, "its remains are being stopped")
+        wait_until(
+            lambda: info(daemon, run.id).status is Status.STOPPING, "its remains are being stopped"
+        )
         kill(daemon)
     with daemon.client() as client:
         final = ended(client, run.id)
     assert (final.status, final.exit_code, final.signal) == (Status.FAILED, 4, None)
 
 
-def test_the_remains_of_an_unreported_start_are_not_mistaken_for_the_run(tmp_path: Path, containment: str) -> None:
-    """Its main process has ended before the next daemon looked: how is not known, and the run is over."""
+def test_the_remains_of_an_unreported_start_are_not_mistaken_for_the_run(
+    tmp_path: Path, containment: str
+) -> None:
+    """Its main process has ended before the next daemon looked: how is not known, and the run is
+    over."""
     agents = Agents(tmp_path)
     daemon = Victim(tmp_path, config="", mode=containment, crash_at="launched+1")
     try:
@@ -91,11 +105,16 @@ def test_the_remains_of_an_unreported_start_are_not_mistaken_for_the_run(tmp_pat
             client.be_patient(PATIENCE)
             with pytest.raises(Unreachable):
                 spawn(client, agents.argv("left", f"{fork_away(60)}; end 4"))
-        wait_until(lambda: daemon.fallen and agents.read().codes, "the daemon is dead and the agent has ended")
+        wait_until(
+            lambda: daemon.fallen and agents.read().codes,
+            "the daemon is dead and the agent has ended",
+        )
         daemon.start_again()
         with daemon.client() as client:
             run = next(iter(all_runs(client)))
-            final = client.call(m.Wait(id=client.next_id(), run=run, timeout=PATIENCE), m.RunReply).run
+            final = client.call(
+                m.Wait(id=client.next_id(), run=run, timeout=PATIENCE), m.RunReply
+            ).run
         assert final.status in {Status.LOST, Status.FAILED}
         assert final.reason is None or "nothing of it has run" not in final.reason.message
     finally:
@@ -105,7 +124,9 @@ def test_the_remains_of_an_unreported_start_are_not_mistaken_for_the_run(tmp_pat
 
 
 @pytest.mark.parametrize("effect", ["spawned", "main noted"])
-def test_a_start_that_a_crash_interrupted_has_executed_nothing(tmp_path: Path, containment: str, effect: str) -> None:
+def test_a_start_that_a_crash_interrupted_has_executed_nothing(
+    tmp_path: Path, containment: str, effect: str
+) -> None:
     agents = Agents(tmp_path)
     daemon = Victim(tmp_path, config="", mode=containment, crash_at=f"{effect}+1")
     try:
@@ -119,7 +140,11 @@ def test_a_start_that_a_crash_interrupted_has_executed_nothing(tmp_path: Path, c
             (run,) = all_runs(client)
             final = ended(client, run)
         assert agents.read().begun == []
-        assert (final.exit_code, final.signal, final.reason is not None and final.reason.kind) == (None, None, "daemon")
+        assert (final.exit_code, final.signal, final.reason is not None and final.reason.kind) == (
+            None,
+            None,
+            "daemon",
+        )
         if effect == "spawned":  # else it may be too late to tell
             assert final.status is Status.FAILED
             assert "nothing of it has run" in (final.reason.message if final.reason else "")
@@ -128,7 +153,9 @@ def test_a_start_that_a_crash_interrupted_has_executed_nothing(tmp_path: Path, c
 
 
 @pytest.mark.parametrize(("what", "containment"), [("power cut", "cgroup"), ("damage", "tags")])
-def test_an_incomplete_spool_does_not_prove_that_a_command_was_not_executed(tmp_path: Path, containment: str, what: str) -> None:
+def test_an_incomplete_spool_does_not_prove_that_a_command_was_not_executed(
+    tmp_path: Path, containment: str, what: str
+) -> None:
     daemon = Victim(tmp_path, config="", mode=containment, crash_at="spawned+1")
     try:
         with daemon.client() as client:

@@ -1,4 +1,5 @@
-"""A daemon that may die at any moment and is started again, and the agents that write down what happened to them."""
+"""A daemon that may die at any moment and is started again, and the agents that write down what
+happened to them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from tests.harness import PATIENCE, Daemon
 
 
 class Victim(Daemon):
-    """`sfad serve` that ends itself at the effect `crash_at` (see `sfad.host.faults`), if that is not empty."""
+    """`sfad serve` that ends itself at the effect `crash_at` (see `sfad.host.faults`), if that is
+    not empty."""
 
     def __init__(self, directory: Path, *, config: str, mode: str, crash_at: str = "") -> None:
         self.crash_at = crash_at
@@ -58,7 +60,11 @@ class Victim(Daemon):
             return None
         if code == -signal.SIGKILL:
             return "killed"
-        said = [line for line in self.log.read_text().splitlines() if line.startswith("ended at effect ")]
+        said = [
+            line
+            for line in self.log.read_text().splitlines()
+            if line.startswith("ended at effect ")
+        ]
         if code != STATUS or not said:
             raise AssertionError(f"the daemon ended with {code}: {self.log.read_text()[-3000:]}")
         return said[-1].partition(": ")[2]

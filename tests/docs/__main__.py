@@ -25,7 +25,11 @@ WIDTH = 32
 def parts() -> dict[str, str]:
     """Return every generated part, by the name in its marker."""
 
-    fixed = {"states": f"```mermaid\n{mermaid()}```\n", "metrics": metrics(), "access": access_table()}
+    fixed = {
+        "states": f"```mermaid\n{mermaid()}```\n",
+        "metrics": metrics(),
+        "access": access_table(),
+    }
     return fixed | protocol.parts() | {name: shown(message) for name, message in EXAMPLES.items()}
 
 
@@ -33,18 +37,32 @@ def access_table() -> str:
     """Return who may use which verb, from the table of the core."""
     people = {"anyone": "yes", "admin": "root, admins", "gateway": "the gateway"}
     runs = {"one": "one run", "many": "runs", "none": "–"}
-    lines = ["| verb | outside runs | inside a run | with `--leaf` | about | `--allow` |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| verb | outside runs | inside a run | with `--leaf` | about | `--allow` |",
+        "|---|---|---|---|---|---|",
+    ]
     for verb, access in sorted(TABLE.items()):
-        inside, leaf = ("yes" if allowed else "no" for allowed in (access.inside, access.inside and access.leaf))
+        inside, leaf = (
+            "yes" if allowed else "no" for allowed in (access.inside, access.inside and access.leaf)
+        )
         name = "" if access.narrowed_by is None else f"`{access.narrowed_by or verb}`"
-        lines.append(f"| `{verb}` | {people[access.outside]} | {inside} | {leaf} | {runs[access.scope]} | {name} |")
+        lines.append(
+            f"| `{verb}` | {people[access.outside]} | {inside} | {leaf} | "
+            f"{runs[access.scope]} | "
+            f"{name} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def metrics() -> str:
     """Return the table of metrics."""
     rows = (
-        f"| `{each.shown}` | {each.kind} | {', '.join(f'`{label}`' for label in each.labels)} | {each.help} |" for each in METRICS
+        (
+            f"| `{each.shown}` | {each.kind} | {', '.join(f'`{label}`' for label in each.labels)} "
+            "| "
+            f"{each.help} |"
+        )
+        for each in METRICS
     )
     return "\n".join(["| metric | kind | labels | meaning |", "|---|---|---|---|", *rows]) + "\n"
 
@@ -59,7 +77,9 @@ def shown(message: Request | Reply) -> str:
 
 def files() -> dict[Path, str]:
     """Return the files of docs/ that are generated as a whole."""
-    return {DOCS / "limits.schema.json": schema().decode()} | {MAN / name: text for name, text in man.pages()}
+    return {DOCS / "limits.schema.json": schema().decode()} | {
+        MAN / name: text for name, text in man.pages()
+    }
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
-"""Write the pictures of docs/console.md, of made-up runs in a real browser: `python -m tests.docs.console`."""
+"""Write the pictures of docs/console.md, of made-up runs in a real browser: `python -m
+tests.docs.console`."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def main() -> None:
             shown = _start(daemon)
             console = Console(daemon)
             with sync_playwright() as playwright:
-                browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+                browser = playwright.chromium.launch(
+                    executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+                )
                 _take(browser, console, shown)
                 browser.close()
         finally:
@@ -53,11 +56,16 @@ def _limit(kind: LimitKind, threshold: float, action: Action = Action.TERMINATE)
 
 def _start(daemon: Daemon) -> RunId:
     """Start runs as of an evening; return the one whose page is shown."""
-    lines = r"printf '\033[1mHEAD~1\033[0m\n\033[32m✓\033[0m tests pass\n\033[33m!\033[0m one query has no index\n'; sleep 600"
+    lines = (
+        r"printf '\033[1mHEAD~1\033[0m\n\033[32m✓\033[0m tests pass\n\033[33m!\033[0m one query "
+        r"has no index\n'; sleep 600"
+    )
     with daemon.client() as client:
 
         def run(name: str, limits: list[Limit], command: str = "sleep 600", **use: float) -> RunId:
-            one = started(client, ["sh", "-c", command], name=name, meter="report", limits=limits).id
+            one = started(
+                client, ["sh", "-c", command], name=name, meter="report", limits=limits
+            ).id
             if use:
                 client.call(m.Report(id=0, run=one, **use), m.RunReply)  # type: ignore[arg-type]
             return one
@@ -78,9 +86,16 @@ def _start(daemon: Daemon) -> RunId:
             "review", [hour, _limit(LimitKind.TURNS, 100), _limit(LimitKind.COST, 10)], lines,
             turns=31, input_tokens=380_000, output_tokens=32_000, cost_usd=1.92,
         )  # fmt: skip
-        run("triage", [hour, _limit(LimitKind.TURNS, 25), _limit(LimitKind.COST, 1)], turns=22, input_tokens=18_000, cost_usd=0.08)
         run(
-            "migrate", [hour, _limit(LimitKind.TURNS, 200), _limit(LimitKind.COST, 5, Action.REQUEST_INCREASE)],
+            "triage",
+            [hour, _limit(LimitKind.TURNS, 25), _limit(LimitKind.COST, 1)],
+            turns=22,
+            input_tokens=18_000,
+            cost_usd=0.08,
+        )
+        run(
+            "migrate",
+            [hour, _limit(LimitKind.TURNS, 200), _limit(LimitKind.COST, 5, Action.REQUEST_INCREASE)],
             turns=88, input_tokens=1_200_000, output_tokens=110_000, cost_usd=5.03,
         )  # fmt: skip
     return review
@@ -100,11 +115,20 @@ def _take(browser: Browser, console: Console, run: RunId) -> None:
         page.goto(path)
         _settled(page, name)
         page.screenshot(path=DOCS / f"console-{name}.png")
-        print(f"docs/console-{name}.png", (DOCS / f"console-{name}.png").stat().st_size, file=sys.stderr)
+        print(
+            f"docs/console-{name}.png",
+            (DOCS / f"console-{name}.png").stat().st_size,
+            file=sys.stderr,
+        )
 
 
 def _settled(page: Page, name: str) -> None:
-    shown = {"now": "migrate", "telephone": "migrate", "run": "one query has no index", "history": "nightly-audit"}[name]
+    shown = {
+        "now": "migrate",
+        "telephone": "migrate",
+        "run": "one query has no index",
+        "history": "nightly-audit",
+    }[name]
     expect(page.get_by_role("main")).to_contain_text(shown, timeout=60_000)
     if name in ("run", "history"):
         expect(page.locator("canvas").first).to_be_visible(timeout=60_000)

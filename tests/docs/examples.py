@@ -1,4 +1,5 @@
-"""One conversation with a fresh daemon, in order. protocol.md shows some of its messages byte by byte.
+"""One conversation with a fresh daemon, in order. protocol.md shows some of its messages byte by
+byte.
 
 `test_dialogue` sends the requests to a real daemon and compares the replies.
 """
@@ -35,7 +36,9 @@ ENDED = datetime(2026, 1, 31, 12, 0, 9, 125_000, tzinfo=UTC)
 STOPPED = Reason(kind="stop", message="stopped by user ann (SIGTERM)", by="user ann", signal=15)
 
 
-def default(kind: LimitKind, threshold: float, *, action: Action = Action.TERMINATE, **fields: Any) -> LimitState:
+def default(
+    kind: LimitKind, threshold: float, *, action: Action = Action.TERMINATE, **fields: Any
+) -> LimitState:
     """Return a limit that the client did not request."""
     return LimitState(kind=kind, threshold=threshold, action=action, source="default", **fields)
 
@@ -43,9 +46,10 @@ def default(kind: LimitKind, threshold: float, *, action: Action = Action.TERMIN
 def run(status: Status, **fields: object) -> RunInfo:
     """Return the run of the conversation."""
     values: dict[str, object] = {
-        "id": "a1", "name": "sleeper", "kind": "agent", "type": None, "status": status, "parent_id": None, "root_id": "a1",
-        "depth": 0, "chain": ["sleeper"], "pid": 4711, "argv": ["sleep", "600"], "cwd": "/", "user": "ann", "channel": "cli",
-        "exit_code": None, "signal": None, "reason": None, "attempts": 1,
+        "id": "a1", "name": "sleeper", "kind": "agent", "type": None, "status": status,
+        "parent_id": None, "root_id": "a1", "depth": 0, "chain": ["sleeper"], "pid": 4711,
+        "argv": ["sleep", "600"], "cwd": "/", "user": "ann", "channel": "cli", "exit_code": None,
+        "signal": None, "reason": None, "attempts": 1,
         "limits": [
             LimitState(kind=LimitKind.TIME, threshold=60.0, action=Action.TERMINATE, source="--timeout", used=0.0),
             default(LimitKind.TURNS, 25.0, enforced_by="ready"),
@@ -68,8 +72,10 @@ OVER = run(
 REFUSAL = Refusal(
     kind=Rule.LOOP,
     detail="agent 'planner' already runs higher in the chain: planner → reviewer → planner",
-    message="'planner' was not started: it would call itself in a circle (planner → reviewer → planner). Do not try again; "
-    "finish your task with what you already have. If it really is a different agent, give it its own --name.",
+    message="'planner' was not started: it would call itself in a circle (planner → reviewer → "
+    "planner). Do not try again; "
+    "finish your task with what you already have. If it really is a different agent, give it its "
+    "own --name.",
     value=2,
     path=["planner", "reviewer", "planner"],
 )
@@ -83,7 +89,8 @@ NOT_RESERVED = LimitRefusal(
     threshold=1.0,
     used=0.07,
     asked=1.05,
-    message="not reserved: 1.05 USD more would take run a1 ('sleeper') above its cost limit: 0.07 of 1.00 USD are used or held, "
+    message="not reserved: 1.05 USD more would take run a1 ('sleeper') above its cost limit: 0.07 of "
+    "1.00 USD are used or held, "
     "set by default. Finish with what you have.",
 )
 
@@ -100,18 +107,34 @@ PATH = b"PATH=/usr/local/bin:/usr/bin:/bin"
 
 CONVERSATION: dict[str, m.Request | m.Reply] = {
     "hello": m.Hello(id=1, versions=[1], client="example"),
-    "welcome": m.Welcome(id=1, version=1, daemon="0.1.0", pid=4242, state_dir="/home/ann/.local/state/sfad"),
-    "spawn": m.Spawn(id=2, argv=[b"sleep", b"600"], cwd=b"/", env=[PATH], name="sleeper", limits=[TIMEOUT]),
+    "welcome": m.Welcome(
+        id=1, version=1, daemon="0.1.0", pid=4242, state_dir="/home/ann/.local/state/sfad"
+    ),
+    "spawn": m.Spawn(
+        id=2, argv=[b"sleep", b"600"], cwd=b"/", env=[PATH], name="sleeper", limits=[TIMEOUT]
+    ),
     "run": m.RunReply(id=2, run=RUNNING),
     "watch": m.Watch(id=3, run="a1"),
     "done": m.Done(id=3),
     "logs": m.Logs(id=4, run="a1"),
     "log_files": m.LogFiles(id=4, run="a1", ended=False, name="sleeper"),
     "spawn with a descriptor": m.Spawn(
-        id=5, argv=[b"cat"], cwd=b"/", env=[PATH], limits=[TIMEOUT], tied=True, stdin="descriptor", descriptors=1
+        id=5,
+        argv=[b"cat"],
+        cwd=b"/",
+        env=[PATH],
+        limits=[TIMEOUT],
+        tied=True,
+        stdin="descriptor",
+        descriptors=1,
     ),
     "spawn with a claim": m.Spawn(
-        id=6, argv=[b"true"], cwd=b"/", env=[PATH], name="planner", claim=Claim(names=["planner", "reviewer"], depth=2)
+        id=6,
+        argv=[b"true"],
+        cwd=b"/",
+        env=[PATH],
+        name="planner",
+        claim=Claim(names=["planner", "reviewer"], depth=2),
     ),
     "refused": m.Refused(id=6, refused=REFUSAL, run="a3"),
     "wait": m.Wait(id=7, run="a1"),
@@ -131,17 +154,33 @@ CONVERSATION: dict[str, m.Request | m.Reply] = {
     "stopped": m.Stopped(id=8, stopped=["a1"], survivors=[], elapsed_s=0.0041),
     "run of wait": m.RunReply(id=7, run=OVER),
     "info": m.Info(id=9, run="zz"),
-    "error": m.Error(id=9, code=ErrorCode.NO_SUCH_RUN, message="no run has the id or the name 'zz'; 'sfactl list' shows them"),
+    "error": m.Error(
+        id=9,
+        code=ErrorCode.NO_SUCH_RUN,
+        message="no run has the id or the name 'zz'; 'sfactl list' shows them",
+    ),
     "report": m.Report(id=10, run="a1", turns=1, cost_usd=0.02),
-    "reserve": m.Reserve(id=11, run="a1", model="claude-sonnet-4-5", input_tokens=10_000, max_output_tokens=2_000),
+    "reserve": m.Reserve(
+        id=11, run="a1", model="claude-sonnet-4-5", input_tokens=10_000, max_output_tokens=2_000
+    ),
     "reserved": m.Reserved(id=11, run="a1", reservation="a1-26360525", cost_usd=0.06),
-    "settle": m.Settle(id=12, reservation="a1-26360525", input_tokens=10_000, output_tokens=900, cost_usd=0.05),
-    "reserve too much": m.Reserve(id=13, run="a1", model="claude-sonnet-4-5", input_tokens=150_000, max_output_tokens=40_000),
+    "settle": m.Settle(
+        id=12, reservation="a1-26360525", input_tokens=10_000, output_tokens=900, cost_usd=0.05
+    ),
+    "reserve too much": m.Reserve(
+        id=13, run="a1", model="claude-sonnet-4-5", input_tokens=150_000, max_output_tokens=40_000
+    ),
     "not reserved": m.Reserved(id=13, run="a1", refused=NOT_RESERVED),
-    "resume": m.Resume(id=14, run="a2", limits=[Limit(kind=LimitKind.TURNS, threshold=50.0, source="--limit turns")]),
+    "resume": m.Resume(
+        id=14,
+        run="a2",
+        limits=[Limit(kind=LimitKind.TURNS, threshold=50.0, source="--limit turns")],
+    ),
     "approve": m.Approve(id=15, run="a3"),
     "deny": m.Deny(id=16, run="a4"),
-    "spawn with a key": m.Spawn(id=18, argv=[b"sleep", b"600"], cwd=b"/", env=[PATH], name="sleeper", key="6f0d1c3b9a7e4258"),
+    "spawn with a key": m.Spawn(
+        id=18, argv=[b"sleep", b"600"], cwd=b"/", env=[PATH], name="sleeper", key="6f0d1c3b9a7e4258"
+    ),
     "wait and tie": m.Wait(id=19, run="a1", tie=True),
     "recommend": m.Recommend(id=17, run_type="developer"),
     "recommended": m.Recommended(id=17, runs=40, advice=[TAUGHT], in_force=IN_FORCE),

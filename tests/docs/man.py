@@ -1,4 +1,5 @@
-"""The man pages, made from the texts that `--help` shows: man(7) in docs/man/, which the wheel installs."""
+"""The man pages, made from the texts that `--help` shows: man(7) in docs/man/, which the wheel
+installs."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def sfactl() -> Iterator[str]:
         for name in listed:
             for verb in verbs.members(name) if verbs.is_group(name) else [name]:
                 yield from _verb(verb)
-    # `run --help` has the default limits of the daemon as its epilog; the epilog of `--help` is the same for all
+    # `run --help` has the default limits of the daemon as its epilog; the epilog of `--help` is the
+    # same for all
     yield ".SH EXIT STATUS"
     yield from _text(everything.epilog.partition("\n\n")[2])
     yield from (".SH SEE ALSO", ".BR sfad (8)")
@@ -99,7 +101,8 @@ def _text(text: str) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """Return a line in which nothing is a request or an escape, and a hyphen can be copied as an option's."""
+    """Return a line in which nothing is a request or an escape, and a hyphen can be copied as an
+    option's."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{text}" if text[:1] in (".", "'") else text
 

@@ -1,4 +1,5 @@
-"""The notation of messages in protocol.md: JSON, with `b"…"` for binary and `t"…"` for the timestamp extension."""
+"""The notation of messages in protocol.md: JSON, with `b"…"` for binary and `t"…"` for the
+timestamp extension."""
 
 from __future__ import annotations
 
@@ -32,13 +33,20 @@ def _untag(value: dict[str, Any]) -> Any:
 
 
 def write(value: Any, indent: str = "") -> str:
-    """Return the notation of a value, in lines of at most 110 characters where its entries allow."""
+    """Return the notation of a value, in lines of at most 110 characters where its entries
+    allow."""
     line = _line(value)
     if len(indent + line) <= WIDTH or not isinstance(value, dict | list):
         return line
     deeper = indent + "  "
     if isinstance(value, dict):
-        return "{\n" + _fill([f"{json.dumps(key)}: {write(each, deeper)}" for key, each in value.items()], deeper) + f"\n{indent}}}"
+        return (
+            "{\n"
+            + _fill(
+                [f"{json.dumps(key)}: {write(each, deeper)}" for key, each in value.items()], deeper
+            )
+            + f"\n{indent}}}"
+        )
     return "[\n" + _fill([write(each, deeper) for each in value], deeper) + f"\n{indent}]"
 
 
@@ -58,7 +66,11 @@ def _fill(entries: list[str], indent: str) -> str:
 def _line(value: Any) -> str:
     match value:
         case dict():
-            return "{" + ", ".join(f"{json.dumps(key)}: {_line(each)}" for key, each in value.items()) + "}"
+            return (
+                "{"
+                + ", ".join(f"{json.dumps(key)}: {_line(each)}" for key, each in value.items())
+                + "}"
+            )
         case list():
             return "[" + ", ".join(map(_line, value)) + "]"
         case bytes():

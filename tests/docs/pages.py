@@ -1,4 +1,5 @@
-"""The documentation as text: its pages, their fenced blocks, tables, sections and generated parts."""
+"""The documentation as text: its pages, their fenced blocks, tables, sections and generated
+parts."""
 
 from __future__ import annotations
 

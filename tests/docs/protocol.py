@@ -1,4 +1,5 @@
-"""The generated parts of protocol.md: the messages and types, from the declarations and docstrings of `sfad/protocol`."""
+"""The generated parts of protocol.md: the messages and types, from the declarations and docstrings
+of `sfad/protocol`."""
 
 from __future__ import annotations
 
@@ -26,11 +27,16 @@ Struct = type[msgspec.Struct]
 
 WIDTH = 120
 GATEWAY = "gateway"
-SUBJECTS = [name for name in re.findall(r"^`(\w+)`", requests.__doc__ or "", re.MULTILINE) if name != GATEWAY]
-"""The modules of messages, in the order of their package's docstring; without those between the daemon and its own gateway."""
+SUBJECTS = [
+    name
+    for name in re.findall(r"^`(\w+)`", requests.__doc__ or "", re.MULTILINE)
+    if name != GATEWAY
+]
+"""The modules of messages, in the order of their package's docstring; without those between the
+daemon and its own gateway."""
 ENUMERATIONS = (t.Status, t.Rule, t.LimitKind, t.Action)
 WORDS: dict[Any, str] = {
-    int: "int", float: "float", str: "str", bytes: "bin", bool: "bool", type(None): "nil", Any: "any", datetime: "timestamp"
+    int: "int", float: "float", str: "str", bytes: "bin", bool: "bool", type(None): "nil", Any: "any", datetime: ("timestamp")
 }  # fmt: skip
 
 _DOCS_PAGE = re.compile(r"docs/(\w[\w-]*)\.md(#[\w-]+)?")
@@ -45,7 +51,9 @@ def tag(struct: Struct) -> str:
 
 def of_subjects(structs: typing.Iterable[Struct], *subjects: str) -> list[Struct]:
     """Return the messages of these modules, in this order."""
-    return [each for subject in subjects for each in structs if each.__module__.endswith(f".{subject}")]
+    return [
+        each for subject in subjects for each in structs if each.__module__.endswith(f".{subject}")
+    ]
 
 
 def parts() -> dict[str, str]:
@@ -55,7 +63,9 @@ def parts() -> dict[str, str]:
         "requests": "\n".join(_request(each) for each in of_subjects(m.REQUESTS, *SUBJECTS)),
         "shared replies": "\n".join(_section(each) for each in shared),
         "types": _enumerations() + "\n" + "\n".join(_section(each) for each in nested()),
-        "messages of the gateway": "\n".join(_request(each) for each in of_subjects(m.REQUESTS, GATEWAY)),
+        "messages of the gateway": "\n".join(
+            _request(each) for each in of_subjects(m.REQUESTS, GATEWAY)
+        ),
     }
 
 
@@ -80,13 +90,20 @@ def _structs(hint: Any) -> Iterator[Struct]:
 def answers(request: Struct) -> list[Struct]:
     """Return the replies that a request's docstring names."""
     named = {each.__name__: each for each in m.REPLIES}
-    return [named[name] for name, _ in _NAME.findall(inspect.getdoc(request) or "") if name in named]
+    return [
+        named[name] for name, _ in _NAME.findall(inspect.getdoc(request) or "") if name in named
+    ]
 
 
 def _own_replies() -> set[Struct]:
     """Return the replies that only one request has: they are shown below it."""
     count = Counter(reply for request in m.REQUESTS for reply in set(answers(request)))
-    return {reply for reply, requests in count.items() if requests == 1} - {m.Error, m.EventPush, m.CallPush, m.RunsPush}
+    return {reply for reply, requests in count.items() if requests == 1} - {
+        m.Error,
+        m.EventPush,
+        m.CallPush,
+        m.RunsPush,
+    }
 
 
 def _request(struct: Struct) -> str:
@@ -109,13 +126,26 @@ def _body(struct: Struct) -> str:
             items[-1][0].append(item)
         else:
             items.append(([item], text))
-    paragraphs = [prose(each) for each in ((struct.__doc__ and inspect.cleandoc(struct.__doc__)) or "").split("\n\n") if each]
-    listed = [_wrap("- " + ", ".join(names) + (f": {prose(text)}" if text else ""), "  ") for names, text in items]
-    return "\n\n".join([*(_wrap(each) for each in paragraphs), *(["\n".join(listed)] if listed else [])]) + "\n"
+    paragraphs = [
+        prose(each)
+        for each in ((struct.__doc__ and inspect.cleandoc(struct.__doc__)) or "").split("\n\n")
+        if each
+    ]
+    listed = [
+        _wrap("- " + ", ".join(names) + (f": {prose(text)}" if text else ""), "  ")
+        for names, text in items
+    ]
+    return (
+        "\n\n".join(
+            [*(_wrap(each) for each in paragraphs), *(["\n".join(listed)] if listed else [])]
+        )
+        + "\n"
+    )
 
 
 def fields_of(struct: Struct) -> dict[str, str]:
-    """Return type and default of each field as the page writes them, without the `id` that every message has."""
+    """Return type and default of each field as the page writes them, without the `id` that every
+    message has."""
     hints = get_type_hints(struct)
     message = issubclass(struct, m.Request | m.Reply)
     return {
@@ -127,13 +157,17 @@ def fields_of(struct: Struct) -> dict[str, str]:
 
 def _type_of(hint: Any) -> str:
     if get_origin(hint) in (types.UnionType, typing.Union):
-        return " or ".join(_type_of(each) for each in get_args(hint) if each is not msgspec.UnsetType)
+        return " or ".join(
+            _type_of(each) for each in get_args(hint) if each is not msgspec.UnsetType
+        )
     if get_origin(hint) is list or get_args(hint)[1:] == (...,):
         return f"array of {_type_of(get_args(hint)[0])}"
     if get_origin(hint) is tuple:
         return f"[{', '.join(map(_type_of, get_args(hint)))}]"
     if get_origin(hint) is dict:
-        key, value = (f"({part})" if " or " in part else part for part in map(_type_of, get_args(hint)))
+        key, value = (
+            f"({part})" if " or " in part else part for part in map(_type_of, get_args(hint))
+        )
         return f"map of {key} to {value}"
     if get_origin(hint) is Literal:
         return " or ".join(f'"{choice}"' for choice in get_args(hint))
@@ -169,7 +203,9 @@ def field_docs(struct: Struct) -> dict[str, str]:
     found = {}
     for field, after in zip(body.body, body.body[1:], strict=False):
         match field, after:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(text))
+            ):
                 found[name] = inspect.cleandoc(text)
     return found
 
@@ -185,8 +221,14 @@ def prose(text: str) -> str:
             return f"`{shown}`"
         return f"`{field}` of `{shown}`"
 
-    text = re.sub(r"`(None|True|False)`", lambda found: {"None": "nil"}.get(found[1], found[1].lower()), " ".join(text.split()))
-    text = re.sub(r"(^|\. )nil\b", r"\1Nil", _NAME.sub(on_the_wire, text)).replace("docs/protocol.md#", "#")
+    text = re.sub(
+        r"`(None|True|False)`",
+        lambda found: {"None": "nil"}.get(found[1], found[1].lower()),
+        " ".join(text.split()),
+    )
+    text = re.sub(r"(^|\. )nil\b", r"\1Nil", _NAME.sub(on_the_wire, text)).replace(
+        "docs/protocol.md#", "#"
+    )
     text = re.sub(r"\(#([\w-]+)\)", r"([\1](#\1))", text)
     return _DOCS_PAGE.sub(lambda found: f"[{found[1]}]({found[1]}.md{found[2] or ''})", text)
 
@@ -194,7 +236,9 @@ def prose(text: str) -> str:
 def _wrap(text: str, indent: str = "") -> str:
     """Return the text in lines of the page's width. Code stays on one line."""
     kept = _CODE.sub(lambda found: found[0].replace(" ", "\0"), text)
-    lines = textwrap.fill(kept, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.fill(
+        kept, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
     return lines.replace("\0", " ")
 
 
@@ -205,4 +249,15 @@ def _enumerations() -> str:
         words = ", ".join(f"`{each.value}`" for each in enum)
         return f"| {enum.__name__} | {words} | {prose(inspect.getdoc(enum) or '')} |"
 
-    return "\n".join(["### Enumerations", "", "| type | one of | meaning |", "|---|---|---|", *map(row, ENUMERATIONS)]) + "\n"
+    return (
+        "\n".join(
+            [
+                "### Enumerations",
+                "",
+                "| type | one of | meaning |",
+                "|---|---|---|",
+                *map(row, ENUMERATIONS),
+            ]
+        )
+        + "\n"
+    )

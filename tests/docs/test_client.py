@@ -19,7 +19,9 @@ FIRST, *OTHERS = (block.text for block in PAGE if block.language == "python")
 (CONFIG,) = (block.text for block in PAGE if block.language == "toml")
 
 
-def executed(daemon: Daemon, directory: Path, command: str, program: str) -> tuple[str, dict[str, object]]:
+def executed(
+    daemon: Daemon, directory: Path, command: str, program: str
+) -> tuple[str, dict[str, object]]:
     """Return what a command of the page prints, with this program as agent.py, and its run."""
     (directory / "agent.py").write_text(program)
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
@@ -41,11 +43,14 @@ def test_the_programs_run(start: Start, tmp_path: Path) -> None:
 
     said, _ = executed(daemon, tmp_path, COMMAND.replace("0.50", "0.01"), FIRST)
     assert said.startswith(
-        "I finish with what I have: not reserved: 0.0156 USD more would take run a2 ('first') above its cost limit"
+        "I finish with what I have: not reserved: 0.0156 USD more would take run a2 ('first') "
+        "above its cost limit"
     )
 
     assert len(OTHERS) == 7
-    apart = "\n\n".join(f"exec(compile({program!r}, 'client.md', 'exec'), {{}})" for program in OTHERS)
+    apart = "\n\n".join(
+        f"exec(compile({program!r}, 'client.md', 'exec'), {{}})" for program in OTHERS
+    )
     said, run = executed(daemon, tmp_path, COMMAND, apart)
     assert "cost 0.0" in said
     assert "looks good" in said

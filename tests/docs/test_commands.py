@@ -25,14 +25,21 @@ _ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "<", "(", ")"}
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Return every command line of `sfactl` and `sfad`: in console and shell blocks, and whole inline code."""
-    lines = [line for block in blocks(text) if block.language in {"console", "sh"} for line in block.text.splitlines()]
+    """Return every command line of `sfactl` and `sfad`: in console and shell blocks, and whole
+    inline code."""
+    lines = [
+        line
+        for block in blocks(text)
+        if block.language in {"console", "sh"}
+        for line in block.text.splitlines()
+    ]
     for line in [*lines, *spans(text)]:
         yield from ours(line.removeprefix("$ ").replace("…", ""))
 
 
 def ours(line: str) -> Iterator[list[str]]:
-    """Return the parts of a shell's command line that begin with sfactl or sfad, and those within what is quoted or after `--`."""
+    """Return the parts of a shell's command line that begin with sfactl or sfad, and those within
+    what is quoted or after `--`."""
     if not re.match(r"(sfactl|sfad)\b(?!:)", line):
         return
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
@@ -56,7 +63,9 @@ def check_sfactl(words: list[str]) -> None:
 
     def invoke(command: Verb, ctx: typer.Context) -> int:
         begin = ctx.params["command"][:1] if isinstance(command, TakesCommand) else ()
-        assert begin in ((), ("--",), *((agent,) for agent in AGENTS)), f"a command needs '--': {words}"
+        assert begin in ((), ("--",), *((agent,) for agent in AGENTS)), (
+            f"a command needs '--': {words}"
+        )
         return 0
 
     try:
@@ -79,7 +88,11 @@ def examples() -> list[tuple[Path, list[str]]]:
     return [(page, words) for page in pages() for words in commands(page.read_text())]
 
 
-@pytest.mark.parametrize(("page", "words"), examples(), ids=lambda part: part.name if isinstance(part, Path) else " ".join(part))
+@pytest.mark.parametrize(
+    ("page", "words"),
+    examples(),
+    ids=lambda part: part.name if isinstance(part, Path) else " ".join(part),
+)
 def test_it_parses(page: Path, words: list[str]) -> None:
     assert page.exists()
     program, *rest = words
@@ -92,7 +105,12 @@ def test_the_examples_are_found() -> None:
 
 
 def test_wrong_command_lines_are_found() -> None:
-    for wrong in (["run", "--colour", "--", "true"], ["stop", "--grace"], ["bogus"], ["run", "true"]):
+    for wrong in (
+        ["run", "--colour", "--", "true"],
+        ["stop", "--grace"],
+        ["bogus"],
+        ["run", "true"],
+    ):
         with pytest.raises(AssertionError):
             check_sfactl(wrong)
 

@@ -74,17 +74,32 @@ def _start_and_watch(raw: RawClient) -> None:
     assert isinstance(reply, m.RunReply)
     shown = CONVERSATION["run"]
     assert isinstance(shown, m.RunReply)
-    of_the_moment = ("pid", "user", "deadline", "created_at", "started_at", "usage", "limits", "last_heard_at")
+    of_the_moment = (
+        "pid",
+        "user",
+        "deadline",
+        "created_at",
+        "started_at",
+        "usage",
+        "limits",
+        "last_heard_at",
+    )
     own = {name: getattr(reply.run, name) for name in of_the_moment}
     assert reply.run == msgspec.structs.replace(shown.run, **own)
-    assert [comparable(limit) for limit in reply.run.limits] == [comparable(limit) for limit in shown.run.limits]
+    assert [comparable(limit) for limit in reply.run.limits] == [
+        comparable(limit) for limit in shown.run.limits
+    ]
     raw.say("watch")
     assert raw.hear() == CONVERSATION["done"]
 
 
 def comparable(limit: LimitState) -> LimitState:
     """Return the limit without what depends on the moment and the machine."""
-    enforced_by = "kernel" if limit.enforced_by == "watching" and limit.kind is LimitKind.PIDS else limit.enforced_by
+    enforced_by = (
+        "kernel"
+        if limit.enforced_by == "watching" and limit.kind is LimitKind.PIDS
+        else limit.enforced_by
+    )
     return msgspec.structs.replace(limit, used=None, enforced_by=enforced_by)
 
 
@@ -102,13 +117,23 @@ def test_limits_and_money(raw: RawClient) -> None:
     assert isinstance(held, m.Reserved)
     assert isinstance(shown, m.Reserved)
     # the price library decides the amount, and the daemon the name
-    assert held == msgspec.structs.replace(shown, cost_usd=held.cost_usd, reservation=held.reservation)
+    assert held == msgspec.structs.replace(
+        shown, cost_usd=held.cost_usd, reservation=held.reservation
+    )
     assert held.cost_usd
     assert held.reservation
-    raw.send(m.pack_message(msgspec.structs.replace(CONVERSATION["settle"], reservation=held.reservation)))
+    raw.send(
+        m.pack_message(
+            msgspec.structs.replace(CONVERSATION["settle"], reservation=held.reservation)
+        )
+    )
     settled = raw.hear()
     assert isinstance(settled, m.RunReply)
-    assert (settled.id, settled.run.usage.cost_usd, settled.run.usage.output_tokens) == (12, 0.07, 900)
+    assert (settled.id, settled.run.usage.cost_usd, settled.run.usage.output_tokens) == (
+        12,
+        0.07,
+        900,
+    )
     raw.say("recommend")
     advised = raw.hear()
     assert isinstance(advised, m.Recommended)
@@ -125,12 +150,19 @@ def _too_much(raw: RawClient) -> None:
     assert refused.refused is not None
     assert shown.refused is not None
     its_own = {name: getattr(refused.refused, name) for name in ("used", "asked", "message")}
-    assert refused == msgspec.structs.replace(shown, refused=msgspec.structs.replace(shown.refused, **its_own))
-    assert its_own["message"] == shown.refused.message.replace("1.05 USD", format_amount(LimitKind.COST, refused.refused.asked))
+    assert refused == msgspec.structs.replace(
+        shown, refused=msgspec.structs.replace(shown.refused, **its_own)
+    )
+    assert its_own["message"] == shown.refused.message.replace(
+        "1.05 USD", format_amount(LimitKind.COST, refused.refused.asked)
+    )
     raw.say("wait")
     over = raw.hear()
     assert isinstance(over, m.RunReply)
-    assert (over.run.status, over.run.reason and over.run.reason.limit_kind) == (Status.FAILED, "cost")
+    assert (over.run.status, over.run.reason and over.run.reason.limit_kind) == (
+        Status.FAILED,
+        "cost",
+    )
 
 
 def _descriptors(raw: RawClient) -> None:
@@ -182,7 +214,10 @@ def test_a_lost_connection(raw: RawClient, daemon: Daemon) -> None:
     raw.say("wait")
     over = raw.hear()
     assert isinstance(over, m.RunReply)
-    assert (over.run.status, over.run.reason and over.run.reason.kind) == (Status.CANCELLED, "client")
+    assert (over.run.status, over.run.reason and over.run.reason.kind) == (
+        Status.CANCELLED,
+        "client",
+    )
 
 
 def _error(reply: m.Reply) -> tuple[int, ErrorCode]:

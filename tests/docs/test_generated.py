@@ -33,7 +33,9 @@ def test_the_man_page_has_every_verb_and_option() -> None:
     for verb in verbs.everything():
         assert f'.SS "sfactl {verb} ' in page
         options = [each for each in app.load(verb).params if isinstance(each, TyperOption)]
-        assert all(re.search(rf'^\.B ".*{option.opts[0]}\b', page, re.MULTILINE) for option in options), verb
+        assert all(
+            re.search(rf'^\.B ".*{option.opts[0]}\b', page, re.MULTILINE) for option in options
+        ), verb
 
 
 @pytest.mark.needs("groff")
@@ -43,7 +45,9 @@ def test_groff_has_no_complaint_about_the_man_pages() -> None:
 
 
 def test_everything_generated_is_on_a_page() -> None:
-    assert sorted(parts()) == sorted(name for page in pages() for name in generated(page.read_text()))
+    assert sorted(parts()) == sorted(
+        name for page in pages() for name in generated(page.read_text())
+    )
 
 
 def test_the_diagram_is_the_table() -> None:

@@ -1,4 +1,5 @@
-"""The examples of hooks.md: the mail really arrives, and each command is one that the config takes."""
+"""The examples of hooks.md: the mail really arrives, and each command is one that the config
+takes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from tests.harness import ended, started, wait_until
 
 PAGE = text_of("hooks.md")
 
-FAILS = r"printf '\033[31mError: 401 invalid key API_KEY=sk-ant-secretsecretsecret\033[0m\n\n' >&2; exit 3"
+FAILS = (
+    r"printf '\033[31mError: 401 invalid key API_KEY=sk-ant-secretsecretsecret\033[0m\n\n' >&2; "
+    r"exit 3"
+)
 
 
 class Mailbox(threading.Thread):
@@ -100,7 +104,9 @@ def test_the_mail_of_an_alert_says_raised_and_that_it_was_cleared_is_no_mail() -
     try:
         for state in ("cleared", "raised"):
             words = [sys.executable, "-c", script, f"127.0.0.1:{box.port}", "me@example.org"]
-            subprocess.run(words, input=json.dumps(event | {"state": state}), text=True, check=True, timeout=60)
+            subprocess.run(
+                words, input=json.dumps(event | {"state": state}), text=True, check=True, timeout=60
+            )
     finally:
         box.listener.shutdown(socket.SHUT_RDWR)
         box.listener.close()

@@ -11,14 +11,30 @@ import yaml
 
 MANIFEST = Path(__file__).parents[2] / "docs" / "kuberay.yaml"
 
-TEXT, BOOLEAN, WHOLE, ANY = {"type": "string"}, {"type": "boolean"}, {"type": "integer"}, {"type": "object"}
+TEXT, BOOLEAN, WHOLE, ANY = (
+    {"type": "string"},
+    {"type": "boolean"},
+    {"type": "integer"},
+    {"type": "object"},
+)
 TEXTS, MAP = {"type": "array", "items": TEXT}, {"type": "object", "additionalProperties": TEXT}
-AMOUNTS = {"type": "object", "additionalProperties": {"type": ["string", "integer"], "pattern": r"^[0-9.]+([KMGTPE]i|[mkMGTPE])?$"}}
+AMOUNTS = {
+    "type": "object",
+    "additionalProperties": {
+        "type": ["string", "integer"],
+        "pattern": r"^[0-9.]+([KMGTPE]i|[mkMGTPE])?$",
+    },
+}
 
 
 def fields(*required: str, **known: Any) -> dict[str, Any]:
     """Return the schema of an object with no other fields."""
-    return {"type": "object", "properties": known, "required": list(required), "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": known,
+        "required": list(required),
+        "additionalProperties": False,
+    }
 
 
 def items(schema: dict[str, Any]) -> dict[str, Any]:
@@ -41,8 +57,9 @@ CONTAINER = fields(
     readinessProbe=ANY,
     resources=fields(claims=items(ANY), limits=AMOUNTS, requests=AMOUNTS),
     securityContext=fields(
-        allowPrivilegeEscalation=BOOLEAN, privileged=BOOLEAN, readOnlyRootFilesystem=BOOLEAN, runAsGroup=WHOLE,
-        runAsNonRoot=BOOLEAN, runAsUser=WHOLE, capabilities=ANY, seccompProfile=ANY,
+        allowPrivilegeEscalation=BOOLEAN, privileged=BOOLEAN, readOnlyRootFilesystem=BOOLEAN,
+        runAsGroup=WHOLE, runAsNonRoot=BOOLEAN, runAsUser=WHOLE, capabilities=ANY,
+        seccompProfile=ANY,
     ),
     startupProbe=ANY,
     volumeMounts=items(fields("name", "mountPath", mountPath=TEXT, name=TEXT, readOnly=BOOLEAN, subPath=TEXT)),
@@ -60,15 +77,25 @@ VOLUME = fields(
 POD = fields(
     metadata=fields(annotations=MAP, labels=MAP, name=TEXT, namespace=TEXT),
     spec=fields(
-        "containers", containers=items(CONTAINER), initContainers=items(CONTAINER), volumes=items(VOLUME), hostPID=BOOLEAN,
-        nodeSelector=MAP, securityContext=ANY, serviceAccountName=TEXT, shareProcessNamespace=BOOLEAN,
-        terminationGracePeriodSeconds=WHOLE, tolerations=items(ANY),
+        "containers", containers=items(CONTAINER), initContainers=items(CONTAINER),
+        volumes=items(VOLUME), hostPID=BOOLEAN, nodeSelector=MAP, securityContext=ANY,
+        serviceAccountName=TEXT, shareProcessNamespace=BOOLEAN, terminationGracePeriodSeconds=WHOLE,
+        tolerations=items(ANY),
     ),
 )  # fmt: skip
-HEAD = fields("template", headService=ANY, labels=MAP, rayStartParams=MAP, resources=MAP, serviceType=TEXT, template=POD)
+HEAD = fields(
+    "template",
+    headService=ANY,
+    labels=MAP,
+    rayStartParams=MAP,
+    resources=MAP,
+    serviceType=TEXT,
+    template=POD,
+)
 WORKERS = fields(
-    "groupName", "maxReplicas", "minReplicas", "template", groupName=TEXT, idleTimeoutSeconds=WHOLE, labels=MAP, maxReplicas=WHOLE,
-    minReplicas=WHOLE, numOfHosts=WHOLE, rayStartParams=MAP, replicas=WHOLE, resources=MAP, template=POD,
+    "groupName", "maxReplicas", "minReplicas", "template", groupName=TEXT, idleTimeoutSeconds=WHOLE,
+    labels=MAP, maxReplicas=WHOLE, minReplicas=WHOLE, numOfHosts=WHOLE, rayStartParams=MAP,
+    replicas=WHOLE, resources=MAP, template=POD,
 )  # fmt: skip
 CLUSTER = fields(
     "apiVersion", "kind", "metadata", "spec",
@@ -78,16 +105,12 @@ CLUSTER = fields(
     spec=fields(
         "headGroupSpec",
         authOptions=fields(mode={"enum": ["disabled", "token"]}, secretName=TEXT, enableK8sTokenAuth=BOOLEAN),
-        autoscalerOptions=ANY,
-        enableInTreeAutoscaling=BOOLEAN,
-        headGroupSpec=HEAD,
-        rayVersion=TEXT,
-        suspend=BOOLEAN,
-        workerGroupSpecs=items(WORKERS),
+        autoscalerOptions=ANY, enableInTreeAutoscaling=BOOLEAN, headGroupSpec=HEAD, rayVersion=TEXT,
+        suspend=BOOLEAN, workerGroupSpecs=items(WORKERS),
     ),
 )  # fmt: skip
-"""Written by hand after the definition of KubeRay 1.6: the fields that a fleet may want. What is not here is refused, so that a
-misspelt field is noticed."""
+"""Written by hand after the definition of KubeRay 1.6: the fields that a fleet may want. What is
+not here is refused, so that a misspelt field is noticed."""
 
 
 @pytest.fixture
@@ -120,4 +143,6 @@ def test_each_pod_is_a_node(manifest: dict[str, Any]) -> None:
         (script,) = container["args"]
         assert "sfad serve" in script
         assert "$KUBERAY_GEN_RAY_START_CMD --labels=sfad-node=$HOSTNAME" in script
-        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == {
+            volume["name"] for volume in pod["volumes"]
+        }

@@ -59,7 +59,9 @@ def test_ranges_and_whose_use_counts() -> None:
 def test_defaults() -> None:
     for kind, (_, _, _, default, *_) in by_kind().items():
         known = DEFAULT_LIMITS.get(kind)
-        assert (None if default == "off" else amount(kind, default)) == (known.threshold if known else None), kind
+        assert (None if default == "off" else amount(kind, default)) == (
+            known.threshold if known else None
+        ), kind
 
 
 def test_actions() -> None:
@@ -72,11 +74,20 @@ def test_actions() -> None:
 def test_profiles() -> None:
     shown = {row[0]: row[1:] for row in table("Profiles")}
     assert shown == {
-        name: [f"{profile.turns}", f"{profile.time / 60:g} min", f"{profile.cost:.2f}", profile.action.value]
+        name: [
+            f"{profile.turns}",
+            f"{profile.time / 60:g} min",
+            f"{profile.cost:.2f}",
+            profile.action.value,
+        ]
         for name, profile in PROFILES.items()
     }
 
 
 def test_aliases_that_are_named() -> None:
-    [line] = re.findall(r"Singulars and the words of agent frameworks are understood: (.+?)\. ", PAGE["Writing limits"], re.DOTALL)
+    [line] = re.findall(
+        r"Singulars and the words of agent frameworks are understood: (.+?)\. ",
+        PAGE["Writing limits"],
+        re.DOTALL,
+    )
     assert [parse_kind(word) for word in words(line)]

@@ -10,12 +10,16 @@ import pytest
 from tests.docs.pages import DOCS, README, ROOT, pages, spans, text_of, without_code
 
 _LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
-_MACHINE = re.compile(r"/work\b|/root\b|/tmp/\w|/home/(?!ann\b)|/opt/|pypi|artifactory|npmjs|\.internal\b")
+_MACHINE = re.compile(
+    r"/work\b|/root\b|/tmp/\w|/home/(?!ann\b)|/opt/|pypi|artifactory|npmjs|\.internal\b"
+)
 
 
 def links(page: Path) -> list[str]:
     """Return the targets of a page's links, without other sites."""
-    return [target for target in _LINK.findall(without_code(page.read_text())) if "://" not in target]
+    return [
+        target for target in _LINK.findall(without_code(page.read_text())) if "://" not in target
+    ]
 
 
 def anchors(page: Path) -> set[str]:
@@ -45,17 +49,27 @@ def test_no_path_of_a_machine(page: Path) -> None:
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_lines_are_short_but_where_output_is_shown(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert [line for line in text.splitlines() if len(line) > 120 and not line.startswith(("|", "    "))] == []
+    assert [
+        line for line in text.splitlines() if len(line) > 120 and not line.startswith(("|", "    "))
+    ] == []
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_files_that_are_named_exist(page: Path) -> None:
-    named = [span for span in spans(page.read_text()) if re.match(r"(sfad|sfactl|tests|docs)/", span) and "VERB" not in span]
+    named = [
+        span
+        for span in spans(page.read_text())
+        if re.match(r"(sfad|sfactl|tests|docs)/", span) and "VERB" not in span
+    ]
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_the_threat_model_names_tests_that_exist() -> None:
     named = set(re.findall(r"`(test_\w+)`", text_of("threat-model.md")))
-    there = {name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
+    there = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
     assert named
     assert named <= there, named - there

@@ -1,4 +1,5 @@
-"""Compare protocol.md with the code: that every message is there, bounds and ranges, bytes. Run its example."""
+"""Compare protocol.md with the code: that every message is there, bounds and ranges, bytes. Run its
+example."""
 
 from __future__ import annotations
 
@@ -64,8 +65,13 @@ def test_each_reply_is_described_once(struct: type[m.Reply]) -> None:
 
 
 def test_a_docstring_becomes_the_words_of_the_page() -> None:
-    said = "`None`: as `Spawn.tied` of `RunInfo`,\n    answered by `RunReply` (docs/limits.md#kinds)."
-    assert prose(said) == "Nil: as `tied` of `spawn` of `RunInfo`, answered by `run` ([limits](limits.md#kinds))."
+    said = (
+        "`None`: as `Spawn.tied` of `RunInfo`,\n    answered by `RunReply` (docs/limits.md#kinds)."
+    )
+    assert (
+        prose(said)
+        == "Nil: as `tied` of `spawn` of `RunInfo`, answered by `run` ([limits](limits.md#kinds))."
+    )
     assert field_docs(m.Wait)["timeout"] == "Seconds; 0 answers at once."
     assert fields_of(m.Wait) == {"run": "str", "timeout": "float?", "tie": "bool = false"}
 
@@ -73,7 +79,11 @@ def test_a_docstring_becomes_the_words_of_the_page() -> None:
 def test_which_types_leave_defaults_out() -> None:
     # the page says: the messages themselves, `Reason`, `Event` and `CallInfo`
     assert all(struct.__struct_config__.omit_defaults for struct in (*m.REQUESTS, *m.REPLIES))
-    assert {tag(struct) for struct in nested() if struct.__struct_config__.omit_defaults} == {"Reason", "Event", "CallInfo"}
+    assert {tag(struct) for struct in nested() if struct.__struct_config__.omit_defaults} == {
+        "Reason",
+        "Event",
+        "CallInfo",
+    }
 
 
 def test_words() -> None:
@@ -95,7 +105,9 @@ def test_bounds() -> None:
         "replies and events that a client leaves unread": f"{connection.MAX_UNSENT // mib} MiB",
         "watches of one connection": f"{following.MAX_EACH}",
         "requests of one connection handled in one go": f"{tasks.TURN_REQUESTS}",
-        "requests of one tree, or of one user outside any run, handled in one go": f"{dispatch.TURN_TIME * 1000:g} ms",
+        "requests of one tree, or of one user outside any run, handled in one go": (
+            f"{dispatch.TURN_TIME * 1000:g} ms"
+        ),
         "bytes that wait for a run's stdin (`send`)": f"{live.MAX_PENDING // mib} MiB",
         "bytes of a piece of files (`put_files`)": f"{PIECE // mib} MiB",
         "bytes of all files of a run (`put_files`, `fetch_files`)": "`fleet.ship_max`",
@@ -106,13 +118,21 @@ def test_bounds() -> None:
     assert {row[0]: row[1] for row in rows(shared)} == {
         "bound": "value",
         "connections, and descriptors that wait in them": f"{shares.MAX_CONNECTIONS}",
-        "bytes of requests that are unfinished or wait for their turn": f"{shares.MAX_PARTIAL // mib} MiB",
+        "bytes of requests that are unfinished or wait for their turn": (
+            f"{shares.MAX_PARTIAL // mib} MiB"
+        ),
         "bytes of unread replies and events": f"{shares.MAX_UNREAD // mib} MiB",
         "requests that are not answered": f"{shares.MAX_REQUESTS:,}".replace(",", " "),
         "watches": f"{shares.MAX_WATCHES}",
         "of these, `watch_runs`": f"{shares.MAX_RUN_FEEDS}",
     }
-    assert [shares.FRACTIONS[scope] for scope in ("run", "tree", "user", "others", "owner")] == [1 / 8, 1 / 4, 1 / 2, 3 / 4, 1]
+    assert [shares.FRACTIONS[scope] for scope in ("run", "tree", "user", "others", "owner")] == [
+        1 / 8,
+        1 / 4,
+        1 / 2,
+        3 / 4,
+        1,
+    ]
     prose = " ".join(PAGE.split())
     assert f"a run may have {shares.LEAST_CONNECTIONS} in any" in prose
     reserves = [need * descriptors.RESERVE for need in (Need.CLIENT, Need.RUN, Need.OWNER)]
@@ -126,7 +146,8 @@ def test_bounds() -> None:
 
 def test_ranges() -> None:
     spawn, stop, result = (
-        {item.split(":")[0]: item for item in REQUESTS[name].split("\n- `")} for name in ("spawn", "stop", "result")
+        {item.split(":")[0]: item for item in REQUESTS[name].split("\n- `")}
+        for name in ("spawn", "stop", "result")
     )
     assert f": 1 to {MAX_ATTEMPTS}." in spawn["attempts"]
     assert f", 0 to {MAX_RETRY_DELAY:g};" in spawn["retry_delay"]
@@ -162,6 +183,10 @@ def test_the_example(daemon: Daemon, tmp_path: Path) -> None:
     file = tmp_path / "client.py"
     file.write_text(program)
     done = subprocess.run(
-        [sys.executable, file], env=os.environ | {"SFAD_SOCKET": str(daemon.socket)}, capture_output=True, text=True, timeout=60
+        [sys.executable, file],
+        env=os.environ | {"SFAD_SOCKET": str(daemon.socket)},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (done.stdout, done.stderr) == ("completed\n", "")

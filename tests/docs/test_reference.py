@@ -10,7 +10,18 @@ import pytest
 
 from sfactl.exits import MEANINGS
 from sfad import __version__
-from sfad.config import Agent, ConfigError, GroupConfig, Hook, Price, ProgramConfig, TeamBudget, UpstreamConfig, UserBudget, load
+from sfad.config import (
+    Agent,
+    ConfigError,
+    GroupConfig,
+    Hook,
+    Price,
+    ProgramConfig,
+    TeamBudget,
+    UpstreamConfig,
+    UserBudget,
+    load,
+)
 from sfad.daemon.reloading import AT_START
 from tests.docs.pages import CHANGELOG, README, ROOT, blocks, rows, sections, text_of
 
@@ -19,7 +30,11 @@ DEFAULTS, NAMED = (block.text for block in blocks(CONFIGURATION) if block.langua
 SETTINGS = load().settings
 
 _LINE = re.compile(r"^#?(\w+) = (.+?) +# (.+)$")
-_UNITS = re.compile(r"^(a (whole )?number|a duration|a size|one) ((from|of) )?| \([^)]*\)|: the program.*|, such as.*")
+_UNITS = re.compile(
+    r"^(a (whole )?number|a duration|a size|one) ((from|of) )?| \([^)]*\)|: the program.*|, "
+    r"such "
+    r"as.*"
+)
 
 
 class Shown(NamedTuple):
@@ -45,7 +60,8 @@ def keys(block: str) -> list[Shown]:
 
 
 def uncommented(block: str, without: str = "env") -> str:
-    """Return the block with the keys that have no default, but for one of a pair that excludes itself."""
+    """Return the block with the keys that have no default, but for one of a pair that excludes
+    itself."""
     return re.sub(rf"^#(?=\w)(?!(?:key|headers)_{without} )", "", block, flags=re.MULTILINE)
 
 
@@ -71,22 +87,32 @@ def test_every_value_that_is_shown_is_allowed(tmp_path: Path, block: str) -> Non
 
 def test_every_key_below_a_name() -> None:
     entries = {
-        "prices": Price, "programs": ProgramConfig, "users": UserBudget, "teams": TeamBudget, "upstreams": UpstreamConfig,
-        "agents": Agent, "hooks": Hook, "groups": GroupConfig,
+        "prices": Price, "programs": ProgramConfig, "users": UserBudget, "teams": TeamBudget,
+        "upstreams": UpstreamConfig, "agents": Agent, "hooks": Hook, "groups": GroupConfig,
     }  # fmt: skip
     shown = {shown.key for shown in keys(NAMED)}
     tables = {key.rpartition(".")[0] for key in shown}
-    kinds = {table: next(kind for name, kind in entries.items() if f"{name}." in f"{table}.") for table in tables}
-    assert shown == {f"{table}.{field}" for table, kind in kinds.items() for field in kind.__struct_fields__}
+    kinds = {
+        table: next(kind for name, kind in entries.items() if f"{name}." in f"{table}.")
+        for table in tables
+    }
+    assert shown == {
+        f"{table}.{field}" for table, kind in kinds.items() for field in kind.__struct_fields__
+    }
 
 
-@pytest.mark.parametrize(("block", "shown"), [pytest.param(b, shown, id=shown.key) for b in (DEFAULTS, NAMED) for shown in keys(b)])
+@pytest.mark.parametrize(
+    ("block", "shown"),
+    [pytest.param(b, shown, id=shown.key) for b in (DEFAULTS, NAMED) for shown in keys(b)],
+)
 def test_the_range_is_that_of_the_error(tmp_path: Path, block: str, shown: Shown) -> None:
     table, _, name = shown.key.rpartition(".")
     text = f"\n{uncommented(block, 'file' if name.endswith('_env') else 'env')}"
     head = "[[hooks]]" if table.startswith("hooks.") else f"[{table}]"
     begin = text.index(f"\n{head}") if table else 0
-    wrong = text[:begin] + text[begin:].replace(f"\n{name} = {shown.value} ", f"\n{name} = {{}} ", 1)
+    wrong = text[:begin] + text[begin:].replace(
+        f"\n{name} = {shown.value} ", f"\n{name} = {{}} ", 1
+    )
     with pytest.raises(ConfigError) as caught:
         load([write(tmp_path / "sfad.toml", wrong)])
     assert f"{shown.key} = " in str(caught.value)
@@ -95,11 +121,19 @@ def test_the_range_is_that_of_the_error(tmp_path: Path, block: str, shown: Shown
 
 
 def test_which_keys_wait_for_a_restart() -> None:
-    assert " and ".join(f"`{key}*`" if key.endswith(".") else f"`{key}`" for key in AT_START) + " stay as they are" in CONFIGURATION
+    assert (
+        " and ".join(f"`{key}*`" if key.endswith(".") else f"`{key}`" for key in AT_START)
+        + " stay as they are"
+        in CONFIGURATION
+    )
 
 
 def test_every_environment_variable_is_documented() -> None:
-    sources = [path.read_text() for package in ("sfad", "sfactl") for path in (ROOT / package).rglob("*.py")]
+    sources = [
+        path.read_text()
+        for package in ("sfad", "sfactl")
+        for path in (ROOT / package).rglob("*.py")
+    ]
     variables = {name for text in sources for name in re.findall(r"\bSFAD?_[A-Z_]*[A-Z]\b", text)}
     assert {name for name in variables if f"`{name}`" not in CONFIGURATION} == set()
 

@@ -1,7 +1,8 @@
-"""Run every command that README, tutorial, limits, watching and durability show, in order, and compare its output.
+"""Run every command that README, tutorial, limits, watching and durability show, in order, and
+compare its output.
 
-Times, sizes, pids, paths and users are not compared, because they differ between runs. Neither is the order of lines, because
-stdout and stderr arrive by two pipes.
+Times, sizes, pids, paths and users are not compared, because they differ between runs. Neither is
+the order of lines, because stdout and stderr arrive by two pipes.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Reader:
         self._env = kept | {
             "HOME": str(home),
             "PATH": f"{home}/bin:{os.environ['PATH']}",
-            "XDG_RUNTIME_DIR": str(home),  # not the one of a systemd that would start the daemon in another home
+            # not the one of a systemd that would start the daemon in another home
+            "XDG_RUNTIME_DIR": str(home),
             "SFAD_STATE_DIR": str(home / "state"),
             "SFAD_SOCKET": str(home / "sock"),
         }
@@ -71,8 +73,8 @@ class Reader:
         """Return what a command prints."""
         words = ["sh", "-c", command]
         done = subprocess.run(
-            words, env=self._env, cwd=self._home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, timeout=2 * PATIENCE, check=False,
+            words, env=self._env, cwd=self._home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, timeout=2 * PATIENCE, check=False,
         )  # fmt: skip
         return done.stdout
 
@@ -89,7 +91,8 @@ class Reader:
     def leave(self) -> None:
         """Stop the daemon."""
         if (self._home / "sock").exists():
-            # wait by pidfd: `psutil` would also wait until pid 1 has reaped the daemon, which takes seconds in a container
+            # wait by pidfd: `psutil` would also wait until pid 1 has reaped the daemon, which takes
+            # seconds in a container
             daemon = os.pidfd_open(self.daemon().pid)
             try:
                 signal.pidfd_send_signal(daemon, signal.SIGTERM)
@@ -114,15 +117,24 @@ def steps(text: str) -> Iterator[tuple[str, str]]:
 
 def lines(text: str) -> list[str]:
     """Return the lines of a text that can be compared."""
-    for pattern, instead in [*_VARIES, (rf"\buser ({re.escape(psutil.Process().username())}|ann)\b", "user USER")]:
+    for pattern, instead in [
+        *_VARIES,
+        (rf"\buser ({re.escape(psutil.Process().username())}|ann)\b", "user USER"),
+    ]:
         text = re.sub(pattern, instead, text)
-    return sorted(line.rstrip() for line in text.splitlines() if not line.startswith("sfactl: no daemon was running"))
+    return sorted(
+        line.rstrip()
+        for line in text.splitlines()
+        if not line.startswith("sfactl: no daemon was running")
+    )
 
 
 def follow(reader: Reader, command: str, shown: str) -> None:
     """Type a command and compare its output."""
     if command == "sfactl status":
-        assert [line.split()[0] for line in reader.type(command).splitlines()] == [line.split()[0] for line in shown.splitlines()]
+        assert [line.split()[0] for line in reader.type(command).splitlines()] == [
+            line.split()[0] for line in shown.splitlines()
+        ]
     elif command == "sfactl config":
         wait_until(lambda: set(lines(shown)) <= set(lines(reader.type(command))), command)
     elif command.startswith(("sfactl tree", "sfactl why")):
@@ -133,9 +145,17 @@ def follow(reader: Reader, command: str, shown: str) -> None:
 
 
 def homes() -> dict[str, str]:
-    """Return the parts of the pages whose commands follow each other in one home, each by page and number."""
-    read = [README, *(DOCS / f"{name}.md" for name in ("tutorial", "limits", "watching", "durability"))]
-    return {f"{page.name}-{number}": text for page in read for number, text in enumerate(page.read_text().split(_ANOTHER_HOME))}
+    """Return the parts of the pages whose commands follow each other in one home, each by page and
+    number."""
+    read = [
+        README,
+        *(DOCS / f"{name}.md" for name in ("tutorial", "limits", "watching", "durability")),
+    ]
+    return {
+        f"{page.name}-{number}": text
+        for page in read
+        for number, text in enumerate(page.read_text().split(_ANOTHER_HOME))
+    }
 
 
 @pytest.mark.parametrize("text", homes().values(), ids=homes())

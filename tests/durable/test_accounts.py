@@ -12,10 +12,18 @@ from sfad.core.state.budgets import to_nanos, to_usd
 from sfad.durable.snapshots import from_saved, to_saved
 from sfad.protocol.types import LimitKind
 
-HOLD = {"model": "m", "input_tokens": 9, "output_tokens": 1, "cost": 0.1, "role": "planning", "periods": [["user", "ann", "today"]]}
+HOLD = {
+    "model": "m",
+    "input_tokens": 9,
+    "output_tokens": 1,
+    "cost": 0.1,
+    "role": "planning",
+    "periods": [["user", "ann", "today"]],
+}
 USE = {
-    "turns": 3, "messages": None, "input_tokens": 10, "output_tokens": 2, "cached_tokens": None, "cost": 0.31, "cost_from": "agent",
-    "planning_cost": 0.30000000000000004, "execution_cost": None, "unpriced_tokens": None, "partial": True, "estimated": False,
+    "turns": 3, "messages": None, "input_tokens": 10, "output_tokens": 2, "cached_tokens": None,
+    "cost": 0.31, "cost_from": "agent", "planning_cost": 0.30000000000000004,
+    "execution_cost": None, "unpriced_tokens": None, "partial": True, "estimated": False,
 }  # fmt: skip
 SAVED = {
     "sources": {"report": USE},
@@ -30,15 +38,23 @@ SAVED = {
 
 
 def loaded(data: object) -> Account:
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(data, enc_hook=to_saved), type=Account, dec_hook=from_saved)
+    return msgspec.msgpack.decode(
+        msgspec.msgpack.encode(data, enc_hook=to_saved), type=Account, dec_hook=from_saved
+    )
 
 
 def test_dollars_are_loaded_as_nano_dollars() -> None:
     account = loaded(SAVED)
     assert account.sources["report"].cost == 310_000_000
     assert account.sources["report"].planning_cost == account.below[LimitKind.COST] == 300_000_000
-    assert account.reservations["a1-1"] == OpenReservation("m", 9, 1, 100_000_000, "planning", (("user", "ann", "today"),))
-    assert account.reserved_by_agent == {"tokens": 10, "cost": 100_000_000, "planning_cost": 100_000_000}
+    assert account.reservations["a1-1"] == OpenReservation(
+        "m", 9, 1, 100_000_000, "planning", (("user", "ann", "today"),)
+    )
+    assert account.reserved_by_agent == {
+        "tokens": 10,
+        "cost": 100_000_000,
+        "planning_cost": 100_000_000,
+    }
     assert account.used(LimitKind.TOKENS) == 12 + 1115 + 10
 
 
@@ -61,7 +77,10 @@ def test_a_form_of_another_version_is_not_valid(form: object) -> None:
 
 
 def test_money_is_saved_in_dollars() -> None:
-    account = Account({"stream": Use(turns=1, cost=250_000_000)}, below={LimitKind.COST: 1_500_000_000, LimitKind.TOKENS: 7})
+    account = Account(
+        {"stream": Use(turns=1, cost=250_000_000)},
+        below={LimitKind.COST: 1_500_000_000, LimitKind.TOKENS: 7},
+    )
     saved = msgspec.msgpack.decode(msgspec.msgpack.encode(account, enc_hook=to_saved))
     assert saved["sources"]["stream"] == dict.fromkeys(Use.__dataclass_fields__) | {
         "turns": 1,

@@ -46,7 +46,8 @@ def damaged(directory: Path, *charges: float) -> Spool:
 
 
 def rebuilt(directory: Path, spool: Spool, on_record: float | None) -> tuple[float, list[str]]:
-    """Return what ann's budget of 10 USD counts as charged, and the notes. Without `on_record` the ledger is new."""
+    """Return what ann's budget of 10 USD counts as charged, and the notes. Without `on_record` the
+    ledger is new."""
     (directory / "sfad.toml").write_text("[budgets.users.ann]\ndaily_usd = 10")
     config = configuration.load([directory / "sfad.toml"]).config.budgets
     if on_record is not None:
@@ -69,7 +70,8 @@ def test_a_charge_is_in_the_spool_before_the_ledger(tmp_path: Path) -> None:
 def test_an_older_charge_before_the_damage_does_not_count(tmp_path: Path) -> None:
     assert rebuilt(tmp_path, damaged(tmp_path / "spool", 2.0, 9.5), 9.5) == (9.5, [])
     again = Spool(tmp_path / "spool", Timers(print), LoopTurns(), pytest.fail)
-    assert again.earlier.sound  # the damaged file was set aside, and what stood before the damage is in its place
+    # the damaged file was set aside, and what stood before the damage is in its place
+    assert again.earlier.sound
     assert rebuilt(tmp_path, again, None) == (9.5, [])
 
 

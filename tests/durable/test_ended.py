@@ -16,14 +16,18 @@ from sfad.host.tasks import LoopTurns
 from sfad.storage.store import Store
 
 
-def test_ended_runs_are_kept_until_the_ledger_is_checkpointed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_runs_are_kept_until_the_ledger_is_checkpointed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(saved, "SNAPSHOTS_KEPT", 10)
     runs = [run_id(number) for number in range(1, 13)]
     file = tmp_path / "spool" / "runs"
     with closing(Spool(tmp_path / "spool", Timers(print), LoopTurns(), print)) as spool:
         spool.begin("/state")
     with closing(Store(file)) as store:
-        store.write({f"{kind}/{run}": b"x" for run in runs for kind in ("run", "now", "meter", "key")})
+        store.write(
+            {f"{kind}/{run}": b"x" for run in runs for kind in ("run", "now", "meter", "key")}
+        )
     with closing(Spool(tmp_path / "spool", Timers(print), LoopTurns(), print)) as spool:
 
         def saved_keys() -> list[str]:
@@ -32,7 +36,9 @@ def test_ended_runs_are_kept_until_the_ledger_is_checkpointed(tmp_path: Path, mo
                 return list(copy.items)
 
         def kept() -> list[str]:
-            return sorted(key.removeprefix("run/") for key in saved_keys() if key.startswith("run/"))
+            return sorted(
+                key.removeprefix("run/") for key in saved_keys() if key.startswith("run/")
+            )
 
         spool.ended.recorded(runs[:5])
         assert kept() == runs

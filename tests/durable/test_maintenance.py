@@ -38,7 +38,14 @@ class World:
         self.live: list[str] = []
         self.trouble: list[str] = []
         self.said: list[str] = []
-        jobs = MaintenanceJobs(ledger, self.output, lambda: self.live, self.said.append, self.said.append, lambda: self.wall)
+        jobs = MaintenanceJobs(
+            ledger,
+            self.output,
+            lambda: self.live,
+            self.said.append,
+            self.said.append,
+            lambda: self.wall,
+        )
         self.maintenance = Maintenance(jobs, RetentionConfig(**settings), self.trouble.append)
 
     def passes(self, **span: float) -> None:
@@ -75,7 +82,14 @@ def world(directory: Path, *runs: RunInfo, **settings: Any) -> Iterator[World]:
 
 
 async def test_output_rows_and_events_are_deleted_at_their_ages(tmp_path: Path) -> None:
-    with world(tmp_path, ended(1, 100), ended(2, 80), ended(3, 8), ended(4, 6), run(5, status=Status.RUNNING)) as it:
+    with world(
+        tmp_path,
+        ended(1, 100),
+        ended(2, 80),
+        ended(3, 8),
+        ended(4, 6),
+        run(5, status=Status.RUNNING),
+    ) as it:
         await it.happened(NOW - 100 * DAY, NOW - 2 * DAY)
         for name in ("a2", "a3", "a4", "a5", "a6"):
             it.write(name, NOW - 6.5 * DAY)
@@ -107,14 +121,20 @@ async def test_off_is_off(tmp_path: Path) -> None:
         await it.happened(NOW - 2 * DAY)
         it.write("a1", NOW - 3000 * DAY)
         await it.maintenance.look()
-        assert (it.runs(), len(list(it.output.directory.iterdir())), it.ledger.file.backup, it.said) == (["a1"], 2, None, [])
+        assert (
+            it.runs(),
+            len(list(it.output.directory.iterdir())),
+            it.ledger.file.backup,
+            it.said,
+        ) == (["a1"], 2, None, [])
 
 
 async def test_a_backup_is_made_when_it_is_due(tmp_path: Path) -> None:
     with world(tmp_path, ledger=None, output=None, backup_every=3600.0) as it:
         it.wall = datetime.now(UTC)
         times = []
-        for hours in (0, 0.5, 0.6, -1000, 0):  # a thousand hours back: a backup from the future does not count as recent
+        # a thousand hours back: a backup from the future does not count as recent
+        for hours in (0, 0.5, 0.6, -1000, 0):
             it.passes(hours=hours)
             before = len(it.said)
             await it.maintenance.look()
@@ -123,7 +143,9 @@ async def test_a_backup_is_made_when_it_is_due(tmp_path: Path) -> None:
         assert it.trouble == []
 
 
-async def test_a_failure_is_told_once_and_again_when_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failure_is_told_once_and_again_when_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with world(tmp_path, backup_every=3600.0) as it:
         with monkeypatch.context() as patch:
             patch.setattr(backup, "LEFT_FREE", 1 << 60)
@@ -138,7 +160,9 @@ async def test_a_failure_is_told_once_and_again_when_it_returns(tmp_path: Path, 
         assert len([line for line in it.trouble if line.startswith("backup: ")]) == 2
 
 
-async def test_jobs_begin_a_minute_after_the_start_and_then_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_jobs_begin_a_minute_after_the_start_and_then_as_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks: list[float] = []
     monkeypatch.setattr(maintenance, "FIRST_ROUND_AFTER", 0.05)
     with world(tmp_path, sweep_every=60.0) as it:

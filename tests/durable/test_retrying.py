@@ -30,7 +30,9 @@ class Disk:
         self.trouble: list[str] = []
         self.timers = Timers(print)
         self.turns = LoopTurns()
-        self.store = RetryingStore(file, self.timers, self.turns, self.trouble.append, self.trouble.append)
+        self.store = RetryingStore(
+            file, self.timers, self.turns, self.trouble.append, self.trouble.append
+        )
         self._patch = monkeypatch
 
     def write(self, *, full: bool, **changes: bytes | None) -> None:

@@ -19,7 +19,8 @@ from tests.ledger.samples import PLAIN, run
 
 
 async def archive(directory: Path, trouble: list[str]) -> SessionArchive:
-    """Return the archive of a ledger with two sessions, which ended two hours and ten minutes ago, and another run."""
+    """Return the archive of a ledger with two sessions, which ended two hours and ten minutes ago,
+    and another run."""
     now = wall_clock()
     opened = OpenedLedger(directory)
     for number, hours, mode in ((1, 2.0, SESSION), (2, 2.0, "background"), (3, 1 / 6, SESSION)):

@@ -1,4 +1,5 @@
-"""Agents that say what they use, one JSON line at a time, in the generic form that `--meter jsonl` reads."""
+"""Agents that say what they use, one JSON line at a time, in the generic form that `--meter jsonl`
+reads."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ BETWEEN = 0.05
 
 
 def turns(count: int, *, then: str = "") -> list[str]:
-    """Return the command of an agent that makes `count` tool calls, 50 ms apart, and then executes the Python code `then`."""
+    """Return the command of an agent that makes `count` tool calls, 50 ms apart, and then executes
+    the Python code `then`."""
     program = f"""
 import sys, time
 for number in range({count}):
@@ -30,7 +32,8 @@ for number in range({count}):
 
 
 def recorded(directory: Path, name: str, recording: str, *, code: int = 0) -> str:
-    """Make a program called `name` that prints a real agent's recording and exits. Return its path."""
+    """Make a program called `name` that prints a real agent's recording and exits. Return its
+    path."""
     path = directory / name
     path.write_text(f"#!/bin/sh\ncat '{RECORDINGS / recording}.jsonl'\nexit {code}\n")
     path.chmod(0o755)
@@ -40,11 +43,16 @@ def recorded(directory: Path, name: str, recording: str, *, code: int = 0) -> st
 def limit(kind: str, threshold: float, action: str | None = None) -> Limit:
     """Return the limit that `--limit` would make."""
     return Limit(
-        kind=LimitKind(kind), threshold=threshold, action=Action(action) if action is not None else None, source=f"--limit {kind}"
+        kind=LimitKind(kind),
+        threshold=threshold,
+        action=Action(action) if action is not None else None,
+        source=f"--limit {kind}",
     )
 
 
-def watched(client: Client, argv: list[str], *limits: Limit, meter: str | None = "jsonl", **options: Any) -> tuple[RunInfo, int]:
+def watched(
+    client: Client, argv: list[str], *limits: Limit, meter: str | None = "jsonl", **options: Any
+) -> tuple[RunInfo, int]:
     """Start a run. Return it, and the id under which its events are pushed."""
     reply = spawn(client, argv, limits=list(limits), meter=meter, watch=True, **options)
     assert isinstance(reply, m.RunReply), reply
@@ -90,11 +98,23 @@ MODEL = "claude-sonnet-4-5"
 
 def reserve(client: Client, run: str, input_tokens: int, output_tokens: int) -> m.Reserved:
     """Reserve an estimate."""
-    request = m.Reserve(id=client.next_id(), run=run, model=MODEL, input_tokens=input_tokens, max_output_tokens=output_tokens)
+    request = m.Reserve(
+        id=client.next_id(),
+        run=run,
+        model=MODEL,
+        input_tokens=input_tokens,
+        max_output_tokens=output_tokens,
+    )
     return client.call(request, m.Reserved)
 
 
 def sleeper(client: Client, *limits: tuple[str, float], **options: object) -> RunInfo:
     """Start a run that does nothing."""
-    run, _ = watched(client, ["sleep", "60"], *(limit(kind, value) for kind, value in limits), meter=None, **options)
+    run, _ = watched(
+        client,
+        ["sleep", "60"],
+        *(limit(kind, value) for kind, value in limits),
+        meter=None,
+        **options,
+    )
     return run

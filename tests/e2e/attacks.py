@@ -74,12 +74,18 @@ def leave_cgroup() -> None:
 
 def change_tag() -> None:
     """Replace the tag: set another soft RLIMIT_MSGQUEUE."""
-    resource.setrlimit(resource.RLIMIT_MSGQUEUE, (4711, resource.getrlimit(resource.RLIMIT_MSGQUEUE)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_MSGQUEUE, (4711, resource.getrlimit(resource.RLIMIT_MSGQUEUE)[1])
+    )
 
 
 def again(*words: str, **environment: str) -> None:
     """Execute this program with only those variables of the environment that it needs."""
-    kept = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH") if name in os.environ}
+    kept = {
+        name: os.environ[name]
+        for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH")
+        if name in os.environ
+    }
     os.execve(sys.executable, [sys.executable, __file__, *words], kept | environment)
 
 
@@ -98,9 +104,19 @@ def strip(*words: str) -> None:
 
 def ask(victim: str) -> None:
     """Try what a person may do and an agent may not."""
-    for words in (["info", victim], ["stop", victim], ["list"], ["spawn", "--", "sleep", "100"], ["status"]):
-        done = subprocess.run([sys.executable, "-m", "sfactl", *words], capture_output=True, text=True)
-        print("asked", words[0], done.returncode, done.stderr.strip().replace("\n", " "), flush=True)
+    for words in (
+        ["info", victim],
+        ["stop", victim],
+        ["list"],
+        ["spawn", "--", "sleep", "100"],
+        ["status"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "sfactl", *words], capture_output=True, text=True
+        )
+        print(
+            "asked", words[0], done.returncode, done.stderr.strip().replace("\n", " "), flush=True
+        )
     ready(os.getpid())
     nap()
 
@@ -156,7 +172,8 @@ def leave_when_told() -> None:
 
 
 def chain(generations: str) -> None:
-    """Leave an orphan outside its cgroup, with its marks, that forks and exits without pause so many times."""
+    """Leave an orphan outside its cgroup, with its marks, that forks and exits without pause so
+    many times."""
 
     def go() -> None:
         leave_cgroup()
@@ -214,7 +231,8 @@ def nest(depth: str, name: str) -> None:
 
 
 def lock_up() -> None:
-    """Take the owner's access rights from the run's cgroups and their control files. Leave a child that ignores SIGTERM."""
+    """Take the owner's access rights from the run's cgroups and their control files. Leave a child
+    that ignores SIGTERM."""
     if os.fork() == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ready(os.getpid())
@@ -246,7 +264,8 @@ def take_daemon(pid: str) -> None:
 
 
 def spoil(following: str) -> None:
-    """Make the cgroup of the next run, frozen, and forbid the daemon's cgroup any other below it."""
+    """Make the cgroup of the next run, frozen, and forbid the daemon's cgroup any other below
+    it."""
     base = os.path.dirname(os.path.dirname(own_cgroup()))
     os.mkdir(f"{base}/{following}")
     for name, content in (("cgroup.freeze", "1"),):

@@ -2,7 +2,8 @@
 
     python caller.py JSON       see `PLAN`
 
-It calls the model at ANTHROPIC_BASE_URL, and prints a line of JSON about each call. It exits with 1 if one failed.
+It calls the model at ANTHROPIC_BASE_URL, and prints a line of JSON about each call. It exits with 1
+if one failed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from urllib.parse import urlsplit
 MODEL = "claude-sonnet-4-5"
 """3 USD a million tokens in, 15 out."""
 
-HEADERS = {"content-type": "application/json", "x-api-key": os.environ.get("ANTHROPIC_API_KEY", "none")}
+HEADERS = {
+    "content-type": "application/json",
+    "x-api-key": os.environ.get("ANTHROPIC_API_KEY", "none"),
+}
 
 PLAN: dict[str, Any] = {
     "threads": 1,
@@ -55,7 +59,12 @@ def said(response: http.client.HTTPResponse) -> dict[str, Any]:
     except (http.client.HTTPException, OSError) as failure:
         error = type(failure).__name__
     words = json.loads(data)["error"]["message"] if response.status == 400 else None
-    return {"status": response.status, "whole": b"message_stop" in data, "said": words, "error": error}
+    return {
+        "status": response.status,
+        "whole": b"message_stop" in data,
+        "said": words,
+        "error": error,
+    }
 
 
 def call(plan: dict[str, Any], *, stall: bool) -> dict[str, Any]:
@@ -99,7 +108,18 @@ def children(plan: dict[str, Any]) -> list[subprocess.Popen[bytes]]:
     words = [sys.executable, __file__, json.dumps(plan | {"children": 0})]
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "sfactl", "run", "--quiet", "--name", f"c{number}", *plan["child_options"], "--", *words],
+            [
+                sys.executable,
+                "-m",
+                "sfactl",
+                "run",
+                "--quiet",
+                "--name",
+                f"c{number}",
+                *plan["child_options"],
+                "--",
+                *words,
+            ],
             env=env,
         )
         for number in range(plan["children"])
@@ -117,7 +137,10 @@ def main() -> int:
         os.setuid(plan["uid"])
     failures: list[dict[str, Any]] = []
     # as daemons: an interrupted process does not wait for a reply that stalls
-    threads = [threading.Thread(target=work, args=[plan, failures], daemon=True) for _ in range(plan["threads"])]
+    threads = [
+        threading.Thread(target=work, args=[plan, failures], daemon=True)
+        for _ in range(plan["threads"])
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -35,7 +35,8 @@ def module_provider() -> Iterator[Provider]:
 
 @pytest.fixture
 def provider(module_provider: Provider) -> Iterator[Provider]:
-    """A provider that has billed nothing. It has one address for all tests of a file, so that they can share a daemon."""
+    """A provider that has billed nothing. It has one address for all tests of a file, so that they
+    can share a daemon."""
     module_provider.forget()
     yield module_provider
     module_provider.released.set()

@@ -1,6 +1,8 @@
-"""An agent that tries to get out of its sandbox. Plain Python: `python escaping.py TARGETS`, where TARGETS is JSON.
+"""An agent that tries to get out of its sandbox. Plain Python: `python escaping.py TARGETS`, where
+TARGETS is JSON.
 
-It prints JSON: for each attack true if it succeeded, else why not. An attack changes nothing, or undoes what it has changed.
+It prints JSON: for each attack true if it succeeded, else why not. An attack changes nothing, or
+undoes what it has changed.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ def call(name: str, *arguments: object) -> int:
 
 def system_call(x86: int, generic: int, *arguments: object) -> int:
     """Call the kernel. Raises `OSError`."""
-    numbers = [ctypes.c_long(each) if isinstance(each, int) else each for each in (x86 if X86 else generic, *arguments)]
+    numbers = [
+        ctypes.c_long(each) if isinstance(each, int) else each
+        for each in (x86 if X86 else generic, *arguments)
+    ]
     return call("syscall", *numbers)
 
 
@@ -126,7 +131,10 @@ def list_descriptors_of_the_daemon() -> object:
 def see_another_run() -> object:
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
-            if int(name) != os.getpid() and TARGET["marker"].encode() in Path(f"/proc/{name}/environ").read_bytes():
+            if (
+                int(name) != os.getpid()
+                and TARGET["marker"].encode() in Path(f"/proc/{name}/environ").read_bytes()
+            ):
                 return True
     return False
 
@@ -139,13 +147,19 @@ def bind_to_a_cpu() -> object:
 
 @attack
 def slow_down() -> object:
-    os.setpriority(os.PRIO_PROCESS, TARGET["victim"], os.getpriority(os.PRIO_PROCESS, TARGET["victim"]))
+    os.setpriority(
+        os.PRIO_PROCESS, TARGET["victim"], os.getpriority(os.PRIO_PROCESS, TARGET["victim"])
+    )
     return True
 
 
 @attack
 def change_limits() -> object:
-    resource.prlimit(TARGET["victim"], resource.RLIMIT_CORE, resource.prlimit(TARGET["victim"], resource.RLIMIT_CORE))
+    resource.prlimit(
+        TARGET["victim"],
+        resource.RLIMIT_CORE,
+        resource.prlimit(TARGET["victim"], resource.RLIMIT_CORE),
+    )
     return True
 
 
@@ -186,7 +200,9 @@ def use_descriptors_of_the_sandbox() -> object:
 @attack
 def use_a_process_without_filter() -> object:
     processes = [name for name in os.listdir("/proc") if name.isdigit()]
-    return [name for name in processes if "Seccomp:\t2" not in Path(f"/proc/{name}/status").read_text()]
+    return [
+        name for name in processes if "Seccomp:\t2" not in Path(f"/proc/{name}/status").read_text()
+    ]
 
 
 @attack
@@ -195,8 +211,12 @@ def call_by_the_older_interface() -> object:
     if not X86:
         return False
     code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    code.write(bytes.fromhex("53b814000000cd805bc3"))  # push rbx; mov eax, 20; int 0x80; pop rbx; ret
-    return ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))() == os.getpid()
+    # push rbx; mov eax, 20; int 0x80; pop rbx; ret
+    code.write(bytes.fromhex("53b814000000cd805bc3"))
+    return (
+        ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))()
+        == os.getpid()
+    )
 
 
 @attack
@@ -326,8 +346,13 @@ def write_the_root() -> object:
 @attack
 def change_settings_in_proc() -> object:
     found = []
-    # a process may write to those of its own, and all users to those of /proc/pressure, which set nothing
-    top = {name for name in os.listdir("/proc") if not name.isdigit()} - {"self", "thread-self", "pressure"}
+    # a process may write to those of its own, and all users to those of /proc/pressure, which set
+    # nothing
+    top = {name for name in os.listdir("/proc") if not name.isdigit()} - {
+        "self",
+        "thread-self",
+        "pressure",
+    }
     for place in (Path("/proc", name) for name in top):
         for path in (path for path in (place, *place.rglob("*")) if path.is_file()):
             with suppress(OSError):
@@ -348,7 +373,9 @@ def see_others_in_tmp() -> object:
 
 @attack
 def find_devices() -> object:
-    return any(os.path.exists(f"/dev/{name}") for name in ("mem", "kmsg", "vda", "sda", "nvme0n1", "loop0"))
+    return any(
+        os.path.exists(f"/dev/{name}") for name in ("mem", "kmsg", "vda", "sda", "nvme0n1", "loop0")
+    )
 
 
 @attack
@@ -389,7 +416,11 @@ def see_cgroups_of_others() -> object:
 
 @attack
 def leave_its_cgroup() -> object:
-    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines() if " - cgroup2 " in line]
+    mounts = [
+        line.split()[4]
+        for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        if " - cgroup2 " in line
+    ]
     return any(descriptor(os.open(f"{mount}/cgroup.procs", os.O_WRONLY)) for mount in mounts)
 
 
@@ -464,7 +495,9 @@ def clone_into_a_user_namespace() -> object:
 
 @attack
 def clone_by_the_newer_call() -> object:
-    pid = system_call(435, 435, struct.pack("=8Q", 0x10000000, 0, 0, 0, signal.SIGCHLD, 0, 0, 0), 64)
+    pid = system_call(
+        435, 435, struct.pack("=8Q", 0x10000000, 0, 0, 0, signal.SIGCHLD, 0, 0, 0), 64
+    )
     if not pid:
         os._exit(0)
     return reaped(pid) == 0
@@ -532,7 +565,9 @@ def load_bpf() -> object:
 
 @attack
 def count_events() -> object:
-    return descriptor(system_call(298, 241, struct.pack("=IIQ", 1, 128, 0) + bytes(112), 0, -1, -1, 0))
+    return descriptor(
+        system_call(298, 241, struct.pack("=IIQ", 1, 128, 0) + bytes(112), 0, -1, -1, 0)
+    )
 
 
 @attack
@@ -616,7 +651,17 @@ def connect_to_an_abstract_socket() -> object:
 
 @attack
 def connect_to_the_machines_services() -> object:
-    return any(os.path.exists(path) for path in ("/run/dbus", "/run/systemd", "/run/lock", "/run/utmp", "/run/user", "/run/sfad"))
+    return any(
+        os.path.exists(path)
+        for path in (
+            "/run/dbus",
+            "/run/systemd",
+            "/run/lock",
+            "/run/utmp",
+            "/run/user",
+            "/run/sfad",
+        )
+    )
 
 
 @attack

@@ -8,8 +8,8 @@
     python hogs.py knocking             connects and hangs up in a loop
     python hogs.py asking               connections that ask without pause
 
-Each prints one JSON object once it has what it can get, and keeps it for two minutes. Where `CHILDREN` is set, it starts so many
-children that do the same first.
+Each prints one JSON object once it has what it can get, and keeps it for two minutes. Where
+`CHILDREN` is set, it starts so many children that do the same first.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def leave_to_child() -> None:
 
 
 def settled(socks: list[socket.socket]) -> tuple[int, str]:
-    """Return how many of the connections the daemon keeps, and what it said to one that it closed."""
+    """Return how many of the connections the daemon keeps, and what it said to one that it
+    closed."""
     open_client().close()  # whatever came before has been accepted by then
     words = [said(sock) for sock in socks if sock.fileno() >= 0]
     return words.count(None), next((word for word in words if word), "")
@@ -152,9 +153,15 @@ def watchers() -> dict[str, Any]:
 def children() -> dict[str, Any]:
     client, count, why = Client(Path(SOCKET)), 0, ""
     held.append(client)
-    common: dict[str, Any] = {"argv": [b"sleep", b"120"], "cwd": b"/", "env": [b"PATH=/usr/bin:/bin"]}
+    common: dict[str, Any] = {
+        "argv": [b"sleep", b"120"],
+        "cwd": b"/",
+        "env": [b"PATH=/usr/bin:/bin"],
+    }
     while True:
-        request = m.Spawn(id=client.next_id(), stdio="inherit", descriptors=3, name=f"c{count}", **common)
+        request = m.Spawn(
+            id=client.next_id(), stdio="inherit", descriptors=3, name=f"c{count}", **common
+        )
         if count % 2:
             request = m.Spawn(id=client.next_id(), stdin="pipe", name=f"c{count}", **common)
         try:
@@ -183,7 +190,9 @@ def knocking() -> dict[str, Any]:
 
 def asking() -> dict[str, Any]:
     socks = {sock.fileno(): sock for sock in (open_client() for _ in range(200))}
-    batch = b"".join(m.pack_message(m.Spawn(id=9, argv=[b"true"], cwd=b"/", env=[])) for _ in range(300))
+    batch = b"".join(
+        m.pack_message(m.Spawn(id=9, argv=[b"true"], cwd=b"/", env=[])) for _ in range(300)
+    )
     rest = dict.fromkeys(socks, batch)
     if os.fork():
         return {}
@@ -204,12 +213,16 @@ ATTACKS = (silent, halves, descriptors, watchers, children, knocking, asking)
 
 
 def start_children(count: int) -> None:
-    """Start children that do the same, over one connection: the first child may leave no room for another."""
+    """Start children that do the same, over one connection: the first child may leave no room for
+    another."""
     with Client(Path(SOCKET)) as client:
         env = [key + b"=" + value for key, value in os.environb.items()]
         for number in range(count):
             argv = [os.fsencode(word) for word in sys.orig_argv]
-            client.call(m.Spawn(id=client.next_id(), argv=argv, cwd=b"/", env=env, name=f"child-{number}"), m.RunReply)
+            client.call(
+                m.Spawn(id=client.next_id(), argv=argv, cwd=b"/", env=env, name=f"child-{number}"),
+                m.RunReply,
+            )
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
-"""A small internet: a process in a network of its own that serves packages, and an API of a model, at addresses of the internet.
+"""A small internet: a process in a network of its own that serves packages, and an API of a model,
+at addresses of the internet.
 
-`python -m tests.e2e.internet DIRECTORY` serves `DIRECTORY/packages` by HTTP and HTTPS, and notes in `DIRECTORY/called` each request
-to the model. It ends with its stdin.
+`python -m tests.e2e.internet DIRECTORY` serves `DIRECTORY/packages` by HTTP and HTTPS, and notes in
+`DIRECTORY/called` each request to the model. It ends with its stdin.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def main() -> None:
         for port in (80, 443):
             server = ThreadingHTTPServer((address, port), handler)
             if port == 443:
-                server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+                server.socket = context.wrap_socket(
+                    server.socket, server_side=True, do_handshake_on_connect=False
+                )
             threading.Thread(target=server.serve_forever, daemon=True).start()
     print("ready", flush=True)
     sys.stdin.read()

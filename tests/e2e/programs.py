@@ -82,7 +82,9 @@ def main() -> None:
     """Carry out the command line: pairs of a kind and a number."""
     words = sys.argv[1:]
     for what, count in zip(words[::2], words[1::2], strict=True):
-        {"crowd": crowd, "hoppers": hoppers, "stubborn": stubborn, "obedient": obedient}[what](int(count))
+        {"crowd": crowd, "hoppers": hoppers, "stubborn": stubborn, "obedient": obedient}[what](
+            int(count)
+        )
     print("ready", flush=True)
     nap()
 

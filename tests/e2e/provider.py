@@ -1,4 +1,5 @@
-"""A provider on loopback that streams as many tokens as it is asked for, and counts what it would have billed."""
+"""A provider on loopback that streams as many tokens as it is asked for, and counts what it would
+have billed."""
 
 from __future__ import annotations
 
@@ -19,12 +20,13 @@ PIECES = 10
 WORD = "word"
 """What a token of output is."""
 IN_USD, CACHED_USD, WRITTEN_USD, LONG_USD, OUT_USD = 3e-6, 0.3e-6, 3.75e-6, 6e-6, 15e-6
-"""For a token: of input, read from a cache, written to one for five minutes and for an hour, of output."""
+"""For a token: of input, read from a cache, written to one for five minutes and for an hour, of
+output."""
 ERRORS = {"500": 500, "429": 429, "529": 529}
 """What a call may ask for in its metadata, as `does`: an answer without a bill."""
 DOES = (*ERRORS, "reset", "error", "hang", "thinks", "caches", "fast")
-"""The same: a reply that breaks off in the middle, by a reset or with an event; that never begins, and is billed; that thinks
-more than it shows; that uses caches; that is fast."""
+"""The same: a reply that breaks off in the middle, by a reset or with an event; that never begins,
+and is billed; that thinks more than it shows; that uses caches; that is fast."""
 
 
 @dataclass
@@ -47,7 +49,11 @@ class Bill:
     @property
     def usd(self) -> float:
         """What it costs."""
-        caches = CACHED_USD * self.cached + WRITTEN_USD * (self.written - self.long) + LONG_USD * self.long
+        caches = (
+            CACHED_USD * self.cached
+            + WRITTEN_USD * (self.written - self.long)
+            + LONG_USD * self.long
+        )
         return self.factor * (IN_USD * self.input + caches + OUT_USD * self.output)
 
     @property
@@ -55,7 +61,10 @@ class Bill:
         """What the beginning of the reply tells."""
         told: dict[str, Any] = {"input_tokens": self.input, "output_tokens": 1}
         if self.written:
-            told |= {"cache_read_input_tokens": self.cached, "cache_creation_input_tokens": self.written}
+            told |= {
+                "cache_read_input_tokens": self.cached,
+                "cache_creation_input_tokens": self.written,
+            }
             told["cache_creation"] = {"ephemeral_1h_input_tokens": self.long}
         return told | ({"speed": "fast"} if self.factor > 1 else {})
 
@@ -125,7 +134,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"{}")
 
     def _answer(self, provider: Provider, data: bytes, request: dict[str, Any]) -> None:
-        bill = Bill(len(data), int(len(data) / provider.bytes_a_token), request["max_tokens"], self.headers["x-api-key"])
+        bill = Bill(
+            len(data),
+            int(len(data) / provider.bytes_a_token),
+            request["max_tokens"],
+            self.headers["x-api-key"],
+        )
         does = request["metadata"].get("does")
         if does == "caches":
             bill.cached, bill.written, bill.long = 4000, 2000, 500
@@ -141,22 +155,42 @@ class _Handler(BaseHTTPRequestHandler):
         self._event(type="message_start", message={"usage": bill.usage})
         for number in range(PIECES):
             tokens = bill.max_tokens * (number + 1) // PIECES - bill.max_tokens * number // PIECES
-            self._event(type="content_block_delta", index=0, delta={"type": "text_delta", "text": WORD * tokens})
+            self._event(
+                type="content_block_delta",
+                index=0,
+                delta={"type": "text_delta", "text": WORD * tokens},
+            )
             bill.output += 3 * tokens if does == "thinks" else tokens
             if number == PIECES // 2 and does == "error":
-                self._event(type="error", error={"type": "overloaded_error", "message": "Overloaded"})
+                self._event(
+                    type="error", error={"type": "overloaded_error", "message": "Overloaded"}
+                )
                 return
             if number == PIECES // 2 and does == "reset":
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
                 self.connection.close()
                 return
             if number == 0 and request["metadata"]["stall"]:
                 self._stall(provider)
         if (tool := request["metadata"]["tool"]) is not None:
-            self._event(type="content_block_start", index=1, content_block={"type": "tool_use", "name": tool})
-            self._event(type="content_block_delta", index=1, delta={"type": "input_json_delta", "partial_json": '{"a": 1}'})
+            self._event(
+                type="content_block_start",
+                index=1,
+                content_block={"type": "tool_use", "name": tool},
+            )
+            self._event(
+                type="content_block_delta",
+                index=1,
+                delta={"type": "input_json_delta", "partial_json": '{"a": 1}'},
+            )
             self._event(type="content_block_stop", index=1)
-        self._event(type="message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": bill.output})
+        self._event(
+            type="message_delta",
+            delta={"stop_reason": "end_turn"},
+            usage={"output_tokens": bill.output},
+        )
         self._event(type="message_stop")
 
     def _stall(self, provider: Provider) -> None:

@@ -20,7 +20,11 @@ def main() -> None:
     body = {"model": "gpt-5", "input": "Go on.", "max_output_tokens": 1000}
     path = f"{url.path}/responses"
     if not openai:
-        body = {"model": "claude-sonnet-4-5", "max_tokens": 1000, "messages": [{"role": "user", "content": "Go on."}]}
+        body = {
+            "model": "claude-sonnet-4-5",
+            "max_tokens": 1000,
+            "messages": [{"role": "user", "content": "Go on."}],
+        }
         path = f"{url.path}/v1/messages"
     headers = {"content-type": "application/json", "authorization": f"Bearer {os.environ['TOKEN']}"}
     for number in range(calls):
@@ -30,7 +34,9 @@ def main() -> None:
         answer = connection.getresponse()
         said = answer.read()
         connection.close()
-        print(json.dumps({"call": number, "status": answer.status, "said": said.decode()}), flush=True)
+        print(
+            json.dumps({"call": number, "status": answer.status, "said": said.decode()}), flush=True
+        )
         if answer.status != 200:
             sys.exit(1)
         time.sleep(0.02)

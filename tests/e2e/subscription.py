@@ -1,4 +1,5 @@
-"""Providers that sell by subscription, on loopback: one account, whose windows each call uses up, and which the person uses too."""
+"""Providers that sell by subscription, on loopback: one account, whose windows each call uses up,
+and which the person uses too."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class Arrival:
     at: float
     login: str
     told: float
-    """What the last reply that was sent before had told of the fullest window, less its bound: from 0 on no agent may call."""
+    """What the last reply that was sent before had told of the fullest window, less its bound: from
+    0 on no agent may call."""
     told_at: float
     status: int = 0
     path: str = ""
@@ -79,7 +81,9 @@ class Account:
             if arrival.status == 200:
                 for quota in self.quotas:
                     quota.used = round(min(1.0, quota.used + quota.each), 6)
-            fullest = max(self.quotas, key=lambda quota: quota.used - self.bounds.get(quota.name, 1.0))
+            fullest = max(
+                self.quotas, key=lambda quota: quota.used - self.bounds.get(quota.name, 1.0)
+            )
             self._told = fullest.used - self.bounds.get(fullest.name, 1.0), now, fullest.ends
             return arrival.status, [Quota(**vars(quota)) for quota in self.quotas]
 
@@ -97,7 +101,9 @@ def anthropic_headers(status: int, quotas: list[Quota]) -> dict[str, str]:
         "anthropic-ratelimit-unified-status": (
             "rejected" if status == 429 else "allowed_warning" if fullest.used >= 0.8 else "allowed"
         ),
-        "anthropic-ratelimit-unified-representative-claim": {"5h": "five_hour", "7d": "seven_day"}[fullest.name],
+        "anthropic-ratelimit-unified-representative-claim": {"5h": "five_hour", "7d": "seven_day"}[
+            fullest.name
+        ],
         "anthropic-ratelimit-unified-reset": str(round(fullest.ends, 3)),
     }
     for quota in quotas:
@@ -160,7 +166,13 @@ class _Handler(BaseHTTPRequestHandler):
             "model": "claude-sonnet-4-5",
         }
         if status == 429:
-            body = {"type": "error", "error": {"type": "rate_limit_error", "message": "This request would exceed your limit"}}
+            body = {
+                "type": "error",
+                "error": {
+                    "type": "rate_limit_error",
+                    "message": "This request would exceed your limit",
+                },
+            }
         self._say(status, headers, body)
 
     def _openai(self, status: int, quotas: list[Quota]) -> None:
@@ -175,7 +187,13 @@ class _Handler(BaseHTTPRequestHandler):
             "usage": usage,
         }
         if status == 429:
-            body = {"error": {"type": "usage_limit_reached", "plan_type": "plus", "resets_in_seconds": 1}}
+            body = {
+                "error": {
+                    "type": "usage_limit_reached",
+                    "plan_type": "plus",
+                    "resets_in_seconds": 1,
+                }
+            }
         self._say(status, headers, body)
 
     def _say(self, status: int, headers: dict[str, str], body: dict[str, Any]) -> None:
@@ -193,7 +211,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def selling(*quotas: Quota, **bounds: float) -> Iterator[Account]:
-    """Yield an account with these windows, on a port of its own. `bounds`: what agents may use of them, as `w5h=0.7`."""
+    """Yield an account with these windows, on a port of its own. `bounds`: what agents may use of
+    them, as `w5h=0.7`."""
     server = _Server(("127.0.0.1", 0), _Handler)
     named = {name.removeprefix("w"): bound for name, bound in bounds.items()}
     server.account = Account(f"http://127.0.0.1:{server.server_port}", list(quotas), named)

@@ -1,4 +1,5 @@
-"""An agent inside a run may act on its own subtree only, whatever it does to its environment or session."""
+"""An agent inside a run may act on its own subtree only, whatever it does to its environment or
+session."""
 
 from __future__ import annotations
 
@@ -51,11 +52,15 @@ print(json.dumps(codes))
 )
 
 
-def test_an_agent_has_no_power_over_other_trees(tmp_path: Path, start: Start, containment: str) -> None:
+def test_an_agent_has_no_power_over_other_trees(
+    tmp_path: Path, start: Start, containment: str
+) -> None:
     daemon = start(mode=containment)
     with daemon.client() as client:
         stranger = started(client, ["sleep", "300"], stdin="pipe")
-        done = daemon.sfactl("run", "--quiet", "--", *agent(tmp_path, "intruder", INTRUDER), stranger.id)
+        done = daemon.sfactl(
+            "run", "--quiet", "--", *agent(tmp_path, "intruder", INTRUDER), stranger.id
+        )
         codes = json.loads(done.stdout)
         assert codes.pop("list") == 0
         assert codes.pop("all") == 0  # everything below it: nothing
@@ -66,5 +71,8 @@ def test_an_agent_has_no_power_over_other_trees(tmp_path: Path, start: Start, co
         for answers in codes["answers"]:
             assert len(answers) == 10, done.stderr
             assert {answer.split()[1] for answer in answers} == {"not_permitted"}, answers
-        assert client.call(m.Info(id=client.next_id(), run=stranger.id), m.RunReply).run.status == "running"
+        assert (
+            client.call(m.Info(id=client.next_id(), run=stranger.id), m.RunReply).run.status
+            == "running"
+        )
         stopped(client, stranger.id)

@@ -51,7 +51,9 @@ def test_a_chain_runs_one_after_the_other(daemon: Daemon, tmp_path: Path) -> Non
     with daemon.client() as client:
         first = started(client, held(tmp_path / "gate"), name="first")
         second = started(client, ["sh", "-c", f"echo second >> {said}"], after=after("first:ok"))
-        third = started(client, ["sh", "-c", f"echo third >> {said}"], after=after(second.id, first.id))
+        third = started(
+            client, ["sh", "-c", f"echo third >> {said}"], after=after(second.id, first.id)
+        )
         assert [run.status for run in (second, third)] == [Status.QUEUED] * 2
         assert [*second.after] == after(f"{first.id}:ok"), "the name is resolved"
         assert not said.exists()
@@ -75,7 +77,9 @@ def test_a_failure_cancels_what_waits_for_success(daemon: Daemon, tmp_path: Path
         assert over.started_at is None
         assert ended(client, anyway.id).status is Status.COMPLETED
         assert f"run {first.id} ended as failed" in refusal(client, after=after(f"{first.id}:ok"))
-        assert started(client, ["true"], after=after(first.id)).status is not Status.QUEUED, "it has ended"
+        assert started(client, ["true"], after=after(first.id)).status is not Status.QUEUED, (
+            "it has ended"
+        )
 
 
 def test_a_stopped_run_is_no_success_and_unknown_ones_are_refused(daemon: Daemon) -> None:
@@ -126,7 +130,9 @@ def test_it_survives_the_daemon(share: Start, tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize(("word", "status"), [("", Status.COMPLETED), (":ok", Status.CANCELLED)])
-def test_an_end_without_a_daemon_is_noticed(share: Start, tmp_path: Path, word: str, status: Status) -> None:
+def test_an_end_without_a_daemon_is_noticed(
+    share: Start, tmp_path: Path, word: str, status: Status
+) -> None:
     daemon = share()
     with daemon.client() as client:
         first = started(client, held(tmp_path / "gate"))
@@ -142,7 +148,9 @@ def test_an_end_without_a_daemon_is_noticed(share: Start, tmp_path: Path, word: 
 def test_views_say_what_it_waits_for(daemon: Daemon) -> None:
     with daemon.client() as client:
         first = started(client, ["sleep", "60"], name="build").id
-    spawned = daemon.sfactl("spawn", "--after", first, "--after", "build:ok", "--name", "deploy", "--", "true")
+    spawned = daemon.sfactl(
+        "spawn", "--after", first, "--after", "build:ok", "--name", "deploy", "--", "true"
+    )
     run = spawned.stdout.strip()
     words = f"it starts when {first} has ended and {first} has completed"
     assert f"sfactl: {run} is queued: {words}" in spawned.stderr
@@ -156,7 +164,10 @@ def test_views_say_what_it_waits_for(daemon: Daemon) -> None:
     assert f"queued after {first}, {first}:ok" in daemon.sfactl("tree").stdout
     waits = msgspec.json.decode(daemon.sfactl("summary", "--json").stdout)["waiting"]
     assert [(one["what"], one["runs"]) for one in waits] == [("after", [run])]
-    assert f"1 run waits for others: {run} (deploy) after {first}, {first}:ok" in daemon.sfactl("summary").stdout
+    assert (
+        f"1 run waits for others: {run} (deploy) after {first}, {first}:ok"
+        in daemon.sfactl("summary").stdout
+    )
     daemon.sfactl("stop", first)
     assert "it was to start only if that completed" in daemon.sfactl("why", run).stdout
 
@@ -174,16 +185,32 @@ def test_the_command_line_refuses_what_makes_no_sense(daemon: Daemon) -> None:
 def test_a_foreground_run_waits_too(daemon: Daemon, tmp_path: Path) -> None:
     with daemon.client() as client:
         first = started(client, held(tmp_path / "gate")).id
-    command = [daemon.python, "-m", "sfactl", "run", "--name", "then", "--after", f"{first}:ok", "--", "true"]
+    command = [
+        daemon.python,
+        "-m",
+        "sfactl",
+        "run",
+        "--name",
+        "then",
+        "--after",
+        f"{first}:ok",
+        "--",
+        "true",
+    ]
     with subprocess.Popen(command, env=daemon.env, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        assert process.stderr.readline() == f"[agent:then] queued: it starts when {first} has completed\n"
+        assert (
+            process.stderr.readline()
+            == f"[agent:then] queued: it starts when {first} has completed\n"
+        )
         (tmp_path / "gate").write_text("1")
         assert process.wait() == 143
         assert "and it was to start only if that completed" in process.stderr.read()
 
 
-def test_a_run_waits_for_its_own_children_and_never_for_itself(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_run_waits_for_its_own_children_and_never_for_itself(
+    daemon: Daemon, tmp_path: Path
+) -> None:
     script = f"""
         a=$($SFACTL spawn -q --name one -- sh -c 'sleep 0.1; echo one >> {tmp_path}/said')
         b=$($SFACTL spawn -q --after $a:ok --name two -- sh -c 'echo two >> {tmp_path}/said')
@@ -218,17 +245,33 @@ def test_a_group_lets_so_many_run_at_once(share: Start, tmp_path: Path) -> None:
         low = grouped(client, "gpu", tmp_path / "2")
         high = grouped(client, "gpu", tmp_path / "3", priority=5)
         other, wide = started(client, ["sleep", "60"]), grouped(client, "wide", tmp_path / "4")
-        assert [run.status for run in (first, low, high)] == [Status.RUNNING, Status.QUEUED, Status.QUEUED]
+        assert [run.status for run in (first, low, high)] == [
+            Status.RUNNING,
+            Status.QUEUED,
+            Status.QUEUED,
+        ]
         assert [run.status for run in (other, wide)] == [Status.RUNNING] * 2
         queue = info(client, low.id).queue
         assert queue is not None
-        assert (queue.key, queue.used, queue.limit, queue.place, queue.waiting) == ("groups.gpu.slots", 1, 1, 2, 2)
+        assert (queue.key, queue.used, queue.limit, queue.place, queue.waiting) == (
+            "groups.gpu.slots",
+            1,
+            1,
+            2,
+            2,
+        )
         assert queue.free_by == info(client, first.id).deadline or queue.free_by is not None
         why = daemon.sfactl("why", low.id).stdout
-        assert "of its group, you have 1 live trees, and groups.gpu.slots is 1; it is number 2 of 2 that wait" in why
+        assert (
+            "of its group, you have 1 live trees, and groups.gpu.slots is 1; it is number 2 of 2 "
+            "that wait"
+        ) in why
         assert "1 of 1 trees in the group gpu" in daemon.sfactl("status").stdout
         (tmp_path / "1").write_text("0")
-        wait_until(lambda: info(client, high.id).status is Status.RUNNING, "the higher priority comes first")
+        wait_until(
+            lambda: info(client, high.id).status is Status.RUNNING,
+            "the higher priority comes first",
+        )
         assert info(client, low.id).status is Status.QUEUED
         (tmp_path / "3").write_text("0")
         (tmp_path / "2").write_text("0")
@@ -256,11 +299,16 @@ def test_a_group_outlives_the_daemon_and_a_reload_changes_it(start: Start, tmp_p
         config = daemon.config.read_text()
         daemon.config.write_text(config.replace("slots = 1", "slots = 2"))
         client.call(m.Reload(id=client.next_id()), m.Reloaded)
-        wait_until(lambda: info(client, waits[0].id).status is Status.RUNNING, "there is a slot more")
+        wait_until(
+            lambda: info(client, waits[0].id).status is Status.RUNNING, "there is a slot more"
+        )
         assert info(client, waits[1].id).status is Status.QUEUED
         daemon.config.write_text(config.replace(GROUPS, GENEROUS))
         client.call(m.Reload(id=client.next_id()), m.Reloaded)
-        wait_until(lambda: info(client, waits[1].id).status is Status.RUNNING, "the group has no bound any more")
+        wait_until(
+            lambda: info(client, waits[1].id).status is Status.RUNNING,
+            "the group has no bound any more",
+        )
         stopped(client, everything=True, grace=0)
 
 

@@ -1,4 +1,5 @@
-"""Alerts of a real daemon: shown while they are raised, and neither repeated nor forgotten by the next one."""
+"""Alerts of a real daemon: shown while they are raised, and neither repeated nor forgotten by the
+next one."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ def alerts(client: Client) -> list[Event]:
 
 
 def raised(client: Client) -> list[str]:
-    return sorted(f"{alert.type} {alert.run_id}" for alert in client.call(m.DaemonInfo(id=0), m.DaemonStatus).alerts)
+    return sorted(
+        f"{alert.type} {alert.run_id}"
+        for alert in client.call(m.DaemonInfo(id=0), m.DaemonStatus).alerts
+    )
 
 
 def told(client: Client) -> list[str]:
@@ -63,10 +67,16 @@ def test_an_alert_is_raised_once_whatever_becomes_of_the_daemon(start: Start) ->
         stopped(client, run, signal=signal.SIGKILL)
         ended(client, run)
         assert raised(client) == ["alert_cost None"]
-        assert told(client) == ["cleared alert_limit " + run, "raised alert_cost None", "raised alert_limit " + run]
+        assert told(client) == [
+            "cleared alert_limit " + run,
+            "raised alert_cost None",
+            "raised alert_limit " + run,
+        ]
 
 
-def test_alerts_are_counted_for_the_service_manager(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alerts_are_counted_for_the_service_manager(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(PATIENCE)

@@ -1,4 +1,5 @@
-"""What broke release 0.1.0 under attack, by real agents: as root and as nobody, with cgroups and with tags."""
+"""What broke release 0.1.0 under attack, by real agents: as root and as nobody, with cgroups and
+with tags."""
 
 from __future__ import annotations
 
@@ -23,7 +24,20 @@ from sfad.processes.contain.cgroup import cgroupfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, RunInfo, Status
 from tests import unprivileged
-from tests.harness import PATIENCE, Daemon, alive, argv, ended, running, spawn, started, stopped, unkillable, wait_until, with_fuse
+from tests.harness import (
+    PATIENCE,
+    Daemon,
+    alive,
+    argv,
+    ended,
+    running,
+    spawn,
+    started,
+    stopped,
+    unkillable,
+    wait_until,
+    with_fuse,
+)
 from tests.leaks import cgroups
 
 from .agents import limit
@@ -40,7 +54,11 @@ class Target:
 
     def agent(self, client: Client, *words: object, **options: Any) -> RunInfo:
         """A run of `attacks.py`."""
-        program = HERE if self._nobody is None else self._nobody.directory / "code" / "tests" / "e2e" / HERE.name
+        program = (
+            HERE
+            if self._nobody is None
+            else self._nobody.directory / "code" / "tests" / "e2e" / HERE.name
+        )
         env = dict(os.environ) | (self._nobody.env if self._nobody else {})
         where = {"cwd": b"/", "env": [os.fsencode(f"{key}={value}") for key, value in env.items()]}
         return started(client, [self.daemon.python, program, *map(str, words)], **(where | options))
@@ -51,7 +69,10 @@ class Target:
     def said(self, run: RunInfo) -> str:
         """Its output, once it is ready."""
         file = self.output(run)
-        wait_until(lambda: re.search(rb"READY.*\n", file.read_bytes()), f"ready: {(file.with_suffix('.err')).read_text()}")
+        wait_until(
+            lambda: re.search(rb"READY.*\n", file.read_bytes()),
+            f"ready: {(file.with_suffix('.err')).read_text()}",
+        )
         return file.read_text()
 
     def pid_said(self, run: RunInfo) -> int:
@@ -64,7 +85,9 @@ def target(directory: Path, user: str, **options: Any) -> Iterator[Target]:
     with ExitStack() as stack:
         nobody = stack.enter_context(unprivileged.place()) if user == "nobody" else None
         if nobody is not None:
-            stack.enter_context(pytest.MonkeyPatch.context()).setenv("SFAD_SERVICE_USER", str(unprivileged.GONE))
+            stack.enter_context(pytest.MonkeyPatch.context()).setenv(
+                "SFAD_SERVICE_USER", str(unprivileged.GONE)
+            )
             directory = nobody.directory / "daemon"
             directory.mkdir()
             os.chown(directory, unprivileged.GONE, unprivileged.GONE)
@@ -74,7 +97,9 @@ def target(directory: Path, user: str, **options: Any) -> Iterator[Target]:
         yield Target(stack.enter_context(running(directory, nobody=nobody, **options)), nobody)
 
 
-@pytest.fixture(scope="module", params=["root", pytest.param("nobody", marks=pytest.mark.needs("root"))])
+@pytest.fixture(
+    scope="module", params=["root", pytest.param("nobody", marks=pytest.mark.needs("root"))]
+)
 def user(request: pytest.FixtureRequest) -> str:
     """Whose the daemon and its agents are; `root` is the user who runs the tests."""
     return str(request.param)
@@ -110,17 +135,24 @@ def test_a_descendant_that_cannot_be_placed_is_refused(attacked: Target) -> None
         victim = sleeper(client)
         run = attacked.agent(client, "strip", "ask", victim.id, leaf=True)
         said = attacked.said(run)
-        answers = dict(line.split(" ", 3)[1:3] for line in said.splitlines() if line.startswith("asked"))
+        answers = dict(
+            line.split(" ", 3)[1:3] for line in said.splitlines() if line.startswith("asked")
+        )
         assert answers == dict.fromkeys(["info", "stop", "list", "spawn", "status"], "77"), said
         assert "has left its run's containment" in said
-        assert client.call(m.Info(id=client.next_id(), run=victim.id), m.RunReply).run.status is Status.RUNNING
+        assert (
+            client.call(m.Info(id=client.next_id(), run=victim.id), m.RunReply).run.status
+            is Status.RUNNING
+        )
         escaped = attacked.pid_said(run)
         assert alive(escaped)
         stopped(client, victim.id, run.id, grace=0.5)
         assert not alive(escaped), "the last tree that it can be of has ended"
 
 
-def test_a_connection_that_was_passed_into_a_run_is_refused(tmp_path: Path, containment: str) -> None:
+def test_a_connection_that_was_passed_into_a_run_is_refused(
+    tmp_path: Path, containment: str
+) -> None:
     with target(tmp_path, "root", mode=containment) as attacked, attacked.daemon.client() as client:
         victim = sleeper(client)
         with socket.socket(socket.AF_UNIX) as giver, attacked.daemon.client() as given:
@@ -131,7 +163,10 @@ def test_a_connection_that_was_passed_into_a_run_is_refused(tmp_path: Path, cont
             with taker:
                 socket.send_fds(taker, [b"x"], [given.fileno()])
             said = attacked.said(run)
-        assert "READY not_permitted this connection was made by a process in no run and used by process" in said
+        assert (
+            "READY not_permitted this connection was made by a process in no run and used by "
+            "process"
+        ) in said
         assert alive(victim.pid)
         stopped(client, run.id, victim.id)
 
@@ -148,7 +183,9 @@ def test_an_orphan_that_left_its_cgroup_is_stopped_with_its_run(attacked: Target
         stopped(client, other.id)
 
 
-def test_an_orphan_that_left_its_cgroup_is_found_by_the_next_daemon(tmp_path: Path, user: str, mode: str) -> None:
+def test_an_orphan_that_left_its_cgroup_is_found_by_the_next_daemon(
+    tmp_path: Path, user: str, mode: str
+) -> None:
     with target(tmp_path, user, mode=mode) as attacked:
         with attacked.daemon.client() as client:
             run = attacked.agent(client, "cookie_orphan")
@@ -168,7 +205,9 @@ def test_an_orphan_without_marks_is_stopped_with_the_only_tree(attacked: Target)
         assert not alive(escaped)
 
 
-def test_a_process_of_an_unknown_run_ends_with_the_daemon(tmp_path: Path, user: str, mode: str) -> None:
+def test_a_process_of_an_unknown_run_ends_with_the_daemon(
+    tmp_path: Path, user: str, mode: str
+) -> None:
     with target(tmp_path, user, mode=mode) as attacked:
         with attacked.daemon.client() as client:
             sleeper(client)
@@ -180,13 +219,16 @@ def test_a_process_of_an_unknown_run_ends_with_the_daemon(tmp_path: Path, user: 
         assert not alive(escaped)
 
 
-def test_an_orphan_that_sheds_its_marks_after_it_was_seen_is_stopped_with_its_run(by_cgroup: Target) -> None:
+def test_an_orphan_that_sheds_its_marks_after_it_was_seen_is_stopped_with_its_run(
+    by_cgroup: Target,
+) -> None:
     attacked, when = by_cgroup, by_cgroup.daemon.state_dir.parent / "when"
     with attacked.daemon.client() as client:
         other = sleeper(client)
         run = attacked.agent(client, "shed_marks", when)
         escaped = attacked.pid_said(run)
-        ended(client, started(client, ["true"], cwd=b"/").id)  # its end makes the daemon look at orphans
+        # its end makes the daemon look at orphans
+        ended(client, started(client, ["true"], cwd=b"/").id)
         when.touch()
         wait_until(lambda: "here" in argv(escaped), "it has shed them")
         assert stopped(client, run.id).survivors == []
@@ -207,8 +249,14 @@ def test_orphans_that_leave_and_shed_their_marks_in_the_grace_are_killed(by_cgro
 def test_an_orphan_that_forks_and_exits_without_pause_ends_with_its_run(by_cgroup: Target) -> None:
     with by_cgroup.daemon.client() as client:
         for _ in range(20):
-            assert ended(client, by_cgroup.agent(client, "chain", 200).id).status is Status.COMPLETED
-            left = [pid for pid in kernel.children(by_cgroup.daemon.pid) if argv(pid)[-2:] == ["chain", "200"] and alive(pid)]
+            assert (
+                ended(client, by_cgroup.agent(client, "chain", 200).id).status is Status.COMPLETED
+            )
+            left = [
+                pid
+                for pid in kernel.children(by_cgroup.daemon.pid)
+                if argv(pid)[-2:] == ["chain", "200"] and alive(pid)
+            ]
             assert not left
 
 
@@ -227,7 +275,9 @@ def test_a_main_process_that_left_its_cgroup_is_stopped(attacked: Target, how: s
 def test_a_main_process_that_left_its_cgroup_has_a_time_limit(attacked: Target) -> None:
     with attacked.daemon.client() as client:
         for seconds in (1, 5, 25):  # on a busy machine the agent may not get so far in less
-            run = attacked.agent(client, "main_leaves", "ignore", limits=[limit("time", seconds)], grace=0.1)
+            run = attacked.agent(
+                client, "main_leaves", "ignore", limits=[limit("time", seconds)], grace=0.1
+            )
             assert ended(client, run.id).status is Status.TIMEOUT
             if "READY" in attacked.output(run).read_text():
                 break
@@ -238,7 +288,10 @@ def test_a_main_process_that_left_its_cgroup_is_paused(attacked: Target) -> None
     with attacked.daemon.client() as client:
         run = attacked.agent(client, "main_leaves")
         pid = attacked.pid_said(run)
-        assert client.call(m.Pause(id=client.next_id(), run=run.id), m.RunReply).run.status is Status.PAUSED
+        assert (
+            client.call(m.Pause(id=client.next_id(), run=run.id), m.RunReply).run.status
+            is Status.PAUSED
+        )
         wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it stands still")
         client.call(m.Resume(id=client.next_id(), run=run.id), m.RunReply)
         wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING, "it goes on")
@@ -275,7 +328,9 @@ def test_cgroups_nested_deeper_than_the_recursion_limit(tmp_path: Path) -> None:
             other = sleeper(client)
             run = attacked.agent(client, "nest", depth, "n")
             attacked.said(run)
-            assert client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.processes == 1
+            assert (
+                client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.processes == 1
+            )
         (tmp_path / "two").mkdir()
         with running(tmp_path / "two", mode="cgroup") as unrelated:
             assert unrelated.stop() == 0
@@ -286,7 +341,12 @@ def test_cgroups_nested_deeper_than_the_recursion_limit(tmp_path: Path) -> None:
             assert alive(other.pid)
             attacked.said(attacked.agent(client, "nest", 10, "n"))
         attacked.daemon.kill()
-        swept = subprocess.run([sys.executable, "-m", "sfad", "sweep"], capture_output=True, text=True, env=attacked.daemon.env)
+        swept = subprocess.run(
+            [sys.executable, "-m", "sfad", "sweep"],
+            capture_output=True,
+            text=True,
+            env=attacked.daemon.env,
+        )
         assert swept.returncode == 0, swept.stderr
         assert attacked.daemon.leftovers() == []
         attacked.daemon.restart()
@@ -310,11 +370,18 @@ def test_a_process_in_the_cgroup_of_another_run_does_not_get_its_rights(by_cgrou
     attacked = by_cgroup
     with attacked.daemon.client() as client:
         victim = sleeper(client)
-        run = attacked.agent(client, "join", cgroup_of(attacked.daemon, victim.id), victim.id, leaf=True)
+        run = attacked.agent(
+            client, "join", cgroup_of(attacked.daemon, victim.id), victim.id, leaf=True
+        )
         said = attacked.said(run)
-        answers = dict(line.split(" ", 3)[1:3] for line in said.splitlines() if line.startswith("asked"))
+        answers = dict(
+            line.split(" ", 3)[1:3] for line in said.splitlines() if line.startswith("asked")
+        )
         assert answers == dict.fromkeys(["info", "stop", "list", "spawn", "status"], "77"), said
-        assert f"was started in run {run.id} and has moved itself into the cgroup of run {victim.id}" in said
+        assert (
+            f"was started in run {run.id} and has moved itself into the cgroup of run {victim.id}"
+            in said
+        )
         stopped(client, run.id, victim.id)
 
 
@@ -345,7 +412,9 @@ def test_a_paused_run_that_another_thaws_stands_still(attacked: Target, mode: st
         where = os.path.dirname(cgroup_of(attacked.daemon, run.id)) if mode == "cgroup" else ""
         attacked.said(attacked.agent(client, "thaw", where, run.pid))
         began = time.monotonic()
-        wait_until(lambda: time.monotonic() - began > 3, "three seconds in which it is thawed ten times")
+        wait_until(
+            lambda: time.monotonic() - began > 3, "three seconds in which it is thawed ten times"
+        )
         # a line every 50 ms would be sixty; by tags it runs until the next look
         assert (output.stat().st_size - before) / 2 < (10 if mode == "cgroup" else 50)
         stopped(client, everything=True)
@@ -371,13 +440,18 @@ def test_a_main_process_whose_zombie_is_held_by_its_tracer(attacked: Target) -> 
 def test_a_tracer_outside_the_run(tmp_path: Path, containment: str) -> None:
     with target(tmp_path, "root", mode=containment) as attacked, attacked.daemon.client() as client:
         run = sleeper(client)
-        with subprocess.Popen([sys.executable, HERE, "trace", str(run.pid)], stdout=subprocess.PIPE) as tracer:
+        with subprocess.Popen(
+            [sys.executable, HERE, "trace", str(run.pid)], stdout=subprocess.PIPE
+        ) as tracer:
             assert tracer.stdout is not None
             tracer.stdout.readline()
             assert stopped(client, run.id, grace=1.0).survivors == []
             cpu = sum(psutil.Process(attacked.daemon.pid).cpu_times()[:2])
             began = time.monotonic()
-            wait_until(lambda: time.monotonic() - began > 1, "a second in which the daemon has nothing to do")
+            wait_until(
+                lambda: time.monotonic() - began > 1,
+                "a second in which the daemon has nothing to do",
+            )
             assert sum(psutil.Process(attacked.daemon.pid).cpu_times()[:2]) - cpu < 0.5
             # what a tracer holds takes a SIGTERM only when that lets it go
             assert ended(client, run.id).signal == signal.SIGKILL
@@ -389,7 +463,10 @@ def test_a_process_without_its_main_thread(attacked: Target) -> None:
     with attacked.daemon.client() as client:
         run = attacked.agent(client, "headless")
         pid = attacked.pid_said(run)
-        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "its main thread has ended")
+        wait_until(
+            lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE,
+            "its main thread has ended",
+        )
         assert client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.processes == 1
         paused = client.call(m.Pause(id=client.next_id(), run=run.id), m.RunReply).run
         assert paused.status is Status.PAUSED
@@ -404,13 +481,19 @@ def test_stopping_many_runs_with_few_descriptors(tmp_path: Path, user: str) -> N
     ):
         runs: list[str] = []
         while len(runs) < 30:
-            reply = spawn(client, ["sh", "-c", "trap '' TERM; sleep 100 & wait; sleep 100"], cwd=b"/", name=f"stubborn{len(runs)}")
+            reply = spawn(
+                client,
+                ["sh", "-c", "trap '' TERM; sleep 100 & wait; sleep 100"],
+                cwd=b"/",
+                name=f"stubborn{len(runs)}",
+            )
             if isinstance(reply, m.Error):
                 assert reply.code is ErrorCode.UNAVAILABLE, reply
                 break
             assert isinstance(reply, m.RunReply), reply
             if reply.run.status is Status.FAILED:
-                break  # it was admitted with the last descriptors, and had too few when it was launched
+                # it was admitted with the last descriptors, and had too few when it was launched
+                break
             runs.append(reply.run.id)
         assert len(runs) > 5
         done = stopped(client, everything=True, grace=0.5)
@@ -419,7 +502,9 @@ def test_stopping_many_runs_with_few_descriptors(tmp_path: Path, user: str) -> N
 
 
 @with_fuse
-def test_processes_that_cannot_be_killed_are_listed_and_do_not_hold_up_the_daemon(tmp_path: Path, containment: str) -> None:
+def test_processes_that_cannot_be_killed_are_listed_and_do_not_hold_up_the_daemon(
+    tmp_path: Path, containment: str
+) -> None:
     config = "[stop]\ngrace = 0.2\nkill_wait = 0.5"
     daemon = Daemon(tmp_path, mode=containment, config=config)
     with unkillable(tmp_path / "mount") as asked, daemon.client() as client:

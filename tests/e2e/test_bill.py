@@ -1,6 +1,8 @@
-"""Each figure is the bill of the provider, to 1 %, or marked as a bound on the right side, however a call or its run ends.
+"""Each figure is the bill of the provider, to 1 %, or marked as a bound on the right side, however
+a call or its run ends.
 
-The six minutes of a pause are simulated where no process is needed (tests/core/test_money.py): the core is told the time.
+The six minutes of a pause are simulated where no process is needed (tests/core/test_money.py): the
+core is told the time.
 """
 
 from __future__ import annotations
@@ -42,18 +44,31 @@ def serving(share: Start, provider: Provider) -> Daemon:
 
 
 def assert_is_the_bill(daemon: Daemon, run: RunInfo, provider: Provider, mark: Mark) -> None:
-    """Fail unless each view of the run has the bill of the provider, or a bound on its right side with this mark."""
+    """Fail unless each view of the run has the bill of the provider, or a bound on its right side
+    with this mark."""
     bill, figure = provider.usd, run.total_cost_usd
     assert figure is not None
     assert MARKS[run.total_partial, run.total_at_most] == mark
     assert mark in {"at least", "about"} or figure >= 0.99 * bill, (figure, bill)
     assert mark in {"at most", "about"} or figure <= 1.01 * bill, (figure, bill)
-    assert (run.usage.cost_usd, run.usage.partial, run.usage.at_most) == (figure, run.total_partial, run.total_at_most)
-    calls = [json.loads(line) for line in daemon.sfactl("calls", "--json", run.id).stdout.splitlines()]
-    assert sum(call["cost_usd"] or 0 for call in calls if call["state"] == "ended") == pytest.approx(figure)
+    assert (run.usage.cost_usd, run.usage.partial, run.usage.at_most) == (
+        figure,
+        run.total_partial,
+        run.total_at_most,
+    )
+    calls = [
+        json.loads(line) for line in daemon.sfactl("calls", "--json", run.id).stdout.splitlines()
+    ]
+    assert sum(
+        call["cost_usd"] or 0 for call in calls if call["state"] == "ended"
+    ) == pytest.approx(figure)
     listed = json.loads(daemon.sfactl("list", "--json").stdout)["runs"]
     (row,) = [each for each in listed if each["id"] == run.id]
-    assert (row["total_cost_usd"], row["total_partial"], row["total_at_most"]) == (figure, run.total_partial, run.total_at_most)
+    assert (row["total_cost_usd"], row["total_partial"], row["total_at_most"]) == (
+        figure,
+        run.total_partial,
+        run.total_at_most,
+    )
     words = "cost" if mark == "exact" else f"cost {mark}"
     assert f"{words} {figure:.2f}"[:-1] in daemon.sfactl("info", run.id).stdout
 
@@ -75,18 +90,24 @@ def assert_is_the_bill(daemon: Daemon, run: RunInfo, provider: Provider, mark: M
         ("error", "at least"),
     ],
 )
-def test_however_a_call_ends(serving: Daemon, provider: Provider, does: str | None, mark: Mark) -> None:
+def test_however_a_call_ends(
+    serving: Daemon, provider: Provider, does: str | None, mark: Mark
+) -> None:
     with serving.client() as client:
         run = ended(client, calling(client, limit("cost", 5), does=does).id)
     assert_is_the_bill(serving, run, provider, mark)
 
 
 @pytest.mark.parametrize(("padding", "bytes_a_token"), [(10, 1.2), (60_000, 5.0)])
-def test_a_call_that_never_begins_to_be_answered(serving: Daemon, provider: Provider, padding: int, bytes_a_token: float) -> None:
+def test_a_call_that_never_begins_to_be_answered(
+    serving: Daemon, provider: Provider, padding: int, bytes_a_token: float
+) -> None:
     """It may have cost nothing, its input, or more."""
     provider.bytes_a_token = bytes_a_token
     with serving.client() as client:
-        run = ended(client, calling(client, limit("cost", 5), does="hang", hang_up=0.5, padding=padding).id)
+        run = ended(
+            client, calling(client, limit("cost", 5), does="hang", hang_up=0.5, padding=padding).id
+        )
     assert_is_the_bill(serving, run, provider, "about")
 
 
@@ -128,7 +149,9 @@ def test_a_killed_daemon_loses_nothing(serving: Daemon, provider: Provider, tmp_
     assert_is_the_bill(serving, over, provider, "exact")
 
 
-def test_a_gateway_that_is_killed_in_the_middle_of_a_reply(serving: Daemon, provider: Provider) -> None:
+def test_a_gateway_that_is_killed_in_the_middle_of_a_reply(
+    serving: Daemon, provider: Provider
+) -> None:
     with serving.client() as client:
         run = in_the_middle(serving, provider, client)
         killed_gateway(serving)

@@ -1,4 +1,5 @@
-"""What a run gets without asking: the gateway, and shims of the agent programs that it finds in its PATH."""
+"""What a run gets without asking: the gateway, and shims of the agent programs that it finds in its
+PATH."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def auto(provider: Provider) -> str:
     return config(provider).replace("enabled = true\n", "")
 
 
-def run(daemon: Daemon, programs: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run(
+    daemon: Daemon, programs: Path, *words: str, **env: str
+) -> subprocess.CompletedProcess[str]:
     path = f"{programs}:/usr/local/bin:/usr/bin:/bin"
     environment = daemon.env | {"PATH": path, "PYTHONPATH": str(Path.cwd()), **env}
     command = [sys.executable, "-m", "sfactl", "run", "-q", *words]
@@ -68,10 +71,16 @@ def said(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 
 def test_a_shimmed_program_gives_the_script_the_profile(daemon: Daemon, programs: Path) -> None:
-    """The script and the child run have the room of the profile, though the script's command is no agent program."""
-    assert len(said(run(daemon, programs, "--name", "night", "--", "sh", "-c", "claude; true"))) == 1
+    """The script and the child run have the room of the profile, though the script's command is no
+    agent program."""
+    assert (
+        len(said(run(daemon, programs, "--name", "night", "--", "sh", "-c", "claude; true"))) == 1
+    )
     with daemon.client() as client:
-        root, child = (client.call(m.Info(id=client.next_id(), run=name), m.RunReply).run for name in ("night", "claude"))
+        root, child = (
+            client.call(m.Info(id=client.next_id(), run=name), m.RunReply).run
+            for name in ("night", "claude")
+        )
     assert child.parent_id == root.id
     limits = {limit.kind: limit.threshold for limit in root.limits}
     assert [limits[LimitKind(kind)] for kind in ("time", "turns", "cost")] == [1800, 100, 5]
@@ -93,7 +102,9 @@ def children(daemon: Daemon) -> list[RunInfo]:
 # ---- the gateway
 
 
-def test_the_gateway_starts_with_the_first_call_and_not_before(daemon: Daemon, provider: Provider) -> None:
+def test_the_gateway_starts_with_the_first_call_and_not_before(
+    daemon: Daemon, provider: Provider
+) -> None:
     with daemon.client() as client:
         assert ended(client, spawned(client, "true")).status is Status.COMPLETED
         status = json.loads(daemon.sfactl("status", "--json").stdout)
@@ -109,7 +120,10 @@ def test_a_run_keeps_its_way_to_the_gateway_over_a_crash_of_the_daemon_that_had_
     daemon: Daemon, provider: Provider, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
-    script = f"until [ -e {go} ]; do sleep 0.05; done; exec {PYTHON} '{CALLER}' {shlex.quote(json.dumps({'output': 100}))}"
+    script = (
+        f"until [ -e {go} ]; do sleep 0.05; done; exec {PYTHON} '{CALLER}' "
+        f"{shlex.quote(json.dumps({'output': 100}))}"
+    )
     with daemon.client() as client:
         found = spawned(client, "sh", "-c", script)
     daemon.kill()
@@ -123,7 +137,9 @@ def test_a_run_keeps_its_way_to_the_gateway_over_a_crash_of_the_daemon_that_had_
 # ---- shims
 
 
-def test_what_a_script_starts_by_name_is_a_child_run(daemon: Daemon, programs: Path, provider: Provider) -> None:
+def test_what_a_script_starts_by_name_is_a_child_run(
+    daemon: Daemon, programs: Path, provider: Provider
+) -> None:
     (first,) = said(run(daemon, programs, "--limit", "cost=1", "--", "sh", "-c", "claude -p call"))
     assert (first["SFA_NAME"], first["SFA_DEPTH"], first["argv"]) == ("claude", "1", ["-p", "call"])
     (child,) = children(daemon)
@@ -133,30 +149,47 @@ def test_what_a_script_starts_by_name_is_a_child_run(daemon: Daemon, programs: P
     assert "time" not in kinds
 
 
-def test_a_program_that_starts_itself_by_an_automatic_shim_is_no_loop_but_bounded(daemon: Daemon, programs: Path) -> None:
+def test_a_program_that_starts_itself_by_an_automatic_shim_is_no_loop_but_bounded(
+    daemon: Daemon, programs: Path
+) -> None:
     found = said(run(daemon, programs, "--", "sh", "-c", "claude again"))
     assert [each["SFA_CALL_CHAIN"].split(",")[1:] for each in found] == [[], ["claude"]]
-    deep = run(daemon, programs, "--", "sh", "-c", "claude again 1 again 1 again 1 again 1 again 1 again")
+    deep = run(
+        daemon, programs, "--", "sh", "-c", "claude again 1 again 1 again 1 again 1 again 1 again"
+    )
     assert deep.returncode == 1
     assert "already 5 deep" in deep.stderr, deep.stderr
-    named = run(daemon, programs, "--name", "claude", "--", "sh", "-c", "SFA_CHILD_NAME=claude claude")
+    named = run(
+        daemon, programs, "--name", "claude", "--", "sh", "-c", "SFA_CHILD_NAME=claude claude"
+    )
     assert (named.returncode, "call itself in a circle" in named.stderr) == (1, True)
 
 
-def test_a_strict_guard_takes_automatic_children_for_loops(start: Start, provider: Provider, programs: Path) -> None:
+def test_a_strict_guard_takes_automatic_children_for_loops(
+    start: Start, provider: Provider, programs: Path
+) -> None:
     daemon = start(config=auto(provider) + '[guard]\nunnamed = "loop"\n')
     refused = run(daemon, programs, "--", "sh", "-c", "claude again")
-    assert (refused.returncode, "call itself in a circle (claude → claude)" in refused.stderr) == (1, True), refused.stderr
+    assert (refused.returncode, "call itself in a circle (claude → claude)" in refused.stderr) == (
+        1,
+        True,
+    ), refused.stderr
 
 
-@pytest.mark.parametrize("command", [["codex", "exec"], ["timeout", "9", "codex", "exec"], ["sh", "-c", "codex exec"]])
-def test_codex_is_led_to_the_gateway_however_it_is_started(daemon: Daemon, programs: Path, command: list[str]) -> None:
+@pytest.mark.parametrize(
+    "command", [["codex", "exec"], ["timeout", "9", "codex", "exec"], ["sh", "-c", "codex exec"]]
+)
+def test_codex_is_led_to_the_gateway_however_it_is_started(
+    daemon: Daemon, programs: Path, command: list[str]
+) -> None:
     (found,) = said(run(daemon, programs, "--", *command))
     assert found["argv"] == ["-c", f'openai_base_url="{found["OPENAI_BASE_URL"]}"', "exec"]
     assert found["OPENAI_BASE_URL"].startswith("http://127.0.0.1:")
 
 
-def test_a_login_shell_that_sets_path_again_still_finds_the_shims(daemon: Daemon, programs: Path, tmp_path: Path) -> None:
+def test_a_login_shell_that_sets_path_again_still_finds_the_shims(
+    daemon: Daemon, programs: Path, tmp_path: Path
+) -> None:
     theirs = tmp_path / "their bash env"
     theirs.write_text("export THEIRS=seen\n")
     (tmp_path / ".bash_profile").write_text(f'export PATH="{programs}:/usr/bin:/bin"\n')
@@ -167,15 +200,32 @@ def test_a_login_shell_that_sets_path_again_still_finds_the_shims(daemon: Daemon
 
 
 def test_programs_that_are_not_installed_have_no_shims(daemon: Daemon, programs: Path) -> None:
-    done = run(daemon, programs, "--", "sh", "-c", "command -v claude; command -v gemini; command -v aider; echo $PATH")
+    done = run(
+        daemon,
+        programs,
+        "--",
+        "sh",
+        "-c",
+        "command -v claude; command -v gemini; command -v aider; echo $PATH",
+    )
     shim, path = done.stdout.splitlines()
     assert shim.endswith("/claude,codex/shims/claude")
     assert path.startswith(os.path.dirname(shim) + ":" + str(programs))
-    without = run(daemon, programs, "--no-gateway", "--", "sh", "-c", "command -v claude; echo ${OPENAI_BASE_URL-none}")
+    without = run(
+        daemon,
+        programs,
+        "--no-gateway",
+        "--",
+        "sh",
+        "-c",
+        "command -v claude; echo ${OPENAI_BASE_URL-none}",
+    )
     assert without.stdout.splitlines() == [str(programs / "claude"), "none"]
 
 
-def test_an_argument_that_names_a_descriptor_of_the_caller_reaches_the_program(daemon: Daemon, programs: Path) -> None:
+def test_an_argument_that_names_a_descriptor_of_the_caller_reaches_the_program(
+    daemon: Daemon, programs: Path
+) -> None:
     (found,) = said(run(daemon, programs, "--", "bash", "-c", "claude --mcp-config <(echo)"))
     assert found["SFA_DEPTH"] == "0"
 
@@ -213,7 +263,9 @@ def test_nodejs_executes_what_leads_gemini_after_a_persons_own_options(
     assert found["GOOGLE_GEMINI_BASE_URL"] in module
 
 
-@pytest.mark.parametrize("command", [["gemini", "hi"], ["--", "gemini", "-p", "hi"], ["--", "sh", "-c", "gemini -p hi"]])
+@pytest.mark.parametrize(
+    "command", [["gemini", "hi"], ["--", "gemini", "-p", "hi"], ["--", "sh", "-c", "gemini -p hi"]]
+)
 def test_gemini_that_cannot_be_led_is_refused_below_a_typed_limit_and_told_of_elsewhere(
     daemon: Daemon, gemini: Path, tmp_path: Path, command: list[str]
 ) -> None:
@@ -221,7 +273,10 @@ def test_gemini_that_cannot_be_led_is_refused_below_a_typed_limit_and_told_of_el
     refused = run(daemon, gemini, "--limit", "cost=1", *command, **person)
     assert refused.returncode == 1
     assert "nothing would enforce" in refused.stderr
-    assert "set security.auth.selectedType to gemini-api-key in ~/.gemini/settings.json" in refused.stderr
+    assert (
+        "set security.auth.selectedType to gemini-api-key in ~/.gemini/settings.json"
+        in refused.stderr
+    )
     assert "Start it with --gateway" not in refused.stderr, "it cannot"
     person["SFA_QUIET"] = "0"
     words = [sys.executable, "-m", "sfactl", "run", *command]

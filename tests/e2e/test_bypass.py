@@ -42,7 +42,8 @@ with open(place + "/" + name + ".jsonl", "a") as file:
 while not os.path.exists(sys.argv[2]):
     time.sleep(0.02)
 """
-"""A Claude Code that saves one call in its session file, and ends when it may: when the file in its last word is there."""
+"""A Claude Code that saves one call in its session file, and ends when it may: when the file in its
+last word is there."""
 
 
 @pytest.fixture
@@ -82,7 +83,9 @@ def test_a_connection_of_an_agent_program_to_its_model_is_told_and_ends_a_run_th
         assert found.reason.message.startswith(event.message)
 
 
-def test_an_unbounded_run_goes_on_and_nothing_enforces_its_limits(gated: Daemon, provider: Provider, tmp_path: Path) -> None:
+def test_an_unbounded_run_goes_on_and_nothing_enforces_its_limits(
+    gated: Daemon, provider: Provider, tmp_path: Path
+) -> None:
     address, agent = provider.url.removeprefix("http://"), program(tmp_path, "opencode")
     with gated.client() as client:
         # these were looked at as often when the other one is told
@@ -93,13 +96,18 @@ def test_an_unbounded_run_goes_on_and_nothing_enforces_its_limits(gated: Daemon,
         assert until_event(client, "gateway_bypassed").run_id == found.id
         assert state(info(client, found.id), "cost")[2] == "nothing"
         assert state(info(client, asked.id), "cost")[2] == "nothing"
-        assert [state(info(client, each.id), "cost")[2] for each in (elsewhere, no_agent)] == ["ready", "ready"]
+        assert [state(info(client, each.id), "cost")[2] for each in (elsewhere, no_agent)] == [
+            "ready",
+            "ready",
+        ]
         stopped(client, found.id, asked.id, elsewhere.id, no_agent.id)
 
 
 def gated_port(daemon: Daemon) -> int:
     """Return the gateway's port."""
-    return int((daemon.state_dir / "gateway.json").read_text().partition('"port": ')[2].partition(",")[0])
+    return int(
+        (daemon.state_dir / "gateway.json").read_text().partition('"port": ')[2].partition(",")[0]
+    )
 
 
 @pytest.mark.parametrize("action", ["terminate", "warn"])
@@ -109,7 +117,11 @@ def test_session_files_of_agent_programs_that_a_script_calls_past_the_gateway_co
     agent, go, again = (tmp_path / name for name in ("claude", "go", "again"))
     agent.write_text(SESSION.format(python=sys.executable))
     agent.chmod(0o755)
-    own = [key + b"=" + value for key, value in os.environb.items() if key not in {b"HOME", b"CLAUDE_CONFIG_DIR"}]
+    own = [
+        key + b"=" + value
+        for key, value in os.environb.items()
+        if key not in {b"HOME", b"CLAUDE_CONFIG_DIR"}
+    ]
     env = [*own, b"HOME=" + bytes(tmp_path)]
     work = bytes(tmp_path / "work")
     os.mkdir(work)

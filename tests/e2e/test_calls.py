@@ -48,7 +48,8 @@ def recorded(daemon: Daemon, run: str) -> list[CallInfo]:
 def test_a_daemon_that_dies_beside_the_row_of_a_call_neither_loses_nor_doubles_it(
     gated: Daemon, provider: Provider, tmp_path: Path, point: str, rows: int
 ) -> None:
-    """Before the row is written, or when only the spool does not know that it is. The call was settled by then."""
+    """Before the row is written, or when only the spool does not know that it is. The call was
+    settled by then."""
     done = tmp_path / "done"
     with gated.client() as client:
         run = calling(client, *AMPLE, output=10, stall=True, then=str(done)).id
@@ -68,10 +69,14 @@ def test_a_daemon_that_dies_beside_the_row_of_a_call_neither_loses_nor_doubles_i
     assert recorded(gated, run) == [call]
 
 
-def test_calls_are_recorded_once_across_deaths_of_gateway_and_daemon(gated: Daemon, provider: Provider, tmp_path: Path) -> None:
+def test_calls_are_recorded_once_across_deaths_of_gateway_and_daemon(
+    gated: Daemon, provider: Provider, tmp_path: Path
+) -> None:
     done = tmp_path / "done"
     with gated.client() as client:
-        run = calling(client, *AMPLE, threads=10, calls=2, on=True, output=100, stall=True, then=str(done)).id
+        run = calling(
+            client, *AMPLE, threads=10, calls=2, on=True, output=100, stall=True, then=str(done)
+        ).id
         wait_until(lambda: provider.stalled == 10, "ten replies are in their middle")
         assert [each.state for each in page(client, run).calls] == ["under_way"] * 10
         passed(gated, provider)
@@ -82,7 +87,10 @@ def test_calls_are_recorded_once_across_deaths_of_gateway_and_daemon(gated: Daem
     wait_until(lambda: len(results(gated, run)) == 20, "all calls have ended")
     with gated.client() as client:
         gated.reexecute()
-        wait_until(lambda: [each.state for each in page(client, run).calls] == ["ended"] * 20, "all are recorded")
+        wait_until(
+            lambda: [each.state for each in page(client, run).calls] == ["ended"] * 20,
+            "all are recorded",
+        )
         done.touch()
         over = ended(client, run)
         assert info(client, run).calls == 20
@@ -103,12 +111,20 @@ def test_a_held_call_is_shown_and_recorded_once(gated: Daemon, tmp_path: Path) -
         watch = m.Watch(id=client.next_id(), run=run, calls=True)
         client.call(watch, m.Done)
         gated.reexecute()
-        wait_until(lambda: [each.state for each in page(client, run).calls] == ["waiting"], "it asks again")
+        wait_until(
+            lambda: [each.state for each in page(client, run).calls] == ["waiting"], "it asks again"
+        )
         client.call(m.Resume(id=client.next_id(), run=run, limits=[limit("cost", 1)]), m.RunReply)
-        wait_until(lambda: [each.state for each in page(client, run).calls] == ["ended"], "it is made")
+        wait_until(
+            lambda: [each.state for each in page(client, run).calls] == ["ended"], "it is made"
+        )
         (call,) = page(client, run).calls
         assert call.waited_s is not None
-        assert [answer.reply.call.state for answer in client.arrived() if isinstance(answer.reply, m.CallPush)] == [
+        assert [
+            answer.reply.call.state
+            for answer in client.arrived()
+            if isinstance(answer.reply, m.CallPush)
+        ] == [
             "waiting",
             "ended",
         ]
@@ -127,7 +143,10 @@ def test_calls_that_are_refused_again_and_again_fill_no_disk(gated: Daemon) -> N
     assert (rows[-1].more, rows[0].more) == (40, 0)
     assert "above its cost limit" in (rows[0].refused or "")
     assert found.last_refusal == rows[-1].refused
-    assert f"50 calls of its model were refused, the last one: {found.last_refusal}"[:-1] in gated.sfactl("why", found.id).stdout
+    assert (
+        f"50 calls of its model were refused, the last one: {found.last_refusal}"[:-1]
+        in gated.sfactl("why", found.id).stdout
+    )
 
 
 UNASKED = """
@@ -140,10 +159,16 @@ print(connection.getresponse().read())
 """
 
 
-def test_other_requests_that_cost_money_are_recorded_without_a_price(start: Start, provider: Provider) -> None:
+def test_other_requests_that_cost_money_are_recorded_without_a_price(
+    start: Start, provider: Provider
+) -> None:
     daemon = start(config=config(provider))
     for ungated, state in ((False, "refused"), (True, "ended")):
-        daemon.config.write_text(config(provider).replace("[gateway]\n", f"[gateway]\nungated = {str(ungated).lower()}\n"))
+        daemon.config.write_text(
+            config(provider).replace(
+                "[gateway]\n", f"[gateway]\nungated = {str(ungated).lower()}\n"
+            )
+        )
         assert daemon.sfactl("reload").returncode == 0
         with daemon.client() as client:
 
@@ -157,8 +182,15 @@ def test_other_requests_that_cost_money_are_recorded_without_a_price(start: Star
 
             wait_until(lambda: called().state == state, "the gateway knows the config")  # noqa: B023
             call = called()
-        assert (call.model, call.path, call.upstream, call.cost_usd) == (None, "/v1/messages/batches", "anthropic", None)
-        assert (call.status, "ungated" in (call.refused or "")) == ((200, False) if ungated else (None, True))
+        assert (call.model, call.path, call.upstream, call.cost_usd) == (
+            None,
+            "/v1/messages/batches",
+            "anthropic",
+            None,
+        )
+        assert (call.status, "ungated" in (call.refused or "")) == (
+            (200, False) if ungated else (None, True)
+        )
 
 
 # ---- the verb
@@ -171,16 +203,27 @@ def test_calls_are_printed_and_followed(gated: Daemon, provider: Provider) -> No
         none = calling(client, gateway=False).id
         parent = calling(client, limit("cost", 5), children=1, output=100, stall=True).id
         wait_until(lambda: provider.stalled == 1, "a reply is in its middle")
-        child = next(run.id for run in client.call(m.List(id=client.next_id(), root=parent), m.RunList).runs if run.id != parent)
+        child = next(
+            run.id
+            for run in client.call(m.List(id=client.next_id(), root=parent), m.RunList).runs
+            if run.id != parent
+        )
         table = gated.sfactl("calls", first)
-        assert [line.split()[1] for line in table.stdout.splitlines()] == ["MODEL"] + 3 * ["claude-sonnet-4-5"]
+        assert [line.split()[1] for line in table.stdout.splitlines()] == ["MODEL"] + 3 * [
+            "claude-sonnet-4-5"
+        ]
         assert "lowered to" in table.stdout
         assert "refused: not reserved" in table.stdout
-        told = [json.loads(line) for line in gated.sfactl("calls", "--json", first, child).stdout.splitlines()]
+        told = [
+            json.loads(line)
+            for line in gated.sfactl("calls", "--json", first, child).stdout.splitlines()
+        ]
         assert [(each["run_id"], each["state"]) for each in told] == [
             (first, "ended"), (first, "ended"), (first, "refused"), (child, "under_way"),
         ]  # fmt: skip
-        assert sum(each["cost_usd"] or 0 for each in told) == pytest.approx(info(client, first).usage.cost_usd)
+        assert sum(each["cost_usd"] or 0 for each in told) == pytest.approx(
+            info(client, first).usage.cost_usd
+        )
         refused = gated.sfactl("calls", "--refused", "--json", first)
         assert [json.loads(line) for line in refused.stdout.splitlines()] == told[2:3]
         empty = gated.sfactl("calls", none)
@@ -190,8 +233,12 @@ def test_calls_are_printed_and_followed(gated: Daemon, provider: Provider) -> No
         assert gated.sfactl("calls", "zzz", first).returncode == 66
         words = [sys.executable, "-m", "sfactl", "calls", "-f", "--json"]
         with (
-            subprocess.Popen([*words, child], stdout=subprocess.PIPE, env=gated.env, text=True) as one,
-            subprocess.Popen([*words, "--tree", parent], stdout=subprocess.PIPE, env=gated.env, text=True) as tree,
+            subprocess.Popen(
+                [*words, child], stdout=subprocess.PIPE, env=gated.env, text=True
+            ) as one,
+            subprocess.Popen(
+                [*words, "--tree", parent], stdout=subprocess.PIPE, env=gated.env, text=True
+            ) as tree,
         ):
             assert one.stdout is not None
             assert tree.stdout is not None
@@ -201,7 +248,12 @@ def test_calls_are_printed_and_followed(gated: Daemon, provider: Provider) -> No
             provider.released.set()
             for stream in (one.stdout, tree.stdout):
                 (last,) = map(json.loads, stream)
-                assert (last["run_id"], last["state"], last["status"], last["output_tokens"]) == (child, "ended", 200, 100)
+                assert (last["run_id"], last["state"], last["status"], last["output_tokens"]) == (
+                    child,
+                    "ended",
+                    200,
+                    100,
+                )
         assert (one.returncode, tree.returncode) == (0, 0)
 
 
@@ -209,7 +261,10 @@ def test_an_agent_sees_the_calls_of_its_own_subtree_only(gated: Daemon) -> None:
     with gated.client() as client:
         other = calling(client, output=10).id
         ended(client, other)
-        script = f"{PYTHON} -m sfactl calls {other}; echo $?; {PYTHON} -m sfactl calls --json $SFA_RUN_ID; echo $?"
+        script = (
+            f"{PYTHON} -m sfactl calls {other}; echo $?; {PYTHON} -m sfactl calls --json "
+            "$SFA_RUN_ID; echo $?"
+        )
         reply = spawn(client, ["sh", "-c", script])
         assert isinstance(reply, m.RunReply)
         ended(client, reply.run.id)

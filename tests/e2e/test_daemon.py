@@ -20,7 +20,17 @@ import pytest
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
-from tests.harness import IMPATIENT, Daemon, alive, ended, spawn, started, stopped, strays, wait_until
+from tests.harness import (
+    IMPATIENT,
+    Daemon,
+    alive,
+    ended,
+    spawn,
+    started,
+    stopped,
+    strays,
+    wait_until,
+)
 from tests.leaks import cgroups
 
 from .agents import limit
@@ -38,7 +48,9 @@ def test_one_daemon_per_state_directory(daemon: Daemon, tmp_path: Path) -> None:
     assert "sfactl stop --all" in swept.stderr
 
 
-def test_sweep_ends_what_a_killed_daemon_left_and_nothing_else(start: Start, containment: str) -> None:
+def test_sweep_ends_what_a_killed_daemon_left_and_nothing_else(
+    start: Start, containment: str
+) -> None:
     daemon, other = start(mode=containment), start(mode=containment)
     with daemon.client() as client, other.client() as elsewhere:
         started(client, ["sh", "-c", "setsid sleep 300 & sleep 300"])
@@ -48,7 +60,10 @@ def test_sweep_ends_what_a_killed_daemon_left_and_nothing_else(start: Start, con
         swept = daemon.sfad("sweep")
         assert swept.returncode == 0, swept.stderr
         assert daemon.leftovers() == []
-        assert elsewhere.call(m.Info(id=elsewhere.next_id(), run=kept.id), m.RunReply).run.status is Status.RUNNING
+        assert (
+            elsewhere.call(m.Info(id=elsewhere.next_id(), run=kept.id), m.RunReply).run.status
+            is Status.RUNNING
+        )
     daemon.restart()
 
 
@@ -59,7 +74,10 @@ def test_a_second_signal_skips_the_grace(start: Start) -> None:
         wait_until(lambda: "ready" in daemon.sfactl("logs", run.id).stdout, "the trap is set")
         began = time.monotonic()
         daemon.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: "stopping every tree" in daemon.log.read_text(), "the first signal is being obeyed")
+        wait_until(
+            lambda: "stopping every tree" in daemon.log.read_text(),
+            "the first signal is being obeyed",
+        )
         refused = spawn(client, ["true"])
         assert isinstance(refused, m.Refused)
         assert refused.refused.detail == "the daemon is stopping"
@@ -73,13 +91,19 @@ def test_reload(start: Start) -> None:
         text = daemon.config.read_text()
         daemon.config.write_text(text + "\n[guard]\nmax_depth = 0\n")
         daemon.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "the config was not reloaded" in daemon.log.read_text(), "a bad config is said to be one")
+        wait_until(
+            lambda: "the config was not reloaded" in daemon.log.read_text(),
+            "a bad config is said to be one",
+        )
         daemon.config.write_text(text + "\n[guard]\nmax_depth = 1\n")
         daemon.process.send_signal(signal.SIGHUP)
         wait_until(lambda: "config reloaded" in daemon.log.read_text(), "the new one is in force")
         run = daemon.sfactl("run", "--", sys.executable, "-m", "sfactl", "run", "--", "true")
         assert run.returncode == 1
-        assert f"max_depth, set by guard.max_depth in {daemon.config}" in run.stderr + client_result(daemon)
+        assert (
+            f"max_depth, set by guard.max_depth in {daemon.config}"
+            in run.stderr + client_result(daemon)
+        )
 
 
 def client_result(daemon: Daemon) -> str:
@@ -92,9 +116,15 @@ def client_result(daemon: Daemon) -> str:
 def test_a_bad_config_is_named(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text("[guard]\nmax_dept = 3\n")
-    for verb in (["check-config"], ["serve", "--socket", str(tmp_path / "s"), "--state-dir", str(tmp_path / "d")]):
+    for verb in (
+        ["check-config"],
+        ["serve", "--socket", str(tmp_path / "s"), "--state-dir", str(tmp_path / "d")],
+    ):
         done = subprocess.run(
-            [sys.executable, "-m", "sfad", *verb, "--config", str(config)], capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", "sfad", *verb, "--config", str(config)],
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 2
         assert f"{config}" in done.stderr
@@ -103,9 +133,15 @@ def test_a_bad_config_is_named(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "users": ('[access]\nusers = "all"\n[containment]\nmode = "tags"\n', 'access.users = "all" needs'),
+    "users": (
+        '[access]\nusers = "all"\n[containment]\nmode = "tags"\n',
+        'access.users = "all" needs',
+    ),
     "log": ('[log]\nfile = "/proc/nowhere/log"\n', "log.file = /proc/nowhere/log cannot be opened"),
-    "cgroup": ('[containment]\nmode = "cgroup"\ncgroup_parent = "/proc/nowhere"\n', "runs cannot be contained by cgroup: "),
+    "cgroup": (
+        '[containment]\nmode = "cgroup"\ncgroup_parent = "/proc/nowhere"\n',
+        "runs cannot be contained by cgroup: ",
+    ),
 }
 
 
@@ -114,12 +150,22 @@ def test_what_serve_refuses_check_config_refuses(tmp_path: Path, text: str, why:
     config = tmp_path / "c.toml"
     config.write_text(text)
     for verb in ("check-config", "serve"):
-        command = [sys.executable, "-m", "sfad", "--state-dir", str(tmp_path / "d"), "--config", str(config), verb]
+        command = [
+            sys.executable,
+            "-m",
+            "sfad",
+            "--state-dir",
+            str(tmp_path / "d"),
+            "--config",
+            str(config),
+            verb,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert (done.returncode, why in done.stderr) == (2, True), done.stderr
 
 
-@pytest.mark.parametrize("key", ["users", "log"])  # runs stay in their cgroups whatever the config says of those
+# runs stay in their cgroups whatever the config says of those
+@pytest.mark.parametrize("key", ["users", "log"])
 def test_a_config_that_no_daemon_can_use_does_not_end_runs(start: Start, key: str) -> None:
     daemon, text = start(), REFUSED[key][0]
     good = daemon.config.read_text()
@@ -161,7 +207,9 @@ def test_a_daemon_that_died_comes_back_whatever_the_config_is_now(start: Start) 
     assert_told(daemon)
     assert "the config of the daemon before this one is in force" in daemon.log.read_text()
     settings = json.loads(daemon.sfactl("config", "--json").stdout)["settings"]
-    assert next(setting["value"] for setting in settings if setting["key"] == "guard.max_depth") == 4
+    assert (
+        next(setting["value"] for setting in settings if setting["key"] == "guard.max_depth") == 4
+    )
     with daemon.client() as client:
         stopped(client, run.id)
     daemon.config.write_text(good)
@@ -177,8 +225,14 @@ def test_a_daemon_that_died_comes_back_whatever_the_config_is_now(start: Start) 
 
 def assert_told(daemon: Daemon) -> None:
     status = daemon.sfactl("status").stdout
-    assert re.search(r"^CONFIG +REJECTED, .*guard.max_dept: unknown key", status, re.MULTILINE), status
-    assert re.search(r"^BAD +config: .*max_dept.*\n +→ .*sfactl reload", daemon.sfactl("doctor").stdout, re.MULTILINE)
+    assert re.search(r"^CONFIG +REJECTED, .*guard.max_dept: unknown key", status, re.MULTILINE), (
+        status
+    )
+    assert re.search(
+        r"^BAD +config: .*max_dept.*\n +→ .*sfactl reload",
+        daemon.sfactl("doctor").stdout,
+        re.MULTILINE,
+    )
 
 
 def test_many_runs_leave_nothing_behind(start: Start, containment: str) -> None:
@@ -194,7 +248,10 @@ def test_many_runs_leave_nothing_behind(start: Start, containment: str) -> None:
         children = psutil.Process(daemon.pid).children
         wait_until(lambda: not children(), "zombies are reaped")
     bases = [path for path in cgroups() if path.endswith(daemon.instance)]
-    wait_until(lambda: not [entry for path in bases for entry in os.scandir(path) if entry.is_dir()], "cgroups are removed")
+    wait_until(
+        lambda: not [entry for path in bases for entry in os.scandir(path) if entry.is_dir()],
+        "cgroups are removed",
+    )
 
 
 IDLE = """
@@ -215,7 +272,8 @@ def test_an_idle_daemon_does_not_wake_up(start: Start, runs: int) -> None:
     daemon = start(config=IDLE, program=IMPATIENT)
     with daemon.client() as client:
         for _ in range(runs):
-            started(client, ["sh", "-c", "(sleep 300 &); exec sleep 300"])  # one of them is an orphan
+            # one of them is an orphan
+            started(client, ["sh", "-c", "(sleep 300 &); exec sleep 300"])
         wait_until(lambda: _sleeps(daemon, 2), "the daemon sleeps")
         stopped(client, everything=True)
     assert daemon.stop() == 0
@@ -230,7 +288,12 @@ def _sleeps(daemon: Daemon, seconds: float) -> bool:
 
 def _wake_ups(daemon: Daemon) -> list[str]:
     statuses = sorted(Path(f"/proc/{daemon.pid}/task").glob("*/status"))
-    return [line for status in statuses for line in status.read_text().splitlines() if "ctxt_switches" in line]
+    return [
+        line
+        for status in statuses
+        for line in status.read_text().splitlines()
+        if "ctxt_switches" in line
+    ]
 
 
 PIDS = Path("/sys/fs/cgroup/pids")
@@ -253,7 +316,9 @@ def no_more_threads(daemon: Daemon) -> Iterator[None]:
         group.rmdir()
 
 
-@pytest.mark.skipif(not os.access(PIDS / "cgroup.procs", os.W_OK), reason="needs the pids controller of cgroup v1")
+@pytest.mark.skipif(
+    not os.access(PIDS / "cgroup.procs", os.W_OK), reason="needs the pids controller of cgroup v1"
+)
 @pytest.mark.parametrize("what", ["recommend", "output"])
 def test_a_daemon_survives_a_shortage_of_threads(tmp_path: Path, what: str) -> None:
     """Work that needs a thread is delayed."""

@@ -1,4 +1,5 @@
-"""Sessions with a real daemon: through the module that `sfactl session` and `sfactl mcp` use, and from inside runs."""
+"""Sessions with a real daemon: through the module that `sfactl session` and `sfactl mcp` use, and
+from inside runs."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def config(directory: Path, more: str = "") -> str:
 def at(tmp_path: Path) -> Iterator[Daemon]:
     (tmp_path / "d").mkdir()
     with running(
-        tmp_path / "d", config=config(tmp_path, "spawn_rate_limit = { max_requests = 100, window_seconds = 60 }")
+        tmp_path / "d",
+        config=config(tmp_path, "spawn_rate_limit = { max_requests = 100, window_seconds = 60 }"),
     ) as daemon:
         yield daemon
 
@@ -73,7 +75,13 @@ def place(daemon: Daemon) -> str:
 
 
 def test_a_task_is_delegated_and_the_answer_is_harmless(at: Daemon) -> None:
-    order = Order(task="sum < up", model="m1", instructions="be brief", limits={"max_tokens": 500_000}, timeout=60)
+    order = Order(
+        task="sum < up",
+        model="m1",
+        instructions="be brief",
+        limits={"max_tokens": 500_000},
+        timeout=60,
+    )
     session = sessions.delegate(order, socket=place(at), channel="mcp")
     assert (session.ended, session.status, session.channel) == (True, "completed", "mcp")
     assert session.lowered == ["tokens: 500000 asked for, 200000 given (sessions.max_token_budget)"]
@@ -92,7 +100,11 @@ def test_a_task_is_delegated_and_the_answer_is_harmless(at: Daemon) -> None:
     transcript = sessions.log(session.run_id, socket=place(at)).text
     assert "stderr: on stderr &amp; &lt;b&gt;" in transcript
     assert transcript.count("<") == transcript.count(">") == 2
-    assert transcript.index("run_accepted") < transcript.index("stdout: task") < transcript.index("run_completed")
+    assert (
+        transcript.index("run_accepted")
+        < transcript.index("stdout: task")
+        < transcript.index("run_completed")
+    )
     assert at.sfactl("session", "log", session.run_id, "--tail", "1").stdout.count("\n") == 4
 
 
@@ -110,27 +122,35 @@ def test_a_delegation_hands_back_the_run_before_the_caller_gives_up(at: Daemon) 
 
 def test_a_session_that_ignores_sigterm_is_gone_when_it_is_stopped(at: Daemon) -> None:
     session = sessions.spawn(Order(task="x", agent="stubborn"), socket=place(at))
-    wait_until(lambda: sessions.info(session.run_id, socket=place(at)).status == "running", "it runs")
+    wait_until(
+        lambda: sessions.info(session.run_id, socket=place(at)).status == "running", "it runs"
+    )
     assert sessions.stop(session.run_id, socket=place(at), grace=0.2).survivors == []
 
 
 def test_only_sessions_are_stopped_as_sessions(at: Daemon) -> None:
     with at.client() as client:
         run = started(client, ["sleep", "1000"])
-        with pytest.raises(Quit, match=f"run {run.id} .* is not a session; stop it with: sfactl stop {run.id}"):
+        with pytest.raises(
+            Quit, match=f"run {run.id} .* is not a session; stop it with: sfactl stop {run.id}"
+        ):
             sessions.stop(run.id, socket=place(at))
         stopped(client, run.id)
 
 
 def test_a_start_that_is_sent_again_starts_one(at: Daemon) -> None:
-    request = m.StartSession(id=0, task="x", cwd=b"/", env=[b"PATH=/bin:/usr/bin"], agent="sleeper", key="one")
+    request = m.StartSession(
+        id=0, task="x", cwd=b"/", env=[b"PATH=/bin:/usr/bin"], agent="sleeper", key="one"
+    )
     with at.client() as client, at.client() as other:
         first = client.call(request, m.RunReply).run
         assert other.call(request, m.RunReply).run.id == first.id
         stopped(client, first.id)
 
 
-def test_a_daemon_that_stands_still_holds_no_wait_without_end(at: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_stands_still_holds_no_wait_without_end(
+    at: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stand_still(client: Client, seconds: float | None) -> None:
         os.kill(at.pid, signal.SIGSTOP)
         patient(client, seconds)
@@ -150,12 +170,18 @@ def test_a_daemon_that_stands_still_holds_no_wait_without_end(at: Daemon, monkey
 WRONG = [
     (Order(task="x", agent="nobody"), "there is no agent 'nobody'; choose from: aider, claude, "),
     (Order(task="x", timeout=601), "time = 601s .* is more than a session may have: at most 10m"),
-    (Order(task="x", limits={"max_turns": 26}), "turns = 26 .limits max_turns. is more than a session may have: at most 25"),
+    (
+        Order(task="x", limits={"max_turns": 26}),
+        "turns = 26 .limits max_turns. is more than a session may have: at most 25",
+    ),
     (Order(task="x", limits={"turns": 1}), "unknown field"),
     (Order(task=" \n"), "the task is blank"),
     (Order(task="x\0y"), "a NUL character in task"),
     (Order(task="x", blocked_tools=["x\0y"]), "a NUL character in the name of a tool"),
-    (Order(task="x", allowed_tools=[""] * 70_000), "70000 characters of tool names, with 1 more for each; at most 65536"),
+    (
+        Order(task="x", allowed_tools=[""] * 70_000),
+        "70000 characters of tool names, with 1 more for each; at most 65536",
+    ),
     (Order(task="x", timeout=math.inf), "time = inf is not a finite number"),
     (Order(task="--help"), "the task begins with '-', and .* could take it for an option"),
     (Order(task="x" * 120_001), "120001 bytes of task; at most 120000"),
@@ -179,15 +205,26 @@ def test_the_command_line_says_how_it_went(at: Daemon) -> None:
     )
     over = at.sfactl("session", "delegate", "x", "--agent", "sleeper", "--wait", "0.1")
     assert (over.returncode, over.stdout) == (75, "a2  sleeper  running\n")
-    assert over.stderr.endswith("a2 is running; to wait for its end, without polling: sfactl session info a2 --wait 60\n")
+    assert over.stderr.endswith(
+        "a2 is running; to wait for its end, without polling: sfactl session info a2 --wait 60\n"
+    )
     for name in "bc":
-        assert at.sfactl("session", "spawn", "x", "--agent", "sleeper", "--name", name).returncode == 0
+        assert (
+            at.sfactl("session", "spawn", "x", "--agent", "sleeper", "--name", name).returncode == 0
+        )
     refused = at.sfactl("session", "spawn", "x", "--json")
     assert (refused.returncode, refused.stderr) == (1, "")
     said = json.loads(refused.stdout)["refused"]
-    assert (said["kind"], said["key"], said["limit"]) == ("concurrency", "sessions.max_concurrent_per_user", 3)
+    assert (said["kind"], said["key"], said["limit"]) == (
+        "concurrency",
+        "sessions.max_concurrent_per_user",
+        3,
+    )
     assert 290 < said["possible_in_s"] < 300
-    assert [one["run_id"] for one in json.loads(at.sfactl("session", "list", "--json").stdout)["sessions"]] == [
+    assert [
+        one["run_id"]
+        for one in json.loads(at.sfactl("session", "list", "--json").stdout)["sessions"]
+    ] == [
         "a1",
         "a2",
         "a3",
@@ -206,7 +243,10 @@ def test_the_command_line_says_how_it_went(at: Daemon) -> None:
 
 def test_the_command_line_says_why_a_session_failed(at: Daemon) -> None:
     slow = at.sfactl("session", "delegate", "x", "--agent", "sleeper", "--timeout", "1")
-    assert (slow.returncode, slow.stderr.splitlines()[1].partition(": ")[2][:27]) == (3, "a1 (sleeper) has timed out:")
+    assert (slow.returncode, slow.stderr.splitlines()[1].partition(": ")[2][:27]) == (
+        3,
+        "a1 (sleeper) has timed out:",
+    )
     for verb in "spawn", "delegate":
         missing = at.sfactl("session", verb, "x", "--agent", "missing")
         assert missing.returncode == 127
@@ -215,17 +255,33 @@ def test_the_command_line_says_why_a_session_failed(at: Daemon) -> None:
         assert "sfad-no-such-program" in missing.stderr
     info = at.sfactl("session", "info", "a2", "--json")
     found = json.loads(info.stdout)
-    assert (info.returncode, found["exit"], found["advice"]) == (127, 127, "it never ran, so it has no result")
+    assert (info.returncode, found["exit"], found["advice"]) == (
+        127,
+        127,
+        "it never ran, so it has no result",
+    )
 
 
 def test_an_interrupted_delegation_says_that_the_session_goes_on(at: Daemon) -> None:
-    words = [sys.executable, "-m", "sfactl", "session", "delegate", "x", "--agent", "sleeper", "--socket", place(at)]
+    words = [
+        sys.executable,
+        "-m",
+        "sfactl",
+        "session",
+        "delegate",
+        "x",
+        "--agent",
+        "sleeper",
+        "--socket",
+        place(at),
+    ]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as client:
         assert client.stderr is not None
         assert client.stderr.readline() == "sfactl: a1 (sleeper) has started\n"
         client.send_signal(signal.SIGINT)
         assert client.stderr.read() == (
-            "sfactl: a1 goes on; to wait for its end: sfactl session info a1 --wait 60; to stop it: sfactl session stop a1\n"
+            "sfactl: a1 goes on; to wait for its end: sfactl session info a1 --wait 60; to stop "
+            "it: sfactl session stop a1\n"
         )
     assert client.returncode == 130
     assert sessions.stop("a1", socket=place(at)).stopped == ["a1"]
@@ -236,17 +292,25 @@ def test_a_message_reaches_the_session_or_the_sender_learns_why_not(at: Daemon) 
     deaf = sessions.spawn(Order(task="x", agent="deaf"), socket=place(at))
     mute = sessions.spawn(Order(task="x", agent="sleeper"), socket=place(at))
     sessions.send(reader.run_id, '{"say": "hello"}', socket=place(at))
-    wait_until(lambda: 'stdout: {"say": "hello"}' in sessions.log(reader.run_id, socket=place(at)).text, "it has read it")
+    wait_until(
+        lambda: 'stdout: {"say": "hello"}' in sessions.log(reader.run_id, socket=place(at)).text,
+        "it has read it",
+    )
     with pytest.raises(Quit, match="the entry of its agent 'sleeper' needs stdin = true"):
         sessions.send(mute.run_id, "x", socket=place(at))
     for _ in range(11):  # the pipe holds 64 KiB
         sessions.send(deaf.run_id, "x" * 100_000, socket=place(at))
-    with pytest.raises(Quit, match="bytes already wait for it to read its stdin; at most 1048576 may") as caught:
+    with pytest.raises(
+        Quit, match="bytes already wait for it to read its stdin; at most 1048576 may"
+    ) as caught:
         sessions.send(deaf.run_id, "x" * 100_000, socket=place(at))
     assert caught.value.code == 75
     sessions.stop(mute.run_id, socket=place(at))
     closed = sessions.spawn(Order(task="x", agent="closed"), socket=place(at))
-    wait_until(lambda: "stdout: ready" in sessions.log(closed.run_id, socket=place(at)).text, "it has closed its stdin")
+    wait_until(
+        lambda: "stdout: ready" in sessions.log(closed.run_id, socket=place(at)).text,
+        "it has closed its stdin",
+    )
     for _ in range(2):
         with pytest.raises(Quit, match="it has closed its stdin") as caught:
             sessions.send(closed.run_id, "x", socket=place(at))
@@ -273,12 +337,19 @@ if name == "main":
 """
 
 
-def test_sessions_are_for_the_main_agent_and_for_whom_it_grants_them(tmp_path: Path, at: Daemon) -> None:
+def test_sessions_are_for_the_main_agent_and_for_whom_it_grants_them(
+    tmp_path: Path, at: Daemon
+) -> None:
     done = at.sfactl("run", "--name", "main", "--", *agent(tmp_path, "inside", INSIDE), "main")
-    main, child, granted = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    main, child, granted = (
+        json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")
+    )
     assert main["start"][0] == granted["start"][0] == 0, done.stdout
     assert child["start"][0] == child["stop"][0] == 77
-    assert "is a subagent: sessions are for the main agent, and for runs that it started with --nested" in child["start"][1]
+    assert (
+        "is a subagent: sessions are for the main agent, and for runs that it started with --nested"
+        in child["start"][1]
+    )
     assert json.loads(granted["list"][1])["sessions"][0]["name"] == "by-granted"
     assert "is not a session" in main["stop"][1]
     runs = {run["name"]: run for run in json.loads(at.sfactl("list", "--json").stdout)["runs"]}
@@ -291,17 +362,22 @@ def test_sessions_are_for_the_main_agent_and_for_whom_it_grants_them(tmp_path: P
 def test_quotas_outlive_the_daemon(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     with running(
-        tmp_path / "d", config=config(tmp_path, "spawn_rate_limit = { max_requests = 2, window_seconds = 3600 }")
+        tmp_path / "d",
+        config=config(tmp_path, "spawn_rate_limit = { max_requests = 2, window_seconds = 3600 }"),
     ) as daemon:
         where = place(daemon)
         first = sessions.spawn(Order(task="x", agent="sleeper"), socket=where)
-        waiting = threading.Thread(target=lambda: found.append(sessions.info(first.run_id, socket=where, wait=60)))
+        waiting = threading.Thread(
+            target=lambda: found.append(sessions.info(first.run_id, socket=where, wait=60))
+        )
         found: list[sessions.SessionView] = []
         waiting.start()
         sessions.delegate(Order(task="x"), socket=where)
         daemon.kill()
         daemon.restart()
-        with pytest.raises(SessionRefused, match="2 sessions within the last 1h00m, and 2 is the limit") as caught:
+        with pytest.raises(
+            SessionRefused, match="2 sessions within the last 1h00m, and 2 is the limit"
+        ) as caught:
             sessions.spawn(Order(task="x"), socket=where)
         assert caught.value.refused.possible_in_s is not None
         assert 3500 < caught.value.refused.possible_in_s <= 3600
@@ -313,9 +389,14 @@ def test_quotas_outlive_the_daemon(tmp_path: Path) -> None:
 def test_a_reexecution_in_the_middle_of_a_delegation_loses_nothing(at: Daemon) -> None:
     found: list[sessions.SessionView] = []
     order = Order(task="x", agent="reader")
-    waiting = threading.Thread(target=lambda: found.append(sessions.delegate(order, socket=place(at))))
+    waiting = threading.Thread(
+        target=lambda: found.append(sessions.delegate(order, socket=place(at)))
+    )
     waiting.start()
-    wait_until(lambda: [one.status for one in sessions.list_sessions(socket=place(at))] == ["running"], "it runs")
+    wait_until(
+        lambda: [one.status for one in sessions.list_sessions(socket=place(at))] == ["running"],
+        "it runs",
+    )
     at.reexecute()
     (one,) = sessions.list_sessions(socket=place(at))
     with at.client() as client:
@@ -330,15 +411,24 @@ def test_children_and_events_have_the_channel(at: Daemon) -> None:
         script = f"{PYTHON} -m sfactl run --name child -- true"
         parent = started(client, ["sh", "-c", script], channel="cron", watch=True)
         ended(client, parent.id)
-        events = [answer.reply.event for answer in client.arrived() if isinstance(answer.reply, m.EventPush)]
+        events = [
+            answer.reply.event
+            for answer in client.arrived()
+            if isinstance(answer.reply, m.EventPush)
+        ]
         assert {event.channel for event in events} == {"cron"}
         assert len({event.run_id for event in events}) == 2
 
 
 def test_a_blocked_tool_is_handed_on(share: Start) -> None:
     daemon = share(
-        config=f'[agents.env]\ncommand = ["{sys.executable}", "-c", "import os; print(os.environ[\'SFA_BLOCKED_TOOLS\'])"]'
+        config=(
+            f'[agents.env]\ncommand = ["{sys.executable}", "-c", "import os; '
+            "print(os.environ['SFA_BLOCKED_TOOLS'])\"]"
+        )
     )
-    session = sessions.delegate(Order(task="x", agent="env", blocked_tools=["Bash", "Edit"]), socket=str(daemon.socket))
+    session = sessions.delegate(
+        Order(task="x", agent="env", blocked_tools=["Bash", "Edit"]), socket=str(daemon.socket)
+    )
     assert session.result is not None
     assert "\nBash,Edit\n" in session.result

@@ -1,6 +1,8 @@
-"""Isolated runs with a way out: real programs install and clone through the gateway, and reach no model but by its own address.
+"""Isolated runs with a way out: real programs install and clone through the gateway, and reach no
+model but by its own address.
 
-The daemon has a network of its own, which leads to a small internet of the test (`internet`) at addresses of the real one.
+The daemon has a network of its own, which leads to a small internet of the test (`internet`) at
+addresses of the real one.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class World:
     directory: Path
     work: Path
 
-    def run(self, *argv: str, egress: str = "*", env: tuple[str, ...] = (), **options: Any) -> RunInfo:
+    def run(
+        self, *argv: str, egress: str = "*", env: tuple[str, ...] = (), **options: Any
+    ) -> RunInfo:
         """Return an isolated run once it has ended."""
         own = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -62,9 +66,20 @@ class World:
             "NODE_EXTRA_CA_CERTS": "ca.pem",
             "npm_config_cache": str(self.work / "npm"),
         }
-        given = [*(f"{name}={value}".encode() for name, value in own.items()), *map(str.encode, env)]
+        given = [
+            *(f"{name}={value}".encode() for name, value in own.items()),
+            *map(str.encode, env),
+        ]
         isolation = Isolation(network=False, egress=egress.split(",") if egress else [])
-        run = started(self.client, list(argv), cwd=os.fsencode(self.work), env=given, isolation=isolation, gateway=True, **options)
+        run = started(
+            self.client,
+            list(argv),
+            cwd=os.fsencode(self.work),
+            env=given,
+            isolation=isolation,
+            gateway=True,
+            **options,
+        )
         return ended(self.client, run.id)
 
     def said(self, run: RunInfo) -> str:
@@ -84,7 +99,9 @@ class World:
         return path.read_text().splitlines() if path.exists() else []
 
     def refused(self) -> list[Event]:
-        return self.client.call(m.Events(id=self.client.next_id(), types=["egress_refused"]), m.EventPage).events
+        return self.client.call(
+            m.Events(id=self.client.next_id(), types=["egress_refused"]), m.EventPage
+        ).events
 
 
 ATTEMPTS = """
@@ -150,7 +167,10 @@ def _wheel(path: Path) -> None:
         wheel.writestr("thing.py", "ANSWER = 42\n")
         about = "thing-1.0.dist-info"
         wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n")
-        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(
+            f"{about}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         wheel.writestr(f"{about}/RECORD", "")
 
 
@@ -158,14 +178,22 @@ def _packages(place: Path) -> None:
     """Write an index for pip, a registry for npm, and a repository."""
     (place / "simple" / "thing").mkdir(parents=True)
     _wheel(place / "simple" / "thing" / "thing-1.0-py3-none-any.whl")
-    (place / "simple" / "thing" / "index.html").write_text('<a href="thing-1.0-py3-none-any.whl">thing-1.0-py3-none-any.whl</a>')
-    about = {"name": "thing", "version": "1.0.0", "dist": {"tarball": "https://packages.example/npm/thing-1.0.0.tgz"}}
+    (place / "simple" / "thing" / "index.html").write_text(
+        '<a href="thing-1.0-py3-none-any.whl">thing-1.0-py3-none-any.whl</a>'
+    )
+    about = {
+        "name": "thing",
+        "version": "1.0.0",
+        "dist": {"tarball": "https://packages.example/npm/thing-1.0.0.tgz"},
+    }
     (place / "npm").mkdir()
     (place / "package.json").write_text(json.dumps({"name": "thing", "version": "1.0.0"}))
     with tarfile.open(place / "npm" / "thing-1.0.0.tgz", "w:gz") as archive:
         archive.add(place / "package.json", "package/package.json")
     (place / "npm" / "thing").write_text(
-        json.dumps({"name": "thing", "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": about}})
+        json.dumps(
+            {"name": "thing", "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": about}}
+        )
     )
     source = place.parent / "source"
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.com", "-C", str(source)]
@@ -173,7 +201,9 @@ def _packages(place: Path) -> None:
     (source / "file").write_text("cloned\n")
     subprocess.run([*git, "add", "file"], check=True)
     subprocess.run([*git, "commit", "-qm", "one"], check=True)
-    subprocess.run(["git", "clone", "-q", "--bare", str(source), str(place / "repository.git")], check=True)
+    subprocess.run(
+        ["git", "clone", "-q", "--bare", str(source), str(place / "repository.git")], check=True
+    )
     subprocess.run(["git", "-C", str(place / "repository.git"), "update-server-info"], check=True)
 
 
@@ -181,7 +211,9 @@ def _packages(place: Path) -> None:
 def internet(directory: Path) -> Iterator[int]:
     """Serve the small internet. Yield the pid of its process."""
     argv = ["unshare", "--net", sys.executable, "-m", "tests.e2e.internet", str(directory)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -195,7 +227,19 @@ def _connect(daemon: int, internet: int) -> None:
     """Lay a cable from the network of one process to that of another."""
     near, far = f"sfad{daemon % 10**8}a", f"sfad{daemon % 10**8}b"
     for words in (
-        [*IN_NETWORK_OF, str(daemon), "ip", "link", "add", near, "type", "veth", "peer", "name", far],
+        [
+            *IN_NETWORK_OF,
+            str(daemon),
+            "ip",
+            "link",
+            "add",
+            near,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            far,
+        ],
         [*IN_NETWORK_OF, str(daemon), "ip", "link", "set", far, "netns", str(internet)],
         [*IN_NETWORK_OF, str(daemon), "ip", "address", "add", f"{HERE}/24", "dev", near],
         [*IN_NETWORK_OF, str(daemon), "ip", "link", "set", near, "up"],
@@ -209,7 +253,9 @@ def _connect(daemon: int, internet: int) -> None:
 def world(tmp_path: Path, containment: str) -> Iterator[World]:
     """Start a daemon with each containment."""
     authority = trustme.CA()
-    certificate = authority.issue_cert("packages.example", "front.example", "model.example", "alias.example", PACKAGES)
+    certificate = authority.issue_cert(
+        "packages.example", "front.example", "model.example", "alias.example", PACKAGES
+    )
     certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "certificate.pem")
     (tmp_path / "hosts").write_text(HOSTS)
     (tmp_path / "daemon").mkdir()
@@ -218,28 +264,43 @@ def world(tmp_path: Path, containment: str) -> Iterator[World]:
     authority.cert_pem.write_to_path(work / "ca.pem")
     _packages(tmp_path / "packages")
     own = ["unshare", "--net", "--mount", "sh", "-c", IN_OWN_NETWORK, "sh", str(tmp_path / "hosts")]
-    with internet(tmp_path) as other, running(tmp_path / "daemon", config=CONFIG, mode=containment, wrap=own) as daemon:
+    with (
+        internet(tmp_path) as other,
+        running(tmp_path / "daemon", config=CONFIG, mode=containment, wrap=own) as daemon,
+    ):
         _connect(daemon.process.pid, other)
         with daemon.client() as client:
             yield World(daemon, client, tmp_path, work)
 
 
 INSTALLS = {
-    "pip": "python -m pip install -q --target there --index-url https://packages.example/simple thing && cat there/thing.py",
+    "pip": (
+        "python -m pip install -q --target there --index-url https://packages.example/simple "
+        "thing && cat there/thing.py"
+    ),
     "pip by http": "python -m pip install -q --target there --index-url http://packages.example/simple"
     " --trusted-host packages.example thing && cat there/thing.py",
-    "npm": "npm install --no-audit --no-fund --prefix there --registry https://packages.example/npm thing"
+    "npm": "npm install --no-audit --no-fund --prefix there --registry https://packages.example/npm "
+    "thing"
     " && cat there/node_modules/thing/package.json",
     "git": "git clone -q https://packages.example/repository.git there && cat there/file",
     "git by http": "git clone -q http://packages.example/repository.git there && cat there/file",
-    "curl": "curl -sS --cacert ca.pem https://packages.example/package.json http://packages.example/package.json",
+    "curl": (
+        "curl -sS --cacert ca.pem https://packages.example/package.json "
+        "http://packages.example/package.json"
+    ),
 }
 
 
 @needs_root
 def test_programs_install_and_clone(world: World) -> None:
-    """With `*`, and with the host alone; a person's proxy, which the sandbox cannot reach, is replaced."""
-    persons = ("npm_config_proxy=http://127.0.0.1:9", "npm_config_https_proxy=http://127.0.0.1:9", "NO_PROXY=packages.example")
+    """With `*`, and with the host alone; a person's proxy, which the sandbox cannot reach, is
+    replaced."""
+    persons = (
+        "npm_config_proxy=http://127.0.0.1:9",
+        "npm_config_https_proxy=http://127.0.0.1:9",
+        "NO_PROXY=packages.example",
+    )
     for program, script in INSTALLS.items():
         if shutil.which(program.split()[0]) is None:
             continue
@@ -250,11 +311,23 @@ def test_programs_install_and_clone(world: World) -> None:
             assert run.exit_code == 0, (program, said)
             assert "42" in said or "thing" in said or "cloned" in said, (program, said)
     assert not world.refused()
-    run = world.run("curl", "-sS", "--cacert", "ca.pem", "https://packages.example/package.json", egress="other.example")
+    run = world.run(
+        "curl",
+        "-sS",
+        "--cacert",
+        "ca.pem",
+        "https://packages.example/package.json",
+        egress="other.example",
+    )
     assert "403" in world.said(run)
     wait_until(lambda: bool(world.refused()), "it is recorded")
     (event,) = world.refused()
-    assert (event.run_id, event.host, event.port, event.severity) == (run.id, "packages.example", 443, "medium")
+    assert (event.run_id, event.host, event.port, event.severity) == (
+        run.id,
+        "packages.example",
+        443,
+        "medium",
+    )
     assert "not in the run's --egress" in event.message
 
 
@@ -278,15 +351,29 @@ def test_a_model_is_reached_by_the_gateway_alone(world: World) -> None:
         "tunnel 169.254.169.254:80",
         "tunnel localhost:80",
     ]
-    server = [*IN_NETWORK_OF, str(world.daemon.process.pid), sys.executable, "-m", "http.server", "--bind", HERE, "80"]
-    with subprocess.Popen(server, cwd=world.work, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    server = [
+        *IN_NETWORK_OF,
+        str(world.daemon.process.pid),
+        sys.executable,
+        "-m",
+        "http.server",
+        "--bind",
+        HERE,
+        "80",
+    ]
+    with subprocess.Popen(
+        server, cwd=world.work, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
         here = "tunnel here.example:80"
-        wait_until(lambda: " 200 " in world.attempts(here, egress="here.example")[here], "it serves")
+        wait_until(
+            lambda: " 200 " in world.attempts(here, egress="here.example")[here], "it serves"
+        )
         found = world.attempts(*refused)
         process.terminate()
     assert [tried for tried in refused if "403" not in found[tried]] == [], found
     closed = [
-        "tls packages.example:443/model.example",  # a tunnel to one site, and TLS with the name of another
+        # a tunnel to one site, and TLS with the name of another
+        "tls packages.example:443/model.example",
         "tls packages.example:443/front.example",
         "tls packages.example:443/",
         "bytes packages.example:443",
@@ -298,10 +385,20 @@ def test_a_model_is_reached_by_the_gateway_alone(world: World) -> None:
     ]
     found = world.attempts(*closed)
     for tried in closed[:4]:
-        assert "NRECOGNIZED_NAME" in found[tried].upper() or not found[tried].startswith("HTTP"), found
+        assert "NRECOGNIZED_NAME" in found[tried].upper() or not found[tried].startswith("HTTP"), (
+            found
+        )
     assert all("Error" in found[tried] for tried in closed[4:]), found
-    whys = ["TLS is meant for 'model.example'", "TLS is meant for 'front.example'", "tells no name", "is not TLS"]
-    wait_until(lambda: all(any(why in event.message for event in world.refused()) for why in whys), "they are told")
+    whys = [
+        "TLS is meant for 'model.example'",
+        "TLS is meant for 'front.example'",
+        "tells no name",
+        "is not TLS",
+    ]
+    wait_until(
+        lambda: all(any(why in event.message for event in world.refused()) for why in whys),
+        "they are told",
+    )
     assert world.called() == []
     allowed = ["call GATEWAY/v1/messages", "tls packages.example:443/packages.example"]
     found = world.attempts(*allowed)
@@ -312,11 +409,13 @@ def test_a_model_is_reached_by_the_gateway_alone(world: World) -> None:
 
 @needs_root
 def test_what_a_run_starts_reaches_no_more(world: World) -> None:
-    """A child has what its parent has, or a part of it; a run without a sandbox, or in one with the network, has no proxy."""
+    """A child has what its parent has, or a part of it; a run without a sandbox, or in one with the
+    network, has no proxy."""
     script = (
         "import subprocess, sys, os, json\n"
         "for words in json.loads(sys.argv[1]):\n"
-        "    done = subprocess.run([sys.executable, '-m', 'sfactl', 'run', '-q', *words], capture_output=True, text=True)\n"
+        "    done = subprocess.run([sys.executable, '-m', 'sfactl', 'run', '-q', *words], "
+        "capture_output=True, text=True)\n"
         "    print(done.returncode, done.stdout + done.stderr)\n"
     )
     curl = ["--", "curl", "-sS", "--cacert", "ca.pem", "https://packages.example/package.json"]
@@ -327,18 +426,31 @@ def test_what_a_run_starts_reaches_no_more(world: World) -> None:
         (["--egress", "*", *curl], "at most its --egress"),
         (["--isolate=net", "--egress", "front.example", *curl], "403"),
     ):
-        run = world.run(sys.executable, "-c", script, json.dumps([words]), egress="packages.example,front.example")
+        run = world.run(
+            sys.executable,
+            "-c",
+            script,
+            json.dumps([words]),
+            egress="packages.example,front.example",
+        )
         assert expected in world.said(run), (words, world.said(run))
     env = [b"PATH=/usr/bin:/bin"]
     for isolation in (None, Isolation()):
         argv = [
             "sh",
             "-c",
-            'echo "proxy $HTTPS_PROXY"; exec curl -sS -x "${ANTHROPIC_BASE_URL%/anthropic}" https://packages.example/',
+            (
+                'echo "proxy $HTTPS_PROXY"; exec curl -sS -x "${ANTHROPIC_BASE_URL%/anthropic}" '
+                "https://packages.example/"
+            ),
         ]
-        run = ended(world.client, started(world.client, argv, cwd=b"/", env=env, isolation=isolation, gateway=True).id)
+        run = ended(
+            world.client,
+            started(world.client, argv, cwd=b"/", env=env, isolation=isolation, gateway=True).id,
+        )
         assert "proxy \n" in world.said(run)
-        assert "response 403" in world.said(run) or "response 407" in world.said(run)  # with tags, the run has to name itself
+        # with tags, the run has to name itself
+        assert "response 403" in world.said(run) or "response 407" in world.said(run)
 
 
 def test_what_is_refused_at_the_start(share: Start, tmp_path: Path) -> None:
@@ -347,10 +459,20 @@ def test_what_is_refused_at_the_start(share: Start, tmp_path: Path) -> None:
             (Isolation(egress=["a.example"]), True, "add --isolate=net"),
             (Isolation(network=False, egress=["a.example"]), False, "start it with --gateway"),
             (Isolation(network=False, egress=["http://a.example"]), True, "is not HOST, HOST:PORT"),
-            (Isolation(network=False, egress=["*", "API.OpenAI.com"]), True, "is the API of a model"),
-            (Isolation(network=False, egress=["a" * 100 + ".example"] * 200), True, "characters of --egress"),
+            (
+                Isolation(network=False, egress=["*", "API.OpenAI.com"]),
+                True,
+                "is the API of a model",
+            ),
+            (
+                Isolation(network=False, egress=["a" * 100 + ".example"] * 200),
+                True,
+                "characters of --egress",
+            ),
         ):
-            reply = spawn(client, ["true"], cwd=os.fsencode(tmp_path), isolation=isolation, gateway=gateway)
+            reply = spawn(
+                client, ["true"], cwd=os.fsencode(tmp_path), isolation=isolation, gateway=gateway
+            )
             assert isinstance(reply, m.Error)
             assert why in reply.message
 
@@ -361,23 +483,40 @@ def test_the_config_adds_hosts(start: Start, tmp_path: Path) -> None:
     script = "for n in 1 2 3 4 5 6 7 8 9 10 11 12 13; do curl -s http://d.example/; done; sleep 60"
     with daemon.client() as client:
         isolation = Isolation(network=False, egress=["a.example"])
-        run = started(client, ["sh", "-c", script], cwd=os.fsencode(tmp_path), isolation=isolation, gateway=True)
-        assert (run.isolation, run.egress) == ("net", ("a.example", "b.example", "*.c.example:8443"))
+        run = started(
+            client,
+            ["sh", "-c", script],
+            cwd=os.fsencode(tmp_path),
+            isolation=isolation,
+            gateway=True,
+        )
+        assert (run.isolation, run.egress) == (
+            "net",
+            ("a.example", "b.example", "*.c.example:8443"),
+        )
         out = daemon.state_dir / "output" / f"{run.id}.out"
-        wait_until(lambda: out.read_text().count("sfad refuses d.example:80") == 13, "all were refused")
+        wait_until(
+            lambda: out.read_text().count("sfad refuses d.example:80") == 13, "all were refused"
+        )
         page = m.Events(id=client.next_id(), types=["egress_refused"])
         wait_until(lambda: len(client.call(page, m.EventPage).events) >= 10, "they are recorded")
         assert len(client.call(page, m.EventPage).events) == 10
         stopped(client, run.id, grace=0)
         kept = client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run
-        assert (kept.status.terminal, kept.isolation, kept.egress) == (True, run.isolation, run.egress)
+        assert (kept.status.terminal, kept.isolation, kept.egress) == (
+            True,
+            run.isolation,
+            run.egress,
+        )
 
 
 def test_a_service_of_this_machine(share: Start, tmp_path: Path) -> None:
     """It is reached by its name alone, where that is listed with its port."""
     (tmp_path / "file").write_text("served\n")
     argv = [sys.executable, "-u", "-m", "http.server", "--bind", "127.0.0.1", "0"]
-    with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+    with subprocess.Popen(
+        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
         assert server.stdout is not None
         port = server.stdout.readline().partition(" port ")[2].split()[0]
         daemon = share()
@@ -385,7 +524,12 @@ def test_a_service_of_this_machine(share: Start, tmp_path: Path) -> None:
             for listed, expected in ((f"localhost:{port}", "served"), ("localhost", "not port")):
                 isolation = Isolation(network=False, egress=[listed])
                 words = ["curl", "-s", f"http://localhost:{port}/file"]
-                run = ended(client, started(client, words, cwd=os.fsencode(tmp_path), isolation=isolation, gateway=True).id)
+                run = ended(
+                    client,
+                    started(
+                        client, words, cwd=os.fsencode(tmp_path), isolation=isolation, gateway=True
+                    ).id,
+                )
                 said = daemon.output(run.id)
                 assert expected in said, said
         server.terminate()

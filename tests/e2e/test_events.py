@@ -1,4 +1,5 @@
-"""Events of the ledger, and each new one once: across deaths of the daemon, for many followers, within the own subtree."""
+"""Events of the ledger, and each new one once: across deaths of the daemon, for many followers,
+within the own subtree."""
 
 from __future__ import annotations
 
@@ -40,7 +41,11 @@ def recorded(client: Client, **wanted: Any) -> list[Event]:
 @contextmanager
 def following(daemon: Daemon, into: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     with into.open("wb") as file:
-        process = subprocess.Popen([sys.executable, "-m", "sfactl", "events", "-f", "--json", *words], env=daemon.env, stdout=file)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sfactl", "events", "-f", "--json", *words],
+            env=daemon.env,
+            stdout=file,
+        )
     try:
         yield process
     finally:
@@ -49,15 +54,23 @@ def following(daemon: Daemon, into: Path, *words: str) -> Iterator[subprocess.Po
 
 
 def seen(file: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [
+        json.loads(line)
+        for line in file.read_text().splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
 
 
-def test_a_follower_misses_nothing_and_gets_nothing_twice_when_the_daemon_dies(start: Start, tmp_path: Path) -> None:
+def test_a_follower_misses_nothing_and_gets_nothing_twice_when_the_daemon_dies(
+    start: Start, tmp_path: Path
+) -> None:
     daemon, out = start(), tmp_path / "out"
     with following(daemon, out, "--since", "0") as follower:
         with daemon.client() as client:
             first = failed(client, "first")
-            wait_until(lambda: any(each["run_id"] == first for each in seen(out)), "it has begun to follow")
+            wait_until(
+                lambda: any(each["run_id"] == first for each in seen(out)), "it has begun to follow"
+            )
             started(client, ["sh", "-c", "exit 1"], name="unlucky")
         daemon.kill()
         daemon.restart()
@@ -66,12 +79,21 @@ def test_a_follower_misses_nothing_and_gets_nothing_twice_when_the_daemon_dies(s
         daemon.reexecute()
         with daemon.client() as client:
             last = failed(client, "third")
-            wait_until(lambda: any(each["type"] == "run_failed" and each["run_id"] == last for each in seen(out)), "it follows")
+            wait_until(
+                lambda: any(
+                    each["type"] == "run_failed" and each["run_id"] == last for each in seen(out)
+                ),
+                "it follows",
+            )
             everything = recorded(client)
         follower.send_signal(signal.SIGINT)
         assert follower.wait() == 130
     assert [each["seq"] for each in seen(out)] == [event.number for event in everything]
-    ends = [event.run_id for event in everything if event.type in ("run_failed", "run_lost", "run_completed")]
+    ends = [
+        event.run_id
+        for event in everything
+        if event.type in ("run_failed", "run_lost", "run_completed")
+    ]
     assert len(ends) == len(set(ends)) == 4
 
 
@@ -87,7 +109,12 @@ def test_an_end_that_a_killed_daemon_did_not_record_is_announced_by_the_next(sta
     daemon.restart()
     with daemon.client() as client:
         [end] = recorded(client, types=["run_[cf]*", "run_lost"])
-    assert (end.type, end.run_id, end.severity, end.message) == ("run_failed", run, "medium", "exited with code 1")
+    assert (end.type, end.run_id, end.severity, end.message) == (
+        "run_failed",
+        run,
+        "medium",
+        "exited with code 1",
+    )
     assert end.channel == "cli"
 
 
@@ -103,21 +130,34 @@ def test_a_follower_that_does_not_read_keeps_no_other_waiting(daemon: Daemon) ->
         for client in reversed(clients):  # the first reads last, when all others have been served
             got: list[str | None] = []
             while len(got) < 3 * len(runs):
-                got += [answer.reply.event.run_id for answer in client.arrived() if isinstance(answer.reply, m.EventPush)]
+                got += [
+                    answer.reply.event.run_id
+                    for answer in client.arrived()
+                    if isinstance(answer.reply, m.EventPush)
+                ]
             assert sorted(filter(None, got)) == sorted(3 * runs)
     finally:
         for client in clients:
             client.close()
 
 
-def test_milestones_are_shown_with_the_run_and_left_out_of_events_unless_asked_for(daemon: Daemon) -> None:
+def test_milestones_are_shown_with_the_run_and_left_out_of_events_unless_asked_for(
+    daemon: Daemon,
+) -> None:
     writes = 'for n in 1 2 3; do echo "[agent:worker] step $n" >&2; done; exec sleep 60'
     with daemon.client() as client:
         run = started(client, ["sh", "-c", writes], name="worker").id
-        wait_until(lambda: client.call(m.Info(id=0, run=run), m.RunReply).run.milestone == "step 3", "its milestone is known")
+        wait_until(
+            lambda: client.call(m.Info(id=0, run=run), m.RunReply).run.milestone == "step 3",
+            "its milestone is known",
+        )
 
         def progress(**wanted: Any) -> list[str]:
-            return [event.message for event in recorded(client, runs=[run], **wanted) if event.type == "run_progress"]
+            return [
+                event.message
+                for event in recorded(client, runs=[run], **wanted)
+                if event.type == "run_progress"
+            ]
 
         assert progress()[-1] == "step 3"
         assert progress(milestones=False) == []
@@ -129,7 +169,10 @@ def test_milestones_are_shown_with_the_run_and_left_out_of_events_unless_asked_f
 def test_filters_and_the_own_subtree(daemon: Daemon) -> None:
     with daemon.client() as client:
         other = failed(client, "other")
-        words = f"{PYTHON} -m sfactl spawn --name below -- false; {PYTHON} -m sfactl events --json --since 0"
+        words = (
+            f"{PYTHON} -m sfactl spawn --name below -- false; {PYTHON} -m sfactl events --json "
+            "--since 0"
+        )
         inside = started(client, ["sh", "-c", words], name="inside").id
         ended(client, inside)
         [child] = [run.id for run in client.call(m.List(id=0, name="below"), m.RunList).runs]
@@ -139,8 +182,12 @@ def test_filters_and_the_own_subtree(daemon: Daemon) -> None:
         ours = recorded(client, runs=["inside"])
         assert [event.number for event in ours] == sorted(event.number for event in ours)
         assert {event.run_id for event in ours} == {inside, child}
-        assert {event.run_id for event in recorded(client, runs=[other, child], severity="medium")} == {other, child}
-        assert [event.run_id for event in recorded(client, after=None, rows=1, types=["run_failed"])] == [child]
+        assert {
+            event.run_id for event in recorded(client, runs=[other, child], severity="medium")
+        } == {other, child}
+        assert [
+            event.run_id for event in recorded(client, after=None, rows=1, types=["run_failed"])
+        ] == [child]
         assert recorded(client, since=3e9) == []
         more = client.call(m.Events(id=0, after=0, rows=2), m.EventPage)
         assert (len(more.events), more.more) == (2, True)

@@ -1,4 +1,5 @@
-"""When the machine runs short of something or another process interferes, the error is clear, no run is lost, and it passes."""
+"""When the machine runs short of something or another process interferes, the error is clear, no
+run is lost, and it passes."""
 
 from __future__ import annotations
 
@@ -22,7 +23,19 @@ from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, Status
 from tests.conftest import Start
-from tests.harness import PATIENCE, Daemon, alive, ended, running, spawn, started, stopped, unanswered, wait_until, with_fuse
+from tests.harness import (
+    PATIENCE,
+    Daemon,
+    alive,
+    ended,
+    running,
+    spawn,
+    started,
+    stopped,
+    unanswered,
+    wait_until,
+    with_fuse,
+)
 
 from .agents import info, limit, until_event, watched
 
@@ -37,7 +50,9 @@ def disk(directory: Path) -> Iterator[Path]:
         pytest.skip("mounting a tmpfs takes root")
     state = directory / "state"
     state.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={ROOM},mode=0700", "sfad-test", state], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={ROOM},mode=0700", "sfad-test", state], check=True
+    )
     try:
         yield state
     finally:
@@ -48,7 +63,10 @@ def disk(directory: Path) -> Iterator[Path]:
 def cramped(tmp_path: Path) -> Iterator[Daemon]:
     """Start a daemon on a small disk."""
     directory = tmp_path / "cramped"
-    with disk(directory), running(directory, config="[quotas]\nspawns_per_hour = 100000\n") as daemon:
+    with (
+        disk(directory),
+        running(directory, config="[quotas]\nspawns_per_hour = 100000\n") as daemon,
+    ):
         yield daemon
 
 
@@ -92,12 +110,17 @@ def test_a_full_disk_refuses_starts_and_keeps_what_runs(cramped: Daemon) -> None
         ended(client, long.id)
     with closing(sqlite3.connect(cramped.state_dir / "ledger.db")) as ledger:
         wait_until(
-            lambda: ledger.execute("SELECT exit_code FROM runs WHERE id = ?", (held.id,)).fetchone() == (7,), "the end is on record"
+            lambda: (
+                ledger.execute("SELECT exit_code FROM runs WHERE id = ?", (held.id,)).fetchone()
+                == (7,)
+            ),
+            "the end is on record",
         )
 
 
 def test_a_ledger_that_is_locked_at_a_start_does_not_prevent_adoption(start: Start) -> None:
-    """No agent is left unmanaged while an operator's shell has an open transaction when the daemon dies."""
+    """No agent is left unmanaged while an operator's shell has an open transaction when the daemon
+    dies."""
     daemon = start(config="[quotas]\nspawns_per_hour = 100000")
     with daemon.client() as client:
         run = started(client, ["sleep", "300"])
@@ -107,16 +130,23 @@ def test_a_ledger_that_is_locked_at_a_start_does_not_prevent_adoption(start: Sta
         other.execute("BEGIN IMMEDIATE")
         daemon.restart()
         with daemon.client() as client:
-            assert (info(client, run.id).pid, info(client, run.id).status) == (run.pid, Status.RUNNING)
+            assert (info(client, run.id).pid, info(client, run.id).status) == (
+                run.pid,
+                Status.RUNNING,
+            )
             wait_until(lambda: not alive(late.pid), "its deadline is kept")
             assert "locked" in refused(client).message
             assert stopped(client, run.id).survivors == []
             other.execute("ROLLBACK")
-            wait_until(lambda: isinstance(spawn(client, ["true"]), m.RunReply), "it takes runs again")
+            wait_until(
+                lambda: isinstance(spawn(client, ["true"]), m.RunReply), "it takes runs again"
+            )
             ends = {one: info(client, one).status for one in (run.id, late.id)}
     assert daemon.stop() == 0
     with closing(sqlite3.connect(daemon.state_dir / "ledger.db")) as ledger:
-        on_record = dict(ledger.execute("SELECT id, status FROM runs WHERE id IN (?, ?)", tuple(ends)))
+        on_record = dict(
+            ledger.execute("SELECT id, status FROM runs WHERE id IN (?, ?)", tuple(ends))
+        )
     assert on_record == ends == {run.id: Status.CANCELLED, late.id: Status.TIMEOUT}
 
 
@@ -153,7 +183,8 @@ def test_a_run_loses_only_its_output_when_the_disk_is_full(cramped: Daemon) -> N
 
 @contextmanager
 def read_only(directory: Path) -> Iterator[None]:
-    """Mount the directory over itself, read-only: a file system with files that are open for writing cannot become so."""
+    """Mount the directory over itself, read-only: a file system with files that are open for
+    writing cannot become so."""
     if os.geteuid():
         pytest.skip("mounting takes root")
     subprocess.run(["mount", "--bind", directory, directory], check=True)
@@ -199,7 +230,9 @@ def test_a_read_only_state_directory_is_reported_at_the_start(tmp_path: Path) ->
 def test_a_ledger_that_another_process_locks_for_seconds(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = started(client, ["sh", "-c", "sleep 1; exit 7"])
-        with closing(sqlite3.connect(daemon.state_dir / "ledger.db", isolation_level=None)) as other:
+        with closing(
+            sqlite3.connect(daemon.state_dir / "ledger.db", isolation_level=None)
+        ) as other:
             other.execute("BEGIN IMMEDIATE")
             assert "locked; end what else holds the ledger open" in refused(client).message
             assert "locked" in daemon.sfactl("status").stdout
@@ -218,7 +251,11 @@ def test_a_ledger_that_another_process_locks_for_seconds(daemon: Daemon) -> None
         assert "LEDGER" not in daemon.sfactl("status").stdout
     with closing(sqlite3.connect(daemon.state_dir / "ledger.db")) as ledger:
         wait_until(
-            lambda: ledger.execute("SELECT exit_code FROM runs WHERE id = ?", (run.id,)).fetchone() == (7,), "the end is on record"
+            lambda: (
+                ledger.execute("SELECT exit_code FROM runs WHERE id = ?", (run.id,)).fetchone()
+                == (7,)
+            ),
+            "the end is on record",
         )
 
 
@@ -238,7 +275,8 @@ def test_no_descriptors_left(daemon: Daemon) -> None:
             assert refusal.code is ErrorCode.UNAVAILABLE
             assert "descriptors are left" in refusal.message
             assert info(other, run.id).status is Status.RUNNING
-            assert stopped(other, run.id, grace=0).stopped == [run.id]  # with those that are kept back for it
+            # with those that are kept back for it
+            assert stopped(other, run.id, grace=0).stopped == [run.id]
         finally:
             resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (soft, hard))
         assert ended(client, started(client, ["true"]).id).exit_code == 0
@@ -251,7 +289,11 @@ def test_runs_on_a_mount_that_does_not_answer(start: Start, tmp_path: Path) -> N
 
     def starting() -> list[str]:
         with daemon.client() as client:
-            return [run.id for run in client.call(m.List(id=client.next_id()), m.RunList).runs if run.status is Status.STARTING]
+            return [
+                run.id
+                for run in client.call(m.List(id=client.next_id()), m.RunList).runs
+                if run.status is Status.STARTING
+            ]
 
     with unanswered(mount):
         late = daemon.sfactl("run", "--timeout", "1", "--cwd", str(mount), "--", "true")
@@ -274,8 +316,15 @@ def test_runs_on_a_mount_that_does_not_answer(start: Start, tmp_path: Path) -> N
         daemon.restart()
         with daemon.client() as client:
             assert ended(client, stuck).status is Status.LOST
-            ends = {run.id: run.status for run in client.call(m.List(id=client.next_id()), m.RunList).runs}
-    assert [ends[run] for run in ("a1", "a2", third)] == [Status.TIMEOUT, Status.TIMEOUT, Status.CANCELLED]
+            ends = {
+                run.id: run.status
+                for run in client.call(m.List(id=client.next_id()), m.RunList).runs
+            }
+    assert [ends[run] for run in ("a1", "a2", third)] == [
+        Status.TIMEOUT,
+        Status.TIMEOUT,
+        Status.CANCELLED,
+    ]
 
 
 CLOCKED = """\
@@ -295,7 +344,9 @@ main()
 """`sfad` with a wall clock that the test sets."""
 
 
-def test_a_clock_that_is_set_back_and_forth_ends_nothing_and_loses_no_order(start: Start, tmp_path: Path) -> None:
+def test_a_clock_that_is_set_back_and_forth_ends_nothing_and_loses_no_order(
+    start: Start, tmp_path: Path
+) -> None:
     daemon = start()
     daemon.stop()
     shift, program = tmp_path / "shift", tmp_path / "clocked.py"
@@ -323,7 +374,10 @@ def test_a_clock_that_is_set_back_and_forth_ends_nothing_and_loses_no_order(star
 
 
 def test_a_storm_of_children_and_a_thousand_zombies_of_unknown_parentage(daemon: Daemon) -> None:
-    storm = "import os\nfor _ in range(1000):\n    if os.fork() == 0:\n        os.fork()\n        os._exit(0)\n"
+    storm = (
+        "import os\nfor _ in range(1000):\n    if os.fork() == 0:\n        os.fork()\n        "
+        "os._exit(0)\n"
+    )
     with daemon.client() as client:
         # the orphans of its children become children of the daemon, which has not started them
         run = started(client, [sys.executable, "-c", storm + "import time; time.sleep(60)"])
@@ -342,7 +396,10 @@ def test_the_cgroups_are_removed_under_the_daemon(start: Start) -> None:
             pytest.skip("no cgroups here")
         ended(client, started(client, ["true"]).id)
         base = Path(status.containment_detail)
-        wait_until(lambda: not [each for each in base.iterdir() if each.is_dir()], "the run's cgroup is gone")
+        wait_until(
+            lambda: not [each for each in base.iterdir() if each.is_dir()],
+            "the run's cgroup is gone",
+        )
         base.rmdir()
         assert ended(client, started(client, ["sh", "-c", "exit 4"]).id).exit_code == 4
 
@@ -358,7 +415,10 @@ def test_a_burst_of_signals_to_the_daemon_itself(daemon: Daemon) -> None:
 
         thread = threading.Thread(target=pelt)
         thread.start()
-        codes = [ended(client, started(client, ["sh", "-c", f"exit {n}"], name=f"n{n}").id).exit_code for n in range(20)]
+        codes = [
+            ended(client, started(client, ["sh", "-c", f"exit {n}"], name=f"n{n}").id).exit_code
+            for n in range(20)
+        ]
         thread.join()
         assert codes == list(range(20))
         assert info(client, run.id).status is Status.RUNNING

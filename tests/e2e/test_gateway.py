@@ -1,4 +1,5 @@
-"""The gateway between real processes: what it bounds, whom it serves, and what outlives which crash."""
+"""The gateway between real processes: what it bounds, whom it serves, and what outlives which
+crash."""
 
 from __future__ import annotations
 
@@ -21,7 +22,18 @@ from sfad.processes.contain.cgroup import cgroupfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import Limit, Repetition, RunInfo, Status
 from tests.conftest import Start
-from tests.harness import GONE, Daemon, alive, as_nobody, as_root, ended, environment, spawn, stopped, wait_until
+from tests.harness import (
+    GONE,
+    Daemon,
+    alive,
+    as_nobody,
+    as_root,
+    ended,
+    environment,
+    spawn,
+    stopped,
+    wait_until,
+)
 
 from .agents import info, limit
 from .provider import Provider, providing
@@ -67,11 +79,19 @@ def calling(
     models: Sequence[str] = (),
     **plan: Any,
 ) -> RunInfo:
-    """Start a run that calls the model. `url`: what its client's environment says, and `env` more of it; `models`: it may call."""
+    """Start a run that calls the model. `url`: what its client's environment says, and `env` more
+    of it; `models`: it may call."""
     own = environment()
     own += [f"ANTHROPIC_BASE_URL={url}".encode()] if url is not None else []
     words = [sys.executable, CALLER, json.dumps(plan)]
-    reply = spawn(client, words, limits=list(limits), gateway=gateway, env=[*own, *env], allowed_models=list(models))
+    reply = spawn(
+        client,
+        words,
+        limits=list(limits),
+        gateway=gateway,
+        env=[*own, *env],
+        allowed_models=list(models),
+    )
     assert isinstance(reply, m.RunReply), reply
     return reply.run
 
@@ -89,7 +109,8 @@ def gateway(daemon: Daemon) -> tuple[int, int]:
 
 
 def killed_gateway(daemon: Daemon) -> None:
-    """Kill the gateway with SIGKILL, and wait until another one is there, on the same port. No connection is refused meanwhile."""
+    """Kill the gateway with SIGKILL, and wait until another one is there, on the same port. No
+    connection is refused meanwhile."""
     before, port = gateway(daemon)
     os.kill(before, signal.SIGKILL)
 
@@ -111,7 +132,11 @@ def post(port: int, path: str = "/anthropic/v1/messages") -> int:
     """Return how the gateway answers a call of this process."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request("POST", path, json.dumps({"model": "claude-sonnet-4-5", "max_tokens": 5, "messages": []}))
+        connection.request(
+            "POST",
+            path,
+            json.dumps({"model": "claude-sonnet-4-5", "max_tokens": 5, "messages": []}),
+        )
         return connection.getresponse().status
     finally:
         connection.close()
@@ -153,7 +178,11 @@ def test_the_bill_never_exceeds_a_limit_and_most_of_it_can_be_used(
             wait_until(lambda: provider.under_way == 0, "no call is under way")
             stopped(client, run.id)
     # a limit that holds calls lowers none to less than 1.5 times the longest reply
-    least = 0.8 * 0.5 if action in {"terminate", "refuse"} else 0.5 - 1.5 * max(bill.usd for bill in provider.bills)
+    least = (
+        0.8 * 0.5
+        if action in {"terminate", "refuse"}
+        else 0.5 - 1.5 * max(bill.usd for bill in provider.bills)
+    )
     assert least <= provider.usd <= 0.5
 
 
@@ -162,7 +191,9 @@ ERROR = 0.02
 
 
 @pytest.mark.parametrize("bytes_a_token", [1.2, 2.0, 5.0])
-def test_an_input_that_is_larger_than_estimated_exceeds_no_limit(gated: Daemon, provider: Provider, bytes_a_token: float) -> None:
+def test_an_input_that_is_larger_than_estimated_exceeds_no_limit(
+    gated: Daemon, provider: Provider, bytes_a_token: float
+) -> None:
     provider.bytes_a_token = bytes_a_token
     with gated.client() as client:
         run = calling(client, limit("cost", 1, "refuse"), calls=30, output=5000, padding=60_000)
@@ -171,11 +202,15 @@ def test_an_input_that_is_larger_than_estimated_exceeds_no_limit(gated: Daemon, 
 
 
 @pytest.mark.parametrize("bytes_a_token", [1.2, 2.0, 5.0])
-def test_the_errors_of_parallel_calls_do_not_add_up(gated: Daemon, provider: Provider, bytes_a_token: float) -> None:
+def test_the_errors_of_parallel_calls_do_not_add_up(
+    gated: Daemon, provider: Provider, bytes_a_token: float
+) -> None:
     """Where nothing is known of them yet, most wait for the first."""
     provider.bytes_a_token = bytes_a_token
     with gated.client() as client:
-        run = calling(client, limit("cost", 0.5, "refuse"), threads=15, output=100, padding=60_000, stall=True)
+        run = calling(
+            client, limit("cost", 0.5, "refuse"), threads=15, output=100, padding=60_000, stall=True
+        )
         wait_until(lambda: provider.stalled == 2, "as many calls as fit are under way")
         provider.released.set()
         ended(client, run.id)
@@ -183,7 +218,10 @@ def test_the_errors_of_parallel_calls_do_not_add_up(gated: Daemon, provider: Pro
 
 
 def test_parallel_calls_and_rates_are_bounded(start: Start, provider: Provider) -> None:
-    bounds = "wait = '1s'\n[gateway.per_run]\nconcurrent_calls = 3\n[gateway.per_user]\ncalls_per_minute = 7\n"
+    bounds = (
+        "wait = '1s'\n[gateway.per_run]\nconcurrent_calls = "
+        "3\n[gateway.per_user]\ncalls_per_minute = 7\n"
+    )
     daemon = start(config=config(provider).replace("[gateway.up", f"{bounds}[gateway.up"))
     with daemon.client() as client:
         run = calling(client, limit("cost", 5), threads=5, output=10, stall=True, on=True)
@@ -223,7 +261,18 @@ def test_a_run_and_its_children_call_no_other_model(serving: Daemon, provider: P
     words = f"is not one of claude-haiku-* (--model-allow of run {run.id})"
     assert [words in each["said"] for each in results(serving, child.id)] == [True]
     assert provider.bills == []
-    done = serving.sfactl("run", "--model-allow", "claude-*", "--", sys.executable, "-m", "sfactl", "run", "--no-gateway", "true")
+    done = serving.sfactl(
+        "run",
+        "--model-allow",
+        "claude-*",
+        "--",
+        sys.executable,
+        "-m",
+        "sfactl",
+        "run",
+        "--no-gateway",
+        "true",
+    )
     assert (done.returncode, "leave out --no-gateway" in done.stderr) == (2, True), done.stderr
 
 
@@ -234,11 +283,20 @@ AMPLE = (limit("cost", 50), limit("turns", 100))
 
 
 def passed(daemon: Daemon, provider: Provider) -> float:
-    """Return what the replies that stand in their middle have cost, once the gateway has noted that."""
+    """Return what the replies that stand in their middle have cost, once the gateway has noted
+    that."""
     with provider.lock:
-        output, usd = sum(bill.output for bill in provider.bills), sum(bill.usd for bill in provider.bills)
+        output, usd = (
+            sum(bill.output for bill in provider.bills),
+            sum(bill.usd for bill in provider.bills),
+        )
     noted = daemon.state_dir / "gateway.calls"
-    wait_until(lambda: sum(call.tokens.output for call in noted_in(noted) if call.tokens is not None) == output, "all is noted")
+    wait_until(
+        lambda: (
+            sum(call.tokens.output for call in noted_in(noted) if call.tokens is not None) == output
+        ),
+        "all is noted",
+    )
     return usd
 
 
@@ -256,14 +314,18 @@ def test_a_killed_gateway_is_back_at_once_and_loses_no_money(
         provider.released.set()
         wait_until(lambda: len(results(daemon, run.id)) == 100, "all calls have ended")
         assert [each["whole"] for each in results(daemon, run.id)].count(True) == 50
-        assert [each for each in results(daemon, run.id) if not each["whole"] and each["error"] is None] == []
+        assert [
+            each for each in results(daemon, run.id) if not each["whole"] and each["error"] is None
+        ] == []
         expected = pytest.approx(cost + sum(bill.usd for bill in provider.bills[cut:]))
         wait_until(lambda: info(client, run.id).total_cost_usd == expected, "all calls are settled")
         done.touch()
         assert ended(client, run.id).total_cost_usd == expected
 
 
-def test_daemon_and_gateway_are_killed_together(gated: Daemon, provider: Provider, tmp_path: Path) -> None:
+def test_daemon_and_gateway_are_killed_together(
+    gated: Daemon, provider: Provider, tmp_path: Path
+) -> None:
     done = tmp_path / "done"
     with gated.client() as client:
         run = calling(client, *AMPLE, then=str(done), **MANY)
@@ -278,14 +340,18 @@ def test_daemon_and_gateway_are_killed_together(gated: Daemon, provider: Provide
     gated.restart()
     with gated.client() as client:
         assert gateway(gated)[1] == port
-        wait_until(lambda: info(client, run.id).total_cost_usd == pytest.approx(cost), "all are charged")
+        wait_until(
+            lambda: info(client, run.id).total_cost_usd == pytest.approx(cost), "all are charged"
+        )
         assert ended(client, calling(client, output=10).id).status is Status.COMPLETED
         done.touch()
         assert ended(client, run.id).total_cost_usd == pytest.approx(cost)
 
 
 @pytest.mark.parametrize("how", ["killed", "re-executed"])
-def test_streams_outlive_their_daemon_and_are_charged_once(serving: Daemon, provider: Provider, tmp_path: Path, how: str) -> None:
+def test_streams_outlive_their_daemon_and_are_charged_once(
+    serving: Daemon, provider: Provider, tmp_path: Path, how: str
+) -> None:
     done = tmp_path / "done"
     with serving.client() as client:
         run = calling(client, *AMPLE, then=str(done), **MANY)
@@ -302,7 +368,10 @@ def test_streams_outlive_their_daemon_and_are_charged_once(serving: Daemon, prov
         wait_until(lambda: len(results(serving, run.id)) == 50, "all calls have ended")
     assert all(each["whole"] for each in results(serving, run.id))
     with serving.client() as client:
-        wait_until(lambda: info(client, run.id).total_cost_usd == pytest.approx(provider.usd), "all calls are settled")
+        wait_until(
+            lambda: info(client, run.id).total_cost_usd == pytest.approx(provider.usd),
+            "all calls are settled",
+        )
         assert gateway(serving) == before
         assert info(client, run.id).usage.messages == 50
         done.touch()
@@ -321,27 +390,36 @@ def test_a_held_call_outlives_its_daemon(serving: Daemon, provider: Provider) ->
     with serving.client() as client:
         serving.reexecute()
         held(client, run.id)
-        client.call(m.Resume(id=client.next_id(), run=run.id, limits=[limit("cost", 1)]), m.RunReply)
+        client.call(
+            m.Resume(id=client.next_id(), run=run.id, limits=[limit("cost", 1)]), m.RunReply
+        )
         assert ended(client, run.id).status is Status.COMPLETED
         assert ended(client, run.id).total_cost_usd == pytest.approx(provider.usd)
 
 
-def test_a_held_call_of_a_killed_gateway_reserves_nothing(serving: Daemon, provider: Provider, tmp_path: Path) -> None:
+def test_a_held_call_of_a_killed_gateway_reserves_nothing(
+    serving: Daemon, provider: Provider, tmp_path: Path
+) -> None:
     with serving.client() as client:
         run = calling(client, limit("cost", 0.05, "pause"), then=str(tmp_path / "done"))
         held(client, run.id)
         killed_gateway(serving)
         wait_until(lambda: results(serving, run.id), "the call has failed")
-        client.call(m.Resume(id=client.next_id(), run=run.id, limits=[limit("cost", 1)]), m.RunReply)
+        client.call(
+            m.Resume(id=client.next_id(), run=run.id, limits=[limit("cost", 1)]), m.RunReply
+        )
         (tmp_path / "done").touch()
         assert not ended(client, run.id).total_cost_usd
     assert provider.bills == []
 
 
-def test_callers_of_a_gateway_that_cannot_start_are_refused_until_it_can(start: Start, provider: Provider, tmp_path: Path) -> None:
+def test_callers_of_a_gateway_that_cannot_start_are_refused_until_it_can(
+    start: Start, provider: Provider, tmp_path: Path
+) -> None:
     broken = tmp_path / "broken"
     (tmp_path / "sitecustomize.py").write_text(
-        f"import os, sys\nif 'sfad.gateway' in sys.orig_argv and os.path.exists({str(broken)!r}):\n    os._exit(3)\n"
+        "import os, sys\nif 'sfad.gateway' in sys.orig_argv and "
+        f"os.path.exists({str(broken)!r}):\n    os._exit(3)\n"
     )
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     daemon = start(config=config(provider), wrap=("env", f"PYTHONPATH={path}"))
@@ -352,7 +430,10 @@ def test_callers_of_a_gateway_that_cannot_start_are_refused_until_it_can(start: 
         pid, port = gateway(daemon)
         os.kill(pid, signal.SIGKILL)
         assert ended(client, run.id).status is Status.FAILED
-        assert results(daemon, run.id)[1]["error"] in {"ConnectionRefusedError", "ConnectionResetError"}
+        assert results(daemon, run.id)[1]["error"] in {
+            "ConnectionRefusedError",
+            "ConnectionResetError",
+        }
         wait_until(lambda: "runs cannot reach their model" in daemon.log.read_text(), "it is said")
         assert daemon.log.read_text().count('"type":"gateway_ended"') < 5
         with pytest.raises(ConnectionRefusedError):
@@ -365,7 +446,9 @@ def test_callers_of_a_gateway_that_cannot_start_are_refused_until_it_can(start: 
 # ---- whom it serves
 
 
-def test_a_caller_outside_any_run_is_refused(share: Start, provider: Provider, containment: str) -> None:
+def test_a_caller_outside_any_run_is_refused(
+    share: Start, provider: Provider, containment: str
+) -> None:
     daemon = share(config=config(provider), mode=containment)
     _, port = gateway(daemon)
     assert post(port) == 403
@@ -374,7 +457,9 @@ def test_a_caller_outside_any_run_is_refused(share: Start, provider: Provider, c
 
 
 @as_root
-def test_another_user_is_refused_in_a_run_and_outside(share: Start, provider: Provider, containment: str) -> None:
+def test_another_user_is_refused_in_a_run_and_outside(
+    share: Start, provider: Provider, containment: str
+) -> None:
     daemon = share(config=config(provider), mode=containment)
     with daemon.client() as client:
         run = calling(client, uid=GONE)
@@ -395,7 +480,9 @@ def test_a_process_that_leaves_its_cgroup_is_refused(start: Start, provider: Pro
     assert provider.bills == []
 
 
-def test_what_a_child_uses_counts_for_its_ancestors(share: Start, provider: Provider, containment: str) -> None:
+def test_what_a_child_uses_counts_for_its_ancestors(
+    share: Start, provider: Provider, containment: str
+) -> None:
     daemon = share(config=config(provider), mode=containment)
     with daemon.client() as client:
         run = calling(client, children=2, output=100)
@@ -424,7 +511,9 @@ def test_resuming_a_run_lets_its_held_call_go_on(serving: Daemon, provider: Prov
 
 
 @pytest.mark.parametrize("answer", ["approve", "deny"])
-def test_a_call_that_asks_for_an_increase_is_held_until_the_answer(serving: Daemon, provider: Provider, answer: str) -> None:
+def test_a_call_that_asks_for_an_increase_is_held_until_the_answer(
+    serving: Daemon, provider: Provider, answer: str
+) -> None:
     with serving.client() as client:
         run = calling(client, limit("cost", 0.05, "request_increase"))
         held(client, run.id)
@@ -448,7 +537,9 @@ def test_a_run_with_a_held_call_can_be_stopped(serving: Daemon, provider: Provid
 def test_nothing_is_frozen_while_a_call_is_held(serving: Daemon, provider: Provider) -> None:
     """Another reply is in its middle, and ends."""
     with serving.client() as client:
-        run = calling(client, limit("messages", 1, "pause"), threads=1, calls=2, output=100, stall=True)
+        run = calling(
+            client, limit("messages", 1, "pause"), threads=1, calls=2, output=100, stall=True
+        )
         wait_until(lambda: provider.stalled == 1, "a reply is in its middle")
         provider.released.set()
         held(client, run.id)
@@ -457,7 +548,9 @@ def test_nothing_is_frozen_while_a_call_is_held(serving: Daemon, provider: Provi
         stopped(client, run.id)
 
 
-def test_the_reply_to_a_run_that_is_paused_is_charged_meanwhile_and_not_lost(serving: Daemon, provider: Provider) -> None:
+def test_the_reply_to_a_run_that_is_paused_is_charged_meanwhile_and_not_lost(
+    serving: Daemon, provider: Provider
+) -> None:
     """It is of 12 MB, more than the kernel keeps."""
     with serving.client() as client:
         run = calling(client, limit("cost", 100), output=3_000_000, stall=True)
@@ -476,14 +569,20 @@ def test_the_reply_to_a_run_that_is_paused_is_charged_meanwhile_and_not_lost(ser
     assert results(serving, run.id)[0]["whole"]
 
 
-def test_a_caller_that_hangs_up_is_forgotten(serving: Daemon, provider: Provider, tmp_path: Path) -> None:
+def test_a_caller_that_hangs_up_is_forgotten(
+    serving: Daemon, provider: Provider, tmp_path: Path
+) -> None:
     done = tmp_path / "done"
     with serving.client() as client:
         run = calling(client, limit("cost", 0.05, "pause"), hang_up=0.5, then=str(done))
         held(client, run.id)
         wait_until(lambda: results(serving, run.id), "it has hung up")
-        wait_until(lambda: states(client, run.id) == ["withdrawn"], "the gateway has withdrawn its call")
-        client.call(m.Resume(id=client.next_id(), run=run.id, limits=[limit("cost", 1)]), m.RunReply)
+        wait_until(
+            lambda: states(client, run.id) == ["withdrawn"], "the gateway has withdrawn its call"
+        )
+        client.call(
+            m.Resume(id=client.next_id(), run=run.id, limits=[limit("cost", 1)]), m.RunReply
+        )
         done.touch()
         assert not ended(client, run.id).total_cost_usd
     assert provider.bills == []
@@ -491,7 +590,10 @@ def test_a_caller_that_hangs_up_is_forgotten(serving: Daemon, provider: Provider
 
 def states(client: Client, run: str) -> list[str]:
     """Return the states of a run's calls."""
-    return [call.state for call in client.call(m.ListCalls(id=client.next_id(), run=run), m.CallPage).calls]
+    return [
+        call.state
+        for call in client.call(m.ListCalls(id=client.next_id(), run=run), m.CallPage).calls
+    ]
 
 
 def frozen(pid: int | None) -> bool:
@@ -507,20 +609,28 @@ def frozen(pid: int | None) -> bool:
 # ---- where calls go
 
 
-def test_a_persons_own_address_is_the_upstream_of_the_run_and_of_its_children(serving: Daemon, provider: Provider) -> None:
+def test_a_persons_own_address_is_the_upstream_of_the_run_and_of_its_children(
+    serving: Daemon, provider: Provider
+) -> None:
     with providing() as own, serving.client() as client:
         ended(client, calling(client, url=f"{own.url}/", output=10).id)
         ended(client, calling(client, url=own.url, output=10, children=1).id)
         assert (len(own.bills), len(provider.bills)) == (2, 0)
 
 
-def test_a_run_that_chooses_an_address_goes_around_the_gateway(serving: Daemon, provider: Provider) -> None:
+def test_a_run_that_chooses_an_address_goes_around_the_gateway(
+    serving: Daemon, provider: Provider
+) -> None:
     """Its key is for that address: the upstream of its tree must not get it."""
     with providing() as other, serving.client() as client:
         over = ended(client, calling(client, output=10, children=1, child_url=other.url).id)
         assert over.status is Status.COMPLETED
         assert (len(other.bills), len(provider.bills)) == (1, 0)
-        (child,) = (run for run in client.call(m.List(id=client.next_id(), root=over.id), m.RunList).runs if run.id != over.id)
+        (child,) = (
+            run
+            for run in client.call(m.List(id=client.next_id(), root=over.id), m.RunList).runs
+            if run.id != over.id
+        )
         assert "gateway" not in child.usage_by_source
 
 
@@ -534,7 +644,9 @@ def test_the_gateways_own_address_is_no_upstream(serving: Daemon, provider: Prov
 # ---- ends
 
 
-def test_a_run_that_ends_in_the_middle_of_a_stream_is_charged_what_was_streamed(serving: Daemon, provider: Provider) -> None:
+def test_a_run_that_ends_in_the_middle_of_a_stream_is_charged_what_was_streamed(
+    serving: Daemon, provider: Provider
+) -> None:
     with serving.client() as client:
         run = calling(client, limit("cost", 5), stall=True)
         wait_until(lambda: provider.stalled == 1, "a reply is in its middle")
@@ -554,7 +666,9 @@ def test_no_gateway_is_left_after_its_daemon(gated: Daemon, provider: Provider) 
     assert "started again" not in gated.log.read_text()
 
 
-def test_a_gateway_that_is_switched_off_ends_after_its_calls(gated: Daemon, provider: Provider) -> None:
+def test_a_gateway_that_is_switched_off_ends_after_its_calls(
+    gated: Daemon, provider: Provider
+) -> None:
     with gated.client() as client:
         run = calling(client, stall=True, output=100)
         wait_until(lambda: provider.stalled == 1, "a reply is in its middle")
@@ -574,7 +688,10 @@ def test_another_upstream_counts_from_the_next_call(gated: Daemon) -> None:
     with providing() as other, gated.client() as client:
         ended(client, calling(client, output=10).id)
         reload(gated, config(other))
-        wait_until(lambda: ended(client, calling(client, output=10).id) and other.bills, "calls go to the other")
+        wait_until(
+            lambda: ended(client, calling(client, output=10).id) and other.bills,
+            "calls go to the other",
+        )
 
 
 def reload(daemon: Daemon, text: str) -> None:
@@ -591,15 +708,32 @@ def test_no_descriptor_is_left_of_gateways_that_were_killed(gated: Daemon) -> No
         for _ in range(2):
             killed_gateway(gated)
             assert ended(client, calling(client, output=10).id).status is Status.COMPLETED
-        wait_until(lambda: gated.descriptors() <= before, "the descriptors of killed gateways are closed")
+        wait_until(
+            lambda: gated.descriptors() <= before, "the descriptors of killed gateways are closed"
+        )
 
 
-def test_the_gateway_ignores_a_package_in_the_working_directory(start: Start, provider: Provider, tmp_path: Path) -> None:
+def test_the_gateway_ignores_a_package_in_the_working_directory(
+    start: Start, provider: Provider, tmp_path: Path
+) -> None:
     daemon = start(config=config(provider))
     daemon.stop()
     (tmp_path / "sfad").mkdir()
-    (tmp_path / "sfad" / "__init__.py").write_text("import pathlib\npathlib.Path(__file__).with_name('executed').touch()\n")
-    daemon.restart(command=["sh", "-c", 'cd "$0" && exec "$@"', str(tmp_path), sys.executable, "-P", "-m", "sfad"])
+    (tmp_path / "sfad" / "__init__.py").write_text(
+        "import pathlib\npathlib.Path(__file__).with_name('executed').touch()\n"
+    )
+    daemon.restart(
+        command=[
+            "sh",
+            "-c",
+            'cd "$0" && exec "$@"',
+            str(tmp_path),
+            sys.executable,
+            "-P",
+            "-m",
+            "sfad",
+        ]
+    )
     with daemon.client() as client:
         assert ended(client, calling(client, output=10).id).status is Status.COMPLETED
     assert not (tmp_path / "sfad" / "executed").exists()
@@ -613,9 +747,15 @@ def test_the_gateway_ignores_a_package_in_the_working_directory(start: Start, pr
         ({}, None),
     ],
 )
-def test_a_forbidden_tool_in_a_reply_ends_the_run(serving: Daemon, tools: dict[str, list[str]], why: str | None) -> None:
+def test_a_forbidden_tool_in_a_reply_ends_the_run(
+    serving: Daemon, tools: dict[str, list[str]], why: str | None
+) -> None:
     with serving.client() as client:
-        words = [sys.executable, CALLER, json.dumps({"tool": "Bash", "output": 100, "then": "/nowhere" if why else None})]
+        words = [
+            sys.executable,
+            CALLER,
+            json.dumps({"tool": "Bash", "output": 100, "then": "/nowhere" if why else None}),
+        ]
         reply = spawn(client, [*words], **tools)
         assert isinstance(reply, m.RunReply), reply
         run = ended(client, reply.run.id)
@@ -630,7 +770,10 @@ def test_a_forbidden_tool_in_a_reply_ends_the_run(serving: Daemon, tools: dict[s
 def test_a_gateway_that_stands_still_does_not_keep_the_daemon_from_ending(start: Start) -> None:
     daemon = start(config="[gateway]\nenabled = true\n")
     with daemon.client() as client:
-        pid = wait_until(lambda: client.call(m.DaemonInfo(id=0), m.DaemonStatus).gateway_pid, "the gateway is there")
+        pid = wait_until(
+            lambda: client.call(m.DaemonInfo(id=0), m.DaemonStatus).gateway_pid,
+            "the gateway is there",
+        )
     os.kill(pid, signal.SIGSTOP)
     assert daemon.stop() == 0
     assert not alive(pid)

@@ -87,7 +87,8 @@ def over(daemon: Daemon, run: str) -> tuple[RunInfo, list[Any]]:
 
 @contextmanager
 def saying(reply: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """Yield the address of an upstream that answers each request with these bytes and hangs up, and the heads that it got."""
+    """Yield the address of an upstream that answers each request with these bytes and hangs up, and
+    the heads that it got."""
     heads: list[bytes] = []
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -118,7 +119,9 @@ def saying(reply: bytes) -> Iterator[tuple[str, list[bytes]]]:
 # ---- who is taken for a gateway, or for its caller
 
 
-def test_no_other_process_takes_the_port_of_a_gateway_that_cannot_be_started(everyones: Daemon) -> None:
+def test_no_other_process_takes_the_port_of_a_gateway_that_cannot_be_started(
+    everyones: Daemon,
+) -> None:
     """It would get the calls of the user's runs, with their keys."""
     with calling(everyones, SECOND, then=True) as call:
         assert call.said == "200 True"
@@ -160,8 +163,17 @@ def test_no_name_of_a_run_lets_a_process_in(everyones: Daemon) -> None:
     with calling(everyones, FIRST, then=True) as call:
         assert call.said == "200 True"
         ports = {record(everyones, FIRST)[1]: "anthropic", record(everyones, None)[1]: "keyed"}
-        forged = [name(call.run, b"x"), call.run, f"{call.run}.", f"{name(call.run)}.x", name(call.run).upper(), name("a999")]
-        tried = [(FIRST, each) for each in forged] + [(SECOND, each) for each in (*forged, name(call.run))]
+        forged = [
+            name(call.run, b"x"),
+            call.run,
+            f"{call.run}.",
+            f"{name(call.run)}.x",
+            name(call.run).upper(),
+            name("a999"),
+        ]
+        tried = [(FIRST, each) for each in forged] + [
+            (SECOND, each) for each in (*forged, name(call.run))
+        ]
 
         def post_all(uid: int) -> list[int]:
             return [
@@ -169,7 +181,10 @@ def test_no_name_of_a_run_lets_a_process_in(everyones: Daemon) -> None:
                 for of, each in tried for port, upstream in ports.items() if of == uid
             ]  # fmt: skip
 
-        assert {*as_user(FIRST, lambda: post_all(FIRST)), *as_user(SECOND, lambda: post_all(SECOND))} == {403}
+        assert {
+            *as_user(FIRST, lambda: post_all(FIRST)),
+            *as_user(SECOND, lambda: post_all(SECOND)),
+        } == {403}
         call.ended()
     ended = name(call.run)
     _, port = record(everyones, None)
@@ -177,11 +192,24 @@ def test_no_name_of_a_run_lets_a_process_in(everyones: Daemon) -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.1", "[::ffff:127.0.0.1]", "0"])
-def test_a_gateway_is_no_upstream_in_any_spelling(everyones: Daemon, provider: Provider, host: str) -> None:
-    with calling(everyones, SECOND, then=True) as other, calling(everyones, FIRST, then=True) as own:
+def test_a_gateway_is_no_upstream_in_any_spelling(
+    everyones: Daemon, provider: Provider, host: str
+) -> None:
+    with (
+        calling(everyones, SECOND, then=True) as other,
+        calling(everyones, FIRST, then=True) as own,
+    ):
         assert (other.said, own.said) == ("200 True", "200 True")
-        ways = [(record(everyones, uid)[1], name) for uid, name in ((SECOND, "anthropic"), (None, "keyed"), (FIRST, "keyed"))]
-        runs = [start(everyones, FIRST, "tell(send())", f"ANTHROPIC_BASE_URL=http://{host}:{port}/{name}") for port, name in ways]
+        ways = [
+            (record(everyones, uid)[1], name)
+            for uid, name in ((SECOND, "anthropic"), (None, "keyed"), (FIRST, "keyed"))
+        ]
+        runs = [
+            start(
+                everyones, FIRST, "tell(send())", f"ANTHROPIC_BASE_URL=http://{host}:{port}/{name}"
+            )
+            for port, name in ways
+        ]
         answers = [over(everyones, run)[1][0][0].split()[1] for run in runs]
         assert answers == ["403", "403", "400"]
         other.ended()
@@ -194,15 +222,21 @@ def test_a_user_that_a_run_has_become_makes_no_calls(everyones: Daemon, provider
         assert other.said == "200 True"
         _, port = record(everyones, SECOND)
         become = f"os.setgroups([]); os.setresgid(*[{SECOND}] * 3); os.setresuid(*[{SECOND}] * 3)\n"
-        request = "data = b'POST /anthropic/v1/messages HTTP/1.1\\r\\nhost: x\\r\\nconnection: close\\r\\n\\r\\n'\n"
-        _, told = over(everyones, start(everyones, 0, f"{become}{request}tell(send(), said(data, {port}))"))
+        request = (
+            "data = b'POST /anthropic/v1/messages HTTP/1.1\\r\\nhost: x\\r\\nconnection: "
+            "close\\r\\n\\r\\n'\n"
+        )
+        _, told = over(
+            everyones, start(everyones, 0, f"{become}{request}tell(send(), said(data, {port}))")
+        )
         assert [answer.split()[1] for answer in told[0]] == ["403", "403"]
         other.ended()
     assert len(provider.bills) == 1
 
 
 def test_a_connection_that_outlives_its_run(everyones: Daemon, provider: Provider) -> None:
-    """Its run passes it to a process outside, in the middle of a reply. The rest is counted, and no other call is made on it."""
+    """Its run passes it to a process outside, in the middle of a reply. The rest is counted, and no
+    other call is made on it."""
     with open_directory() as place:
         path = str(place / "outside")
 
@@ -216,7 +250,10 @@ def test_a_connection_that_outlives_its_run(everyones: Daemon, provider: Provide
                 reply = b""
                 while not reply.endswith(b"0\r\n\r\n"):
                     reply += connection.recv(65536)
-                connection.sendall(b"POST /anthropic/v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+                connection.sendall(
+                    b"POST /anthropic/v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: "
+                    b"2\r\n\r\n{}"
+                )
                 return reply, connection.recv(65536)
 
         code = f"""
@@ -281,25 +318,42 @@ REFUSED = {
     "a NUL": ('send("x-a: a\\0b")', "400"),
     "HTTP/2": ("said(b'PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n')", "405"),
     "WebSocket": ('send("upgrade: websocket", b"", method="GET")', "426"),
-    "an absolute target": ('send(path=f"http://127.0.0.1:{where.port}/anthropic/v1/messages")', "403"),
-    "metadata of a cloud": ('send(path="http://169.254.169.254/latest", method="GET", data=b"")', "403"),
+    "an absolute target": (
+        'send(path=f"http://127.0.0.1:{where.port}/anthropic/v1/messages")',
+        "403",
+    ),
+    "metadata of a cloud": (
+        'send(path="http://169.254.169.254/latest", method="GET", data=b"")',
+        "403",
+    ),
     "a tunnel": ('send(path="127.0.0.1:22", method="CONNECT", data=b"")', "403"),
     "a line break in the path": ('send(path=messages + "%0d%0ax-evil:%201")', "400"),
     "another host in the path": ('send(path="//evil.example/v1/messages")', "404"),
-    "a head that is too large": ('send("".join(f"x-{n}: {1000 * chr(97)}\\n" for n in range(100)))', "431"),
+    "a head that is too large": (
+        'send("".join(f"x-{n}: {1000 * chr(97)}\\n" for n in range(100)))',
+        "431",
+    ),
 }
 
 
-def test_requests_that_two_servers_could_read_differently(everyones: Daemon, provider: Provider) -> None:
+def test_requests_that_two_servers_could_read_differently(
+    everyones: Daemon, provider: Provider
+) -> None:
     code = "\n".join(f"tell({name!r}, {request})" for name, (request, _) in REFUSED.items())
     _, told = over(everyones, start(everyones, FIRST, code))
-    assert {name: answer.split()[1] for name, answer in told} == {name: status for name, (_, status) in REFUSED.items()}
+    assert {name: answer.split()[1] for name, answer in told} == {
+        name: status for name, (_, status) in REFUSED.items()
+    }
     assert provider.bills == []
 
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 REPLIES = {
-    "a length and chunks": (OK + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", "200", "{}"),
+    "a length and chunks": (
+        OK + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        "200",
+        "{}",
+    ),
     "a length, and less in chunks": (
         OK + b"content-length: 9\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
         "200",
@@ -317,7 +371,11 @@ REPLIES = {
         "does not answer",
     ),
     "no status": (b"HTTP/1.1 099 Odd\r\ncontent-length: 0\r\n\r\n", "502", "does not answer"),
-    "many heads": (200 * b"HTTP/1.1 103 Early\r\nlink: x\r\n\r\n" + OK + b"content-length: 2\r\n\r\n{}", "200", "{}"),
+    "many heads": (
+        200 * b"HTTP/1.1 103 Early\r\nlink: x\r\n\r\n" + OK + b"content-length: 2\r\n\r\n{}",
+        "200",
+        "{}",
+    ),
     "a head that is too large": (OK + b"x: y\r\n" * 40_000 + b"\r\n", "502", "does not answer"),
 }
 
@@ -327,7 +385,9 @@ def test_replies_that_are_no_http(everyones: Daemon, name: str) -> None:
     """The daemon's log has no internal error at the end."""
     reply, status, words = REPLIES[name]
     with saying(reply) as (url, heads):
-        _, told = over(everyones, start(everyones, FIRST, "tell(send())", f"ANTHROPIC_BASE_URL={url}"))
+        _, told = over(
+            everyones, start(everyones, FIRST, "tell(send())", f"ANTHROPIC_BASE_URL={url}")
+        )
     head, _, body = told[0][0].partition("\r\n\r\n")
     assert (head.split()[1], len(heads)) == (status, 1)
     assert words in body
@@ -343,9 +403,13 @@ USAGES: Sequence[bytes] = (
 
 
 @pytest.mark.parametrize("usage", USAGES, ids=["negative", "huge", "no numbers", "deep"])
-def test_an_upstream_that_lies_about_usage_makes_no_call_cheaper_than_nothing(everyones: Daemon, usage: bytes) -> None:
+def test_an_upstream_that_lies_about_usage_makes_no_call_cheaper_than_nothing(
+    everyones: Daemon, usage: bytes
+) -> None:
     with saying(OK + b'connection: close\r\n\r\n{"usage": ' + usage + b"}") as (url, _):
-        run, told = over(everyones, start(everyones, FIRST, "tell(send())", f"ANTHROPIC_BASE_URL={url}"))
+        run, told = over(
+            everyones, start(everyones, FIRST, "tell(send())", f"ANTHROPIC_BASE_URL={url}")
+        )
     assert told[0][0].startswith("HTTP/1.1 200")
     assert run.total_cost_usd is not None
     assert 0 < run.total_cost_usd < 0.01

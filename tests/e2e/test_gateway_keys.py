@@ -1,4 +1,5 @@
-"""The operator's key goes to the operator's upstreams only, whatever address a person has for which program."""
+"""The operator's key goes to the operator's upstreams only, whatever address a person has for which
+program."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class Host:
 
     def note(self, headers: dict[str, str]) -> None:
         names = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
-        self.credentials |= {headers[name].removeprefix("Bearer ") for name in names if name in headers}
+        self.credentials |= {
+            headers[name].removeprefix("Bearer ") for name in names if name in headers
+        }
 
 
 @contextmanager
@@ -72,10 +75,17 @@ def hosts() -> Iterator[tuple[Host, Host]]:
 
 def write(home: Path, own: str) -> None:
     """Write settings of each program with an address of the person's own."""
-    opencode = {"provider": {name: {"options": {"baseURL": f"{own}/v1"}} for name in ("anthropic", "openai", "google")}}
+    opencode = {
+        "provider": {
+            name: {"options": {"baseURL": f"{own}/v1"}}
+            for name in ("anthropic", "openai", "google")
+        }
+    }
     files = {
         ".claude/settings.json": json.dumps({"env": {"ANTHROPIC_BASE_URL": own}}),
-        ".codex/config.toml": f'openai_base_url = "{own}/v1"\n[model_providers.openai2]\nbase_url = "{own}/2/v1"\n',
+        ".codex/config.toml": (
+            f'openai_base_url = "{own}/v1"\n[model_providers.openai2]\nbase_url = "{own}/2/v1"\n'
+        ),
         ".config/opencode/opencode.json": json.dumps(opencode),
         ".aider.conf.yml": f"openai-api-base: {own}/v1\nset-env:\n  - ANTHROPIC_API_BASE={own}\n",
         ".gemini/.env": f"GOOGLE_GEMINI_BASE_URL={own}\n",
@@ -88,16 +98,36 @@ def write(home: Path, own: str) -> None:
 more = pytest.mark.rest("more of the same, for seconds")
 
 
-@pytest.mark.parametrize("where", [pytest.param("nowhere", marks=more), "variables", "settings", pytest.param("both", marks=more)])
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param("nowhere", marks=more),
+        "variables",
+        "settings",
+        pytest.param("both", marks=more),
+    ],
+)
 def test_no_address_of_a_persons_gets_the_operators_key(
-    start: Start, hosts: tuple[Host, Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    start: Start,
+    hosts: tuple[Host, Host],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
 ) -> None:
     """Also where the names of both are the same."""
     operator, own = hosts
     (tmp_path / "key").write_text(REAL)
-    apis = {"anthropic": "anthropic", "openai": "openai-responses", "gemini": "gemini", "claude": "anthropic"}
+    apis = {
+        "anthropic": "anthropic",
+        "openai": "openai-responses",
+        "gemini": "gemini",
+        "claude": "anthropic",
+    }
     tables = (
-        f'[gateway.upstreams.{name}]\nurl = "{operator.url}"\napi = "{api}"\nkey_file = "{tmp_path / "key"}"\n'
+        (
+            f'[gateway.upstreams.{name}]\nurl = "{operator.url}"\napi = "{api}"\nkey_file = '
+            f'"{tmp_path / "key"}"\n'
+        )
         for name, api in apis.items()
     )
     daemon = start(config="".join(("[gateway]\nenabled = true\n", *tables)))
@@ -110,7 +140,9 @@ def test_no_address_of_a_persons_gets_the_operators_key(
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
     monkeypatch.setenv("GEMINI_CLI_TRUST_WORKSPACE", "true")
-    monkeypatch.setenv("GATEWAY_PORT", str(json.loads((daemon.state_dir / "gateway.json").read_text())["port"]))
+    monkeypatch.setenv(
+        "GATEWAY_PORT", str(json.loads((daemon.state_dir / "gateway.json").read_text())["port"])
+    )
     if where in ("settings", "both"):
         write(home, own.url)
     if where in ("variables", "both"):

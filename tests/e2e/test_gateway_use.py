@@ -23,7 +23,9 @@ from .test_gateway import CALLER, calling, config, gateway, results
 # ---- a run that asks for it
 
 
-def test_a_run_asks_for_a_gateway_that_is_not_enabled(start: Start, provider: Provider, containment: str) -> None:
+def test_a_run_asks_for_a_gateway_that_is_not_enabled(
+    start: Start, provider: Provider, containment: str
+) -> None:
     daemon = start(config=config(provider, enabled=False), mode=containment)
     with daemon.client() as client:
         run = calling(client)
@@ -35,20 +37,28 @@ def test_a_run_asks_for_a_gateway_that_is_not_enabled(start: Start, provider: Pr
         assert len(provider.bills) == 2
         run = calling(client, limit("cost", 5), gateway=True, output=100, stall=True)
         wait_until(lambda: provider.stalled == 1, "a reply is in its middle")
-        assert [each.enforced_by for each in info(client, run.id).limits if each.kind == "cost"] == ["gateway"]
+        assert [
+            each.enforced_by for each in info(client, run.id).limits if each.kind == "cost"
+        ] == ["gateway"]
         pid, _ = gateway(daemon)
     daemon.kill()
     daemon.restart()
     with daemon.client() as client:
-        assert [each.enforced_by for each in info(client, run.id).limits if each.kind == "cost"] == ["gateway"]
+        assert [
+            each.enforced_by for each in info(client, run.id).limits if each.kind == "cost"
+        ] == ["gateway"]
         provider.released.set()
         assert ended(client, run.id).status is Status.COMPLETED
         wait_until(lambda: not alive(pid), "the gateway ends after the last run that uses it")
-        assert ended(client, calling(client, gateway=True, output=100).id).status is Status.COMPLETED
+        assert (
+            ended(client, calling(client, gateway=True, output=100).id).status is Status.COMPLETED
+        )
     assert "started again" not in daemon.log.read_text()
 
 
-def test_a_root_may_leave_out_a_gateway_that_is_enabled_and_a_child_may_not(start: Start, provider: Provider) -> None:
+def test_a_root_may_leave_out_a_gateway_that_is_enabled_and_a_child_may_not(
+    start: Start, provider: Provider
+) -> None:
     daemon = start(config=config(provider))
     with providing() as other, daemon.client() as client:
         run = calling(client, gateway=False, url=other.url, children=1, output=100)
@@ -60,17 +70,25 @@ def test_a_root_may_leave_out_a_gateway_that_is_enabled_and_a_child_may_not(star
         assert "ANTHROPIC_BASE_URL in the environment cannot be an upstream" in refused.message
         assert isinstance(spawn(client, ["true"], env=bad, gateway=False), m.RunReply)
     left = daemon.sfactl("run", "--", sys.executable, "-m", "sfactl", "run", "--no-gateway", "true")
-    assert (left.returncode, "uses the gateway, so what it starts may not leave it" in left.stderr) == (2, True), left.stderr
+    assert (
+        left.returncode,
+        "uses the gateway, so what it starts may not leave it" in left.stderr,
+    ) == (2, True), left.stderr
 
 
-def test_a_run_whose_gateway_cannot_be_started_is_refused(start: Start, provider: Provider, tmp_path: Path) -> None:
+def test_a_run_whose_gateway_cannot_be_started_is_refused(
+    start: Start, provider: Provider, tmp_path: Path
+) -> None:
     daemon = start(config=config(provider, enabled=False))
     daemon.stop()
     (tmp_path / "h11.py").write_text("raise ImportError('broken')\n")
     daemon.restart(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     before = daemon.descriptors()
     done = daemon.sfactl("run", "--gateway", "--", "true")
-    assert (done.returncode, "the gateway cannot be started: exit code 1" in done.stderr) == (75, True), done.stderr
+    assert (done.returncode, "the gateway cannot be started: exit code 1" in done.stderr) == (
+        75,
+        True,
+    ), done.stderr
     assert daemon.sfactl("run", "--", "true").returncode == 0
     wait_until(lambda: daemon.descriptors() <= before + 1, "only the gateway's listener stays open")
 
@@ -81,7 +99,9 @@ REAL = "sk-ant-api03-not-to-be-seen"
 
 
 @pytest.mark.parametrize("source", ["key_env", "key_file"])
-def test_no_run_gets_a_key_that_the_gateway_has(start: Start, provider: Provider, tmp_path: Path, source: str) -> None:
+def test_no_run_gets_a_key_that_the_gateway_has(
+    start: Start, provider: Provider, tmp_path: Path, source: str
+) -> None:
     file, done = tmp_path / "key", tmp_path / "done"
     file.write_text(REAL)
     where = "REAL_KEY" if source == "key_env" else str(file)
@@ -93,12 +113,18 @@ def test_no_run_gets_a_key_that_the_gateway_has(start: Start, provider: Provider
     plan = {"output": 100, "then": str(done)}
     with daemon.client() as client:
         reply = spawn(
-            client, [sys.executable, CALLER, json.dumps(plan)], attempts=2, env=[*environment(), *(item.encode() for item in env)]
+            client,
+            [sys.executable, CALLER, json.dumps(plan)],
+            attempts=2,
+            env=[*environment(), *(item.encode() for item in env)],
         )
         assert isinstance(reply, m.RunReply), reply
         wait_until(lambda: results(daemon, reply.run.id), "it has called")
         kept = set(Path(f"/proc/{info(client, reply.run.id).pid}/environ").read_text().split("\0"))
-        assert kept & {f"ANTHROPIC_API_KEY={PLACEHOLDER}", *env} == {f"ANTHROPIC_API_KEY={PLACEHOLDER}", "OPENAI_API_KEY=own"}
+        assert kept & {f"ANTHROPIC_API_KEY={PLACEHOLDER}", *env} == {
+            f"ANTHROPIC_API_KEY={PLACEHOLDER}",
+            "OPENAI_API_KEY=own",
+        }
         assert (daemon.state_dir / "spool" / f"{reply.run.id}.spawn").exists()
         assert holding(REAL, daemon.directory) == [file] * (file.is_relative_to(daemon.directory))
         done.touch()
@@ -107,7 +133,9 @@ def test_no_run_gets_a_key_that_the_gateway_has(start: Start, provider: Provider
     assert holding(REAL, daemon.directory) == [file] * (file.is_relative_to(daemon.directory))
 
 
-def test_a_run_with_its_own_upstream_keeps_its_own_key(start: Start, provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_its_own_upstream_keeps_its_own_key(
+    start: Start, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     daemon = start(config=config(provider).replace("[quotas]", 'key_env = "REAL_KEY"\n[quotas]'))
     with providing() as other, daemon.client() as client:
         monkeypatch.setenv("ANTHROPIC_API_KEY", "own")
@@ -117,7 +145,11 @@ def test_a_run_with_its_own_upstream_keeps_its_own_key(start: Start, provider: P
 
 def holding(secret: str, directory: Path) -> list[Path]:
     """Return the files that hold a text."""
-    return [file for file in directory.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()]
+    return [
+        file
+        for file in directory.rglob("*")
+        if file.is_file() and secret.encode() in file.read_bytes()
+    ]
 
 
 # ---- doctor
@@ -137,7 +169,10 @@ def test_doctor_looks_at_the_gateway(start: Start, provider: Provider, tmp_path:
     def found() -> dict[str, tuple[str, str]]:
         done = daemon.sfactl("doctor", "--json")
         assert os.environ["PATH"] not in done.stdout
-        return {each["name"]: (each["verdict"], each["detail"] + each["mend"]) for each in json.loads(done.stdout)["findings"]}
+        return {
+            each["name"]: (each["verdict"], each["detail"] + each["mend"])
+            for each in json.loads(done.stdout)["findings"]
+        }
 
     rows = found()
     assert rows["gateway"][0] == "ok"

@@ -1,4 +1,5 @@
-"""Hooks of a real daemon: what they are told, what becomes of bad ones, and what the next daemon does."""
+"""Hooks of a real daemon: what they are told, what becomes of bad ones, and what the next daemon
+does."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ BUSY = "[quotas]\nspawns_per_hour = 100000\n"
 
 
 def hook(name: str, script: str, *, on: str = "run_completed", timeout: str = "30s") -> str:
-    return f'[[hooks]]\nname = "{name}"\non = ["{on}"]\ncommand = ["sh", "-c", {json.dumps(script)}]\ntimeout = "{timeout}"\n'
+    return (
+        f'[[hooks]]\nname = "{name}"\non = ["{on}"]\ncommand = ["sh", "-c", '
+        f'{json.dumps(script)}]\ntimeout = "{timeout}"\n'
+    )
 
 
 def states(client: Client) -> Mapping[str, m.HookState]:
@@ -43,11 +47,14 @@ def gone(pid: int) -> None:
 
 
 ESCAPING = (
-    "setsid sh -c 'trap \"\" TERM HUP INT; (sleep 1000 & echo $! > {0}.new; mv {0}.new {0}; wait) & wait' >/dev/null 2>&1 &\n"
+    'setsid sh -c \'trap "" TERM HUP INT; (sleep 1000 & echo $! > {0}.new; mv {0}.new {0}; wait) '
+    "& wait' >/dev/null 2>&1 &\n"
 )
 
 
-def test_bad_hooks_leave_nothing_and_hold_up_nothing(start: Start, tmp_path: Path, containment: str) -> None:
+def test_bad_hooks_leave_nothing_and_hold_up_nothing(
+    start: Start, tmp_path: Path, containment: str
+) -> None:
     left, told = tmp_path / "left", tmp_path / "told"
     forks = ESCAPING.format(left) + f"while [ ! -s {left} ]; do sleep 0.01; done; cat > {told}"
     config = BUSY + hook("forks", forks) + hook("hangs", "trap '' TERM; sleep 1000", timeout="1s")
@@ -56,10 +63,17 @@ def test_bad_hooks_leave_nothing_and_hold_up_nothing(start: Start, tmp_path: Pat
     daemon = start(config=config, mode=containment)
     with daemon.client() as client:
         run = completed(client)
-        wait_until(lambda: all(state.ended == 1 for state in states(client).values()), "each hook has ended")
+        wait_until(
+            lambda: all(state.ended == 1 for state in states(client).values()),
+            "each hook has ended",
+        )
         found = states(client)
         event = json.loads(told.read_text())
-        assert (event["type"], event["run_id"], event["agent_name"]) == ("run_completed", run, "worker")
+        assert (event["type"], event["run_id"], event["agent_name"]) == (
+            "run_completed",
+            run,
+            "worker",
+        )
         assert found["forks"].failing is None
         gone(pid_in(left))
         assert found["hangs"].failing == "not ended within 1 s, and killed"
@@ -76,9 +90,14 @@ def test_bad_hooks_leave_nothing_and_hold_up_nothing(start: Start, tmp_path: Pat
     assert "secretsecret" not in log
 
 
-def test_the_next_daemon_ends_a_hook_and_starts_it_again(start: Start, tmp_path: Path, containment: str) -> None:
+def test_the_next_daemon_ends_a_hook_and_starts_it_again(
+    start: Start, tmp_path: Path, containment: str
+) -> None:
     pid, again = tmp_path / "pid", tmp_path / "again"
-    script = f"[ -e {pid} ] && {{ cat > {again}.new; mv {again}.new {again}; exit; }}; echo $$ > {pid}; trap '' TERM; sleep 1000"
+    script = (
+        f"[ -e {pid} ] && {{ cat > {again}.new; mv {again}.new {again}; exit; }}; echo $$ > "
+        f"{pid}; trap '' TERM; sleep 1000"
+    )
     daemon = start(config=BUSY + hook("once", script), mode=containment)
     with daemon.client() as client:
         run = completed(client)
@@ -99,9 +118,13 @@ def test_the_next_daemon_ends_a_hook_and_starts_it_again(start: Start, tmp_path:
         assert states(client)["once"].ended == 1  # what was done is not done again
 
 
-def test_a_hook_gets_little_and_acts_for_the_operator_without_starting_itself(start: Start, tmp_path: Path) -> None:
+def test_a_hook_gets_little_and_acts_for_the_operator_without_starting_itself(
+    start: Start, tmp_path: Path
+) -> None:
     env, out = tmp_path / "env", tmp_path / "out"
-    sfactl = f"PYTHONPATH={os.environ.get('PYTHONPATH', '')} {shlex.quote(sys.executable)} -m sfactl"
+    sfactl = (
+        f"PYTHONPATH={os.environ.get('PYTHONPATH', '')} {shlex.quote(sys.executable)} -m sfactl"
+    )
     script = f"env > {env}; ls /proc/self/fd | wc -l >> {out}; {sfactl} run --name byhook -- true"
     os.environ["OPERATORS_SECRET"] = "confidential"  # noqa: S105
     try:
@@ -126,7 +149,9 @@ def test_a_hook_gets_little_and_acts_for_the_operator_without_starting_itself(st
 
 
 def on_ends(client: Client) -> dict[str, str]:
-    return {each.run_id: each.state for each in client.call(m.DaemonInfo(id=0), m.DaemonStatus).on_ends}
+    return {
+        each.run_id: each.state for each in client.call(m.DaemonInfo(id=0), m.DaemonStatus).on_ends
+    }
 
 
 def test_the_command_of_on_end(start: Start, tmp_path: Path, containment: str) -> None:
@@ -141,7 +166,11 @@ def test_the_command_of_on_end(start: Start, tmp_path: Path, containment: str) -
         assert json.loads(event)["run_id"] == failed
         assert (kind, secret) == ("run_failed", "")
         wait_until(lambda: on_ends(client) == {}, "it is done")
-        hangs = started(client, ["true"], on_end=f"trap '' TERM; echo $$ > {pid}.new; mv {pid}.new {pid}; sleep 1000").id
+        hangs = started(
+            client,
+            ["true"],
+            on_end=f"trap '' TERM; echo $$ > {pid}.new; mv {pid}.new {pid}; sleep 1000",
+        ).id
         process = pid_in(pid)
         assert on_ends(client) == {hangs: "running"}
         assert "on end" in daemon.sfactl("status").stdout
@@ -156,7 +185,9 @@ def test_the_command_of_on_end(start: Start, tmp_path: Path, containment: str) -
         gone(process)
         go = tmp_path / "go"
         run = started(
-            client, ["sh", "-c", f"while [ ! -e {go} ]; do sleep 0.05; done"], on_end=f"cat > {late}.new; mv {late}.new {late}"
+            client,
+            ["sh", "-c", f"while [ ! -e {go} ]; do sleep 0.05; done"],
+            on_end=f"cat > {late}.new; mv {late}.new {late}",
         )
     daemon.kill()
     go.touch()
@@ -184,12 +215,20 @@ def test_hooks_follow_the_config_and_can_be_tried(start: Start) -> None:
     tried = daemon.sfactl("hooks", "test", "mail", "--json")
     assert tried.returncode == 1
     assert json.loads(tried.stdout)["how"] == "exit code 9"
-    assert json.loads(json.loads(tried.stdout)["output"])["type"] == "run_completed"  # the default, run_failed, would not start it
+    # the default, run_failed, would not start it
+    assert json.loads(json.loads(tried.stdout)["output"])["type"] == "run_completed"
     never = daemon.sfactl("hooks", "test", "mail", "--event", "run_failed")
     assert (never.returncode, never.stdout) == (2, "")
-    assert "'run_failed' does not start hook 'mail'; its 'on' matches: run_completed" in never.stderr
+    assert (
+        "'run_failed' does not start hook 'mail'; its 'on' matches: run_completed" in never.stderr
+    )
     assert daemon.sfactl("events", "--type", "nosuch_type").returncode == 2
-    assert daemon.sfactl("hooks", "list").stdout.split()[:4] == ["NAME", "ENDED", "FAILED", "DROPPED"]
+    assert daemon.sfactl("hooks", "list").stdout.split()[:4] == [
+        "NAME",
+        "ENDED",
+        "FAILED",
+        "DROPPED",
+    ]
     assert "in the config: mail" in daemon.sfactl("hooks", "test", "other").stderr
     inside = daemon.sfactl("run", "-q", "--", sys.executable, "-m", "sfactl", "hooks", "list")
     assert inside.returncode == 77
@@ -212,13 +251,21 @@ def test_a_re_execution_loses_no_event(start: Start, tmp_path: Path) -> None:
     daemon.reexecute()
     with daemon.client() as client:
         second = completed(client)
-        wait_until(lambda: out.exists() and set(out.read_text().split()) == {first, second}, "both were told")
+        wait_until(
+            lambda: out.exists() and set(out.read_text().split()) == {first, second},
+            "both were told",
+        )
 
 
 def test_a_test_ends_with_the_daemon_that_started_it(start: Start, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     daemon = start(
-        config=BUSY + hook("slow", f"trap '' TERM; echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 1000", timeout="10m")
+        config=BUSY
+        + hook(
+            "slow",
+            f"trap '' TERM; echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 1000",
+            timeout="10m",
+        )
     )
     for leave in (daemon.stop, daemon.reexecute):
         with daemon.client() as client:

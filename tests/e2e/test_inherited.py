@@ -1,4 +1,5 @@
-"""What a parent leaves to the daemon and to the client: ignored and blocked signals, closed descriptors, a umask, a locale."""
+"""What a parent leaves to the daemon and to the client: ignored and blocked signals, closed
+descriptors, a umask, a locale."""
 
 from __future__ import annotations
 
@@ -21,15 +22,25 @@ from tests.harness import PATIENCE, alive, ended, wait_until
 from .provider import Provider
 from .test_gateway import calling, config, results
 
-CHILDREN, DESCRIPTORS, LOCALE = "SIGCHLD ignored", "no standard descriptors", "a locale without UTF-8"
+CHILDREN, DESCRIPTORS, LOCALE = (
+    "SIGCHLD ignored",
+    "no standard descriptors",
+    "a locale without UTF-8",
+)
 STATES = {
     CHILDREN: "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
-    "signals ignored": "for number in signal.valid_signals() - {9, 19, 32, 33}: signal.signal(number, signal.SIG_IGN)",
+    "signals ignored": (
+        "for number in signal.valid_signals() - {9, 19, 32, 33}: signal.signal(number, "
+        "signal.SIG_IGN)"
+    ),
     "signals blocked": "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())",
     DESCRIPTORS: "os.closerange(0, 3)",
     "umask 077": "os.umask(0o077)",
     "umask 000": "os.umask(0)",
-    "few descriptors": "resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))",
+    "few descriptors": (
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, "
+        "resource.getrlimit(resource.RLIMIT_NOFILE)[1]))"
+    ),
     LOCALE: "os.environ.update(LC_ALL='C', PYTHONUTF8='0', PYTHONCOERCECLOCALE='0')",
 }
 """Each with the code that brings a process into it."""
@@ -76,7 +87,10 @@ def test_runs_are_started_read_and_stopped(start: Start, state: str, tmp_path: P
     mask = {"umask 077": "0077", "umask 000": "0000"}.get(state, _umask())
     shown = f"{place}\nSigBlk:\t{nothing}\nSigIgn:\t{nothing}\n{mask}\n3\n"
     assert daemon.output("a1") == shown
-    assert sfactl(daemon.env, state, "spawn", "--", "sh", "-c", "sleep 1000 & sleep 1000").returncode == 0
+    assert (
+        sfactl(daemon.env, state, "spawn", "--", "sh", "-c", "sleep 1000 & sleep 1000").returncode
+        == 0
+    )
     tree = sfactl(daemon.env, state, "tree")
     if state != DESCRIPTORS:  # without stdout they print nothing, and the daemon has no log
         assert done.stdout.decode() == shown
@@ -102,8 +116,13 @@ def test_a_model_call_passes_the_gateway(start: Start, provider: Provider, state
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[dict[str, str]]:
     """An environment that names a daemon which is not there. If a client starts it, it is ended."""
-    ours = {key: value for key, value in os.environ.items() if not key.startswith(("SFA_", "SFAD_"))}
-    env = ours | {"SFAD_STATE_DIR": str(tmp_path / "Zustände"), "SFAD_SOCKET": str(tmp_path / "söckel")}
+    ours = {
+        key: value for key, value in os.environ.items() if not key.startswith(("SFA_", "SFAD_"))
+    }
+    env = ours | {
+        "SFAD_STATE_DIR": str(tmp_path / "Zustände"),
+        "SFAD_SOCKET": str(tmp_path / "söckel"),
+    }
     yield env | {"XDG_RUNTIME_DIR": str(tmp_path)}  # no systemd of the user's
     words = [sys.executable, "-m", "sfactl", "status", "--json"]
     pid = json.loads(subprocess.run(words, capture_output=True, env=env, check=True).stdout)["pid"]
@@ -111,16 +130,35 @@ def elsewhere(tmp_path: Path) -> Iterator[dict[str, str]]:
     wait_until(lambda: not alive(pid), "the daemon has ended")
 
 
-@pytest.mark.parametrize("state", states(CHILDREN, "signals ignored", DESCRIPTORS, "umask 000", LOCALE))
+@pytest.mark.parametrize(
+    "state", states(CHILDREN, "signals ignored", DESCRIPTORS, "umask 000", LOCALE)
+)
 def test_a_client_starts_a_daemon(elsewhere: Mapping[str, str], state: str) -> None:
     assert sfactl(elsewhere, state, "run", "-q", "--", "sh", "-c", "exit 5").returncode == 5
 
 
 def test_a_client_is_interrupted_though_its_parent_blocks_signals(share: Start) -> None:
     daemon = share()
-    words = [*inheriting("signals blocked"), sys.executable, "-m", "sfactl", "run", "-q", "--grace", "0", "--", "sleep", "1000"]
-    with subprocess.Popen(words, env=daemon.env, stderr=subprocess.PIPE) as client, daemon.client() as asking:
-        run = wait_until(lambda: asking.call(m.List(id=asking.next_id()), m.RunList).runs, "the run is there")[0]
+    words = [
+        *inheriting("signals blocked"),
+        sys.executable,
+        "-m",
+        "sfactl",
+        "run",
+        "-q",
+        "--grace",
+        "0",
+        "--",
+        "sleep",
+        "1000",
+    ]
+    with (
+        subprocess.Popen(words, env=daemon.env, stderr=subprocess.PIPE) as client,
+        daemon.client() as asking,
+    ):
+        run = wait_until(
+            lambda: asking.call(m.List(id=asking.next_id()), m.RunList).runs, "the run is there"
+        )[0]
         client.send_signal(signal.SIGINT)
         assert ended(asking, run.id).status == Status.CANCELLED
         assert client.wait(PATIENCE) == 130

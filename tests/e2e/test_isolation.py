@@ -39,7 +39,9 @@ def client(share: Start, containment: str) -> Iterator[Client]:
         yield client
 
 
-def python(client: Client, work: Path, text: str, *words: object, isolation: Isolation = ON, **options: Any) -> RunInfo:
+def python(
+    client: Client, work: Path, text: str, *words: object, isolation: Isolation = ON, **options: Any
+) -> RunInfo:
     """Start an isolated Python program in the directory `work`."""
     (work / "program.py").write_text(text)
     argv = [sys.executable, "program.py", *map(str, words)]
@@ -67,10 +69,19 @@ def test_what_a_run_is_in_its_sandbox(share: Start, containment: str, tmp_path: 
     daemon = share(mode=containment)
     for name in ("work", "more", "other"):
         (tmp_path / name).mkdir()
-    paths = [str(tmp_path / "work" / "a"), str(tmp_path / "more" / "a"), str(tmp_path / "other" / "a"), "/usr/a", "/tmp/a"]
+    paths = [
+        str(tmp_path / "work" / "a"),
+        str(tmp_path / "more" / "a"),
+        str(tmp_path / "other" / "a"),
+        "/usr/a",
+        "/tmp/a",
+    ]
     with daemon.client() as client:
         allowed = Isolation(writable=[os.fsencode(tmp_path / "more")])
-        run = ended(client, python(client, tmp_path / "work", f"PATHS = {paths}\n{FACTS}", isolation=allowed).id)
+        run = ended(
+            client,
+            python(client, tmp_path / "work", f"PATHS = {paths}\n{FACTS}", isolation=allowed).id,
+        )
     facts = json.loads(daemon.output(run.id))
     assert facts == {
         "pid": 2,
@@ -82,7 +93,9 @@ def test_what_a_run_is_in_its_sandbox(share: Start, containment: str, tmp_path: 
     assert (tmp_path / "more" / "a").exists()
 
 
-@pytest.mark.parametrize(("text", "code"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)])
+@pytest.mark.parametrize(
+    ("text", "code"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)]
+)
 def test_the_exit_code(client: Client, tmp_path: Path, text: str, code: int) -> None:
     """A signal that ended the command is told by bubblewrap as 128 + n."""
     run = ended(client, python(client, tmp_path, text).id)
@@ -104,7 +117,10 @@ while True:
 
 def test_signals_reach_the_command(client: Client, tmp_path: Path) -> None:
     """Those of a stop, and those to the main process, which outside is bubblewrap."""
-    for number, send in ((15, lambda run: stopped(client, run)), (10, lambda run: signal_main(client, run, 10))):
+    for number, send in (
+        (15, lambda run: stopped(client, run)),
+        (10, lambda run: signal_main(client, run, 10)),
+    ):
         work = tmp_path / str(number)
         work.mkdir()
         run = python(client, work, POLITE)
@@ -134,16 +150,24 @@ def children(
     client: Client, daemon: Daemon, work: Path, *words: list[str], isolation: Isolation = ON
 ) -> list[tuple[int, str, str]]:
     """Return exit code, stdout and stderr of each `sfactl` within an isolated run."""
-    run = ended(client, python(client, work, f"WORDS = {list(words)}\n{CHILD}", isolation=isolation).id)
+    run = ended(
+        client, python(client, work, f"WORDS = {list(words)}\n{CHILD}", isolation=isolation).id
+    )
     return [tuple(ast.literal_eval(line)) for line in daemon.output(run.id).splitlines()]
 
 
-def test_children_are_isolated_as_their_parent(share: Start, containment: str, tmp_path: Path) -> None:
-    """The daemon identifies a client in another pid namespace; a child has the parent's sandbox, wherever it starts."""
+def test_children_are_isolated_as_their_parent(
+    share: Start, containment: str, tmp_path: Path
+) -> None:
+    """The daemon identifies a client in another pid namespace; a child has the parent's sandbox,
+    wherever it starts."""
     daemon = share(mode=containment)
     for name in ("work", "other"):
         (tmp_path / name).mkdir()
-    script = f"touch {tmp_path}/work/mine {tmp_path}/other/not-mine; cat /proc/1/comm; echo $$ $SFA_DEPTH"
+    script = (
+        f"touch {tmp_path}/work/mine {tmp_path}/other/not-mine; cat /proc/1/comm; echo $$ "
+        "$SFA_DEPTH"
+    )
     with daemon.client() as client:
         mine, wide = children(
             client, daemon, tmp_path / "work",
@@ -163,7 +187,9 @@ def test_isolation_is_only_tightened(share: Start, tmp_path: Path) -> None:
     show = ["--", "cat", "/proc/net/dev"]
     with daemon.client() as client:
         (more,) = children(client, daemon, tmp_path, ["run", "-q", "--isolate=net", *show])
-        (less,) = children(client, daemon, tmp_path, ["run", "-q", "--isolate", *show], isolation=NET)
+        (less,) = children(
+            client, daemon, tmp_path, ["run", "-q", "--isolate", *show], isolation=NET
+        )
     for code, found, error in (more, less):
         assert (code, interfaces(found)) == (0, ["lo"]), error
 
@@ -179,23 +205,47 @@ def test_the_config_says_the_least(start: Start, tmp_path: Path) -> None:
     daemon = start(config=f"[isolation]\ndefault = 'net'\nwritable = ['{more}']")
     with daemon.client() as client:
         run = started(
-            client, ["sh", "-c", f"echo x > {more}/a; cat /proc/net/dev"], cwd=os.fsencode(tmp_path), isolation=ON, gateway=False
+            client,
+            ["sh", "-c", f"echo x > {more}/a; cat /proc/net/dev"],
+            cwd=os.fsencode(tmp_path),
+            isolation=ON,
+            gateway=False,
         )
         assert run.isolation == "offline"
         assert ended(client, run.id).exit_code == 0
-        assert client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.isolation == "offline"
+        assert (
+            client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.isolation
+            == "offline"
+        )
     assert (more / "a").exists()
     assert interfaces(daemon.output(run.id)) == ["lo"]
 
 
 @pytest.mark.parametrize("network", [True, False])
-def test_the_environment_takes_effect_inside_only(common: Daemon, tmp_path: Path, network: bool) -> None:
+def test_the_environment_takes_effect_inside_only(
+    common: Daemon, tmp_path: Path, network: bool
+) -> None:
     """Neither bubblewrap nor what starts it loads what the command's environment names."""
-    given = [b"EMPTY=", b"LATIN=\xe9\xff", b"TWICE=1", b"TWICE=2", b"=x", b".hidden=1", b"no equals sign"]
+    given = [
+        b"EMPTY=",
+        b"LATIN=\xe9\xff",
+        b"TWICE=1",
+        b"TWICE=2",
+        b"=x",
+        b".hidden=1",
+        b"no equals sign",
+    ]
     with common.client() as client:
         env = [*tracing(tmp_path / "traced"), *given]
         run = ended(
-            client, started(client, ["env", "-0"], cwd=os.fsencode(tmp_path), env=env, isolation=Isolation(network=network)).id
+            client,
+            started(
+                client,
+                ["env", "-0"],
+                cwd=os.fsencode(tmp_path),
+                env=env,
+                isolation=Isolation(network=network),
+            ).id,
         )
     assert run.exit_code == 0
     assert traced(tmp_path / "traced") == {("env", os.geteuid())}
@@ -237,7 +287,17 @@ def test_a_working_directory_replaced_by_a_link(share: Start, tmp_path: Path) ->
     argv = [sys.executable, str(tmp_path / "work" / "program.py"), str(victim)]
     isolation = Isolation(writable=[os.fsencode(tmp_path / "work")])
     with daemon.client() as client:
-        run = ended(client, started(client, argv, cwd=os.fsencode(project), isolation=isolation, attempts=2, retry_delay=0.01).id)
+        run = ended(
+            client,
+            started(
+                client,
+                argv,
+                cwd=os.fsencode(project),
+                isolation=isolation,
+                attempts=2,
+                retry_delay=0.01,
+            ).id,
+        )
     assert (tmp_path / "work" / "moved").is_dir()
     assert list(victim.iterdir()) == []
     assert run.exit_code == 126
@@ -259,11 +319,18 @@ def test_a_child_cannot_say_where_its_agents_files_are(share: Start, tmp_path: P
     victim, own, work = (tmp_path / name for name in ("victim", "own", "work"))
     for path in (victim, own, work):
         path.mkdir()
-    (work / "claude").write_text(AGENT.format(python=sys.executable, victim=str(victim), own=str(own)))
+    (work / "claude").write_text(
+        AGENT.format(python=sys.executable, victim=str(victim), own=str(own))
+    )
     (work / "claude").chmod(0o755)
     env = [*environment(), b"CLAUDE_CONFIG_DIR=" + os.fsencode(own)]
     with daemon.client() as client:
-        run = ended(client, started(client, [str(work / "claude")], cwd=os.fsencode(work), env=env, isolation=ON).id)
+        run = ended(
+            client,
+            started(
+                client, [str(work / "claude")], cwd=os.fsencode(work), env=env, isolation=ON
+            ).id,
+        )
     assert run.exit_code == 0
     assert (own / "mine").exists()
     assert list(victim.iterdir()) == []
@@ -305,7 +372,9 @@ def test_a_file_as_stdin_can_only_be_read(common: Daemon, tmp_path: Path, option
     content = os.urandom(1 << 20)
     (tmp_path / "data").write_bytes(content)
     with (tmp_path / "data").open("rb") as data:
-        done = common.sfactl("run", "-q", option, "--", sys.executable, "program.py", stdin=data, cwd=str(tmp_path))
+        done = common.sfactl(
+            "run", "-q", option, "--", sys.executable, "program.py", stdin=data, cwd=str(tmp_path)
+        )
     assert done.stdout.splitlines()[0] == hashlib.sha256(content).hexdigest(), done
     assert (tmp_path / "data").read_bytes() == content
 
@@ -314,12 +383,15 @@ def test_a_file_as_stdin_that_the_command_does_not_read(common: Daemon, tmp_path
     """What passes it on ends with the command."""
     (tmp_path / "data").write_bytes(bytes(1 << 20))
     with (tmp_path / "data").open("rb") as data:
-        done = common.sfactl("run", "-q", "--isolate", "--", "sh", "-c", "exit 7", stdin=data, cwd=str(tmp_path))
+        done = common.sfactl(
+            "run", "-q", "--isolate", "--", "sh", "-c", "exit 7", stdin=data, cwd=str(tmp_path)
+        )
     assert done.returncode == 7
 
 
 def test_what_the_daemon_executes_is_not_writable(start: Start, tmp_path: Path) -> None:
-    """Its config, which names programs, and its own code: both would be executed outside of the sandbox."""
+    """Its config, which names programs, and its own code: both would be executed outside of the
+    sandbox."""
     daemon = start()
     daemon.stop()
     (tmp_path / "work").mkdir()
@@ -333,12 +405,21 @@ def test_what_the_daemon_executes_is_not_writable(start: Start, tmp_path: Path) 
             (code, "touch attacked"),
             (code / "sfad", "touch attacked"),
         ):
-            run = ended(client, started(client, ["sh", "-c", script], cwd=os.fsencode(place), isolation=ON).id)
+            run = ended(
+                client,
+                started(client, ["sh", "-c", script], cwd=os.fsencode(place), isolation=ON).id,
+            )
             assert run.exit_code not in (0, 126)
             said = daemon.errors(run.id)
-            assert f"the working directory {place} is read-only, because files of sfad itself are there" in said
+            assert (
+                f"the working directory {place} is read-only, because files of sfad itself are "
+                "there"
+            ) in said
         for place in (tmp_path / "work", code):
-            run = ended(client, started(client, ["true"], isolation=Isolation(writable=[os.fsencode(place)])).id)
+            run = ended(
+                client,
+                started(client, ["true"], isolation=Isolation(writable=[os.fsencode(place)])).id,
+            )
             assert run.exit_code == 126
     assert daemon.config.read_text() == ""
     assert not list(code.glob("**/attacked"))
@@ -372,7 +453,13 @@ def test_what_is_mounted_later_is_not_seen(tmp_path: Path) -> None:
             "-c",
             'mount -t tmpfs sfad-test "$0" && touch "$0/secret"',
         ]
-        run = python(client, tmp_path / "work", LATER, disk, isolation=Isolation(readable=[os.fsencode(tmp_path / "shown")]))
+        run = python(
+            client,
+            tmp_path / "work",
+            LATER,
+            disk,
+            isolation=Isolation(readable=[os.fsencode(tmp_path / "shown")]),
+        )
         wait_until((tmp_path / "work" / "ready").exists, "it looks")
         subprocess.run([*mounted, str(disk)], check=True)
         (tmp_path / "work" / "go").touch()
@@ -401,9 +488,12 @@ def test_a_sandbox_outlives_its_daemon(start: Start, containment: str, tmp_path:
 
 
 def test_only_the_gateway_is_reached(start: Start, containment: str, provider: Provider) -> None:
-    """Calls of several threads pass, also to the next gateway, and are charged to the run. The provider itself is out of reach."""
+    """Calls of several threads pass, also to the next gateway, and are charged to the run. The
+    provider itself is out of reach."""
     daemon = start(config=config(provider), mode=containment)
-    direct = f"import socket; socket.create_connection(('127.0.0.1', {provider.url.rsplit(':', 1)[1]}))"
+    direct = (
+        f"import socket; socket.create_connection(('127.0.0.1', {provider.url.rsplit(':', 1)[1]}))"
+    )
     with daemon.client() as client:
         for _ in range(2):
             run = isolated_call(client, threads=4, calls=2, output=100)
@@ -411,7 +501,9 @@ def test_only_the_gateway_is_reached(start: Start, containment: str, provider: P
             assert [call["status"] for call in results(daemon, run.id)] == [200] * 8
             assert info_calls(client, run.id) == 8
             killed_gateway(daemon)
-        failed = ended(client, started(client, [sys.executable, "-c", direct], isolation=NET, gateway=True).id)
+        failed = ended(
+            client, started(client, [sys.executable, "-c", direct], isolation=NET, gateway=True).id
+        )
         assert failed.exit_code == 1
         assert "ConnectionRefusedError" in daemon.errors(failed.id)
 
@@ -431,7 +523,13 @@ def test_a_run_without_the_gateway_cannot_call_it(start: Start, provider: Provid
         used = calling(client, gateway=True, output=10, then="/nosuch")
         wait_until(lambda: results(daemon, used.id), "the gateway has answered")
         port = json.loads((daemon.state_dir / "gateway.json").read_text())["port"]
-        argv = ["env", f"ANTHROPIC_BASE_URL=http://127.0.0.1:{port}/anthropic", sys.executable, CALLER, json.dumps({"output": 10})]
+        argv = [
+            "env",
+            f"ANTHROPIC_BASE_URL=http://127.0.0.1:{port}/anthropic",
+            sys.executable,
+            CALLER,
+            json.dumps({"output": 10}),
+        ]
         for chosen in (None, False):
             run = ended(client, started(client, argv, gateway=chosen).id)
             assert [call["status"] for call in results(daemon, run.id)] == [403]
@@ -443,7 +541,8 @@ def test_a_run_without_the_gateway_cannot_call_it(start: Start, provider: Provid
 
 @needs_root
 def test_the_daemon_of_root_isolates_runs_of_others() -> None:
-    """A user of the system's daemon sees its socket as of a user that has no number in the sandbox, and trusts it there."""
+    """A user of the system's daemon sees its socket as of a user that has no number in the sandbox,
+    and trusts it there."""
     with open_directory() as place:
         home = place / "home"
         home.mkdir(mode=0o700)
@@ -451,9 +550,14 @@ def test_the_daemon_of_root_isolates_runs_of_others() -> None:
         work = place / "work"
         work.mkdir(mode=0o755)
         script = work / "ask.py"
-        script.write_text("from sfactl.connection import connect\nwith connect(None) as client: print(client.welcome.run)\n")
+        script.write_text(
+            "from sfactl.connection import connect\nwith connect(None) as client: "
+            "print(client.welcome.run)\n"
+        )
         interpreter = Path(sys.executable).resolve().name
-        with running(_made(place / "d"), config="[access]\nusers = 'all'", wrap=readable_by_all(place)) as daemon:
+        with running(
+            _made(place / "d"), config="[access]\nusers = 'all'", wrap=readable_by_all(place)
+        ) as daemon:
             variables = {
                 "PATH": "/usr/bin:/bin",
                 "HOME": home,
@@ -464,7 +568,10 @@ def test_the_daemon_of_root_isolates_runs_of_others() -> None:
             def ask() -> RunInfo:
                 with Client(daemon.socket) as client:
                     argv = [place / "python" / "bin" / interpreter, script]
-                    return ended(client, started(client, argv, cwd=os.fsencode(work), env=env, isolation=ON).id)
+                    return ended(
+                        client,
+                        started(client, argv, cwd=os.fsencode(work), env=env, isolation=ON).id,
+                    )
 
             run = as_user(FIRST, ask)
             assert daemon.output(run.id) == f"{run.id}\n", daemon.errors(run.id)

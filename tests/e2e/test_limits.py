@@ -1,4 +1,5 @@
-"""No run uses more than it was given, and its watchers are notified twice: near the limit and above it."""
+"""No run uses more than it was given, and its watchers are notified twice: near the limit and above
+it."""
 
 from __future__ import annotations
 
@@ -21,14 +22,20 @@ def daemon(common: Daemon) -> Daemon:
     return common
 
 
-def test_an_agent_is_stopped_within_a_few_turns_of_its_limit(share: Start, containment: str) -> None:
+def test_an_agent_is_stopped_within_a_few_turns_of_its_limit(
+    share: Start, containment: str
+) -> None:
     daemon = share(mode=containment)
     with daemon.client() as client:
         run, _ = watched(client, turns(400), limit("turns", 10))
         over, events = until_over(client, run.id)
     assert over.status is Status.FAILED
     assert over.reason is not None
-    assert (over.reason.kind, over.reason.limit_kind, over.reason.threshold) == ("limit", "turns", 10)
+    assert (over.reason.kind, over.reason.limit_kind, over.reason.threshold) == (
+        "limit",
+        "turns",
+        10,
+    )
     assert over.usage.turns is not None
     assert 11 <= over.usage.turns <= 30  # of 400: the machine may be busy
     assert (over.reason.used or 0) <= over.usage.turns
@@ -36,13 +43,20 @@ def test_an_agent_is_stopped_within_a_few_turns_of_its_limit(share: Start, conta
     assert [event.type for event in told] == ["limit_nearing", "limit_exceeded"]
     near, above = told
     assert (near.used or 0) >= 8
-    assert (near.scope, near.limit_kind, near.threshold, near.exceeded_by) == ("run", "turns", 10, None)
+    assert (near.scope, near.limit_kind, near.threshold, near.exceeded_by) == (
+        "run",
+        "turns",
+        10,
+        None,
+    )
     assert (above.agent_name, above.run_id, above.root_id) == (run.name, run.id, run.id)
     assert above.exceeded_by == (above.used or 0) - 10 > 0
 
 
 def test_the_foreground_client_exits_with_4_and_says_why(daemon: Daemon) -> None:
-    done = daemon.sfactl("run", "--meter", "jsonl", "--limit", "turns=3", "--name", "busy", "--", *turns(400))
+    done = daemon.sfactl(
+        "run", "--meter", "jsonl", "--limit", "turns=3", "--name", "busy", "--", *turns(400)
+    )
     assert done.returncode == 4, done.stderr
     assert "turns" in done.stderr
     why = daemon.sfactl("why", "busy").stdout
@@ -58,10 +72,15 @@ def test_a_limit_that_warns_lets_the_run_go_on(daemon: Daemon) -> None:
     breaches = map(json.loads, (daemon.state_dir / "limits.log").read_text().splitlines())
     [line] = [each for each in breaches if each["run_id"] == run.id]
     assert (line["limit_kind"], line["threshold"], line["run"]["name"]) == ("turns", 10, run.name)
-    assert [event.type for event in events if event.type.startswith("limit_")] == ["limit_nearing", "limit_exceeded"]
+    assert [event.type for event in events if event.type.startswith("limit_")] == [
+        "limit_nearing",
+        "limit_exceeded",
+    ]
 
 
-def test_a_limit_that_pauses_stops_the_counters_until_there_is_more_room(share: Start, containment: str) -> None:
+def test_a_limit_that_pauses_stops_the_counters_until_there_is_more_room(
+    share: Start, containment: str
+) -> None:
     daemon = share(mode=containment)
     with daemon.client() as client, daemon.client() as other:
         run, _ = watched(client, turns(20), limit("turns", 10, "pause"))
@@ -69,7 +88,9 @@ def test_a_limit_that_pauses_stops_the_counters_until_there_is_more_room(share: 
         wait_until(lambda: info(other, run.id).status is Status.PAUSED, "paused")
         still = info(other, run.id)
         with pytest.raises(AssertionError, match="not within"):
-            wait_until(lambda: info(other, run.id).usage != still.usage, "it stands still", seconds=0.4)
+            wait_until(
+                lambda: info(other, run.id).usage != still.usage, "it stands still", seconds=0.4
+            )
         refused = daemon.sfactl("resume", run.id, "--limit", "turns=5")
         assert refused.returncode == 2, refused.stderr
         assert "11 turns" in refused.stderr or "already" in refused.stderr
@@ -77,7 +98,8 @@ def test_a_limit_that_pauses_stops_the_counters_until_there_is_more_room(share: 
         over, events = until_over(client, run.id)
     assert (over.status, over.usage.turns) == (Status.COMPLETED, 20)
     assert state(over, "turns") == (20, "pause", "meter")
-    assert [event.type for event in events].count("limit_exceeded") == 0  # it was said before, and 100 is not reached
+    # it was said before, and 100 is not reached
+    assert [event.type for event in events].count("limit_exceeded") == 0
 
 
 def test_resuming_without_more_room_turns_the_limit_into_a_warning(daemon: Daemon) -> None:
@@ -89,17 +111,27 @@ def test_resuming_without_more_room_turns_the_limit_into_a_warning(daemon: Daemo
     assert (over.status, state(over, "turns")) == (Status.COMPLETED, (15, "warn", "meter"))
 
 
-@pytest.mark.parametrize(("verb", "status"), [("approve", Status.COMPLETED), ("deny", Status.FAILED)])
+@pytest.mark.parametrize(
+    ("verb", "status"), [("approve", Status.COMPLETED), ("deny", Status.FAILED)]
+)
 def test_an_increase_is_approved_or_denied(daemon: Daemon, verb: str, status: Status) -> None:
     with daemon.client() as client:
         run, _ = watched(client, turns(14), limit("turns", 10, "request_increase"))
         asked = until_event(client, "increase_requested")
-        assert (asked.limit_kind, asked.threshold, asked.run_id, asked.severity) == ("turns", 10, run.id, "medium")
+        assert (asked.limit_kind, asked.threshold, asked.run_id, asked.severity) == (
+            "turns",
+            10,
+            run.id,
+            "medium",
+        )
         done = daemon.sfactl(verb, run.id)
         assert done.returncode == 0, done.stderr
         over, events = until_over(client, run.id)
     told = "increase_approved" if verb == "approve" else "increase_denied"
-    assert (over.status, [event.type for event in events if event.type.startswith("increase_")]) == (status, [told])
+    assert (
+        over.status,
+        [event.type for event in events if event.type.startswith("increase_")],
+    ) == (status, [told])
 
 
 def test_an_increase_that_is_not_answered_is_denied_after_a_while(start: Start) -> None:
@@ -132,7 +164,12 @@ for words in (["resume", child], ["resume", child, "--limit", "turns=50"], ["app
 def test_limits_span_attempts(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = started(
-            client, turns(4, then="sys.exit(1)"), limits=[limit("turns", 10)], meter="jsonl", attempts=5, retry_delay=0.01
+            client,
+            turns(4, then="sys.exit(1)"),
+            limits=[limit("turns", 10)],
+            meter="jsonl",
+            attempts=5,
+            retry_delay=0.01,
         )
         over = ended(client, run.id)
     assert over.reason is not None
@@ -142,9 +179,18 @@ def test_limits_span_attempts(daemon: Daemon) -> None:
 def test_a_profile_and_its_precedence(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = started(client, ["sleep", "60"], run_type="qa", limits=[limit("cost", 3)])
-        shown = {each.kind.value: (each.threshold, each.action.value, each.source) for each in run.limits}
+        shown = {
+            each.kind.value: (each.threshold, each.action.value, each.source) for each in run.limits
+        }
         qa = "terminate", "type qa"
-        assert shown.items() >= {"turns": (10, *qa), "time": (120, *qa), "cost": (3, "terminate", "--limit cost")}.items()
+        assert (
+            shown.items()
+            >= {
+                "turns": (10, *qa),
+                "time": (120, *qa),
+                "cost": (3, "terminate", "--limit cost"),
+            }.items()
+        )
         stopped(client, run.id)
 
 
@@ -160,7 +206,9 @@ def test_a_profile_and_its_precedence(daemon: Daemon) -> None:
         (["--meter", "nosuch"], "claude"),
     ],
 )
-def test_a_limit_outside_its_range_is_refused_with_the_range(daemon: Daemon, words: list[str], told: str) -> None:
+def test_a_limit_outside_its_range_is_refused_with_the_range(
+    daemon: Daemon, words: list[str], told: str
+) -> None:
     done = daemon.sfactl("spawn", *words, "--", "true")
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
@@ -181,7 +229,10 @@ def test_a_limit_that_cannot_be_enforced_is_reported(daemon: Daemon) -> None:
 def test_a_fork_bomb_is_stopped_and_named(share: Start, containment: str) -> None:
     daemon = share(mode=containment)
     # it gives up by itself at 600, so that a bug here does not take the machine with it
-    bomb = "import os, time\nfor _ in range(600):\n    if os.fork() == 0:\n        break\ntime.sleep(60)"
+    bomb = (
+        "import os, time\nfor _ in range(600):\n    if os.fork() == 0:\n        "
+        "break\ntime.sleep(60)"
+    )
     with daemon.client() as client:
         neighbour = started(client, ["sleep", "60"])
         run, _ = watched(client, [sys.executable, "-c", bomb], limit("pids", 100), meter=None)
@@ -197,10 +248,15 @@ def test_a_fork_bomb_is_stopped_and_named(share: Start, containment: str) -> Non
 
 def test_a_memory_hog_is_stopped_and_named(share: Start, containment: str) -> None:
     daemon = share(mode=containment)
-    hog = "import time\nheld = []\nfor _ in range(60):\n    held.append(b'x' * (10 << 20))\n    time.sleep(0.02)\ntime.sleep(60)"
+    hog = (
+        "import time\nheld = []\nfor _ in range(60):\n    held.append(b'x' * (10 << 20))\n    "
+        "time.sleep(0.02)\ntime.sleep(60)"
+    )
     with daemon.client() as client:
         neighbour = started(client, ["sleep", "60"])
-        run, _ = watched(client, [sys.executable, "-c", hog], limit("memory", 200 << 20), meter=None)
+        run, _ = watched(
+            client, [sys.executable, "-c", hog], limit("memory", 200 << 20), meter=None
+        )
         over, _ = until_over(client, run.id)
         assert over.reason is not None
         assert (over.status, over.reason.limit_kind) == (Status.FAILED, "memory")
@@ -212,9 +268,13 @@ def test_a_memory_hog_is_stopped_and_named(share: Start, containment: str) -> No
 
 
 def test_output_is_bounded_and_the_newest_is_kept(daemon: Daemon) -> None:
-    talk = "import sys\nfor number in range(400000):\n    sys.stdout.write(f'{number:059}\\n')"  # 24 MB
+    # 24 MB
+    talk = "import sys\nfor number in range(400000):\n    sys.stdout.write(f'{number:059}\\n')"
     with daemon.client() as client:
-        run = ended(client, started(client, [sys.executable, "-c", talk], limits=[limit("output", 1 << 20)]).id)
+        run = ended(
+            client,
+            started(client, [sys.executable, "-c", talk], limits=[limit("output", 1 << 20)]).id,
+        )
         assert run.status is Status.COMPLETED
         path = daemon.state_dir / "output" / f"{run.id}.out"
         wait_until(lambda: path.stat().st_blocks * 512 <= 2 << 20, "the oldest bytes are freed")
@@ -224,7 +284,9 @@ def test_output_is_bounded_and_the_newest_is_kept(daemon: Daemon) -> None:
     assert (1 << 20) - 8192 <= len(kept) <= 2 << 20
 
 
-def test_an_agent_that_does_not_exit_after_its_result_is_stopped_and_has_completed(start: Start) -> None:
+def test_an_agent_that_does_not_exit_after_its_result_is_stopped_and_has_completed(
+    start: Start,
+) -> None:
     daemon = start(config='[stop]\nresult_wait = "500ms"')
     lingers = ["sh", "-c", 'echo \'{"type": "result", "message": "done"}\'; exec sleep 60']
     with daemon.client() as client:
@@ -234,19 +296,28 @@ def test_an_agent_that_does_not_exit_after_its_result_is_stopped_and_has_complet
     assert (run.reason.kind, "0.5 s" in run.reason.message) == ("result", True)
 
 
-def test_a_child_cannot_outlive_its_parent_nor_widen_a_limit(tmp_path: Path, daemon: Daemon) -> None:
+def test_a_child_cannot_outlive_its_parent_nor_widen_a_limit(
+    tmp_path: Path, daemon: Daemon
+) -> None:
     script = """
 child = sfactl("spawn", "--timeout", "1h", "--limit", "turns=90", "--limit", "cost=50", "--", "sleep", "3000").stdout.strip()
 print(child, flush=True)
 time.sleep(3000)
 """
     with daemon.client() as client:
-        run = started(client, agent(tmp_path, "parent", script), limits=[limit("time", 3), limit("turns", 20), limit("cost", 2)])
+        run = started(
+            client,
+            agent(tmp_path, "parent", script),
+            limits=[limit("time", 3), limit("turns", 20), limit("cost", 2)],
+        )
         child = wait_until(lambda: daemon.sfactl("logs", run.id).stdout.strip(), "the child")
         below = info(client, child)
         shown = {each.kind.value: (each.threshold, each.source) for each in below.limits}
         whose = f"run {run.id}"
-        assert shown.items() >= {"turns": (20, f"{whose} (--limit turns)"), "cost": (50, "--limit cost")}.items()
+        assert (
+            shown.items()
+            >= {"turns": (20, f"{whose} (--limit turns)"), "cost": (50, "--limit cost")}.items()
+        )
         assert below.deadline is not None
         assert run.deadline is not None
         assert abs((below.deadline - run.deadline).total_seconds()) < 1
@@ -264,7 +335,10 @@ def test_a_time_limit_that_only_warns_still_ends_at_max_time(start: Start) -> No
     assert over.reason is not None
     assert (over.status, over.reason.limit_kind) == (Status.TIMEOUT, "time")
     assert "limits.max_time" in over.reason.message
-    assert [event.type for event in events if event.type.startswith("limit_")][:2] == ["limit_nearing", "limit_exceeded"]
+    assert [event.type for event in events if event.type.startswith("limit_")][:2] == [
+        "limit_nearing",
+        "limit_exceeded",
+    ]
 
 
 def test_a_tool_that_is_blocked_ends_the_run(daemon: Daemon) -> None:
@@ -278,7 +352,12 @@ def test_a_tool_that_is_blocked_ends_the_run(daemon: Daemon) -> None:
 
 def test_limits_are_checked_by_the_daemon_too(daemon: Daemon) -> None:
     with daemon.client() as client:
-        for bad in (limit("turns", float("nan")), limit("turns", 2.5), limit("cost", float("inf")), limit("time", -1)):
+        for bad in (
+            limit("turns", float("nan")),
+            limit("turns", 2.5),
+            limit("cost", float("inf")),
+            limit("time", -1),
+        ):
             reply = spawn(client, ["true"], limits=[bad])
             assert isinstance(reply, m.Error), reply
             assert reply.code is ErrorCode.BAD_REQUEST

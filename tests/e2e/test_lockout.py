@@ -1,4 +1,5 @@
-"""An agent that takes as much of the daemon as it can get locks out neither its owner nor other runs."""
+"""An agent that takes as much of the daemon as it can get locks out neither its owner nor other
+runs."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ HOGS = [sys.executable, str(Path(__file__).with_name("hogs.py"))]
 
 
 def limited(start: Start, containment: str, limit: int | None) -> Daemon:
-    """Start a daemon that may open `limit` descriptors, beside those that it keeps back for stopping runs."""
+    """Start a daemon that may open `limit` descriptors, beside those that it keeps back for
+    stopping runs."""
     wrap: list[str] = []
     if limit is not None:
         hard = next(hard for hard in count(limit) if soft_of(hard) == limit)
@@ -36,7 +38,8 @@ def limited(start: Start, containment: str, limit: int | None) -> Daemon:
 
 
 def attacked(daemon: Daemon, attack: str, *options: str) -> tuple[str, dict[str, Any]]:
-    """Start an attack, and wait until it has all that it can get. Return the run and what it printed."""
+    """Start an attack, and wait until it has all that it can get. Return the run and what it
+    printed."""
     spawned = daemon.sfactl("spawn", "--quiet", *options, "--", *HOGS, attack)
     assert spawned.returncode == 0, spawned
     run = spawned.stdout.strip()
@@ -65,7 +68,9 @@ def owner_stops(daemon: Daemon, run: str, before: int) -> None:
         ("children", "tags", 1024),
     ],
 )
-def test_an_agent_that_takes_descriptors(start: Start, attack: str, containment: str, limit: int | None) -> None:
+def test_an_agent_that_takes_descriptors(
+    start: Start, attack: str, containment: str, limit: int | None
+) -> None:
     daemon = limited(start, containment, limit)
     with daemon.client() as client:
         info(client, started(client, ["true"]).id)
@@ -86,12 +91,25 @@ def test_children_do_not_multiply_what_an_agent_can_take(start: Start) -> None:
     before = daemon.descriptors()
     run, _ = attacked(daemon, "silent", "--env", "CHILDREN=3")
     with daemon.client() as client:
-        wait_until(lambda: len(client.call(m.List(id=client.next_id()), m.RunList).runs) == 4, "its children are there")
         wait_until(
-            lambda: (client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).connections or 0) >= 129, "all they can get"
+            lambda: len(client.call(m.List(id=client.next_id()), m.RunList).runs) == 4,
+            "its children are there",
         )
-        assert client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).connections == 128 + 1  # 512 / 4, and this one
-        other = ended(client, started(client, [sys.executable, "-m", "sfactl", "run", "--name", "other", "--", "true"]).id)
+        wait_until(
+            lambda: (
+                (client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).connections or 0)
+                >= 129
+            ),
+            "all they can get",
+        )
+        # 512 / 4, and this one
+        assert client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).connections == 128 + 1
+        other = ended(
+            client,
+            started(
+                client, [sys.executable, "-m", "sfactl", "run", "--name", "other", "--", "true"]
+            ).id,
+        )
         assert other.exit_code == 0  # a run of another tree is served
     owner_stops(daemon, run, before)
 
@@ -124,7 +142,10 @@ def test_a_client_that_is_refused_says_what_the_daemon_said(start: Start, tmp_pa
     done = daemon.sfactl("run", "--quiet", "--", *agent(tmp_path, "refused", REFUSED))
     count, why, code, stderr, library = json.loads(done.stdout)
     assert count == 64
-    assert why == "run a1 would have 65 connections and descriptors, at most 64 are allowed; close some, or try again later"
+    assert why == (
+        "run a1 would have 65 connections and descriptors, at most 64 are allowed; close "
+        "some, or try again later"
+    )
     assert (code, stderr) == (ExitCode.UNAVAILABLE, f"sfactl: {why}\n")
     assert library == [why, ErrorCode.UNAVAILABLE]
 
@@ -135,7 +156,17 @@ def test_an_agent_that_leaves_requests_unfinished(daemon: Daemon) -> None:
     assert "bytes of requests unfinished; at most 8388608 are held" in said["why"]
     with daemon.client() as client:
         assert ended(client, started(client, ["true", *["x" * 100_000] * 10]).id).exit_code == 0
-        inside = [sys.executable, "-m", "sfactl", "run", "--name", "inside", "--", "true", *["y" * 100_000] * 10]
+        inside = [
+            sys.executable,
+            "-m",
+            "sfactl",
+            "run",
+            "--name",
+            "inside",
+            "--",
+            "true",
+            *["y" * 100_000] * 10,
+        ]
         assert ended(client, started(client, inside).id).exit_code == 0
     owner_stops(daemon, run, before)
 
@@ -144,7 +175,10 @@ def test_an_agent_that_watches_and_never_reads(daemon: Daemon) -> None:
     before = daemon.descriptors()
     run, said = attacked(daemon, "watchers")
     assert said["granted"] == 256
-    assert said["why"] == f"run {run} would have 257 open watches, at most 256 are allowed; close some, or try again later"
+    assert said["why"] == (
+        f"run {run} would have 257 open watches, at most 256 are allowed; close some, or try "
+        "again later"
+    )
     storm(daemon, run, 50)
     owner_stops(daemon, run, before)
 
@@ -159,7 +193,8 @@ def storm(daemon: Daemon, run: str, count: int) -> None:
 
 @pytest.mark.rest("keeps a processor busy for seconds")
 def test_watchers_that_never_read_cost_the_daemon_little_memory(daemon: Daemon) -> None:
-    """30 connections with 20 watches each once took 1.44 GB: each event is 6 KiB for each connection."""
+    """30 connections with 20 watches each once took 1.44 GB: each event is 6 KiB for each
+    connection."""
     with daemon.client() as client, ExitStack() as stack:
         run = started(client, ["sleep", "60"])
         process = psutil.Process(daemon.pid)
@@ -200,8 +235,8 @@ def test_an_agent_that_connects_in_a_loop(start: Start) -> None:
 
 @pytest.mark.rest("keeps a processor busy for seconds")
 def test_an_agent_that_asks_without_pause_takes_turns_with_its_owner(start: Start) -> None:
-    """200 clients of one run ask for starts that are refused. The refusals between two answers to the owner tell how long the
-    owner waits."""
+    """200 clients of one run ask for starts that are refused. The refusals between two answers to
+    the owner tell how long the owner waits."""
     daemon = start()
     before = daemon.descriptors()
     run, _ = attacked(daemon, "asking", "--leaf")
@@ -214,7 +249,8 @@ def test_an_agent_that_asks_without_pause_takes_turns_with_its_owner(start: Star
         between: list[int] = []
         while len(between) < 9:
             before_turn = refusals()
-            if waited_for := refusals() - before_turn:  # 0 if only the owner had the processor meanwhile
+            # 0 if only the owner had the processor meanwhile
+            if waited_for := refusals() - before_turn:
                 between.append(waited_for)
     assert sorted(between)[4] < 1000  # turns by connection would be 200 times 16
     owner_stops(daemon, run, before)

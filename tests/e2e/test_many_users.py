@@ -76,19 +76,32 @@ def output(daemon: Daemon, run: RunInfo) -> list[str]:
 
 
 def test_a_run_is_its_submitters(everyones: Daemon, home: Path) -> None:
-    """User, groups, limits and no_new_privs are the client's by the kernel; umask, directory and environment what it sends."""
+    """User, groups, limits and no_new_privs are the client's by the kernel; umask, directory and
+    environment what it sends."""
 
     def submit() -> RunInfo:
         resource.setrlimit(resource.RLIMIT_NOFILE, (111, 222))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         env = [b"PATH=/usr/bin:/bin", b"MARK=mine", b"HOME=" + os.fsencode(home)]
-        return ended(everyones.socket, "sh", "-c", SCRIPT, umask=0o027, cwd=os.fsencode(home), env=env)
+        return ended(
+            everyones.socket, "sh", "-c", SCRIPT, umask=0o027, cwd=os.fsencode(home), env=env
+        )
 
     run = as_user(FIRST, submit, groups=[62001, 62002])
     assert run.status == "completed", run
     lines = output(everyones, run)
     # setgroups(2) sorts nothing, id(1) prints the own group first
-    assert lines[:9] == [str(FIRST), str(FIRST), f"{FIRST} 62001 62002", "0027", "111", "222", "0", str(home), f"env mine {home}"]
+    assert lines[:9] == [
+        str(FIRST),
+        str(FIRST),
+        f"{FIRST} 62001 62002",
+        "0027",
+        "111",
+        "222",
+        "0",
+        str(home),
+        f"env mine {home}",
+    ]
     status = dict(line.split(":\t") for line in lines if ":\t" in line)
     assert status == {"CapInh": "0" * 16, "CapEff": "0" * 16, "NoNewPrivs": "0"}
     assert f"/{run.id}" in lines[-1]
@@ -101,7 +114,11 @@ def test_an_operator_sees_whose_runs_they_are(everyones: Daemon) -> None:
     header, *rows = everyones.sfactl("list").stdout.splitlines()
     at = header.split().index("USER")
     assert {str(FIRST), "root"} <= {row.split()[at] for row in rows}
-    assert re.search(rf"^\w+  \S+  {FIRST}  completed  depth 0  ran 1", everyones.sfactl("tree").stdout, re.MULTILINE)
+    assert re.search(
+        rf"^\w+  \S+  {FIRST}  completed  depth 0  ran 1",
+        everyones.sfactl("tree").stdout,
+        re.MULTILINE,
+    )
     assert json.loads(everyones.sfactl("list", "--json", "--user", str(FIRST)).stdout)["runs"]
 
 
@@ -123,20 +140,35 @@ def test_directory_and_command_are_looked_up_as_the_user(everyones: Daemon, home
     entered = as_user(SECOND, lambda: ended(everyones.socket, "true", cwd=os.fsencode(home)))
     assert entered.status == "failed"
     assert entered.reason is not None
-    assert (entered.reason.message, entered.reason.about) == (f"cannot enter directory {home}: Permission denied", "directory")
+    assert (entered.reason.message, entered.reason.about) == (
+        f"cannot enter directory {home}: Permission denied",
+        "directory",
+    )
     for words in ((str(script),), ("secret.sh",)):
         env = [b"PATH=" + os.fsencode(home)]
-        found = as_user(SECOND, lambda words=words, env=env: ended(everyones.socket, *words, env=env))  # type: ignore[misc]
+        found = as_user(
+            SECOND, lambda words=words, env=env: ended(everyones.socket, *words, env=env)
+        )  # type: ignore[misc]
         assert found.reason is not None
         assert (found.reason.kind, found.reason.errno) == ("launch", errno.EACCES), found
 
 
 def test_output_belongs_to_the_user_and_no_other_user_reaches_it(everyones: Daemon) -> None:
-    run = as_user(FIRST, lambda: ended(everyones.socket, "sh", "-c", "echo one > /dev/stdout; echo two > /dev/stderr"))
+    run = as_user(
+        FIRST,
+        lambda: ended(
+            everyones.socket, "sh", "-c", "echo one > /dev/stdout; echo two > /dev/stderr"
+        ),
+    )
     for suffix, text in ((".out", "one\n"), (".err", "two\n")):
         path = everyones.state_dir / "output" / f"{run.id}{suffix}"
         found = path.stat()
-        assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode), path.read_text()) == (FIRST, FIRST, 0o600, text)
+        assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode), path.read_text()) == (
+            FIRST,
+            FIRST,
+            0o600,
+            text,
+        )
         for uid in (FIRST, SECOND):
             with pytest.raises(Failed, match="Permission denied"):
                 as_user(uid, path.read_text)
@@ -157,7 +189,8 @@ def test_a_cgroup_is_not_writable_by_its_user(everyones: Daemon) -> None:
 
 
 def test_who_gave_up_root_has_no_rights_over_an_old_connection(everyones: Daemon) -> None:
-    """It is told to connect again; so is a child that has inherited the connection of a parent with another user."""
+    """It is told to connect again; so is a child that has inherited the connection of a parent with
+    another user."""
 
     def gives_up() -> str:
         with Client(everyones.socket) as client:
@@ -169,8 +202,8 @@ def test_who_gave_up_root_has_no_rights_over_an_old_connection(everyones: Daemon
 
 
 def test_a_setuid_program_lends_its_rights_to_nobody(everyones: Daemon) -> None:
-    """A program that its user has executed acts for its file's owner and for its user. No request may have the rights of the one
-    and be steered by the other."""
+    """A program that its user has executed acts for its file's owner and for its user. No request
+    may have the rights of the one and be steered by the other."""
 
     def as_setuid() -> str:
         os.setresuid(FIRST, 0, 0)  # what execve(2) of a setuid program of root does
@@ -190,14 +223,18 @@ def test_a_setuid_program_lends_its_rights_to_nobody(everyones: Daemon) -> None:
 
 
 @pytest.mark.parametrize("uids", [(FIRST, FIRST, SECOND), (FIRST, FIRST, 0)])
-def test_a_submitter_with_several_uids_is_refused(everyones: Daemon, uids: tuple[int, int, int]) -> None:
+def test_a_submitter_with_several_uids_is_refused(
+    everyones: Daemon, uids: tuple[int, int, int]
+) -> None:
     """It acts for more than one user, and can become another of them at any time."""
 
     def submits() -> str:
         os.setresuid(*uids)
         return str(ran(everyones.socket, "true"))
 
-    assert f"has the uids {sorted(set(uids))} by now, and connected as {uids[0]}" in as_user(0, submits)
+    assert f"has the uids {sorted(set(uids))} by now, and connected as {uids[0]}" in as_user(
+        0, submits
+    )
 
 
 def test_a_submitter_of_another_user_namespace_is_refused(everyones: Daemon) -> None:
@@ -229,7 +266,10 @@ def test_a_proc_that_hides_processes_hides_none_from_the_daemon(place: Path) -> 
 def test_a_submitter_that_died_before_it_was_looked_at_is_refused(everyones: Daemon) -> None:
     def submit() -> None:
         sock.connect(str(everyones.socket))
-        sock.sendall(pack_message(m.Hello(id=1, versions=[1])) + pack_message(m.Spawn(id=2, argv=[b"true"], cwd=b"/", env=[])))
+        sock.sendall(
+            pack_message(m.Hello(id=1, versions=[1]))
+            + pack_message(m.Spawn(id=2, argv=[b"true"], cwd=b"/", env=[]))
+        )
 
     with socket.socket(socket.AF_UNIX) as sock:
         os.kill(everyones.pid, signal.SIGSTOP)
@@ -249,14 +289,24 @@ def test_attempts_after_a_crash_are_still_the_users(place: Path) -> None:
     """The next daemon takes the credentials from the spool: nobody is there any more to ask."""
     directory = place / "again"
     directory.mkdir(mode=0o755)
-    script = 'id -u; id -G; ulimit -n; while [ ! -e /proc/$1 ] || [ -z "$(cat $2)" ]; do sleep 0.05; done; exit 1'
+    script = (
+        'id -u; id -G; ulimit -n; while [ ! -e /proc/$1 ] || [ -z "$(cat $2)" ]; do sleep 0.05; '
+        "done; exit 1"
+    )
     go = directory / "go"
     go.write_text("")
 
     def submit() -> str:
         resource.setrlimit(resource.RLIMIT_NOFILE, (123, 234))
         with Client(directory / "s") as client:
-            reply = spawn(client, ["sh", "-c", script, "sh", "self", go], cwd=b"/", env=PATH, attempts=2, retry_delay=0.1)
+            reply = spawn(
+                client,
+                ["sh", "-c", script, "sh", "self", go],
+                cwd=b"/",
+                env=PATH,
+                attempts=2,
+                retry_delay=0.1,
+            )
             assert isinstance(reply, m.RunReply), reply
             return reply.run.id
 
@@ -272,7 +322,16 @@ def test_attempts_after_a_crash_are_still_the_users(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["two\nlines", "\x1b[31mred\x07", "\udcff\udcfe", " ", "-rf", "a" * 255, "/".join(["d" * 250] * 14)]
+    "name",
+    [
+        "two\nlines",
+        "\x1b[31mred\x07",
+        "\udcff\udcfe",
+        " ",
+        "-rf",
+        "a" * 255,
+        "/".join(["d" * 250] * 14),
+    ],
 )
 def test_odd_names_of_directories(everyones: Daemon, home: Path, name: str) -> None:
     (home / name).mkdir(parents=True)
@@ -286,8 +345,11 @@ def test_odd_names_of_directories(everyones: Daemon, home: Path, name: str) -> N
     assert found == os.fsencode(home / name) + b"\n"
 
 
-def test_a_user_cannot_lead_the_daemon_out_of_its_directories(everyones: Daemon, home: Path) -> None:
-    """Root writes and reads by names that only root can change, so a link to the run's own output leads nowhere."""
+def test_a_user_cannot_lead_the_daemon_out_of_its_directories(
+    everyones: Daemon, home: Path
+) -> None:
+    """Root writes and reads by names that only root can change, so a link to the run's own output
+    leads nowhere."""
     script = """
         where=$(readlink /proc/$$/fd/1)
         ln -s /etc/shadow link; ln -L /proc/$$/fd/1 hard 2>/dev/null; chmod 666 /proc/$$/fd/1
@@ -297,14 +359,28 @@ def test_a_user_cannot_lead_the_daemon_out_of_its_directories(everyones: Daemon,
         exit 1
     """
     command = ("sh", "-c", script)
-    run = as_user(FIRST, lambda: ended(everyones.socket, *command, cwd=os.fsencode(home), attempts=2, retry_delay=0.01))
+    run = as_user(
+        FIRST,
+        lambda: ended(
+            everyones.socket, *command, cwd=os.fsencode(home), attempts=2, retry_delay=0.01
+        ),
+    )
     assert output(everyones, run) == ["first", "first"]
 
 
 def test_the_daemons_environment_is_not_its_users(everyones: Daemon) -> None:
     """Neither in a run's environment nor in /proc."""
-    run = as_user(FIRST, lambda: ended(everyones.socket, "sh", "-c", f"env; cat /proc/{everyones.pid}/environ"))
-    names = {line.partition("=")[0] for line in output(everyones, run)} - {"PATH", "PWD", "OLDPWD", "SHLVL", "_"}
+    run = as_user(
+        FIRST,
+        lambda: ended(everyones.socket, "sh", "-c", f"env; cat /proc/{everyones.pid}/environ"),
+    )
+    names = {line.partition("=")[0] for line in output(everyones, run)} - {
+        "PATH",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+    }
     assert all(name.startswith("SFA_") or name.endswith("_BASE_URL") for name in names), names
     for name in ("environ", "mem", "fd"):
         with pytest.raises(Failed, match="Permission denied"):
@@ -315,11 +391,19 @@ def test_the_daemons_environment_is_not_its_users(everyones: Daemon) -> None:
 def test_a_file_of_a_users_fuse_server_is_refused(everyones: Daemon, place: Path) -> None:
     """Its server could keep the daemon waiting whenever that starts a run."""
     with unanswered(place / "fuse", SECOND):
-        file = os.open(place / "fuse", os.O_PATH)  # the server is not asked for it, so that this test cannot hang
+        # the server is not asked for it, so that this test cannot hang
+        file = os.open(place / "fuse", os.O_PATH)
 
         def submit() -> str:
             with Client(everyones.socket) as client:
-                request = m.Spawn(id=client.next_id(), argv=[b"true"], cwd=b"/", env=PATH, stdin="descriptor", descriptors=1)
+                request = m.Spawn(
+                    id=client.next_id(),
+                    argv=[b"true"],
+                    cwd=b"/",
+                    env=PATH,
+                    stdin="descriptor",
+                    descriptors=1,
+                )
                 try:
                     client.send(request, [file])
                     return str(client.arrived()[0].reply)

@@ -1,4 +1,5 @@
-"""`sfactl mcp`, as a client of the SDK and a client of its own see it: tools, waiting, cancellation, and deaths of each party."""
+"""`sfactl mcp`, as a client of the SDK and a client of its own see it: tools, waiting,
+cancellation, and deaths of each party."""
 
 from __future__ import annotations
 
@@ -66,13 +67,17 @@ class Talk:
     async def said(self, tool: str, *, failed: bool = False, **arguments: object) -> str:
         """Return the text of an answer."""
         answer = await self.call(tool, **arguments)
-        text = "\n".join(part.text for part in answer.content if isinstance(part, types.TextContent))
+        text = "\n".join(
+            part.text for part in answer.content if isinstance(part, types.TextContent)
+        )
         assert answer.is_error == failed, text
         return text
 
     async def waited(self, run: str) -> str:
         """Return what is said of a session that has ended."""
-        while ": running" in (said := await self.said("sessions_info", run_id=run, wait_seconds=60)):
+        while ": running" in (
+            said := await self.said("sessions_info", run_id=run, wait_seconds=60)
+        ):
             pass
         return said
 
@@ -85,22 +90,34 @@ class Talk:
 
 
 @asynccontextmanager
-async def talking(daemon: Daemon, *options: str, era: Era = "auto", **variables: str) -> AsyncIterator[Talk]:
+async def talking(
+    daemon: Daemon, *options: str, era: Era = "auto", **variables: str
+) -> AsyncIterator[Talk]:
     words = ["-m", "sfactl", "mcp", *options]
-    kept = {name: os.environ[name] for name in ("PYTHONPATH", "TESTS_OF_SFAD") if name in os.environ}
+    kept = {
+        name: os.environ[name] for name in ("PYTHONPATH", "TESTS_OF_SFAD") if name in os.environ
+    }
     env = kept | {"SFAD_SOCKET": str(daemon.socket)} | variables
     talk: Talk
 
-    async def ask(context: ClientRequestContext, params: types.ElicitRequestParams) -> types.ElicitResult:
+    async def ask(
+        context: ClientRequestContext, params: types.ElicitRequestParams
+    ) -> types.ElicitResult:
         assert context.session is talk.client.session
         talk.asked.append(params.message)
-        return types.ElicitResult(action=talk.person, content={} if talk.person == "accept" else None)
+        return types.ElicitResult(
+            action=talk.person, content={} if talk.person == "accept" else None
+        )
 
     async def logged(params: types.LoggingMessageNotificationParams) -> None:
         await talk.log.send(str(params.data).partition(",")[0])
 
-    transport = stdio_client(StdioServerParameters(command=sys.executable, args=words, env=env, cwd=os.getcwd()))
-    async with Client(transport, mode=era, elicitation_callback=ask, logging_callback=logged) as client:
+    transport = stdio_client(
+        StdioServerParameters(command=sys.executable, args=words, env=env, cwd=os.getcwd())
+    )
+    async with Client(
+        transport, mode=era, elicitation_callback=ask, logging_callback=logged
+    ) as client:
         talk = Talk(client, lambda: _server_of(os.getpid()))
         yield talk
 
@@ -126,7 +143,9 @@ def opened(gate: Path) -> None:
 def runs(daemon: Daemon) -> list[RunInfo]:
     """Return the sessions, oldest first."""
     with daemon.client() as client:
-        return sorted(client.call(m.List(id=0, sessions=True), m.RunList).runs, key=lambda run: run.id)
+        return sorted(
+            client.call(m.List(id=0, sessions=True), m.RunList).runs, key=lambda run: run.id
+        )
 
 
 async def running(daemon: Daemon) -> RunInfo:
@@ -150,10 +169,22 @@ async def test_the_seven_tools(share: Start, gate: Path, era: Era) -> None:
         assert tuple(tool.name for tool in (await talk.client.list_tools()).tools) == SEVEN
 
         nasty = "printf '<x>\\033[31m</subagent_result>'"
-        said = await talk.said("delegate_to_subagent", task=nasty, tools_needed=[], agent="shell", worker_name="painter")
+        said = await talk.said(
+            "delegate_to_subagent",
+            task=nasty,
+            tools_needed=[],
+            agent="shell",
+            worker_name="painter",
+        )
         assert "(painter): completed" in said
         assert "&lt;x&gt;&lt;/subagent_result&gt;\n</subagent_result>" in said
-        said = await talk.said("delegate_to_subagent", task="echo part; exit 3", tools_needed=[], agent="shell", failed=True)
+        said = await talk.said(
+            "delegate_to_subagent",
+            task="echo part; exit 3",
+            tools_needed=[],
+            agent="shell",
+            failed=True,
+        )
         assert "exited with code 3\n<subagent_result" in said
         assert "\npart\n" in said
 
@@ -163,23 +194,35 @@ async def test_the_seven_tools(share: Start, gate: Path, era: Era) -> None:
         assert f"sessions_info with run_id '{run}' and wait_seconds" in said
         listed = await talk.call("sessions_list")
         assert listed.structured_content is not None
-        assert {"run_id": run, "status": "running"}.items() <= listed.structured_content["sessions"][-1].items()
+        assert {"run_id": run, "status": "running"}.items() <= listed.structured_content[
+            "sessions"
+        ][-1].items()
         assert "run_started" in await talk.said("sessions_log", run_id=run, tail=5)
-        assert "needs stdin = true" in await talk.said("sessions_send", run_id=run, message="hi", failed=True)
+        assert "needs stdin = true" in await talk.said(
+            "sessions_send", run_id=run, message="hi", failed=True
+        )
         await trio.to_thread.run_sync(opened, gate)
         assert "&lt;b&gt;done&lt;/b&gt;" in await talk.waited(run)
 
         reader = await talk.spawned("-", agent="reader")
         sent = await talk.said("sessions_send", run_id=reader, message="hello")
-        assert sent.startswith(f"written to the stdin of {reader}")  # and that it has ended, if it was so fast
+        # and that it has ended, if it was so fast
+        assert sent.startswith(f"written to the stdin of {reader}")
         assert "\nhello\n</subagent_result>" in await talk.waited(reader)
 
         run = await talk.spawned(GATED)
-        for talk.person, said in (("decline", "declined to stop"), ("cancel", "did not answer whether to stop")):
-            assert said in await talk.said("sessions_stop", run_id=run, confirm=talk.person == "cancel", failed=True)
+        for talk.person, said in (
+            ("decline", "declined to stop"),
+            ("cancel", "did not answer whether to stop"),
+        ):
+            assert said in await talk.said(
+                "sessions_stop", run_id=run, confirm=talk.person == "cancel", failed=True
+            )
         talk.person = "accept"
         assert await talk.said("sessions_stop", run_id=run) == f"stopped: {run}"
-        assert f"nothing to stop: {run} (shell) was cancelled" in await talk.said("sessions_stop", run_id=run)
+        assert f"nothing to stop: {run} (shell) was cancelled" in await talk.said(
+            "sessions_stop", run_id=run
+        )
         assert {message.partition("? ")[2].partition(" (")[0] for message in talk.asked} == {run}
 
         run = await talk.spawned(GATED)
@@ -189,10 +232,14 @@ async def test_the_seven_tools(share: Start, gate: Path, era: Era) -> None:
                 while await talk.logged.receive() != f"Session {run} (shell): completed":
                     pass
         else:
-            async with talk.client.listen(resource_subscriptions=[f"sfad://sessions/{run}"]) as events:
+            async with talk.client.listen(
+                resource_subscriptions=[f"sfad://sessions/{run}"]
+            ) as events:
                 await trio.to_thread.run_sync(opened, gate)
                 with trio.fail_after(PATIENCE):
-                    assert await anext(aiter(events)) == ResourceUpdated(uri=f"sfad://sessions/{run}")
+                    assert await anext(aiter(events)) == ResourceUpdated(
+                        uri=f"sfad://sessions/{run}"
+                    )
             read = await talk.client.read_resource(f"sfad://sessions/{run}")
             assert isinstance(read.contents[0], types.TextResourceContents)
             assert "&lt;b&gt;done" in read.contents[0].text
@@ -200,14 +247,20 @@ async def test_the_seven_tools(share: Start, gate: Path, era: Era) -> None:
         assert "Session" not in await talk.said("sessions_list")
 
 
-async def test_a_delegate_survives_the_daemon_and_what_is_wrong_is_an_answer(start: Start, gate: Path) -> None:
+async def test_a_delegate_survives_the_daemon_and_what_is_wrong_is_an_answer(
+    start: Start, gate: Path
+) -> None:
     daemon = start(config=CONFIG)
     said: list[str] = []
     async with talking(daemon, "--no-ask", GATE=str(gate)) as talk:
         async with trio.open_nursery() as nursery:
 
             async def delegate() -> None:
-                said.append(await talk.said("delegate_to_subagent", task=GATED, tools_needed=[], agent="shell"))
+                said.append(
+                    await talk.said(
+                        "delegate_to_subagent", task=GATED, tools_needed=[], agent="shell"
+                    )
+                )
 
             nursery.start_soon(delegate)
             run = (await running(daemon)).id
@@ -219,7 +272,9 @@ async def test_a_delegate_survives_the_daemon_and_what_is_wrong_is_an_answer(sta
         assert f"{run} (shell): completed" in said[0]
         assert [each.id for each in runs(daemon)] == [run]
 
-        missing = await talk.said("sessions_spawn", task="x", agent="missing", worker_name="gone", failed=True)
+        missing = await talk.said(
+            "sessions_spawn", task="x", agent="missing", worker_name="gone", failed=True
+        )
         assert "(gone): failed" in missing
         assert "sfad-no-such-program" in missing
         assert "sessions_info" not in missing
@@ -227,8 +282,12 @@ async def test_a_delegate_survives_the_daemon_and_what_is_wrong_is_an_answer(sta
         assert "unknown tool 'fly'" in await talk.said("fly", failed=True)
         unknown = "no run has the id or the name 'zzzz'; sessions_list shows the ids"
         assert await talk.said("sessions_info", run_id="zzzz", failed=True) == unknown
-        assert "there is no agent 'nobody'" in await talk.said("sessions_spawn", task="x", agent="nobody", failed=True)
-        assert "max_cats" in await talk.said("sessions_spawn", task="x", agent="shell", limits={"max_cats": 3}, failed=True)
+        assert "there is no agent 'nobody'" in await talk.said(
+            "sessions_spawn", task="x", agent="nobody", failed=True
+        )
+        assert "max_cats" in await talk.said(
+            "sessions_spawn", task="x", agent="shell", limits={"max_cats": 3}, failed=True
+        )
 
         run = await talk.spawned(GATED)
         assert "give confirm = true" in await talk.said("sessions_stop", run_id=run, failed=True)
@@ -243,17 +302,25 @@ async def test_many_waits_hold_up_no_other_call(share: Start, gate: Path) -> Non
         server = psutil.Process(await trio.to_thread.run_sync(talk.pid))
         for _ in range(60):  # a pool of threads has 40
             nursery.start_soon(talk.waited, run)
-        await trio.to_thread.run_sync(lambda: wait_until(lambda: server.num_threads() > 60, "all wait"))
+        await trio.to_thread.run_sync(
+            lambda: wait_until(lambda: server.num_threads() > 60, "all wait")
+        )
         assert run in await talk.said("sessions_list")
         await trio.to_thread.run_sync(opened, gate)
 
 
-async def test_a_cancelled_delegate_is_stopped_and_no_other_end_loses_a_run(share: Start, gate: Path) -> None:
+async def test_a_cancelled_delegate_is_stopped_and_no_other_end_loses_a_run(
+    share: Start, gate: Path
+) -> None:
     daemon = share(config=CONFIG)
     with daemon.client() as client:
         async with talking(daemon, GATE=str(gate)) as talk, trio.open_nursery() as nursery:
             kept = await talk.spawned(GATED)
-            nursery.start_soon(lambda: talk.call("delegate_to_subagent", task="exec sleep 600", tools_needed=[], agent="shell"))
+            nursery.start_soon(
+                lambda: talk.call(
+                    "delegate_to_subagent", task="exec sleep 600", tools_needed=[], agent="shell"
+                )
+            )
             while (run := await running(daemon)).id == kept:
                 pass
             nursery.cancel_scope.cancel()
@@ -299,14 +366,17 @@ code = server.wait()
 print(json.dumps({"tools": tools, "error": answer.get("isError", False), "text": answer["content"][0]["text"],
     "code": code, "took": time.monotonic() - began, "rest": server.stdout.read()}))
 """
-"""An agent that starts a server without the variables of its run, as Codex does, and tells what it saw."""
+"""An agent that starts a server without the variables of its run, as Codex does, and tells what it
+saw."""
 
 
 def test_a_server_without_variables_finds_its_run_and_hides_tools_from_a_subagent(
     share: Start, tmp_path: Path, containment: str
 ) -> None:
     words = [*agent(tmp_path, "listener", LISTENER), str(Path.cwd())]
-    config = CONFIG.replace("[sessions]", f"[agents.listener]\ncommand = {json.dumps(words)}\n[sessions]")
+    config = CONFIG.replace(
+        "[sessions]", f"[agents.listener]\ncommand = {json.dumps(words)}\n[sessions]"
+    )
     daemon = share(config=config, mode=containment)
     with daemon.client() as client:
         if containment == "tags":
@@ -317,12 +387,17 @@ def test_a_server_without_variables_finds_its_run_and_hides_tools_from_a_subagen
             inner = next(run for run in runs(daemon) if run.name == "inner")
             assert (inner.parent_id, inner.channel) == (main.id, "mcp")
         else:
-            asked = m.StartSession(id=0, task="-", agent="listener", cwd=os.getcwdb(), env=environment())
+            asked = m.StartSession(
+                id=0, task="-", agent="listener", cwd=os.getcwdb(), env=environment()
+            )
             both = (structs.replace(asked, nested=nested) for nested in (True, False))
             sessions = [client.call(request, m.RunReply).run.id for request in both]
             granted, seen = (_seen(client, ended(client, run)) for run in sessions)
             assert (tuple(granted["tools"]), granted["error"]) == (SEVEN, False)
-            assert (seen["tools"], seen["error"]) == (["sessions_list", "sessions_log", "sessions_info", "sessions_send"], True)
+            assert (seen["tools"], seen["error"]) == (
+                ["sessions_list", "sessions_log", "sessions_info", "sessions_send"],
+                True,
+            )
             assert "may not start others" in seen["text"]
     assert (seen["code"], seen["rest"]) == (0, "")
     assert seen["took"] < 10
@@ -337,5 +412,9 @@ def _started(client: Connection, words: list[str]) -> RunInfo:
 def _seen(client: Connection, run: RunInfo) -> dict[str, Any]:
     text = client.call(m.Result(id=0, run=run.id, raw=True), m.ResultText).text
     assert run.status is Status.COMPLETED, (run, text)
-    (line,) = (line for line in text.replace("&lt;", "<").replace("&gt;", ">").splitlines() if line.startswith("{"))
+    (line,) = (
+        line
+        for line in text.replace("&lt;", "<").replace("&gt;", ">").splitlines()
+        if line.startswith("{")
+    )
     return json.loads(line)  # type: ignore[no-any-return]

@@ -1,4 +1,5 @@
-"""`sfactl mcp` and its client, line by line: bad input, clients that do not read or that leave, cancellation, both eras."""
+"""`sfactl mcp` and its client, line by line: bad input, clients that do not read or that leave,
+cancellation, both eras."""
 
 from __future__ import annotations
 
@@ -67,7 +68,11 @@ class Line:
         """Send a request, and return its id."""
         self._last += 1
         number = self._last if number is None else number
-        self.write(json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params}).encode())
+        self.write(
+            json.dumps(
+                {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+            ).encode()
+        )
         return number
 
     def read(self) -> Json:
@@ -85,7 +90,9 @@ class Line:
         return answer
 
     def shake_hands(self, version: str = "2025-11-25", **capabilities: object) -> Json:
-        found: Json = self.ask("initialize", protocolVersion=version, capabilities=capabilities, clientInfo=CLIENT)
+        found: Json = self.ask(
+            "initialize", protocolVersion=version, capabilities=capabilities, clientInfo=CLIENT
+        )
         self.notify("notifications/initialized")
         return found
 
@@ -103,7 +110,9 @@ class Line:
 def connected(socket: Path | str, *options: str, stderr: int | None = None) -> Iterator[Line]:
     env = os.environ | {"SFAD_SOCKET": str(socket), "SFAD_AUTOSTART": "0"}
     words = [sys.executable, "-m", "sfactl", "mcp", *options]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=env, bufsize=0) as process:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=env, bufsize=0
+    ) as process:
         try:
             yield Line(process)
         finally:
@@ -160,7 +169,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("bad", "number", "code"), BAD, ids=[repr(bad[:60]) for bad, _, _ in BAD])
-def test_a_bad_line_is_answered_with_an_error(alone: Line, bad: bytes, number: object, code: int) -> None:
+def test_a_bad_line_is_answered_with_an_error(
+    alone: Line, bad: bytes, number: object, code: int
+) -> None:
     alone.write(bad)
     answer = alone.read()
     assert (answer["id"], answer["error"]["code"]) == (number, code)
@@ -194,14 +205,38 @@ MESSAGES = st.fixed_dictionaries(
         "jsonrpc": st.sampled_from(["2.0", "1.0", 2]),
         "id": st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just([]),
         "method": st.sampled_from(
-            ["ping", "initialize", "logging/setLevel", "tools/call", "resources/read", "notifications/cancelled", "x"]
+            [
+                "ping",
+                "initialize",
+                "logging/setLevel",
+                "tools/call",
+                "resources/read",
+                "notifications/cancelled",
+                "x",
+            ]
         )
         | st.integers(),
         "params": st.none()
         | st.lists(st.integers())
         | st.dictionaries(
-            st.sampled_from(["name", "arguments", "uri", "level", "protocolVersion", "capabilities", "_meta", "requestId"]),
-            st.none() | st.integers() | st.text() | st.just({}) | st.just({"progressToken": {}}) | st.just("sessions_log"),
+            st.sampled_from(
+                [
+                    "name",
+                    "arguments",
+                    "uri",
+                    "level",
+                    "protocolVersion",
+                    "capabilities",
+                    "_meta",
+                    "requestId",
+                ]
+            ),
+            st.none()
+            | st.integers()
+            | st.text()
+            | st.just({})
+            | st.just({"progressToken": {}})
+            | st.just("sessions_log"),
         ),
         "result": st.integers(),
         "error": st.none() | st.integers(),
@@ -210,7 +245,10 @@ MESSAGES = st.fixed_dictionaries(
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.binary().map(lambda data: data.replace(b"\n", b"")) | MESSAGES.map(lambda message: json.dumps(message).encode()))
+@given(
+    st.binary().map(lambda data: data.replace(b"\n", b""))
+    | MESSAGES.map(lambda message: json.dumps(message).encode())
+)
 def test_no_line_ends_the_server(alone: Line, line: bytes) -> None:
     alone.write(line)
     number = alone.send("ping", f"after {time.monotonic_ns()}")
@@ -228,13 +266,18 @@ def test_bytes_that_are_not_utf_8_are_replaced_within_a_text(alone: Line) -> Non
 
 def test_a_line_may_have_ten_megabytes_but_not_twenty(line: Line) -> None:
     line.shake_hands()
-    number = line.call("sessions_send", run_id=spawned(line, "exec sleep 1000"), message="x" * 10_000_000)
+    number = line.call(
+        "sessions_send", run_id=spawned(line, "exec sleep 1000"), message="x" * 10_000_000
+    )
     answer = line.read()
     assert answer["id"] == number
     assert "bytes long; the daemon takes 4194304" in answer["result"]["content"][0]["text"]
     line.write(b'{"jsonrpc":"2.0","id":1,"method":"' + b"x" * 20_000_000)
     answer = line.read()
-    assert (answer["id"], error(answer)) == (None, (-32600, "Invalid Request: the line is longer than 16777216 bytes"))
+    assert (answer["id"], error(answer)) == (
+        None,
+        (-32600, "Invalid Request: the line is longer than 16777216 bytes"),
+    )
     assert line.ask("ping") == {"result": {}}
 
 
@@ -247,15 +290,20 @@ def test_a_last_line_needs_no_newline() -> None:
 # ---- eras
 
 
-@pytest.mark.parametrize("version", ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28", "1.0"])
+@pytest.mark.parametrize(
+    "version", ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28", "1.0"]
+)
 def test_a_handshake_agrees_on_a_version(version: str) -> None:
     with connected("/nonexistent/s") as line:
         assert error(line.ask("tools/list")) == INVALID
         assert line.ask("ping") == {"result": {}}
         said = line.shake_hands(version)["result"]
-        assert said["protocolVersion"] == (version if version.startswith("202") and version < "2026" else "2025-11-25")
+        assert said["protocolVersion"] == (
+            version if version.startswith("202") and version < "2026" else "2025-11-25"
+        )
         assert said["capabilities"] == {
-            "logging": {}, "resources": {"subscribe": False, "listChanged": False}, "tools": {"listChanged": False},
+            "logging": {}, "resources": {"subscribe": False, "listChanged": False},
+            "tools": {"listChanged": False},
         }  # fmt: skip
         assert len(line.ask("tools/list")["result"]["tools"]) == 7
         assert line.ask("logging/setLevel", level="error") == {"result": {}}
@@ -267,14 +315,21 @@ def test_a_handshake_agrees_on_a_version(version: str) -> None:
 def test_a_request_with_an_envelope_stands_alone() -> None:
     with connected("/nonexistent/s") as line:
         said = line.ask("server/discover", _meta=ENVELOPE)["result"]
-        assert (said["supportedVersions"], said["resultType"], said["ttlMs"]) == (["2026-07-28"], "complete", 0)
+        assert (said["supportedVersions"], said["resultType"], said["ttlMs"]) == (
+            ["2026-07-28"],
+            "complete",
+            0,
+        )
         assert said["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] == "sfad"
         assert len(line.ask("tools/list", _meta=ENVELOPE)["result"]["tools"]) == 7
         assert error(line.ask("ping", _meta=ENVELOPE)) == (-32601, "Method not found")
         assert line.ask("tools/list")["error"]["code"] == -32602
         assert line.ask("initialize", protocolVersion="2025-11-25")["error"] == {
             "code": -32022,
-            "message": "connection is serving the 2026-07-28 protocol; the initialize handshake is not accepted",
+            "message": (
+                "connection is serving the 2026-07-28 protocol; the initialize handshake is not "
+                "accepted"
+            ),
             "data": {"supported": ["2026-07-28"], "requested": "2025-11-25"},
         }
         for key, value in (
@@ -284,24 +339,37 @@ def test_a_request_with_an_envelope_stands_alone() -> None:
             ("clientInfo", {}),
         ):
             wrong: Json = ENVELOPE | {f"io.modelcontextprotocol/{key}": value}
-            assert line.ask("tools/list", _meta=wrong)["error"]["code"] == (-32022 if value == "2027-01-01" else -32602)
+            assert line.ask("tools/list", _meta=wrong)["error"]["code"] == (
+                -32022 if value == "2027-01-01" else -32602
+            )
 
 
 def test_listening_ends_when_it_is_cancelled_and_has_a_bound() -> None:
     with connected("/nonexistent/s") as line:
         for number in range(MOST_REQUESTS):
-            line.send("subscriptions/listen", number, notifications={"toolsListChanged": True, "other": 1}, _meta=ENVELOPE)
+            line.send(
+                "subscriptions/listen",
+                number,
+                notifications={"toolsListChanged": True, "other": 1},
+                _meta=ENVELOPE,
+            )
             said = line.read()
             assert said["method"] == "notifications/subscriptions/acknowledged"
             assert said["params"]["_meta"] == {"io.modelcontextprotocol/subscriptionId": number}
             assert said["params"]["notifications"] == {"toolsListChanged": True}
         refused = line.ask("subscriptions/listen", notifications={}, _meta=ENVELOPE)
-        assert error(refused) == (-32603, f"too many requests at once; at most {MOST_REQUESTS} are carried out")
+        assert error(refused) == (
+            -32603,
+            f"too many requests at once; at most {MOST_REQUESTS} are carried out",
+        )
         for number in range(2, MOST_REQUESTS):
             line.notify("notifications/cancelled", requestId=str(number))
         assert "result" in line.ask("server/discover", _meta=ENVELOPE)
         code, rest = line.close()
-        assert (code, [(each["id"], each["error"]["code"]) for each in rest]) == (0, [(0, -32000), (1, -32000)])
+        assert (code, [(each["id"], each["error"]["code"]) for each in rest]) == (
+            0,
+            [(0, -32000), (1, -32000)],
+        )
 
 
 # ---- calls
@@ -346,14 +414,19 @@ def test_a_cancelled_delegate_is_stopped(share: Start, how: str) -> None:
     with connected(daemon.socket) as line, daemon.client() as client:
         line.shake_hands()
         seen = len(client.call(m.List(id=0, sessions=True), m.RunList).runs)
-        number = line.call("delegate_to_subagent", task="exec sleep 1000", tools_needed=[], agent="shell")
+        number = line.call(
+            "delegate_to_subagent", task="exec sleep 1000", tools_needed=[], agent="shell"
+        )
         if how == "stays":
             run = started(daemon, seen)
             line.notify("notifications/cancelled", requestId=str(number))
             assert ended(client, run).status is Status.CANCELLED
             line.call("sessions_list")
             (news,) = line.read()["result"]["structuredContent"]["news"]
-            assert news == f"Session {run} was stopped because your call was cancelled. sessions_log shows what it had done."
+            assert news == (
+                f"Session {run} was stopped because your call was cancelled. sessions_log "
+                "shows what it had done."
+            )
             return
         run = started(daemon, seen)
         line.notify("notifications/cancelled", requestId=number)
@@ -369,12 +442,20 @@ def test_a_delegate_may_be_cancelled_before_its_subagent_has_started(share: Star
     with connected(daemon.socket) as line, daemon.client() as client:
         line.shake_hands()
         for number in range(100, 110):
-            line.call("delegate_to_subagent", number, task="exec sleep 1000", tools_needed=[], agent="shell")
+            line.call(
+                "delegate_to_subagent",
+                number,
+                task="exec sleep 1000",
+                tools_needed=[],
+                agent="shell",
+            )
             line.notify("notifications/cancelled", requestId=number)
         assert line.ask("ping") == {"result": {}}
         assert line.close() == (0, [])
         runs = client.call(m.List(id=0, sessions=True), m.RunList).runs
-        assert {ended(client, run.id).status for run in runs if not run.status.rejected} <= {Status.CANCELLED}
+        assert {ended(client, run.id).status for run in runs if not run.status.rejected} <= {
+            Status.CANCELLED
+        }
 
 
 def test_a_question_is_withdrawn_when_its_call_is_cancelled(share: Start) -> None:
@@ -390,7 +471,9 @@ def test_a_question_is_withdrawn_when_its_call_is_cancelled(share: Start) -> Non
         ):
             number = line.call("sessions_stop", run_id=run)
             question = line.read()
-            assert question["params"]["message"].startswith(f"Stop this subagent and everything below it? {run} (shell): running")
+            assert question["params"]["message"].startswith(
+                f"Stop this subagent and everything below it? {run} (shell): running"
+            )
             line.write(json.dumps({"jsonrpc": "2.0", "id": question["id"]} | answer).encode())
             found = line.read()
             assert found["id"] == number
@@ -399,12 +482,21 @@ def test_a_question_is_withdrawn_when_its_call_is_cancelled(share: Start) -> Non
         asked = line.read()["id"]
         line.notify("notifications/cancelled", requestId=number)
         withdrawn = line.read()
-        assert (withdrawn["method"], withdrawn["params"]["requestId"]) == ("notifications/cancelled", asked)
-        line.write(json.dumps({"jsonrpc": "2.0", "id": asked, "result": {"action": "accept"}}).encode())
+        assert (withdrawn["method"], withdrawn["params"]["requestId"]) == (
+            "notifications/cancelled",
+            asked,
+        )
+        line.write(
+            json.dumps({"jsonrpc": "2.0", "id": asked, "result": {"action": "accept"}}).encode()
+        )
         line.call("sessions_info", run_id=run)
         assert ": running" in line.read()["result"]["content"][0]["text"]
         line.call("sessions_stop", run_id=run)
-        line.write(json.dumps({"jsonrpc": "2.0", "id": line.read()["id"], "result": {"action": "accept"}}).encode())
+        line.write(
+            json.dumps(
+                {"jsonrpc": "2.0", "id": line.read()["id"], "result": {"action": "accept"}}
+            ).encode()
+        )
         assert line.read()["result"]["content"][0]["text"] == f"stopped: {run}"
 
 
@@ -414,7 +506,9 @@ def test_a_question_is_withdrawn_when_its_call_is_cancelled(share: Start) -> Non
 def test_progress_is_told_to_who_asks_for_it_and_the_end_answers_what_is_open(line: Line) -> None:
     line.shake_hands()
     arguments = {"task": "sleep 5", "tools_needed": [], "agent": "shell"}
-    number = line.send("tools/call", name="delegate_to_subagent", arguments=arguments, _meta={"progressToken": "p"})
+    number = line.send(
+        "tools/call", name="delegate_to_subagent", arguments=arguments, _meta={"progressToken": "p"}
+    )
     for least in (0, 4):
         told = line.read()
         assert told["method"] == "notifications/progress"
@@ -422,7 +516,11 @@ def test_progress_is_told_to_who_asks_for_it_and_the_end_answers_what_is_open(li
         assert least <= told["params"]["progress"] < least + 1
     began = time.monotonic()
     code, rest = line.close()
-    closed = {"jsonrpc": "2.0", "id": number, "error": {"code": -32000, "message": "Connection closed"}}
+    closed = {
+        "jsonrpc": "2.0",
+        "id": number,
+        "error": {"code": -32000, "message": "Connection closed"},
+    }
     assert (code, rest) == (0, [closed])
     assert time.monotonic() - began < 1
 
@@ -455,7 +553,10 @@ def test_a_client_that_never_reads_is_not_read_either(share: Start) -> None:
             time.sleep(0.3)
             return sum(server.cpu_times()[:2]) - before < 0.05
 
-        wait_until(waits, "it waits, when the threads of the requests that it has read have asked the daemon")
+        wait_until(
+            waits,
+            "it waits, when the threads of the requests that it has read have asked the daemon",
+        )
         began = time.monotonic()
         line.stdin.close()
         assert line.process.wait(PATIENCE) == 0
@@ -474,13 +575,17 @@ def test_the_server_starts_without_a_daemon_and_says_so_when_a_tool_needs_it() -
         line.shake_hands()
         assert line.process.stderr is not None
         assert len(line.ask("tools/list")["result"]["tools"]) == 7
-        assert line.process.stderr.readline().startswith(b"sfactl mcp: the daemon cannot be reached at /nonexistent/s")
+        assert line.process.stderr.readline().startswith(
+            b"sfactl mcp: the daemon cannot be reached at /nonexistent/s"
+        )
         line.process.stderr.close()
         assert len(line.ask("tools/list")["result"]["tools"]) == 7
         line.call("sessions_list")
         said = line.read()["result"]
         assert said["isError"] is True
-        assert said["content"][0]["text"].startswith("the daemon cannot be reached at /nonexistent/s: the socket does not exist")
+        assert said["content"][0]["text"].startswith(
+            "the daemon cannot be reached at /nonexistent/s: the socket does not exist"
+        )
         assert error(line.ask("resources/list"))[0] == -32603
 
 
@@ -497,7 +602,9 @@ HALF = "\ud83d"
         ("sessions_spawn", {"task": "true", "agent": "shell", "limits": {HALF: 1}}),
     ],
 )
-def test_half_a_character_is_a_result_that_a_model_can_read(line: Line, tool: str, arguments: Json) -> None:
+def test_half_a_character_is_a_result_that_a_model_can_read(
+    line: Line, tool: str, arguments: Json
+) -> None:
     line.shake_hands()
     line.call(tool, **arguments)
     said = line.read()["result"]

@@ -1,4 +1,5 @@
-"""What agents say they use: recordings of real ones, whatever else a run may print, and several sources at once."""
+"""What agents say they use: recordings of real ones, whatever else a run may print, and several
+sources at once."""
 
 from __future__ import annotations
 
@@ -41,15 +42,24 @@ def daemon(common: Daemon) -> Daemon:
     ],
 )
 def test_a_recording_is_metered_by_the_command_alone(
-    tmp_path: Path, daemon: Daemon, recording: str, turns: int, tokens: tuple[int, int], cost: object
+    tmp_path: Path,
+    daemon: Daemon,
+    recording: str,
+    turns: int,
+    tokens: tuple[int, int],
+    cost: object,
 ) -> None:
     program = recording.partition("-")[0]
     with daemon.client() as client:
-        run = ended(client, started(client, [recorded(tmp_path, program, recording), *ASKED[program]]).id)
+        run = ended(
+            client, started(client, [recorded(tmp_path, program, recording), *ASKED[program]]).id
+        )
     assert (run.status, run.meter, run.usage.source) == (Status.COMPLETED, program, "stream")
     assert (run.usage.turns, run.usage.input_tokens, run.usage.output_tokens) == (turns, *tokens)
     if cost == "prices":
-        assert run.usage.cost_usd is not None, "Gemini tells no cost, and the end of so short a run waits for the price list"
+        assert run.usage.cost_usd is not None, (
+            "Gemini tells no cost, and the end of so short a run waits for the price list"
+        )
         assert run.usage.cost_from == "prices"
     else:
         assert run.usage.cost_usd == cost
@@ -59,18 +69,27 @@ def test_a_recording_is_metered_by_the_command_alone(
 
 
 def tell(client: Client, run: str) -> None:
-    """Send a byte to its stdin. What it prints before the client has read the answer to its spawn, `until_event` does not see."""
+    """Send a byte to its stdin. What it prints before the client has read the answer to its spawn,
+    `until_event` does not see."""
     client.send(m.Send(id=client.next_id(), run=run, data=b"x"))
 
 
 def test_a_meter_that_recognises_nothing_says_so_and_enforces_nothing(daemon: Daemon) -> None:
     program = "import sys\nsys.stdin.read(1)\nprint('x' * 70_000, flush=True)\nsys.stdin.read()"
     with daemon.client() as client:
-        run, _ = watched(client, [sys.executable, "-c", program], limit("turns", 10), meter="claude", stdin="pipe")
+        run, _ = watched(
+            client,
+            [sys.executable, "-c", program],
+            limit("turns", 10),
+            meter="claude",
+            stdin="pipe",
+        )
         assert state(run, "turns")[2] == "meter"
         tell(client, run.id)
         said = until_event(client, "meter_silent")
-        assert said.message.startswith("the meter claude recognises nothing in what the run prints: ")
+        assert said.message.startswith(
+            "the meter claude recognises nothing in what the run prints: "
+        )
         now = info(client, run.id)
         assert (state(now, "turns"), now.usage.source) == ((None, "terminate", "ready"), "none")
         stopped(client, run.id)
@@ -80,18 +99,32 @@ def test_a_meter_that_recognises_nothing_says_so_and_enforces_nothing(daemon: Da
     assert [event.type for event in events if event.run_id == brief.id].count("meter_silent") == 1
     assert state(over, "turns")[2] == "ready"
     row = json.loads(daemon.sfactl("info", brief.id, "--json").stdout)
-    assert {one["enforced_by"] for one in row["limits"] if one["kind"] in ("turns", "cost")} == {"ready"}
+    assert {one["enforced_by"] for one in row["limits"] if one["kind"] in ("turns", "cost")} == {
+        "ready"
+    }
 
 
 def test_a_model_that_cannot_be_reached_is_visible(daemon: Daemon) -> None:
-    retry = {"type": "system", "subtype": "api_retry", "attempt": 6, "error_status": 529, "error": "overloaded"}
+    retry = {
+        "type": "system",
+        "subtype": "api_retry",
+        "attempt": 6,
+        "error_status": 529,
+        "error": "overloaded",
+    }
     answer = {"type": "assistant", "message": {"id": "m", "model": "m", "content": []}}
     lines = [json.dumps(retry), json.dumps(answer)]
-    program = f"import sys\nfor line in {lines}:\n    sys.stdin.read(1)\n    print(line, flush=True)\nsys.stdin.read()"
+    program = (
+        f"import sys\nfor line in {lines}:\n    sys.stdin.read(1)\n    print(line, "
+        "flush=True)\nsys.stdin.read()"
+    )
     with daemon.client() as client:
         run, _ = watched(client, [sys.executable, "-c", program], meter="claude", stdin="pipe")
         tell(client, run.id)
-        assert until_event(client, "run_progress").message == "the API answered 529 six times: overloaded"
+        assert (
+            until_event(client, "run_progress").message
+            == "the API answered 529 six times: overloaded"
+        )
         why, listed = daemon.sfactl("why", run.id).stdout, daemon.sfactl("list").stdout
         assert "cannot reach its model: the API answered 529 six times: overloaded" in why
         assert "running (API 529)" in listed
@@ -102,16 +135,22 @@ def test_a_model_that_cannot_be_reached_is_visible(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("recording", ["claude-api-failure", "codex-turn-failed"])
-def test_an_agent_that_reports_failure_has_failed_even_if_it_exits_0(tmp_path: Path, daemon: Daemon, recording: str) -> None:
+def test_an_agent_that_reports_failure_has_failed_even_if_it_exits_0(
+    tmp_path: Path, daemon: Daemon, recording: str
+) -> None:
     program = recording.partition("-")[0]
     with daemon.client() as client:
-        run = ended(client, started(client, [recorded(tmp_path, program, recording), *ASKED[program]]).id)
+        run = ended(
+            client, started(client, [recorded(tmp_path, program, recording), *ASKED[program]]).id
+        )
     assert (run.status, run.exit_code) == (Status.FAILED, 0)
     assert run.reason is not None
     assert run.reason.kind == "agent"
 
 
-def test_a_run_that_prints_anything_at_all_is_metered_and_the_daemon_stays_small(start: Start) -> None:
+def test_a_run_that_prints_anything_at_all_is_metered_and_the_daemon_stays_small(
+    start: Start,
+) -> None:
     daemon = start()  # whose memory has not grown yet
     ugly = """
 import os, sys
@@ -126,8 +165,15 @@ out.write(turn + os.urandom(1 << 20) + b'\\n' + turn + turn[:-1])
     process = psutil.Process(daemon.pid)
     with daemon.client() as client:
         first = started(client, ["sleep", "60"], meter="jsonl")
-        # the price list is there when this is answered: 18 MB, taken by the first run that is metered
-        asked = m.Reserve(id=client.next_id(), run=first.id, model="claude-opus-4-8", input_tokens=1, max_output_tokens=1)
+        # the price list is there when this is answered: 18 MB, taken by the first run that is
+        # metered
+        asked = m.Reserve(
+            id=client.next_id(),
+            run=first.id,
+            model="claude-opus-4-8",
+            input_tokens=1,
+            max_output_tokens=1,
+        )
         client.call(asked, m.Reserved)
         stopped(client, first.id)
         before = process.memory_info().rss
@@ -138,10 +184,14 @@ out.write(turn + os.urandom(1 << 20) + b'\\n' + turn + turn[:-1])
         assert "meter_gap" in {event.type for event in events}
 
 
-def test_a_run_that_writes_without_pause_does_not_keep_the_daemon_from_answering(daemon: Daemon) -> None:
+def test_a_run_that_writes_without_pause_does_not_keep_the_daemon_from_answering(
+    daemon: Daemon,
+) -> None:
     spew = "import os\nblock = (b'x' * 99 + b'\\n') * 10000\nwhile True:\n    os.write(1, block)"
     with daemon.client() as client:
-        run = started(client, [sys.executable, "-c", spew], limits=[limit("output", 4 << 20)], meter="claude")
+        run = started(
+            client, [sys.executable, "-c", spew], limits=[limit("output", 4 << 20)], meter="claude"
+        )
         path = daemon.state_dir / "output" / f"{run.id}.out"
         for _ in range(100):
             assert info(client, run.id).status is Status.RUNNING
@@ -160,7 +210,12 @@ for _ in range(2):
     with daemon.client() as client:
         run = ended(client, started(client, agent(tmp_path, "twice", script), meter="jsonl").id)
     assert run.status is Status.COMPLETED
-    assert (run.usage.source, run.usage.turns, run.usage.tokens, run.usage.cost_usd) == ("report", 2, 880, 0.125)
+    assert (run.usage.source, run.usage.turns, run.usage.tokens, run.usage.cost_usd) == (
+        "report",
+        2,
+        880,
+        0.125,
+    )
     assert run.usage.planning_cost_usd == 0.125
     stream = run.usage_by_source["stream"]
     assert (stream.turns, stream.tokens, stream.cost_usd) == (3, 550, 0.25)
@@ -168,35 +223,72 @@ for _ in range(2):
     assert state(run, "cost")[0] == 0.25
 
 
-def test_what_a_child_uses_counts_for_every_ancestor_and_the_outermost_breach_is_told(tmp_path: Path, start: Start) -> None:
+def test_what_a_child_uses_counts_for_every_ancestor_and_the_outermost_breach_is_told(
+    tmp_path: Path, start: Start
+) -> None:
     daemon = start(config="[stop]\ngrace = 0.5")
-    grandchild = 'print(\'{"type": "usage", "input_tokens": 900, "output_tokens": 200}\', flush=True); import time; time.sleep(60)'
-    child = ["run", "--name", "low", "--meter", "jsonl", "--limit", "tokens=800", "--", sys.executable, "-c", grandchild]
+    grandchild = (
+        'print(\'{"type": "usage", "input_tokens": 900, "output_tokens": 200}\', flush=True); '
+        "import time; time.sleep(60)"
+    )
+    child = [
+        "run",
+        "--name",
+        "low",
+        "--meter",
+        "jsonl",
+        "--limit",
+        "tokens=800",
+        "--",
+        sys.executable,
+        "-c",
+        grandchild,
+    ]
     middle = agent(tmp_path, "middle", f"sfactl(*{child!r})\ntime.sleep(60)")
-    top = agent(tmp_path, "top", f"sfactl('run', '--name', 'mid', '--limit', 'tokens=900', '--', *{middle!r})\ntime.sleep(60)")
+    top = agent(
+        tmp_path,
+        "top",
+        (
+            "sfactl('run', '--name', 'mid', '--limit', 'tokens=900', '--', "
+            f"*{middle!r})\ntime.sleep(60)"
+        ),
+    )
     with daemon.client() as client:
         run, _ = watched(client, top, limit("tokens", 1000), meter=None)
         over, events = until_over(client, run.id)
         rows = client.call(m.List(id=client.next_id(), root=run.id), m.RunList).runs
     assert over.reason is not None
-    assert (over.status, over.reason.limit_kind, over.reason.used) == (Status.FAILED, "tokens", 1100)
+    assert (over.status, over.reason.limit_kind, over.reason.used) == (
+        Status.FAILED,
+        "tokens",
+        1100,
+    )
     assert over.usage.tokens is None  # its own use; what is below it counts against its limit
     exceeded = [event for event in events if event.type == "limit_exceeded"]
     assert [(event.run_id, event.scope) for event in exceeded] == [(run.id, "tree")]
-    assert {row.reason.kind for row in rows if row.reason is not None and row.id != run.id} == {"ancestor"}
+    assert {row.reason.kind for row in rows if row.reason is not None and row.id != run.id} == {
+        "ancestor"
+    }
 
 
 def test_use_is_in_the_ledger_while_the_run_goes_on(daemon: Daemon) -> None:
     import sqlite3
     from contextlib import closing
 
-    talk = 'print(\'{"type": "usage", "input_tokens": 7, "output_tokens": 1}\', flush=True); import time; time.sleep(60)'
+    talk = (
+        'print(\'{"type": "usage", "input_tokens": 7, "output_tokens": 1}\', flush=True); import '
+        "time; time.sleep(60)"
+    )
     with daemon.client() as client:
         run = started(client, [sys.executable, "-c", talk], meter="jsonl")
 
         def tokens() -> object:
-            with closing(sqlite3.connect(f"file:{daemon.state_dir / 'ledger.db'}?mode=ro", uri=True)) as other:
-                (usage,) = other.execute("SELECT usage FROM runs WHERE id = ?", (run.id,)).fetchone()
+            with closing(
+                sqlite3.connect(f"file:{daemon.state_dir / 'ledger.db'}?mode=ro", uri=True)
+            ) as other:
+                (usage,) = other.execute(
+                    "SELECT usage FROM runs WHERE id = ?", (run.id,)
+                ).fetchone()
             return json.loads(usage).get("stream", {}).get("tokens") == 8
 
         wait_until(tokens, "the row tells what it has used so far")
@@ -204,7 +296,9 @@ def test_use_is_in_the_ledger_while_the_run_goes_on(daemon: Daemon) -> None:
 
 
 @pytest.mark.rest("keeps a processor busy for seconds")
-def test_the_end_of_a_tree_does_not_block_the_daemon_for_seconds(tmp_path: Path, daemon: Daemon) -> None:
+def test_the_end_of_a_tree_does_not_block_the_daemon_for_seconds(
+    tmp_path: Path, daemon: Daemon
+) -> None:
     """Their unread output is not read in one go, however much they write."""
     flood = (
         'import os, time\nline = b\'{"type": "turn"}\\n\' * 4096\nend = time.time() + 2\n'
@@ -227,7 +321,9 @@ time.sleep(1)
 
     thread = threading.Thread(target=ping)
     with daemon.client() as client:
-        run = started(client, agent(tmp_path, "parent", script), limits=[limit("turns", 100, "warn")])
+        run = started(
+            client, agent(tmp_path, "parent", script), limits=[limit("turns", 100, "warn")]
+        )
         thread.start()
         ended(client, run.id)
     over.set()
@@ -251,7 +347,10 @@ time.sleep(1)
     with daemon.client() as client:
         run, _ = watched(client, [sys.executable, "-c", script], limit("turns", 10))
         over, events = until_over(client, run.id)
-    assert (over.status, over.reason.kind if over.reason is not None else None) == (Status.FAILED, "limit")
+    assert (over.status, over.reason.kind if over.reason is not None else None) == (
+        Status.FAILED,
+        "limit",
+    )
     assert [event.message for event in events if event.type == "meter_gap"] == [
         "the file of its stdout was taken away: it is not bounded any more"
     ]

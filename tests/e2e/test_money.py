@@ -26,20 +26,42 @@ def daemon(common: Daemon) -> Daemon:
 def test_a_report_is_priced_and_ends_the_run_that_it_takes_too_far(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = sleeper(client, ("cost", 0.30))
-        words = ["report", run.id, "--model", MODEL, "--input-tokens", "100000", "--output-tokens", "10000", "--json"]
+        words = [
+            "report",
+            run.id,
+            "--model",
+            MODEL,
+            "--input-tokens",
+            "100000",
+            "--output-tokens",
+            "10000",
+            "--json",
+        ]
         assert daemon.sfactl(*words).returncode == 0
         over, _ = until_over(client, run.id)
     assert over.reason is not None
     assert (over.status, over.reason.limit_kind, over.reason.used) == (Status.FAILED, "cost", 0.45)
-    assert (over.usage.cost_usd, over.usage.cost_from, over.usage.source) == (0.45, "prices", "report")
+    assert (over.usage.cost_usd, over.usage.cost_from, over.usage.source) == (
+        0.45,
+        "prices",
+        "report",
+    )
     assert daemon.sfactl("wait", run.id).returncode == 4
 
 
-def test_a_model_without_a_price_costs_as_much_as_the_dearest_and_is_reported_once(daemon: Daemon) -> None:
+def test_a_model_without_a_price_costs_as_much_as_the_dearest_and_is_reported_once(
+    daemon: Daemon,
+) -> None:
     with daemon.client() as client:
         run = sleeper(client)
         for _ in range(3):
-            report = m.Report(id=client.next_id(), run=run.id, model="claude-unheard-of", input_tokens=10, output_tokens=1)
+            report = m.Report(
+                id=client.next_id(),
+                run=run.id,
+                model="claude-unheard-of",
+                input_tokens=10,
+                output_tokens=1,
+            )
             client.call(report, m.RunReply)
         usage = info(client, run.id).usage
         assert (usage.cost_usd, usage.estimated, usage.tokens) == (0.000675, True, 33)
@@ -52,12 +74,16 @@ def test_prices_of_the_config_come_first(start: Start) -> None:
     daemon = start(config=f'[prices."{MODEL}"]\ninput_mtok = 1\noutput_mtok = 2')
     with daemon.client() as client:
         run = sleeper(client)
-        report = m.Report(id=client.next_id(), run=run.id, model=MODEL, input_tokens=100_000, output_tokens=10_000)
+        report = m.Report(
+            id=client.next_id(), run=run.id, model=MODEL, input_tokens=100_000, output_tokens=10_000
+        )
         assert client.call(report, m.RunReply).run.usage.cost_usd == 0.12
         stopped(client, run.id)
 
 
-def test_children_that_reserve_at_once_never_take_more_than_their_parent_has(tmp_path: Path, daemon: Daemon) -> None:
+def test_children_that_reserve_at_once_never_take_more_than_their_parent_has(
+    tmp_path: Path, daemon: Daemon
+) -> None:
     child = """
 from sfactl.client import LimitReached, Sfad
 with Sfad() as sfad:
@@ -90,13 +116,23 @@ time.sleep(60)
 def test_a_reservation_is_settled_or_charged_in_full(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = sleeper(client, ("cost", 1))
-        first, second = reserve(client, run.id, 10_000, 10_000), reserve(client, run.id, 10_000, 10_000)
+        first, second = (
+            reserve(client, run.id, 10_000, 10_000),
+            reserve(client, run.id, 10_000, 10_000),
+        )
         assert (first.cost_usd, second.cost_usd) == (0.18, 0.18)
         assert state(info(client, run.id), "cost")[0] == 0.36
         assert first.reservation is not None
-        settle = m.Settle(id=client.next_id(), reservation=first.reservation, input_tokens=10_000, output_tokens=0)
+        settle = m.Settle(
+            id=client.next_id(), reservation=first.reservation, input_tokens=10_000, output_tokens=0
+        )
         assert client.call(settle, m.RunReply).run.usage.cost_usd == 0.03
-        assert daemon.sfactl("settle", first.reservation, "--input-tokens", "1", "--output-tokens", "1").returncode == 1
+        assert (
+            daemon.sfactl(
+                "settle", first.reservation, "--input-tokens", "1", "--output-tokens", "1"
+            ).returncode
+            == 1
+        )
         stopped(client, run.id)
         over, _ = until_over(client, run.id)
     assert over.usage.cost_usd == 0.21
@@ -104,8 +140,14 @@ def test_a_reservation_is_settled_or_charged_in_full(daemon: Daemon) -> None:
 
 
 ABSURD: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({"input_tokens": 1, "cached_tokens": 10**10}, ("cached_tokens = 10000000000", "input_tokens = 1", "add them to input_tokens")),
-    ({"input_tokens": 10, "cached_tokens": 6, "cache_write_tokens": 5}, ("cached_tokens = 6", "cache_write_tokens = 5", "= 10")),
+    (
+        {"input_tokens": 1, "cached_tokens": 10**10},
+        ("cached_tokens = 10000000000", "input_tokens = 1", "add them to input_tokens"),
+    ),
+    (
+        {"input_tokens": 10, "cached_tokens": 6, "cache_write_tokens": 5},
+        ("cached_tokens = 6", "cache_write_tokens = 5", "= 10"),
+    ),
     ({"output_tokens": 1, "cached_tokens": 1}, ("cached_tokens = 1", "input_tokens = 0")),
     ({"input_tokens": 1, "cache_write_tokens": 2}, ("cache_write_tokens = 2", "input_tokens = 1")),
     ({"input_tokens": 10**11}, ("input_tokens = 100000000000 is outside 0 to 10000000000",)),
@@ -137,13 +179,28 @@ def test_an_impossible_amount_is_refused_and_costs_nothing(tmp_path: Path) -> No
                 assert isinstance(answer.reply, m.Error), (request, answer.reply)
                 assert answer.reply.code is ErrorCode.BAD_REQUEST
                 assert all(words in answer.reply.message for words in says), answer.reply.message
-        words = ["report", run.id, "--model", MODEL, "--input-tokens", "1", "--cached-tokens", "100M"]
+        words = [
+            "report",
+            run.id,
+            "--model",
+            MODEL,
+            "--input-tokens",
+            "1",
+            "--cached-tokens",
+            "100M",
+        ]
         done = daemon.sfactl(*words)
         assert (done.returncode, "cached_tokens = 100000000" in done.stderr) == (2, True)
         assert info(client, run.id).usage.cost_usd is None
         (budget,) = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).budgets
         assert budget.used_usd == 0.18  # the reservation, which is still held
-        whole = m.Settle(id=client.next_id(), reservation=held, input_tokens=10_000, output_tokens=0, cached_tokens=10_000)
+        whole = m.Settle(
+            id=client.next_id(),
+            reservation=held,
+            input_tokens=10_000,
+            output_tokens=0,
+            cached_tokens=10_000,
+        )
         assert client.call(whole, m.RunReply).run.usage.cost_usd == 0.003
         stopped(client, run.id)
 
@@ -151,8 +208,20 @@ def test_an_impossible_amount_is_refused_and_costs_nothing(tmp_path: Path) -> No
 def test_a_stream_that_lies_is_priced_for_the_input_that_it_tells(start: Start) -> None:
     daemon = start(config=f'[prices."{MODEL}"]\ninput_mtok = 1\noutput_mtok = 2\ncached_mtok = 0.1')
     told = [
-        {"type": "usage", "model": MODEL, "input_tokens": 1000, "cached_tokens": 1e10, "cache_write_tokens": 1e10},
-        {"type": "usage", "model": MODEL, "input_tokens": 1e12, "output_tokens": -1, "cost_usd": 1e12},
+        {
+            "type": "usage",
+            "model": MODEL,
+            "input_tokens": 1000,
+            "cached_tokens": 1e10,
+            "cache_write_tokens": 1e10,
+        },
+        {
+            "type": "usage",
+            "model": MODEL,
+            "input_tokens": 1e12,
+            "output_tokens": -1,
+            "cost_usd": 1e12,
+        },
         {"type": "usage", "turns": True, "messages": 1e400},
     ]
     script = "; ".join(f"echo '{json.dumps(each)}'" for each in told)
@@ -164,12 +233,19 @@ def test_a_stream_that_lies_is_priced_for_the_input_that_it_tells(start: Start) 
 
 def test_a_user_with_an_exhausted_budget_is_told_when_it_renews(tmp_path: Path) -> None:
     user = getpass.getuser()
-    config = f'[budgets.users.{user}]\ndaily_usd = 0.5\n[budgets.teams.blue]\nusd = 9\nperiod = "month"\nmembers = ["{user}"]'
+    config = (
+        f"[budgets.users.{user}]\ndaily_usd = 0.5\n[budgets.teams.blue]\nusd = 9\nperiod = "
+        f'"month"\nmembers = ["{user}"]'
+    )
     with running(tmp_path, config=config) as daemon, daemon.client() as client:
         run = sleeper(client)
         refused = reserve(client, run.id, 100_000, 20_000)  # 0.60 USD, of 0.50
         assert refused.refused is not None
-        assert (refused.refused.scope, refused.refused.whose, refused.reservation) == ("user", user, None)
+        assert (refused.refused.scope, refused.refused.whose, refused.reservation) == (
+            "user",
+            user,
+            None,
+        )
         assert info(client, run.id).status is Status.RUNNING
         client.call(m.Report(id=client.next_id(), run=run.id, cost_usd=0.5), m.RunReply)
         stopped(client, run.id)
@@ -187,21 +263,38 @@ def test_a_user_with_an_exhausted_budget_is_told_when_it_renews(tmp_path: Path) 
 
 def test_the_ledger_advises_and_adaptive_limits_follow(start: Start) -> None:
     daemon = start(config="[limits]\nadaptive = true\n[quotas]\nspawns_per_hour = 10000")
-    quick = [sys.executable, "-c", 'print(\'{"type": "usage", "turns": 4, "messages": 1, "input_tokens": 9, "output_tokens": 1}\')']
+    quick = [
+        sys.executable,
+        "-c",
+        (
+            'print(\'{"type": "usage", "turns": 4, "messages": 1, "input_tokens": 9, '
+            '"output_tokens": '
+            "1}')"
+        ),
+    ]
     with daemon.client() as client:
         for run in [started(client, quick, meter="jsonl", run_type="qa").id for _ in range(25)]:
             assert ended(client, run).status is Status.COMPLETED
         found = daemon.sfactl("recommend", "--type", "qa", "--json")
         assert found.returncode == 0, found.stderr
         advised = {each["kind"]: each for each in json.loads(found.stdout)["advice"]}
-        assert (advised["turns"]["p95"], advised["turns"]["suggested"], advised["turns"]["runs"]) == (4, 5, 25)
+        assert (
+            advised["turns"]["p95"],
+            advised["turns"]["suggested"],
+            advised["turns"]["runs"],
+        ) == (4, 5, 25)
 
         def adapted() -> bool:
             run = started(client, quick, meter="jsonl", run_type="qa")
-            shown = {each.kind.value: (each.threshold, each.source) for each in ended(client, run.id).limits}
+            shown = {
+                each.kind.value: (each.threshold, each.source)
+                for each in ended(client, run.id).limits
+            }
             return shown["turns"] == (5, "limits.adaptive")
 
         wait_until(adapted, "a run with the limit that was learnt")
         asked = started(client, quick, meter="jsonl", run_type="qa", limits=[limit("turns", 30)])
-        assert {each.source for each in asked.limits if each.kind.value == "turns"} == {"--limit turns"}
+        assert {each.source for each in asked.limits if each.kind.value == "turns"} == {
+            "--limit turns"
+        }
         ended(client, asked.id)

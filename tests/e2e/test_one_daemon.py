@@ -19,15 +19,26 @@ from sfad.host.state_dir import claim_instance, lock_state_dir, take_state_dir
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, Isolation, Status
 from tests.conftest import Start
-from tests.harness import IMPATIENT, PATIENCE, Daemon, agent, alive, ended, spawn, started, stopped, wait_until
+from tests.harness import (
+    IMPATIENT,
+    PATIENCE,
+    Daemon,
+    agent,
+    alive,
+    ended,
+    spawn,
+    started,
+    stopped,
+    wait_until,
+)
 
 from .agents import info
 from .test_recovery import ticking
 
 
 def check_held(daemon: Daemon) -> None:
-    """Check that neither a second daemon nor a sweep gets the locks that it takes before anything else. `test_daemon` checks that
-    the commands take them."""
+    """Check that neither a second daemon nor a sweep gets the locks that it takes before anything
+    else. `test_daemon` checks that the commands take them."""
     for lock in (take_state_dir, lock_state_dir, claim_instance):
         with pytest.raises(AlreadyRunning, match=f"held by pid {daemon.pid}"):
             lock(daemon.state_dir, daemon.instance)
@@ -58,7 +69,9 @@ def replace(state: Path) -> None:
     ("attack", "mode"),
     [(remove, "cgroup"), (remove, "tags"), (move, "tags"), (replace, "cgroup")],
 )
-def test_the_older_daemon_keeps_its_runs(start: Start, attack: Callable[[Path], None], mode: str) -> None:
+def test_the_older_daemon_keeps_its_runs(
+    start: Start, attack: Callable[[Path], None], mode: str
+) -> None:
     daemon = start(mode=mode)
     with daemon.client() as client:
         run = started(client, ["sleep", "300"])
@@ -126,9 +139,14 @@ def test_the_daemon_notices_a_removed_state_directory_and_does_not_reexecute(sta
     with daemon.client() as client:
         run = ticking(client)
         remove(daemon.state_dir)
-        wait_until(lambda: told(daemon, "daemon_state_dir_lost"), "the daemon notices without a request")
+        wait_until(
+            lambda: told(daemon, "daemon_state_dir_lost"), "the daemon notices without a request"
+        )
         daemon.process.send_signal(signal.SIGUSR2)
-        wait_until(lambda: "was not re-executed" in daemon.log.read_text(), "the next program would know of no run")
+        wait_until(
+            lambda: "was not re-executed" in daemon.log.read_text(),
+            "the next program would know of no run",
+        )
         assert info(client, run.id).status is Status.RUNNING
         stopped(client, run.id)
 
@@ -147,8 +165,11 @@ signal.pause()
 
 
 @pytest.mark.needs("bwrap")
-def test_no_sandbox_keeps_the_next_daemon_from_starting(start: Start, containment: str, tmp_path: Path) -> None:
-    """It can take the locks for which reading is enough: of the instance, and of the socket's directory."""
+def test_no_sandbox_keeps_the_next_daemon_from_starting(
+    start: Start, containment: str, tmp_path: Path
+) -> None:
+    """It can take the locks for which reading is enough: of the instance, and of the socket's
+    directory."""
     daemon = start(mode=containment)
     daemon.stop()
     work, daemon.socket = tmp_path / "work", tmp_path / "run" / "s"
@@ -212,7 +233,10 @@ def test_a_spool_that_was_removed_is_written_again(start: Start) -> None:
     with daemon.client() as client:
         run = started(client, ["sleep", "300"])
         shutil.rmtree(daemon.state_dir / "spool")
-        wait_until(lambda: "was removed or replaced" in daemon.log.read_text(), "the daemon notices without a request")
+        wait_until(
+            lambda: "was removed or replaced" in daemon.log.read_text(),
+            "the daemon notices without a request",
+        )
     daemon.kill()
     daemon.restart()
     with daemon.client() as client:
@@ -234,11 +258,17 @@ while True:
 
 
 @pytest.mark.parametrize("without", ["", "-u SFA_COOKIE"])
-def test_a_person_sends_nothing_to_an_agent_that_listens_at_the_daemons_socket(start: Start, tmp_path: Path, without: str) -> None:
+def test_a_person_sends_nothing_to_an_agent_that_listens_at_the_daemons_socket(
+    start: Start, tmp_path: Path, without: str
+) -> None:
     daemon = start(mode="cgroup" if without else "tags")
     with daemon.client() as client:
         path = f"SFA_SOCKET={daemon.socket}"
-        run = started(client, ["env", *without.split(), path, *agent(tmp_path, "listener", LISTENER)], leaf=True)
+        run = started(
+            client,
+            ["env", *without.split(), path, *agent(tmp_path, "listener", LISTENER)],
+            leaf=True,
+        )
         output = daemon.state_dir / "output" / f"{run.id}.out"
         wait_until(output.read_text, "it listens")
         done = daemon.sfactl("spawn", "--", "true")
@@ -253,13 +283,24 @@ def test_a_socket_that_an_agent_removed_or_replaced_is_created_again(start: Star
     with daemon.client() as client:
         ended(client, started(client, ["rm", str(daemon.socket)], leaf=True).id)
         said = daemon.sfactl("doctor").stdout
-        assert re.search(rf"pid {daemon.pid} holds the state directory \([a-z-]+\)", said) or "answers at" in said
+        assert (
+            re.search(rf"pid {daemon.pid} holds the state directory \([a-z-]+\)", said)
+            or "answers at" in said
+        )
         wait_until(daemon.socket.exists, "it is created again")
         daemon.sfactl("list").check_returncode()
-        replaced = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1] + '2')"
+        replaced = (
+            "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1] + '2')"
+        )
         script = f'"$0" -c "{replaced}" "$1" && mv "$1"2 "$1"'
-        ended(client, started(client, ["sh", "-c", script, sys.executable, str(daemon.socket)], leaf=True).id)
-        wait_until(lambda: daemon.log.read_text().count('"type":"daemon_socket_renewed"') == 2, "it is created a second time")
+        ended(
+            client,
+            started(client, ["sh", "-c", script, sys.executable, str(daemon.socket)], leaf=True).id,
+        )
+        wait_until(
+            lambda: daemon.log.read_text().count('"type":"daemon_socket_renewed"') == 2,
+            "it is created a second time",
+        )
         daemon.sfactl("list").check_returncode()
 
 
@@ -276,14 +317,18 @@ os.set_inheritable(3, True)
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1", LISTEN_FDNAMES="sfad.socket")
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Listens as systemd does: by another process than the daemon, which gets the socket as its descriptor 3."""
+"""Listens as systemd does: by another process than the daemon, which gets the socket as its
+descriptor 3."""
 
 
 @pytest.mark.parametrize("removed", [False, True])
-def test_a_daemon_removes_the_socket_that_it_has_bound_and_leaves_systemds(start: Start, removed: bool) -> None:
+def test_a_daemon_removes_the_socket_that_it_has_bound_and_leaves_systemds(
+    start: Start, removed: bool
+) -> None:
     daemon = start(mode="tags", wrap=(sys.executable, "-c", ACTIVATED))
     daemon.sfactl("list").check_returncode()
-    if removed:  # as 'systemctl disable --now' does, and perhaps some milliseconds before it stops the service
+    # as 'systemctl disable --now' does, and perhaps some milliseconds before it stops the service
+    if removed:
         daemon.socket.unlink()
         wait_until(daemon.socket.exists, "it is created again")
     daemon.process.send_signal(signal.SIGTERM)

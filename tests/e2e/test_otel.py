@@ -51,7 +51,10 @@ class Collector:
 
 def attributes(span: Span) -> dict[str, Any]:
     """Return the attributes of a span as values of Python."""
-    return {each.key: getattr(each.value, str(each.value.WhichOneof("value"))) for each in span.attributes}
+    return {
+        each.key: getattr(each.value, str(each.value.WhichOneof("value")))
+        for each in span.attributes
+    }
 
 
 @contextmanager
@@ -67,8 +70,13 @@ def collecting() -> Iterator[Collector]:
                 collector.asked += 1
                 collector.keys.add(self.headers.get("x-key"))
                 request, answer = ExportTraceServiceRequest.FromString(body), collector.status
-                spans = [span for r in request.resource_spans for s in r.scope_spans for span in s.spans]
-                if any(attributes(span).get("sfad.run.type") == collector.refused is not None for span in spans):
+                spans = [
+                    span for r in request.resource_spans for s in r.scope_spans for span in s.spans
+                ]
+                if any(
+                    attributes(span).get("sfad.run.type") == collector.refused is not None
+                    for span in spans
+                ):
                     answer = 400
                 if answer == 200:
                     collector.spans += spans
@@ -113,7 +121,9 @@ def position(daemon: Daemon) -> int | None:
 
 def test_runs_of_a_tree_and_their_calls(start: Start, collector: Collector, tmp_path: Path) -> None:
     with providing() as provider:
-        daemon = start(config=gateway_config(provider) + config(collector, tmp_path).removeprefix(GENEROUS))
+        daemon = start(
+            config=gateway_config(provider) + config(collector, tmp_path).removeprefix(GENEROUS)
+        )
         wait_until(lambda: position(daemon) is not None, "the exporter has begun")
         with daemon.client() as client:
             run = calling(client, *AMPLE, output=10).id
@@ -123,14 +133,21 @@ def test_runs_of_a_tree_and_their_calls(start: Start, collector: Collector, tmp_
         assert (own.name.split()[0], call.kind) == ("invoke_agent", Span.SPAN_KIND_CLIENT)
         assert (call.trace_id, call.parent_span_id) == (own.trace_id, own.span_id)
         assert own.parent_span_id == b""
-        assert own.start_time_unix_nano <= call.start_time_unix_nano <= call.end_time_unix_nano <= own.end_time_unix_nano
+        assert (
+            own.start_time_unix_nano
+            <= call.start_time_unix_nano
+            <= call.end_time_unix_nano
+            <= own.end_time_unix_nano
+        )
         told = attributes(call)
         assert (told["gen_ai.operation.name"], told["gen_ai.usage.output_tokens"]) == ("chat", 10)
         assert told["gen_ai.request.model"] in call.name
         assert attributes(own)["sfad.usage.cost_usd"] == pytest.approx(usage.cost_usd)
 
 
-def test_no_end_is_left_out_or_sent_twice_whatever_dies(start: Start, collector: Collector, tmp_path: Path) -> None:
+def test_no_end_is_left_out_or_sent_twice_whatever_dies(
+    start: Start, collector: Collector, tmp_path: Path
+) -> None:
     daemon = start(config=config(collector, tmp_path))
     wait_until(lambda: position(daemon) is not None, "the exporter has begun")
     runs = []
@@ -166,12 +183,17 @@ def test_no_end_is_left_out_or_sent_twice_whatever_dies(start: Start, collector:
     assert "abcdefgh-secret" not in str(collector.spans)
     assert collector.keys == {KEY}
     pids = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
-    (exporter,) = [pid for pid in pids if argv(pid)[-3:] == ["-m", "sfactl.otel", str(daemon.socket)]]
+    (exporter,) = [
+        pid for pid in pids if argv(pid)[-3:] == ["-m", "sfactl.otel", str(daemon.socket)]
+    ]
     assert KEY not in " ".join(argv(exporter)) + daemon.log.read_text()
 
 
-def test_what_a_collector_may_do_and_a_second_exporter_may_not(start: Start, collector: Collector, tmp_path: Path) -> None:
-    """A redirection does not take the key elsewhere, and a span that the collector refuses does not block the others."""
+def test_what_a_collector_may_do_and_a_second_exporter_may_not(
+    start: Start, collector: Collector, tmp_path: Path
+) -> None:
+    """A redirection does not take the key elsewhere, and a span that the collector refuses does not
+    block the others."""
     daemon = start(config=config(collector, tmp_path))
     wait_until(lambda: position(daemon) is not None, "the exporter has begun")
     done = daemon.sfactl("otel")
@@ -189,7 +211,10 @@ def test_what_a_collector_may_do_and_a_second_exporter_may_not(start: Start, col
         for kind in ("good", "bad", "fine"):
             ended(client, started(client, ["true"], run_type=kind).id)
     wait_until(
-        lambda: {"good", "fine"} <= {attributes(span).get("sfad.run.type") for span in collector.spans}, "the others are there"
+        lambda: (
+            {"good", "fine"} <= {attributes(span).get("sfad.run.type") for span in collector.spans}
+        ),
+        "the others are there",
     )
     wait_until(lambda: "refuses the span" in daemon.log.read_text(), "the log tells of the one")
 

@@ -49,7 +49,11 @@ def daemon(share: Start) -> Daemon:
 def attack(client: Client, work: Path, text: str, isolation: Isolation | None) -> RunInfo:
     (work / "attack.py").write_text(ALLOCATE + text)
     return started(
-        client, [sys.executable, "attack.py"], cwd=os.fsencode(work), limits=[limit("output", LIMIT)], isolation=isolation
+        client,
+        [sys.executable, "attack.py"],
+        cwd=os.fsencode(work),
+        limits=[limit("output", LIMIT)],
+        isolation=isolation,
     )
 
 
@@ -70,7 +74,10 @@ WHERE = {"behind its end": "", "before its end": "os.ftruncate(out, 1 << 32)"}
 def test_a_live_run_keeps_nothing_that_it_has_allocated(
     daemon: Daemon, tmp_path: Path, where: str, isolation: Isolation | None
 ) -> None:
-    text = f"{WHERE[where]}\nallocate(out, {MIB}, {600 * MIB})\nallocate(2, {MIB}, {600 * MIB})\nsay('done')\ntime.sleep(300)"
+    text = (
+        f"{WHERE[where]}\nallocate(out, {MIB}, {600 * MIB})\nallocate(2, {MIB}, "
+        f"{600 * MIB})\nsay('done')\ntime.sleep(300)"
+    )
     with daemon.client() as client:
         run = attack(client, tmp_path, text, isolation)
         wait_until(lambda: printed(daemon, run, "done"), "it has allocated")
@@ -83,7 +90,9 @@ def test_a_run_keeps_nothing_that_it_has_allocated_just_before_its_end(
     daemon: Daemon, tmp_path: Path, isolation: Isolation | None
 ) -> None:
     with daemon.client() as client:
-        run = ended(client, attack(client, tmp_path, f"allocate(out, {MIB}, {600 * MIB})", isolation).id)
+        run = ended(
+            client, attack(client, tmp_path, f"allocate(out, {MIB}, {600 * MIB})", isolation).id
+        )
         wait_until(lambda: taken(daemon, run) <= KEPT, "its stdout is bounded")
 
 
@@ -101,7 +110,9 @@ def lease():
 """
 
 
-def test_a_run_gets_no_lease_on_its_output(daemon: Daemon, tmp_path: Path, isolation: Isolation | None) -> None:
+def test_a_run_gets_no_lease_on_its_output(
+    daemon: Daemon, tmp_path: Path, isolation: Isolation | None
+) -> None:
     # its own stdout and stderr are closed, because a lease is for a file's only opener
     text = f"""{LEASE}
 os.close(1)
@@ -111,14 +122,17 @@ time.sleep(300)
 """
     with daemon.client() as client:
         run = attack(client, tmp_path, text, isolation)
-        wait_until(lambda: printed(daemon, run, "none") or printed(daemon, run, "LEASED"), "it has tried")
+        wait_until(
+            lambda: printed(daemon, run, "none") or printed(daemon, run, "LEASED"), "it has tried"
+        )
         assert not printed(daemon, run, "LEASED")
         wait_until(lambda: taken(daemon, run) <= KEPT, "its stdout is bounded")
         stopped(client, run.id)
 
 
 def test_a_lease_from_when_no_daemon_was_there_is_broken(start: Start, tmp_path: Path) -> None:
-    """It is taken while the daemon is dead, and given back as soon as the kernel asks, only to be taken again."""
+    """It is taken while the daemon is dead, and given back as soon as the kernel asks, only to be
+    taken again."""
     daemon = start()
     text = f"""{LEASE}
 os.close(1)

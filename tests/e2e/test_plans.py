@@ -21,7 +21,17 @@ from sfad.protocol.requests.plans import PlanAccount
 from sfad.protocol.types import RunId, RunInfo, Status
 from tests.codex import codex
 from tests.conftest import Start
-from tests.harness import PATIENCE, Daemon, ended, environment, running, spawn, started, stopped, wait_until
+from tests.harness import (
+    PATIENCE,
+    Daemon,
+    ended,
+    environment,
+    running,
+    spawn,
+    started,
+    stopped,
+    wait_until,
+)
 
 from .agents import info, limit
 from .subscription import Account, Quota, beside_sfad, selling
@@ -57,10 +67,14 @@ def config(anthropic: Account, openai: Account | None = None, action: str = "hol
     return CONFIG.format(anthropic=anthropic.url, openai=(openai or anthropic).url, action=action)
 
 
-def subscribe(client: Client, calls: int, *words: str, name: str = "agent", **options: object) -> RunId:
+def subscribe(
+    client: Client, calls: int, *words: str, name: str = "agent", **options: object
+) -> RunId:
     """Start an agent that makes so many calls."""
     argv = [sys.executable, SUBSCRIBER, str(calls), *words]
-    reply = spawn(client, argv, name=name, env=[*environment(), f"TOKEN={TOKEN}".encode()], **options)
+    reply = spawn(
+        client, argv, name=name, env=[*environment(), f"TOKEN={TOKEN}".encode()], **options
+    )
     assert isinstance(reply, m.RunReply), reply
     return reply.run.id
 
@@ -76,21 +90,32 @@ def all_ended(daemon: Daemon, runs: Sequence[RunId]) -> list[RunInfo]:
 
 def no_call_was_made_above(account: Account) -> None:
     """No agent called once it had been told that it may not, but for what was under way."""
-    late = [each for each in account.arrivals if TOKEN in each.login and each.told >= 0 and each.at - each.told_at > 1.0]
+    late = [
+        each
+        for each in account.arrivals
+        if TOKEN in each.login and each.told >= 0 and each.at - each.told_at > 1.0
+    ]
     assert not late
 
 
 @pytest.mark.parametrize("longer_than_the_window", [False, True])
 @pytest.mark.rest("keeps a processor busy for seconds")
-def test_a_night_of_ten_agents(start: Start, account: Account, longer_than_the_window: bool) -> None:
+def test_a_night_of_ten_agents(
+    start: Start, account: Account, longer_than_the_window: bool
+) -> None:
     """The daemon is killed, and comes back at once, or when the shorter window has been reset."""
     with selling(Quota("5h", 5.0, 0.07), Quota("7d", 600.0, 0.001), w5h=0.7, w7d=0.8) as openai:
         daemon = start(config=config(account, openai))
         with daemon.client() as client:
             runs = [subscribe(client, 5, name=f"one-{number}") for number in range(4)]
             runs += [subscribe(client, 5, "openai", name=f"two-{number}") for number in range(3)]
-            runs += [subscribe(client, 5, name=f"three-{number}", priority=5) for number in range(3)]
-            wait_until(lambda: plans(client)["anthropic"].held if "anthropic" in plans(client) else None, "runs wait for the reset")
+            runs += [
+                subscribe(client, 5, name=f"three-{number}", priority=5) for number in range(3)
+            ]
+            wait_until(
+                lambda: plans(client)["anthropic"].held if "anthropic" in plans(client) else None,
+                "runs wait for the reset",
+            )
             held = info(client, plans(client)["anthropic"].held[0])
         assert held.status is Status.PAUSED
         assert held.reason is not None
@@ -110,32 +135,49 @@ def test_a_night_of_ten_agents(start: Start, account: Account, longer_than_the_w
             assert {each.window for each in found["anthropic"].windows} == {"5h", "7d"}
         done = all_ended(daemon, runs)
         person.join()
-        # how an agent ended while no daemon was there cannot be known; the counts below show that it made all its calls
-        assert {run.status for run in done if run.ended_at and run.ended_at > restarted} == {Status.COMPLETED}
+        # how an agent ended while no daemon was there cannot be known; the counts below show that
+        # it made all its calls
+        assert {run.status for run in done if run.ended_at and run.ended_at > restarted} == {
+            Status.COMPLETED
+        }
         assert {run.status for run in done} <= {Status.COMPLETED, Status.LOST}
         assert (account.answered, openai.answered) == (35, 15)
         for each in (account, openai):
             no_call_was_made_above(each)
         by_window = {share.window for run in done for share in run.plans}
         assert {"5h", "primary"} <= by_window
-        sums = {name: sum(each.share for run in done for each in run.plans if each.window == name) for name in by_window}
+        sums = {
+            name: sum(each.share for run in done for each in run.plans if each.window == name)
+            for name in by_window
+        }
         assert sums["5h"] <= 35 * 0.07 + 3 * 0.1 + 0.001
-        assert sums["primary"] <= 15 * 0.07 + 0.001, "replies overtake each other, and nothing is divided twice"
+        assert sums["primary"] <= 15 * 0.07 + 0.001, (
+            "replies overtake each other, and nothing is divided twice"
+        )
         kept = [path for path in daemon.directory.rglob("*") if path.is_file()]
         assert not [path for path in kept if TOKEN.encode() in path.read_bytes()]
 
 
-def test_what_codex_writes_of_a_subscription_is_of_the_one_that_the_gateway_knows(start: Start, tmp_path: Path) -> None:
+def test_what_codex_writes_of_a_subscription_is_of_the_one_that_the_gateway_knows(
+    start: Start, tmp_path: Path
+) -> None:
     home = tmp_path / "home"
     told = {"used_percent": 11.0, "window_minutes": 300}
     program = codex(tmp_path, (None, told), first=[sys.executable, SUBSCRIBER, "1", "openai"])
     with selling(Quota("5h", 600.0, 0.07)) as account:
         daemon = start(config=config(account))
         with daemon.client() as client:
-            env = [f"CODEX_HOME={home}".encode(), f"TOKEN={TOKEN}".encode(), f"PATH={tmp_path}:/usr/bin:/bin".encode()]
+            env = [
+                f"CODEX_HOME={home}".encode(),
+                f"TOKEN={TOKEN}".encode(),
+                f"PATH={tmp_path}:/usr/bin:/bin".encode(),
+            ]
             reply = spawn(client, [str(program), "exec", "x"], env=env, cwd=str(tmp_path).encode())
             assert isinstance(reply, m.RunReply), reply
-            wait_until(lambda: plans(client) and plans(client)["openai"].windows[0].used_ratio == 0.11, "its session file is read")
+            wait_until(
+                lambda: plans(client) and plans(client)["openai"].windows[0].used_ratio == 0.11,
+                "its session file is read",
+            )
             (known,) = client.call(m.Plans(id=0), m.PlanList).accounts
             (share,) = info(client, reply.run.id).plans
             assert (share.window, round(share.share, 6)) == ("primary", 0.04)
@@ -152,7 +194,9 @@ def test_one_refused_call_is_enough_and_its_agent_learns_nothing(start: Start) -
         done = all_ended(daemon, runs)
         assert [run.status for run in done] == [Status.COMPLETED] * 3
         refused = [each for each in account.arrivals if each.status == 429]
-        assert all(each.at - refused[0].at < 1.0 or each.at >= refused[0].at + 1.5 for each in refused)
+        assert all(
+            each.at - refused[0].at < 1.0 or each.at >= refused[0].at + 1.5 for each in refused
+        )
         shown = daemon.sfactl("plans", "--json")
         assert json.loads(shown.stdout)["accounts"][0]["windows"][0]["window"] == "5h"
 
@@ -209,12 +253,30 @@ def test_a_tree_takes_no_more_of_a_window_than_its_limit(start: Start) -> None:
 def test_a_held_run_in_the_foreground_ends_at_ctrl_c(start: Start) -> None:
     with selling(Quota("5h", 600.0, 0.4)) as account:
         daemon = start(config=config(account))
-        words = [sys.executable, "-m", "sfactl", "run", "--name", "held", "--", sys.executable, SUBSCRIBER, "9"]
+        words = [
+            sys.executable,
+            "-m",
+            "sfactl",
+            "run",
+            "--name",
+            "held",
+            "--",
+            sys.executable,
+            SUBSCRIBER,
+            "9",
+        ]
         foreground = subprocess.Popen(
-            words, env=daemon.env | {"TOKEN": TOKEN}, stderr=subprocess.PIPE, text=True, start_new_session=True
+            words,
+            env=daemon.env | {"TOKEN": TOKEN},
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         with daemon.client() as client:
-            held = wait_until(lambda: next((run for each in plans(client).values() for run in each.held), None), "it is held")
+            held = wait_until(
+                lambda: next((run for each in plans(client).values() for run in each.held), None),
+                "it is held",
+            )
             assert info(client, held).status is Status.PAUSED
             os.killpg(foreground.pid, signal.SIGINT)
             _, told = foreground.communicate(timeout=PATIENCE)

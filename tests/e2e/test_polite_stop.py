@@ -1,4 +1,5 @@
-"""Programs whose main process is interrupted alone before their run is stopped: who gets which signal."""
+"""Programs whose main process is interrupted alone before their run is stopped: who gets which
+signal."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def ready(log: Path) -> bool:
     return log.exists() and log.read_text().count("ready") == 2
 
 
-def test_the_main_process_is_interrupted_before_the_rest(tmp_path: Path, start: Start, containment: str) -> None:
+def test_the_main_process_is_interrupted_before_the_rest(
+    tmp_path: Path, start: Start, containment: str
+) -> None:
     daemon = start(mode=containment, config="[stop]\ngrace = 60\npolite = 0.5")
     logs = [tmp_path / name for name in ("single", "child", "deaf")]
     words = [sys.executable, claude(tmp_path)]

@@ -1,4 +1,5 @@
-"""Runs that give no sign of life, and runs that only look as if: real processes under real daemons."""
+"""Runs that give no sign of life, and runs that only look as if: real processes under real
+daemons."""
 
 from __future__ import annotations
 
@@ -29,11 +30,14 @@ while time.monotonic() < end:
     {work}
     time.sleep(4 * (time.monotonic() - began))
 """
-"""Works for a fifth of the time: a hundredth of a CPU is a sign of life, and two CPUs at work would hold up other tests."""
+"""Works for a fifth of the time: a hundredth of a CPU is a sign of life, and two CPUs at work would
+hold up other tests."""
 
 
 def silence(seconds: float = QUIET, action: Action = Action.TERMINATE) -> list[Limit]:
-    return [Limit(kind=LimitKind.SILENCE, threshold=seconds, action=action, source="--limit silence")]
+    return [
+        Limit(kind=LimitKind.SILENCE, threshold=seconds, action=action, source="--limit silence")
+    ]
 
 
 def begun(client: Client, argv: Sequence[str], **options: Any) -> RunInfo:
@@ -46,11 +50,17 @@ def daemon(share: Start, containment: str) -> Daemon:
 
 
 def test_hung_agents_are_found_and_working_ones_are_not(daemon: Daemon, tmp_path: Path) -> None:
-    """One is blocked on a pipe, one stopped, one in a sleep of an hour. The others compile, print, or have a child that does."""
+    """One is blocked on a pipe, one stopped, one in a sleep of an hour. The others compile, print,
+    or have a child that does."""
     os.mkfifo(tmp_path / "pipe")
     alone = BUSY.format(seconds=3 * QUIET, work="sum(range(500_000))")
-    compiler = BUSY.format(seconds=3 * QUIET, work="subprocess.run([sys.executable, '-c', 'sum(range(5_000_000))'])")
-    parent = f"{PYTHON} -m sfactl run -q --name child -- sh -c 'for i in 1 2 3 4 5 6; do echo $i; sleep 1; done' > /dev/null"
+    compiler = BUSY.format(
+        seconds=3 * QUIET, work="subprocess.run([sys.executable, '-c', 'sum(range(5_000_000))'])"
+    )
+    parent = (
+        f"{PYTHON} -m sfactl run -q --name child -- sh -c 'for i in 1 2 3 4 5 6; do echo $i; "
+        "sleep 1; done' > /dev/null"
+    )
     with daemon.client() as client:
         env = [f"{name}={value}".encode() for name, value in daemon.env.items()]
         hung = [
@@ -61,21 +71,32 @@ def test_hung_agents_are_found_and_working_ones_are_not(daemon: Daemon, tmp_path
         working = [
             begun(client, [sys.executable, "-c", alone]),
             begun(client, [sys.executable, "-c", compiler]),
-            begun(client, ["sh", "-c", f"for i in $(seq {3 * QUIET:.0f}); do echo $i >&2; sleep 1; done"]),
+            begun(
+                client,
+                ["sh", "-c", f"for i in $(seq {3 * QUIET:.0f}); do echo $i >&2; sleep 1; done"],
+            ),
             begun(client, ["sh", "-c", parent], env=env, cwd=os.fsencode(os.getcwd())),
         ]
         for run in [ended(client, run.id) for run in hung]:
             assert run.reason is not None
-            assert (run.status, run.reason.limit_kind, run.reason.threshold) == (Status.FAILED, "silence", QUIET)
+            assert (run.status, run.reason.limit_kind, run.reason.threshold) == (
+                Status.FAILED,
+                "silence",
+                QUIET,
+            )
             assert QUIET <= (run.reason.used or 0) <= QUIET + LATE, run.reason
-        assert [(run.status, run.reason) for run in [ended(client, run.id) for run in working]] == [(Status.COMPLETED, None)] * 4
+        assert [(run.status, run.reason) for run in [ended(client, run.id) for run in working]] == [
+            (Status.COMPLETED, None)
+        ] * 4
 
 
 def test_a_stopped_process_is_shown_as_such(start: Start) -> None:
     daemon = start()
     with daemon.client() as client:
         run = begun(client, ["sh", "-c", "echo begun; exec sleep 1000"], limits=silence(600))
-        shown = wait_until(lambda: _info(client, run) if _info(client, run).last_heard_at else None, "it was heard")
+        shown = wait_until(
+            lambda: _info(client, run) if _info(client, run).last_heard_at else None, "it was heard"
+        )
         assert not shown.stopped
         assert shown.pid is not None
         os.kill(shown.pid, signal.SIGSTOP)

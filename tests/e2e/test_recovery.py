@@ -21,7 +21,20 @@ from sfactl.connection import Client, Unreachable
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
-from tests.harness import IMPATIENT, PATIENCE, PYTHON, Daemon, alive, ended, other_boot, spawn, started, stopped, strays, wait_until
+from tests.harness import (
+    IMPATIENT,
+    PATIENCE,
+    PYTHON,
+    Daemon,
+    alive,
+    ended,
+    other_boot,
+    spawn,
+    started,
+    stopped,
+    strays,
+    wait_until,
+)
 
 from .agents import RECORDINGS, info, limit, reserve, turns, until_over, watched
 
@@ -33,7 +46,10 @@ def daemon(common: Daemon) -> Daemon:
     return common
 
 
-MANY = "[quotas]\nspawns_per_hour = 100000\ntrees_per_user = 1000\ntrees = 1000\n[guard]\nmax_descendants = 1000\n"
+MANY = (
+    "[quotas]\nspawns_per_hour = 100000\ntrees_per_user = 1000\ntrees = "
+    "1000\n[guard]\nmax_descendants = 1000\n"
+)
 
 
 def ticking(client: Client, **options: object) -> RunInfo:
@@ -61,7 +77,9 @@ def test_eight_ticking_runs_outlive_their_daemon(share: Start, containment: str)
     daemon = share(mode=containment)
     with daemon.client() as client:
         runs = [ticking(client, name=f"t{number}") for number in range(8)]
-        wait_until(lambda: all(len(printed(daemon, run.id)) > 3 for run in runs), "all of them tick")
+        wait_until(
+            lambda: all(len(printed(daemon, run.id)) > 3 for run in runs), "all of them tick"
+        )
     daemon.kill()
     daemon.restart()
     with daemon.client() as client:
@@ -69,7 +87,10 @@ def test_eight_ticking_runs_outlive_their_daemon(share: Start, containment: str)
         assert [(run.status, run.pid) for run in now] == [(Status.RUNNING, run.pid) for run in runs]
         assert client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).adopted == 8
         before = {run.id: len(printed(daemon, run.id)) for run in runs}
-        wait_until(lambda: all(len(printed(daemon, run.id)) > before[run.id] + 3 for run in runs), "all of them tick on")
+        wait_until(
+            lambda: all(len(printed(daemon, run.id)) > before[run.id] + 3 for run in runs),
+            "all of them tick on",
+        )
         done = stopped(client, *(run.id for run in runs))
         assert (sorted(done.stopped), done.survivors) == ([run.id for run in runs], [])
         assert {ended(client, run.id).status for run in runs} == {Status.CANCELLED}
@@ -102,31 +123,50 @@ def test_a_tree_is_the_same_tree_afterwards(share: Start, containment: str) -> N
     child = f"{PYTHON} -m sfactl run --name child -- sh -c '{TICK}'"
     with daemon.client() as client:
         root = started(
-            client, ["sh", "-c", f"{child} & {child.replace('name child', 'name other')} & wait"], name="top", max_depth=None
+            client,
+            ["sh", "-c", f"{child} & {child.replace('name child', 'name other')} & wait"],
+            name="top",
+            max_depth=None,
         )
-        wait_until(lambda: len([r for r in every(client, root.id) if r.status is Status.RUNNING]) == 3, "both children run")
-        before = {run.id: (run.name, run.parent_id, run.root_id, run.depth, run.chain, run.pid) for run in every(client, root.id)}
+        wait_until(
+            lambda: len([r for r in every(client, root.id) if r.status is Status.RUNNING]) == 3,
+            "both children run",
+        )
+        before = {
+            run.id: (run.name, run.parent_id, run.root_id, run.depth, run.chain, run.pid)
+            for run in every(client, root.id)
+        }
     daemon.kill()
     daemon.restart()
     with daemon.client() as client:
-        after = {run.id: (run.name, run.parent_id, run.root_id, run.depth, run.chain, run.pid) for run in every(client, root.id)}
+        after = {
+            run.id: (run.name, run.parent_id, run.root_id, run.depth, run.chain, run.pid)
+            for run in every(client, root.id)
+        }
         assert after == before
         assert info(client, root.id).descendants == 2
         assert len(stopped(client, root.id).stopped) == 1
         assert {run.status for run in every(client, root.id)} == {Status.CANCELLED}
 
 
-def test_a_peer_in_an_adopted_run_is_identified_with_it(share: Start, containment: str, tmp_path: Path) -> None:
+def test_a_peer_in_an_adopted_run_is_identified_with_it(
+    share: Start, containment: str, tmp_path: Path
+) -> None:
     daemon = share(mode=containment)
     go, said = tmp_path / "go", tmp_path / "said"
     os.mkfifo(go)
-    script = f"read line < {go}; {PYTHON} -m sfactl run --name looper -- true 2> {said}; exec sleep 60"
+    script = (
+        f"read line < {go}; {PYTHON} -m sfactl run --name looper -- true 2> {said}; exec sleep 60"
+    )
     with daemon.client() as client:
         started(client, ["sh", "-c", script], name="looper")
     daemon.kill()
     daemon.restart()
     go.write_text("now\n")
-    wait_until(lambda: said.exists() and "looper → looper" in said.read_text(), "the loop rule knows the chain")
+    wait_until(
+        lambda: said.exists() and "looper → looper" in said.read_text(),
+        "the loop rule knows the chain",
+    )
 
 
 def test_deadlines_are_enforced_that_pass_while_no_daemon_runs_and_afterwards(share: Start) -> None:
@@ -146,7 +186,9 @@ def test_deadlines_are_enforced_that_pass_while_no_daemon_runs_and_afterwards(sh
         assert 2.9 <= (run.ended_at - run.started_at).total_seconds() <= 20
 
 
-def test_a_run_that_ended_while_no_daemon_ran_is_lost_or_has_its_exit_code(share: Start, tmp_path: Path) -> None:
+def test_a_run_that_ended_while_no_daemon_ran_is_lost_or_has_its_exit_code(
+    share: Start, tmp_path: Path
+) -> None:
     daemon = share()
     go = tmp_path / "go"
     os.mkfifo(go)
@@ -175,7 +217,8 @@ os.write(1, b"".join(lines[:told]))
 open(sys.argv[4]).read()
 os.write(1, b"".join(lines[told:last]))
 """
-"""Print the first lines of a recording, wait for a fifo, and print the rest without the last lines."""
+"""Print the first lines of a recording, wait for a fifo, and print the rest without the last
+lines."""
 
 
 def _opened(fifo: Path) -> int:
@@ -194,11 +237,14 @@ def _opened(fifo: Path) -> int:
     return found[0]
 
 
-@pytest.mark.parametrize(("containment", "saved"), [("cgroup", True), ("tags", False)], ids=["saved", "not saved"])
+@pytest.mark.parametrize(
+    ("containment", "saved"), [("cgroup", True), ("tags", False)], ids=["saved", "not saved"]
+)
 def test_a_run_that_ended_while_no_daemon_ran_is_metered_to_its_end(
     start: Start, containment: str, tmp_path: Path, saved: bool
 ) -> None:
-    """Three agents print the rest of what was recorded, one of them without its result, and end while no daemon is there."""
+    """Three agents print the rest of what was recorded, one of them without its result, and end
+    while no daemon is there."""
     daemon = start(mode=containment, config=f"[budgets.users.{getpass.getuser()}]\ndaily_usd = 9\n")
     recordings = {"claude": "claude-success", "codex": "codex-success", "killed": "claude-success"}
     go = {name: tmp_path / f"{name}.go" for name in recordings}
@@ -207,11 +253,22 @@ def test_a_run_that_ended_while_no_daemon_ran_is_metered_to_its_end(
         for name, recording in recordings.items():
             os.mkfifo(go[name])
             told, left_out = "3" if saved else "0", "1" if name == "killed" else "0"
-            argv = [sys.executable, "-c", SCREENED, str(RECORDINGS / f"{recording}.jsonl"), told, left_out, str(go[name])]
+            argv = [
+                sys.executable,
+                "-c",
+                SCREENED,
+                str(RECORDINGS / f"{recording}.jsonl"),
+                told,
+                left_out,
+                str(go[name]),
+            ]
             runs[name] = started(client, argv, name=name, meter=recording.partition("-")[0])
         if saved:
-            wait_until(lambda: all(_saved(daemon, run.id) for run in runs.values()), "positions are saved")
-    gates = {name: _opened(fifo) for name, fifo in go.items()}  # its reader is there, so the command is executed
+            wait_until(
+                lambda: all(_saved(daemon, run.id) for run in runs.values()), "positions are saved"
+            )
+    # its reader is there, so the command is executed
+    gates = {name: _opened(fifo) for name, fifo in go.items()}
     daemon.kill()
     for name, run in runs.items():
         os.write(gates[name], b"now\n")
@@ -225,7 +282,11 @@ def test_a_run_that_ended_while_no_daemon_ran_is_metered_to_its_end(
         assert (claude.status, killed.status) == (Status.COMPLETED, Status.LOST)
         assert claude.reason is not None
         assert claude.reason.message.endswith("; before, the agent had printed its final result")
-    assert (claude.usage.turns, claude.usage.input_tokens, claude.usage.output_tokens) == (2, 4650, 180)
+    assert (claude.usage.turns, claude.usage.input_tokens, claude.usage.output_tokens) == (
+        2,
+        4650,
+        180,
+    )
     assert (claude.usage.cost_usd, claude.usage.partial) == (0.0238875, False)
     assert (codex.usage.turns, codex.usage.tokens, codex.usage.partial) == (2, 4740, False)
     assert (killed.usage.turns, killed.usage.input_tokens, killed.usage.partial) == (2, 4650, True)
@@ -240,12 +301,17 @@ def _saved(daemon: Daemon, run: str) -> bool:
     return f"meter/{run}".encode() in (daemon.state_dir / "spool" / "runs").read_bytes()
 
 
-def test_the_descendants_of_a_dead_main_process_are_stopped(share: Start, containment: str, tmp_path: Path) -> None:
+def test_the_descendants_of_a_dead_main_process_are_stopped(
+    share: Start, containment: str, tmp_path: Path
+) -> None:
     daemon = share(mode=containment)
     go = tmp_path / "go"
     os.mkfifo(go)
     with daemon.client() as client:
-        run = started(client, ["sh", "-c", f"setsid sh -c 'setsid sleep 300 & sleep 300' & read line < {go}; exit 0"])
+        run = started(
+            client,
+            ["sh", "-c", f"setsid sh -c 'setsid sleep 300 & sleep 300' & read line < {go}; exit 0"],
+        )
         wait_until(lambda: len(strays(daemon.instance)) >= 4, "its processes are there")
     daemon.kill()
     go.write_text("now\n")
@@ -288,7 +354,8 @@ def test_three_kills_in_the_middle_of_a_burst(start: Start) -> None:
 
 
 def patiently(daemon: Daemon, argv: list[str], **options: object) -> str:
-    """Request a run, again with the same key whenever the connection is lost before the answer. Return its id."""
+    """Request a run, again with the same key whenever the connection is lost before the answer.
+    Return its id."""
 
     def asked() -> str | None:
         try:
@@ -324,7 +391,9 @@ def test_a_stop_under_way_ends(start: Start) -> None:
     daemon = start(config="[stop]\ngrace = 2")
     with daemon.client() as client:
         run = started(client, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"])
-        wait_until(lambda: (daemon.state_dir / "output" / f"{run.id}.out").read_text(), "the trap is set")
+        wait_until(
+            lambda: (daemon.state_dir / "output" / f"{run.id}.out").read_text(), "the trap is set"
+        )
         client.send(m.Stop(id=client.next_id(), runs=[run.id]))
         wait_until(lambda: info(client, run.id).status is Status.STOPPING, "it is being stopped")
     daemon.kill()
@@ -355,10 +424,15 @@ def test_queued_runs_stay_queued_and_start_in_order(start: Start) -> None:
     daemon = start(config="[quotas]\ntrees_per_user = 1")
     with daemon.client() as client:
         first = ticking(client)
-        waiting = [started(client, ["sh", "-c", 'echo "$SECRET"; sleep 0.1'], name=f"q{n}") for n in range(3)]
+        waiting = [
+            started(client, ["sh", "-c", 'echo "$SECRET"; sleep 0.1'], name=f"q{n}")
+            for n in range(3)
+        ]
         assert {run.status for run in waiting} == {Status.QUEUED}
     assert spooled(daemon) == [f"{run.id}.spawn" for run in waiting]
-    assert {(daemon.state_dir / "spool" / name).stat().st_mode & 0o777 for name in spooled(daemon)} == {0o600}
+    assert {
+        (daemon.state_dir / "spool" / name).stat().st_mode & 0o777 for name in spooled(daemon)
+    } == {0o600}
     daemon.kill()
     daemon.restart()
     with daemon.client() as client:
@@ -371,17 +445,26 @@ def test_queued_runs_stay_queued_and_start_in_order(start: Start) -> None:
     assert spooled(daemon) == []
 
 
-def test_an_environment_is_kept_only_until_the_last_start_and_only_in_the_spool(share: Start) -> None:
+def test_an_environment_is_kept_only_until_the_last_start_and_only_in_the_spool(
+    share: Start,
+) -> None:
     daemon = share()
     with daemon.client() as client:
         env = [b"PATH=" + os.environb[b"PATH"], b"TOKEN=very-secret-indeed"]
         request = m.Spawn(
-            id=client.next_id(), argv=[b"sh", b"-c", b"sleep 0.2; exit 1"], cwd=b"/", env=env, attempts=2, retry_delay=0.1
+            id=client.next_id(),
+            argv=[b"sh", b"-c", b"sleep 0.2; exit 1"],
+            cwd=b"/",
+            env=env,
+            attempts=2,
+            retry_delay=0.1,
         )
         run = client.call(request, m.RunReply).run
         assert spooled(daemon) == [f"{run.id}.spawn"]
         wait_until(lambda: info(client, run.id).attempts == 2, "its last attempt")
-        wait_until(lambda: spooled(daemon) == [], "what it was started with is gone with its last start")
+        wait_until(
+            lambda: spooled(daemon) == [], "what it was started with is gone with its last start"
+        )
         assert ended(client, run.id).status is Status.FAILED
     for path in daemon.state_dir.rglob("*"):
         if path.is_file():
@@ -392,8 +475,15 @@ def test_a_run_between_two_attempts_is_tried_again(share: Start, tmp_path: Path)
     daemon = share()
     count = tmp_path / "count"
     with daemon.client() as client:
-        run = started(client, ["sh", "-c", f"echo $SFA_ATTEMPT >> {count}; [ $SFA_ATTEMPT = 2 ]"], attempts=3, retry_delay=1.5)
-        wait_until(lambda: info(client, run.id).status is Status.RETRYING, "the first attempt failed")
+        run = started(
+            client,
+            ["sh", "-c", f"echo $SFA_ATTEMPT >> {count}; [ $SFA_ATTEMPT = 2 ]"],
+            attempts=3,
+            retry_delay=1.5,
+        )
+        wait_until(
+            lambda: info(client, run.id).status is Status.RETRYING, "the first attempt failed"
+        )
     daemon.kill()
     daemon.restart()
     with daemon.client() as client:
@@ -405,7 +495,9 @@ def test_a_run_between_two_attempts_is_tried_again(share: Start, tmp_path: Path)
 def test_usage_is_saved_and_counted_once(share: Start) -> None:
     daemon = share()
     with daemon.client() as client:
-        run, _ = watched(client, turns(8, then="sys.stdin.read() if 0 else time.sleep(60)"), limit("turns", 50))
+        run, _ = watched(
+            client, turns(8, then="sys.stdin.read() if 0 else time.sleep(60)"), limit("turns", 50)
+        )
         wait_until(lambda: info(client, run.id).usage.turns == 8, "its turns are seen")
         held = reserve(client, run.id, 1000, 1000)
         cost = info(client, run.id).usage.cost_usd
@@ -415,7 +507,9 @@ def test_usage_is_saved_and_counted_once(share: Start) -> None:
         now = info(client, run.id)
         assert (now.usage.turns, now.usage.cost_usd) == (8, cost)
         assert held.reservation is not None
-        settled = m.Settle(id=client.next_id(), reservation=held.reservation, input_tokens=10, output_tokens=10)
+        settled = m.Settle(
+            id=client.next_id(), reservation=held.reservation, input_tokens=10, output_tokens=10
+        )
         after = client.call(settled, m.RunReply).run
         assert after.usage_by_source["report"].tokens == 20
         assert reserve(client, run.id, 1, 1).reservation != held.reservation
@@ -439,21 +533,30 @@ def test_a_limit_on_turns_is_enforced_across_a_crash(share: Start) -> None:
 def test_a_request_for_approval_stays_open(share: Start) -> None:
     daemon = share()
     with daemon.client() as client:
-        run, _ = watched(client, turns(4, then="time.sleep(60)"), limit("turns", 2, "request_increase"))
+        run, _ = watched(
+            client, turns(4, then="time.sleep(60)"), limit("turns", 2, "request_increase")
+        )
         wait_until(lambda: info(client, run.id).status is Status.PAUSED, "it waits for an approval")
     daemon.kill()
     daemon.restart()
     with daemon.client() as client:
         assert info(client, run.id).status is Status.PAUSED
-        assert client.call(m.Approve(id=client.next_id(), run=run.id), m.RunReply).run.status is Status.RUNNING
+        assert (
+            client.call(m.Approve(id=client.next_id(), run=run.id), m.RunReply).run.status
+            is Status.RUNNING
+        )
 
 
-def test_a_foreground_client_reconnects_and_gets_the_whole_output_and_the_exit_code(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_foreground_client_reconnects_and_gets_the_whole_output_and_the_exit_code(
+    daemon: Daemon, tmp_path: Path
+) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
     script = f"echo one; read line < {go}; echo two; exit 7"
     command = [sys.executable, "-m", "sfactl", "run", "--", "sh", "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=daemon.env, text=True) as foreground:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=daemon.env, text=True
+    ) as foreground:
         assert foreground.stdout is not None
         assert foreground.stdout.readline() == "one\n"
         daemon.kill()
@@ -558,7 +661,9 @@ def test_after_a_reboot_everything_is_closed_and_the_queue_goes_on(start: Start)
 def ruin_ledger(daemon: Daemon) -> None:
     """Overwrite the ledger and its log, from which SQLite could restore it."""
     for name in ("ledger.db", "ledger.db-wal"):
-        (daemon.state_dir / name).write_bytes(b"this is not a database, whatever its name says" * 1000)
+        (daemon.state_dir / name).write_bytes(
+            b"this is not a database, whatever its name says" * 1000
+        )
 
 
 def test_a_corrupt_ledger_costs_no_live_run(start: Start) -> None:
@@ -577,7 +682,9 @@ def test_a_corrupt_ledger_costs_no_live_run(start: Start) -> None:
         ended(client, run.id)  # which is on record then
     assert list(daemon.state_dir.glob("ledger.db.corrupt-*"))
     with closing(sqlite3.connect(daemon.state_dir / "ledger.db")) as connection:
-        assert connection.execute("SELECT status FROM runs WHERE id = ?", (run.id,)).fetchone() == ("cancelled",)
+        assert connection.execute("SELECT status FROM runs WHERE id = ?", (run.id,)).fetchone() == (
+            "cancelled",
+        )
 
 
 def test_money_that_was_charged_outlives_the_ledger(start: Start) -> None:

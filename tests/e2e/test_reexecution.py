@@ -24,19 +24,35 @@ from .test_recovery import MANY, every, printed, ticking
 def test_reexecution_under_load_loses_neither_a_status_nor_a_line(start: Start) -> None:
     daemon = start(config=MANY)
     with daemon.client() as client:
-        long = [started(client, ["sh", "-c", "i=0; while :; do echo $i; i=$((i+1)); sleep 0.5; done"]) for _ in range(90)]
-        coded = [started(client, ["sh", "-c", f"sleep {1 + n / 10}; echo bye; exit {n + 1}"], name=f"c{n}") for n in range(20)]
+        long = [
+            started(client, ["sh", "-c", "i=0; while :; do echo $i; i=$((i+1)); sleep 0.5; done"])
+            for _ in range(90)
+        ]
+        coded = [
+            started(
+                client, ["sh", "-c", f"sleep {1 + n / 10}; echo bye; exit {n + 1}"], name=f"c{n}"
+            )
+            for n in range(20)
+        ]
     pid = daemon.pid
     clients = [daemon.client() for _ in range(20)]
-    asked = [one.send(m.Wait(id=one.next_id(), run=run.id)) for one, run in zip(clients, coded, strict=True)]
+    asked = [
+        one.send(m.Wait(id=one.next_id(), run=run.id))
+        for one, run in zip(clients, coded, strict=True)
+    ]
     daemon.reexecute()
-    codes = [one.answer(number, m.RunReply)[0].run.exit_code for one, number in zip(clients, asked, strict=True)]
+    codes = [
+        one.answer(number, m.RunReply)[0].run.exit_code
+        for one, number in zip(clients, asked, strict=True)
+    ]
     assert codes == list(range(1, 21))
     assert daemon.pid == pid
     daemon.reexecute()
     with daemon.client() as client:
         runs = {run.id: run for run in every(client)}
-        assert all(runs[run.id].status is Status.RUNNING and runs[run.id].pid == run.pid for run in long)
+        assert all(
+            runs[run.id].status is Status.RUNNING and runs[run.id].pid == run.pid for run in long
+        )
         stopped(client, everything=True)
         assert {ended(client, run.id).status for run in long} == {Status.CANCELLED}
     for run in long:
@@ -51,11 +67,15 @@ def test_connections_and_what_they_wait_for_outlive_a_reexecution(start: Start) 
     daemon = start(config="[stop]\ngrace = 1\n[quotas]\ntrees_per_user = 4")
     with daemon.client() as client, daemon.client() as other:
         run, watch = watched(client, turns(2, then="time.sleep(60)"), limit("turns", 50))
-        stubborn = started(client, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"])
+        stubborn = started(
+            client, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"]
+        )
         wait_until(lambda: daemon.output(stubborn.id), "the trap is set")
         tied = ticking(client, tied=True)
         stop = other.send(m.Stop(id=other.next_id(), runs=[stubborn.id]))
-        wait_until(lambda: info(client, stubborn.id).status is Status.STOPPING, "it is being stopped")
+        wait_until(
+            lambda: info(client, stubborn.id).status is Status.STOPPING, "it is being stopped"
+        )
         part = m.pack_message(m.Info(id=99, run=run.id))
         os.write(client.fileno(), part[:7])
         daemon.reexecute()
@@ -103,7 +123,9 @@ def test_a_daemon_whose_next_start_would_fail_is_not_reexecuted(daemon: Daemon) 
 def test_a_ledger_newer_than_the_installed_version_does_not_end_the_daemon(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = ticking(client)
-        with closing(sqlite3.connect(daemon.state_dir / "ledger.db", isolation_level=None)) as ledger:
+        with closing(
+            sqlite3.connect(daemon.state_dir / "ledger.db", isolation_level=None)
+        ) as ledger:
             known = ledger.execute("PRAGMA user_version").fetchone()[0]
             ledger.execute("PRAGMA user_version = 99")
             daemon.process.send_signal(signal.SIGUSR2)
@@ -125,12 +147,16 @@ def test_nothing_leaks_over_many_reexecutions(daemon: Daemon) -> None:
         assert daemon.descriptors() - before <= times // 2
 
 
-def test_a_reexecution_ignores_a_package_in_the_working_directory(start: Start, tmp_path: Path) -> None:
+def test_a_reexecution_ignores_a_package_in_the_working_directory(
+    start: Start, tmp_path: Path
+) -> None:
     daemon = start()
     daemon.stop()
     project = tmp_path / "project"
     project.mkdir()
-    daemon.restart(command=["sh", "-c", 'cd "$0" && exec "$@"', str(project), sys.executable, "-m", "sfad"])
+    daemon.restart(
+        command=["sh", "-c", 'cd "$0" && exec "$@"', str(project), sys.executable, "-m", "sfad"]
+    )
     planted = "import pathlib\npathlib.Path(__file__).with_name('executed').touch()\n"
     with daemon.client() as client:
         script = 'mkdir sfad && touch sfad/__init__.py && printf %s "$0" > sfad/__main__.py'

@@ -1,4 +1,5 @@
-"""`watch_runs`: a snapshot, then each run that changes, with what it uses; for the caller's own subtree only; bounded."""
+"""`watch_runs`: a snapshot, then each run that changes, with what it uses; for the caller's own
+subtree only; bounded."""
 
 from __future__ import annotations
 
@@ -83,18 +84,23 @@ def test_a_snapshot_and_then_each_change(daemon: Daemon) -> None:
             client.call(m.Pause(id=0, run=before), m.RunReply)
             seen.until(lambda runs: runs[before].status is Status.PAUSED)
             stopped(client, before, after)
-            seen.until(lambda runs: all(runs[run].status is Status.CANCELLED for run in (before, after)))
+            seen.until(
+                lambda runs: all(runs[run].status is Status.CANCELLED for run in (before, after))
+            )
             assert seen.snapshots == 1
 
 
 def test_what_a_run_uses(share: Start, containment: str) -> None:
     daemon = share(mode=containment)
-    busy = "import os, time\nos.fork()\nheld = bytearray(b'x') * 30_000_000\nend = time.monotonic() + 60\n" + (
-        "while time.monotonic() < end: pass"
-    )
+    busy = (
+        "import os, time\nos.fork()\nheld = bytearray(b'x') * 30_000_000\nend = time.monotonic() "
+        "+ 60\n"
+    ) + ("while time.monotonic() < end: pass")
     with daemon.client() as client, watching(daemon) as seen:
         run = started(client, [sys.executable, "-c", busy], name="busy").id
-        seen.until(lambda runs: run in runs and (runs[run].cpu_cores or 0) > 0 and runs[run].processes == 2)
+        seen.until(
+            lambda runs: run in runs and (runs[run].cpu_cores or 0) > 0 and runs[run].processes == 2
+        )
         seen.until(lambda runs: (runs[run].memory_bytes or 0) > 30_000_000)
 
 
@@ -102,7 +108,13 @@ def test_use_and_totals(daemon: Daemon) -> None:
     with daemon.client() as client, watching(daemon) as seen:
         parent = started(client, SLEEP, name="parent").id
         client.call(m.Report(id=0, run=parent, turns=3, cost_usd=0.25), m.RunReply)
-        seen.until(lambda runs: parent in runs and runs[parent].usage.turns == 3 and runs[parent].total_cost_usd == 0.25)
+        seen.until(
+            lambda runs: (
+                parent in runs
+                and runs[parent].usage.turns == 3
+                and runs[parent].total_cost_usd == 0.25
+            )
+        )
         client.call(m.Report(id=0, run=parent, cost_usd=0.25), m.RunReply)
         seen.until(lambda runs: runs[parent].total_cost_usd == 0.5)
 
@@ -121,16 +133,25 @@ def test_a_run_is_told_of_its_own_subtree_only(daemon: Daemon) -> None:
         script = f"{PYTHON} -c '{WATCHER}' & sfactl spawn --name child -- true >/dev/null; wait"
         env = [f"{key}={value}".encode() for key, value in daemon.env.items()]
         env += [f"PATH={Path(sys.executable).parent}:/usr/bin:/bin".encode()]
-        run = started(client, ["sh", "-c", script], name="watcher", env=env, cwd=str(Path.cwd()).encode()).id
+        run = started(
+            client, ["sh", "-c", script], name="watcher", env=env, cwd=str(Path.cwd()).encode()
+        ).id
         logs, descriptors = client.ask(m.Logs(id=0, run=run), m.LogFiles)
         assert logs.run == run
         with open(descriptors[0]) as out, open(descriptors[1]) as err:
 
             def told() -> list[tuple[str, str]]:
                 out.seek(0)
-                return [tuple(json.loads(line)) for line in out.read().splitlines(keepends=True) if line.endswith("\n")]
+                return [
+                    tuple(json.loads(line))
+                    for line in out.read().splitlines(keepends=True)
+                    if line.endswith("\n")
+                ]
 
-            wait_until(lambda: any(status == "completed" for _, status in told()), f"it hears of its child: {err.read()}")
+            wait_until(
+                lambda: any(status == "completed" for _, status in told()),
+                f"it hears of its child: {err.read()}",
+            )
             ids = {each for each, _ in told()}
         assert run in ids
         assert len(ids) == 2
@@ -150,7 +171,8 @@ def test_a_watch_goes_on_after_a_re_execution(start: Start) -> None:
 
 
 def test_changes_that_are_not_read_are_told_as_they_are_then(daemon: Daemon) -> None:
-    """The client reads nothing while a run changes a thousand times, and gets a few pushes at the most."""
+    """The client reads nothing while a run changes a thousand times, and gets a few pushes at the
+    most."""
     with daemon.client() as client, watching(daemon) as seen:
         run = started(client, SLEEP, name="talker").id
         for _ in range(1000):
@@ -174,7 +196,9 @@ def test_a_client_that_does_not_read_is_told_why_it_hears_no_more(start: Start) 
             return "a slow client: it left" in daemon.log.read_text()
 
         wait_until(dropped, "the daemon gives it up")
-        with pytest.raises(DaemonError, match="bytes unread for 1 s, so it is not told of runs any more; ask again") as error:
+        with pytest.raises(
+            DaemonError, match="bytes unread for 1 s, so it is not told of runs any more; ask again"
+        ) as error:
             seen.until(lambda _: False)
         assert error.value.error is ErrorCode.UNAVAILABLE
         again = Watching(seen.client)

@@ -1,4 +1,5 @@
-"""What a run uses is read from the session file of its agent, whatever the run prints and whatever becomes of the daemon."""
+"""What a run uses is read from the session file of its agent, whatever the run prints and whatever
+becomes of the daemon."""
 
 from __future__ import annotations
 
@@ -46,7 +47,10 @@ class Desk:
 
     def started(self, client: Client, *argv: str, **options: Any) -> RunInfo:
         env = os.environ | {"CLAUDE_CONFIG_DIR": str(self.path / "config"), "GATE": str(self.gate)}
-        where = {"env": [os.fsencode(f"{key}={value}") for key, value in env.items()], "cwd": os.fsencode(self.path)}
+        where = {
+            "env": [os.fsencode(f"{key}={value}") for key, value in env.items()],
+            "cwd": os.fsencode(self.path),
+        }
         return started(client, [self.program, *argv], **where, **options)
 
     def open_gate(self) -> None:
@@ -56,26 +60,40 @@ class Desk:
 def test_a_limit_counts_what_the_session_file_tells(tmp_path: Path, daemon: Daemon) -> None:
     desk = Desk(tmp_path)
     with daemon.client() as client:
-        run = desk.started(client, "-p", "x", "--session-id", "22222222", limits=[limit("turns", 2)])
+        run = desk.started(
+            client, "-p", "x", "--session-id", "22222222", limits=[limit("turns", 2)]
+        )
         assert [state.enforced_by for state in run.limits if state.kind == "turns"] == ["meter"]
         wait_until(lambda: info(client, run.id).usage.turns == 1, "the first call is read")
         desk.open_gate()
         over = ended(client, run.id)
     assert over.reason is not None
     assert (over.status, over.reason.limit_kind, over.reason.used) == (Status.FAILED, "turns", 3)
-    assert (over.usage.source, over.usage.tokens, over.usage.cost_from) == ("session", 3300, "prices")
+    assert (over.usage.source, over.usage.tokens, over.usage.cost_from) == (
+        "session",
+        3300,
+        "prices",
+    )
     assert over.meter is None
 
 
-def test_the_session_of_a_run_that_ended_while_no_daemon_ran_is_read(tmp_path: Path, start: Start, containment: str) -> None:
-    """The next daemon knows where the agent kept it, though the run and its environment are gone."""
+def test_the_session_of_a_run_that_ended_while_no_daemon_ran_is_read(
+    tmp_path: Path, start: Start, containment: str
+) -> None:
+    """The next daemon knows where the agent kept it, though the run and its environment are
+    gone."""
     desk, daemon = Desk(tmp_path), start(mode=containment)
     with daemon.client() as client:
         run = desk.started(client, "-p", "x")
-        wait_until(lambda: any(tmp_path.glob("config/projects/*/*.jsonl")), "the first call is saved")
+        wait_until(
+            lambda: any(tmp_path.glob("config/projects/*/*.jsonl")), "the first call is saved"
+        )
     daemon.kill()
     desk.open_gate()
-    wait_until(lambda: b'"m3"' in next(tmp_path.glob("config/projects/*/*.jsonl")).read_bytes(), "the last call is saved")
+    wait_until(
+        lambda: b'"m3"' in next(tmp_path.glob("config/projects/*/*.jsonl")).read_bytes(),
+        "the last call is saved",
+    )
     desk.open_gate()
     wait_until(lambda: not alive(run.pid), "it ends")
     daemon.restart()
@@ -88,10 +106,22 @@ def test_the_session_of_a_run_that_ended_while_no_daemon_ran_is_read(tmp_path: P
 def test_no_meter_means_no_session_either(tmp_path: Path, daemon: Daemon) -> None:
     desk = Desk(tmp_path)
     with daemon.client() as client:
-        run = desk.started(client, "-p", "x", "--session-id", "22222222", meter="none", limits=[limit("turns", 2)], gateway=False)
+        run = desk.started(
+            client,
+            "-p",
+            "x",
+            "--session-id",
+            "22222222",
+            meter="none",
+            limits=[limit("turns", 2)],
+            gateway=False,
+        )
         assert [state.enforced_by for state in run.limits if state.kind == "turns"] == ["nothing"]
         desk.open_gate()
-        wait_until(lambda: b'"m3"' in next(tmp_path.glob("config/projects/*/*.jsonl")).read_bytes(), "the last call is saved")
+        wait_until(
+            lambda: b'"m3"' in next(tmp_path.glob("config/projects/*/*.jsonl")).read_bytes(),
+            "the last call is saved",
+        )
         desk.open_gate()
         over = ended(client, run.id)
     assert (over.status, over.usage.source, over.usage.turns) == (Status.COMPLETED, "none", None)
@@ -102,12 +132,24 @@ TWICE = CLAUDE.replace("call(2)", "os.environ['SFA_ATTEMPT'] == '1' and sys.exit
 """The same, but its first attempt fails at the gate."""
 
 
-def test_the_usage_of_an_earlier_attempt_is_known_to_the_next_daemon(tmp_path: Path, start: Start) -> None:
-    """Each attempt has a session of its own; the next daemon looks only for the one of the latest."""
+def test_the_usage_of_an_earlier_attempt_is_known_to_the_next_daemon(
+    tmp_path: Path, start: Start
+) -> None:
+    """Each attempt has a session of its own; the next daemon looks only for the one of the
+    latest."""
     desk, daemon = Desk(tmp_path), start()
     desk.program.write_text(TWICE)
     with daemon.client() as client:
-        run = desk.started(client, "-p", "x", "--session-id", SESSION, agent_session=SESSION, attempts=2, retry_delay=0.01)
+        run = desk.started(
+            client,
+            "-p",
+            "x",
+            "--session-id",
+            SESSION,
+            agent_session=SESSION,
+            attempts=2,
+            retry_delay=0.01,
+        )
         wait_until(lambda: info(client, run.id).usage.turns == 1, "the first attempt is read")
         desk.open_gate()
         wait_until(lambda: info(client, run.id).usage.turns == 2, "so is the second")

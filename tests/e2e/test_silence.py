@@ -1,4 +1,5 @@
-"""An API that takes a call and does not answer is seen while the call waits, between real processes."""
+"""An API that takes a call and does not answer is seen while the call waits, between real
+processes."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_call_without_an_answer_is_shown_until_its_first_byte(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as api:
         api.settimeout(PATIENCE)
-        upstream = f'[gateway.upstreams.anthropic]\nurl = "http://127.0.0.1:{api.getsockname()[1]}"\napi = "anthropic"\n'
+        upstream = (
+            f'[gateway.upstreams.anthropic]\nurl = "http://127.0.0.1:{api.getsockname()[1]}"\napi '
+            '= "anthropic"\n'
+        )
         daemon = start(config=f"[gateway]\nenabled = true\n{upstream}")
         with daemon.client() as client:
             reply = spawn(client, [sys.executable, CALLER, json.dumps({"output": 100})])

@@ -49,8 +49,11 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, mode: str) -> Iterator[Daem
         yield daemon
 
 
-def test_a_crowd_with_hoppers_and_stubborn_children_is_gone_after_one_grace(daemon: Daemon, mode: str) -> None:
-    # without a freezer, a daemon that may not go ahead of lineages that never stand still has to hope
+def test_a_crowd_with_hoppers_and_stubborn_children_is_gone_after_one_grace(
+    daemon: Daemon, mode: str
+) -> None:
+    # without a freezer, a daemon that may not go ahead of lineages that never stand still has to
+    # hope
     hoppers = "20" if mode == "cgroup" or os.geteuid() == 0 else "4"
     with daemon.client() as client:
         run = begun(daemon, client, "crowd", "300", "stubborn", "5", "hoppers", hoppers)
@@ -69,7 +72,8 @@ def test_an_obedient_tree_needs_no_grace(share: Start, containment: str) -> None
         run = begun(daemon, client, "crowd", "200")
         reply = stopped(client, run.id)
         assert strays(daemon.instance) == []
-        assert reply.elapsed_s < 30  # half the grace: it ended with the last process, not with the clock
+        # half the grace: it ended with the last process, not with the clock
+        assert reply.elapsed_s < 30
 
 
 def test_ten_stubborn_runs_cost_one_grace(tmp_path: Path, start: Start, containment: str) -> None:
@@ -79,7 +83,8 @@ def test_ten_stubborn_runs_cost_one_grace(tmp_path: Path, start: Start, containm
         "parent",
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "for i in range(10):\n"
-        f"    sfactl('spawn', '--name', f'c{{i}}', '--', sys.executable, {str(PROGRAMS)!r}, 'stubborn', '2')\n"
+        f"    sfactl('spawn', '--name', f'c{{i}}', '--', sys.executable, {str(PROGRAMS)!r}, "
+        "'stubborn', '2')\n"
         "print('ready', flush=True)\ntime.sleep(100)\n",
     )
     with daemon.client() as client:
@@ -96,15 +101,31 @@ def test_ten_stubborn_runs_cost_one_grace(tmp_path: Path, start: Start, containm
 def test_background_processes_of_a_finished_run_are_gone(daemon: Daemon) -> None:
     with daemon.client() as client:
         # a length of sleep that nobody else has: one of them can be found by its arguments only
-        script = "setsid sh -c 'setsid sleep 4321.25 & env -i sleep 4321.25 &' & sleep 4321.25 & exit 7"
+        script = (
+            "setsid sh -c 'setsid sleep 4321.25 & env -i sleep 4321.25 &' & sleep 4321.25 & exit 7"
+        )
         run = ended(client, started(client, ["sh", "-c", script]).id)
         assert (run.status, run.exit_code) == (Status.FAILED, 7)
-        assert daemon.leftovers() == [path for path in daemon.leftovers() if path.endswith(f"sfad-{daemon.instance}")]
-        assert "4321.25" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+        assert daemon.leftovers() == [
+            path for path in daemon.leftovers() if path.endswith(f"sfad-{daemon.instance}")
+        ]
+        assert (
+            "4321.25"
+            not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+        )
 
 
 def test_a_timeout_is_reported_even_if_the_agent_exits_0(daemon: Daemon) -> None:
-    done = daemon.sfactl("run", "--timeout", "1", "--json", "--", "sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.05; done")
+    done = daemon.sfactl(
+        "run",
+        "--timeout",
+        "1",
+        "--json",
+        "--",
+        "sh",
+        "-c",
+        "trap 'exit 0' TERM; while :; do sleep 0.05; done",
+    )
     assert done.returncode == 3, done.stderr
     run = json.loads(done.stdout)
     assert (run["status"], run["exit_code"], run["reason"]["limit_kind"]) == ("timeout", 0, "time")
@@ -116,7 +137,10 @@ def test_a_second_stop_skips_the_grace(share: Start, containment: str) -> None:
     with daemon.client() as patient, daemon.client() as hasty:
         run = begun(daemon, patient, "stubborn", "3")
         patient.send(m.Stop(id=patient.next_id(), runs=[run.id]))
-        now = wait_until(lambda: (seen := info(hasty, run.id)).status is not Status.RUNNING and seen, "the stop is handled")
+        now = wait_until(
+            lambda: (seen := info(hasty, run.id)).status is not Status.RUNNING and seen,
+            "the stop is handled",
+        )
         assert now.status is Status.STOPPING, now
         assert stopped(hasty, run.id, grace=0).survivors == []
         (first,) = patient.arrived()
@@ -134,9 +158,14 @@ def test_pause_holds_the_whole_tree_and_its_clock(daemon: Daemon) -> None:
         assert (paused.status, paused.deadline) == (Status.PAUSED, None)
         size, elapsed = output.stat().st_size, paused.usage.elapsed_s
         began = time.monotonic()
-        wait_until(lambda: time.monotonic() - began > 0.5, "half a second in which nothing may happen")
+        wait_until(
+            lambda: time.monotonic() - began > 0.5, "half a second in which nothing may happen"
+        )
         assert output.stat().st_size == size
-        assert client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.usage.elapsed_s == elapsed
+        assert (
+            client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.usage.elapsed_s
+            == elapsed
+        )
         resumed = client.call(m.Resume(id=client.next_id(), run=run.id), m.RunReply).run
         assert resumed.status is Status.RUNNING
         wait_until(lambda: output.stat().st_size > size, "ticking again")
@@ -155,7 +184,9 @@ def test_a_stopping_daemon_stops_every_tree(start: Start, containment: str) -> N
 
 
 @pytest.mark.parametrize(("containment", "number"), [("cgroup", 15), ("tags", 2)])
-def test_a_foreground_run_is_stopped_when_its_client_vanishes(start: Start, containment: str, number: int) -> None:
+def test_a_foreground_run_is_stopped_when_its_client_vanishes(
+    start: Start, containment: str, number: int
+) -> None:
     daemon = start(mode=containment)
     client = daemon.client()
     run = started(client, ["sleep", "300"], tied=True)
@@ -164,5 +195,8 @@ def test_a_foreground_run_is_stopped_when_its_client_vanishes(start: Start, cont
     with daemon.client() as other:
         done = ended(other, run.id)
         assert (done.status, done.reason and done.reason.kind) == (Status.CANCELLED, "client")
-        assert other.call(m.Info(id=other.next_id(), run=kept.id), m.RunReply).run.status is Status.RUNNING
+        assert (
+            other.call(m.Info(id=other.next_id(), run=kept.id), m.RunReply).run.status
+            is Status.RUNNING
+        )
     assert daemon.stop(number) == 0

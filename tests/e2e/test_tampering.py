@@ -1,4 +1,5 @@
-"""An agent has the daemon's uid and reaches its files. What it does to them costs no live run and is told (docs/durability.md)."""
+"""An agent has the daemon's uid and reaches its files. What it does to them costs no live run and
+is told (docs/durability.md)."""
 
 from __future__ import annotations
 
@@ -108,7 +109,10 @@ def test_a_replaced_output_file_is_not_shown(common: Daemon, attack: Attack) -> 
                 elif attack is nothing and run is over:
                     assert f"the output of run {run.id} is not there" in said.stderr
                 else:
-                    assert f"{run.id}.out is not the file that the daemon made for run {run.id}: another process" in said.stderr
+                    assert (
+                        f"{run.id}.out is not the file that the daemon made for run {run.id}: "
+                        "another process"
+                    ) in said.stderr
         # planted for the runs to come
         following = run_number(over.id) + 1
         (daemon.state_dir / "output" / f"{run_id(following)}.out").mkdir()
@@ -132,16 +136,32 @@ def test_an_output_directory_that_was_removed_is_made_again(start: Start) -> Non
         elsewhere = link_to_directory(output)
         assert daemon.sfactl("run", "--", "echo", "hello").stdout == "hello\n"
         assert (output.is_symlink(), list(elsewhere.iterdir())) == (False, [])
-        assert "was removed or replaced by another process; it was made again" in daemon.log.read_text()
-        growing = started(client, ["sh", "-c", "while :; do echo xxxxxxxxxxxxxxxx; done"], limits=[limit("output", 1 << 20)])
+        assert (
+            "was removed or replaced by another process; it was made again"
+            in daemon.log.read_text()
+        )
+        growing = started(
+            client,
+            ["sh", "-c", "while :; do echo xxxxxxxxxxxxxxxx; done"],
+            limits=[limit("output", 1 << 20)],
+        )
         path = output / f"{growing.id}.out"
         wait_until(lambda: path.stat().st_size > 4 << 20, "it writes")
-        wait_until(lambda: path.stat().st_blocks * 512 < path.stat().st_size / 2, "it is bounded in the new directory")
+        wait_until(
+            lambda: path.stat().st_blocks * 512 < path.stat().st_size / 2,
+            "it is bounded in the new directory",
+        )
         stopped(client, growing.id, live.id, grace=0)
 
 
-@pytest.mark.parametrize("attack", [directory, fifo, symlink, nothing, empty, dropped, of_another_program, unreadable], ids=by_name)
-def test_live_runs_are_adopted_in_whatever_state_the_ledger_is(start: Start, attack: Attack) -> None:
+@pytest.mark.parametrize(
+    "attack",
+    [directory, fifo, symlink, nothing, empty, dropped, of_another_program, unreadable],
+    ids=by_name,
+)
+def test_live_runs_are_adopted_in_whatever_state_the_ledger_is(
+    start: Start, attack: Attack
+) -> None:
     daemon = start()
     with daemon.client() as client:
         live = started(client, ["sleep", "60"])
@@ -150,14 +170,23 @@ def test_live_runs_are_adopted_in_whatever_state_the_ledger_is(start: Start, att
     attack(daemon.state_dir / "ledger.db")
     daemon.restart()
     with daemon.client() as client:
-        assert (info(client, live.id).pid, info(client, live.id).status) == (live.pid, Status.RUNNING)
-        assert (info(client, before.id).status, info(client, before.id).exit_code) == (Status.FAILED, 7)
+        assert (info(client, live.id).pid, info(client, live.id).status) == (
+            live.pid,
+            Status.RUNNING,
+        )
+        assert (info(client, before.id).status, info(client, before.id).exit_code) == (
+            Status.FAILED,
+            7,
+        )
         new = started(client, ["true"])
         assert ended(client, new.id).status is Status.COMPLETED
         assert new.id > before.id
         stopped(client, live.id)
     said = daemon.log.read_text()
-    aside = [*daemon.state_dir.glob("ledger.db.foreign-*"), *daemon.state_dir.glob("ledger.db.corrupt-*")]
+    aside = [
+        *daemon.state_dir.glob("ledger.db.foreign-*"),
+        *daemon.state_dir.glob("ledger.db.corrupt-*"),
+    ]
     assert (bool(aside), "set aside" in said) == (attack is not unreadable,) * 2
     outside = decoy(daemon.state_dir / "ledger.db")
     assert (outside.read_bytes(), outside.stat().st_mode & 0o777) == (b"", 0o640)
@@ -213,7 +242,9 @@ def test_a_spool_that_was_replaced_by_a_link_is_written_again(start: Start) -> N
         elsewhere = link_to_directory(spool)
         other = spawn(client, ["sh", "-c", "exit 8"])
         assert isinstance(other, m.RunReply)
-        wait_until((spool / f"{queued.run.id}.spawn").exists, "with what it takes to start what is queued")
+        wait_until(
+            (spool / f"{queued.run.id}.spawn").exists, "with what it takes to start what is queued"
+        )
     assert (spool.is_symlink(), list(elsewhere.iterdir())) == (False, [])
     daemon.kill()
     daemon.restart()
@@ -240,7 +271,10 @@ def rubbish(log: Path) -> None:
 def test_damage_to_the_log_of_the_ledger_loses_no_end(start: Start, attack: Attack) -> None:
     daemon = start(config="[quotas]\nspawns_per_hour = 100000")
     with daemon.client() as client:
-        codes = {ended(client, started(client, ["sh", "-c", f"exit {n}"], name=f"n{n}").id).id: n for n in range(1, 21)}
+        codes = {
+            ended(client, started(client, ["sh", "-c", f"exit {n}"], name=f"n{n}").id).id: n
+            for n in range(1, 21)
+        }
         live = started(client, ["sleep", "60"])
     for _ in range(2):
         daemon.kill()
@@ -260,7 +294,15 @@ def test_a_fifo_in_place_of_any_file_delays_no_daemon(start: Start) -> None:
         live = started(client, ["sleep", "60"])
         wait_until((daemon.state_dir / "gateway.calls").exists, "the gateway serves")
     daemon.kill()
-    for name in ("lock", "config.kept", "gateway.json", "gateway.calls", "spool/runs.new", "backup", "ledger.db-journal"):
+    for name in (
+        "lock",
+        "config.kept",
+        "gateway.json",
+        "gateway.calls",
+        "spool/runs.new",
+        "backup",
+        "ledger.db-journal",
+    ):
         path = daemon.state_dir / name
         path.unlink(missing_ok=True)
         os.mkfifo(path)
@@ -274,14 +316,18 @@ def test_a_fifo_in_place_of_any_file_delays_no_daemon(start: Start) -> None:
 
 
 def test_a_file_in_place_of_output_while_no_daemon_runs(start: Start) -> None:
-    """It may be any file of the machine: it is not shown, and nothing of it is freed, whatever the run may keep."""
+    """It may be any file of the machine: it is not shown, and nothing of it is freed, whatever the
+    run may keep."""
     daemon = start()
     precious, size = daemon.directory / "precious", 4 << 20
     precious.write_bytes(b"x" * size)
     with daemon.client() as client:
         live = started(client, ["sleep", "60"], limits=[limit("output", 1 << 16)])
         other = started(client, ["sh", "-c", "echo secret; exec sleep 60"])
-        wait_until(lambda: (daemon.state_dir / "output" / f"{other.id}.out").stat().st_size, "it has written")
+        wait_until(
+            lambda: (daemon.state_dir / "output" / f"{other.id}.out").stat().st_size,
+            "it has written",
+        )
     daemon.kill()
     output = daemon.state_dir / "output"
     for suffix in (".out", ".err"):
@@ -291,7 +337,10 @@ def test_a_file_in_place_of_output_while_no_daemon_runs(start: Start) -> None:
     (output / f"{other.id}.out").rename(output / f"{other.id}.err")
     daemon.restart()
     with daemon.client() as client:
-        wait_until(lambda: daemon.log.read_text().count("was taken away: it is not bounded any more") >= 2, "it is told")
+        wait_until(
+            lambda: daemon.log.read_text().count("was taken away: it is not bounded any more") >= 2,
+            "it is told",
+        )
         for run in (live, other):
             said = daemon.sfactl("logs", run.id)
             assert (said.returncode, said.stdout) == (1, ""), said
@@ -324,7 +373,12 @@ def test_thousands_of_foreign_files(start: Start) -> None:
         live = started(client, ["sleep", "60"])
         for place in (daemon.state_dir, daemon.state_dir / "output", daemon.state_dir / "spool"):
             for number in range(10_000):
-                os.close(os.open(place / f"{run_id(1_000_000 + number)}.{'out' if number % 2 else 'spawn'}", os.O_CREAT))
+                os.close(
+                    os.open(
+                        place / f"{run_id(1_000_000 + number)}.{'out' if number % 2 else 'spawn'}",
+                        os.O_CREAT,
+                    )
+                )
         assert ended(client, started(client, ["true"]).id).status is Status.COMPLETED
     (daemon.state_dir / "output" / "zvvvvvvvvvvvvvvvvvvvvvvvvvv.out").touch()
     (daemon.state_dir / "ballast").unlink()

@@ -37,7 +37,11 @@ usd = 1
 period = "day"
 members = ["{CREW[0]}", "{CREW[1]}"]
 """
-SUPER: list[dict[str, Any]] = [{"uid": 0}, {"uid": THIRD, "groups": [ADMINS]}, {"uid": THIRD, "gid": ADMINS}]
+SUPER: list[dict[str, Any]] = [
+    {"uid": 0},
+    {"uid": THIRD, "groups": [ADMINS]},
+    {"uid": THIRD, "gid": ADMINS},
+]
 """Root; members of the admin group by a supplementary group and by their own."""
 
 ABOUT_ONE: dict[str, dict[str, Any]] = {
@@ -70,7 +74,9 @@ def start(daemon: Daemon, uid: int, *argv: str, **options: Any) -> str:
 
     def request() -> str:
         with Client(daemon.socket) as client:
-            reply = spawn(client, argv or ("sleep", "300"), cwd=b"/", env=[b"PATH=/usr/bin:/bin"], **options)
+            reply = spawn(
+                client, argv or ("sleep", "300"), cwd=b"/", env=[b"PATH=/usr/bin:/bin"], **options
+            )
             if isinstance(reply, m.Refused):
                 return reply.refused.kind.value
             assert isinstance(reply, m.RunReply), reply
@@ -99,7 +105,9 @@ def test_every_verb_treats_another_users_run_as_an_unknown_one(daemon: Daemon) -
     over = start(daemon, SECOND, "true")
     with daemon.client() as client:
         ended(client, over)
-        reserved = client.call(m.Reserve(id=client.next_id(), run=live, **ABOUT_ONE["reserve"]), m.Reserved).reservation
+        reserved = client.call(
+            m.Reserve(id=client.next_id(), run=live, **ABOUT_ONE["reserve"]), m.Reserved
+        ).reservation
     assert reserved is not None
     unknown = "zzz9"
     for run in (live, over):
@@ -108,18 +116,32 @@ def test_every_verb_treats_another_users_run_as_an_unknown_one(daemon: Daemon) -
         for verb, wanted, found in zip(about(run), expected, answers, strict=True):
             assert seen(found, run) == seen(wanted, unknown), verb
             assert seen(found, run)[0] is ErrorCode.NO_SUCH_RUN, verb
-    many: list[m.Request] = [m.Stop(id=0, runs=[live]), m.List(id=0, root=live), m.Events(id=0, runs=[live])]
+    many: list[m.Request] = [
+        m.Stop(id=0, runs=[live]),
+        m.List(id=0, root=live),
+        m.Events(id=0, runs=[live]),
+    ]
     many += [m.WatchRuns(id=0, root=live), m.Stop(id=0, runs=[live], sessions=True)]
     for reply in asked_as(daemon.socket, many, uid=FIRST):
         assert seen(reply, live)[0] is ErrorCode.NO_SUCH_RUN
-    (selected,) = asked_as(daemon.socket, [m.Select(id=0, verb="stop", runs=[live, over])], uid=FIRST)
+    (selected,) = asked_as(
+        daemon.socket, [m.Select(id=0, verb="stop", runs=[live, over])], uid=FIRST
+    )
     assert isinstance(selected, m.Selected)
-    assert (selected.runs, [one.code for one in selected.failed]) == ([], [ErrorCode.NO_SUCH_RUN] * 2)
-    settle: list[m.Request] = [m.Settle(id=0, reservation=name, input_tokens=1, output_tokens=1) for name in (reserved, "none")]
+    assert (selected.runs, [one.code for one in selected.failed]) == (
+        [],
+        [ErrorCode.NO_SUCH_RUN] * 2,
+    )
+    settle: list[m.Request] = [
+        m.Settle(id=0, reservation=name, input_tokens=1, output_tokens=1)
+        for name in (reserved, "none")
+    ]
     settled = asked_as(daemon.socket, settle, uid=FIRST)
     assert seen(settled[0], reserved) == seen(settled[1], "none")
     with daemon.client() as client:
-        assert client.call(m.Info(id=client.next_id(), run=live), m.RunReply).run.status == "running"
+        assert (
+            client.call(m.Info(id=client.next_id(), run=live), m.RunReply).run.status == "running"
+        )
 
 
 def test_root_and_the_admin_group_do_everything_with_all_runs(daemon: Daemon) -> None:
@@ -131,9 +153,18 @@ def test_root_and_the_admin_group_do_everything_with_all_runs(daemon: Daemon) ->
                 assert isinstance(reply, m.Error)
                 assert reply.code is ErrorCode.NOT_PERMITTED, (verb, who)
             elif isinstance(reply, m.Error):
-                assert reply.code not in {ErrorCode.NO_SUCH_RUN, ErrorCode.NOT_PERMITTED}, (verb, who)
+                assert reply.code not in {ErrorCode.NO_SUCH_RUN, ErrorCode.NOT_PERMITTED}, (
+                    verb,
+                    who,
+                )
         with daemon.client() as client:
-            wait_until(lambda: client.call(m.Info(id=client.next_id(), run=live), m.RunReply).run.status == "running", "resumed")
+            wait_until(
+                lambda: (
+                    client.call(m.Info(id=client.next_id(), run=live), m.RunReply).run.status
+                    == "running"
+                ),
+                "resumed",
+            )
         config, metrics = asked_as(daemon.socket, [m.Config(id=0), m.Metrics(id=0)], **who)
         assert isinstance(config, m.ConfigReply)
         assert isinstance(metrics, m.MetricsText)
@@ -143,7 +174,9 @@ def test_root_and_the_admin_group_do_everything_with_all_runs(daemon: Daemon) ->
     assert {seen(reply, "")[0] for reply in refused} == {ErrorCode.NOT_PERMITTED}
 
 
-def test_what_an_administrator_does_to_runs_that_are_not_named_is_done_to_own_ones(daemon: Daemon) -> None:
+def test_what_an_administrator_does_to_runs_that_are_not_named_is_done_to_own_ones(
+    daemon: Daemon,
+) -> None:
     """`stop --all` and `prune` of one person must not end the work of others, or delete it."""
     over = start(daemon, SECOND, "true")
     with daemon.client() as client:
@@ -151,7 +184,11 @@ def test_what_an_administrator_does_to_runs_that_are_not_named_is_done_to_own_on
     live = start(daemon, SECOND, name="work")
     for who in SUPER[1:]:
         own = start(daemon, THIRD, name="work")
-        asks: list[m.Request] = [m.Select(id=0, verb="stop", name=["work"]), m.Prune(id=0, keep=0), m.Stop(id=0, everything=True)]
+        asks: list[m.Request] = [
+            m.Select(id=0, verb="stop", name=["work"]),
+            m.Prune(id=0, keep=0),
+            m.Stop(id=0, everything=True),
+        ]
         chosen, pruned, done = asked_as(daemon.socket, asks, **who)
         assert isinstance(chosen, m.Selected)
         assert chosen.runs == [own]
@@ -160,7 +197,9 @@ def test_what_an_administrator_does_to_runs_that_are_not_named_is_done_to_own_on
         assert done.stopped == [own]
     with daemon.client() as client:
         for run, status in ((live, "running"), (over, "completed")):
-            assert client.call(m.Info(id=client.next_id(), run=run), m.RunReply).run.status == status
+            assert (
+                client.call(m.Info(id=client.next_id(), run=run), m.RunReply).run.status == status
+            )
 
 
 def test_lists_names_and_counts_are_a_users_own(daemon: Daemon) -> None:
@@ -181,19 +220,29 @@ def test_lists_names_and_counts_are_a_users_own(daemon: Daemon) -> None:
             m.Select(id=0, verb="stop", everything=True),
             m.Recommend(id=0, name="worker"),
         ]
-        listed, info, status, events, summary, selected, advice = asked_as(daemon.socket, unsorted, uid=uid)
+        listed, info, status, events, summary, selected, advice = asked_as(
+            daemon.socket, unsorted, uid=uid
+        )
         assert isinstance(listed, m.RunList)
         assert {run.id for run in listed.runs} == own[uid]
         assert isinstance(info, m.RunReply)
         assert info.run.id == live, "a name means an own run"
         assert isinstance(status, m.DaemonStatus)
-        assert (status.live, status.queued, status.admitted, status.connections) == (1, 0, None, None)
+        assert (status.live, status.queued, status.admitted, status.connections) == (
+            1,
+            0,
+            None,
+            None,
+        )
         assert {quota.key: quota.used for quota in status.quotas}["quotas.trees_per_user"] == 1
         assert [budget.name for budget in status.budgets] == [str(uid)]
         assert isinstance(events, m.EventPage)
         assert own[uid] <= {event.run_id for event in events.events}
         with daemon.client() as client:
-            users = {run.id: run.user for run in client.call(m.List(id=client.next_id(), rows=1000), m.RunList).runs}
+            users = {
+                run.id: run.user
+                for run in client.call(m.List(id=client.next_id(), rows=1000), m.RunList).runs
+            }
         assert {users[event.run_id or ""] for event in events.events} == {str(uid)}
         assert isinstance(summary, m.Summarised)
         assert summary.summary.runs == 2
@@ -225,7 +274,13 @@ def test_a_feed_has_own_events_only(daemon: Daemon) -> None:
         """Follow from before the other user's run; while that goes on, both start runs."""
         with Client(daemon.socket) as client:
             client.send(m.Events(id=client.next_id(), after=reached, rows=1000, follow=True))
-            own = spawn(client, ["sh", "-c", "read line"], cwd=b"/", env=[b"PATH=/usr/bin:/bin"], stdin="pipe")
+            own = spawn(
+                client,
+                ["sh", "-c", "read line"],
+                cwd=b"/",
+                env=[b"PATH=/usr/bin:/bin"],
+                stdin="pipe",
+            )
             assert isinstance(own, m.RunReply)
             return own.run.id, followed(client, own.run.id)
 
@@ -234,7 +289,8 @@ def test_a_feed_has_own_events_only(daemon: Daemon) -> None:
 
 
 def followed(client: Client, own: str) -> set[str | None]:
-    """Return the runs of the events that are pushed until the run `own`, whose end is asked for, is over."""
+    """Return the runs of the events that are pushed until the run `own`, whose end is asked for, is
+    over."""
     found: set[str | None] = set()
     client.send(m.Send(id=client.next_id(), run=own, data=b"", eof=True))
     while True:
@@ -271,7 +327,10 @@ def test_no_user_starves_another(daemon: Daemon) -> None:
     with daemon.client() as client:
 
         def statuses(runs: list[str]) -> list[str]:
-            return [client.call(m.Info(id=client.next_id(), run=run), m.RunReply).run.status.value for run in runs]
+            return [
+                client.call(m.Info(id=client.next_id(), run=run), m.RunReply).run.status.value
+                for run in runs
+            ]
 
         assert statuses(greedy)[2:] + statuses([busy[2], late]) == ["queued"] * 4
         stopped(client, busy[0], grace=0)
@@ -282,7 +341,10 @@ def test_no_user_starves_another(daemon: Daemon) -> None:
         assert statuses(greedy[2:]) == ["queued"] * 2
 
 
-UNTIL_TOLD = 'read line; cp "$1/new" "$1/sfad.toml"; kill -HUP "$2"; while [ ! -e "$1/go/on" ]; do sleep 0.05; done'
+UNTIL_TOLD = (
+    'read line; cp "$1/new" "$1/sfad.toml"; kill -HUP "$2"; while [ ! -e "$1/go/on" ]; do sleep '
+    "0.05; done"
+)
 
 
 def test_who_leaves_the_admin_group_is_told_no_more(place: Path) -> None:
@@ -292,7 +354,9 @@ def test_who_leaves_the_admin_group_is_told_no_more(place: Path) -> None:
     (directory / "go").chmod(0o777)
     directory.chmod(0o755)
     with running(directory, config=CONFIG, mode="cgroup") as daemon, daemon.client() as root:
-        (directory / "new").write_text(daemon.config.read_text().replace(f"admin_group = {ADMINS}", ""))
+        (directory / "new").write_text(
+            daemon.config.read_text().replace(f"admin_group = {ADMINS}", "")
+        )
         words = ["sh", "-c", UNTIL_TOLD, "sh", str(directory), str(daemon.pid)]
         roots = spawn(root, words, stdin="pipe")
         assert isinstance(roots, m.RunReply), roots
@@ -304,11 +368,19 @@ def test_who_leaves_the_admin_group_is_told_no_more(place: Path) -> None:
                 follower.call(m.Events(id=follower.next_id(), rows=1, follow=True), m.EventPage)
                 with Client(daemon.socket) as other:
                     other.call(m.Send(id=other.next_id(), run=run.id, data=b"go\n"), m.Done)
-                    wait_until(lambda: isinstance(reply(other, m.Config(id=0)), m.Error), "the reload")
+                    wait_until(
+                        lambda: isinstance(reply(other, m.Config(id=0)), m.Error), "the reload"
+                    )
                     gone = reply(other, m.Info(id=0, run=run.id))
                     (directory / "go" / "on").touch()
                     (waited,) = (answer.reply for answer in client.arrived())
-                    own = spawn(other, ["sh", "-c", "read line"], cwd=b"/", env=[b"PATH=/usr/bin:/bin"], stdin="pipe")
+                    own = spawn(
+                        other,
+                        ["sh", "-c", "read line"],
+                        cwd=b"/",
+                        env=[b"PATH=/usr/bin:/bin"],
+                        stdin="pipe",
+                    )
                     assert isinstance(own, m.RunReply)
                     return followed(follower, own.run.id) - {own.run.id}, gone, waited
 

@@ -1,4 +1,5 @@
-"""Users of root's daemon look for what is another user's, or root's, and for ways to keep others waiting.
+"""Users of root's daemon look for what is another user's, or root's, and for ways to keep others
+waiting.
 
 `docs/threat-model.md` says what happens.
 """
@@ -56,7 +57,9 @@ def output(daemon: Daemon, run: str) -> str:
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o750])
-def test_settings_where_the_user_cannot_look_are_not_read(everyones: Daemon, place: Path, private: Path, mode: int) -> None:
+def test_settings_where_the_user_cannot_look_are_not_read(
+    everyones: Daemon, place: Path, private: Path, mode: int
+) -> None:
     """Root's address has a password. The files are readable, and the directory is not."""
     private.chmod(mode)
     address = "http://root:secret@127.0.0.1:9"
@@ -81,8 +84,8 @@ def test_a_file_without_the_right_to_read_it_is_no_input(everyones: Daemon, priv
     def submit() -> str:
         with Client(everyones.socket) as client:
             request = m.Spawn(
-                id=client.next_id(), argv=[b"sh", b"-c", b"cat; cat /proc/self/fd/0; :"], cwd=b"/", env=PATH,
-                stdin="descriptor", descriptors=1,
+                id=client.next_id(), argv=[b"sh", b"-c", b"cat; cat /proc/self/fd/0; :"], cwd=b"/",
+                env=PATH, stdin="descriptor", descriptors=1,
             )  # fmt: skip
             client.send(request, [os.open(secret, os.O_PATH)])
             reply = client.arrived()[0].reply
@@ -97,7 +100,12 @@ def test_what_another_users_run_was_told_of_itself_gives_no_right(everyones: Dae
     told = Path(f"/proc/{other.pid}/environ").read_bytes().split(b"\0")
     env = [*PATH, *(item for item in told if item.startswith(b"SFA"))]
     found = start(everyones, FIRST, "true", env=env, claim=Claim(names=["other"]))
-    assert (found.parent_id, found.root_id, found.depth, found.user) == (None, found.id, 0, str(FIRST))
+    assert (found.parent_id, found.root_id, found.depth, found.user) == (
+        None,
+        found.id,
+        0,
+        str(FIRST),
+    )
 
 
 def test_a_key_is_a_users_own(everyones: Daemon) -> None:
@@ -107,7 +115,10 @@ def test_a_key_is_a_users_own(everyones: Daemon) -> None:
 
 def test_no_run_waits_for_another_users(everyones: Daemon) -> None:
     other = start(everyones, SECOND, "sleep", "300").id
-    asks = [m.Spawn(id=0, argv=[b"true"], cwd=b"/", env=PATH, after=[After(run=run)]) for run in (other, "a999")]
+    asks = [
+        m.Spawn(id=0, argv=[b"true"], cwd=b"/", env=PATH, after=[After(run=run)])
+        for run in (other, "a999")
+    ]
     replies = asked_as(everyones.socket, asks, uid=FIRST)
     errors = [(reply.code, reply.message) for reply in replies if isinstance(reply, m.Error)]
     assert [(code, text.replace(other, "a999")) for code, text in errors] == [errors[1]] * 2
@@ -134,7 +145,11 @@ with Client({str(everyones.socket)!r}) as client:
     with everyones.client() as client:
         reply = spawn(client, [sys.executable, "-c", code], cwd=b"/", env=PATH)
         assert isinstance(reply, m.RunReply)
-    assert output(everyones, reply.run.id).splitlines() == [f"['{reply.run.id}']", "Error", "RunReply"]
+    assert output(everyones, reply.run.id).splitlines() == [
+        f"['{reply.run.id}']",
+        "Error",
+        "RunReply",
+    ]
 
 
 # ---- what root does with another user's run
@@ -170,7 +185,9 @@ def test_a_command_of_another_user_does_not_steer_roots_terminal(everyones: Daem
 
 
 @pytest.mark.parametrize("what", ["events", "summary", "recommend", "prune"])
-def test_a_user_who_asks_for_much_keeps_no_other_waiting(everyones: Daemon, private: Path, what: str) -> None:
+def test_a_user_who_asks_for_much_keeps_no_other_waiting(
+    everyones: Daemon, private: Path, what: str
+) -> None:
     """Such requests are answered one after the other, because each keeps a CPU busy."""
     kinds: dict[str, tuple[type[m.Request], dict[str, Any]]] = {
         "events": (m.Events, {"rows": 1000}),

@@ -1,7 +1,8 @@
-"""Root's daemon has a gateway for each user, as that user: real users, whose interpreter they could not execute themselves.
+"""Root's daemon has a gateway for each user, as that user: real users, whose interpreter they could
+not execute themselves.
 
-Where the interpreter of these tests lies below a directory that only root can enter, as /root, a gateway that imported or executed
-anything after it has become its user would fail here.
+Where the interpreter of these tests lies below a directory that only root can enter, as /root, a
+gateway that imported or executed anything after it has become its user would fail here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,16 @@ from sfad.processes import kernel
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, Limit, RunInfo, Tokens
 from tests.harness import Daemon, alive, running, wait_until
-from tests.users import FIRST, SECOND, Failed, as_user, needs_root, open_directory, readable_by_all, waiting_as_user
+from tests.users import (
+    FIRST,
+    SECOND,
+    Failed,
+    as_user,
+    needs_root,
+    open_directory,
+    readable_by_all,
+    waiting_as_user,
+)
 
 from .agents import limit
 from .provider import Provider
@@ -55,7 +65,8 @@ call()
 for _ in sys.stdin if then else ():
     call()
 """
-"""Makes a call, and another one for each line of its input if it is told to. Prints how each was answered."""
+"""Makes a call, and another one for each line of its input if it is told to. Prints how each was
+answered."""
 
 
 @pytest.fixture
@@ -74,7 +85,10 @@ def serving(place: Path, provider: Provider, wrap: Sequence[str] = ()) -> Iterat
 
 
 def config(provider: Provider, key: Path) -> str:
-    keyed = f'\n[gateway.upstreams.keyed]\nurl = "{provider.url}"\napi = "anthropic"\nkey_file = "{key}"\n'
+    keyed = (
+        f'\n[gateway.upstreams.keyed]\nurl = "{provider.url}"\napi = "anthropic"\nkey_file = '
+        f'"{key}"\n'
+    )
     return CONFIG.format(url=provider.url, enabled="true") + keyed + '[access]\nusers = "all"\n'
 
 
@@ -90,18 +104,33 @@ def calling(
     padding: int = 0,
     isolation: Isolation | None = None,
 ) -> Iterator[Call]:
-    """Have a run of a user make a call. `port`: of the gateway, if not where its environment says; `then`: it may make others."""
+    """Have a run of a user make a call. `port`: of the gateway, if not where its environment says;
+    `then`: it may make others."""
     metadata = {"stall": stall, "tool": None}
-    asked = {"model": "claude-sonnet-4-5", "max_tokens": 100, "stream": True, "metadata": metadata, "padding": padding}
-    words = ["/usr/bin/python3", "-c", CALLER, json.dumps(asked), "wait" if then else "", upstream, str(port or "")]
+    asked = {
+        "model": "claude-sonnet-4-5",
+        "max_tokens": 100,
+        "stream": True,
+        "metadata": metadata,
+        "padding": padding,
+    }
+    words = [
+        "/usr/bin/python3",
+        "-c",
+        CALLER,
+        json.dumps(asked),
+        "wait" if then else "",
+        upstream,
+        str(port or ""),
+    ]
     read, write = os.pipe()
 
     def submit() -> str:
         with Client(daemon.socket) as client:
             argv = [word.encode() for word in words]
             request = m.Spawn(
-                id=client.next_id(), argv=argv, cwd=b"/", env=PATH, limits=list(limits), isolation=isolation,
-                stdin="descriptor", descriptors=1,
+                id=client.next_id(), argv=argv, cwd=b"/", env=PATH, limits=list(limits),
+                isolation=isolation, stdin="descriptor", descriptors=1,
             )  # fmt: skip
             client.send(request, [read])
             reply = client.arrived()[0].reply
@@ -137,16 +166,24 @@ class Call:
     def ended(self) -> RunInfo:
         self.stdin.close()
         with self.daemon.client() as client:
-            return client.call(m.Wait(id=client.next_id(), run=self.run, timeout=60), m.RunReply).run
+            return client.call(
+                m.Wait(id=client.next_id(), run=self.run, timeout=60), m.RunReply
+            ).run
 
     def cost(self) -> float | None:
         with self.daemon.client() as client:
-            return client.call(m.Info(id=client.next_id(), run=self.run), m.RunReply).run.total_cost_usd
+            return client.call(
+                m.Info(id=client.next_id(), run=self.run), m.RunReply
+            ).run.total_cost_usd
 
 
 def record(daemon: Daemon, uid: int | None) -> tuple[int, int]:
     """Return pid and port of the gateway of a user, or of the service's own."""
-    found = json.loads((daemon.state_dir / (f"gateway-{uid}.json" if uid is not None else "gateway.json")).read_text())
+    found = json.loads(
+        (
+            daemon.state_dir / (f"gateway-{uid}.json" if uid is not None else "gateway.json")
+        ).read_text()
+    )
     return found["pid"], found["port"]
 
 
@@ -181,13 +218,17 @@ def test_each_users_calls_come_from_that_user(everyones: Daemon, provider: Provi
     assert {bill.key for bill in provider.bills} == {"own"}
 
 
-def test_a_key_of_the_operators_is_used_by_the_services_gateway_alone(everyones: Daemon, provider: Provider) -> None:
+def test_a_key_of_the_operators_is_used_by_the_services_gateway_alone(
+    everyones: Daemon, provider: Provider
+) -> None:
     with calling(everyones, FIRST, stall=True) as free:
         wait_until(lambda: provider.stalled == 1, "it is under way")
         with calling(everyones, FIRST, upstream="keyed", stall=True, padding=300_000) as paid:
             wait_until(lambda: provider.stalled == 2, "it is under way")
             assert openers(provider) == {FIRST, 0}
-            assert SECRET.encode() not in b"".join(memory(pid) for pid in family(record(everyones, FIRST)[0]))
+            assert SECRET.encode() not in b"".join(
+                memory(pid) for pid in family(record(everyones, FIRST)[0])
+            )
             provider.released.set()
             assert (free.said, paid.said) == ("200 True", "200 True")
             assert paid.ended().total_cost_usd == pytest.approx(provider.bills[1].usd)
@@ -213,9 +254,13 @@ def memory(pid: int) -> bytes:
     return b"".join(found)
 
 
-def test_a_limit_of_money_holds_for_a_key_of_the_operators(everyones: Daemon, provider: Provider) -> None:
+def test_a_limit_of_money_holds_for_a_key_of_the_operators(
+    everyones: Daemon, provider: Provider
+) -> None:
     """The user's gateway asks about nothing there, so only the service's own can refuse."""
-    with calling(everyones, FIRST, limit("cost", 0.01, "refuse"), upstream="keyed", padding=300_000) as call:
+    with calling(
+        everyones, FIRST, limit("cost", 0.01, "refuse"), upstream="keyed", padding=300_000
+    ) as call:
         assert call.said.startswith("400")
         assert "limit" in call.said
     assert provider.bills == []
@@ -226,17 +271,25 @@ def test_a_gateway_is_its_users_and_hides_from_the_user(everyones: Daemon) -> No
         assert call.said == "200 True"
         pid, port = record(everyones, FIRST)
         processes = family(pid)
-        assert len(processes) == 2, processes  # what reads large bodies has been forked by the second
+        # what reads large bodies has been forked by the second
+        assert len(processes) == 2, processes
         processes += [each for each in family(processes[1]) if each not in processes]
         for each in processes:
             found = status_of(each)
             assert found["Uid"] == [str(FIRST)] * 4
             assert found["Groups"] == []
             assert found["NoNewPrivs"] == ["1"]
-            assert {int(found[name][0], 16) for name in ("CapPrm", "CapEff", "CapInh", "CapAmb")} == {0}
+            assert {
+                int(found[name][0], 16) for name in ("CapPrm", "CapEff", "CapInh", "CapAmb")
+            } == {0}
             for name in ("environ", "mem", "maps", "fd", "auxv", "stack"):
                 with pytest.raises(Failed, match=r"Permission denied|Operation not permitted"):
-                    as_user(FIRST, lambda path=f"/proc/{each}/{name}": os.listdir(path) if "fd" in path else os.open(path, 0))  # type: ignore[misc]
+                    as_user(
+                        FIRST,
+                        lambda path=f"/proc/{each}/{name}": (
+                            os.listdir(path) if "fd" in path else os.open(path, 0)
+                        ),
+                    )  # type: ignore[misc]
             assert as_user(FIRST, lambda each=each: traced(each)) == (-1, 1)  # type: ignore[misc]
         for name in (f"gateway-{FIRST}.calls", f"gateway-{FIRST}.json"):
             with pytest.raises(Failed, match="Permission denied"):
@@ -295,7 +348,9 @@ def test_a_gateway_that_does_nothing_any_more_concerns_its_user_alone(everyones:
     assert not alive(pid)
 
 
-def test_a_user_who_kills_its_gateway_harms_itself_alone(everyones: Daemon, provider: Provider) -> None:
+def test_a_user_who_kills_its_gateway_harms_itself_alone(
+    everyones: Daemon, provider: Provider
+) -> None:
     with (
         calling(everyones, FIRST, stall=True, then=True) as own,
         calling(everyones, SECOND, stall=True) as other,
@@ -322,7 +377,9 @@ def test_what_reads_bodies_is_replaced_with_its_gateway(everyones: Daemon) -> No
         assert call.said == "200 True"
         pid, _ = record(everyones, FIRST)
         as_user(FIRST, lambda: os.kill(family(pid)[1], signal.SIGKILL))
-        wait_until(lambda: record(everyones, FIRST)[0] not in {0, pid}, "another gateway is started")
+        wait_until(
+            lambda: record(everyones, FIRST)[0] not in {0, pid}, "another gateway is started"
+        )
         assert call.again() == "200 True"
         call.ended()
 
@@ -378,11 +435,17 @@ def test_an_isolated_run_reaches_all_upstreams_through_one_port(provider: Provid
     assert sorted(str(bill.key) for bill in provider.bills) == [SECRET, "own"]
 
 
-def test_a_key_that_comes_with_a_reload_counts_for_live_runs(everyones: Daemon, provider: Provider) -> None:
+def test_a_key_that_comes_with_a_reload_counts_for_live_runs(
+    everyones: Daemon, provider: Provider
+) -> None:
     with calling(everyones, FIRST, then=True) as call:
         assert call.said == "200 True"
         text, free = everyones.config.read_text(), 'api = "anthropic"\n[quotas]'
-        everyones.config.write_text(text.replace(free, free.replace("[", f'key_file = "{everyones.config.parent / "key"}"\n[')))
+        everyones.config.write_text(
+            text.replace(
+                free, free.replace("[", f'key_file = "{everyones.config.parent / "key"}"\n[')
+            )
+        )
         assert everyones.sfactl("reload").returncode == 0
         assert call.again() == "200 True"
         call.ended()
@@ -393,7 +456,10 @@ def test_a_gateway_ends_with_the_runs_of_its_user(everyones: Daemon) -> None:
     with calling(everyones, FIRST) as call, calling(everyones, SECOND, then=True) as other:
         assert (call.said, other.said) == ("200 True", "200 True")
         pid, port = record(everyones, FIRST)
-        wait_until(lambda: not (everyones.state_dir / f"gateway-{FIRST}.json").exists(), "its address is given up")
+        wait_until(
+            lambda: not (everyones.state_dir / f"gateway-{FIRST}.json").exists(),
+            "its address is given up",
+        )
         assert not alive(pid)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
@@ -416,12 +482,20 @@ def test_no_other_process_of_the_user_is_let_in_as_the_gateway(everyones: Daemon
         call.ended()
 
 
-def test_a_gateway_can_only_ask_about_runs_of_its_user(everyones: Daemon, provider: Provider) -> None:
-    """As one would do that hostile HTTP has taken over. The test lets the daemon adopt such a process."""
-    with calling(everyones, SECOND, stall=True, then=True) as other, calling(everyones, FIRST, then=True) as own:
+def test_a_gateway_can_only_ask_about_runs_of_its_user(
+    everyones: Daemon, provider: Provider
+) -> None:
+    """As one would do that hostile HTTP has taken over. The test lets the daemon adopt such a
+    process."""
+    with (
+        calling(everyones, SECOND, stall=True, then=True) as other,
+        calling(everyones, FIRST, then=True) as own,
+    ):
         wait_until(lambda: provider.stalled == 1, "it is under way")
         with everyones.client() as client:
-            admitted = client.call(m.ListCalls(id=client.next_id(), run=other.run), m.CallPage).calls[0]
+            admitted = client.call(
+                m.ListCalls(id=client.next_id(), run=other.run), m.CallPage
+            ).calls[0]
         assert own.said == "200 True"
         reservation = f"{other.run}-{admitted.number}"
         model = "claude-sonnet-4-5"
@@ -434,7 +508,13 @@ def test_a_gateway_can_only_ask_about_runs_of_its_user(everyones: Daemon, provid
                     admit(id=client.next_id(), run=other.run, upstream="anthropic"),
                     admit(id=client.next_id(), run=own.run, upstream="keyed"),
                     admit(id=client.next_id(), run=own.run, upstream="anthropic"),
-                    m.EndCall(id=client.next_id(), run=own.run, reservation=reservation, model=model, tokens=Tokens()),
+                    m.EndCall(
+                        id=client.next_id(),
+                        run=own.run,
+                        reservation=reservation,
+                        model=model,
+                        tokens=Tokens(),
+                    ),
                     m.List(id=client.next_id()),
                     m.Stop(id=client.next_id(), runs=[own.run]),
                 ]
@@ -442,7 +522,9 @@ def test_a_gateway_can_only_ask_about_runs_of_its_user(everyones: Daemon, provid
                 for request in requests:
                     client.send(request)
                     reply = client.arrived()[0].reply
-                    found.append(reply.message if isinstance(reply, m.Error) else type(reply).__name__)
+                    found.append(
+                        reply.message if isinstance(reply, m.Error) else type(reply).__name__
+                    )
                 return found
 
         with waiting_as_user(FIRST, ask) as (pid, go):
@@ -451,7 +533,9 @@ def test_a_gateway_can_only_ask_about_runs_of_its_user(everyones: Daemon, provid
             path = everyones.state_dir / f"gateway-{FIRST}.json"
             stat = kernel.stat(pid)
             assert stat is not None
-            path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": pid, "started": stat.started}))
+            path.write_text(
+                json.dumps(json.loads(path.read_text()) | {"pid": pid, "started": stat.started})
+            )
             everyones.restart()
             answers = go()
         assert answers == [
@@ -475,7 +559,9 @@ def test_status_and_doctor_name_the_users(everyones: Daemon) -> None:
         assert f"gateway of {FIRST}" in everyones.sfactl("status").stdout
         with everyones.client() as client:
             found = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)
-        assert [(each.user, each.url, each.pid) for each in found.gateways] == [(str(FIRST), f"http://127.0.0.1:{port}", pid)]
+        assert [(each.user, each.url, each.pid) for each in found.gateways] == [
+            (str(FIRST), f"http://127.0.0.1:{port}", pid)
+        ]
         assert found.gateway_pid == record(everyones, None)[0]
         told = everyones.sfactl("doctor").stdout
         assert f"gateway of {FIRST}" in told

@@ -1,4 +1,5 @@
-"""Runs of other users under root's daemon use `sfactl` from inside, with and without a sandbox and a terminal."""
+"""Runs of other users under root's daemon use `sfactl` from inside, with and without a sandbox and
+a terminal."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ listen = "unix:PLACE/metrics"
 
 
 class Shared:
-    """Root's daemon, and an interpreter that its users can execute: below it they are mounted where everyone can look."""
+    """Root's daemon, and an interpreter that its users can execute: below it they are mounted where
+    everyone can look."""
 
     def __init__(self, place: Path, daemon: Daemon) -> None:
         self.place = place
@@ -69,10 +71,18 @@ class Shared:
             options = {"cwd": os.fsencode(self.homes[uid] / "work"), "env": self.env(uid)} | options
             return ended(client, started(client, ["sh", "-c", script], **options).id)
 
-    def shell(self, uid: int, script: str, *, groups: tuple[int, ...] = (), **options: Any) -> list[str]:
-        """Return the lines that a user's shell script has printed as a run, in which `$SFA` is `sfactl`."""
-        run = as_user(uid, lambda: self.submit(uid, "exec 2>&1\n" + script, **options), groups=groups)
-        printed, complaints = ((self.daemon.state_dir / "output" / f"{run.id}.{end}").read_text() for end in ("out", "err"))
+    def shell(
+        self, uid: int, script: str, *, groups: tuple[int, ...] = (), **options: Any
+    ) -> list[str]:
+        """Return the lines that a user's shell script has printed as a run, in which `$SFA` is
+        `sfactl`."""
+        run = as_user(
+            uid, lambda: self.submit(uid, "exec 2>&1\n" + script, **options), groups=groups
+        )
+        printed, complaints = (
+            (self.daemon.state_dir / "output" / f"{run.id}.{end}").read_text()
+            for end in ("out", "err")
+        )
         assert (run.status, complaints) == ("completed", ""), (printed, run.reason)
         return printed.splitlines()
 
@@ -82,7 +92,12 @@ def shared() -> Iterator[Shared]:
     with open_directory() as place:
         directory = place / "d"
         directory.mkdir(mode=0o755)
-        with running(directory, config=CONFIG.replace("PLACE", str(place)), mode="cgroup", wrap=readable_by_all(place)) as daemon:
+        with running(
+            directory,
+            config=CONFIG.replace("PLACE", str(place)),
+            mode="cgroup",
+            wrap=readable_by_all(place),
+        ) as daemon:
             yield Shared(place, daemon)
 
 
@@ -103,9 +118,12 @@ INSIDE = """
         pytest.param(NOBODY, Isolation(), id="isolated", marks=needs_bubblewrap),
     ],
 )
-def test_a_run_of_another_user_uses_sfactl(shared: Shared, uid: int, isolation: Isolation | None) -> None:
-    """Its child is that user's, with his groups; it sees its own subtree, and a run of another user is unknown to it. In a sandbox
-    the socket belongs to a user who has no number there, and so does each group but the user's own."""
+def test_a_run_of_another_user_uses_sfactl(
+    shared: Shared, uid: int, isolation: Isolation | None
+) -> None:
+    """Its child is that user's, with his groups; it sees its own subtree, and a run of another user
+    is unknown to it. In a sandbox the socket belongs to a user who has no number there, and so does
+    each group but the user's own."""
     other = as_user(SECOND, lambda: shared.submit(SECOND, "true").id)
     lines = shared.shell(uid, INSIDE.replace("OTHER", other), groups=(62001,), isolation=isolation)
     groups = [uid, 62001 if isolation is None else OVERFLOW]
@@ -119,8 +137,12 @@ def test_a_run_of_another_user_uses_sfactl(shared: Shared, uid: int, isolation: 
     assert lines[4].replace(other, "zzz9") == lines[6]
 
 
-@pytest.mark.parametrize("isolation", [None, pytest.param(Isolation(), marks=needs_bubblewrap)], ids=["open", "isolated"])
-def test_the_command_at_the_end_of_a_users_run_is_the_users(shared: Shared, isolation: Isolation | None) -> None:
+@pytest.mark.parametrize(
+    "isolation", [None, pytest.param(Isolation(), marks=needs_bubblewrap)], ids=["open", "isolated"]
+)
+def test_the_command_at_the_end_of_a_users_run_is_the_users(
+    shared: Shared, isolation: Isolation | None
+) -> None:
     work = shared.homes[FIRST] / f"work-{isolation is not None}"
     work.mkdir()
     os.chown(work, FIRST, FIRST)
@@ -141,7 +163,12 @@ def test_a_failure_at_the_end_of_a_run_is_told_to_its_user(shared: Shared) -> No
     def failures(uid: int) -> list[str | None]:
         def ask() -> list[str | None]:
             with Client(shared.daemon.socket) as client:
-                return [event.run_id for event in client.call(m.Events(id=0, after=0, types=["hook_failed"]), m.EventPage).events]
+                return [
+                    event.run_id
+                    for event in client.call(
+                        m.Events(id=0, after=0, types=["hook_failed"]), m.EventPage
+                    ).events
+                ]
 
         return as_user(uid, ask)
 
@@ -154,11 +181,28 @@ def test_a_user_at_a_terminal(shared: Shared) -> None:
     near, far = os.openpty()
     try:
         os.fchown(far, FIRST, 5)
-        enter = ["nsenter", f"--mount=/proc/{shared.daemon.pid}/ns/mnt", "setsid", "--ctty", "--wait"]
+        enter = [
+            "nsenter",
+            f"--mount=/proc/{shared.daemon.pid}/ns/mnt",
+            "setsid",
+            "--ctty",
+            "--wait",
+        ]
         user = ["setpriv", f"--reuid={FIRST}", f"--regid={FIRST}", "--clear-groups", "env", "-i"]
         env = [*map(os.fsdecode, shared.env(FIRST)), f"SFAD_SOCKET={shared.daemon.socket}"]
         script = "test -t 0 && id -u && echo controls > /dev/tty && read line && echo read $line"
-        words = [shared.python, "-m", "sfactl", "run", "--stdio", "inherit", "--", "sh", "-c", script]
+        words = [
+            shared.python,
+            "-m",
+            "sfactl",
+            "run",
+            "--stdio",
+            "inherit",
+            "--",
+            "sh",
+            "-c",
+            script,
+        ]
         process = subprocess.Popen([*enter, *user, *env, *words], stdin=far, stdout=far, stderr=far)
     finally:
         os.close(far)
@@ -183,16 +227,28 @@ def _until(terminal: int, text: str) -> str:
     return found
 
 
-USAGE = """echo '{"type": "usage", "turns": 4, "messages": 1, "input_tokens": 9, "output_tokens": 1}'"""
+USAGE = (
+    """echo '{"type": "usage", "turns": 4, "messages": 1, "input_tokens": 9, "output_tokens": 1}'"""
+)
 
 
 def test_limits_are_learnt_from_the_same_users_runs(shared: Shared) -> None:
     def turns(uid: int, count: int = 1) -> list[tuple[float, str]]:
-        runs = [shared.submit(uid, USAGE, meter="jsonl", run_type="shared-type") for _ in range(count)]
-        return [(limit.threshold, limit.source) for run in runs for limit in run.limits if limit.kind == "turns"]
+        runs = [
+            shared.submit(uid, USAGE, meter="jsonl", run_type="shared-type") for _ in range(count)
+        ]
+        return [
+            (limit.threshold, limit.source)
+            for run in runs
+            for limit in run.limits
+            if limit.kind == "turns"
+        ]
 
     as_user(FIRST, lambda: turns(FIRST, 20))
-    wait_until(lambda: as_user(FIRST, lambda: turns(FIRST)) == [(5, "limits.adaptive")], "its user's next run follows them")
+    wait_until(
+        lambda: as_user(FIRST, lambda: turns(FIRST)) == [(5, "limits.adaptive")],
+        "its user's next run follows them",
+    )
     assert as_user(SECOND, lambda: turns(SECOND)) == [(25, "default")]
 
 
@@ -211,7 +267,21 @@ def test_what_a_user_is_told_of_the_daemon(shared: Shared) -> None:
         told = as_user(FIRST, status)
     finally:
         shared.daemon.config.write_text(right)
-    hidden = (told.rejected_config, told.config_files, told.log, told.metrics, told.metrics_trouble, told.otel, told.otel_trouble)
+    hidden = (
+        told.rejected_config,
+        told.config_files,
+        told.log,
+        told.metrics,
+        told.metrics_trouble,
+        told.otel,
+        told.otel_trouble,
+    )
     assert hidden == (None,) * len(hidden)
-    assert (told.admitted, told.refused, told.connections, told.hooks, told.ledger_trouble) == (None, None, None, [], None)
+    assert (told.admitted, told.refused, told.connections, told.hooks, told.ledger_trouble) == (
+        None,
+        None,
+        None,
+        [],
+        None,
+    )
     assert status().metrics is not None

@@ -1,4 +1,5 @@
-"""What an isolated run sees: programs and what is named, without the sockets in it, and nothing that a run could add."""
+"""What an isolated run sees: programs and what is named, without the sockets in it, and nothing
+that a run could add."""
 
 from __future__ import annotations
 
@@ -108,14 +109,22 @@ class Desk:
         path.write_text(text)
         return path
 
-    def program(self, name: str, text: str = "cat $(dirname $(readlink -f $0))/../lib/* 2>&1") -> Path:
+    def program(
+        self, name: str, text: str = "cat $(dirname $(readlink -f $0))/../lib/* 2>&1"
+    ) -> Path:
         path = self.write(name, f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
         return path
 
-    def run(self, argv: Sequence[object], cwd: Path | None = None, readable: Sequence[Path] = ()) -> RunInfo:
+    def run(
+        self, argv: Sequence[object], cwd: Path | None = None, readable: Sequence[Path] = ()
+    ) -> RunInfo:
         """Return how an isolated run has ended."""
-        env = {"HOME": self.home, "PATH": ":".join(map(str, [*self.path, "/usr/bin", "/bin"])), "PYTHONPATH": ":".join(sys.path)}
+        env = {
+            "HOME": self.home,
+            "PATH": ":".join(map(str, [*self.path, "/usr/bin", "/bin"])),
+            "PYTHONPATH": ":".join(sys.path),
+        }
         env |= {"SFAD_SOCKET": self.daemon.socket, "SSL_CERT_FILE": self.home / "certificates.pem"}
         return ended(
             self.client,
@@ -170,7 +179,8 @@ def test_a_home_is_empty_but_for_programs(desk: Desk) -> None:
     ]
     desk.path += [desk.home / "bin", desk.home / "plain" / "bin", desk.work / "env" / "bin"]
     script = (
-        "node; ruler; mine; plain; cat ~/.gitconfig $SSL_CERT_FILE; ls -A ~ ~/.config; touch ~/made env/bin/new; grep -r secret ~"
+        "node; ruler; mine; plain; cat ~/.gitconfig $SSL_CERT_FILE; ls -A ~ ~/.config; touch "
+        "~/made env/bin/new; grep -r secret ~"
     )
     said = desk.said(desk.run(["sh", "-c", script]))
     assert "part of node" in said
@@ -196,7 +206,11 @@ def test_what_is_named_is_seen(desk: Desk) -> None:
     assert "Read-only" in said[1]
     (desk.top / "link").symlink_to(desk.home / "vault")
     named = (desk.top / "link", f"leads to {desk.home}/vault by the link")
-    for path, why in (named, (desk.top / "gone", "does not exist"), (desk.daemon.state_dir, "belongs to the daemon")):
+    for path, why in (
+        named,
+        (desk.top / "gone", "does not exist"),
+        (desk.daemon.state_dir, "belongs to the daemon"),
+    ):
         run = desk.run(["true"], readable=[path])
         assert run.exit_code == 126
         assert why in desk.said(run)
@@ -214,7 +228,8 @@ def test_a_home_as_working_directory_shows_nothing(desk: Desk) -> None:
 
 @pytest.mark.parametrize("program", ["link/keys", "tool"])
 def test_no_link_of_the_run_shows_more(desk: Desk, program: str) -> None:
-    """The command, or a directory in PATH, is a link in the working directory, which the agent changes."""
+    """The command, or a directory in PATH, is a link in the working directory, which the agent
+    changes."""
     (desk.work / "link").symlink_to(desk.home / "vault" / "bin")
     (desk.work / "tool").symlink_to(desk.home / "vault" / "bin" / "keys")
     desk.path = [desk.work / "link"]
@@ -242,7 +257,13 @@ for words in (
     said = desk.said(run)
     assert run.exit_code == 0, said
     assert HIDDEN not in said
-    assert [line.split()[0] for line in said.splitlines() if line[:1].isdigit()] == ["126", "126", "126", "1", "2"], said
+    assert [line.split()[0] for line in said.splitlines() if line[:1].isdigit()] == [
+        "126",
+        "126",
+        "126",
+        "1",
+        "2",
+    ], said
     assert "leave out --readable" in said
 
 
@@ -266,8 +287,11 @@ print(json.dumps(found))
 """
 
 
-def test_sockets_in_what_is_readable_are_covered(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those too that were bound by a relative path, renamed, linked, or have a newline in their names."""
+def test_sockets_in_what_is_readable_are_covered(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those too that were bound by a relative path, renamed, linked, or have a newline in their
+    names."""
     (desk.work / "connect.py").write_text(CONNECT)
     shared = desk.top / "shared"
     shared.mkdir()
@@ -281,7 +305,8 @@ def test_sockets_in_what_is_readable_are_covered(desk: Desk, monkeypatch: pytest
 
 @needs_root
 def test_a_socket_where_root_cannot_mount_breaks_no_run(start: Start) -> None:
-    """A user's home is closed to root within a sandbox: nothing can be covered there, and nothing reached."""
+    """A user's home is closed to root within a sandbox: nothing can be covered there, and nothing
+    reached."""
     with open_directory() as place, socket.socket(socket.AF_UNIX) as one:
         home, work = place / "home", place / "work"
         home.mkdir()
@@ -294,8 +319,21 @@ def test_a_socket_where_root_cannot_mount_breaks_no_run(start: Start) -> None:
         with start().client() as client:
             isolation = Isolation(readable=[os.fsencode(place)])
             argv = [sys.executable, "connect.py", str(home / "sfad.sock")]
-            assert ended(client, started(client, argv, cwd=os.fsencode(work), isolation=isolation).id).exit_code == 0
-            run = ended(client, started(client, ["cat", str(home / "sfad.sock")], cwd=os.fsencode(work), isolation=isolation).id)
+            assert (
+                ended(
+                    client, started(client, argv, cwd=os.fsencode(work), isolation=isolation).id
+                ).exit_code
+                == 0
+            )
+            run = ended(
+                client,
+                started(
+                    client,
+                    ["cat", str(home / "sfad.sock")],
+                    cwd=os.fsencode(work),
+                    isolation=isolation,
+                ).id,
+            )
             assert run.exit_code == 1
 
 
@@ -333,7 +371,9 @@ def test_where_keyrings_are_forbidden(tmp_path: Path) -> None:
     work.mkdir()
     words = [sys.executable, "-c", FORBIDDING]
     with running(tmp_path, wrap=words) as daemon, daemon.client() as client:
-        run = ended(client, started(client, ["true"], cwd=os.fsencode(work), isolation=Isolation()).id)
+        run = ended(
+            client, started(client, ["true"], cwd=os.fsencode(work), isolation=Isolation()).id
+        )
         assert run.exit_code == 0, daemon.errors(run.id)
         asked = [*words, sys.executable, "-m", "sfactl", "doctor", "--json"]
         done = subprocess.run(asked, capture_output=True, text=True, env=daemon.env)
@@ -343,8 +383,13 @@ def test_where_keyrings_are_forbidden(tmp_path: Path) -> None:
 
 def test_doctor_tells_of_a_sandbox_that_fails(common: Daemon) -> None:
     """Here mount(2) is forbidden."""
-    forbidding = FORBIDDING.replace('{"x86_64": 250}.get(os.uname().machine, 219)', '{"x86_64": 165}.get(os.uname().machine, 40)')
-    forbidding = forbidding.replace("assert libc.syscall(number, 1, None) == -1 and ctypes.get_errno() == 1\n", "")
+    forbidding = FORBIDDING.replace(
+        '{"x86_64": 250}.get(os.uname().machine, 219)',
+        '{"x86_64": 165}.get(os.uname().machine, 40)',
+    )
+    forbidding = forbidding.replace(
+        "assert libc.syscall(number, 1, None) == -1 and ctypes.get_errno() == 1\n", ""
+    )
     asked = [sys.executable, "-c", forbidding, sys.executable, "-m", "sfactl", "doctor", "--json"]
     done = subprocess.run(asked, capture_output=True, text=True, env=common.env)
     (found,) = (each for each in json.loads(done.stdout)["findings"] if each["name"] == "isolation")
@@ -355,10 +400,18 @@ def test_doctor_tells_of_a_sandbox_that_fails(common: Daemon) -> None:
 def test_the_keyring_of_a_login_stays_outside(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
-    with running(tmp_path, wrap=[sys.executable, "-c", JOINING]) as daemon, daemon.client() as client:
+    with (
+        running(tmp_path, wrap=[sys.executable, "-c", JOINING]) as daemon,
+        daemon.client() as client,
+    ):
         keys = []
         for isolation in (None, Isolation()):
-            run = ended(client, started(client, ["cat", "/proc/keys"], cwd=os.fsencode(work), isolation=isolation).id)
+            run = ended(
+                client,
+                started(
+                    client, ["cat", "/proc/keys"], cwd=os.fsencode(work), isolation=isolation
+                ).id,
+            )
             keys.append(daemon.output(run.id))
     assert "sfad-test-key" in keys[0]
     assert "sfad-test-key" not in keys[1]

@@ -36,14 +36,25 @@ class Repository:
         self.sub.mkdir(parents=True)
         self.home.mkdir(exist_ok=True)
         self.env = {"PATH": os.environ["PATH"], "HOME": str(self.home), "GIT_CONFIG_NOSYSTEM": "1"}
-        for key, value in (("user.name", "n"), ("user.email", "n@example.com"), ("protocol.file.allow", "always")):
+        for key, value in (
+            ("user.name", "n"),
+            ("user.email", "n@example.com"),
+            ("protocol.file.allow", "always"),
+        ):
             self.git("config", "--global", key, value)
         self.git("init", "-q", "-b", "main")
         (self.sub / "file").write_text("one\n")
         self.commit("first")
 
     def git(self, *words: str, cwd: Path | None = None) -> str:
-        done = subprocess.run(["git", *words], cwd=cwd or self.path, env=self.env, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", *words],
+            cwd=cwd or self.path,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         return done.stdout
 
     def commit(self, message: str) -> None:
@@ -54,15 +65,25 @@ class Repository:
         """Return what must be as before once nothing of a run is left."""
         records = [record.path for record in worktrees.records(self.env)]
         kept = str([*(self.home / ".local/share/sfad/worktrees").glob("*")])
-        return (self.git("worktree", "list"), self.git("branch", "-a"), self.git("status", "--porcelain"), str(records), kept)
+        return (
+            self.git("worktree", "list"),
+            self.git("branch", "-a"),
+            self.git("status", "--porcelain"),
+            str(records),
+            kept,
+        )
 
     def options(self, worktree: Worktree | None = NEW, **more: Any) -> dict[str, Any]:
         env = [os.fsencode(f"{name}={value}") for name, value in self.env.items()]
         return {"cwd": os.fsencode(self.sub), "env": env, "worktree": worktree} | more
 
-    def run(self, daemon: Daemon, script: str, worktree: Worktree | None = NEW, **more: Any) -> RunInfo:
+    def run(
+        self, daemon: Daemon, script: str, worktree: Worktree | None = NEW, **more: Any
+    ) -> RunInfo:
         with daemon.client() as client:
-            return ended(client, started(client, ["sh", "-ec", script], **self.options(worktree, **more)).id)
+            return ended(
+                client, started(client, ["sh", "-ec", script], **self.options(worktree, **more)).id
+            )
 
     def refused(self, daemon: Daemon, worktree: Worktree = NEW, **more: Any) -> str:
         with daemon.client() as client:
@@ -72,7 +93,13 @@ class Repository:
 
     def sfactl(self, daemon: Daemon, *words: str) -> str:
         env = daemon.env | self.env
-        done = subprocess.run([sys.executable, "-m", "sfactl", *words], env=env, capture_output=True, text=True, cwd=os.getcwd())
+        done = subprocess.run(
+            [sys.executable, "-m", "sfactl", *words],
+            env=env,
+            capture_output=True,
+            text=True,
+            cwd=os.getcwd(),
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
@@ -92,35 +119,61 @@ def daemon(share: Start) -> Daemon:
     return share(config="[quotas]\nspawns_per_hour = 100000")
 
 
-def test_six_at_once_change_nothing_of_the_checkout_and_each_diff_is_its_own(daemon: Daemon, repository: Repository) -> None:
+def test_six_at_once_change_nothing_of_the_checkout_and_each_diff_is_its_own(
+    daemon: Daemon, repository: Repository
+) -> None:
     before = repository.state()
     script = "echo {0} > file; git commit -qam {0}; echo {0} >> file; echo {0} > 'new {0}'; sleep 1"
     with daemon.client() as client:
         runs = [
-            started(client, ["sh", "-ec", script.format(number)], **repository.options(), name=f"agent{number}")
+            started(
+                client,
+                ["sh", "-ec", script.format(number)],
+                **repository.options(),
+                name=f"agent{number}",
+            )
             for number in range(6)
         ]
         runs = [ended(client, run.id) for run in runs]
     assert [run.status for run in runs] == ["completed"] * 6
     assert repository.state()[2] == before[2]
     assert (repository.sub / "file").read_text() == "one\n"
-    assert [run.branch for run in runs] == [f"sfad/agent{number}-{run.id}" for number, run in enumerate(runs)]
+    assert [run.branch for run in runs] == [
+        f"sfad/agent{number}-{run.id}" for number, run in enumerate(runs)
+    ]
     for number, run in enumerate(runs):
         changed = [
-            line for line in repository.diff(daemon, run).splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")
+            line
+            for line in repository.diff(daemon, run).splitlines()
+            if line[:1] in "+-" and line[:3] not in ("+++", "---")
         ]
         assert changed == ["-one", f"+{number}", f"+{number}", f"+{number}"]
         assert "2 files changed" in repository.diff(daemon, run, "--stat")
-    index = Path(repository.git("rev-parse", "--absolute-git-dir", cwd=Path(runs[0].worktree or "")).strip()) / "index"
+    index = (
+        Path(
+            repository.git(
+                "rev-parse", "--absolute-git-dir", cwd=Path(runs[0].worktree or "")
+            ).strip()
+        )
+        / "index"
+    )
     content = index.read_bytes()
     repository.diff(daemon, runs[0])
     assert index.read_bytes() == content, "the index of the worktree is as it was"
 
 
-def test_it_works_in_the_same_directory_and_no_variable_leads_git_elsewhere(daemon: Daemon, repository: Repository) -> None:
+def test_it_works_in_the_same_directory_and_no_variable_leads_git_elsewhere(
+    daemon: Daemon, repository: Repository
+) -> None:
     options = repository.options()
-    options["env"] += [b"GIT_DIR=" + os.fsencode(repository.path / ".git"), b"GIT_INDEX_FILE=/nowhere", b"PWD=/elsewhere"]
-    run = repository.run(daemon, 'pwd; git rev-parse --show-toplevel; echo "$PWD"', **options | {"worktree": NEW})
+    options["env"] += [
+        b"GIT_DIR=" + os.fsencode(repository.path / ".git"),
+        b"GIT_INDEX_FILE=/nowhere",
+        b"PWD=/elsewhere",
+    ]
+    run = repository.run(
+        daemon, 'pwd; git rev-parse --show-toplevel; echo "$PWD"', **options | {"worktree": NEW}
+    )
     assert run.worktree is not None
     assert daemon.output(run.id) == f"{run.cwd}\n{run.worktree}\n{run.cwd}\n"
     assert run.cwd == f"{run.worktree}/{repository.sub.name}"
@@ -130,18 +183,23 @@ def test_it_works_in_the_same_directory_and_no_variable_leads_git_elsewhere(daem
 @pytest.mark.parametrize(
     ("branch", "why"),
     [
-        ("main", "the branch 'main' exists"), ("main/x", "the branch 'main' exists"), ("--upload-pack=x", "cannot be the name"),
-        ("-d", "cannot be the name"), ("a b", "cannot be the name"), ("a\nb", "cannot be the name"), ("a..b", "cannot be the name"),
-        ("HEAD", "cannot be the name"), ("x" * 300, "at most 200"),
+        ("main", "the branch 'main' exists"), ("main/x", "the branch 'main' exists"),
+        ("--upload-pack=x", "cannot be the name"), ("-d", "cannot be the name"),
+        ("a b", "cannot be the name"), ("a\nb", "cannot be the name"),
+        ("a..b", "cannot be the name"), ("HEAD", "cannot be the name"), ("x" * 300, "at most 200"),
     ],
 )  # fmt: skip
-def test_a_branch_that_cannot_be_made_is_refused(daemon: Daemon, repository: Repository, branch: str, why: str) -> None:
+def test_a_branch_that_cannot_be_made_is_refused(
+    daemon: Daemon, repository: Repository, branch: str, why: str
+) -> None:
     before = repository.state()
     assert why in repository.refused(daemon, Worktree(branch=branch))
     assert repository.state() == before
 
 
-def test_a_place_without_a_checkout_is_refused(daemon: Daemon, repository: Repository, tmp_path: Path) -> None:
+def test_a_place_without_a_checkout_is_refused(
+    daemon: Daemon, repository: Repository, tmp_path: Path
+) -> None:
     before = repository.state()
     bare, empty = tmp_path / "bare.git", tmp_path / "empty"
     repository.git("clone", "-q", "--bare", str(repository.path), str(bare))
@@ -155,7 +213,9 @@ def test_a_place_without_a_checkout_is_refused(daemon: Daemon, repository: Repos
     assert repository.state() == before
 
 
-def test_a_branch_that_appears_meanwhile_fails_the_run_and_leaves_nothing(daemon: Daemon, repository: Repository) -> None:
+def test_a_branch_that_appears_meanwhile_fails_the_run_and_leaves_nothing(
+    daemon: Daemon, repository: Repository
+) -> None:
     """Its id is not known before it is admitted, so the default branch may be there."""
     run = repository.run(daemon, "true", name="first")
     following = run_id(run_number(run.id) + 1)
@@ -167,20 +227,38 @@ def test_a_branch_that_appears_meanwhile_fails_the_run_and_leaves_nothing(daemon
     assert repository.state() == before
 
 
-def test_submodules_sparse_checkouts_and_hooks_are_as_in_a_worktree_that_a_person_makes(daemon: Daemon, tmp_path: Path) -> None:
+def test_submodules_sparse_checkouts_and_hooks_are_as_in_a_worktree_that_a_person_makes(
+    daemon: Daemon, tmp_path: Path
+) -> None:
     # git sparse-checkout takes no newline
-    repository, other = Repository(tmp_path, directory="sub dir"), Repository(tmp_path / "other", directory="sub dir")
+    repository, other = (
+        Repository(tmp_path, directory="sub dir"),
+        Repository(tmp_path / "other", directory="sub dir"),
+    )
     repository.git("submodule", "add", "-q", str(other.path), "module")
     (repository.path / "left out").mkdir()
     (repository.path / "left out" / "x").write_text("x\n")
     repository.commit("more")
-    repository.git("sparse-checkout", "set", "--cone", "--skip-checks", repository.sub.name, "module")
+    repository.git(
+        "sparse-checkout", "set", "--cone", "--skip-checks", repository.sub.name, "module"
+    )
     hook = repository.path / ".git" / "hooks" / "post-checkout"
     hook.write_text('#!/bin/sh\necho "hook $3" >> "$HOME/hooks"\nexit 3\n')
     hook.chmod(0o755)
     person = tmp_path / "person"
-    subprocess.run(["git", "worktree", "add", "-q", str(person)], cwd=repository.path, env=repository.env, check=False)
-    run = repository.run(daemon, "cd ..; ls -A; git status --short; git submodule update -q --init; ls module; echo y > module/y")
+    subprocess.run(
+        ["git", "worktree", "add", "-q", str(person)],
+        cwd=repository.path,
+        env=repository.env,
+        check=False,
+    )
+    run = repository.run(
+        daemon,
+        (
+            "cd ..; ls -A; git status --short; git submodule update -q --init; ls module; echo y > "
+            "module/y"
+        ),
+    )
     assert run.status == "completed", daemon.errors(run.id)
     listed, _, module = daemon.output(run.id).partition("module\n")
     assert listed.split() == sorted(os.listdir(person))[: len(listed.split())]
@@ -213,25 +291,39 @@ print(json.dumps([child(), child("--worktree"), child("--cwd", "/")]))
 """
 
 
-def test_children_work_in_the_worktree_of_their_parent_unless_they_ask_for_one(daemon: Daemon, repository: Repository) -> None:
+def test_children_work_in_the_worktree_of_their_parent_unless_they_ask_for_one(
+    daemon: Daemon, repository: Repository
+) -> None:
     env = [f"{name}={value}".encode() for name, value in (daemon.env | repository.env).items()]
     env.append(b"PYTHONPATH=" + os.fsencode(os.getcwd()))
     with daemon.client() as client:
-        run = ended(client, started(client, [sys.executable, "-c", CHILD], **repository.options(env=env)).id)
+        run = ended(
+            client, started(client, [sys.executable, "-c", CHILD], **repository.options(env=env)).id
+        )
     shared, own, outside = json.loads(daemon.output(run.id))
-    assert (shared["worktree"], shared["branch"], shared["cwd"]) == (run.worktree, run.branch, run.cwd)
+    assert (shared["worktree"], shared["branch"], shared["cwd"]) == (
+        run.worktree,
+        run.branch,
+        run.cwd,
+    )
     assert own["worktree"] not in (None, run.worktree)
     assert own["branch"] == f"sfad/child-{own['id']}"
     assert "worktree" not in outside or outside["worktree"] is None
 
 
-def test_a_rerun_works_there_again_or_has_it_made_again(daemon: Daemon, repository: Repository) -> None:
+def test_a_rerun_works_there_again_or_has_it_made_again(
+    daemon: Daemon, repository: Repository
+) -> None:
     first = repository.run(daemon, "echo more >> file; cat file", Worktree(branch="work/one"))
     assert (first.branch, daemon.output(first.id)) == ("work/one", "one\nmore\n")
     again = repository.sfactl(daemon, "rerun", first.id).split()[0]
     with daemon.client() as client:
         second = ended(client, again)
-    assert (second.worktree, second.branch, daemon.output(second.id)) == (first.worktree, "work/one", "one\nmore\nmore\n")
+    assert (second.worktree, second.branch, daemon.output(second.id)) == (
+        first.worktree,
+        "work/one",
+        "one\nmore\nmore\n",
+    )
     assert repository.diff(daemon, second).count("\n+more") == 1, "what it changed itself"
     assert repository.diff(daemon, first).count("\n+more") == 2
     repository.git("worktree", "remove", "--force", first.worktree or "")
@@ -240,26 +332,44 @@ def test_a_rerun_works_there_again_or_has_it_made_again(daemon: Daemon, reposito
         assert (third.worktree, daemon.output(third.id)) == (first.worktree, "one\nmore\n")
         lives = started(client, ["sleep", "1000"], **repository.options(Worktree(of=third.id)))
         reply = spawn(client, ["true"], **repository.options(Worktree(of=third.id)))
-        assert f"run {lives.id} works in the worktree of run {third.id}" in getattr(reply, "message", "")
+        assert f"run {lives.id} works in the worktree of run {third.id}" in getattr(
+            reply, "message", ""
+        )
         client.call(m.Stop(id=client.next_id(), runs=[lives.id]), m.Stopped)
 
 
-def test_two_that_ask_at_once_for_the_worktree_of_a_run_do_not_both_get_it(daemon: Daemon, repository: Repository) -> None:
+def test_two_that_ask_at_once_for_the_worktree_of_a_run_do_not_both_get_it(
+    daemon: Daemon, repository: Repository
+) -> None:
     first = repository.run(daemon, "true")
     with daemon.client() as client:
         env, cwd = (repository.options()[name] for name in ("env", "cwd"))
         for _ in range(4):
-            client.send(m.Spawn(id=client.next_id(), argv=[b"sleep", b"9"], cwd=cwd, env=env, worktree=Worktree(of=first.id)))
+            client.send(
+                m.Spawn(
+                    id=client.next_id(),
+                    argv=[b"sleep", b"9"],
+                    cwd=cwd,
+                    env=env,
+                    worktree=Worktree(of=first.id),
+                )
+            )
         replies: list[m.Reply] = []
         while len(replies) < 4:
             replies += [answer.reply for answer in client.arrived()]
         [run] = [reply.run.id for reply in replies if isinstance(reply, m.RunReply)]
         said = [reply.message for reply in replies if isinstance(reply, m.Error)]
         stopped(client, run)
-    assert said == [f"run {run} works in the worktree of run {first.id}: wait for its end, or take another"] * 3
+    assert (
+        said
+        == [f"run {run} works in the worktree of run {first.id}: wait for its end, or take another"]
+        * 3
+    )
 
 
-def test_a_request_for_the_worktree_of_a_run_may_be_repeated(daemon: Daemon, repository: Repository) -> None:
+def test_a_request_for_the_worktree_of_a_run_may_be_repeated(
+    daemon: Daemon, repository: Repository
+) -> None:
     first = repository.run(daemon, "true")
     with daemon.client() as client:
         options = repository.options(Worktree(of=first.id), key=f"again-{first.id}")
@@ -268,7 +378,9 @@ def test_a_request_for_the_worktree_of_a_run_may_be_repeated(daemon: Daemon, rep
         stopped(client, run.id)
 
 
-def test_a_diff_in_json_can_be_applied(daemon: Daemon, repository: Repository, tmp_path: Path) -> None:
+def test_a_diff_in_json_can_be_applied(
+    daemon: Daemon, repository: Repository, tmp_path: Path
+) -> None:
     patch = tmp_path / "patch"
     patch.write_text(repository.diff(daemon, repository.run(daemon, "echo two >> file")))
     repository.git("apply", str(patch))
@@ -288,7 +400,9 @@ def test_a_repository_whose_name_is_not_utf8(daemon: Daemon, tmp_path: Path) -> 
 
 
 @needs_root
-def test_a_repository_of_another_user_is_refused_with_the_way_out(daemon: Daemon, repository: Repository) -> None:
+def test_a_repository_of_another_user_is_refused_with_the_way_out(
+    daemon: Daemon, repository: Repository
+) -> None:
     for place in (repository.path, repository.path / ".git", repository.sub):
         os.chown(place, FIRST, FIRST)
     said = repository.refused(daemon)
@@ -296,7 +410,9 @@ def test_a_repository_of_another_user_is_refused_with_the_way_out(daemon: Daemon
     assert "git config --global --add safe.directory" in said
 
 
-def test_prune_removes_what_has_no_changes_and_names_the_others(start: Start, repository: Repository) -> None:
+def test_prune_removes_what_has_no_changes_and_names_the_others(
+    start: Start, repository: Repository
+) -> None:
     daemon, before = start(), repository.state()
     for script in (
         "true",
@@ -318,18 +434,31 @@ def test_prune_removes_what_has_no_changes_and_names_the_others(start: Start, re
         "git does not know it as a worktree any more", "it has changes that are not committed",
         "it has commits that are in no other branch",
     ]  # fmt: skip
-    assert json.loads(repository.sfactl(daemon, "prune", "--worktrees", "--json"))["worktrees_kept"] == []
+    assert (
+        json.loads(repository.sfactl(daemon, "prune", "--worktrees", "--json"))["worktrees_kept"]
+        == []
+    )
     repository.git("worktree", "prune")
     after = repository.state()
     assert after[0] == before[0].replace(before[0].split()[1], after[0].split()[1])
     assert after[3:] == before[3:]
-    assert len(repository.git("branch", "--list", "sfad/*").split()) == 1, "only the branch with a commit of its own stays"
+    assert len(repository.git("branch", "--list", "sfad/*").split()) == 1, (
+        "only the branch with a commit of its own stays"
+    )
 
 
-def test_many_worktrees_made_at_once_and_pruned_leave_nothing(start: Start, repository: Repository) -> None:
-    daemon, before = start(config="[quotas]\nspawns_per_hour = 1000\ntrees = 100\ntrees_per_user = 100\n"), repository.state()
+def test_many_worktrees_made_at_once_and_pruned_leave_nothing(
+    start: Start, repository: Repository
+) -> None:
+    daemon, before = (
+        start(config="[quotas]\nspawns_per_hour = 1000\ntrees = 100\ntrees_per_user = 100\n"),
+        repository.state(),
+    )
     with daemon.client() as client:
-        runs = [started(client, ["true"], **repository.options(), name=f"n{number}") for number in range(12)]
+        runs = [
+            started(client, ["true"], **repository.options(), name=f"n{number}")
+            for number in range(12)
+        ]
         assert [ended(client, run.id).status for run in runs] == ["completed"] * 12
     assert len(repository.git("worktree", "list").splitlines()) == 13
     assert "removed 12 worktrees" in repository.sfactl(daemon, "prune", "--keep", "0")
@@ -373,16 +502,23 @@ def test_a_run_whose_daemon_is_killed_while_git_makes_its_worktree_goes_on(
         run = ended(client, run.id)
     assert (run.status, run.exit_code) == (Status.COMPLETED, 0), run.reason
     assert daemon.output(run.id) == "one\n"
-    assert "+two" in repository.diff(daemon, run), "of the same size, and perhaps in the second in which git wrote the index"
+    assert "+two" in repository.diff(daemon, run), (
+        "of the same size, and perhaps in the second in which git wrote the index"
+    )
 
 
 def _pass(repository: Repository, client: Any, run: RunInfo) -> bool:
     """Let each further filter go on. Return whether the run has ended."""
     # the new daemon may have killed a filter: its file is still there, and nobody reads
-    with suppress(OSError), open(os.open(repository.home / "gate", os.O_WRONLY | os.O_NONBLOCK), "w") as gate:
+    with (
+        suppress(OSError),
+        open(os.open(repository.home / "gate", os.O_WRONLY | os.O_NONBLOCK), "w") as gate,
+    ):
         (repository.home / "waits").unlink()
         gate.write("\n")
-    return bool(client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.status.terminal)
+    return bool(
+        client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.status.terminal
+    )
 
 
 @pytest.mark.parametrize("before_it_is_whole", [True, False])
@@ -406,7 +542,11 @@ def test_what_is_half_made_when_everything_is_killed_is_made_again_or_removed(
     with daemon.client() as client:
         assert ended(client, run.id).status == "lost"
         again = ended(client, repository.sfactl(daemon, "rerun", run.id).split()[0])
-        assert (again.status, again.worktree, again.branch) == ("completed", run.worktree, run.branch)
+        assert (again.status, again.worktree, again.branch) == (
+            "completed",
+            run.worktree,
+            run.branch,
+        )
     assert "removed 1 worktree" in repository.sfactl(daemon, "prune", "--keep", "0")
     assert repository.state() == before
 
@@ -424,11 +564,15 @@ def test_a_run_that_is_stopped_while_git_makes_its_worktree_leaves_nothing_after
     assert repository.state() == before
 
 
-def test_prune_names_the_changes_that_go_with_a_worktree(daemon: Daemon, repository: Repository) -> None:
+def test_prune_names_the_changes_that_go_with_a_worktree(
+    daemon: Daemon, repository: Repository
+) -> None:
     run = repository.run(daemon, "echo kept-by-nobody > notes")
     would = repository.sfactl(daemon, "prune", "--worktrees", "--dry-run")
     assert f"with its changes: {run.worktree} (branch {run.branch}, run {run.id})" in would
-    (lost,) = json.loads(repository.sfactl(daemon, "prune", "--worktrees", "--json"))["worktrees_lost"]
+    (lost,) = json.loads(repository.sfactl(daemon, "prune", "--worktrees", "--json"))[
+        "worktrees_lost"
+    ]
     assert (lost["path"], lost["run"]) == (run.worktree, run.id)
 
 
@@ -456,19 +600,26 @@ def run_start(run: RunInfo) -> str:
 
 
 @pytest.mark.needs("bwrap")
-def test_an_isolated_run_commits_in_its_worktree_and_changes_nothing_else(daemon: Daemon, repository: Repository) -> None:
+def test_an_isolated_run_commits_in_its_worktree_and_changes_nothing_else(
+    daemon: Daemon, repository: Repository
+) -> None:
     repository.git("config", "extensions.worktreeConfig", "true")
     before, options = repository.state(), repository.options(isolation=Isolation())
     options["env"] += [
-        b"REPOSITORY=" + os.fsencode(repository.path), b"GIT_AUTHOR_NAME=n", b"GIT_COMMITTER_NAME=n",
-        b"WORKTREES=" + os.fsencode(repository.home / ".local/share/sfad/worktrees"), b"EMAIL=n@example.com",
+        b"REPOSITORY=" + os.fsencode(repository.path), b"GIT_AUTHOR_NAME=n",
+        b"GIT_COMMITTER_NAME=n",
+        b"WORKTREES=" + os.fsencode(repository.home / ".local/share/sfad/worktrees"),
+        b"EMAIL=n@example.com",
     ]  # fmt: skip
     with daemon.client() as client:
         run = ended(client, started(client, ["sh", "-c", ESCAPES], **options).id)
     commits, *wrote = daemon.output(run.id).splitlines()
     assert commits == "2", daemon.errors(run.id)
     # into empty directories of the sandbox's own
-    assert wrote == [f"wrote {repository.path}/x", f"wrote {repository.home}/.local/share/sfad/worktrees/x.json"]
+    assert wrote == [
+        f"wrote {repository.path}/x",
+        f"wrote {repository.home}/.local/share/sfad/worktrees/x.json",
+    ]
     assert not any(os.path.exists(line.removeprefix("wrote ")) for line in wrote)
     assert repository.git("rev-parse", "main").strip() == run_start(run)
     assert repository.git("log", "--format=%s", run.branch or "").split() == ["mine", "first"]
@@ -489,7 +640,10 @@ def test_an_isolated_run_commits_in_its_worktree_and_changes_nothing_else(daemon
 @needs_root
 def test_git_is_executed_as_the_user_of_the_run() -> None:
     config = '[access]\nusers = "all"\n'
-    with open_directory() as top, running(_made(top / "d"), config=config, wrap=readable_by_all(top)) as daemon:
+    with (
+        open_directory() as top,
+        running(_made(top / "d"), config=config, wrap=readable_by_all(top)) as daemon,
+    ):
         place = top / "place"
         place.mkdir()
         os.chown(place, FIRST, FIRST)
@@ -502,7 +656,11 @@ def test_git_is_executed_as_the_user_of_the_run() -> None:
             return repository, repository.run(daemon, "echo two > file; id -u")
 
         repository, run = as_user(FIRST, submit)
-        assert daemon.output(run.id).split() == (repository.home / "who").read_text().split() == [str(FIRST)]
+        assert (
+            daemon.output(run.id).split()
+            == (repository.home / "who").read_text().split()
+            == [str(FIRST)]
+        )
         assert os.stat(run.worktree or "").st_uid == FIRST
         assert "no run has the id" in as_user(SECOND, lambda: _refusal_of_another(daemon, run, top))
 
@@ -514,5 +672,11 @@ def _made(directory: Path) -> Path:
 
 def _refusal_of_another(daemon: Daemon, run: RunInfo, top: Path) -> str:
     with daemon.client() as client:
-        reply = spawn(client, ["true"], cwd=os.fsencode(top), env=[b"PATH=/usr/bin:/bin"], worktree=Worktree(of=run.id))
+        reply = spawn(
+            client,
+            ["true"],
+            cwd=os.fsencode(top),
+            env=[b"PATH=/usr/bin:/bin"],
+            worktree=Worktree(of=run.id),
+        )
     return getattr(reply, "message", "") or str(reply)

@@ -26,7 +26,11 @@ def nothing_left(fleet: Daemons) -> None:
         found = []
         for daemon in fleet.values():
             with daemon.client() as client:
-                found += [run for run in client.call(m.List(id=0, rows=0), m.RunList).runs if not run.status.terminal]
+                found += [
+                    run
+                    for run in client.call(m.List(id=0, rows=0), m.RunList).runs
+                    if not run.status.terminal
+                ]
         return found
 
     wait_until(lambda: not live(), "no run is live on any node")
@@ -36,7 +40,12 @@ def there(fleet: Daemons, run: RunInfo, giver: str = "n1") -> RunInfo:
     """Return a run as the node tells where it executes, once that has it."""
     with fleet[giver].client() as client:
         place = wait_until(
-            lambda: (found := client.call(m.Info(id=0, run=run.id), m.RunReply).run.fleet) and found.run and found, "it is taken"
+            lambda: (
+                (found := client.call(m.Info(id=0, run=run.id), m.RunReply).run.fleet)
+                and found.run
+                and found
+            ),
+            "it is taken",
         )
     with fleet[place.node].client() as client:
         return client.call(m.Info(id=0, run=place.run), m.RunReply).run

@@ -1,4 +1,5 @@
-"""Three nodes of Ray and their three daemons on one machine. Everything that Ray starts is ended by pid."""
+"""Three nodes of Ray and their three daemons on one machine. Everything that Ray starts is ended by
+pid."""
 
 from __future__ import annotations
 
@@ -47,15 +48,25 @@ class Cluster:
     @property
     def env(self) -> dict[str, str]:
         """What daemons and drivers need to join."""
-        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.mark * 2, "RAY_USAGE_STATS_ENABLED": "0"}
+        return {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.mark * 2,
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start the head, then the others. On a busy machine Ray gives up after 30 s, and can be asked again."""
-        head = (f"--port={self.port}", "--head", f"--temp-dir={self.directory}", "--include-dashboard=false")
+        """Start the head, then the others. On a busy machine Ray gives up after 30 s, and can be
+        asked again."""
+        head = (
+            f"--port={self.port}",
+            "--head",
+            f"--temp-dir={self.directory}",
+            "--include-dashboard=false",
+        )
         self._until_started(NAMES[0], *head)
         for name in NAMES[1:]:
             self.join(name)
@@ -74,8 +85,9 @@ class Cluster:
         with (self.directory / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [
-                    RAY, "start", *words, f"--labels=sfad-node={name}", "--num-cpus=4", "--memory=500000000",
-                    f"--object-store-memory={STORE}", "--node-ip-address=127.0.0.1", "--include-log-monitor=false",
+                    RAY, "start", *words, f"--labels=sfad-node={name}", "--num-cpus=4",
+                    "--memory=500000000", f"--object-store-memory={STORE}",
+                    "--node-ip-address=127.0.0.1", "--include-log-monitor=false",
                     "--disable-usage-stats",
                 ],
                 env=os.environ | self.env | {MARK: self.mark},
@@ -86,12 +98,15 @@ class Cluster:
         return (self.directory / f"{name}.log").read_text()
 
     def processes(self) -> list[psutil.Process]:
-        """Return all that Ray has started. Its agents overwrite their environment with a title: they are children of others."""
+        """Return all that Ray has started. Its agents overwrite their environment with a title:
+        they are children of others."""
         found: dict[int, psutil.Process] = {}
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.environ().get(MARK) == self.mark:
-                    found |= {each.pid: each for each in (process, *process.children(recursive=True))}
+                    found |= {
+                        each.pid: each for each in (process, *process.children(recursive=True))
+                    }
         return [process for process in found.values() if _lives(process)]
 
     def stop(self) -> None:
@@ -148,9 +163,13 @@ def daemons(made: Cluster, directory: Path) -> Iterator[Mapping[str, Daemon]]:
             for name in NAMES:
                 (directory / name).mkdir()
                 config = CONFIG.format(address=made.address, name=name, lease=LEASE)
-                found[name] = stack.enter_context(running(directory / name, config=config, executed=True))
+                found[name] = stack.enter_context(
+                    running(directory / name, config=config, executed=True)
+                )
             for daemon in found.values():
-                wait_until(lambda daemon=daemon: connected(daemon), "its actor is connected", seconds=240)  # type: ignore[misc]
+                wait_until(
+                    lambda daemon=daemon: connected(daemon), "its actor is connected", seconds=240
+                )  # type: ignore[misc]
             yield found
     finally:
         for name, value in before.items():

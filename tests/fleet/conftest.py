@@ -1,4 +1,5 @@
-"""The cluster and the daemons of the tests of a file, and the browser of the tests of the console."""
+"""The cluster and the daemons of the tests of a file, and the browser of the tests of the
+console."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`make fleet-demo`: three nodes of Ray on this machine, a tree over all three, a loop refused, a node killed, nothing left."""
+"""`make fleet-demo`: three nodes of Ray on this machine, a tree over all three, a loop refused, a
+node killed, nothing left."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ def main() -> None:
     surroundings.enter(directory / "surroundings")
     script = directory / "tree.sh"
     script.write_text(TREE.format(sfactl=Path(sys.executable).with_name("sfactl"), script=script))
-    print("starting three nodes of Ray, and a daemon for each (this takes half a minute) …", flush=True)
+    print(
+        "starting three nodes of Ray, and a daemon for each (this takes half a minute) …",
+        flush=True,
+    )
     with cluster() as made, daemons(made, directory) as fleet:
         first = fleet[NAMES[0]]
         _show(first, "fleet", "nodes")
@@ -42,7 +46,10 @@ def main() -> None:
                 return b"in a circle" in client.call(read, m.OutputPart).data
 
             wait_until(refused, "the loop was refused", seconds=120)
-            print("\na tree over all three nodes; its last agent tried to start the first one again:", flush=True)
+            print(
+                "\na tree over all three nodes; its last agent tried to start the first one again:",
+                flush=True,
+            )
             _show(first, "tree", "--fleet")
             print("\nthe daemon of n2 is killed, and another one continues its runs:", flush=True)
             fleet["n2"].kill()
@@ -53,7 +60,10 @@ def main() -> None:
             began = time.monotonic()
             stopped = client.call(m.Stop(id=0, runs=[top.id]), m.Stopped)
             assert stopped.survivors == [], stopped
-            print(f"stopped to the last process of the last node in {time.monotonic() - began:.1f} s", flush=True)
+            print(
+                f"stopped to the last process of the last node in {time.monotonic() - began:.1f} s",
+                flush=True,
+            )
         _show(first, "list", "--fleet")
     print("\nnothing is left: no process, no cgroup, no node of Ray")
 

@@ -52,8 +52,14 @@ def test_a_kill_loses_doubles_and_leaves_nothing(fleet: Daemons, who: str) -> No
         stays(fleet[node].pid)
     else:
         kill(actor_pid(fleet[node]))
-        wait_until(lambda: connected(fleet[node]), "another actor is connected", seconds=2 * PATIENCE)
-    wait_until(lambda: all(connected(daemon) for daemon in fleet.values()), "all nodes are connected", seconds=4 * PATIENCE)
+        wait_until(
+            lambda: connected(fleet[node]), "another actor is connected", seconds=2 * PATIENCE
+        )
+    wait_until(
+        lambda: all(connected(daemon) for daemon in fleet.values()),
+        "all nodes are connected",
+        seconds=4 * PATIENCE,
+    )
     with fleet["n1"].client() as client:
         assert {there(fleet, run).pid for run in runs} == before
         again = started(client, ["sleep", "300"], **on("n2"))
@@ -72,7 +78,9 @@ def test_a_killed_raylet_loses_no_run(ray: Cluster, fleet: Daemons) -> None:
         wait_until(lambda: not psutil.pid_exists(actor), "its actor has ended with it", seconds=120)
         assert all(psutil.pid_exists(pid or -1) for pid in pids)
         ray.join("n3")
-        wait_until(lambda: connected(fleet["n3"]), "the actor is back on the new raylet", seconds=240)
+        wait_until(
+            lambda: connected(fleet["n3"]), "the actor is back on the new raylet", seconds=240
+        )
         assert {there(fleet, run).pid for run in runs} == pids
         stopped = client.call(m.Stop(id=0, runs=[run.id for run in runs]), m.Stopped)
         assert stopped.survivors == []
@@ -81,7 +89,10 @@ def test_a_killed_raylet_loses_no_run(ray: Cluster, fleet: Daemons) -> None:
 
 def test_a_node_that_stands_still_for_less_and_for_more_than_the_lease(fleet: Daemons) -> None:
     with fleet["n1"].client() as client:
-        starts = f"{Path(sys.executable).with_name('sfactl')} spawn --on n2 --name far --timeout 200 -- sleep 300; sleep 300"
+        starts = (
+            f"{Path(sys.executable).with_name('sfactl')} spawn --on n2 --name far --timeout 200 "
+            "-- sleep 300; sleep 300"
+        )
         top = started(client, ["sh", "-c", starts], name="near", limits=time_limit())
         far = wait_until(lambda: live_named(fleet, "n1", "far"), "the child was granted")
         pid = there(fleet, far).pid
@@ -98,15 +109,21 @@ def test_a_node_that_stands_still_for_less_and_for_more_than_the_lease(fleet: Da
         finally:
             os.kill(fleet["n2"].pid, signal.SIGCONT)
         assert lost.status is Status.LOST
-        assert "node n2 was not heard of" in (lost.reason.message if lost.reason is not None else "")
+        assert "node n2 was not heard of" in (
+            lost.reason.message if lost.reason is not None else ""
+        )
         wait_until(lambda: not psutil.pid_exists(pid), "the node has stopped it")
         client.call(m.Stop(id=0, runs=[top.id]), m.Stopped)
     nothing_left(fleet)
 
 
-def test_a_run_restarts_elsewhere_though_only_the_daemon_of_its_node_stands_still(fleet: Daemons) -> None:
+def test_a_run_restarts_elsewhere_though_only_the_daemon_of_its_node_stands_still(
+    fleet: Daemons,
+) -> None:
     with fleet["n1"].client() as client:
-        full = started(client, ["sleep", "300"], **(on("n1") | {"placing": Placing(node="n1", cpus=4)}))
+        full = started(
+            client, ["sleep", "300"], **(on("n1") | {"placing": Placing(node="n1", cpus=4)})
+        )
         assert fleet["n1"].sfactl("fleet", "drain", "n3").returncode == 0
         placing = Placing(cpus=1, restart_elsewhere=True)
         run = started(client, ["sleep", "300"], **(on("n2") | {"placing": placing, "attempts": 2}))
@@ -119,10 +136,15 @@ def test_a_run_restarts_elsewhere_though_only_the_daemon_of_its_node_stands_stil
                 place = client.call(m.Info(id=0, run=run.id), m.RunReply).run.fleet
                 return place is not None and place.node == "n3" and bool(place.run)
 
-            wait_until(elsewhere, "its second attempt began on the third node", seconds=2 * PATIENCE)
+            wait_until(
+                elsewhere, "its second attempt began on the third node", seconds=2 * PATIENCE
+            )
         finally:
             os.kill(fleet["n2"].pid, signal.SIGCONT)
-        wait_until(lambda: not psutil.pid_exists(first.pid or -1), "the first was stopped at the end of its lease")
+        wait_until(
+            lambda: not psutil.pid_exists(first.pid or -1),
+            "the first was stopped at the end of its lease",
+        )
         client.call(m.Stop(id=0, runs=[run.id, full.id]), m.Stopped)
     nothing_left(fleet)
 
@@ -151,7 +173,9 @@ def test_a_node_that_does_not_answer_is_named_and_can_be_given_up(fleet: Daemons
 def test_files_come_although_both_daemons_are_killed(fleet: Daemons, project: Path) -> None:
     n1 = fleet["n1"]
     with n1.client() as client:
-        full = started(client, ["sleep", "300"], **(on("n2") | {"placing": Placing(node="n2", cpus=4)}))
+        full = started(
+            client, ["sleep", "300"], **(on("n2") | {"placing": Placing(node="n2", cpus=4)})
+        )
     command = ("sh", "-c", f"{CHANGE} sleep 300")
     words = ("--on", "n2", "--cpus", "1", "--timeout", "200", "--ship", str(project))
     run = n1.sfactl("spawn", *words, "--", *command).stdout.strip()
@@ -162,13 +186,22 @@ def test_files_come_although_both_daemons_are_killed(fleet: Daemons, project: Pa
     with n1.client() as client:
         client.call(m.Stop(id=0, runs=[full.id]), m.Stopped)
         wait_until(
-            lambda: client.call(m.Info(id=0, run=run), m.RunReply).run.status is Status.RUNNING, "it runs", seconds=2 * PATIENCE
+            lambda: client.call(m.Info(id=0, run=run), m.RunReply).run.status is Status.RUNNING,
+            "it runs",
+            seconds=2 * PATIENCE,
         )
     fleet["n2"].kill()
     fleet["n2"].restart()
     stays(fleet["n2"].pid)
-    wait_until(lambda: all(connected(daemon) for daemon in fleet.values()), "all nodes are connected", seconds=4 * PATIENCE)
-    wait_until(lambda: "new/deep/file" in n1.sfactl("fetch", run, "--patch").stdout, "its changes can be fetched")
+    wait_until(
+        lambda: all(connected(daemon) for daemon in fleet.values()),
+        "all nodes are connected",
+        seconds=4 * PATIENCE,
+    )
+    wait_until(
+        lambda: "new/deep/file" in n1.sfactl("fetch", run, "--patch").stdout,
+        "its changes can be fetched",
+    )
     with n1.client() as client:
         client.call(m.Stop(id=0, runs=[run]), m.Stopped)
     assert "added new/deep/file" in n1.sfactl("fetch", run).stdout

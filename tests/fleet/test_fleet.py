@@ -24,7 +24,16 @@ from playwright.sync_api import Browser, Page, expect
 from sfactl.connection import Client
 from sfactl.exits import Quit
 from sfad.protocol import messages as m
-from sfad.protocol.types import Action, Bound, BudgetState, Limit, LimitKind, Placing, RunInfo, Status
+from sfad.protocol.types import (
+    Action,
+    Bound,
+    BudgetState,
+    Limit,
+    LimitKind,
+    Placing,
+    RunInfo,
+    Status,
+)
 from tests.codex import codex
 from tests.harness import PATIENCE, Daemon, ended, spawn, started, wait_until
 from tests.leaks import stays
@@ -54,34 +63,69 @@ def test_a_tree_over_three_nodes(fleet: Daemons, tmp_path: Path) -> None:
         top = started(client, ["sh", script], name="a", limits=time_limit())
 
         def said(stream: Literal["stdout", "stderr"] = "stdout") -> str:
-            return client.call(m.ReadOutput(id=0, run=top.id, stream=stream), m.OutputPart).data.decode()
+            return client.call(
+                m.ReadOutput(id=0, run=top.id, stream=stream), m.OutputPart
+            ).data.decode()
 
         wait_until(lambda: "refused with 1" in said(), "the loop was refused", seconds=2 * PATIENCE)
-        assert said().splitlines()[:3] == ["a at depth 0 below ", "b at depth 1 below a", "c at depth 2 below a,b"]
+        assert said().splitlines()[:3] == [
+            "a at depth 0 below ",
+            "b at depth 1 below a",
+            "c at depth 2 below a,b",
+        ]
         # the nodes pass on stdout and stderr one by one
-        wait_until(lambda: "it would call itself in a circle (a → b → c → a)" in said("stderr"), "the path was told")
-        shown = json.loads(fleet["n1"].sfactl("list", "--fleet", "--json", "--status", "running").stdout)
+        wait_until(
+            lambda: "it would call itself in a circle (a → b → c → a)" in said("stderr"),
+            "the path was told",
+        )
+        shown = json.loads(
+            fleet["n1"].sfactl("list", "--fleet", "--json", "--status", "running").stdout
+        )
         assert (shown["nodes"], shown["unanswered"]) == (list(NAMES), [])
         rows = {row["name"]: row for row in shown["runs"] if row["name"] in "abc"}
         ids = {name: row["id"] for name, row in rows.items()}
-        assert {name: row["node"] for name, row in rows.items()} == {"a": "n1", "b": "n2", "c": "n3"}
+        assert {name: row["node"] for name, row in rows.items()} == {
+            "a": "n1",
+            "b": "n2",
+            "c": "n3",
+        }
         assert ids["a"] == f"n1/{top.id}"
-        assert {name: row["parent_id"] for name, row in rows.items()} == {"a": None, "b": ids["a"], "c": ids["b"]}
+        assert {name: row["parent_id"] for name, row in rows.items()} == {
+            "a": None,
+            "b": ids["a"],
+            "c": ids["b"],
+        }
         assert {row["root_id"] for row in rows.values()} == {ids["a"]}
         assert [row["depth"] for row in rows.values()] == [0, 1, 2]
         assert "never started" not in fleet["n1"].sfactl("tree", "--fleet").stdout
-        below = json.loads(fleet["n3"].sfactl("list", "--fleet", "--json", "--root", ids["b"]).stdout)["runs"]
+        below = json.loads(
+            fleet["n3"].sfactl("list", "--fleet", "--json", "--root", ids["b"]).stdout
+        )["runs"]
         assert {row["id"] for row in below if row["status"] == "running"} == {ids["b"], ids["c"]}
         drawn = fleet["n2"].sfactl("tree", "--fleet", ids["a"], "--live").stdout
         assert [name in drawn for name in ids.values()] == [True] * 3
         assert "process" in drawn
-        assert json.loads(fleet["n1"].sfactl("list", "--fleet", "--json", "--group", "none").stdout)["runs"] == []
+        assert (
+            json.loads(fleet["n1"].sfactl("list", "--fleet", "--json", "--group", "none").stdout)[
+                "runs"
+            ]
+            == []
+        )
 
         fleet["n1"].sfactl("pause", ids["a"])
-        wait_until(lambda: there(fleet, _only(fleet, "n2", "c"), "n2").status is Status.PAUSED, "the grandchild stands still")
+        wait_until(
+            lambda: there(fleet, _only(fleet, "n2", "c"), "n2").status is Status.PAUSED,
+            "the grandchild stands still",
+        )
         fleet["n1"].sfactl("resume", ids["a"])
-        wait_until(lambda: there(fleet, _only(fleet, "n2", "c"), "n2").status is Status.RUNNING, "the grandchild goes on")
-        alive = [there(fleet, _only(fleet, "n1", "b")).pid, there(fleet, _only(fleet, "n2", "c"), "n2").pid]
+        wait_until(
+            lambda: there(fleet, _only(fleet, "n2", "c"), "n2").status is Status.RUNNING,
+            "the grandchild goes on",
+        )
+        alive = [
+            there(fleet, _only(fleet, "n1", "b")).pid,
+            there(fleet, _only(fleet, "n2", "c"), "n2").pid,
+        ]
         stopped = client.call(m.Stop(id=0, runs=[top.id]), m.Stopped)
         assert stopped.survivors == []
         assert not any(psutil.pid_exists(pid or -1) for pid in alive)
@@ -92,7 +136,11 @@ def _only(fleet: Daemons, node: str, name: str) -> RunInfo:
     """Return the live run of this name that a node has granted."""
     with fleet[node].client() as client:
         runs = client.call(m.List(id=0, name=name, rows=0), m.RunList).runs
-    (found,) = [run for run in runs if not run.status.terminal and run.fleet is not None and run.fleet.node is not None]
+    (found,) = [
+        run
+        for run in runs
+        if not run.status.terminal and run.fleet is not None and run.fleet.node is not None
+    ]
     return found
 
 
@@ -116,7 +164,9 @@ time.sleep(300)
 """
 
 
-def test_64_descendants_are_exact_with_200_asking_from_three_nodes(fleet: Daemons, tmp_path: Path) -> None:
+def test_64_descendants_are_exact_with_200_asking_from_three_nodes(
+    fleet: Daemons, tmp_path: Path
+) -> None:
     script = tmp_path / "ask.py"
     script.write_text(ASK)
     python = sys.executable
@@ -138,12 +188,16 @@ def test_64_descendants_are_exact_with_200_asking_from_three_nodes(fleet: Daemon
             for run in (top, *(live_named(fleet, "n1", f"ask-{node}") for node in ("n2", "n3"))):
                 if run is None:
                     return []
-                text = client.call(m.ReadOutput(id=0, run=run.id, stream="stdout"), m.OutputPart).data.decode()
+                text = client.call(
+                    m.ReadOutput(id=0, run=run.id, stream="stdout"), m.OutputPart
+                ).data.decode()
                 words = [line.split()[1:] for line in text.splitlines() if line.startswith("asked")]
                 found += [[int(word) for word in line] for line in words]
             return found
 
-        counts = wait_until(lambda: len(found := answers()) == 3 and found, "all have asked", seconds=3 * PATIENCE)
+        counts = wait_until(
+            lambda: len(found := answers()) == 3 and found, "all have asked", seconds=3 * PATIENCE
+        )
         assert [yes for yes, _ in counts] == [22, 20, 20]
         assert sum(yes for yes, _ in counts) + 2 == 64
         stopped = client.call(m.Stop(id=0, runs=[top.id]), m.Stopped)
@@ -152,14 +206,17 @@ def test_64_descendants_are_exact_with_200_asking_from_three_nodes(fleet: Daemon
 
 
 def test_a_cost_limit_is_exact_over_parent_and_remote_child(fleet: Daemons) -> None:
-    cost = [*time_limit(), Limit(kind=LimitKind.COST, threshold=1.0, action=Action.REFUSE, source="--limit")]
+    cost = [
+        *time_limit(),
+        Limit(kind=LimitKind.COST, threshold=1.0, action=Action.REFUSE, source="--limit"),
+    ]
     with fleet["n1"].client() as client:
         top = started(client, ["sleep", "300"], name="payer", limits=cost, meter="report")
         inside = fleet["n1"].directory / "inside.py"
         inside.write_text("")
         parent = started(
             client,
-            ["sh", "-c", "sfactl spawn --on n2 --name spender --timeout 200 --meter report --limit cost=0.4:refuse -- sleep 300; "
+            ["sh", "-c", "sfactl spawn --on n2 --name spender --timeout 200 --meter report --limit " "cost=0.4:refuse -- sleep 300; "
              "exec sleep 300"],
             name="parent", limits=cost, meter="report",
             env=[f"PATH={Path(sys.executable).parent}:/usr/bin:/bin".encode()],
@@ -201,14 +258,24 @@ def test_what_is_not_used_comes_back(fleet: Daemons) -> None:
 def test_a_summary_of_all_nodes_counts_each_run_once(fleet: Daemons) -> None:
     label = os.urandom(4).hex()
     with fleet["n1"].client() as client:
-        here = ended(client, started(client, ["false"], name="bad", limits=time_limit(), labels={"t": label}).id)
+        here = ended(
+            client,
+            started(client, ["false"], name="bad", limits=time_limit(), labels={"t": label}).id,
+        )
         far = started(client, ["sleep", "300"], **(on("n2") | {"labels": {"t": label}}))
         place = there(fleet, far)
         with fleet["n2"].client() as other:
             other.call(_report(place.id, 0.5), m.RunReply)
             other.call(m.Pause(id=0, run=place.id), m.Reply)
-        shown = json.loads(fleet["n3"].sfactl("summary", "--fleet", "--json", "--label", f"t={label}").stdout)
-        assert (shown["runs"], shown["cost_usd"], shown["nodes"], shown["unanswered"]) == (2, 0.5, list(NAMES), [])
+        shown = json.loads(
+            fleet["n3"].sfactl("summary", "--fleet", "--json", "--label", f"t={label}").stdout
+        )
+        assert (shown["runs"], shown["cost_usd"], shown["nodes"], shown["unanswered"]) == (
+            2,
+            0.5,
+            list(NAMES),
+            [],
+        )
         assert [each["run_id"] for each in shown["failed"]] == [f"n1/{here.id}"]
         (waits,) = shown["waiting"]
         assert (waits["what"], waits["command"]) == ("paused", f"sfactl resume n2/{place.id}")
@@ -220,11 +287,20 @@ def test_a_summary_of_all_nodes_counts_each_run_once(fleet: Daemons) -> None:
 
 
 def test_top_shows_and_steers_the_runs_of_all_nodes(fleet: Daemons) -> None:
-    asking = Limit(kind=LimitKind.TURNS, threshold=50, action=Action.REQUEST_INCREASE, source="--limit")
+    asking = Limit(
+        kind=LimitKind.TURNS, threshold=50, action=Action.REQUEST_INCREASE, source="--limit"
+    )
     options = on("n2") | {"name": "farther", "meter": "report", "limits": [*time_limit(), asking]}
-    with fleet["n1"].client() as client, fleet["n2"].client() as second, fleet["n3"].client() as third:
+    with (
+        fleet["n1"].client() as client,
+        fleet["n2"].client() as second,
+        fleet["n3"].client() as third,
+    ):
         far = started(client, ["sh", "-c", "echo said on n2; exec sleep 300"], **options)
-        taken, own = there(fleet, far), started(third, ["sleep", "300"], name="nearby", limits=time_limit())
+        taken, own = (
+            there(fleet, far),
+            started(third, ["sleep", "300"], name="nearby", limits=time_limit()),
+        )
         with top(fleet["n1"].env, "--fleet", columns=140, lines=30) as terminal:
             terminal.press("e")
             terminal.until(rf"n1/{far.id} farther +running +n2")
@@ -244,11 +320,17 @@ def test_top_shows_and_steers_the_runs_of_all_nodes(fleet: Daemons) -> None:
             second.call(m.Report(id=0, run=taken.id, turns=4), m.RunReply)
             terminal.until(rf"n1/{far.id} farther +approval +n2")
             told = fleet["n1"].sfactl("resume", far.id)
-            assert (told.returncode, f"sfactl resume n2/{taken.id}" in told.stderr) == (1, True), told
-            assert fleet["n3"].sfactl("approve", f"n1/{far.id}", "--limit", "turns=30").returncode == 0
+            assert (told.returncode, f"sfactl resume n2/{taken.id}" in told.stderr) == (1, True), (
+                told
+            )
+            assert (
+                fleet["n3"].sfactl("approve", f"n1/{far.id}", "--limit", "turns=30").returncode == 0
+            )
             terminal.until(rf"n1/{far.id} farther +running +n2")
             terminal.press("A")
-            terminal.until(rf"(?s)── alerts.*raised since .* n1/{far.id} \(farther\) used \d+ turns")
+            terminal.until(
+                rf"(?s)── alerts.*raised since .* n1/{far.id} \(farther\) used \d+ turns"
+            )
             terminal.press("A" + "sy")
             terminal.until(rf"stopped: n1/{far.id}")
             terminal.press(f"/\x15nearby{ENTER}sy")
@@ -259,17 +341,31 @@ def test_top_shows_and_steers_the_runs_of_all_nodes(fleet: Daemons) -> None:
     nothing_left(fleet)
 
 
-def test_the_console_shows_and_steers_the_runs_of_all_nodes(fleet: Daemons, browser: Browser) -> None:
-    with fleet["n1"].client() as client, fleet["n2"].client() as other, console(fleet["n1"], browser) as page:
+def test_the_console_shows_and_steers_the_runs_of_all_nodes(
+    fleet: Daemons, browser: Browser
+) -> None:
+    with (
+        fleet["n1"].client() as client,
+        fleet["n2"].client() as other,
+        console(fleet["n1"], browser) as page,
+    ):
         near = started(client, ["sleep", "300"], name="web-near", limits=time_limit())
-        turns = Limit(kind=LimitKind.TURNS, threshold=10, action=Action.REQUEST_INCREASE, source="--limit")
-        far = started(client, ["sh", "-c", "echo said on n2; sleep 300"], name="web-far", **on("n2"))
+        turns = Limit(
+            kind=LimitKind.TURNS, threshold=10, action=Action.REQUEST_INCREASE, source="--limit"
+        )
+        far = started(
+            client, ["sh", "-c", "echo said on n2; sleep 300"], name="web-far", **on("n2")
+        )
         there(fleet, far)
-        local = started(other, ["sleep", "300"], name="web-local", meter="report", limits=[*time_limit(), turns])
+        local = started(
+            other, ["sleep", "300"], name="web-local", meter="report", limits=[*time_limit(), turns]
+        )
         for run in (f"n1/{near.id}", f"n1/{far.id}", f"n2/{local.id}"):
             expect(page.locator(f'[data-run="{run}"]')).to_contain_text("running")
         for name in ("web-near", "web-far", "web-local"):
-            expect(page.locator("[data-run]").filter(has=page.get_by_role("link", name=name))).to_have_count(1)
+            expect(
+                page.locator("[data-run]").filter(has=page.get_by_role("link", name=name))
+            ).to_have_count(1)
         page.get_by_role("link", name="web-far").click()
         expect(page).to_have_url(re.compile(f"/runs/n1~{far.id}$"))
         expect(page.get_by_role("log")).to_contain_text("said on n2")
@@ -305,10 +401,14 @@ def test_the_console_shows_and_steers_the_runs_of_all_nodes(fleet: Daemons, brow
         expect(page.locator(f'[data-run="n2/{local.id}"]')).to_contain_text("running")
         os.kill(fleet["n2"].pid, signal.SIGSTOP)
         try:
-            expect(page.locator("#banner")).to_have_text("node n2 does not answer: its runs are shown as they were")
+            expect(page.locator("#banner")).to_have_text(
+                "node n2 does not answer: its runs are shown as they were"
+            )
             expect(page.locator(f'[data-run="n2/{local.id}"]')).to_contain_text("running")
             page.goto("/history")
-            expect(page.locator(".headline")).to_contain_text("without node n2, which does not answer")
+            expect(page.locator(".headline")).to_contain_text(
+                "without node n2, which does not answer"
+            )
             page.goto("/")
         finally:
             os.kill(fleet["n2"].pid, signal.SIGCONT)
@@ -328,7 +428,10 @@ def console(daemon: Daemon, browser: Browser) -> Iterator[Page]:
     context.set_default_timeout(PATIENCE * 1000)
     page, wrong = context.new_page(), list[str]()
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda line: wrong.append(line.text) if "Content Security Policy" in line.text else None)
+    page.on(
+        "console",
+        lambda line: wrong.append(line.text) if "Content Security Policy" in line.text else None,
+    )
     try:
         page.goto(one.link)
         yield page
@@ -352,31 +455,54 @@ def test_an_agent_is_started_alike_on_its_own_node_and_on_another(
     (tmp_path / "claude").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     n1 = fleet["n1"]
-    done = n1.sfactl("run", "--on", node, "--timeout", "60", "--limit", "cost=1", "claude", "hello world")
+    done = n1.sfactl(
+        "run", "--on", node, "--timeout", "60", "--limit", "cost=1", "claude", "hello world"
+    )
     assert done.returncode == 0, done
     assert "called with: -p " in done.stdout
     assert done.stdout.splitlines()[0].endswith("-- hello world")
     assert "through: http://127.0.0.1:" in done.stdout
-    refused = n1.sfactl("run", "--on", node, "--no-gateway", "--timeout", "60", "--limit", "cost=1", "--", "true")
-    assert (refused.returncode, "nothing would enforce its cost limit of 1.00 USD" in refused.stderr) == (70, True), refused
+    refused = n1.sfactl(
+        "run", "--on", node, "--no-gateway", "--timeout", "60", "--limit", "cost=1", "--", "true"
+    )
+    assert (
+        refused.returncode,
+        "nothing would enforce its cost limit of 1.00 USD" in refused.stderr,
+    ) == (70, True), refused
     nothing_left(fleet)
 
 
 def test_pending_and_infeasible_are_told_apart(fleet: Daemons) -> None:
     with fleet["n1"].client() as client:
-        full = [started(client, ["sleep", "300"], **(on("n2") | {"placing": Placing(node="n2", cpus=4)}))]
-        waiting = started(client, ["sleep", "300"], **(on("n2") | {"placing": Placing(node="n2", cpus=2)}))
+        full = [
+            started(
+                client, ["sleep", "300"], **(on("n2") | {"placing": Placing(node="n2", cpus=4)})
+            )
+        ]
+        waiting = started(
+            client, ["sleep", "300"], **(on("n2") | {"placing": Placing(node="n2", cpus=2)})
+        )
         never = started(client, ["sleep", "300"], **(on("n2") | {"placing": Placing(cpus=4000)}))
         assert (waiting.status, never.status) == (Status.QUEUED, Status.QUEUED)
         assert "too little is free now on n2" in fleet["n1"].sfactl("why", waiting.id).stdout
-        assert "no node that is there now could ever take it" in fleet["n1"].sfactl("why", never.id).stdout
+        assert (
+            "no node that is there now could ever take it"
+            in fleet["n1"].sfactl("why", never.id).stdout
+        )
         client.call(m.Stop(id=0, runs=[full[0].id, never.id]), m.Stopped)
-        wait_until(lambda: client.call(m.Info(id=0, run=waiting.id), m.RunReply).run.status is Status.RUNNING, "room was freed")
+        wait_until(
+            lambda: (
+                client.call(m.Info(id=0, run=waiting.id), m.RunReply).run.status is Status.RUNNING
+            ),
+            "room was freed",
+        )
         place = client.call(m.Info(id=0, run=waiting.id), m.RunReply).run.fleet
         client.call(m.Stop(id=0, runs=[waiting.id]), m.Stopped)
     assert place is not None
     told = fleet["n1"].sfactl("continue", waiting.id)
-    assert (told.returncode, f"there, sfactl continue {place.run}" in told.stderr) == (1, True), told
+    assert (told.returncode, f"there, sfactl continue {place.run}" in told.stderr) == (1, True), (
+        told
+    )
     told = fleet["n1"].sfactl("spawn", "--fleet", "--worktree", "--", "true")
     assert (told.returncode, "exclude each other" in told.stderr) == (2, True), told
     nothing_left(fleet)
@@ -389,7 +515,9 @@ def test_a_drained_node_takes_no_more_runs(fleet: Daemons) -> None:
         assert "node n2 is drained" in refused.stderr
         with fleet["n1"].client() as client:
             for _ in range(4):
-                run = ended(client, started(client, ["true"], placing=Placing(), limits=time_limit()).id)
+                run = ended(
+                    client, started(client, ["true"], placing=Placing(), limits=time_limit()).id
+                )
                 assert run.fleet is None or run.fleet.node == "n3"
     finally:
         assert fleet["n1"].sfactl("fleet", "drain", "n2", "--undo").returncode == 0
@@ -414,7 +542,9 @@ def test_events_of_all_nodes_have_their_node(fleet: Daemons) -> None:
 def test_nodes_and_status(fleet: Daemons) -> None:
     def all_answer() -> list[dict[str, Any]]:
         shown = fleet["n2"].sfactl("fleet", "nodes", "--json")
-        found: list[dict[str, Any]] = json.loads(shown.stdout)["nodes"] if shown.returncode == 0 else []
+        found: list[dict[str, Any]] = (
+            json.loads(shown.stdout)["nodes"] if shown.returncode == 0 else []
+        )
         return found
 
     nodes = wait_until(all_answer, "all nodes answer")
@@ -484,7 +614,10 @@ class Spender(threading.Thread):
 
     def _spend(self, client: Client) -> None:
         while not self.stopped.is_set():
-            reply = client.call(m.Reserve(id=0, run=self.run_id, model="m", input_tokens=1000, max_output_tokens=0), m.Reserved)
+            reply = client.call(
+                m.Reserve(id=0, run=self.run_id, model="m", input_tokens=1000, max_output_tokens=0),
+                m.Reserved,
+            )
             if reply.refused is None:
                 self.got += 1
                 continue
@@ -517,17 +650,31 @@ def _spend_all(fleet: Daemons) -> None:
         fleet[name].restart()
         stays(fleet[name].pid)
     most = round(BUDGET / STEP)
-    wait_until(lambda: sum(each.got + each.unsure for each in spenders) >= most, "it is used up", seconds=4 * PATIENCE)
+    wait_until(
+        lambda: sum(each.got + each.unsure for each in spenders) >= most,
+        "it is used up",
+        seconds=4 * PATIENCE,
+    )
     assert sum(each.got for each in spenders) <= most
-    wait_until(lambda: budget_of(fleet["n1"]).used_usd == pytest.approx(BUDGET), "the keeper knows", seconds=4 * PATIENCE)
-    assert sum(budget_of(fleet[name]).nodes.get(other, 0) for name in ("n1",) for other in NAMES) <= BUDGET
+    wait_until(
+        lambda: budget_of(fleet["n1"]).used_usd == pytest.approx(BUDGET),
+        "the keeper knows",
+        seconds=4 * PATIENCE,
+    )
+    assert (
+        sum(budget_of(fleet[name]).nodes.get(other, 0) for name in ("n1",) for other in NAMES)
+        <= BUDGET
+    )
     for each in spenders:
         each.stopped.set()
         each.join()
         with each.daemon_.client() as client:
             client.call(m.Stop(id=0, runs=[each.run_id]), m.Stopped)
     here = [budget_of(fleet[name]) for name in ("n2", "n3")]
-    assert all(budget.allowance_usd is not None and budget.used_usd <= budget.allowance_usd + 1e-9 for budget in here)
+    assert all(
+        budget.allowance_usd is not None and budget.used_usd <= budget.allowance_usd + 1e-9
+        for budget in here
+    )
 
 
 def _keeper(daemon: Daemon) -> str | None:
@@ -547,7 +694,9 @@ def test_without_the_keeper_a_node_uses_what_it_has_and_then_holds(fleet: Daemon
         finally:
             os.kill(fleet["n1"].pid, signal.SIGCONT)
         had = spender.got
-        wait_until(lambda: spender.got > had, "it goes on when the keeper is back", seconds=2 * PATIENCE)
+        wait_until(
+            lambda: spender.got > had, "it goes on when the keeper is back", seconds=2 * PATIENCE
+        )
         spender.stopped.set()
         spender.join()
         with fleet["n2"].client() as client:
@@ -560,20 +709,33 @@ def test_without_the_keeper_a_node_uses_what_it_has_and_then_holds(fleet: Daemon
 
 def test_a_node_hears_what_others_know_of_a_subscription(fleet: Daemons, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    program = codex(tmp_path, (None, {"used_percent": 85.0, "window_minutes": 300, "resets_at": time.time() + 3600}))
+    program = codex(
+        tmp_path,
+        (None, {"used_percent": 85.0, "window_minutes": 300, "resets_at": time.time() + 3600}),
+    )
     with fleet["n2"].client() as client, fleet["n3"].client() as other:
         env = [f"CODEX_HOME={home}".encode(), f"PATH={tmp_path}:/usr/bin:/bin".encode()]
-        agent = started(client, [str(program), "exec", "x"], limits=time_limit(), cwd=str(tmp_path).encode(), env=env)
+        agent = started(
+            client,
+            [str(program), "exec", "x"],
+            limits=time_limit(),
+            cwd=str(tmp_path).encode(),
+            env=env,
+        )
         bystander = started(other, ["sleep", "300"], limits=time_limit())
 
         def told(where: Client) -> list[tuple[str, float | None]]:
             accounts = where.call(m.Plans(id=0), m.PlanList).accounts
-            return [(each.window, each.used_ratio) for account in accounts for each in account.windows]
+            return [
+                (each.window, each.used_ratio) for account in accounts for each in account.windows
+            ]
 
         wait_until(lambda: told(client) == [("primary", 0.85)], "its own node hears of it")
         wait_until(lambda: told(other) == [("primary", 0.85)], "another node does")
         (account,) = json.loads(fleet["n1"].sfactl("plans", "--fleet", "--json").stdout)["accounts"]
-        assert [(each["window"], each["used_ratio"]) for each in account["windows"]] == [("primary", 0.85)]
+        assert [(each["window"], each["used_ratio"]) for each in account["windows"]] == [
+            ("primary", 0.85)
+        ]
         client.call(m.Stop(id=0, runs=[agent.id]), m.Stopped)
         other.call(m.Stop(id=0, runs=[bystander.id]), m.Stopped)
 
@@ -581,8 +743,24 @@ def test_a_node_hears_what_others_know_of_a_subscription(fleet: Daemons, tmp_pat
 @pytest.mark.parametrize("node", ["n1", "n2"])
 def test_files_are_sent_and_changes_brought_back(fleet: Daemons, project: Path, node: str) -> None:
     n1 = fleet["n1"]
-    words = ("run", "--on", node, "--ship", str(project), "--cwd", str(project / "sub"), "--timeout", "200", "--")
-    done = n1.sfactl(*words, "sh", "-ec", f"pwd; test ! -e ../secret.log; cd ..; cmp big {project / 'big'}; {CHANGE}")
+    words = (
+        "run",
+        "--on",
+        node,
+        "--ship",
+        str(project),
+        "--cwd",
+        str(project / "sub"),
+        "--timeout",
+        "200",
+        "--",
+    )
+    done = n1.sfactl(
+        *words,
+        "sh",
+        "-ec",
+        f"pwd; test ! -e ../secret.log; cd ..; cmp big {project / 'big'}; {CHANGE}",
+    )
     assert done.returncode == 0, done
     where, _, subject, *rest = done.stdout.splitlines()
     assert where.endswith("/own/files/sub")
@@ -600,32 +778,52 @@ def test_files_are_sent_and_changes_brought_back(fleet: Daemons, project: Path, 
 
     (project / "kept.txt").write_text("mine\n")
     refused = n1.sfactl("fetch", f"n1/{run}")
-    assert (refused.returncode, "kept.txt; nothing was brought back" in refused.stderr) == (1, True), refused
+    assert (refused.returncode, "kept.txt; nothing was brought back" in refused.stderr) == (
+        1,
+        True,
+    ), refused
     assert (project / "gone.txt").exists()
     (project / "kept.txt").write_text("one\n")
     fetched = n1.sfactl("fetch", run)
-    assert fetched.stdout.splitlines() == ["added new/deep/file", "changed kept.txt", "changed tool.sh", "deleted gone.txt"]
+    assert fetched.stdout.splitlines() == [
+        "added new/deep/file",
+        "changed kept.txt",
+        "changed tool.sh",
+        "deleted gone.txt",
+    ]
     assert (project / "kept.txt").read_text() == "one\nmore\n"
     assert (project / "new/deep/file").read_text() == "fresh\n"
     assert os.access(project / "tool.sh", os.X_OK)
     assert not (project / "gone.txt").exists()
     assert not (project / "scrap.log").exists()
-    assert subprocess.run(["diff", "-r", "--exclude=.git", project, clone], check=False).returncode == 0
+    assert (
+        subprocess.run(["diff", "-r", "--exclude=.git", project, clone], check=False).returncode
+        == 0
+    )
     assert "nothing to bring back" in n1.sfactl("fetch", run).stderr
-    elsewhere = json.loads(fleet["n3"].sfactl("fetch", f"n1/{run}", "--to", str(project.parent / "to"), "--json").stdout)
+    elsewhere = json.loads(
+        fleet["n3"]
+        .sfactl("fetch", f"n1/{run}", "--to", str(project.parent / "to"), "--json")
+        .stdout
+    )
     assert (elsewhere["added"], elsewhere["deleted"]) == (["new/deep/file"], [])
     told = fleet["n3"].sfactl("fetch", f"n1/{run}")
     assert (told.returncode, "on node n1: fetch them there" in told.stderr) == (1, True), told
     nothing_left(fleet)
 
 
-def test_what_is_sent_is_bounded_and_refused_with_what_to_do(fleet: Daemons, tmp_path: Path) -> None:
+def test_what_is_sent_is_bounded_and_refused_with_what_to_do(
+    fleet: Daemons, tmp_path: Path
+) -> None:
     n1 = fleet["n1"]
     (tmp_path / "large").mkdir()
     with (tmp_path / "large" / "file").open("wb") as file:
         file.truncate(200 << 20)
     for words, said in (
-        (("--on", "n2", "--ship", str(tmp_path / "large")), "the files have 200 MiB, and fleet.ship_max is 100 MiB"),
+        (
+            ("--on", "n2", "--ship", str(tmp_path / "large")),
+            "the files have 200 MiB, and fleet.ship_max is 100 MiB",
+        ),
         (("--on", "n2", "--ship", str(tmp_path / "missing")), "is not a directory"),
         (("--ship", str(tmp_path / "large")), "add --fleet or --on NODE"),
     ):

@@ -17,7 +17,8 @@ Then = Callable[[list[str] | None], None]
 
 
 class Pair:
-    """Two nodes. What one calls arrives at the other in a thread of its own, unless the way is cut."""
+    """Two nodes. What one calls arrives at the other in a thread of its own, unless the way is
+    cut."""
 
     def __init__(self, directory: Path) -> None:
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -26,7 +27,9 @@ class Pair:
         self.cut = False
         self.opened: list[socket.socket] = []
         self.calls = 0
-        self.nodes = {name: Tunnels(str(directory / "s"), name, self._caller(name)) for name in ("a", "b")}
+        self.nodes = {
+            name: Tunnels(str(directory / "s"), name, self._caller(name)) for name in ("a", "b")
+        }
 
     def _caller(self, sender: str) -> Callable[[str, list[Message], Then], None]:
         turns = threading.Lock()
@@ -86,9 +89,13 @@ def test_bytes_go_both_ways_in_their_order(pair: Pair) -> None:
 def test_a_call_that_comes_after_the_end_reaches_no_other_file(pair: Pair) -> None:
     pair.open()
     pair.nodes["b"].close()
-    others = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(64)]  # one of them has the number of what it woke its thread by
+    # one of them has the number of what it woke its thread by
+    others = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(64)]
     try:
-        assert pair.nodes["b"].deliver("a", [("a.x.1", OPEN, b"1"), ("a.x.1", DATA, b"x")]) == ["a.x.1", "a.x.1"]
+        assert pair.nodes["b"].deliver("a", [("a.x.1", OPEN, b"1"), ("a.x.1", DATA, b"x")]) == [
+            "a.x.1",
+            "a.x.1",
+        ]
         for each in others:
             with pytest.raises(BlockingIOError):
                 os.eventfd_read(each)

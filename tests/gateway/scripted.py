@@ -1,4 +1,5 @@
-"""A provider that answers from a script, a daemon that says yes, and the proxy between them and a client."""
+"""A provider that answers from a script, a daemon that says yes, and the proxy between them and a
+client."""
 
 from __future__ import annotations
 
@@ -20,7 +21,14 @@ from sfad.gateway.exchange import Shared, new_client
 from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
 from sfad.gateway.upstreams import Trust, Upstream
 from sfad.protocol.egress import destination
-from sfad.protocol.requests.gateway import AdmitCall, CallDecision, EndCall, SeePlan, SilentCall, UnaskedRequest
+from sfad.protocol.requests.gateway import (
+    AdmitCall,
+    CallDecision,
+    EndCall,
+    SeePlan,
+    SilentCall,
+    UnaskedRequest,
+)
 from tests.harness import until
 
 Script = Callable[[trio.SocketStream, bytes], Awaitable[None]]
@@ -28,7 +36,8 @@ Script = Callable[[trio.SocketStream, bytes], Awaitable[None]]
 
 
 class Provider:
-    """Takes requests, and answers them as `script` says. Closes a connection after its script unless it is kept."""
+    """Takes requests, and answers them as `script` says. Closes a connection after its script
+    unless it is kept."""
 
     def __init__(self, script: Script, *, keeps: bool = False) -> None:
         self.script = script
@@ -69,7 +78,9 @@ async def read_request(stream: trio.SocketStream) -> bytes:
         data += more
     head, _, body = data.partition(b"\r\n\r\n")
     lines = head.lower().split(b"\r\n")
-    length = next((int(line.partition(b":")[2]) for line in lines if line.startswith(b"content-length:")), 0)
+    length = next(
+        (int(line.partition(b":")[2]) for line in lines if line.startswith(b"content-length:")), 0
+    )
     pieces = [head, b"\r\n\r\n", body]
     rest = length - len(body)
     while rest > 0:
@@ -128,7 +139,9 @@ class ScriptedDaemon:
         if self.no_run is not None:
             raise RefusedError(self.no_run)
         egress = tuple(map(destination, self.egress))
-        return CallerRun(self.run, self.upstreams, self.certificates, egress, self.keyed_only, "TOKEN")
+        return CallerRun(
+            self.run, self.upstreams, self.certificates, egress, self.keyed_only, "TOKEN"
+        )
 
     async def admit(self, asked: AdmitCall) -> CallDecision:
         self.asked.append(asked)
@@ -207,7 +220,11 @@ async def house(
     daemon = daemon or ScriptedDaemon()
     trouble: list[str] = []
     trust = Trust(trouble.append)
-    async with trio.open_nursery() as nursery, new_client(trust) as client, new_client(trust, proxies=False) as passing:
+    async with (
+        trio.open_nursery() as nursery,
+        new_client(trust) as client,
+        new_client(trust, proxies=False) as passing,
+    ):
         behind = await trio.open_tcp_listeners(0, host="127.0.0.1")
         direct = behind[0].socket.getsockname()[1]
         nursery.start_soon(trio.serve_listeners, provider.serve, behind)
@@ -248,13 +265,17 @@ class Answer:
     """The reply was not whole."""
 
     def header(self, name: str) -> str | None:
-        return next((value.decode() for key, value in self.headers if key.lower() == name.encode()), None)
+        return next(
+            (value.decode() for key, value in self.headers if key.lower() == name.encode()), None
+        )
 
 
 async def read_answer(stream: trio.SocketStream, request: bytes) -> Answer:
     http = h11.Connection(h11.CLIENT)
     method, target, _ = request.split(b" ", 2)
-    http.send(h11.Request(method=method, target=target, headers=[("Host", "x"), ("Connection", "close")]))
+    http.send(
+        h11.Request(method=method, target=target, headers=[("Host", "x"), ("Connection", "close")])
+    )
     http.send(h11.EndOfMessage())
     answer = Answer(0, b"", [], b"")
     while True:
@@ -270,7 +291,11 @@ async def read_answer(stream: trio.SocketStream, request: bytes) -> Answer:
                 answer.broken = str(error)
                 return answer
         elif isinstance(event, h11.Response):
-            answer.status, answer.reason, answer.headers = event.status_code, event.reason, event.headers.raw_items()
+            answer.status, answer.reason, answer.headers = (
+                event.status_code,
+                event.reason,
+                event.headers.raw_items(),
+            )
         elif isinstance(event, h11.Data):
             answer.body += event.data
         elif isinstance(event, h11.EndOfMessage):

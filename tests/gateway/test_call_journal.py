@@ -29,7 +29,14 @@ def journal(path: Path) -> Iterator[Journal]:
 
 
 def call(name: str, output: int = 1, model: str = "m") -> EndCall:
-    return EndCall(id=0, run="a1", reservation=name, model=model, tokens=Tokens(input=5, output=output), partial=True)
+    return EndCall(
+        id=0,
+        run="a1",
+        reservation=name,
+        model=model,
+        tokens=Tokens(input=5, output=output),
+        partial=True,
+    )
 
 
 def test_the_last_note_of_each_call_is_read(journal: Journal, path: Path) -> None:
@@ -49,7 +56,9 @@ def test_a_slot_is_used_again(journal: Journal, path: Path) -> None:
     assert path.stat().st_size <= 2 * SLOT
 
 
-def test_a_call_that_is_too_long_has_no_note_rather_than_an_old_one(journal: Journal, path: Path) -> None:
+def test_a_call_that_is_too_long_has_no_note_rather_than_an_old_one(
+    journal: Journal, path: Path
+) -> None:
     journal.note(call("a1-1"))
     journal.note(call("a1-1", 2, model="m" * SLOT))
     assert noted_in(path) == []
@@ -71,9 +80,11 @@ def test_a_missing_file_and_what_is_no_file_have_no_notes(tmp_path: Path) -> Non
 
 def test_notes_survive_the_process(path: Path) -> None:
     script = (
-        "import sys, os, signal\nfrom sfad.gateway.call_journal import Journal\nfrom sfad.protocol.messages import EndCall\n"
+        "import sys, os, signal\nfrom sfad.gateway.call_journal import Journal\nfrom "
+        "sfad.protocol.messages import EndCall\n"
         "journal = Journal(sys.argv[1], print)\n"
-        "for n in range(1000): journal.note(EndCall(id=n, run='a1', reservation=f'a1-{n}', model='m'))\n"
+        "for n in range(1000): journal.note(EndCall(id=n, run='a1', reservation=f'a1-{n}', "
+        "model='m'))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ended = subprocess.run([sys.executable, "-c", script, os.fspath(path)], check=False)

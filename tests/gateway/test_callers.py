@@ -15,10 +15,15 @@ from sfad.gateway.callers import Caller, Kernel, Opened
 
 
 @contextmanager
-def connection(family: socket.AddressFamily = socket.AF_INET) -> Iterator[tuple[socket.socket, socket.socket]]:
+def connection(
+    family: socket.AddressFamily = socket.AF_INET,
+) -> Iterator[tuple[socket.socket, socket.socket]]:
     """Yield a client's end and the accepted one."""
     host = "::1" if family is socket.AF_INET6 else "127.0.0.1"
-    with socket.create_server((host, 0), family=family) as listener, socket.create_connection(listener.getsockname()[:2]) as client:
+    with (
+        socket.create_server((host, 0), family=family) as listener,
+        socket.create_connection(listener.getsockname()[:2]) as client,
+    ):
         accepted, _ = listener.accept()
         with accepted:
             yield client, accepted
@@ -48,7 +53,9 @@ def has_ipv6() -> bool:
         return False
 
 
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6] if has_ipv6() else [socket.AF_INET])
+@pytest.mark.parametrize(
+    "family", [socket.AF_INET, socket.AF_INET6] if has_ipv6() else [socket.AF_INET]
+)
 def test_a_caller_has_its_user_and_its_cgroup(kernel: Kernel, family: socket.AddressFamily) -> None:
     with connection(family) as (_, accepted):
         caller = kernel.caller(accepted)
@@ -117,20 +124,29 @@ def test_many_connections_at_the_same_time(kernel: Kernel) -> None:
 def test_an_answer_to_an_earlier_question_is_not_taken(kernel: Kernel) -> None:
     with connection() as (client, accepted):
         kernel.caller(accepted)
-        with mock.patch.object(socket.socket, "recv", side_effect=TimeoutError), pytest.raises(TimeoutError):
+        with (
+            mock.patch.object(socket.socket, "recv", side_effect=TimeoutError),
+            pytest.raises(TimeoutError),
+        ):
             kernel.caller(accepted)  # its answer stays unread
         client.close()
         assert kernel.caller(accepted) is None
 
 
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6] if has_ipv6() else [socket.AF_INET])
-def test_the_connections_to_a_port_have_the_cgroups_that_opened_them(kernel: Kernel, family: socket.AddressFamily) -> None:
+@pytest.mark.parametrize(
+    "family", [socket.AF_INET, socket.AF_INET6] if has_ipv6() else [socket.AF_INET]
+)
+def test_the_connections_to_a_port_have_the_cgroups_that_opened_them(
+    kernel: Kernel, family: socket.AddressFamily
+) -> None:
     with connection(family) as (client, accepted):
         host, port = client.getpeername()[:2]
         caller = kernel.caller(accepted)
         assert caller is not None
         assert caller.cgroup is not None
-        assert kernel.connections({port}) == {Opened(caller.cgroup, socket.inet_pton(family, host), port)}
+        assert kernel.connections({port}) == {
+            Opened(caller.cgroup, socket.inet_pton(family, host), port)
+        }
         assert kernel.connections({1}) == set()
         with connection(family) as (other, _):
             both = {client.getpeername()[1], other.getpeername()[1]}
@@ -142,7 +158,10 @@ def test_the_connections_to_a_port_have_the_cgroups_that_opened_them(kernel: Ker
 def test_an_ipv4_address_in_an_ipv6_socket_is_an_ipv4_address(kernel: Kernel) -> None:
     if not has_ipv6():
         pytest.skip("no IPv6")
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(socket.AF_INET6) as client:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.socket(socket.AF_INET6) as client,
+    ):
         port = listener.getsockname()[1]
         client.connect(("::ffff:127.0.0.1", port))
         assert {each.host for each in kernel.connections({port})} == {bytes((127, 0, 0, 1))}

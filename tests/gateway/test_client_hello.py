@@ -52,7 +52,12 @@ def test_however_it_is_cut(record: int, step: int) -> None:
 @given(data=st.binary(max_size=200), at=st.integers(0, 250), size=st.integers(0, 4))
 def test_noise_raises_nothing_else(data: bytes, at: int, size: int) -> None:
     hello = real("site.example")
-    for noise in (data, b"\x16\x03\x01" + data, hello[:at] + data[:size] + hello[at + size :], recut(b"12345" + data, 7)):
+    for noise in (
+        data,
+        b"\x16\x03\x01" + data,
+        hello[:at] + data[:size] + hello[at + size :],
+        recut(b"12345" + data, 7),
+    ):
         parser = ClientHello()
         with suppress(NotTlsError, MalformedHelloError):
             if parser.feed(noise):
@@ -60,7 +65,10 @@ def test_noise_raises_nothing_else(data: bytes, at: int, size: int) -> None:
                 assert name is None or name.isascii()
 
 
-@pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\n", b"SSH-2.0-x\r\n", b"\x80\x2e\x01\x03\x01", b"\x16\x02\x00", b"\0"])
+@pytest.mark.parametrize(
+    "first",
+    [b"GET / HTTP/1.1\r\n", b"SSH-2.0-x\r\n", b"\x80\x2e\x01\x03\x01", b"\x16\x02\x00", b"\0"],
+)
 def test_what_is_not_tls(first: bytes) -> None:
     with pytest.raises(NotTlsError):
         ClientHello().feed(first)
@@ -70,7 +78,15 @@ def with_names(*names: bytes) -> bytes:
     """Return a hello whose list of names has these; OpenSSL makes no such."""
     entries = b"".join(b"\0" + len(name).to_bytes(2) + name for name in names)
     extension = b"\0\0" + (len(entries) + 2).to_bytes(2) + len(entries).to_bytes(2) + entries
-    body = b"\x03\x03" + bytes(32) + b"\0" + b"\0\2\x13\x01" + b"\1\0" + len(extension).to_bytes(2) + extension
+    body = (
+        b"\x03\x03"
+        + bytes(32)
+        + b"\0"
+        + b"\0\2\x13\x01"
+        + b"\1\0"
+        + len(extension).to_bytes(2)
+        + extension
+    )
     message = b"\x01" + len(body).to_bytes(3) + body
     return b"\x16\x03\x01" + len(message).to_bytes(2) + message
 

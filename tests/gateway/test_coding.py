@@ -47,7 +47,10 @@ CODINGS: dict[str, Callable[[bytes], bytes]] = {
 @given(data=st.binary(max_size=2000), at=st.lists(st.integers(0, 5000), max_size=6))
 def test_any_body_in_any_pieces(name: str, data: bytes, at: list[int]) -> None:
     coding = Coding(name)
-    assert b"".join(coding.feed(piece, MIB) for piece in [b"", *split(CODINGS[name](data), at)]) == data
+    assert (
+        b"".join(coding.feed(piece, MIB) for piece in [b"", *split(CODINGS[name](data), at)])
+        == data
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in CODINGS if name not in {"", "identity"}])
@@ -59,7 +62,9 @@ def test_a_piece_is_decoded_as_soon_as_it_is_there(name: str) -> None:
         pieces = [compressor.process(event) + compressor.flush() for event in events]
     elif name == "zstd":
         zstd_compressor = zstd.ZstdCompressor()
-        pieces = [zstd_compressor.compress(event, zstd.ZstdCompressor.FLUSH_BLOCK) for event in events]
+        pieces = [
+            zstd_compressor.compress(event, zstd.ZstdCompressor.FLUSH_BLOCK) for event in events
+        ]
     else:
         wbits = {"gzip": 31, "x-gzip": 31, "deflate": 15, "Deflate": -15}[name]
         made = zlib.compressobj(wbits=wbits)
@@ -159,7 +164,10 @@ def test_garbage_is_an_error_or_nothing(name: str, data: bytes) -> None:
 @pytest.mark.parametrize("name", ["gzip", "br", "zstd"])
 def test_a_body_that_breaks_off_gives_what_came(name: str) -> None:
     body = CODINGS[name](bytes(range(256)) * 2000)
-    assert Coding(name).feed(body[:-4], MIB) == (bytes(range(256)) * 2000)[: len(Coding(name).feed(body[:-4], MIB))]
+    assert (
+        Coding(name).feed(body[:-4], MIB)
+        == (bytes(range(256)) * 2000)[: len(Coding(name).feed(body[:-4], MIB))]
+    )
 
 
 @pytest.mark.parametrize("name", ["compress", "aes128gcm", "gzip;q=1", "gzip," * 5])

@@ -19,7 +19,16 @@ from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
 from sfad.protocol.requests.plans import SeenWindow
 from sfad.protocol.types import Tokens
 
-ASKED = m.AdmitCall(id=0, run="a1", upstream="up", model="m", input_tokens=10, more_input=5, max_output=100, api="anthropic")
+ASKED = m.AdmitCall(
+    id=0,
+    run="a1",
+    upstream="up",
+    model="m",
+    input_tokens=10,
+    more_input=5,
+    max_output=100,
+    api="anthropic",
+)
 
 
 class ScriptedDaemon:
@@ -41,10 +50,16 @@ class ScriptedDaemon:
 
 
 @asynccontextmanager
-async def linked(directory: Path) -> AsyncIterator[tuple[DaemonLink, trio.SocketListener, trio.Nursery]]:
-    """Yield a gateway's connection that is served, the listener to which it connects, and a nursery that is to be cancelled."""
+async def linked(
+    directory: Path,
+) -> AsyncIterator[tuple[DaemonLink, trio.SocketListener, trio.Nursery]]:
+    """Yield a gateway's connection that is served, the listener to which it connects, and a nursery
+    that is to be cancelled."""
     path = os.fspath(directory / "s")
-    with socket.socket(socket.AF_UNIX) as plain, closing(Journal(os.fspath(directory / "calls"), print)) as journal:
+    with (
+        socket.socket(socket.AF_UNIX) as plain,
+        closing(Journal(os.fspath(directory / "calls"), print)) as journal,
+    ):
         plain.bind(path)
         plain.listen()
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(plain))
@@ -55,7 +70,9 @@ async def linked(directory: Path) -> AsyncIterator[tuple[DaemonLink, trio.Socket
                 yield link, listener, nursery
 
 
-async def test_a_reservation_for_a_caller_that_has_hung_up_meanwhile_is_given_back(tmp_path: Path) -> None:
+async def test_a_reservation_for_a_caller_that_has_hung_up_meanwhile_is_given_back(
+    tmp_path: Path,
+) -> None:
     async with linked(tmp_path) as (link, listener, nursery):
         async with await listener.accept() as stream:
             daemon = ScriptedDaemon(stream)
@@ -79,7 +96,14 @@ async def test_a_reservation_for_a_caller_that_has_hung_up_meanwhile_is_given_ba
             assert isinstance(ended, m.EndCall)
             assert (ended.run, ended.reservation, ended.tokens) == ("a1", "a1-7", Tokens())
             assert ended.error == "its caller hung up before it was made"
-            unasked: dict[str, Any] = {"id": 0, "number": 0, "run": "a1", "time": 1.5, "upstream": "up", "path": "/e"}
+            unasked: dict[str, Any] = {
+                "id": 0,
+                "number": 0,
+                "run": "a1",
+                "time": 1.5,
+                "upstream": "up",
+                "path": "/e",
+            }
             link.unasked(m.UnaskedRequest(status=200, **unasked))
             link.unasked(m.UnaskedRequest(refused="no", **unasked))
             first, second = await daemon.next(), await daemon.next()
@@ -101,7 +125,9 @@ async def test_a_reservation_for_a_caller_that_has_hung_up_meanwhile_is_given_ba
         nursery.cancel_scope.cancel()
 
 
-async def test_a_new_daemon_hears_of_every_window_before_it_is_asked_about_a_call(tmp_path: Path) -> None:
+async def test_a_new_daemon_hears_of_every_window_before_it_is_asked_about_a_call(
+    tmp_path: Path,
+) -> None:
     """Replies overtake each other: the last one that came need not be the one that tells most."""
     async with linked(tmp_path) as (link, listener, nursery):
         async with await listener.accept() as stream:
@@ -112,7 +138,11 @@ async def test_a_new_daemon_hears_of_every_window_before_it_is_asked_about_a_cal
             assert isinstance(await daemon.next(), m.AdmitCall)
         for used in (0.6, 0.7, 0.65):
             window = SeenWindow(window="5h", used_ratio=used)
-            link.plan_seen(m.SeePlan(id=0, run="a1", provider="anthropic", time=1.0, login="l", windows=[window]))
+            link.plan_seen(
+                m.SeePlan(
+                    id=0, run="a1", provider="anthropic", time=1.0, login="l", windows=[window]
+                )
+            )
         async with await listener.accept() as stream:
             daemon = ScriptedDaemon(stream)
             asked = [await daemon.next() for _ in range(6)][2:]

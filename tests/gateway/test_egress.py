@@ -1,4 +1,5 @@
-"""The way out between real sockets: what passes, what is refused, and what bounds it. `tests.e2e.test_egress` has real programs."""
+"""The way out between real sockets: what passes, what is refused, and what bounds it.
+`tests.e2e.test_egress` has real programs."""
 
 from __future__ import annotations
 
@@ -17,7 +18,17 @@ from sfad.gateway import egress
 from sfad.gateway.upstreams import Upstream
 from tests.harness import until
 
-from .scripted import Answer, House, Provider, ScriptedDaemon, house, post, read_request, reply, saying
+from .scripted import (
+    Answer,
+    House,
+    Provider,
+    ScriptedDaemon,
+    house,
+    post,
+    read_request,
+    reply,
+    saying,
+)
 
 Serve = Callable[[Any], Awaitable[None]]
 """Serves a stream."""
@@ -25,15 +36,20 @@ Reached = tuple[House, int]
 
 
 @asynccontextmanager
-async def reaching(*listed: str, serve: Serve | None = None, context: ssl.SSLContext | None = None) -> AsyncIterator[Reached]:
-    """Yield a gateway for a run with this `--egress`, and the port of a server on loopback; `{}` in the list stands for it."""
+async def reaching(
+    *listed: str, serve: Serve | None = None, context: ssl.SSLContext | None = None
+) -> AsyncIterator[Reached]:
+    """Yield a gateway for a run with this `--egress`, and the port of a server on loopback; `{}` in
+    the list stands for it."""
     serving: Serve = serve or _echo
     async with trio.open_nursery() as nursery:
         if context is None:
             listeners = await nursery.start(partial(trio.serve_tcp, serving, 0, host="127.0.0.1"))
             port = listeners[0].socket.getsockname()[1]
         else:
-            tls = await nursery.start(partial(trio.serve_ssl_over_tcp, serving, 0, context, host="127.0.0.1"))
+            tls = await nursery.start(
+                partial(trio.serve_ssl_over_tcp, serving, 0, context, host="127.0.0.1")
+            )
             port = tls[0].transport_listener.socket.getsockname()[1]
         daemon = ScriptedDaemon(egress=tuple(text.format(port) for text in listed))
         async with house(Provider(saying()), daemon=daemon) as the:
@@ -54,7 +70,9 @@ async def _echo(stream: trio.abc.HalfCloseableStream) -> None:
 async def connected(the: House, target: str, *headers: str) -> tuple[trio.SocketStream, bytes]:
     """Return a connection after CONNECT, and the head of the answer."""
     stream = await the.connect()
-    await stream.send_all("\r\n".join([f"CONNECT {target} HTTP/1.1", f"Host: {target}", *headers, "", ""]).encode())
+    await stream.send_all(
+        "\r\n".join([f"CONNECT {target} HTTP/1.1", f"Host: {target}", *headers, "", ""]).encode()
+    )
     head = b""
     while b"\r\n\r\n" not in head:
         head += (more := await stream.receive_some(1)) or b"\r\n\r\n"
@@ -96,7 +114,9 @@ async def test_bytes_that_come_with_the_connect() -> None:
     async with reaching("127.0.0.1:{}") as (the, port):
         stream = await the.connect()
         async with stream:
-            await stream.send_all(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: x\r\n\r\nhello".encode())
+            await stream.send_all(
+                f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: x\r\n\r\nhello".encode()
+            )
             await stream.send_eof()
             assert await rest(stream) == b"HTTP/1.1 200 Connection established\r\n\r\nhellobye"
 
@@ -130,7 +150,9 @@ async def test_a_reader_that_stands_still_holds_the_writer() -> None:
 
 
 async def asked(the: House, target: str, method: str = "GET") -> Answer:
-    return await the.ask(f"{method} {target} HTTP/1.1\r\nHost: other\r\nConnection: close\r\n\r\n".encode())
+    return await the.ask(
+        f"{method} {target} HTTP/1.1\r\nHost: other\r\nConnection: close\r\n\r\n".encode()
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,7 +194,12 @@ async def test_a_model_of_the_gateway_is_refused_where_it_is_listed() -> None:
     async with reaching("127.0.0.1", "localhost", "*") as (the, port):
         the.daemon.upstreams["own"] = Upstream("own", f"http://LOCALHOST:{port}", "anthropic")
         the.daemon.egress = (f"localhost:{port}", f"127.0.0.1:{the.direct}")
-        for target in (f"localhost:{port}", f"LocalHost.:{port}", f"127.0.0.1:{the.direct}", f"[::ffff:127.0.0.1]:{the.direct}"):
+        for target in (
+            f"localhost:{port}",
+            f"LocalHost.:{port}",
+            f"127.0.0.1:{the.direct}",
+            f"[::ffff:127.0.0.1]:{the.direct}",
+        ):
             assert (await asked(the, f"http://{target}/")).status == 403, target
 
 
@@ -200,8 +227,8 @@ async def test_an_address_that_means_nothing(target: str) -> None:
 
 
 async def test_plain_http() -> None:
-    """The server sees the request as if it had come from the program, without the proxy's credentials; its host is the one of the
-    URL, whatever the header says."""
+    """The server sees the request as if it had come from the program, without the proxy's
+    credentials; its host is the one of the URL, whatever the header says."""
     seen: list[bytes] = []
 
     async def serve(stream: trio.SocketStream) -> None:
@@ -209,12 +236,23 @@ async def test_plain_http() -> None:
         await stream.send_all(reply(b"found", b"X-A: 1", b"X-A: 2"))
 
     async with reaching("127.0.0.1:{}", serve=serve) as (the, port):
-        headers = "Proxy-Authorization: Basic eDp5", "Connection: keep-alive, X-Hop", "X-Hop: 1", "X-Kept: 1"
+        headers = (
+            "Proxy-Authorization: Basic eDp5",
+            "Connection: keep-alive, X-Hop",
+            "X-Hop: 1",
+            "X-Kept: 1",
+        )
         answer = await the.ask(post(f"http://127.0.0.1:{port}?q=http://b/", b"body", *headers))
-        assert (answer.status, answer.body, answer.headers.count((b"X-A", b"1"))) == (200, b"found", 1)
+        assert (answer.status, answer.body, answer.headers.count((b"X-A", b"1"))) == (
+            200,
+            b"found",
+            1,
+        )
         lines = seen[0].partition(b"\r\n\r\n")[0].decode().split("\r\n")
         assert lines[0] == "POST /?q=http://b/ HTTP/1.1"
-        assert sorted(lines[1:]) == sorted([f"Host: 127.0.0.1:{port}", "X-Kept: 1", "Content-Length: 4", "Connection: close"])
+        assert sorted(lines[1:]) == sorted(
+            [f"Host: 127.0.0.1:{port}", "X-Kept: 1", "Content-Length: 4", "Connection: close"]
+        )
         assert seen[0].endswith(b"\r\n\r\nbody")
         assert the.daemon.callers[0][1] == "x"
 
@@ -230,9 +268,16 @@ async def test_a_length_beside_chunks_is_left_out() -> None:
         await stream.send_all(b"HTTP/1.1 200 OK\r\n" + chunks)
 
     async with reaching("127.0.0.1:{}", serve=serve) as (the, port):
-        head = f"POST http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n"
+        head = (
+            f"POST http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: "
+            "chunked\r\nContent-Length: 3\r\n\r\n"
+        )
         answer = await the.ask(head.encode() + b"4\r\nbody\r\n0\r\n\r\n")
-        assert (answer.status, answer.body, answer.header("content-length")) == (200, b"found", None)
+        assert (answer.status, answer.body, answer.header("content-length")) == (
+            200,
+            b"found",
+            None,
+        )
         assert b"content-length" not in seen[0].lower()
         assert seen[0].endswith(b"\r\n\r\n4\r\nbody\r\n0\r\n\r\n")
         assert not the.trouble
@@ -250,8 +295,8 @@ async def test_an_answer_before_the_body() -> None:
 
 
 NO_HTTP = (
-    b"", b"junk\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", b"HTTP/1.1 101 x\r\n\r\n",
-    b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200_000,
+    b"", b"junk\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort",
+    b"HTTP/1.1 101 x\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200_000,
 )  # fmt: skip
 
 
@@ -259,7 +304,8 @@ NO_HTTP = (
 async def test_a_server_that_speaks_no_http(answer: bytes) -> None:
     async def serve(stream: trio.SocketStream) -> None:
         await stream.receive_some(1000)
-        with suppress(trio.BrokenResourceError):  # the gateway reads no more of a head that is too long
+        # the gateway reads no more of a head that is too long
+        with suppress(trio.BrokenResourceError):
             await stream.send_all(answer)
 
     async with reaching("127.0.0.1:{}", serve=serve) as (the, port):
@@ -273,7 +319,10 @@ async def test_a_server_that_does_not_answer() -> None:
     async def hang_up(stream: trio.SocketStream) -> None:
         await stream.aclose()
 
-    async with reaching("127.0.0.1:{}", "127.0.0.1:1", "nosuch.invalid:80", serve=hang_up) as (the, port):
+    async with reaching("127.0.0.1:{}", "127.0.0.1:1", "nosuch.invalid:80", serve=hang_up) as (
+        the,
+        port,
+    ):
         for target in (f"127.0.0.1:{port}", "127.0.0.1:1", "nosuch.invalid:80"):
             answer = await asked(the, f"http://{target}/")
             assert (answer.status, target.encode().partition(b":")[0] in answer.body) == (502, True)
@@ -291,7 +340,8 @@ async def handshake(the: House, port: int, context: ssl.SSLContext, name: str) -
 
 
 async def test_the_name_in_tls_is_the_one_that_was_asked_for() -> None:
-    """Another name could lead to another site of the same server. The server sees nothing of such a connection."""
+    """Another name could lead to another site of the same server. The server sees nothing of such a
+    connection."""
     authority = trustme.CA()
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
     authority.issue_cert("localhost", "api.anthropic.com").configure_cert(server)
@@ -301,7 +351,9 @@ async def test_the_name_in_tls_is_the_one_that_was_asked_for() -> None:
         with pytest.raises(trio.BrokenResourceError) as caught:
             await handshake(the, port, client, "api.anthropic.com")
         assert "UNRECOGNIZED_NAME" in str(caught.value.__cause__)
-        assert the.daemon.refused_hosts == [("run", "localhost", port, "its TLS is meant for 'api.anthropic.com'")]
+        assert the.daemon.refused_hosts == [
+            ("run", "localhost", port, "its TLS is meant for 'api.anthropic.com'")
+        ]
         assert not the.trouble
 
 

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.gateway.egress_rules import MODEL_APIS, EgressRefusedError, Way, check_address, is_model_api, plain, way
+from sfad.gateway.egress_rules import (
+    MODEL_APIS,
+    EgressRefusedError,
+    Way,
+    check_address,
+    is_model_api,
+    plain,
+    way,
+)
 from sfad.protocol.egress import Destination, destination, host_of
 
 UPSTREAM = ("llm.example.com", 443)
@@ -19,7 +27,9 @@ def refused(host: str, port: int, *listed: str, address: str = V4) -> str:
     """Return why a run with this list may not go there, `""` if it may."""
     try:
         found = way(host_of(host), port, [destination(text) for text in listed], {UPSTREAM})
-        check_address(found, ipaddress.ip_address(address), {(ipaddress.ip_address("9.9.9.9"), 443)})
+        check_address(
+            found, ipaddress.ip_address(address), {(ipaddress.ip_address("9.9.9.9"), 443)}
+        )
     except EgressRefusedError as error:
         return str(error)
     return ""
@@ -54,15 +64,18 @@ def test_no_entry(text: str) -> None:
 
 def test_what_a_list_means() -> None:
     for host, port, listed in (
-        ("site.example", 443, "site.example"), ("Site.EXAMPLE.", 80, "site.example"), ("a.b.example.com", 443, "*.example.com"),
-        ("site.example", 443, "*"), ("site.example", 8080, "site.example:8080"), ("a.example", 8080, "*:8080"),
+        ("site.example", 443, "site.example"), ("Site.EXAMPLE.", 80, "site.example"),
+        ("a.b.example.com", 443, "*.example.com"), ("site.example", 443, "*"),
+        ("site.example", 8080, "site.example:8080"), ("a.example", 8080, "*:8080"),
         ("8.8.8.8", 443, "8.8.8.8"),
     ):  # fmt: skip
         assert not refused(host, port, listed), (host, listed)
     for host, port, listed, why in (
-        ("evilsite.example", 443, "site.example", "not in"), ("example.com", 443, "*.example.com", "not in"),
-        ("badexample.com", 443, "*.example.com", "not in"), ("site.example", 22, "site.example", "port 22"),
-        ("a.b", 8080, "*", "port 8080"), ("site.example", 443, "site.example:8080", "port 443"), ("8.8.8.8", 443, "*", "name it"),
+        ("evilsite.example", 443, "site.example", "not in"),
+        ("example.com", 443, "*.example.com", "not in"),
+        ("badexample.com", 443, "*.example.com", "not in"),
+        ("site.example", 22, "site.example", "port 22"), ("a.b", 8080, "*", "port 8080"),
+        ("site.example", 443, "site.example:8080", "port 443"), ("8.8.8.8", 443, "*", "name it"),
         ("[2001:4860::1]", 443, "*", "name it"),
     ):  # fmt: skip
         assert why in refused(host, port, listed), (host, listed)
@@ -70,14 +83,16 @@ def test_what_a_list_means() -> None:
 
 
 HOSTS = (
-    "api.anthropic.com", "API.Anthropic.com.", "api.openai.com", "eu.api.openai.com", "chatgpt.com", "ab.chatgpt.com",
-    "generativelanguage.googleapis.com", "us-east5-aiplatform.googleapis.com", "aiplatform.eu.rep.googleapis.com",
-    "bedrock-runtime.eu-west-1.amazonaws.com", "vpce-1.bedrock-runtime.us-east-1.vpce.amazonaws.com", "x.openai.azure.com",
-    "openrouter.ai", "api.groq.com", "api.deepseek.com", "api.x.ai", "api.mistral.ai", "api.githubcopilot.com", "api.together.xyz",
+    "api.anthropic.com", "API.Anthropic.com.", "api.openai.com", "eu.api.openai.com", "chatgpt.com",
+    "ab.chatgpt.com", "generativelanguage.googleapis.com", "us-east5-aiplatform.googleapis.com",
+    "aiplatform.eu.rep.googleapis.com", "bedrock-runtime.eu-west-1.amazonaws.com",
+    "vpce-1.bedrock-runtime.us-east-1.vpce.amazonaws.com", "x.openai.azure.com", "openrouter.ai",
+    "api.groq.com", "api.deepseek.com", "api.x.ai", "api.mistral.ai", "api.githubcopilot.com",
+    "api.together.xyz",
 )  # fmt: skip
 OTHERS = (
-    "github.com", "storage.googleapis.com", "s3.eu-west-1.amazonaws.com", "docs.mistral.ai", "anthropic.com", "openai.com", "x.ai",
-    "api.anthropic.com.example",
+    "github.com", "storage.googleapis.com", "s3.eu-west-1.amazonaws.com", "docs.mistral.ai",
+    "anthropic.com", "openai.com", "x.ai", "api.anthropic.com.example",
 )  # fmt: skip
 
 
@@ -94,7 +109,8 @@ def test_apis_of_models() -> None:
 
 
 def test_an_alias_of_a_model() -> None:
-    """It is refused by its address, unless a person has named it: a company's services can share one."""
+    """It is refused by its address, unless a person has named it: a company's services can share
+    one."""
     for address in ("9.9.9.9", "::ffff:9.9.9.9", "64:ff9b::909:909"):
         assert "model" in refused("alias.example", 443, "*", address=address)
         assert not refused("alias.example", 443, "alias.example", address=address)
@@ -122,19 +138,24 @@ def test_addresses_that_are_not_of_the_internet(address: str) -> None:
     for spelled in spellings(address):
         assert "not one of the internet" in refused("a.example", 443, "*", address=spelled), spelled
         assert "not one of the internet" in refused("a.example", 443, "*.example", address=spelled)
-        assert bool(refused("a.example", 443, "a.example", address=spelled)) == (address in NEVER), spelled
+        assert bool(refused("a.example", 443, "a.example", address=spelled)) == (
+            address in NEVER
+        ), spelled
     host = f"[{address}]" if ":" in address else address
     assert not refused(host, 443, host, address=address), "the address itself is named"
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
+)
 def test_addresses_of_the_internet(address: str) -> None:
     assert not refused("a.example", 443, "*", address=address)
 
 
 @given(st.ip_addresses(v=6), st.booleans())
 def test_any_address_of_ipv6(address: ipaddress.IPv6Address, named: bool) -> None:
-    """What is allowed for a pattern is of the internet by Python's tables too, and what leads to IPv4 is judged as that."""
+    """What is allowed for a pattern is of the internet by Python's tables too, and what leads to
+    IPv4 is judged as that."""
     try:
         check_address(Way("a.example", 443, named), address, ())
     except EgressRefusedError:

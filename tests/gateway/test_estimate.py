@@ -51,7 +51,10 @@ def test_a_dense_model_is_known_from_other_runs_and_a_thin_one_is_not() -> None:
     assert learnt((1000, 200)).input("other", CALL, 1000).tokens == 401
 
 
-@given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 2 * 10**6)), max_size=5), st.integers(1, 10**6))
+@given(
+    st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 2 * 10**6)), max_size=5),
+    st.integers(1, 10**6),
+)
 def test_no_estimate_is_absurd(calls: list[tuple[int, int]], size: int) -> None:
     tokens, more = learnt(*calls).input("r", CALL, size)
     assert 1 <= tokens <= max(size, *(each for _, each in calls), 0) + 1
@@ -96,7 +99,9 @@ def test_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("start", [b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF"])
 def test_an_image_counts_the_same_whatever_its_bytes(start: bytes) -> None:
     sizes = {
-        text_size(b'{"media_type": "image/png", "data": "' + base64.b64encode(start + bytes(size)) + b'"}')
+        text_size(
+            b'{"media_type": "image/png", "data": "' + base64.b64encode(start + bytes(size)) + b'"}'
+        )
         for size in (3000, 30_000, 3_000_000)
     }
     assert len(sizes) == 1

@@ -21,8 +21,14 @@ CHUNKED = b"Transfer-Encoding: chunked"
 IN_CHUNKS = chunk(CALL) + b"0\r\n\r\n"
 
 
-def request(*headers: bytes, target: bytes = b"/up/v1/messages", method: bytes = b"POST", body: bytes = CALL) -> bytes:
-    return b"\r\n".join([b"%s %s HTTP/1.1" % (method, target), b"Host: x", *headers]) + b"\r\n\r\n" + body
+def request(
+    *headers: bytes, target: bytes = b"/up/v1/messages", method: bytes = b"POST", body: bytes = CALL
+) -> bytes:
+    return (
+        b"\r\n".join([b"%s %s HTTP/1.1" % (method, target), b"Host: x", *headers])
+        + b"\r\n\r\n"
+        + body
+    )
 
 
 REFUSED: dict[str, tuple[bytes, int]] = {
@@ -35,8 +41,7 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "a space before a colon": (request(b"Transfer-Encoding : chunked", body=IN_CHUNKS), 400),
     "a chunk that is none": (request(CHUNKED, body=b"zz\r\n"), 400),
     "a header in a header": (request(LENGTH, b"X-A: 1\rX-B: 2"), 400),
-    "a NUL": (request(LENGTH, b"X-A: a\0b"), 400),
-    "two hosts": (request(LENGTH, b"Host: y"), 400),
+    "a NUL": (request(LENGTH, b"X-A: a\0b"), 400), "two hosts": (request(LENGTH, b"Host: y"), 400),
     "a tunnel": (request(method=b"CONNECT", target=b"api.example:443", body=b""), 403),
     "another host": (request(LENGTH, target=b"http://evil.example/up/v1/messages"), 403),
     "a user before a host": (request(LENGTH, target=b"/up@evil.example/v1/messages"), 404),
@@ -81,7 +86,9 @@ COUNTED = {
     "an empty segment": request(LENGTH, target=b"/up//v1/messages"),
     "another host in the path": request(LENGTH, target=b"/up/@evil.example/v1/messages"),
     "a folded header": request(LENGTH, b"X-A: 1\r\n folded"),
-    "another protocol": request(LENGTH, b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAA"),
+    "another protocol": request(
+        LENGTH, b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAA"
+    ),
     "a length of the connection": request(LENGTH, b"Connection: content-length"),
 }
 
@@ -100,7 +107,9 @@ async def test_an_odd_request_is_a_call_all_the_same(what: str) -> None:
         assert (await the.told()).tokens == Tokens(input=15, output=5, cached=3, cache_write=2)
 
 
-@pytest.mark.parametrize("header", [b"X-HTTP-Method-Override: POST", b"x-http-method: POST", b"X-Method-Override: POST"])
+@pytest.mark.parametrize(
+    "header", [b"X-HTTP-Method-Override: POST", b"x-http-method: POST", b"X-Method-Override: POST"]
+)
 async def test_a_get_request_cannot_become_a_call_behind_the_gateway(header: bytes) -> None:
     provider = Provider(saying(reply(WHOLE, JSON)))
     async with house(provider) as the, await the.connect() as stream:
@@ -179,7 +188,12 @@ async def test_a_usage_that_cannot_be_true_is_estimated(usage: dict[str, Any]) -
 
 
 async def test_a_usage_that_is_far_too_low_is_estimated() -> None:
-    body = json.dumps({"content": [{"type": "text", "text": "x" * 4000}], "usage": {"input_tokens": 9, "output_tokens": 1}})
+    body = json.dumps(
+        {
+            "content": [{"type": "text", "text": "x" * 4000}],
+            "usage": {"input_tokens": 9, "output_tokens": 1},
+        }
+    )
     async with house(Provider(saying(reply(body.encode(), JSON)))) as the:
         await the.ask(post(MESSAGES, CALL))
         told = await the.told()
@@ -187,9 +201,13 @@ async def test_a_usage_that_is_far_too_low_is_estimated() -> None:
 
 
 async def test_a_reply_that_unzips_to_millions_of_lines_delays_no_other_call() -> None:
-    lines = random.randbytes(1_500_000).translate(bytes(10 if byte % 2 else 97 for byte in range(256)))
+    lines = random.randbytes(1_500_000).translate(
+        bytes(10 if byte % 2 else 97 for byte in range(256))
+    )
     bomb = gzip.compress(lines, 1)
-    stream = raw(b"Content-Encoding: gzip", b"Content-Length: %d" % len(bomb), body=bomb).replace(b"json", b"event-stream")
+    stream = raw(b"Content-Encoding: gzip", b"Content-Length: %d" % len(bomb), body=bomb).replace(
+        b"json", b"event-stream"
+    )
     answered: list[str] = []
     provider = Provider(saying(stream))
     async with house(provider) as the, trio.open_nursery() as nursery:

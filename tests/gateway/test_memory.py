@@ -16,7 +16,9 @@ def test_a_run_leaves_as_much_as_it_takes() -> None:
         first, again = (stack.enter_context(memory.space("a1", None)) for _ in range(2))
         first.grow(MAX_BODIES // 4)
         again.grow(MAX_BODIES // 4)
-        with pytest.raises(NoMemoryError, match=r"run a1 would hold 256 MiB, and 255 of 512 MiB would be left"):
+        with pytest.raises(
+            NoMemoryError, match=r"run a1 would hold 256 MiB, and 255 of 512 MiB would be left"
+        ):
             again.grow(1)
         second = stack.enter_context(memory.space("b2", None))
         second.grow(MAX_BODIES // 4)

@@ -1,4 +1,5 @@
-"""What replies tell of a subscription: headers of both providers, and what becomes of a call that is refused for its windows."""
+"""What replies tell of a subscription: headers of both providers, and what becomes of a call that
+is refused for its windows."""
 
 from __future__ import annotations
 
@@ -75,8 +76,25 @@ def test_which_window_refuses(changes: dict[str, str], window: str) -> None:
 
 
 def test_replies_of_an_api_key_tell_of_no_subscription() -> None:
-    assert seen_plan("anthropic", "a1", "login", [], {"anthropic-ratelimit-requests-remaining": "9"}, 200, b"", NOW) is None
-    assert seen_plan("openai", "a1", "login", [], {"x-ratelimit-remaining-requests": "9"}, 429, b"{}", NOW) is None
+    assert (
+        seen_plan(
+            "anthropic",
+            "a1",
+            "login",
+            [],
+            {"anthropic-ratelimit-requests-remaining": "9"},
+            200,
+            b"",
+            NOW,
+        )
+        is None
+    )
+    assert (
+        seen_plan(
+            "openai", "a1", "login", [], {"x-ratelimit-remaining-requests": "9"}, 429, b"{}", NOW
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize("junk", ["", "-1", "nan", "inf", "1e400", "a lot", "0x10"])
@@ -99,32 +117,52 @@ def test_windows_of_codex() -> None:
 
 
 def test_a_refusal_of_codex_without_headers() -> None:
-    body = json.dumps({"error": {"type": "usage_limit_reached", "plan_type": "plus", "resets_in_seconds": 60}}).encode()
+    body = json.dumps(
+        {"error": {"type": "usage_limit_reached", "plan_type": "plus", "resets_in_seconds": 60}}
+    ).encode()
     seen = seen_plan("openai", "a1", "login", [], {}, 429, body, NOW)
     assert seen is not None
     assert (seen.status, seen.plan_type) == ("rejected", "plus")
     assert seen.windows == [SeenWindow(window="primary", resets_at=NOW + 60, rejected=True)]
 
 
-@pytest.mark.parametrize("more", ['"resets_at": 1' + 400 * "0", '"resets_in_seconds": -1e300', '"x": ' + 60_000 * "["])
+@pytest.mark.parametrize(
+    "more", ['"resets_at": 1' + 400 * "0", '"resets_in_seconds": -1e300', '"x": ' + 60_000 * "["]
+)
 def test_junk_in_a_refusal_of_codex_is_no_reset(more: str) -> None:
     body = f'{{"error": {{"type": "usage_limit_reached", {more}}}}}'.encode()
-    seen = seen_plan("openai", "a1", "login", [], {"x-codex-primary-used-percent": "100"}, 429, body, NOW)
+    seen = seen_plan(
+        "openai", "a1", "login", [], {"x-codex-primary-used-percent": "100"}, 429, body, NOW
+    )
     assert seen is not None
     assert seen.windows == [SeenWindow(window="primary", used_ratio=1.0, rejected=True)]
 
 
 def test_names_are_short() -> None:
-    seen = anthropic({f"{UNIFIED}status": "x" * 9000, f"{UNIFIED}representative-claim": "five_hour_" + "x" * 9000})
+    seen = anthropic(
+        {
+            f"{UNIFIED}status": "x" * 9000,
+            f"{UNIFIED}representative-claim": "five_hour_" + "x" * 9000,
+        }
+    )
     assert seen is not None
     assert len(seen.status or "") == 64
-    seen = anthropic({f"{UNIFIED}status": "rejected", f"{UNIFIED}representative-claim": "five_hour_" + "x" * 9000}, 429)
+    seen = anthropic(
+        {
+            f"{UNIFIED}status": "rejected",
+            f"{UNIFIED}representative-claim": "five_hour_" + "x" * 9000,
+        },
+        429,
+    )
     assert seen is not None
     assert [each.window for each in seen.windows if each.rejected] == ["7d_opus"]
 
 
 def test_a_credential_is_told_as_a_short_hash() -> None:
-    bearer, key = login_of([(b"Authorization", b"Bearer sk-ant-oat-1")], None), login_of([(b"x-api-key", b"sk-ant-2")], None)
+    bearer, key = (
+        login_of([(b"Authorization", b"Bearer sk-ant-oat-1")], None),
+        login_of([(b"x-api-key", b"sk-ant-2")], None),
+    )
     assert bearer == digest("sk-ant-oat-1")
     assert key == digest("sk-ant-2")
     assert login_of([(b"x-api-key", b"sk-ant-2")], "operators") == digest("operators")
@@ -133,14 +171,17 @@ def test_a_credential_is_told_as_a_short_hash() -> None:
 
 
 BODY = b'{"model":"claude-sonnet-4-5","max_tokens":5,"messages":[{"role":"user","content":"x"}]}'
-REQUEST = b"POST /up/v1/messages HTTP/1.1\r\nHost: x\r\nauthorization: Bearer secret-token\r\nContent-Length: %d\r\n\r\n%b" % (
+REQUEST = (b"POST /up/v1/messages HTTP/1.1\r\nHost: x\r\nauthorization: Bearer " b"secret-token\r\nContent-Length: %d\r\n\r\n%b") % (
     len(BODY), BODY,
 )  # fmt: skip
 DONE = b'{"type":"message","content":[],"stop_reason":"end_turn","usage":{"input_tokens":3,"output_tokens":1}}'
 
 
 def raw(headers: dict[str, str]) -> list[bytes]:
-    return [b"Content-Type: application/json", *(f"{name}: {value}".encode() for name, value in headers.items())]
+    return [
+        b"Content-Type: application/json",
+        *(f"{name}: {value}".encode() for name, value in headers.items()),
+    ]
 
 
 def refusing(times: int) -> Provider:
@@ -149,7 +190,9 @@ def refusing(times: int) -> Provider:
     async def script(stream: trio.SocketStream, _: bytes) -> None:
         if len(provider.requests) <= times:
             rejected = ANTHROPIC | {f"{UNIFIED}status": "rejected"}
-            await stream.send_all(reply(b'{"type":"error"}', *raw(rejected), status=b"429 Too Many Requests"))
+            await stream.send_all(
+                reply(b'{"type":"error"}', *raw(rejected), status=b"429 Too Many Requests")
+            )
         else:
             await stream.send_all(reply(DONE, *raw(ANTHROPIC)))
 
@@ -165,7 +208,10 @@ async def test_each_reply_is_told_before_its_call_has_ended() -> None:
     assert answer.status == 200
     assert [seen.status for seen in found.daemon.plans] == ["allowed_warning"]
     assert found.daemon.asked[0].login == digest("secret-token")
-    assert b"secret-token" not in repr((found.daemon.asked, found.daemon.plans, found.daemon.told)).encode()
+    assert (
+        b"secret-token"
+        not in repr((found.daemon.asked, found.daemon.plans, found.daemon.told)).encode()
+    )
 
 
 async def test_a_call_that_waits_for_the_reset_is_made_again_and_its_agent_learns_nothing() -> None:

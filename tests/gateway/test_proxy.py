@@ -36,15 +36,26 @@ from tests.harness import until
 
 MESSAGES = "/up/v1/messages"
 JSON = b"Content-Type: application/json"
-SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+SSE = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: "
+    b"chunked\r\n\r\n"
+)
 CHUNKS = SSE.replace(b"event-stream", b"plain")
 ASKED: dict[str, Any] = {"model": "claude-x", "max_tokens": 1000, "messages": []}
 CALL = json.dumps(ASKED).encode()
 STREAMED = json.dumps(ASKED | {"stream": True}).encode()
 WHOLE = json.dumps(
     {
-        "content": [{"type": "text", "text": "hello"}, {"type": "tool_use", "name": "Bash", "input": {"command": "ls"}}],
-        "usage": {"input_tokens": 10, "output_tokens": 5, "cache_read_input_tokens": 3, "cache_creation_input_tokens": 2},
+        "content": [
+            {"type": "text", "text": "hello"},
+            {"type": "tool_use", "name": "Bash", "input": {"command": "ls"}},
+        ],
+        "usage": {
+            "input_tokens": 10,
+            "output_tokens": 5,
+            "cache_read_input_tokens": 3,
+            "cache_creation_input_tokens": 2,
+        },
     }
 ).encode()
 USED = Tokens(input=15, output=5, cached=3, cache_write=2)
@@ -58,7 +69,9 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-START = event(type="message_start", message={"usage": {"input_tokens": 10, "output_tokens": 1}, "content": []})
+START = event(
+    type="message_start", message={"usage": {"input_tokens": 10, "output_tokens": 1}, "content": []}
+)
 TEXT = event(type="content_block_delta", index=0, delta={"type": "text_delta", "text": "12345678"})
 LAST = event(type="message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 50})
 STOP = event(type="message_stop")
@@ -89,7 +102,9 @@ HOP_BY_HOP = {b"connection", b"keep-alive", b"transfer-encoding", b"x-secret"}
 
 
 def seen(answer: Answer) -> tuple[object, ...]:
-    headers = sorted((name, value) for name, value in answer.headers if name.lower() not in HOP_BY_HOP)
+    headers = sorted(
+        (name, value) for name, value in answer.headers if name.lower() not in HOP_BY_HOP
+    )
     return answer.status, answer.reason, headers, answer.body, answer.broken
 
 
@@ -108,14 +123,31 @@ async def test_the_provider_sees_what_the_client_sent() -> None:
     provider = Provider(saying(reply(WHOLE, JSON)))
     async with house(provider) as the:
         odd: tuple[str, ...]
-        odd = ("anthropic-beta: a,b", "X-API-Key: sk-1", "Authorization: Bearer t", "user-agent: Odd/1", "Accept-Encoding: br")
+        odd = (
+            "anthropic-beta: a,b",
+            "X-API-Key: sk-1",
+            "Authorization: Bearer t",
+            "user-agent: Odd/1",
+            "Accept-Encoding: br",
+        )
         odd += ("X-Twice: 1", "X-Twice: 2")
-        await the.ask(post(f"{MESSAGES}?beta=true", CALL, *odd, "Connection: keep-alive, X-Hop", "X-Hop: 1", "TE: trailers"))
+        await the.ask(
+            post(
+                f"{MESSAGES}?beta=true",
+                CALL,
+                *odd,
+                "Connection: keep-alive, X-Hop",
+                "X-Hop: 1",
+                "TE: trailers",
+            )
+        )
         (request,) = provider.requests
         head, _, body = request.partition(b"\r\n\r\n")
         lines = head.decode().split("\r\n")
         assert lines[0] == "POST /v1/messages?beta=true HTTP/1.1"
-        assert sorted(lines[1:]) == sorted([*odd, f"Host: 127.0.0.1:{the.direct}", f"Content-Length: {len(CALL)}"])
+        assert sorted(lines[1:]) == sorted(
+            [*odd, f"Host: 127.0.0.1:{the.direct}", f"Content-Length: {len(CALL)}"]
+        )
         assert body == CALL
 
 
@@ -134,7 +166,9 @@ async def test_a_body_in_chunks() -> None:
     provider = Provider(saying(reply(WHOLE, JSON)))
     async with house(provider) as the:
         head = f"POST {MESSAGES} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-        answer = await the.ask(head + b"".join(chunk(bytes([byte])) for byte in CALL) + b"0\r\n\r\n")
+        answer = await the.ask(
+            head + b"".join(chunk(bytes([byte])) for byte in CALL) + b"0\r\n\r\n"
+        )
         assert answer.body == WHOLE
         assert provider.requests[0].endswith(CALL)
 
@@ -148,13 +182,23 @@ async def test_what_a_whole_reply_used() -> None:
         assert told.first_byte_s is not None
         assert told.first_byte_s <= told.seconds
         (asked,) = the.daemon.asked
-        assert (asked.run, asked.upstream, asked.model, asked.max_output, asked.caches) == ("run", "up", "claude-x", 1000, False)
+        assert (asked.run, asked.upstream, asked.model, asked.max_output, asked.caches) == (
+            "run",
+            "up",
+            "claude-x",
+            1000,
+            False,
+        )
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "identity"])
 async def test_what_an_encoded_stream_used(encoding: str) -> None:
     made = zlib.compressobj(wbits=31 if encoding == "gzip" else 15)
-    pieces = EVENTS if encoding == "identity" else [made.compress(each) + made.flush(zlib.Z_SYNC_FLUSH) for each in EVENTS]
+    pieces = (
+        EVENTS
+        if encoding == "identity"
+        else [made.compress(each) + made.flush(zlib.Z_SYNC_FLUSH) for each in EVENTS]
+    )
     head = SSE.replace(b"\r\n\r\n", b"\r\nContent-Encoding: " + encoding.encode() + b"\r\n\r\n")
     async with house(Provider(saying(head, *map(chunk, pieces), b"0\r\n\r\n"))) as the:
         answer = await the.ask(post(MESSAGES, STREAMED))
@@ -208,7 +252,9 @@ async def test_a_provider_that_resets_in_the_middle_of_a_stream() -> None:
         assert not the.trouble
 
 
-@pytest.mark.parametrize(("body", "tokens"), [(STREAMED, Tokens(input=1 + int(len(STREAMED) / 2.5))), (CALL, None)])
+@pytest.mark.parametrize(
+    ("body", "tokens"), [(STREAMED, Tokens(input=1 + int(len(STREAMED) / 2.5))), (CALL, None)]
+)
 async def test_a_provider_that_resets_before_it_answers(body: bytes, tokens: Tokens | None) -> None:
     """What is streamed only costs what has come. All of a whole reply may have been generated."""
 
@@ -244,7 +290,12 @@ async def test_a_provider_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"\0\1\2\3\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", b"HTTP/1.1 200 OK\r\nA: " + b"x" * 200_000]
+    "raw",
+    [
+        b"\0\1\2\3\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nA: " + b"x" * 200_000,
+    ],
 )
 async def test_a_provider_that_does_not_speak_http(raw: bytes) -> None:
     async with house(Provider(saying(raw))) as the:
@@ -253,7 +304,9 @@ async def test_a_provider_that_does_not_speak_http(raw: bytes) -> None:
         assert not the.trouble
 
 
-@pytest.mark.parametrize("status", [b"400 Bad Request", b"429 Too Many Requests", b"500 Oops", b"307 Elsewhere"])
+@pytest.mark.parametrize(
+    "status", [b"400 Bad Request", b"429 Too Many Requests", b"500 Oops", b"307 Elsewhere"]
+)
 async def test_an_error_of_the_provider_costs_nothing(status: bytes) -> None:
     async with house(Provider(saying(reply(WHOLE, JSON, status=status)))) as the:
         await the.ask(post(MESSAGES, CALL))
@@ -267,7 +320,9 @@ async def test_a_stream_that_was_asked_for_may_be_answered_in_one_piece() -> Non
         assert (await the.told()).tokens == USED
 
 
-@pytest.mark.parametrize("headers", [[JSON, b"Content-Encoding: odd"], [JSON, b"Content-Encoding: gzip"]])
+@pytest.mark.parametrize(
+    "headers", [[JSON, b"Content-Encoding: odd"], [JSON, b"Content-Encoding: gzip"]]
+)
 async def test_a_reply_that_cannot_be_decoded_counts_as_reserved(headers: list[bytes]) -> None:
     async with house(Provider(saying(reply(WHOLE, *headers)))) as the:
         assert (await the.ask(post(MESSAGES, CALL))).body == WHOLE
@@ -301,7 +356,9 @@ async def test_a_client_that_hangs_up_while_the_provider_thinks(streamed: bool) 
         assert told.error == "it hung up"
 
 
-async def test_a_silent_provider_is_told_and_a_call_given_up_then_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_provider_is_told_and_a_call_given_up_then_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("sfad.gateway.exchange.SILENT_AFTER", 0.05)
     monkeypatch.setattr("sfad.gateway.call_tally.GIVEN_UP_AFTER", 0.05)
     provider = Provider(saying())
@@ -383,7 +440,10 @@ async def test_a_client_that_hangs_up_while_its_call_is_held() -> None:
 
 async def test_a_held_call_goes_on() -> None:
     daemon = ScriptedDaemon(hold=trio.Event())
-    async with house(Provider(saying(reply(WHOLE, JSON))), daemon=daemon) as the, trio.open_nursery() as nursery:
+    async with (
+        house(Provider(saying(reply(WHOLE, JSON))), daemon=daemon) as the,
+        trio.open_nursery() as nursery,
+    ):
 
         @nursery.start_soon
         async def _() -> None:
@@ -400,16 +460,25 @@ LONG = [START, TEXT, *(200 * [b": " + b"x" * 100_000 + b"\n\n"]), LAST, STOP]
 
 
 @pytest.mark.parametrize("breaks_off", [False, True])
-async def test_the_reply_to_a_paused_client_is_read_and_charged_and_kept(*, breaks_off: bool) -> None:
+async def test_the_reply_to_a_paused_client_is_read_and_charged_and_kept(
+    *, breaks_off: bool
+) -> None:
     """It takes nothing of it, and all later, up to where the provider broke off."""
-    raw = SSE + b"".join(map(chunk, LONG[:-2] if breaks_off else LONG)) + (b"" if breaks_off else b"0\r\n\r\n")
+    raw = (
+        SSE
+        + b"".join(map(chunk, LONG[:-2] if breaks_off else LONG))
+        + (b"" if breaks_off else b"0\r\n\r\n")
+    )
     async with house(Provider(saying(raw))) as the, await the.connect() as stream:
         request = post(MESSAGES, STREAMED)
         await stream.send_all(request)
         with trio.fail_after(60):
             await until(lambda: bool(the.daemon.told))
             (told,) = the.daemon.told
-            assert (told.tokens is not None and told.tokens.output == 50, told.partial) == (not breaks_off, breaks_off)
+            assert (told.tokens is not None and told.tokens.output == 50, told.partial) == (
+                not breaks_off,
+                breaks_off,
+            )
             assert len(raw) + (1 << 20) > the.shared.memory.held > 10_000_000
             answer = await read_answer(stream, request)
         assert answer.body == b"".join(LONG[:-2] if breaks_off else LONG)
@@ -473,7 +542,8 @@ async def test_slow_heads_and_bodies_are_given_up(monkeypatch: pytest.MonkeyPatc
         for begun in (b"", post(MESSAGES, CALL + b" " * 10_000)[:-10_000]):
             stream = await the.connect()
             await stream.send_all(begun)
-            with trio.fail_after(5):  # each byte comes in time, but the head or the body as a whole does not
+            # each byte comes in time, but the head or the body as a whole does not
+            with trio.fail_after(5):
                 assert await drip(stream) > 5
             await stream.aclose()
         assert the.shared.memory.held == 0
@@ -528,7 +598,9 @@ async def test_bodies_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("encoding", ["br", "identity"])
-async def test_what_is_kept_of_replies_counts_as_memory_of_the_run(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+async def test_what_is_kept_of_replies_counts_as_memory_of_the_run(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
     """16 MiB of each JSON reply, and the window of its encoding, counted as nobody's."""
     document = WHOLE.replace(b"hello", random.randbytes(300_000).hex().encode())
     body = brotli.compress(document, lgwin=20) if encoding == "br" else document
@@ -566,7 +638,9 @@ async def test_expect_100_continue() -> None:
 
 async def test_expect_100_continue_of_a_call_that_is_refused() -> None:
     async with house(Provider(saying())) as the, await the.connect() as stream:
-        await stream.send_all(post("/nowhere/x", b"", "Expect: 100-continue").replace(b"Length: 0", b"Length: 10"))
+        await stream.send_all(
+            post("/nowhere/x", b"", "Expect: 100-continue").replace(b"Length: 0", b"Length: 10")
+        )
         assert (await read_answer(stream, b"POST / HTTP/1.1")).status == 404
         assert await stream.receive_some(1) == b""
 
@@ -610,7 +684,10 @@ async def test_a_client_of_http_1_0(raw: bytes) -> None:
 
 
 async def test_a_fault_in_one_exchange_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with house(Provider(saying(reply(WHOLE, JSON)), keeps=True)) as the, await the.connect() as other:
+    async with (
+        house(Provider(saying(reply(WHOLE, JSON)), keeps=True)) as the,
+        await the.connect() as other,
+    ):
         await other.send_all(post(MESSAGES, CALL)[:-1])
         with monkeypatch.context() as broken:
             broken.setattr(the.daemon, "admit", None)
@@ -657,7 +734,8 @@ async def test_a_head_request_is_answered_without_a_body() -> None:
 async def test_a_websocket_is_answered_so_that_programs_post_at_once() -> None:
     async with house(Provider(saying())) as the:
         upgrade = (
-            b"GET /up/v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n"
+            b"GET /up/v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: "
+            b"websocket\r\nSec-WebSocket-Key: x\r\n\r\n"
         )
         assert (await the.ask(upgrade)).status == 426
         assert not the.daemon.callers
@@ -684,9 +762,19 @@ async def test_a_token_in_the_path() -> None:
         assert provider.requests[0].startswith(b"POST /v1/messages HTTP/1.1\r\n")
 
 
-OPENAI = {"error": {"message": "no room", "type": "invalid_request_error", "param": None, "code": "refused_by_gateway"}}
+OPENAI = {
+    "error": {
+        "message": "no room",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "refused_by_gateway",
+    }
+}
 REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
-    "anthropic": (MESSAGES, {"type": "error", "error": {"type": "invalid_request_error", "message": "no room"}}),
+    "anthropic": (
+        MESSAGES,
+        {"type": "error", "error": {"type": "invalid_request_error", "message": "no room"}},
+    ),
     "openai-responses": ("/up/responses", OPENAI),
     "openai-chat": ("/up/chat/completions", OPENAI),
     "gemini": (
@@ -710,18 +798,25 @@ async def test_a_refused_call_is_told_in_the_providers_words(api: str) -> None:
 
 @pytest.mark.parametrize("api", REFUSALS)
 async def test_a_call_that_may_be_made_later_is_told_as_a_rate(api: str) -> None:
-    async with house(Provider(saying()), api=api, daemon=ScriptedDaemon(refuses="not now", retry_after=41.2)) as the:
+    async with house(
+        Provider(saying()), api=api, daemon=ScriptedDaemon(refuses="not now", retry_after=41.2)
+    ) as the:
         answer = await the.ask(post(REFUSALS[api][0], CALL))
         assert (answer.status, answer.header("retry-after")) == (429, "42")
         assert json.loads(answer.body)["error"]["message"] == "not now"
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"model": 5}', b'{"max_tokens": 1}', b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'{"model": 5}', b'{"max_tokens": 1}', b"\xff", b"[" * 100_000],
+)
 async def test_a_body_that_cannot_be_read(body: bytes) -> None:
     async with house(Provider(saying())) as the:
         answer = await the.ask(post(MESSAGES, body))
         assert answer.status == 400
-        assert json.loads(answer.body)["error"]["message"].startswith("the gateway cannot read the request: ")
+        assert json.loads(answer.body)["error"]["message"].startswith(
+            "the gateway cannot read the request: "
+        )
 
 
 @pytest.mark.parametrize("ungated", [False, True])
@@ -734,7 +829,11 @@ async def test_what_costs_money_uncounted(ungated: bool) -> None:
         assert not the.daemon.asked
         await until(lambda: bool(the.daemon.unasked_for))
         (told,) = the.daemon.unasked_for
-        assert (told.upstream, told.path, told.status) == ("up", "/v1/messages/batches", 200 if ungated else None)
+        assert (told.upstream, told.path, told.status) == (
+            "up",
+            "/v1/messages/batches",
+            200 if ungated else None,
+        )
         assert (told.refused is None, told.first_byte_s is None) == (ungated, not ungated)
 
 
@@ -760,14 +859,23 @@ async def test_a_call_that_is_not_changed_keeps_its_encoding() -> None:
 
 
 async def test_the_upstream_of_a_run() -> None:
-    async with house(Provider(saying(reply(b"own")))) as other, house(Provider(saying(reply(b"built in")))) as the:
-        the.daemon.upstreams["up"] = Upstream("up", f"http://127.0.0.1:{other.direct}/base", "anthropic")
+    async with (
+        house(Provider(saying(reply(b"own")))) as other,
+        house(Provider(saying(reply(b"built in")))) as the,
+    ):
+        the.daemon.upstreams["up"] = Upstream(
+            "up", f"http://127.0.0.1:{other.direct}/base", "anthropic"
+        )
         assert (await the.ask(post("/up/v1/files", b"{}"))).body == b"own"
 
 
 @pytest.mark.parametrize(
     ("api", "header"),
-    [("anthropic", b"x-api-key: real"), ("openai-chat", b"authorization: Bearer real"), ("gemini", b"x-goog-api-key: real")],
+    [
+        ("anthropic", b"x-api-key: real"),
+        ("openai-chat", b"authorization: Bearer real"),
+        ("gemini", b"x-goog-api-key: real"),
+    ],
 )
 async def test_the_operators_key(monkeypatch: pytest.MonkeyPatch, api: str, header: bytes) -> None:
     monkeypatch.setenv("KEY_OF_TEST", "real")
@@ -776,8 +884,15 @@ async def test_the_operators_key(monkeypatch: pytest.MonkeyPatch, api: str, head
         url = f"http://127.0.0.1:{the.direct}"
         upstreams = {"up": Upstream("up", url, api, key_env="KEY_OF_TEST")}
         async with house(provider, upstreams=upstreams) as keyed:
-            theirs = ("X-Api-Key: theirs", "authorization: Bearer theirs", "X-Goog-Api-Key: theirs", "api-key: theirs")
-            await keyed.ask(post("/up/v1/files?a=%2F&key=theirs&alt=sse&k%65y=theirs", b"{}", *theirs))
+            theirs = (
+                "X-Api-Key: theirs",
+                "authorization: Bearer theirs",
+                "X-Goog-Api-Key: theirs",
+                "api-key: theirs",
+            )
+            await keyed.ask(
+                post("/up/v1/files?a=%2F&key=theirs&alt=sse&k%65y=theirs", b"{}", *theirs)
+            )
             assert header in provider.requests[0]
             assert b"theirs" not in provider.requests[0]
             assert provider.requests[0].startswith(b"POST /v1/files?a=%2F&alt=sse HTTP/1.1\r\n")
@@ -791,35 +906,55 @@ async def test_the_operators_key(monkeypatch: pytest.MonkeyPatch, api: str, head
             assert b"KEY_OF_TEST" in answer.body
 
 
-async def test_a_call_that_another_gateway_has_the_key_for_passes_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_another_gateway_has_the_key_for_passes_unasked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     provider = Provider(saying(reply(WHOLE, JSON)))
     async with house(provider) as the:
         there = f"http://127.0.0.1:{the.direct}"
-        the.daemon.upstreams["up"] = Upstream("up", "https://provider.example/v1", "anthropic", through=there)
+        the.daemon.upstreams["up"] = Upstream(
+            "up", "https://provider.example/v1", "anthropic", through=there
+        )
         answer = await the.ask(post(f"{MESSAGES}?beta=true", b"no call", "X-Api-Key: placeholder"))
-        assert (answer.status, answer.body, the.daemon.asked, the.daemon.passing) == (200, WHOLE, [], [])
+        assert (answer.status, answer.body, the.daemon.asked, the.daemon.passing) == (
+            200,
+            WHOLE,
+            [],
+            [],
+        )
         assert provider.requests[0].startswith(b"POST /run/TOKEN/up/v1/messages?beta=true HTTP/1.1")
-        the.daemon.upstreams["up"] = Upstream("up", "https://provider.example", "anthropic", through="http://127.0.0.1:1")
+        the.daemon.upstreams["up"] = Upstream(
+            "up", "https://provider.example", "anthropic", through="http://127.0.0.1:1"
+        )
         answer = await the.ask(post(MESSAGES, CALL))
         assert answer.status == 502
         assert b"the gateway that has the key of upstream 'up' does not answer" in answer.body
         assert b"TOKEN" not in answer.body
 
 
-async def test_a_gateway_leads_another_users_run_to_upstreams_with_a_key_only(tmp_path: Path) -> None:
+async def test_a_gateway_leads_another_users_run_to_upstreams_with_a_key_only(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "key").write_text("real")
     daemon = ScriptedDaemon(keyed_only=True)
     async with house(Provider(saying(reply(WHOLE, JSON)), keeps=True), daemon=daemon) as the:
         answer = await the.ask(post(MESSAGES, CALL))
         assert (answer.status, daemon.asked) == (404, [])
         assert b"at that of your own gateway" in answer.body
-        daemon.upstreams["up"] = Upstream("up", f"http://127.0.0.1:{the.direct}", "anthropic", key_file=str(tmp_path / "key"))
+        daemon.upstreams["up"] = Upstream(
+            "up", f"http://127.0.0.1:{the.direct}", "anthropic", key_file=str(tmp_path / "key")
+        )
         assert (await the.ask(post(MESSAGES, CALL))).status == 200
-        assert (await the.ask(b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com\r\n\r\n")).status == 403
+        assert (
+            await the.ask(b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com\r\n\r\n")
+        ).status == 403
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "2130706433", "[::ffff:127.0.0.1]", "0.0.0.0", "[::]", "0"])  # noqa: S104
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", "127.1", "2130706433", "[::ffff:127.0.0.1]", "0.0.0.0", "[::]", "0"],
+)
 async def test_the_gateway_is_not_its_own_upstream(host: str) -> None:
     async with house(Provider(saying(b""))) as the:
         the.daemon.upstreams["up"] = Upstream("up", f"http://{host}:{the.port}/up", "anthropic")
@@ -853,7 +988,8 @@ async def test_a_run_at_its_share_of_connections_closes_its_own_without_a_reques
                 with suppress(trio.BrokenResourceError):
                     assert await stream.receive_some(1) == b""
             refused = await begin(b"")
-            assert (await read_answer(refused, b"POST / HTTP/1.1")).status == 503  # all others have a request
+            # all others have a request
+            assert (await read_answer(refused, b"POST / HTTP/1.1")).status == 503
             assert daemon.hold is not None
             daemon.hold.set()
             for stream in served:
@@ -861,7 +997,9 @@ async def test_a_run_at_its_share_of_connections_closes_its_own_without_a_reques
     assert the.shared.memory.held == 0
 
 
-async def test_a_run_that_reopens_connections_closes_none_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_that_reopens_connections_closes_none_of_another_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The kernel tells whose a connection is before it has sent a byte; here the test tells it."""
     daemon = ScriptedDaemon(hold=trio.Event())
     provider = Provider(saying(reply(WHOLE, JSON)), keeps=True)
@@ -889,7 +1027,10 @@ async def test_a_run_that_reopens_connections_closes_none_of_another_run(monkeyp
 
 
 async def test_a_connection_that_outlives_its_run_is_refused() -> None:
-    async with house(Provider(saying(reply(WHOLE, JSON)), keeps=True)) as the, await the.connect() as stream:
+    async with (
+        house(Provider(saying(reply(WHOLE, JSON)), keeps=True)) as the,
+        await the.connect() as stream,
+    ):
         await stream.send_all(post(MESSAGES, CALL))
         assert (await read_answer(stream, b"POST / HTTP/1.1")).status == 200
         the.daemon.no_run = "the run has ended"
@@ -925,7 +1066,8 @@ async def test_200_streams_at_a_time() -> None:
                     nursery.start_soon(one, the)
         await until(lambda: len(the.daemon.told) == 200)
         assert [told.tokens for told in the.daemon.told] == [Tokens(input=10, output=50)] * 200
-        await until(lambda: len(os.listdir("/proc/self/fd")) <= before + 120)  # 100 are kept for the next calls
+        # 100 are kept for the next calls
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= before + 120)
         await until(lambda: not the.proxy.under_way)
         assert the.shared.memory.held == 0
         assert not the.trouble

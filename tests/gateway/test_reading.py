@@ -1,4 +1,5 @@
-"""Bodies that take long to read: each is a request of one run, while another run's calls are answered."""
+"""Bodies that take long to read: each is a request of one run, while another run's calls are
+answered."""
 
 from __future__ import annotations
 
@@ -57,7 +58,10 @@ async def test_a_body_that_unzips_to_much_delays_no_other_run() -> None:
     assert len(bomb) < MIB // 2
     answered: list[str] = []
     daemon = ScriptedDaemon()
-    async with house(Provider(saying(reply(WHOLE, JSON))), daemon=daemon) as the, trio.open_nursery() as nursery:
+    async with (
+        house(Provider(saying(reply(WHOLE, JSON))), daemon=daemon) as the,
+        trio.open_nursery() as nursery,
+    ):
 
         async def ask(name: str, request: bytes) -> None:
             assert (await the.ask(request)).status == 200
@@ -77,7 +81,9 @@ def test_no_text_takes_more_time_than_its_length() -> None:
     assert text_size(call_with(b'","/9j/' * 1000)) == len(call_with(b'","/9j/' * 1000))
 
 
-async def test_a_body_with_millions_of_fields_takes_no_memory_of_the_gateway(reader: BodyReader) -> None:
+async def test_a_body_with_millions_of_fields_takes_no_memory_of_the_gateway(
+    reader: BodyReader,
+) -> None:
     body = b"".join(many_fields(12 * MIB))
     with pytest.raises(ValueError, match=r"too many parts|has ended|the most is 1000"):
         await reader.ask("run", 0, QUESTION, body)
@@ -85,7 +91,9 @@ async def test_a_body_with_millions_of_fields_takes_no_memory_of_the_gateway(rea
     assert answer.call.max_output == 1000
 
 
-async def test_a_body_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch, reader: BodyReader) -> None:
+async def test_a_body_that_takes_too_long_is_refused(
+    monkeypatch: pytest.MonkeyPatch, reader: BodyReader
+) -> None:
     monkeypatch.setattr(bodies, "ANSWER_SECONDS", 0.0)
     with pytest.raises(ValueError, match="takes more than 0 s"):
         await reader.ask("run", 0, QUESTION, call_with(b"x" * MIB))
@@ -94,7 +102,9 @@ async def test_a_body_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_long_body_is_read_and_changed_as_a_short_one(reader: BodyReader) -> None:
-    body = json.dumps({"model": "m", "max_tokens": 9000, "messages": [{"content": "é" * MIB}]}).encode()
+    body = json.dumps(
+        {"model": "m", "max_tokens": 9000, "messages": [{"content": "é" * MIB}]}
+    ).encode()
     for question in (QUESTION, BodyQuestion("anthropic", "/v1/messages", "gzip", True, 5000)):
         raw = gzip.compress(body) if question.encodings else body
         assert await reader.ask("run", 0, question, raw) == answer_to(question, raw)
@@ -102,7 +112,10 @@ async def test_a_long_body_is_read_and_changed_as_a_short_one(reader: BodyReader
     assert json.loads(changed)["max_tokens"] == 5000
 
 
-@pytest.mark.parametrize("body", [b"[" * MIB, b"\xff" * MIB, b'{"model": "m", "a": 1, "a": 2, "b": "' + b"x" * MIB + b'"}'])
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * MIB, b"\xff" * MIB, b'{"model": "m", "a": 1, "a": 2, "b": "' + b"x" * MIB + b'"}'],
+)
 async def test_a_long_body_that_cannot_be_read_is_refused(reader: BodyReader, body: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - each in other words
         await reader.ask("run", 0, QUESTION, body)
@@ -110,7 +123,12 @@ async def test_a_long_body_that_cannot_be_read_is_refused(reader: BodyReader, bo
 
 async def test_a_bomb_is_refused(reader: BodyReader) -> None:
     with pytest.raises(ValueError, match="longer than"):
-        await reader.ask("run", 0, BodyQuestion("anthropic", "/v1/messages", "gzip"), gzip.compress(bytes(MAX_BODY + 1)))
+        await reader.ask(
+            "run",
+            0,
+            BodyQuestion("anthropic", "/v1/messages", "gzip"),
+            gzip.compress(bytes(MAX_BODY + 1)),
+        )
 
 
 async def test_many_bodies_of_one_run_delay_another_run_by_one(reader: BodyReader) -> None:

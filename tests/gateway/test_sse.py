@@ -22,15 +22,22 @@ def split(data: bytes, at: list[int]) -> list[bytes]:
     return [data[one:other] for one, other in pairwise(cuts)]
 
 
-STREAM = b'event: one\ndata: {"a": 1}\n\n: ping\n\ndata:two\ndata: more\nid: 7\n\nretry: 10\n\ndata: [DONE]\n\ndata: lost'
+STREAM = (
+    b'event: one\ndata: {"a": 1}\n\n: ping\n\ndata:two\ndata: more\nid: 7\n\nretry: 10\n\ndata: '
+    b"[DONE]\n\ndata: lost"
+)
 DATA = [b'{"a": 1}', b"two\nmore", b"[DONE]"]
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
 @given(at=st.lists(st.integers(0, 200), max_size=8), empty=st.booleans())
-def test_lines_may_end_in_each_way_and_pieces_anywhere(end: bytes, at: list[int], empty: bool) -> None:
+def test_lines_may_end_in_each_way_and_pieces_anywhere(
+    end: bytes, at: list[int], empty: bool
+) -> None:
     pieces = split(STREAM.replace(b"\n", end), at)
-    assert read(*(each for piece in pieces for each in ([b"", piece] if empty else [piece]))) == DATA
+    assert (
+        read(*(each for piece in pieces for each in ([b"", piece] if empty else [piece]))) == DATA
+    )
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
@@ -40,7 +47,10 @@ def test_byte_by_byte(end: bytes) -> None:
 
 @given(
     lines=st.lists(
-        st.sampled_from([b"data: x", b"data:", b"data", b"", b":", b"event: y", b"\xff\xfe", b"data: \xff"]), max_size=20
+        st.sampled_from(
+            [b"data: x", b"data:", b"data", b"", b":", b"event: y", b"\xff\xfe", b"data: \xff"]
+        ),
+        max_size=20,
     )
 )
 def test_whatever_comes_the_split_does_not_matter(lines: list[bytes]) -> None:
@@ -64,7 +74,11 @@ def test_an_event_that_is_too_long_is_skipped(monkeypatch: pytest.MonkeyPatch, s
 def test_an_event_of_the_longest_length_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "MAX_EVENT", 1000)
     line = b"data: " + b"x" * 994
-    assert read(line + b"\n\n") == read(*split(line + b"\n\n", list(range(0, 1000, 7)))) == [b"x" * 994]
+    assert (
+        read(line + b"\n\n")
+        == read(*split(line + b"\n\n", list(range(0, 1000, 7))))
+        == [b"x" * 994]
+    )
 
 
 def test_many_lines_of_one_event_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,9 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def behind_tls(provider: Provider, certificate: trustme.LeafCert) -> AsyncIterator[dict[str, Upstream]]:
+async def behind_tls(
+    provider: Provider, certificate: trustme.LeafCert
+) -> AsyncIterator[dict[str, Upstream]]:
     """Yield upstreams that lead to a provider behind TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     certificate.configure_cert(context)
@@ -48,43 +50,62 @@ async def behind_tls(provider: Provider, certificate: trustme.LeafCert) -> Async
         await provider.serve(stream)  # type: ignore[arg-type]
 
     async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(partial(trio.serve_ssl_over_tcp, serve, 0, context, host="127.0.0.1"))
+        listeners = await nursery.start(
+            partial(trio.serve_ssl_over_tcp, serve, 0, context, host="127.0.0.1")
+        )
         port = listeners[0].transport_listener.socket.getsockname()[1]
         yield {"up": Upstream("up", f"https://localhost:{port}", "anthropic")}
         nursery.cancel_scope.cancel()
 
 
-async def test_a_certificate_of_an_authority_that_ssl_cert_file_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_certificate_of_an_authority_that_ssl_cert_file_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     provider = Provider(saying(reply(WHOLE, JSON)))
-    async with behind_tls(provider, authority.issue_cert("localhost")) as upstreams, house(provider, upstreams=upstreams) as the:
+    async with (
+        behind_tls(provider, authority.issue_cert("localhost")) as upstreams,
+        house(provider, upstreams=upstreams) as the,
+    ):
         assert (await the.ask(post(MESSAGES, CALL))).body == WHOLE
         assert (await the.told()).tokens == USED
 
 
-async def test_a_certificate_of_an_authority_that_the_environment_of_a_tree_names(tmp_path: Path) -> None:
+async def test_a_certificate_of_an_authority_that_the_environment_of_a_tree_names(
+    tmp_path: Path,
+) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     provider = Provider(saying(reply(WHOLE, JSON), reply(WHOLE, JSON)))
-    async with behind_tls(provider, authority.issue_cert("localhost")) as upstreams, house(provider, upstreams=upstreams) as the:
+    async with (
+        behind_tls(provider, authority.issue_cert("localhost")) as upstreams,
+        house(provider, upstreams=upstreams) as the,
+    ):
         assert (await the.ask(post(MESSAGES, CALL))).status == 502
         the.daemon.certificates = [str(tmp_path / "ca.pem"), str(tmp_path)]
         assert (await the.ask(post(MESSAGES, CALL))).body == WHOLE
         assert (await the.ask(post(MESSAGES, CALL))).body == WHOLE
-        assert the.trouble == [f"the certificates in {tmp_path} cannot be loaded: it is not a regular file"]
+        assert the.trouble == [
+            f"the certificates in {tmp_path} cannot be loaded: it is not a regular file"
+        ]
 
 
 @pytest.mark.parametrize("what", ["an unknown authority", "another host"])
-async def test_a_certificate_that_is_refused(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_certificate_that_is_refused(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority = trustme.CA()
     if what != "an unknown authority":
         authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     provider = Provider(saying(reply(WHOLE, JSON)))
     host = "other.example" if what == "another host" else "localhost"
-    async with behind_tls(provider, authority.issue_cert(host)) as upstreams, house(provider, upstreams=upstreams) as the:
+    async with (
+        behind_tls(provider, authority.issue_cert(host)) as upstreams,
+        house(provider, upstreams=upstreams) as the,
+    ):
         answer = await the.ask(post(MESSAGES, CALL))
         assert answer.status == 502
         said = json.loads(answer.body)["error"]["message"]
@@ -125,7 +146,9 @@ class Tunnels:
                     nursery.start_soon(self._copy, client, upstream, nursery.cancel_scope)
                     nursery.start_soon(self._copy, upstream, client, nursery.cancel_scope)
 
-    async def _copy(self, source: trio.SocketStream, target: trio.SocketStream, scope: trio.CancelScope) -> None:
+    async def _copy(
+        self, source: trio.SocketStream, target: trio.SocketStream, scope: trio.CancelScope
+    ) -> None:
         try:
             async for data in source:
                 await target.send_all(data)
@@ -135,7 +158,9 @@ class Tunnels:
 
 
 @pytest.mark.parametrize("exempt", [False, True])
-async def test_a_proxy_that_the_environment_names(exempt: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_that_the_environment_names(
+    exempt: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
@@ -143,7 +168,9 @@ async def test_a_proxy_that_the_environment_names(exempt: bool, tmp_path: Path, 
     provider = Provider(saying(reply(WHOLE, JSON)))
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(partial(trio.serve_tcp, tunnels.serve, 0, host="127.0.0.1"))
-        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
+        monkeypatch.setenv(
+            "HTTPS_PROXY", f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        )
         if exempt:
             monkeypatch.setenv("NO_PROXY", "localhost")
         async with behind_tls(provider, authority.issue_cert("localhost")) as upstreams:
@@ -160,12 +187,19 @@ async def test_a_proxy_that_is_dead_is_named(scheme: str, monkeypatch: pytest.Mo
     """Without the password in it."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        monkeypatch.setenv(f"{scheme}_proxy", f"http://me:secret@127.0.0.1:{unused.getsockname()[1]}")
-        async with house(Provider(saying()), upstreams={"up": Upstream("up", f"{scheme}://model.example", "anthropic")}) as the:
+        monkeypatch.setenv(
+            f"{scheme}_proxy", f"http://me:secret@127.0.0.1:{unused.getsockname()[1]}"
+        )
+        async with house(
+            Provider(saying()),
+            upstreams={"up": Upstream("up", f"{scheme}://model.example", "anthropic")},
+        ) as the:
             with trio.fail_after(10):
                 answer = await the.ask(post(MESSAGES, CALL))
     assert answer.status == 502
     said = json.loads(answer.body)["error"]["message"]
-    assert f"through the proxy that {scheme.upper()}_PROXY of the daemon's environment names" in said
+    assert (
+        f"through the proxy that {scheme.upper()}_PROXY of the daemon's environment names" in said
+    )
     assert "secret" not in said
     assert answer.header("x-should-retry") == "false"

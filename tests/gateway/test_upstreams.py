@@ -43,10 +43,17 @@ def test_built_in_upstreams(name: str, built_in: UpstreamConfig) -> None:
         ("monkey=1", "monkey=1"),
     ],
 )
-def test_credentials_in_the_query_are_removed_where_the_operator_has_a_key(query: str, kept: str) -> None:
+def test_credentials_in_the_query_are_removed_where_the_operator_has_a_key(
+    query: str, kept: str
+) -> None:
     upstream = Upstream("up", "https://x/base", "gemini")
-    assert upstream.target("/y", query, keyed=True) == f"https://x/base/y{'?' if kept else ''}{kept}"
-    assert upstream.target("/y", query, keyed=False) == f"https://x/base/y{'?' if query else ''}{query}"
+    assert (
+        upstream.target("/y", query, keyed=True) == f"https://x/base/y{'?' if kept else ''}{kept}"
+    )
+    assert (
+        upstream.target("/y", query, keyed=False)
+        == f"https://x/base/y{'?' if query else ''}{query}"
+    )
 
 
 def test_a_key_is_read_again_for_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +94,9 @@ def test_headers_about_one_connection_go_no_further() -> None:
         (b"Proxy-Authorization", b"p"),
     ]
     assert upward(headers, None, "anthropic") == [(b"X-Three", b"3")]
-    assert downward(headers) == [(b"Host", b"x"), (b"X-Three", b"3")], "chunks count, and not a length beside them"
+    assert downward(headers) == [(b"Host", b"x"), (b"X-Three", b"3")], (
+        "chunks count, and not a length beside them"
+    )
     headers.remove((b"Transfer-Encoding", b"chunked"))
     assert downward(headers) == [(b"Host", b"x"), (b"X-Three", b"3"), (b"Content-Length", b"5")]
 
@@ -96,7 +105,10 @@ def test_headers_about_one_connection_go_no_further() -> None:
     ("target", "route"),
     [
         ("/anthropic/v1/messages", Route(None, "anthropic", "/v1/messages", "")),
-        ("/anthropic/v1/messages?beta=true&x=/../", Route(None, "anthropic", "/v1/messages", "beta=true&x=/../")),
+        (
+            "/anthropic/v1/messages?beta=true&x=/../",
+            Route(None, "anthropic", "/v1/messages", "beta=true&x=/../"),
+        ),
         ("/openai/", Route(None, "openai", "/", "")),
         ("/my%20own/x%2Fy", Route(None, "my own", "/x%2Fy", "")),
         ("/run/abc/gemini/v1beta/models/x:y", Route("abc", "gemini", "/v1beta/models/x:y", "")),

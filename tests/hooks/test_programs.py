@@ -28,18 +28,24 @@ def test_a_program_must_exist_and_be_executable(tmp_path: Path) -> None:
 @as_root
 def test_root_executes_nothing_that_another_user_can_change(tmp_path: Path) -> None:
     assert program_trouble([script(tmp_path, 0o755)]) is None
-    assert "is writable by others, and this daemon is root's" in (program_trouble([script(tmp_path, 0o777)]) or "")
+    assert "is writable by others, and this daemon is root's" in (
+        program_trouble([script(tmp_path, 0o777)]) or ""
+    )
     assert "is writable by others" in (program_trouble(["sh", script(tmp_path, 0o777)]) or "")
     tmp_path.chmod(0o777)
     try:
-        assert f"{tmp_path} is writable by others" in (program_trouble([script(tmp_path, 0o755)]) or "")
+        assert f"{tmp_path} is writable by others" in (
+            program_trouble([script(tmp_path, 0o755)]) or ""
+        )
     finally:
         tmp_path.chmod(0o700)
 
 
 def test_check_config_tells(tmp_path: Path) -> None:
     file = tmp_path / "sfad.toml"
-    file.write_text('[[hooks]]\nname = "mail"\non = ["run_failed"]\ncommand = ["/nonexistent/hook"]\n')
+    file.write_text(
+        '[[hooks]]\nname = "mail"\non = ["run_failed"]\ncommand = ["/nonexistent/hook"]\n'
+    )
     command = [sys.executable, "-m", "sfad", "check-config", "--config", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

@@ -49,7 +49,14 @@ def scraping(directory: Path, target: str) -> Iterator[Prometheus]:
     """Run a server that scrapes `target` each second."""
     config, port = directory / "prometheus.yml", free_port()
     scrape = {"job_name": "sfad", "static_configs": [{"targets": [target]}]}
-    config.write_text(json.dumps({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [scrape]}))
+    config.write_text(
+        json.dumps(
+            {
+                "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+                "scrape_configs": [scrape],
+            }
+        )
+    )
     server = subprocess.Popen(
         [
             "prometheus", f"--config.file={config}", f"--storage.tsdb.path={directory / 'tsdb'}",
@@ -63,7 +70,10 @@ def scraping(directory: Path, target: str) -> Iterator[Prometheus]:
     def scraped() -> bool:
         assert server.poll() is None, (directory / "prometheus.log").read_text()
         with suppress(OSError):  # 503 while it starts
-            return any(series["value"][1] == "1" for series in prometheus.get("query?query=up")["data"]["result"])
+            return any(
+                series["value"][1] == "1"
+                for series in prometheus.get("query?query=up")["data"]["result"]
+            )
         return False
 
     try:

@@ -30,13 +30,21 @@ Containment = Literal["cgroup", "tags"]
     ],
 )
 def test_only_roots_daemon_with_cgroups_serves_everybody(
-    monkeypatch: pytest.MonkeyPatch, uid: int, users: socket_file.Users, path: Path, containment: Containment, everyone: bool
+    monkeypatch: pytest.MonkeyPatch,
+    uid: int,
+    users: socket_file.Users,
+    path: Path,
+    containment: Containment,
+    everyone: bool,
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     assert socket_file.serves_all(users, path, containment) is everyone
 
 
-@pytest.mark.parametrize(("uid", "containment", "why"), [(0, "tags", "contained by tags"), (1000, "cgroup", "has uid 1000")])
+@pytest.mark.parametrize(
+    ("uid", "containment", "why"),
+    [(0, "tags", "contained by tags"), (1000, "cgroup", "has uid 1000")],
+)
 def test_a_daemon_that_cannot_serve_all_says_why(
     monkeypatch: pytest.MonkeyPatch, uid: int, containment: Containment, why: str
 ) -> None:
@@ -51,7 +59,9 @@ def test_the_socket_is_as_open_as_it_must_be(tmp_path: Path, everyone: bool) -> 
     before = os.umask(0o077)
     try:
         mode = 0o755 if everyone else 0o700
-        with bind_socket(path, mode=socket_file.socket_mode(everyone=everyone), directory_mode=mode) as bound:
+        with bind_socket(
+            path, mode=socket_file.socket_mode(everyone=everyone), directory_mode=mode
+        ) as bound:
             assert bound.family is socket.AF_UNIX
     finally:
         os.umask(before)

@@ -14,7 +14,9 @@ def fail(error: Exception) -> None:
     raise error
 
 
-async def test_timers_fire_in_order_and_once(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_timers_fire_in_order_and_once(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
     timers, fired = Timers(fail), list[tuple[str, float]]()
     began = trio.current_time()
 
@@ -31,7 +33,9 @@ async def test_timers_fire_in_order_and_once(autojump_clock: MockClock, nursery:
     assert len(timers) == 0
 
 
-async def test_a_timer_can_be_moved_both_ways(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_a_timer_can_be_moved_both_ways(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
     timers, fired = Timers(fail), list[float]()
     began = trio.current_time()
     nursery.start_soon(timers.serve)
@@ -74,7 +78,9 @@ def test_disarmed_timers_do_not_pile_up() -> None:
     assert len(kept) < 1000
 
 
-async def test_a_call_that_fails_does_not_keep_the_others(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_a_call_that_fails_does_not_keep_the_others(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
     errors: list[Exception] = []
     fired: list[str] = []
     timers = Timers(errors.append)

@@ -45,7 +45,9 @@ def test_lingering_sockets_are_closed_at_once() -> None:
         wait_until(lambda: descriptors.threads() == 0, "all are closed")
 
 
-def test_what_one_sender_keeps_from_being_closed_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_one_sender_keeps_from_being_closed_delays_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A close(2) that waits, as for a FUSE server: here for the other end of a pipe."""
     gate, go = os.pipe()
     ready, told = os.pipe()
@@ -81,7 +83,8 @@ def test_what_one_sender_keeps_from_being_closed_delays_no_other(monkeypatch: py
 
 
 def test_what_is_unwelcome_waits_for_no_other_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that is started inherits what is still open. The sender is refused until all of it is closed."""
+    """A child that is started inherits what is still open. The sender is refused until all of it is
+    closed."""
     count = 3 * descriptors.CLOSERS
     begun, told = os.pipe()
     gate, go = os.pipe()

@@ -16,12 +16,19 @@ from sfad.protocol.types import Action, Event, RunInfo, Status, Usage
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
 
-def info(run: str = "a1", *, kind: str | None = None, parent: str | None = None, usage: Usage | None = None) -> RunInfo:
+def info(
+    run: str = "a1",
+    *,
+    kind: str | None = None,
+    parent: str | None = None,
+    usage: Usage | None = None,
+) -> RunInfo:
     return RunInfo(
-        id=run, name="a", kind="agent", type=kind, status=Status.COMPLETED, parent_id=parent, root_id=run, depth=0, chain=["a"],
-        pid=None, argv=["a"], cwd="/", user="ann", channel="cli", exit_code=0, signal=None, reason=None, attempts=1, limits=[],
-        usage=usage or Usage(), processes=None, memory_bytes=None, descendants=0, deadline=None, milestone=None, created_at=NOW,
-        started_at=NOW, ended_at=NOW,
+        id=run, name="a", kind="agent", type=kind, status=Status.COMPLETED, parent_id=parent,
+        root_id=run, depth=0, chain=["a"], pid=None, argv=["a"], cwd="/", user="ann", channel="cli",
+        exit_code=0, signal=None, reason=None, attempts=1, limits=[], usage=usage or Usage(),
+        processes=None, memory_bytes=None, descendants=0, deadline=None, milestone=None,
+        created_at=NOW, started_at=NOW, ended_at=NOW,
     )  # fmt: skip
 
 
@@ -32,7 +39,8 @@ def test_a_histogram_counts_each_value_in_one_bucket(values: list[float]) -> Non
         histogram.observe(value)
     assert histogram.counts[0] == sum(value <= 1 for value in values)
     assert histogram.count == len(values)
-    assert histogram.total == pytest.approx(sum(values))  # from Python 3.12 on, sum() adds more exactly
+    # from Python 3.12 on, sum() adds more exactly
+    assert histogram.total == pytest.approx(sum(values))
 
 
 @given(st.lists(st.tuples(st.text(max_size=80), st.booleans()), max_size=200))
@@ -41,7 +49,9 @@ def test_types_are_capped_and_harmless(runs: list[tuple[str, bool]]) -> None:
     for kind, child in runs:
         counts.run_ended(info(kind=kind, parent="a0" if child else None))
     assert len(counts.by_type) <= MAX_TYPES + 2
-    assert all(label.isprintable() and label.isascii() and len(label) <= 64 for label in counts.by_type)
+    assert all(
+        label.isprintable() and label.isascii() and len(label) <= 64 for label in counts.by_type
+    )
     assert sum(counts.ended.values()) == len(runs)
 
 
@@ -54,7 +64,10 @@ def test_a_child_introduces_no_type_and_does_not_take_the_place_of_a_registered_
     counts.run_ended(info(kind="child", parent="a0"))
     counts.run_ended(info(kind="t3", parent="a0", usage=Usage(elapsed_s=2.0)))
     counts.run_ended(info(kind="review\x1b[31m", parent="a0"))
-    assert set(counts.by_type) == {f"t{number}" for number in range(MAX_TYPES)} | {OTHER, "review??31m"}
+    assert set(counts.by_type) == {f"t{number}" for number in range(MAX_TYPES)} | {
+        OTHER,
+        "review??31m",
+    }
     assert counts.by_type["t3"].duration.count == 1
     assert type_label("review\x1b[31m") == "review??31m"
 
@@ -102,8 +115,14 @@ def test_counts_can_be_handed_over() -> None:
 def test_users_are_counted_apart_up_to_a_bound() -> None:
     counts = Counts()
     for number in range(MAX_USERS + 5):
-        counts.run_ended(replace(info(usage=Usage(cost_usd=0.5, input_tokens=3)), user=f"u{number}"))
+        counts.run_ended(
+            replace(info(usage=Usage(cost_usd=0.5, input_tokens=3)), user=f"u{number}")
+        )
     counts.run_ended(replace(info(usage=Usage(cost_usd=0.5)), user="u1"))
     assert len(counts.by_user) == MAX_USERS + 1
-    assert (counts.by_user["u1"].ended, counts.by_user["u1"].cost_usd, counts.by_user["u1"].input_tokens) == (2, 1.0, 3)
+    assert (
+        counts.by_user["u1"].ended,
+        counts.by_user["u1"].cost_usd,
+        counts.by_user["u1"].input_tokens,
+    ) == (2, 1.0, 3)
     assert (counts.by_user[OTHER].ended, counts.user_label("late")) == (5, OTHER)

@@ -52,13 +52,19 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 CHANGES: dict[str, Callable[[Path], object]] = {
     "a file is removed": lambda state: os.unlink(state / "ledger"),
     "a file is renamed": lambda state: os.rename(state / "ledger", state / "old"),
-    "a file is replaced": lambda state: os.rename(_made(state.parents[1] / "new"), state / "ledger"),
+    "a file is replaced": lambda state: os.rename(
+        _made(state.parents[1] / "new"), state / "ledger"
+    ),
     "a file in the spool is removed": lambda state: os.rmdir(state / "spool"),
     "the directory is moved": lambda state: os.rename(state, state.parents[1] / "elsewhere"),
     "the directory is removed": lambda state: shutil.rmtree(state),
-    "a directory on the way is moved": lambda state: os.rename(state.parents[1] / "real", state.parents[1] / "away"),
+    "a directory on the way is moved": lambda state: os.rename(
+        state.parents[1] / "real", state.parents[1] / "away"
+    ),
     "a link on the way is removed": lambda state: os.unlink(state.parent),
-    "a link on the way is replaced": lambda state: os.rename(_linked(state.parents[1] / "other"), state.parent),
+    "a link on the way is replaced": lambda state: os.rename(
+        _linked(state.parents[1] / "other"), state.parent
+    ),
     "the socket is removed": lambda state: os.unlink(state / "s"),
     "the socket is replaced": lambda state: os.rename(_made(state.parents[1] / "new"), state / "s"),
 }
@@ -75,14 +81,17 @@ def _linked(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-async def test_what_another_process_does_is_told(state: Path, change: Callable[[Path], object]) -> None:
+async def test_what_another_process_does_is_told(
+    state: Path, change: Callable[[Path], object]
+) -> None:
     with watch(state) as seen:
         change(state)
         assert await told(seen)
 
 
 async def untold(make: Callable[[], Displacement], act: Callable[[], object]) -> bool:
-    """Return whether the kernel does not tell of an act. Another test may mount something meanwhile, so it is tried again."""
+    """Return whether the kernel does not tell of an act. Another test may mount something
+    meanwhile, so it is tried again."""
     for _ in range(20):
         with make() as seen:
             act()
@@ -92,7 +101,9 @@ async def untold(make: Callable[[], Displacement], act: Callable[[], object]) ->
 
 
 async def test_the_socket_alone(state: Path) -> None:
-    assert await untold(lambda: Displacement([state / "s"]), lambda: os.unlink(_made(state / "other")))
+    assert await untold(
+        lambda: Displacement([state / "s"]), lambda: os.unlink(_made(state / "other"))
+    )
 
 
 @as_root
@@ -123,7 +134,9 @@ async def test_a_mount_over_a_directory_is_told(state: Path, waiting: bool) -> N
 
 async def test_what_the_daemon_and_its_neighbours_do_is_not_told(state: Path) -> None:
     assert await untold(lambda: watch(state), lambda: (state / "ledger").write_bytes(b"rows"))
-    assert await untold(lambda: watch(state), lambda: os.unlink(_made(state.parents[1] / "neighbour")))
+    assert await untold(
+        lambda: watch(state), lambda: os.unlink(_made(state.parents[1] / "neighbour"))
+    )
 
 
 async def test_looks_go_on_until_nothing_changes(state: Path) -> None:
@@ -134,7 +147,9 @@ async def test_looks_go_on_until_nothing_changes(state: Path) -> None:
 
 
 @pytest.fixture(params=["no instance", "a missing file"])
-def blind(request: pytest.FixtureRequest, state: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def blind(
+    request: pytest.FixtureRequest, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """A state directory of whose changes the kernel cannot tell."""
     if request.param == "no instance":
         monkeypatch.setattr(displacement, "libc", Refusing(errno.EMFILE))

@@ -25,7 +25,12 @@ def test_a_mount_is_its_makers(tmp_path: Path, user: int) -> None:
 
 def test_what_is_not_fuse(tmp_path: Path) -> None:
     """Also what is on no mount that a process can see: pipes and anonymous files."""
-    opened = [*os.pipe(), os.memfd_create("test"), os.open("/dev/null", os.O_RDONLY), os.open(tmp_path, os.O_RDONLY)]
+    opened = [
+        *os.pipe(),
+        os.memfd_create("test"),
+        os.open("/dev/null", os.O_RDONLY),
+        os.open(tmp_path, os.O_RDONLY),
+    ]
     try:
         assert not any(map(descriptors.of_another_user, opened))
     finally:

@@ -47,16 +47,21 @@ sys.argv = ["sfad", "serve"]
 from sfad.__main__ import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "-10 False\n"
 
 
 def chosen(*prefix: str) -> str:
     """The nice value after a start with a priority that the operator chose."""
     program = (
-        "import os; from sfad.host.headroom import raise_priority; raise_priority(); print(os.getpriority(os.PRIO_PROCESS, 0))"
+        "import os; from sfad.host.headroom import raise_priority; raise_priority(); "
+        "print(os.getpriority(os.PRIO_PROCESS, 0))"
     )
-    return subprocess.run([*prefix, sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [*prefix, sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def test_a_priority_that_the_operator_chose_stays() -> None:
@@ -90,6 +95,8 @@ libc.fclose(file)
 def test_threads_share_a_heap(tmp_path: Path) -> None:
     counts = []
     for words in ([], ["one"]):
-        subprocess.run([sys.executable, "-c", HEAPS, str(tmp_path / "heaps"), *words], check=True, timeout=60)
+        subprocess.run(
+            [sys.executable, "-c", HEAPS, str(tmp_path / "heaps"), *words], check=True, timeout=60
+        )
         counts.append((tmp_path / "heaps").read_text().count("<heap nr="))
     assert counts[0] > counts[1] == 1

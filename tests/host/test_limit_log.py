@@ -1,4 +1,5 @@
-"""`limits.log`: each breach with its run, no nulls, no secrets, bounded; a disk that is full costs lines and is told once."""
+"""`limits.log`: each breach with its run, no nulls, no secrets, bounded; a disk that is full costs
+lines and is told once."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ from sfad.protocol.types import Event
 from tests.protocol.test_messages import RUN
 
 BREACH = Event(
-    type="limit_exceeded", severity="medium", time=datetime(2026, 1, 2, tzinfo=UTC), seq=7, run_id="a1", limit_kind="turns"
+    type="limit_exceeded",
+    severity="medium",
+    time=datetime(2026, 1, 2, tzinfo=UTC),
+    seq=7,
+    run_id="a1",
+    limit_kind="turns",
 )
 
 
@@ -35,7 +41,12 @@ def test_a_line_has_the_event_and_the_run_without_nulls_and_secrets(tmp_path: Pa
     run = replace(RUN, argv=["claude", "--api-key", "hunter2"], reason=None)
     LimitLog(tmp_path, pytest.fail).breach(BREACH, run)
     [line] = lines(tmp_path / FILE)
-    assert (line["type"], line["seq"], line["limit_kind"], line["run"]["id"]) == ("limit_exceeded", 7, "turns", RUN.id)
+    assert (line["type"], line["seq"], line["limit_kind"], line["run"]["id"]) == (
+        "limit_exceeded",
+        7,
+        "turns",
+        RUN.id,
+    )
     assert line["run"]["argv"] == ["claude", "--api-key", "***"]
     assert not nulls(line)
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600

@@ -36,7 +36,9 @@ def test_a_line_is_an_object(tmp_path: Path, lines: Lines) -> None:
     out = log(tmp_path)
     out.info("hello\nthere", run_id="a1")
     out.debug("not this")
-    out.event(Event(type="run_failed", severity="medium", time=NOW, seq=4, run_id="a1", message="exit 1"))
+    out.event(
+        Event(type="run_failed", severity="medium", time=NOW, seq=4, run_id="a1", message="exit 1")
+    )
     out.close()
     when = "2026-01-02T00:00:00Z"
     assert lines() == [
@@ -86,7 +88,10 @@ def test_lines_that_a_full_disk_refused_are_counted_in_the_next(tmp_path: Path) 
     out.close()
     first, torn, *rest = (tmp_path / "log").read_text().splitlines()
     assert (json.loads(first)["message"], torn) == ("before", '{"time":"2026-01-02T')
-    assert [(line["message"], line.get("dropped")) for line in map(json.loads, rest)] == [("after", 2), ("and on", None)]
+    assert [(line["message"], line.get("dropped")) for line in map(json.loads, rest)] == [
+        ("after", 2),
+        ("and on", None),
+    ]
 
 
 def test_a_closed_pipe_is_no_error() -> None:
@@ -100,8 +105,12 @@ def test_a_closed_pipe_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("message", ["short", "x" * 10_000])
-@pytest.mark.parametrize("make", [os.pipe, lambda: [one.detach() for one in socket.socketpair()][::-1]])
-def test_a_pipe_without_a_reader_is_not_waited_for(make: Callable[[], Sequence[int]], message: str) -> None:
+@pytest.mark.parametrize(
+    "make", [os.pipe, lambda: [one.detach() for one in socket.socketpair()][::-1]]
+)
+def test_a_pipe_without_a_reader_is_not_waited_for(
+    make: Callable[[], Sequence[int]], message: str
+) -> None:
     reader, writer = make()
     out = Log(descriptor=writer)
     while out.dropped < 3:
@@ -139,15 +148,32 @@ def test_a_rotated_file_is_opened_again(tmp_path: Path, lines: Lines) -> None:
 
 def test_secrets_are_hidden(tmp_path: Path, lines: Lines) -> None:
     out = log(tmp_path)
-    out.warning("it ran claude --token abcdef", argv=["--password", "hunter2"], error=ValueError("key sk-abcdefghijklmnop"))
-    out.event(Event(type="unadmitted", severity="medium", time=NOW, command="curl -H 'Authorization: Bearer abc.def'"))
+    out.warning(
+        "it ran claude --token abcdef",
+        argv=["--password", "hunter2"],
+        error=ValueError("key sk-abcdefghijklmnop"),
+    )
+    out.event(
+        Event(
+            type="unadmitted",
+            severity="medium",
+            time=NOW,
+            command="curl -H 'Authorization: Bearer abc.def'",
+        )
+    )
     out.close()
     first, second = lines()
-    assert (first["message"], first["argv"], first["error"]) == ("it ran claude --token ***", ["--password", "***"], "key ***")
+    assert (first["message"], first["argv"], first["error"]) == (
+        "it ran claude --token ***",
+        ["--password", "***"],
+        "key ***",
+    )
     assert second["command"] == "curl -H 'Authorization: Bearer ***'"
 
 
-def test_a_file_is_renamed_when_it_is_large(tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_renamed_when_it_is_large(
+    tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sfad.host.log.LOG_MAX", 300)
     out = log(tmp_path)
     for number in range(20):

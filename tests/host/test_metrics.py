@@ -75,10 +75,14 @@ def test_what_happened_is_counted_and_a_reexecution_keeps_it(common: Daemon) -> 
 def test_each_metric_is_declared_and_told(common: Daemon) -> None:
     text = common.sfactl("metrics").stdout
     told = {
-        line.split()[2] for line in text.splitlines() if line.startswith("# TYPE") and not line.split()[2].startswith("process_")
+        line.split()[2]
+        for line in text.splitlines()
+        if line.startswith("# TYPE") and not line.split()[2].startswith("process_")
     }
     assert told == {each.shown for each in METRICS}
-    assert not [character for character in text if not character.isprintable() and character != "\n"]
+    assert not [
+        character for character in text if not character.isprintable() and character != "\n"
+    ]
 
 
 def test_a_run_gets_none(common: Daemon) -> None:
@@ -97,7 +101,9 @@ def listening(daemon: Daemon) -> str:
     def served() -> str | None:
         address = f"127.0.0.1:{free_port()}"
         configure(daemon, address)
-        wait_until(lambda: answers(address) or trouble(daemon), "it serves, or says why it does not")
+        wait_until(
+            lambda: answers(address) or trouble(daemon), "it serves, or says why it does not"
+        )
         return address if trouble(daemon) is None else None
 
     return str(wait_until(served, "an address could be bound"))
@@ -114,7 +120,11 @@ def trouble(daemon: Daemon) -> object:
 
 
 def configure(daemon: Daemon, listen: str) -> None:
-    lines = [line for line in daemon.config.read_text().splitlines() if not line.startswith(("[metrics]", "listen"))]
+    lines = [
+        line
+        for line in daemon.config.read_text().splitlines()
+        if not line.startswith(("[metrics]", "listen"))
+    ]
     daemon.config.write_text("\n".join([*lines, "[metrics]", f'listen = "{listen}"']) + "\n")
     done = daemon.sfactl("reload")
     assert done.returncode == 0, done.stderr
@@ -122,8 +132,14 @@ def configure(daemon: Daemon, listen: str) -> None:
 
 def asked(address: str | Path, request: bytes) -> bytes:
     """Send bytes and return all that comes until the connection is closed."""
-    where = str(address) if isinstance(address, Path) else ("127.0.0.1", int(address.rpartition(":")[2]))
-    with socket.socket(socket.AF_UNIX if isinstance(address, Path) else socket.AF_INET) as connection:
+    where = (
+        str(address)
+        if isinstance(address, Path)
+        else ("127.0.0.1", int(address.rpartition(":")[2]))
+    )
+    with socket.socket(
+        socket.AF_UNIX if isinstance(address, Path) else socket.AF_INET
+    ) as connection:
         connection.connect(where)
         connection.settimeout(PATIENCE)
         connection.sendall(request)
@@ -137,22 +153,36 @@ GET = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.needs("promtool", "prometheus")
-def test_promtool_accepts_the_metrics_and_prometheus_the_dashboard(common: Daemon, tmp_path: Path) -> None:
+def test_promtool_accepts_the_metrics_and_prometheus_the_dashboard(
+    common: Daemon, tmp_path: Path
+) -> None:
     with common.client() as client:
         ended(client, started(client, ["true"], run_type="demo").id)
     address = listening(common)
     text = asked(address, GET).partition(b"\r\n\r\n")[2]
-    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, check=False
+    )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
     names = {name for name, _ in samples(text.decode())}
     with scraping(tmp_path, address) as prometheus:
-        (series,) = wait_until(lambda: prometheus.query('sfad_run_duration_seconds_count{type="demo"}'), "its figures are there")
+        (series,) = wait_until(
+            lambda: prometheus.query('sfad_run_duration_seconds_count{type="demo"}'),
+            "its figures are there",
+        )
         assert float(series["value"][1]) >= 1
         queries = list(expressions())
         assert len(queries) > 20
         for expression in queries:
             prometheus.query(expression)
-            known = {*names, *(f"{each.shown}{part}" for each in METRICS for part in ("", "_sum", "_count", "_bucket"))}
+            known = {
+                *names,
+                *(
+                    f"{each.shown}{part}"
+                    for each in METRICS
+                    for part in ("", "_sum", "_count", "_bucket")
+                ),
+            }
             assert set(re.findall(r"\b(?:sfad|process)_\w+", expression)) <= known, expression
 
 
@@ -187,20 +217,34 @@ ODD = [
 
 def test_odd_requests(common: Daemon) -> None:
     address = listening(common)
-    assert [asked(address, request).split()[1] for request, _ in ODD] == [status for _, status in ODD]
+    assert [asked(address, request).split()[1] for request, _ in ODD] == [
+        status for _, status in ODD
+    ]
 
 
 def test_an_address_in_use_is_told(common: Daemon) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         configure(common, address)
-        status = wait_until(lambda: "NOT SERVED" in (text := common.sfactl("status").stdout) and text, "the trouble is shown")
+        status = wait_until(
+            lambda: "NOT SERVED" in (text := common.sfactl("status").stdout) and text,
+            "the trouble is shown",
+        )
         assert f"{address}, NOT SERVED: [Errno 98] Address already in use" in status
     configure(common, "off")
 
 
 @pytest.mark.parametrize(
-    "listen", ["0.0.0.0:9464", "example.org:9464", "127.0.0.1:0", "127.0.0.1:65536", "unix:m", "9464", "[::]:9464"]
+    "listen",
+    [
+        "0.0.0.0:9464",
+        "example.org:9464",
+        "127.0.0.1:0",
+        "127.0.0.1:65536",
+        "unix:m",
+        "9464",
+        "[::]:9464",
+    ],
 )
 def test_an_address_that_others_could_reach_is_refused(tmp_path: Path, listen: str) -> None:
     file = tmp_path / "sfad.toml"

@@ -17,7 +17,8 @@ def test_who_listens_does_not_hear_the_answers_to_others() -> None:
     except OSError as error:
         pytest.skip(f"this kernel does not tell: {error}")
     with alarm:
-        with suppress(BlockingIOError):  # another program may have begun to listen while this one did
+        # another program may have begun to listen while this one did
+        with suppress(BlockingIOError):
             while os.read(alarm.fileno(), 4096):
                 pass
         ExecEvents().close()

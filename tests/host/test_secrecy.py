@@ -24,7 +24,8 @@ LOOKS = ("environ", "maps", "mem", "fd")
 @pytest.mark.parametrize("hidden", [False, True])
 def test_another_process_of_the_user_cannot_look(hidden: bool) -> None:
     def found() -> list[str]:
-        # a process that has changed its user is hidden until it executes a program; this is as if it had
+        # a process that has changed its user is hidden until it executes a program; this is as if
+        # it had
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         if hidden:
             hide_memory()
@@ -41,7 +42,9 @@ def test_another_process_of_the_user_cannot_look(hidden: bool) -> None:
         return [name for name in answer.split(",") if name]
 
     # with Yama a child may not open its parent's memory in any case
-    assert [name for name in as_user(FIRST, found) if name != "mem"] == ([] if hidden else ["environ", "maps", "fd"])
+    assert [name for name in as_user(FIRST, found) if name != "mem"] == (
+        [] if hidden else ["environ", "maps", "fd"]
+    )
 
 
 def opens(path: str) -> bool:
@@ -65,20 +68,27 @@ main()
 
 def test_a_daemon_hides_its_memory_before_its_imports() -> None:
     """PR_GET_DUMPABLE is 0 when serving begins, and nothing that takes time has been imported."""
-    done = subprocess.run([sys.executable, "-c", _SERVED], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _SERVED], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "0 False\n"
 
 
 @needs_root
 @pytest.mark.skipif(bool(unprivileged.impossible()), reason=unprivileged.impossible() or "-")
-def test_no_process_of_the_user_looks_into_the_daemon_or_its_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_of_the_user_looks_into_the_daemon_or_its_gateway(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Those of a user without privileges."""
     monkeypatch.setenv("SFAD_SERVICE_USER", str(GONE))
     with unprivileged.place() as nobody:
         serving = nobody.directory / "daemon"
         serving.mkdir()
         os.chown(serving, GONE, GONE)
-        with running(serving, nobody=nobody, config="[gateway]\nenabled = true") as daemon, daemon.client() as client:
+        with (
+            running(serving, nobody=nobody, config="[gateway]\nenabled = true") as daemon,
+            daemon.client() as client,
+        ):
 
             def status() -> DaemonStatus:
                 return client.call(DaemonInfo(id=client.next_id()), DaemonStatus)
@@ -89,5 +99,7 @@ def test_no_process_of_the_user_looks_into_the_daemon_or_its_gateway(monkeypatch
             gateway.getresponse().read()  # it hides its memory after its imports, before it serves
             gateway.close()
             for pid in (daemon.pid, status().gateway_pid):
-                seen = as_user(GONE, lambda pid=pid: [name for name in LOOKS if opens(f"/proc/{pid}/{name}")])  # type: ignore[misc]
+                seen = as_user(
+                    GONE, lambda pid=pid: [name for name in LOOKS if opens(f"/proc/{pid}/{name}")]
+                )  # type: ignore[misc]
                 assert seen == [], pid

@@ -51,7 +51,9 @@ def test_a_socket_is_its_owner_s_only_with_any_umask(address: Path) -> None:
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-def test_the_mode_is_never_wider_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mode_is_never_wider_on_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
 
     def watching(sock: socket.socket, path: Path) -> None:
@@ -75,7 +77,9 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(address: Path) -> None
     listener.close()
 
 
-def test_a_live_socket_with_a_full_backlog_is_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_socket_with_a_full_backlog_is_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(socket_file, "BACKLOG", 0)
     listener = bind_socket(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as one:
@@ -123,7 +127,9 @@ def test_a_name_that_is_too_long_for_an_address(tmp_path: Path) -> None:
         bind_socket(tmp_path / ("n" * 100) / ("s" * 100))
 
 
-def test_a_directory_that_another_process_keeps_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_another_process_keeps_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each process that may read it can. No daemon waits for that without end, and none fails."""
     monkeypatch.setattr(socket_file, "LOCK_TRIES", 2)
     other = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
@@ -149,7 +155,13 @@ def test_a_directory_that_other_users_may_write_to_is_refused(safe: Path, bits: 
         give_to_a_group(safe)
     safe.chmod(bits)
     for socket_ in (safe / "s", safe / "below" / "s"):
-        with pytest.raises(PathError, match=rf"directory {safe} is writable by other users \(mode 0{bits:o}, .*chmod go-w {safe}"):
+        with pytest.raises(
+            PathError,
+            match=(
+                rf"directory {safe} is writable by other users \(mode 0{bits:o}, .*chmod go-w "
+                rf"{safe}"
+            ),
+        ):
             bind_socket(socket_)
         assert not socket_.exists()
 
@@ -173,7 +185,11 @@ def test_links_are_followed(safe: Path, tmp_path: Path) -> None:
     (safe / "to-bad").symlink_to("../bad/below")
     (bad / "to-safe").symlink_to(safe)
     bad.chmod(0o777)
-    for socket_ in (safe / "to-bad" / "s", bad / "to-safe" / "s", safe / "to-bad" / ".." / ".." / "safe" / "s"):
+    for socket_ in (
+        safe / "to-bad" / "s",
+        bad / "to-safe" / "s",
+        safe / "to-bad" / ".." / ".." / "safe" / "s",
+    ):
         with pytest.raises(PathError, match=f"directory {bad} is writable by other users"):
             bind_socket(socket_)
     bad.chmod(0o755)
@@ -192,7 +208,9 @@ def test_new_parents_are_safe_with_any_umask(safe: Path) -> None:
 @as_root
 def test_a_directory_of_another_user_is_refused(safe: Path, tmp_path: Path) -> None:
     os.chown(safe, GONE, GONE)
-    with pytest.raises(PathError, match=rf"directory {safe} belongs to another user \(mode 0755, uid {GONE}"):
+    with pytest.raises(
+        PathError, match=rf"directory {safe} belongs to another user \(mode 0755, uid {GONE}"
+    ):
         bind_socket(safe / "s")
     os.chown(safe, 0, 0)
     (tmp_path / "link").symlink_to(safe)

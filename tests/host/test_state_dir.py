@@ -15,7 +15,13 @@ from pathlib import Path
 import pytest
 
 from sfad.host.socket_file import AlreadyRunning, PathError
-from sfad.host.state_dir import LOCK, claim_instance, lock_state_dir, prepare_state_dir, take_state_dir
+from sfad.host.state_dir import (
+    LOCK,
+    claim_instance,
+    lock_state_dir,
+    prepare_state_dir,
+    take_state_dir,
+)
 from tests.harness import as_root
 
 INSTANCE, OTHER = secrets.token_hex(6), secrets.token_hex(6)
@@ -46,7 +52,9 @@ def held_by(code: str, *words: object) -> Iterator[subprocess.Popen[bytes]]:
     """A Python process that has reported that it holds its locks."""
     command = [sys.executable, "-c", code, *map(str, words)]
     env = {"PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=env) as holder:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=env
+    ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         yield holder
@@ -82,7 +90,9 @@ def test_a_shared_directory_is_not_narrowed_under_its_users(tmp_path: Path) -> N
         prepare_state_dir(shared)
     assert mode(shared) == 0o1777
     (tmp_path / "file").touch()
-    with pytest.raises(PathError, match=r"cannot be used: .*; to choose another: --state-dir or SFAD_STATE_DIR"):
+    with pytest.raises(
+        PathError, match=r"cannot be used: .*; to choose another: --state-dir or SFAD_STATE_DIR"
+    ):
         prepare_state_dir(tmp_path / "file" / "x")
 
 
@@ -121,9 +131,13 @@ def move(state: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/nosuch")], ids=["directory", "fifo", "link"]
+    "make",
+    [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/nosuch")],
+    ids=["directory", "fifo", "link"],
 )
-def test_what_is_no_file_in_place_of_the_lock_is_set_aside(state: Path, make: Callable[[Path], None]) -> None:
+def test_what_is_no_file_in_place_of_the_lock_is_set_aside(
+    state: Path, make: Callable[[Path], None]
+) -> None:
     make(state / LOCK)
     lock = lock_state_dir(state, INSTANCE)
     assert (state / LOCK).read_text() == f"{os.getpid()}\n"

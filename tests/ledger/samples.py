@@ -15,7 +15,16 @@ import trio
 
 from sfad.core.state.run import run_id
 from sfad.host.tasks import LoopTurns
-from sfad.protocol.types import Action, CallInfo, Event, LimitKind, LimitState, RunInfo, Status, Usage
+from sfad.protocol.types import (
+    Action,
+    CallInfo,
+    Event,
+    LimitKind,
+    LimitState,
+    RunInfo,
+    Status,
+    Usage,
+)
 from sfad.storage.ledger import Ledger, OpenedLedger, RunExtra
 from sfad.storage.ledger.database import open_reader
 from sfad.storage.ledger.ledger import CallKey
@@ -47,7 +56,9 @@ _BASE = RunInfo(
     signal=None,
     reason=None,
     attempts=0,
-    limits=[LimitState(kind=LimitKind.TIME, threshold=120.0, action=Action.TERMINATE, source="default")],
+    limits=[
+        LimitState(kind=LimitKind.TIME, threshold=120.0, action=Action.TERMINATE, source="default")
+    ],
     usage=Usage(),
     processes=None,
     memory_bytes=None,
@@ -73,8 +84,16 @@ def runs_of(source: Reader | Records, page: Page) -> list[RunInfo]:
 
 def call(number: int = 1, run: int = 1, **changes: Any) -> CallInfo:
     """A call that a run made `number` seconds after `WHEN`."""
-    told: dict[str, Any] = {"state": "ended", "upstream": "anthropic", "model": "m", "output_tokens": 7, "cost_usd": 0.25}
-    return CallInfo(time=WHEN + timedelta(seconds=number), run_id=run_id(run), number=number, **told | changes)
+    told: dict[str, Any] = {
+        "state": "ended",
+        "upstream": "anthropic",
+        "model": "m",
+        "output_tokens": 7,
+        "cost_usd": 0.25,
+    }
+    return CallInfo(
+        time=WHEN + timedelta(seconds=number), run_id=run_id(run), number=number, **told | changes
+    )
 
 
 def calls(ledger: Ledger | OpenedLedger, run: int = 1) -> list[CallInfo]:

@@ -44,7 +44,10 @@ def test_a_copy_without_a_daemon(state: Path, tmp_path: Path) -> None:
         made = back_up(state, tmp_path / "copy.db", replace=False)
     finally:
         os.umask(old)
-    assert (made.path, made.size_bytes) == (tmp_path / "copy.db", (tmp_path / "copy.db").stat().st_size)
+    assert (made.path, made.size_bytes) == (
+        tmp_path / "copy.db",
+        (tmp_path / "copy.db").stat().st_size,
+    )
     assert stat.S_IMODE(made.path.stat().st_mode) == 0o600
     assert names(tmp_path) == ["copy.db", "state"]
     with pytest.raises(FileExistsError):
@@ -56,7 +59,9 @@ def test_a_copy_without_a_daemon(state: Path, tmp_path: Path) -> None:
     again.close()
 
 
-async def test_a_copy_shows_one_moment_and_ends_while_others_write(state: Path, tmp_path: Path) -> None:
+async def test_a_copy_shows_one_moment_and_ends_while_others_write(
+    state: Path, tmp_path: Path
+) -> None:
     steps = 0
 
     def write() -> None:
@@ -67,7 +72,9 @@ async def test_a_copy_shows_one_moment_and_ends_while_others_write(state: Path, 
         trio.from_thread.run(ledger.flush)
 
     with started(state) as ledger:
-        await trio.to_thread.run_sync(lambda: back_up(state, tmp_path / "copy.db", replace=False, between=write))
+        await trio.to_thread.run_sync(
+            lambda: back_up(state, tmp_path / "copy.db", replace=False, between=write)
+        )
         pages = ledger.records.size_bytes // 4096
     assert pages / 64 <= steps <= pages / 64 + 5
     with closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
@@ -117,13 +124,18 @@ def test_a_file_that_is_not_a_ledger_is_not_copied(tmp_path: Path) -> None:
 def tiny(tmp_path: Path) -> Iterator[Path]:
     where = tmp_path / "tiny"
     where.mkdir()
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", where]).returncode:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", where]).returncode
+    ):
         pytest.skip("mounting a tmpfs needs root")
     yield where
     subprocess.run(["umount", where], check=True)
 
 
-def test_a_disk_without_room_is_not_filled(state: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_is_not_filled(
+    state: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(LedgerError, match=r"needs .* MiB in .*tiny; only .* are free"):
         back_up(state, tiny / "copy.db", replace=True)
     # another process takes the room during the copy
@@ -142,12 +154,19 @@ def test_the_newest_backup_is_found_by_its_file(state: Path) -> None:
     ledger.close()
 
 
-def test_the_backup_of_a_lost_ledger_is_kept_and_its_numbers_are_not_given_again(state: Path) -> None:
+def test_the_backup_of_a_lost_ledger_is_kept_and_its_numbers_are_not_given_again(
+    state: Path,
+) -> None:
     (state / "backup").mkdir()
     made = back_up(state, state / BACKUP, replace=True)
     (state / "ledger.db").write_bytes(b"garbage" * 1000)
     ledger = OpenedLedger(state, floor_number=7)
-    assert (ledger.is_new, ledger.file.backup, ledger.next_number, len(ledger.notes)) == (True, None, 1001, 2)
+    assert (ledger.is_new, ledger.file.backup, ledger.next_number, len(ledger.notes)) == (
+        True,
+        None,
+        1001,
+        2,
+    )
     ledger.close()
     [kept] = (state / "backup").iterdir()
     assert kept.stat().st_size == made.size_bytes
@@ -155,10 +174,17 @@ def test_the_backup_of_a_lost_ledger_is_kept_and_its_numbers_are_not_given_again
 
 
 def command(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "sfad", "backup", *map(str, words)], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-m", "sfad", "backup", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
-async def test_the_command_copies_during_writes_and_overwrites_nothing(state: Path, tmp_path: Path) -> None:
+async def test_the_command_copies_during_writes_and_overwrites_nothing(
+    state: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "copy.db"
     with started(state) as ledger:
         ledger.admit(run(1001), PLAIN)

@@ -1,4 +1,5 @@
-"""Full disks, locks, corruption: live runs are not forgotten, admissions fail at once and for good."""
+"""Full disks, locks, corruption: live runs are not forgotten, admissions fail at once and for
+good."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one MiB."""
     where = tmp_path / "tiny"
     where.mkdir()
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", where]).returncode:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", where]).returncode
+    ):
         pytest.skip("mounting a tmpfs needs root")
     yield where
     subprocess.run(["umount", where], check=True)
@@ -60,7 +64,11 @@ async def test_a_full_disk_fails_admissions_and_keeps_ends(tiny_disk: Path) -> N
         ledger.record(run(1, status=Status.COMPLETED), PLAIN)
         ledger.record_event(Event(type="run_completed", time=WHEN, message="y" * 5000))
         assert not await ledger.flush()
-        assert ("full" in answers.failed[0][1], answers.troubles[0][0], ledger.backlog) == (True, answers.failed[0][1], 2)
+        assert ("full" in answers.failed[0][1], answers.troubles[0][0], ledger.backlog) == (
+            True,
+            answers.failed[0][1],
+            2,
+        )
         end = ledger.records.get("a1")
         assert end is not None
         assert end.status is Status.COMPLETED
@@ -99,7 +107,9 @@ async def test_a_failed_admission_is_never_written_later(tmp_path: Path) -> None
     assert count(tmp_path, "runs WHERE refusals_counted = 1") == 1
 
 
-async def test_many_events_on_a_failing_disk_are_bounded_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_events_on_a_failing_disk_are_bounded_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "MAX_BACKLOG", 10)
     monkeypatch.setattr(writer, "RETRY_LAST", 0.1)
     answers = Answers()
@@ -149,7 +159,11 @@ async def test_flush_now_writes_what_was_queued(tmp_path: Path) -> None:
 
 def test_only_the_newest_state_of_a_run_waits() -> None:
     backlog = Backlog()
-    old, new, event = Op("state", "a1", (1, "old")), Op("state", "a1", (1, "new")), Op("event", None, (1,))
+    old, new, event = (
+        Op("state", "a1", (1, "old")),
+        Op("state", "a1", (1, "new")),
+        Op("event", None, (1,)),
+    )
     assert backlog.add([old, event, new]) == []
     assert (len(backlog), backlog.take(), len(backlog)) == (2, [event, new], 0)
 
@@ -194,9 +208,14 @@ trio.run(main)
 
 
 def test_a_file_size_limit_is_survived(tmp_path: Path) -> None:
-    # under RLIMIT_FSIZE write(2) fails with EFBIG, which SQLite reports as an I/O error, not as a full disk
+    # under RLIMIT_FSIZE write(2) fails with EFBIG, which SQLite reports as an I/O error, not as a
+    # full disk
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, tmp_path], capture_output=True, text=True, timeout=60, env={"PYTHONPATH": os.getcwd()}
+        [sys.executable, "-c", LIMITED, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHONPATH": os.getcwd()},
     )
     assert done.stderr == ""
     committed, *rest = done.stdout.split()
@@ -223,7 +242,12 @@ trio.run(main)
 def test_the_log_does_not_grow_from_one_killed_daemon_to_the_next(tmp_path: Path) -> None:
     sizes = []
     for _ in range(5):
-        subprocess.run([sys.executable, "-c", SHORT_LIVED, tmp_path], check=True, timeout=60, env={"PYTHONPATH": os.getcwd()})
+        subprocess.run(
+            [sys.executable, "-c", SHORT_LIVED, tmp_path],
+            check=True,
+            timeout=60,
+            env={"PYTHONPATH": os.getcwd()},
+        )
         sizes.append((tmp_path / "ledger.db-wal").stat().st_size)
     assert max(sizes) < 4 * sizes[0], sizes
     assert count(tmp_path, "runs") == 500
@@ -253,7 +277,10 @@ trio.run(main)
 
 def test_sigkill_loses_nothing_that_was_reported(tmp_path: Path) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-c", KILLED, tmp_path], stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": os.getcwd()}
+        [sys.executable, "-c", KILLED, tmp_path],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": os.getcwd()},
     )
     assert child.stdout is not None
     reported = [child.stdout.readline().strip() for _ in range(2000)]
@@ -291,7 +318,9 @@ async def test_damage_that_only_a_full_check_finds_is_found_by_it(tmp_path: Path
             ledger.admit(run(number), PLAIN)
         await ledger.flush()
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
-        page = other.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'runs_name'").fetchone()[0]
+        page = other.execute(
+            "SELECT rootpage FROM sqlite_schema WHERE name = 'runs_name'"
+        ).fetchone()[0]
         size = other.execute("PRAGMA page_size").fetchone()[0]
     content = bytearray((tmp_path / "ledger.db").read_bytes())
     content[(page - 1) * size : page * size] = b"\xff" * size
@@ -302,7 +331,9 @@ async def test_damage_that_only_a_full_check_finds_is_found_by_it(tmp_path: Path
     assert check_whole(tmp_path, lambda: None) is not None
 
 
-async def test_damage_under_an_open_ledger_is_reported_and_set_aside_by_the_next_start(tmp_path: Path) -> None:
+async def test_damage_under_an_open_ledger_is_reported_and_set_aside_by_the_next_start(
+    tmp_path: Path,
+) -> None:
     answers = Answers()
     with started(tmp_path) as ledger:
         ledger.admit(run(1), PLAIN)
@@ -336,7 +367,9 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         other.execute("PRAGMA user_version = 99")
     before = (tmp_path / "ledger.db").read_bytes()
-    with pytest.raises(LedgerTooNew, match=r"ledger\.db cannot be opened: its schema is version 99, .* up to \d+"):
+    with pytest.raises(
+        LedgerTooNew, match=r"ledger\.db cannot be opened: its schema is version 99, .* up to \d+"
+    ):
         OpenedLedger(tmp_path)
     assert (tmp_path / "ledger.db").read_bytes() == before
 
@@ -404,7 +437,12 @@ async def test_a_lock_held_by_another_process_costs_admissions_only(tmp_path: Pa
 
 def _hold(path: Path) -> subprocess.Popen[str]:
     """Start a process that has the write lock until the end of its stdin."""
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert holder.stdout is not None
     with holder.stdout:
         assert holder.stdout.readline() == "held\n"
@@ -435,11 +473,20 @@ async def test_a_clock_that_is_set_back_and_forth_changes_no_order(tmp_path: Pat
             at = WHEN + timedelta(hours=shift)
             ledger.admit(run(number, created_at=at), PLAIN)
             ledger.record_event(Event(type="run_accepted", time=at, run_id=run(number).id))
-            ledger.record(run(number, status=Status.COMPLETED, created_at=at, ended_at=at - timedelta(days=1)), PLAIN)
+            ledger.record(
+                run(
+                    number, status=Status.COMPLETED, created_at=at, ended_at=at - timedelta(days=1)
+                ),
+                PLAIN,
+            )
         assert await ledger.flush()
         expected = [run(number).id for number in range(1, 7)]
-        assert [info.id for info in runs_of(ledger.records, Page(List(id=1), EVERYTHING))] == expected
-        assert [info.id for info in runs_of(ledger.records, Page(List(id=1, rows=2), EVERYTHING))] == expected[-2:]
+        assert [
+            info.id for info in runs_of(ledger.records, Page(List(id=1), EVERYTHING))
+        ] == expected
+        assert [
+            info.id for info in runs_of(ledger.records, Page(List(id=1, rows=2), EVERYTHING))
+        ] == expected[-2:]
         assert [event.run_id for event in events(ledger)] == expected
         assert [event.seq for event in events(ledger, 3)] == [4, 5, 6]
     again = OpenedLedger(tmp_path)

@@ -1,4 +1,5 @@
-"""Admissions and ends are written at once; other writes wait a little and share their transactions."""
+"""Admissions and ends are written at once; other writes wait a little and share their
+transactions."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ async def test_an_end_is_in_the_file_at_once(tmp_path: Path) -> None:
         begin(ledger, 1)
         ledger.record(run(1, status=Status.COMPLETED), PLAIN)
         with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
-            await until(lambda: other.execute("SELECT status FROM runs").fetchall() == [("completed",)])
+            await until(
+                lambda: other.execute("SELECT status FROM runs").fetchall() == [("completed",)]
+            )
 
 
 async def test_lingering_items_are_written_without_an_urgent_one(tmp_path: Path) -> None:
@@ -118,7 +121,8 @@ def test_an_idle_taker_sleeps_and_a_late_item_wakes_it() -> None:
 
 
 def test_a_call_while_the_taker_lingers_ends_its_wait_though_nothing_is_queued() -> None:
-    """It would sleep until the next item, and the checkpoint for which it was called would wait that long."""
+    """It would sleep until the next item, and the checkpoint for which it was called would wait
+    that long."""
     box: Inbox[int] = Inbox()
     box.wake()
     taken: list[list[int]] = []

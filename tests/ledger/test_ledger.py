@@ -22,26 +22,51 @@ from sfad.core.state.run import run_id
 from sfad.host.probe import current_boot
 from sfad.host.tasks import LoopTurns
 from sfad.protocol.messages import List
-from sfad.protocol.types import Action, CallInfo, Event, LimitKind, LimitState, Reason, RunInfo, Source, Status, Usage
+from sfad.protocol.types import (
+    Action,
+    CallInfo,
+    Event,
+    LimitKind,
+    LimitState,
+    Reason,
+    RunInfo,
+    Source,
+    Status,
+    Usage,
+)
 from sfad.storage.ledger import Ledger, OpenedLedger, RunExtra, schema, writer
 from sfad.storage.ledger.queries import Page, Reader
-from sfad.storage.ledger.rows import RUN_COLUMNS, call_op, event_of, event_op, insert_op, run_extra, run_info, statements
+from sfad.storage.ledger.rows import (
+    RUN_COLUMNS,
+    call_op,
+    event_of,
+    event_op,
+    insert_op,
+    run_extra,
+    run_info,
+    statements,
+)
 
 from .samples import PLAIN, WHEN, Answers, call, calls, events, run, runs_of, started
 
 PATHS = st.text(max_size=20)
-MOMENTS = st.datetimes(min_value=datetime(2020, 1, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC))
+MOMENTS = st.datetimes(
+    min_value=datetime(2020, 1, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC)
+)
 NUMBERS = st.integers(0, 2**62)
 USD = st.floats(0, 1e6)
 
 
 def usage_of(source: str) -> st.SearchStrategy[Usage]:
     """A usage that a source may report."""
-    return st.builds(Usage, turns=st.none() | NUMBERS, cost_usd=st.none() | USD, source=st.just(source))
+    return st.builds(
+        Usage, turns=st.none() | NUMBERS, cost_usd=st.none() | USD, source=st.just(source)
+    )
 
 
 def shown(number: int, *, usage_by_source: dict[Source, Usage], **changes: Any) -> RunInfo:
-    """A run with the best source's usage and the last source's cost: figures of several sources are shown together."""
+    """A run with the best source's usage and the last source's cost: figures of several sources are
+    shown together."""
     sources = list(usage_by_source.values()) or [Usage()]
     best = msgspec.structs.replace(sources[0], cost_usd=sources[-1].cost_usd)
     return run(number, usage=best, usage_by_source=usage_by_source, **changes)
@@ -72,7 +97,9 @@ RUNS = st.builds(
             enforced_by=st.sampled_from(["kernel", "nothing"]),
         )
     ),
-    usage_by_source=st.fixed_dictionaries({}, optional={source: usage_of(source) for source in ("report", "stream")}),
+    usage_by_source=st.fixed_dictionaries(
+        {}, optional={source: usage_of(source) for source in ("report", "stream")}
+    ),
     descendants=NUMBERS,
     deadline=st.none() | MOMENTS,
     milestone=st.none() | PATHS,
@@ -136,16 +163,29 @@ async def test_charges_of_a_period_add_up_across_restarts(tmp_path: Path) -> Non
         ledger.charge("team", "ann", today, 4.0)
         assert await ledger.flush()
     with started(tmp_path) as ledger:
-        assert (ledger.records.charged("user", "ann", today), ledger.records.charged("user", "ann", tomorrow)) == (0.625, 0.0)
+        assert (
+            ledger.records.charged("user", "ann", today),
+            ledger.records.charged("user", "ann", tomorrow),
+        ) == (0.625, 0.0)
         ledger.charge("user", "ann", tomorrow, 1.0)
         assert await ledger.flush()
-        assert (ledger.records.charged("user", "ann", today), ledger.records.charged("user", "ann", tomorrow)) == (0.625, 1.0)
+        assert (
+            ledger.records.charged("user", "ann", today),
+            ledger.records.charged("user", "ann", tomorrow),
+        ) == (0.625, 1.0)
 
 
 async def test_a_call_is_written_once_whatever_asks_for_it_again(tmp_path: Path) -> None:
     answers, refused = Answers(), call(2, state="refused", cost_usd=None, refused="too much")
     with started(tmp_path, answers) as ledger:
-        for each in (call(1), refused, call(1, cost_usd=9.0), replace(refused, more=3), refused, call(1, run=2)):
+        for each in (
+            call(1),
+            refused,
+            call(1, cost_usd=9.0),
+            replace(refused, more=3),
+            refused,
+            call(1, run=2),
+        ):
             ledger.record_call(each)
         assert await ledger.flush()
         assert calls(ledger) == [call(1), replace(refused, more=3)]
@@ -180,7 +220,14 @@ def test_a_row_gives_back_the_call_it_was_made_of(info: CallInfo) -> None:
 
 
 async def test_a_run_s_life(tmp_path: Path) -> None:
-    ended = run(1, status=Status.FAILED, exit_code=3, pid=77, ended_at=WHEN, reason=Reason(kind="exit", message="3"))
+    ended = run(
+        1,
+        status=Status.FAILED,
+        exit_code=3,
+        pid=77,
+        ended_at=WHEN,
+        reason=Reason(kind="exit", message="3"),
+    )
     extra = RunExtra(uid=1000, pid_started=5, result_head=b"x" * 3000)
     with started(tmp_path) as ledger:
         ledger.admit(run(1), PLAIN)
@@ -194,7 +241,11 @@ async def test_a_run_s_life(tmp_path: Path) -> None:
     assert kept is not None
     assert kept.result_head == b"x" * 1024
     assert kept.boot_id == current_boot()
-    assert (again.records.get("a2"), again.records.details("a2"), again.next_number) == (None, None, 2)
+    assert (again.records.get("a2"), again.records.details("a2"), again.next_number) == (
+        None,
+        None,
+        2,
+    )
     again.close()
 
 
@@ -203,11 +254,25 @@ async def test_reads_see_queued_writes(tmp_path: Path) -> None:
         ledger.admit(run(1), PLAIN)
         await ledger.flush()
         ledger.record(run(1, status=Status.COMPLETED), PLAIN)
-        ledger.refuse(run(2, status=Status.REJECTED_DEPTH, parent_id="a1", root_id="a1", labels={"k": "v"}), PLAIN)
+        ledger.refuse(
+            run(2, status=Status.REJECTED_DEPTH, parent_id="a1", root_id="a1", labels={"k": "v"}),
+            PLAIN,
+        )
         assert ledger.records.get("a1") == run(1, status=Status.COMPLETED)
-        assert [info.status for info in runs_of(ledger.records, Page(List(id=1), EVERYTHING))] == ["completed", "rejected_depth"]
-        assert [info.id for info in runs_of(ledger.records, Page(List(id=1, labels={"k": "v"}), EVERYTHING, within="a1"))] == ["a2"]
-        assert (ledger.records.lineage("a2"), ledger.records.find("a", EVERYTHING)) == (["a1", "a2"], ["a1", "a2"])
+        assert [info.status for info in runs_of(ledger.records, Page(List(id=1), EVERYTHING))] == [
+            "completed",
+            "rejected_depth",
+        ]
+        assert [
+            info.id
+            for info in runs_of(
+                ledger.records, Page(List(id=1, labels={"k": "v"}), EVERYTHING, within="a1")
+            )
+        ] == ["a2"]
+        assert (ledger.records.lineage("a2"), ledger.records.find("a", EVERYTHING)) == (
+            ["a1", "a2"],
+            ["a1", "a2"],
+        )
         before = runs_of(ledger.records, Page(List(id=1), EVERYTHING))
         await ledger.flush()
         assert runs_of(ledger.records, Page(List(id=1), EVERYTHING)) == before
@@ -234,7 +299,11 @@ async def test_numbers_and_event_numbers_go_on_after_a_restart(tmp_path: Path) -
     event = Event(type="run_accepted", time=WHEN, run_id="a1", message="m", used=0.0)
     with started(tmp_path) as ledger:
         ledger.admit(run(40), PLAIN)
-        assert (ledger.next_number, ledger.record_event(event).seq, ledger.record_event(event).seq) == (41, 1, 2)
+        assert (
+            ledger.next_number,
+            ledger.record_event(event).seq,
+            ledger.record_event(event).seq,
+        ) == (41, 1, 2)
         await ledger.flush()
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         other.executescript("DELETE FROM runs; DELETE FROM events;")
@@ -292,9 +361,14 @@ async def test_a_burst_shares_transactions_and_answers_each_client_once(tmp_path
         assert await ledger.flush()
         await answers.until(lambda: len(answers.admitted) == 3000)
         assert answers.admitted == ids
-        assert [info.status for info in runs_of(ledger.records, Page(List(id=1, rows=5000), EVERYTHING))] == ["completed"] * 3000
+        assert [
+            info.status for info in runs_of(ledger.records, Page(List(id=1, rows=5000), EVERYTHING))
+        ] == ["completed"] * 3000
         assert len(events(ledger)) == 3000
-        assert [info.id for info in runs_of(ledger.records, Page(List(id=1, labels={"n": "7"}), EVERYTHING))] == ["a7"]
+        assert [
+            info.id
+            for info in runs_of(ledger.records, Page(List(id=1, labels={"n": "7"}), EVERYTHING))
+        ] == ["a7"]
 
 
 async def test_a_long_burst_does_not_let_the_log_grow_without_bound(tmp_path: Path) -> None:
@@ -319,7 +393,9 @@ async def test_closing_writes_what_is_queued(tmp_path: Path) -> None:
     again.close()
 
 
-async def test_a_bug_in_the_writer_fails_admissions_and_forgets_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_in_the_writer_fails_admissions_and_forgets_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = Answers()
     with started(tmp_path, answers) as ledger:
         ledger.admit(run(1), PLAIN)
@@ -331,7 +407,9 @@ async def test_a_bug_in_the_writer_fails_admissions_and_forgets_no_end(tmp_path:
             assert not await ledger.flush()
         assert [one for one, _ in answers.failed] == ["a2"]
         await answers.until(lambda: ledger.backlog == 0)
-        assert [info.status for info in runs_of(ledger.records, Page(List(id=1), EVERYTHING))] == [Status.COMPLETED]
+        assert [info.status for info in runs_of(ledger.records, Page(List(id=1), EVERYTHING))] == [
+            Status.COMPLETED
+        ]
 
 
 async def test_a_bad_operation_does_not_hold_up_the_others(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Ledgers in each state that a disk can leave them in: opened, set aside untouched, or refused with a reason."""
+"""Ledgers in each state that a disk can leave them in: opened, set aside untouched, or refused with
+a reason."""
 
 from __future__ import annotations
 
@@ -62,7 +63,10 @@ def opened(directory: Path) -> tuple[int, bool, list[str]]:
 
 
 def aside(directory: Path) -> list[str]:
-    return sorted(path.name.partition(".corrupt-")[2].lstrip("0123456789") for path in directory.glob("*.corrupt-*"))
+    return sorted(
+        path.name.partition(".corrupt-")[2].lstrip("0123456789")
+        for path in directory.glob("*.corrupt-*")
+    )
 
 
 def test_a_ledger_is_new_only_the_first_time(tmp_path: Path) -> None:
@@ -144,7 +148,9 @@ def test_a_log_of_another_time_is_damage(killed: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
 @pytest.mark.parametrize("what", ["directory", "fifo", "symlink", "dangling"])
-def test_anything_but_a_file_is_set_aside(filled: Path, tmp_path: Path, suffix: str, what: str) -> None:
+def test_anything_but_a_file_is_set_aside(
+    filled: Path, tmp_path: Path, suffix: str, what: str
+) -> None:
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious" * 1000)
     name = filled / f"{FILE}{suffix}"
@@ -165,16 +171,23 @@ def test_anything_but_a_file_is_set_aside(filled: Path, tmp_path: Path, suffix: 
 
 
 TAMPERED = {
-    "its tables are dropped": "DROP TABLE runs; DROP TABLE events; DROP TABLE labels; DROP TABLE budgets; DROP TABLE deleted;",
+    "its tables are dropped": (
+        "DROP TABLE runs; DROP TABLE events; DROP TABLE labels; DROP TABLE budgets; DROP TABLE "
+        "deleted;"
+    ),
     "a column is missing": "ALTER TABLE runs DROP COLUMN milestone;",
     "a column is added": "ALTER TABLE runs ADD COLUMN bad TEXT CHECK (number < 2001);",
     "an index is missing": "DROP INDEX runs_status;",
     "a trigger is missing": "DROP TRIGGER runs_deleted;",
-    "a view is in place of a table": "ALTER TABLE budgets RENAME TO b; CREATE VIEW budgets AS SELECT * FROM b;",
+    "a view is in place of a table": (
+        "ALTER TABLE budgets RENAME TO b; CREATE VIEW budgets AS SELECT * FROM b;"
+    ),
     "its schema is one of no version": "PRAGMA user_version = 0;",
     "its version is negative": "PRAGMA user_version = -3;",
     "it is of another program": "PRAGMA application_id = 7;",
-    "no number is left": "INSERT INTO events VALUES (9223372036854775807, 0, '', '', NULL, NULL, '{}');",
+    "no number is left": (
+        "INSERT INTO events VALUES (9223372036854775807, 0, '', '', NULL, NULL, '{}');"
+    ),
 }
 
 
@@ -210,13 +223,15 @@ def test_what_a_start_reads_does_not_grow_with_the_ledger(filled: Path) -> None:
     with closing(sqlite3.connect(filled / FILE)) as other:
         columns = {
             table: ", ".join(
-                f"{name} + 10000 * i" if name == key else name for _, name, *_ in other.execute(f"PRAGMA table_info({table})")
+                f"{name} + 10000 * i" if name == key else name
+                for _, name, *_ in other.execute(f"PRAGMA table_info({table})")
             )
             for table, key in (("runs", "number"), ("events", "seq"))
         }
         other.executescript(GROWN.format(**columns))
     assert (filled / FILE).stat().st_size > 20_000_000
-    assert bytes_read_by_a_start(filled) <= before + 64 * 4096  # a level more of each tree, and pages near what is read
+    # a level more of each tree, and pages near what is read
+    assert bytes_read_by_a_start(filled) <= before + 64 * 4096
 
 
 def bytes_read_by_a_start(directory: Path) -> int:
@@ -235,7 +250,21 @@ def bytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
-TEXTS = ("id", "user", "name", "root_id", "channel", "chain", "kind", "argv", "cwd", "labels", "limits", "usage", "reason")
+TEXTS = (
+    "id",
+    "user",
+    "name",
+    "root_id",
+    "channel",
+    "chain",
+    "kind",
+    "argv",
+    "cwd",
+    "labels",
+    "limits",
+    "usage",
+    "reason",
+)
 NUMBERS = ("created_at", "depth", "attempts", "descendants", "started_at", "exit_code")
 BROKEN = {
     **dict.fromkeys(TEXTS, "CAST(x'7bff' AS TEXT)"),
@@ -249,7 +278,9 @@ BROKEN = {
 @pytest.mark.parametrize("column", BROKEN)
 def test_a_damaged_row_of_a_live_run_is_set_aside_alone(filled: Path, column: str) -> None:
     with closing(sqlite3.connect(filled / FILE)) as other:
-        other.executescript(f"UPDATE runs SET status = 'running', {column} = {BROKEN[column]} WHERE number = 7")  # noqa: S608
+        other.executescript(
+            f"UPDATE runs SET status = 'running', {column} = {BROKEN[column]} WHERE number = 7"
+        )
     with closing(OpenedLedger(filled)) as ledger:
         [note] = ledger.notes
         [kept] = filled.glob(f"{FILE}.a7.corrupt-*")
@@ -277,7 +308,12 @@ def test_triggers_and_indices_of_another_program_are_dropped(filled: Path) -> No
     assert (count, is_new) == (2000, False)
     assert note.endswith('ledger.db: index one_kind, trigger a " trap')
     with closing(sqlite3.connect(filled / FILE)) as other:
-        names = {name for (name,) in other.execute("SELECT name FROM sqlite_schema WHERE tbl_name IN ('runs', 'events', 'theirs')")}
+        names = {
+            name
+            for (name,) in other.execute(
+                "SELECT name FROM sqlite_schema WHERE tbl_name IN ('runs', 'events', 'theirs')"
+            )
+        }
     assert {"theirs", "theirs_x", "runs_deleted"} <= names
     assert not names & {'a " trap', "one_kind"}
     assert opened(filled) == (2000, False, [])
@@ -305,7 +341,11 @@ def test_a_file_of_another_user_is_refused(filled: Path, mode: int, of_file: int
     before = (filled / FILE).read_bytes()
     let_others_into(filled)
     done = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY, filled], capture_output=True, text=True, env={"PYTHONPATH": os.getcwd()}, timeout=30
+        [sys.executable, "-c", AS_NOBODY, filled],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": os.getcwd()},
+        timeout=30,
     )
     assert "cannot be opened: [Errno 13] Permission denied" in done.stdout, done.stderr
     assert (filled / FILE).read_bytes() == before
@@ -320,7 +360,11 @@ def test_a_ledger_that_lost_its_mode_bits_is_used(filled: Path) -> None:
     let_others_into(filled)
     text = f"{AS_NOBODY}\nprint(OpenedLedger(Path(sys.argv[1])).next_number)"
     done = subprocess.run(
-        [sys.executable, "-c", text, filled], capture_output=True, text=True, env={"PYTHONPATH": os.getcwd()}, timeout=30
+        [sys.executable, "-c", text, filled],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": os.getcwd()},
+        timeout=30,
     )
     assert done.stdout == "2001\n", done.stderr
 
@@ -330,7 +374,10 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
     """A read-only file system with a ledger on it."""
     where = tmp_path / "ro"
     where.mkdir()
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", where]).returncode:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", where]).returncode
+    ):
         pytest.skip("mounting a tmpfs needs root")
     OpenedLedger(where).close()
     subprocess.run(["mount", "-o", "remount,ro", where], check=True)
@@ -344,7 +391,11 @@ def test_a_read_only_directory_is_a_clear_error(read_only: Path) -> None:
 
 
 def test_an_unreadable_page_counts_as_damage() -> None:
-    for code, expected in ((sqlite3.SQLITE_IOERR_READ, True), (sqlite3.SQLITE_IOERR_WRITE, False), (sqlite3.SQLITE_BUSY, False)):
+    for code, expected in (
+        (sqlite3.SQLITE_IOERR_READ, True),
+        (sqlite3.SQLITE_IOERR_WRITE, False),
+        (sqlite3.SQLITE_BUSY, False),
+    ):
         error = sqlite3.OperationalError("disk I/O error")
         error.sqlite_errorcode = code
         assert is_damage(error) is expected
@@ -352,7 +403,9 @@ def test_an_unreadable_page_counts_as_damage() -> None:
 
 def test_a_start_reads_all_pages_only_of_a_suspect_ledger(killed: Path) -> None:
     with closing(sqlite3.connect(killed / FILE)) as other:
-        page = other.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'runs_name'").fetchone()[0]
+        page = other.execute(
+            "SELECT rootpage FROM sqlite_schema WHERE name = 'runs_name'"
+        ).fetchone()[0]
     content = bytearray((killed / FILE).read_bytes())
     content[(page - 1) * 4096 : page * 4096] = b"\xff" * 4096
     (killed / FILE).write_bytes(content)

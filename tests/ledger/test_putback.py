@@ -1,4 +1,5 @@
-"""Another process removes or replaces an open ledger: all of it is written again, and nothing is lost."""
+"""Another process removes or replaces an open ledger: all of it is written again, and nothing is
+lost."""
 
 from __future__ import annotations
 
@@ -66,7 +67,9 @@ ATTACKS = [remove, replace, make_directory, make_fifo, link, remove_all, remove_
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-async def test_a_write_is_reported_when_the_ledger_is_in_its_place_again(tmp_path: Path, attack: Callable[[Path], None]) -> None:
+async def test_a_write_is_reported_when_the_ledger_is_in_its_place_again(
+    tmp_path: Path, attack: Callable[[Path], None]
+) -> None:
     answers = Answers()
     with started(tmp_path, answers) as ledger:
         for number in range(1, 101, 2):
@@ -77,12 +80,22 @@ async def test_a_write_is_reported_when_the_ledger_is_in_its_place_again(tmp_pat
             ledger.record_event(Event(type="run_started", time=WHEN))
             assert await ledger.flush()
             with closing(sqlite3.connect(f"file:{tmp_path / FILE}?mode=ro", uri=True)) as other:
-                assert other.execute("SELECT count(*), max(number) FROM runs").fetchone() == (number + 1, number + 1)
+                assert other.execute("SELECT count(*), max(number) FROM runs").fetchone() == (
+                    number + 1,
+                    number + 1,
+                )
         assert (answers.failed, ledger.trouble) == ([], None)
         assert len(runs_of(ledger.records, Page(List(id=1, rows=1000), EVERYTHING))) == 100
         assert len(answers.notes) == 5
-        assert all("was removed or replaced by another process; all of it was written again" in note for note in answers.notes)
-        names = [os.path.basename(os.readlink(f"/proc/self/fd/{fd.name}")) for fd in os.scandir("/proc/self/fd") if fd.is_symlink()]
+        assert all(
+            "was removed or replaced by another process; all of it was written again" in note
+            for note in answers.notes
+        )
+        names = [
+            os.path.basename(os.readlink(f"/proc/self/fd/{fd.name}"))
+            for fd in os.scandir("/proc/self/fd")
+            if fd.is_symlink()
+        ]
         assert sum("ledger.db" in name for name in names) < 10
     assert not (tmp_path / f"{FILE}-wal").exists()
     again = OpenedLedger(tmp_path)
@@ -117,23 +130,33 @@ async def test_a_ledger_that_cannot_be_put_back_reports_nothing_as_recorded(tmp_
         assert not await ledger.flush()
         [(failed, error)] = answers.failed
         assert failed == "a2"
-        assert f"the ledger {state / FILE} was removed or replaced by another process, and cannot be put back" in error
+        assert (
+            f"the ledger {state / FILE} was removed or replaced by another process, and cannot be "
+            "put back"
+        ) in error
         assert (answers.ended, ledger.trouble, answers.notes) == ([], error, [])
         state.mkdir()
         await answers.until(lambda: ledger.trouble is None)
         assert (answers.ended, len(answers.notes)) == (["a1"], 1)
     again = OpenedLedger(state)
-    assert [info.status for info in runs_of(again.records, Page(List(id=1), EVERYTHING))] == [Status.COMPLETED]
+    assert [info.status for info in runs_of(again.records, Page(List(id=1), EVERYTHING))] == [
+        Status.COMPLETED
+    ]
     again.close()
 
 
-async def test_a_put_back_that_fails_leaves_no_copies_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_put_back_that_fails_leaves_no_copies_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = Answers()
     with started(tmp_path, answers) as ledger:
         ledger.admit(run(1), PLAIN)
         await ledger.flush()
         with monkeypatch.context() as patch:
-            patch.setattr("sfad.storage.ledger.backup.configure", lambda _: (_ for _ in ()).throw(sqlite3.OperationalError("no")))
+            patch.setattr(
+                "sfad.storage.ledger.backup.configure",
+                lambda _: (_ for _ in ()).throw(sqlite3.OperationalError("no")),
+            )
             remove_all(tmp_path / FILE)
             for _ in range(3):
                 ledger.look_after()
@@ -168,7 +191,9 @@ trio.run(main)
 
 
 def test_a_kill_after_a_put_back_loses_nothing_that_was_reported(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path], env={"PYTHONPATH": os.getcwd()}, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, tmp_path], env={"PYTHONPATH": os.getcwd()}, timeout=60
+    )
     assert done.returncode == -9
     ledger = OpenedLedger(tmp_path)
     assert (ledger.next_number, len(ledger.left), ledger.notes) == (2002, 2001, [])

@@ -1,4 +1,5 @@
-"""Old trees and events are deleted, in small errands. Live runs stay, and numbers are not given again."""
+"""Old trees and events are deleted, in small errands. Live runs stay, and numbers are not given
+again."""
 
 from __future__ import annotations
 
@@ -74,7 +75,10 @@ async def test_a_tree_is_deleted_whole_when_all_of_it_is_old(tmp_path: Path) -> 
     with started(tmp_path) as ledger:
         assert await delete(ledger) == Deleted(5, 0)
         assert ids(tmp_path) == ["a4", "a5", "a6", "a7", "a8", "a9"]
-        assert [info.id for info in runs_of(ledger.records, Page(List(id=1, labels={"k": "v"}), EVERYTHING))] == ["a9"]
+        assert [
+            info.id
+            for info in runs_of(ledger.records, Page(List(id=1, labels={"k": "v"}), EVERYTHING))
+        ] == ["a9"]
         assert ledger.next_number == 12
         assert [len(calls(ledger, run)) for run in (1, 5, 8)] == [0, 1, 1]
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
@@ -94,7 +98,10 @@ async def test_a_prune_spares_the_newest_and_trees_of_other_users(tmp_path: Path
     opened.close()
 
     def chosen(ledger: Ledger, *, keep: int = 0, uid: int | None = None) -> list[list[int]]:
-        return [[one.number for one in tree] for tree in pruner(ledger).choose(CUTOFF, keep=keep, uid=uid)]
+        return [
+            [one.number for one in tree]
+            for tree in pruner(ledger).choose(CUTOFF, keep=keep, uid=uid)
+        ]
 
     with started(tmp_path) as ledger:
         for run_id in ("a1", "a2", "a3", "a6"):
@@ -118,9 +125,17 @@ def next_number(directory: Path) -> int:
     return ledger.next_number
 
 
-async def test_no_ancestor_goes_before_its_descendants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_ancestor_goes_before_its_descendants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(retention, "STEP_RUNS", 2)
-    filled(tmp_path, [old(n, **({} if n == 1 else {"parent_id": run(n - 1).id, "root_id": "a1"})) for n in range(1, 10)])
+    filled(
+        tmp_path,
+        [
+            old(n, **({} if n == 1 else {"parent_id": run(n - 1).id, "root_id": "a1"}))
+            for n in range(1, 10)
+        ],
+    )
     left: list[list[str]] = []
     with started(tmp_path) as ledger:
         watching = pruner(ledger, lambda: left.append(ids(tmp_path)))
@@ -149,7 +164,10 @@ async def test_old_charges_are_deleted(tmp_path: Path) -> None:
     opened.close()
     with started(tmp_path) as ledger:
         await delete(ledger, WHEN + timedelta(days=100))
-        assert [ledger.records.charged("user", "ann", WHEN + timedelta(days=days)) for days in (0, 50, 100)] == [0.0, 1.0, 1.0]
+        assert [
+            ledger.records.charged("user", "ann", WHEN + timedelta(days=days))
+            for days in (0, 50, 100)
+        ] == [0.0, 1.0, 1.0]
 
 
 async def test_the_file_shrinks_in_steps(tmp_path: Path) -> None:
@@ -159,7 +177,9 @@ async def test_the_file_shrinks_in_steps(tmp_path: Path) -> None:
         assert await trio.to_thread.run_sync(pruner(ledger).compact) == 0
         assert (await delete(ledger)).runs == 3000
         steps: list[int] = []
-        pages = await trio.to_thread.run_sync(pruner(ledger, lambda: steps.append(ledger.backlog)).compact)
+        pages = await trio.to_thread.run_sync(
+            pruner(ledger, lambda: steps.append(ledger.backlog)).compact
+        )
         assert pages > 2000
         assert len(steps) >= pages // 32
         await ledger.flush()

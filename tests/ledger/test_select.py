@@ -45,7 +45,11 @@ def ids(runs: list[RunInfo]) -> list[str]:
 PREFIXES = st.one_of(
     st.text("abcm0123fgvw", max_size=4),
     st.text(max_size=3),
-    st.builds(lambda number, length: run_id(number)[:length], st.integers(1, 2**63 - 1) | st.integers(1, 2000), st.integers(0, 14)),
+    st.builds(
+        lambda number, length: run_id(number)[:length],
+        st.integers(1, 2**63 - 1) | st.integers(1, 2000),
+        st.integers(0, 14),
+    ),
 )
 
 
@@ -56,14 +60,25 @@ async def test_the_default_page_is_what_lives_and_the_newest_that_ended(tmp_path
         await ledger.flush()
         page = ids(runs_of(ledger.records, Page(List(id=1), EVERYTHING)))
         assert page == ids([run(3)]) + [run_id(n) for n in range(50, 101)]
-        assert ids(runs_of(ledger.records, Page(List(id=1, rows=0), EVERYTHING))) == [run_id(3), run_id(99)]
-        assert ids(runs_of(ledger.records, Page(List(id=1, rows=-1), EVERYTHING))) == [run_id(3), run_id(99)]
-        assert ids(runs_of(ledger.records, Page(List(id=1, rows=1, status=[DONE, LIVE]), EVERYTHING))) == [
+        assert ids(runs_of(ledger.records, Page(List(id=1, rows=0), EVERYTHING))) == [
+            run_id(3),
+            run_id(99),
+        ]
+        assert ids(runs_of(ledger.records, Page(List(id=1, rows=-1), EVERYTHING))) == [
+            run_id(3),
+            run_id(99),
+        ]
+        assert ids(
+            runs_of(ledger.records, Page(List(id=1, rows=1, status=[DONE, LIVE]), EVERYTHING))
+        ) == [
             run_id(3),
             run_id(99),
             run_id(100),
         ]
-        assert ids(runs_of(ledger.records, Page(List(id=1, status=[LIVE]), EVERYTHING))) == [run_id(3), run_id(99)]
+        assert ids(runs_of(ledger.records, Page(List(id=1, status=[LIVE]), EVERYTHING))) == [
+            run_id(3),
+            run_id(99),
+        ]
 
 
 async def test_a_page_is_held_until_something_is_committed(tmp_path: Path) -> None:
@@ -72,7 +87,9 @@ async def test_a_page_is_held_until_something_is_committed(tmp_path: Path) -> No
         for number in (1, 2, 3):
             ledger.admit(run(number, status=DONE), PLAIN)
             await ledger.flush()
-            assert ids(runs_of(ledger.records, page)) == [run_id(each) for each in range(1, number + 1)]
+            assert ids(runs_of(ledger.records, page)) == [
+                run_id(each) for each in range(1, number + 1)
+            ]
             assert ledger.records.select(page) is ledger.records.select(page)
         assert ids(runs_of(ledger.records, Page(List(id=1), Scope(uid=1, run=None)))) == []
 
@@ -89,7 +106,9 @@ async def test_prefixes(tmp_path: Path) -> None:
             assert ledger.records.find(prefix, EVERYTHING)[:2] == found
 
 
-@given(numbers=st.sets(st.integers(1, 2**63 - 1) | st.integers(1, 2000), max_size=20), prefix=PREFIXES)
+@given(
+    numbers=st.sets(st.integers(1, 2**63 - 1) | st.integers(1, 2000), max_size=20), prefix=PREFIXES
+)
 def test_a_prefix_is_a_range_of_numbers(numbers: set[int], prefix: str) -> None:
     fitting = {number for number in numbers if run_id(number).startswith(prefix)}
     low, high = numbers_of(prefix) or (1, 0)
@@ -98,7 +117,23 @@ def test_a_prefix_is_a_range_of_numbers(numbers: set[int], prefix: str) -> None:
         assert run_id(edge).startswith(prefix)
 
 
-@pytest.mark.parametrize("text", ["", "a", "b1", "a0", "b01", "zz", "A1", "a1 ", "%", "\U0010ffff", "m" + "v" * 13, "n" + "1" * 14])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a",
+        "b1",
+        "a0",
+        "b01",
+        "zz",
+        "A1",
+        "a1 ",
+        "%",
+        "\U0010ffff",
+        "m" + "v" * 13,
+        "n" + "1" * 14,
+    ],
+)
 def test_text_that_is_not_an_id_is_no_run(text: str) -> None:
     assert number_of(text) == 0
     with closing(memory([(run(1), PLAIN)])) as connection:
@@ -112,7 +147,10 @@ async def test_a_chain_begins_at_the_root(tmp_path: Path) -> None:
         await ledger.flush()
         assert ledger.records.lineage("a3") == ["a1", "a2", "a3"]
         assert (ledger.records.lineage("a1"), ledger.records.lineage("zz")) == (["a1"], ["zz"])
-        assert ids(runs_of(ledger.records, Page(List(id=1), EVERYTHING, within="a2"))) == ["a2", "a3"]
+        assert ids(runs_of(ledger.records, Page(List(id=1), EVERYTHING, within="a2"))) == [
+            "a2",
+            "a3",
+        ]
 
 
 NAMES, USERS, LABELS = (
@@ -124,7 +162,9 @@ STATUSES = st.sampled_from([LIVE, Status.PAUSED, DONE, Status.FAILED, Status.REJ
 
 
 UIDS = st.sampled_from([1000, 1001, None])
-SCOPES = st.just(EVERYTHING) | st.builds(Scope, uid=UIDS, run=st.none() | st.sampled_from(["a1", "a2", "a3"]))
+SCOPES = st.just(EVERYTHING) | st.builds(
+    Scope, uid=UIDS, run=st.none() | st.sampled_from(["a1", "a2", "a3"])
+)
 
 
 @st.composite
@@ -132,7 +172,9 @@ def ledgers(draw: st.DrawFn) -> list[tuple[RunInfo, RunExtra]]:
     rows: list[tuple[RunInfo, RunExtra]] = []
     for number in range(1, draw(st.integers(1, 12)) + 1):
         parent = draw(st.none() | st.integers(1, number - 1)) if number > 1 else None
-        root = number if parent is None else next(i.root_id for i, _ in rows if i.id == run_id(parent))
+        root = (
+            number if parent is None else next(i.root_id for i, _ in rows if i.id == run_id(parent))
+        )
         info = run(
             number,
             parent_id=None if parent is None else run_id(parent),
@@ -183,7 +225,9 @@ def test_sql_and_python_agree_on_every_filter_page_by_page(
         by_prefix = Reader(connection).find("a", page.scope, 20)
     assert all(len(selection.ended) <= page.query.rows for selection in found)
     assert sorted(run_id(number) for selection in found for number in selection.numbers) == fitting
-    assert by_prefix == [info.id for info, extra in rows if page.scope.admits(extra.uid, chain(info.id))]
+    assert by_prefix == [
+        info.id for info, extra in rows if page.scope.admits(extra.uid, chain(info.id))
+    ]
 
 
 def pages(reader: Reader, page: Page) -> Iterator[Selection]:
@@ -203,7 +247,15 @@ def pages(reader: Reader, page: Page) -> Iterator[Selection]:
 def big() -> Iterator[sqlite3.Connection]:
     """100 000 rows, three of them live."""
     rows = [
-        (run(n, status=LIVE if n % 40_000 == 1 else DONE, labels={"n": str(n)}, name=f"n{n % 1000}"), PLAIN)
+        (
+            run(
+                n,
+                status=LIVE if n % 40_000 == 1 else DONE,
+                labels={"n": str(n)},
+                name=f"n{n % 1000}",
+            ),
+            PLAIN,
+        )
         for n in range(1, 100_001)
     ]
     connection = memory(rows)
@@ -216,7 +268,10 @@ BY_STATUS, BY_NUMBER = (
     "SEARCH runs USING INDEX runs_status (status=?)",
     "SEARCH runs USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)",
 )
-BY_NAME, ENDED = (f"SEARCH runs USING INDEX {index} AND {SPAN})" for index in ("runs_name (name=?", "runs_status (status=?"))
+BY_NAME, ENDED = (
+    f"SEARCH runs USING INDEX {index} AND {SPAN})"
+    for index in ("runs_name (name=?", "runs_status (status=?")
+)
 ALONE = "SEARCH runs USING INTEGER PRIMARY KEY (rowid=?)"
 COVERED = "COVERING "
 """A query that walks only an index reads no rows."""
@@ -237,10 +292,15 @@ COVERED = "COVERING "
         ({"labels": {"n": ["5", "6"]}, "name": "n7"}, [BY_STATUS, BY_NAME]),
     ],
 )
-def test_every_page_walks_an_index_in_order(big: sqlite3.Connection, query: dict[str, Any], expected: list[str]) -> None:
+def test_every_page_walks_an_index_in_order(
+    big: sqlite3.Connection, query: dict[str, Any], expected: list[str]
+) -> None:
     page = Page(List(id=1, **query), EVERYTHING)
     walks = [one.sql(page, 0) for one in ended_queries(page)]
-    plans = [plan(big, *each).partition("; ")[0].replace(COVERED, "") for each in (*live_queries(page), *walks)]
+    plans = [
+        plan(big, *each).partition("; ")[0].replace(COVERED, "")
+        for each in (*live_queries(page), *walks)
+    ]
     assert plans == expected
     assert not any("TEMP B-TREE" in plan(big, *each) for each in walks)
     for one in ended_queries(page):
@@ -262,7 +322,9 @@ def test_every_page_walks_an_index_in_order(big: sqlite3.Connection, query: dict
         ({"labels": {"n": ["7", "8"]}}, 250_000),
     ],
 )
-def test_a_page_costs_no_more_than_what_it_may_walk(big: sqlite3.Connection, query: dict[str, Any], most: int) -> None:
+def test_a_page_costs_no_more_than_what_it_may_walk(
+    big: sqlite3.Connection, query: dict[str, Any], most: int
+) -> None:
     assert steps(big, lambda: Reader(big).select(Page(List(id=1, **query), EVERYTHING))) < most
 
 
@@ -279,7 +341,8 @@ def test_a_search_by_time_ends_where_there_is_no_more(big: sqlite3.Connection) -
 
 
 def steps(connection: sqlite3.Connection, what: Callable[[], object]) -> int:
-    """Instructions of SQLite's virtual machine, to the nearest thousand: a cost that does not depend on the hardware."""
+    """Instructions of SQLite's virtual machine, to the nearest thousand: a cost that does not
+    depend on the hardware."""
     ticks: list[None] = []
     connection.set_progress_handler(lambda: ticks.append(None), 1000)
     what()
@@ -331,6 +394,14 @@ async def test_values_are_never_sql(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         nasty = "x' OR 1=1 --"
         assert (
-            runs_of(ledger.records, Page(List(id=1, name=nasty, user=nasty, labels={nasty: nasty}), EVERYTHING, within=nasty)) == []
+            runs_of(
+                ledger.records,
+                Page(
+                    List(id=1, name=nasty, user=nasty, labels={nasty: nasty}),
+                    EVERYTHING,
+                    within=nasty,
+                ),
+            )
+            == []
         )
         assert ledger.records.get(nasty) is None

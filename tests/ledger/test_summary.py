@@ -19,7 +19,15 @@ from .samples import PLAIN, call, run
 
 def used(number: int, source: Source, cost: float, **changes: object) -> RunInfo:
     usage = Usage(source=source, cost_usd=cost, tokens=round(100 * cost))
-    return run(number, **{"status": Status.COMPLETED, "usage": usage, "usage_by_source": {source: usage}, **changes})
+    return run(
+        number,
+        **{
+            "status": Status.COMPLETED,
+            "usage": usage,
+            "usage_by_source": {source: usage},
+            **changes,
+        },
+    )
 
 
 def test_models_are_those_of_the_calls_that_the_gateway_saw(tmp_path: Path) -> None:
@@ -46,7 +54,10 @@ def test_models_are_those_of_the_calls_that_the_gateway_saw(tmp_path: Path) -> N
     page = Page(List(id=0, since=0.0), EVERYTHING)
     found = summarise(tmp_path, page, Summarise(id=0, since=0.0, by="model"), [(live, "sonnet")])
     ledger.close()
-    assert [(one.key, one.runs, one.failed, one.cost_usd, one.tokens, one.partial) for one in found.groups] == [
+    assert [
+        (one.key, one.runs, one.failed, one.cost_usd, one.tokens, one.partial)
+        for one in found.groups
+    ] == [
         ("sonnet", 2, 0, 7.5, 750, False),
         ("haiku", 3, 1, 2.5, 250, True),
         (None, 1, 0, None, None, False),
@@ -57,14 +68,22 @@ def test_models_are_those_of_the_calls_that_the_gateway_saw(tmp_path: Path) -> N
 def test_a_period_ends_before_its_end_and_may_be_asked_for_its_groups_alone(tmp_path: Path) -> None:
     ledger = OpenedLedger(tmp_path)
     at = [datetime.fromtimestamp(moment, UTC) for moment in (100.0, 200.0, 300.0)]
-    ledger.upsert([(used(number, "stream", float(number), created_at=when), PLAIN) for number, when in enumerate(at, 1)], [])
+    ledger.upsert(
+        [
+            (used(number, "stream", float(number), created_at=when), PLAIN)
+            for number, when in enumerate(at, 1)
+        ],
+        [],
+    )
     live = used(4, "stream", 8.0, created_at=at[1], status=Status.RUNNING)
     late = used(5, "stream", 16.0, created_at=at[2], status=Status.RUNNING)
     page = Page(List(id=0, since=100.0), EVERYTHING)
     request = Summarise(id=0, since=100.0, until=300.0)
     found = summarise(tmp_path, page, request, [(live, None), (late, None)])
     assert (found.runs, found.cost_usd, found.until.timestamp()) == (3, 11.0, 300.0)
-    brief = summarise(tmp_path, page, replace(request, groups_only=True), [(live, None), (late, None)])
+    brief = summarise(
+        tmp_path, page, replace(request, groups_only=True), [(live, None), (late, None)]
+    )
     ledger.close()
     assert brief.groups == found.groups
     assert (brief.runs, brief.cost_usd, brief.by_status, brief.failed) == (0, None, {}, [])

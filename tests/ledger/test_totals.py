@@ -35,19 +35,32 @@ def test_each_descendant_counts_once_at_every_level() -> None:
     assert top.usage.cost_usd == 1.0
 
 
-@pytest.mark.parametrize("usage", [Usage(cost_usd=0.1, partial=True), Usage(cost_usd=0.1, unpriced_tokens=5)])
+@pytest.mark.parametrize(
+    "usage", [Usage(cost_usd=0.1, partial=True), Usage(cost_usd=0.1, unpriced_tokens=5)]
+)
 def test_a_part_that_may_grow_makes_the_total_partial(usage: Usage) -> None:
-    (top,) = with_totals([run(1, descendants=1, usage=Usage(cost_usd=1.0))], {"a2": used_by("a1", usage)})
+    (top,) = with_totals(
+        [run(1, descendants=1, usage=Usage(cost_usd=1.0))], {"a2": used_by("a1", usage)}
+    )
     assert (top.total_cost_usd, top.total_partial) == (1.1, True)
 
 
 async def test_totals_include_queued_writes(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
-        children = [run(n, parent_id="a1", root_id="a1", usage=Usage(cost_usd=n / 10, tokens=n)) for n in (2, 3)]
+        children = [
+            run(n, parent_id="a1", root_id="a1", usage=Usage(cost_usd=n / 10, tokens=n))
+            for n in (2, 3)
+        ]
         for info in (run(1), *children):
             ledger.admit(info, PLAIN)
         await ledger.flush()
-        later = run(3, parent_id="a1", root_id="a1", usage=Usage(cost_usd=5.0, tokens=50, partial=True), status=Status.COMPLETED)
+        later = run(
+            3,
+            parent_id="a1",
+            root_id="a1",
+            usage=Usage(cost_usd=5.0, tokens=50, partial=True),
+            status=Status.COMPLETED,
+        )
         ledger.record(later, PLAIN)
         queued = ledger.records.used_below({"a1"})
         await ledger.flush()

@@ -25,19 +25,32 @@ async def test_rows_are_brought_up_to_date_and_missing_ones_inserted(tmp_path: P
         ledger.admit(run(1, status=Status.RUNNING, labels={"team": "blue"}), PLAIN)
         ledger.admit(run(2, status=Status.RUNNING), PLAIN)
         await ledger.flush()
-    lost = run(1, status=Status.LOST, ended_at=WHEN, reason=Reason(kind="daemon", message="gone"), labels={"team": "blue"})
+    lost = run(
+        1,
+        status=Status.LOST,
+        ended_at=WHEN,
+        reason=Reason(kind="daemon", message="gone"),
+        labels={"team": "blue"},
+    )
     new = run(9, status=Status.RUNNING, pid=77, labels={"team": "blue", "n": "9"})
     opened = OpenedLedger(tmp_path)
     opened.upsert([(lost, PLAIN), (new, RunExtra(uid=5, pid_started=3))])
     opened.upsert([(new, RunExtra(uid=5, pid_started=4))])
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         assert other.execute("SELECT count(*) FROM runs").fetchone() == (3,)
-    assert (opened.records.get("a1"), opened.records.get("a9"), opened.next_number) == (lost, new, 10)
+    assert (opened.records.get("a1"), opened.records.get("a9"), opened.next_number) == (
+        lost,
+        new,
+        10,
+    )
     assert opened.records.details("a9") == RunExtra(
         uid=5, pid_started=4, boot_id=current_boot(), allowed_tools=[], blocked_tools=[]
     )
     assert [info.id for info in opened.left] == ["a1", "a2"]
-    assert [info.id for info in runs_of(opened.records, Page(List(id=1, labels={"team": "blue"}), EVERYTHING))] == ["a1", "a9"]
+    assert [
+        info.id
+        for info in runs_of(opened.records, Page(List(id=1, labels={"team": "blue"}), EVERYTHING))
+    ] == ["a1", "a9"]
     opened.close()
 
 
@@ -52,11 +65,16 @@ async def test_an_upsert_that_failed_is_done_later_and_reports_an_end(tmp_path: 
     ledger.record(run(9, status=Status.PAUSED, pid=77), PLAIN)
     assert await ledger.flush()
     assert answers.ended == ["a1"]
-    assert [(info.id, info.status) for info in runs_of(ledger.records, Page(List(id=1), EVERYTHING))] == [
+    assert [
+        (info.id, info.status) for info in runs_of(ledger.records, Page(List(id=1), EVERYTHING))
+    ] == [
         ("a1", Status.LOST),
         ("a9", Status.PAUSED),
     ]
-    assert [info.id for info in runs_of(ledger.records, Page(List(id=1, labels={"team": "blue"}), EVERYTHING))] == ["a1"]
+    assert [
+        info.id
+        for info in runs_of(ledger.records, Page(List(id=1, labels={"team": "blue"}), EVERYTHING))
+    ] == ["a1"]
     ledger.close()
 
 
@@ -77,7 +95,10 @@ async def test_budgets_are_rebuilt_before_the_first_charge(tmp_path: Path) -> No
     opened = OpenedLedger(tmp_path)
     opened.set_charged("user", "ann", WHEN, 3.0)
     opened.set_charged("user", "ann", WHEN, 2.5)
-    assert (opened.records.charged("user", "ann", WHEN), opened.records.charged("team", "ann", WHEN)) == (2.5, 0.0)
+    assert (
+        opened.records.charged("user", "ann", WHEN),
+        opened.records.charged("team", "ann", WHEN),
+    ) == (2.5, 0.0)
     opened.close()
     with started(tmp_path) as ledger:
         ledger.charge("user", "ann", WHEN, 0.5)
@@ -103,5 +124,8 @@ def test_root_spawns_are_what_a_rate_counts(tmp_path: Path) -> None:
         ]
     )
     found = ledger.records.root_spawns(WHEN + timedelta(minutes=1))
-    assert found == [(user, WHEN + timedelta(minutes=minutes)) for user, minutes in (("ann", 30), ("bob", 31), ("ann", 40))]
+    assert found == [
+        (user, WHEN + timedelta(minutes=minutes))
+        for user, minutes in (("ann", 30), ("bob", 31), ("ann", 40))
+    ]
     ledger.close()

@@ -26,7 +26,8 @@ from .samples import PLAIN, WHEN, Answers, events, run, started
 
 @pytest.fixture
 def writers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each transaction was tried in the main thread. None counts as slow, however busy the machine is."""
+    """Whether each transaction was tried in the main thread. None counts as slow, however busy the
+    machine is."""
     found: list[bool] = []
     monkeypatch.setattr(writer, "SLOW", math.inf)
     write = Transactions.write
@@ -74,7 +75,9 @@ async def test_a_burst_is_one_transaction_here(tmp_path: Path, writers: list[boo
         assert (writers, answers.ended) == ([True, True], ["a7"])
 
 
-async def test_what_is_not_urgent_lingers_and_is_written_here(tmp_path: Path, writers: list[bool]) -> None:
+async def test_what_is_not_urgent_lingers_and_is_written_here(
+    tmp_path: Path, writers: list[bool]
+) -> None:
     async with serving(tmp_path, Answers()) as ledger:
         for _ in range(3):
             ledger.record_event(Event(type="x", time=WHEN))
@@ -82,7 +85,9 @@ async def test_what_is_not_urgent_lingers_and_is_written_here(tmp_path: Path, wr
         assert writers == [True]
 
 
-async def test_the_lock_of_another_program_is_not_waited_for_here(tmp_path: Path, writers: list[bool]) -> None:
+async def test_the_lock_of_another_program_is_not_waited_for_here(
+    tmp_path: Path, writers: list[bool]
+) -> None:
     answers = Answers()
     async with serving(tmp_path, answers, busy_timeout=60.0) as ledger:
         await until_here(ledger, answers, 1)
@@ -110,7 +115,9 @@ async def test_a_slow_disk_is_left_to_the_other_thread(
         assert writers == [True, False]
 
 
-async def test_what_cannot_be_written_fails_as_in_the_other_thread(tmp_path: Path, writers: list[bool]) -> None:
+async def test_what_cannot_be_written_fails_as_in_the_other_thread(
+    tmp_path: Path, writers: list[bool]
+) -> None:
     answers = Answers()
     async with serving(tmp_path, answers, busy_timeout=0.01) as ledger:
         with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as other:

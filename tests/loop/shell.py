@@ -33,7 +33,9 @@ ANN = Peer(0, "ann")
 
 
 @asynccontextmanager
-async def shell(directory: Path, kind: type[FakeLauncher], config: str = "", *, everyone: bool = False) -> AsyncIterator[Runtime]:
+async def shell(
+    directory: Path, kind: type[FakeLauncher], config: str = "", *, everyone: bool = False
+) -> AsyncIterator[Runtime]:
     """Serve a loop on the state directory `directory`. `everyone`: it serves each user."""
     turns = LoopTurns()
     trio.lowlevel.add_instrument(turns)
@@ -42,11 +44,15 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "", *, 
     loaded = configuration.load([directory / "sfad.toml"])
     log, early_events = Log("error", file=directory / "log"), EarlyEvents()
     timers = Timers(log.internal_error)
-    launcher = kind(emit=early_events.put, clock=trio.current_time, script=lambda _run, _spec: Script(after=None))
+    launcher = kind(
+        emit=early_events.put,
+        clock=trio.current_time,
+        script=lambda _run, _spec: Script(after=None),
+    )
     resources = Resources(
-        log, timers, turns, Spool(directory / "spool", timers, turns, print), ledger, OutputFiles(directory / "output"), launcher,
-        early_events, str(directory / "s"), str(directory), lambda: None, Counts(),
-        Damages(print), everyone,
+        log, timers, turns, Spool(directory / "spool", timers, turns, print), ledger,
+        OutputFiles(directory / "output"), launcher, early_events, str(directory / "s"),
+        str(directory), lambda: None, Counts(), Damages(print), everyone,
     )  # fmt: skip
     runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
     early_events.pass_on(runtime.launcher_events.arrived)
@@ -83,7 +89,10 @@ async def refused(runtime: Runtime) -> str:
 async def stopped(runtime: Runtime, run: str) -> None:
     """Stop a run, and wait until it is over."""
     over = trio.Event()
-    runtime.requests.ask(lambda _said: over.set(), lambda token, now: e.StopRequested(now, token, ANN, (run,), grace=0.01))
+    runtime.requests.ask(
+        lambda _said: over.set(),
+        lambda token, now: e.StopRequested(now, token, ANN, (run,), grace=0.01),
+    )
     await over.wait()
 
 

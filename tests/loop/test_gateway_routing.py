@@ -46,11 +46,16 @@ def test_no_program_looks_for_the_gateway_behind_a_proxy(env: list[bytes], told:
     ("env", "told"),
     [
         ([b"A=b"], [b"A=b", b'V={"url": "http://g/x"}']),
-        ([b'V={"url": "mine", "more": 1, // mine\n}', b"A=b"], [b"A=b", b'V={"url": "http://g/x", "more": 1}']),
+        (
+            [b'V={"url": "mine", "more": 1, // mine\n}', b"A=b"],
+            [b"A=b", b'V={"url": "http://g/x", "more": 1}'],
+        ),
         ([b"V=not JSON"], [b"V=not JSON"]),
     ],
 )
-def test_an_object_iswith_objects_into_what_a_program_is_given(env: list[bytes], told: list[bytes]) -> None:
+def test_an_object_iswith_objects_into_what_a_program_is_given(
+    env: list[bytes], told: list[bytes]
+) -> None:
     """A child's own settings, or the server of `--mcp`, are in the same variable."""
     assert with_objects(env, [("V", '{"url": "{gateway}/x"}')], "http://g") == told
 
@@ -62,7 +67,12 @@ def tree(env: Mapping[str, str], files: Mapping[str, str] | None = None) -> Tree
 
 def run(gateways: Gateways, setups: TreeSetups, program: str, env: Mapping[str, str]) -> Spawn:
     told = [f"{name}={value}".encode() for name, value in ({"HOME": "/h"} | dict(env)).items()]
-    return routed(Spawn(id=1, argv=[program.encode()], cwd=b"/w", env=told, gateway=True), setups, gateways, os.getuid())
+    return routed(
+        Spawn(id=1, argv=[program.encode()], cwd=b"/w", env=told, gateway=True),
+        setups,
+        gateways,
+        os.getuid(),
+    )
 
 
 def variables(spawn: Spawn) -> dict[str, str]:
@@ -115,8 +125,15 @@ async def test_only_the_variables_of_a_program_lead_it_around_the_gateway(
     """Another one stays as the script has set it, for what the program starts."""
     async with shell(tmp_path, FakeLauncher) as runtime:
         chosen = {"GEMINI_CLI_TRUST_WORKSPACE": "true", "GEMINI_API_KEY": "k"}
-        settings = {"/h/.gemini/settings.json": '{"security": {"auth": {"selectedType": "gemini-api-key"}}}'}
-        spawn = run(runtime.gateways, tree(chosen, settings), program, chosen | {variable: "https://other.example"})
+        settings = {
+            "/h/.gemini/settings.json": '{"security": {"auth": {"selectedType": "gemini-api-key"}}}'
+        }
+        spawn = run(
+            runtime.gateways,
+            tree(chosen, settings),
+            program,
+            chosen | {variable: "https://other.example"},
+        )
         assert (spawn.direct is not None) is direct
         assert variables(spawn)[variable] == "https://other.example"
 
@@ -136,7 +153,10 @@ api = "gemini"
 key_file = "/k"
 """
 KEYS = {"ANTHROPIC_API_KEY": "a", "OPENAI_API_KEY": "o", "GEMINI_API_KEY": "g"}
-CORP = 'model_provider = "corp"\n[model_providers.corp]\nbase_url = "https://c.example/v1"\nenv_key = "OPENAI_API_KEY"\n'
+CORP = (
+    'model_provider = "corp"\n[model_providers.corp]\nbase_url = "https://c.example/v1"\nenv_key '
+    '= "OPENAI_API_KEY"\n'
+)
 
 
 @pytest.mark.parametrize(
@@ -144,16 +164,34 @@ CORP = 'model_provider = "corp"\n[model_providers.corp]\nbase_url = "https://c.e
     [
         ({}, "claude", ""),
         ({}, "other", ""),
-        ({"/h/.claude/settings.json": '{"env": {"ANTHROPIC_BASE_URL": "https://c.example"}}'}, "claude", "a"),
-        ({"/h/.claude/settings.json": '{"env": {"ANTHROPIC_BASE_URL": "https://c.example"}}'}, "other", "a"),
+        (
+            {"/h/.claude/settings.json": '{"env": {"ANTHROPIC_BASE_URL": "https://c.example"}}'},
+            "claude",
+            "a",
+        ),
+        (
+            {"/h/.claude/settings.json": '{"env": {"ANTHROPIC_BASE_URL": "https://c.example"}}'},
+            "other",
+            "a",
+        ),
         ({"/h/.codex/config.toml": CORP}, "codex", "o"),
         ({"/h/.codex/config.toml": 'openai_base_url = "https://c.example/v1"'}, "codex", "o"),
         ({"/w/.aider.conf.yml": "openai-api-base: https://c.example/v1"}, "aider", "o"),
-        ({"/w/opencode.json": '{"provider": {"openai": {"options": {"baseURL": "https://c.example/v1"}}}}'}, "opencode", "o"),
+        (
+            {
+                "/w/opencode.json": (
+                    '{"provider": {"openai": {"options": {"baseURL": "https://c.example/v1"}}}}'
+                )
+            },
+            "opencode",
+            "o",
+        ),
         ({"/w/.env": "ANTHROPIC_BASE_URL=https://c.example"}, "other", "a"),
     ],
 )
-async def test_keys_for_addresses_of_a_persons_own_stay(tmp_path: Path, files: Mapping[str, str], program: str, kept: str) -> None:
+async def test_keys_for_addresses_of_a_persons_own_stay(
+    tmp_path: Path, files: Mapping[str, str], program: str, kept: str
+) -> None:
     async with shell(tmp_path, FakeLauncher, OPERATOR) as runtime:
         setups = tree(KEYS, files)
         told = variables(run(runtime.gateways, setups, program, KEYS))
@@ -162,4 +200,8 @@ async def test_keys_for_addresses_of_a_persons_own_stay(tmp_path: Path, files: M
         without = variables(run(runtime.gateways, setups, program, from_above))
         own = kept == "a" and (program == "claude" or "/w/.env" in files)
         variable = "ANTHROPIC_AUTH_TOKEN" if program == "claude" else "ANTHROPIC_API_KEY"
-        assert [name for name in without if name.startswith("ANTHROPIC_") and name[-3:] in ("KEY", "KEN")] == [variable] * (not own)
+        assert [
+            name
+            for name in without
+            if name.startswith("ANTHROPIC_") and name[-3:] in ("KEY", "KEN")
+        ] == [variable] * (not own)

@@ -24,13 +24,18 @@ async def ask(path: Path) -> bytes:
         return b"".join([bytes(piece) async for piece in asking])
 
 
-async def test_clients_that_send_nothing_lose_their_places(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+async def test_clients_that_send_nothing_lose_their_places(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
     path = tmp_path / "m"
     log = Log("error", file=tmp_path / "log")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(MetricsEndpoint(MetricsConfig(listen=f"unix:{path}"), figures, log).serve)
+        nursery.start_soon(
+            MetricsEndpoint(MetricsConfig(listen=f"unix:{path}"), figures, log).serve
+        )
         await trio.testing.wait_all_tasks_blocked()
-        assert trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf  # nothing wakes without clients
+        # nothing wakes without clients
+        assert trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf
         began = trio.current_time()
         idle = [await trio.open_unix_socket(path) for _ in range(3 * MAX_CONNECTIONS)]
         assert (await ask(path)).endswith(b"figures")
@@ -44,7 +49,9 @@ async def test_clients_that_send_nothing_lose_their_places(tmp_path: Path, autoj
     assert (tmp_path / "log").read_text() == ""
 
 
-async def test_a_client_whose_text_is_being_made_keeps_its_place(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_client_whose_text_is_being_made_keeps_its_place(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
     path = tmp_path / "m"
     made, replies = trio.Event(), list[bytes]()
 

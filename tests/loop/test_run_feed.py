@@ -1,4 +1,5 @@
-"""The run feed by a clock of its own: nothing while nobody follows, and at most so many pushes and looks."""
+"""The run feed by a clock of its own: nothing while nobody follows, and at most so many pushes and
+looks."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ class Launcher:
 
 class Catalogue:
     def __init__(self, runs: int) -> None:
-        self.live = {f"b{number}": SimpleNamespace(lineage_ids=(f"b{number}",)) for number in range(runs)}
+        self.live = {
+            f"b{number}": SimpleNamespace(lineage_ids=(f"b{number}",)) for number in range(runs)
+        }
 
     def heard(self, _live: object, _now: float) -> float | None:
         return None
@@ -65,8 +68,14 @@ def ids(told: list[list[KnownRun] | None]) -> list[str]:
     return [run.lineage_ids[-1] for runs in told for run in runs or ()]
 
 
-async def test_looks_and_pushes_only_while_somebody_follows(autojump_clock: trio.testing.MockClock) -> None:
-    launcher, catalogue, timers = Launcher(), Catalogue(3 * SLICE), Timers(lambda error: pytest.fail(str(error)))
+async def test_looks_and_pushes_only_while_somebody_follows(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    launcher, catalogue, timers = (
+        Launcher(),
+        Catalogue(3 * SLICE),
+        Timers(lambda error: pytest.fail(str(error))),
+    )
     feed = RunFeed(catalogue, launcher, timers)  # type: ignore[arg-type]
     told: list[list[KnownRun] | None] = []
     told_user: list[list[KnownRun] | None] = []

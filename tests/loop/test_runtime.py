@@ -44,8 +44,11 @@ async def test_a_command_that_fails_does_not_stop_the_next_ones(tmp_path: Path) 
     assert "Too many open files" in (tmp_path / "log").read_text()
 
 
-async def test_a_pending_end_does_not_delay_a_timer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a tree with many ends, each waiting for a session file, would exceed its time and the grace of a stop."""
+async def test_a_pending_end_does_not_delay_a_timer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a tree with many ends, each waiting for a session file, would exceed its time and
+    the grace of a stop."""
     async with shell(tmp_path, FakeLauncher) as runtime:
         run = await spawned(runtime)
         await until(lambda: runtime.catalogue.live[run].run.status is Status.RUNNING)
@@ -53,7 +56,9 @@ async def test_a_pending_end_does_not_delay_a_timer(tmp_path: Path, monkeypatch:
             patched.setattr("sfad.daemon.loop.launcher_events.LAST_LOOK_WAIT", 0.01)
             patched.setattr(runtime.metering, "may_wait", lambda _run: True)
             patched.setattr(runtime.metering, "learn_use", lambda _run, **_: trio.sleep_forever())  # noqa: ASYNC105 - its caller awaits it
-            runtime.launcher_events.arrived(e.MainExited(trio.current_time(), run, code=0, empty=True))
+            runtime.launcher_events.arrived(
+                e.MainExited(trio.current_time(), run, code=0, empty=True)
+            )
             assert run in runtime.catalogue.live
             runtime.launcher_events.arm(run, Timer.DEADLINE, trio.current_time())
             await until(lambda: run not in runtime.catalogue.live)
@@ -72,14 +77,18 @@ async def _ends_with_a_bug(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) ->
         await until(lambda: run not in runtime.catalogue.live)
 
 
-async def test_a_run_ends_though_a_bug_keeps_its_use_from_being_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_ends_though_a_bug_keeps_its_use_from_being_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with shell(tmp_path, FakeLauncher) as runtime:
         for _ in range(2):  # and the daemon serves on
             await _ends_with_a_bug(runtime, monkeypatch)
     assert "KeyError: 'a bug'" in (tmp_path / "log").read_text()
 
 
-async def test_a_run_whose_snapshot_cannot_be_saved_is_not_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_whose_snapshot_cannot_be_saved_is_not_launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next daemon would take it for queued, and launch it a second time."""
     async with shell(tmp_path, FakeLauncher, "[quotas]\ntrees = 1") as runtime:
         first = await spawned(runtime)
@@ -114,10 +123,14 @@ async def test_a_run_that_a_bug_keeps_from_being_admitted_keeps_no_slot_and_no_c
     assert "a bug" in (tmp_path / "log").read_text()
 
 
-async def test_refusals_while_the_ledger_fails_write_nothing_to_the_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refusals_while_the_ledger_fails_write_nothing_to_the_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "RETRY_LAST", 0.5)
     async with shell(tmp_path, FakeLauncher) as runtime:
-        with closing(sqlite3.connect(tmp_path / "state" / "ledger.db", isolation_level=None)) as other:
+        with closing(
+            sqlite3.connect(tmp_path / "state" / "ledger.db", isolation_level=None)
+        ) as other:
             other.execute("BEGIN IMMEDIATE")
             await refused(runtime)
             await until(lambda: runtime.ledger.trouble is not None and runtime.ledger.backlog > 0)

@@ -32,7 +32,9 @@ def test_path_cannot_hold_every_name(tmp_path: Path) -> None:
     assert (found.programs, found.in_path) == ((), None)
 
 
-def test_a_users_own_directory_is_for_that_user_and_the_systems_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_directory_is_for_that_user_and_the_systems_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = ShimDirectory(tmp_path)
     assert [own.open_to(uid) for uid in (os.geteuid(), os.geteuid() + 1)] == [True, False]
     monkeypatch.setattr(launching, "SYSTEM_SHIMS", own.path)

@@ -18,7 +18,10 @@ def test_a_key_is_shown_with_the_file_that_sets_it_or_would_set_it(tmp_path: Pat
     policy = policy_of(configuration.load([system, user]), everyone=False)
     assert policy.where_set("limits.max_time") == f"limits.max_time in {system}"
     assert policy.where_set("quotas.trees") == f"quotas.trees in {user}"
-    assert policy_of(configuration.load(), everyone=False).where_set("quotas.trees") == "quotas.trees in the config"
+    assert (
+        policy_of(configuration.load(), everyone=False).where_set("quotas.trees")
+        == "quotas.trees in the config"
+    )
 
 
 def test_the_built_in_config_has_the_defaults_of_the_table_of_kinds() -> None:
@@ -28,7 +31,11 @@ def test_the_built_in_config_has_the_defaults_of_the_table_of_kinds() -> None:
 
 
 def test_the_configs_ranges_begin_where_those_of_the_table_of_kinds_do() -> None:
-    fields = msgspec.json.schema(configuration.DefaultsConfig)["$defs"]["DefaultsConfig"]["properties"]
+    fields = msgspec.json.schema(configuration.DefaultsConfig)["$defs"]["DefaultsConfig"][
+        "properties"
+    ]
     for kind, key in DEFAULT_KEYS.items():
         types = fields[key].get("anyOf", [fields[key]]) if key in fields else []
-        assert [found["minimum"] for found in types if "minimum" in found] == [KINDS[kind].least] * bool(types), kind
+        assert [found["minimum"] for found in types if "minimum" in found] == [
+            KINDS[kind].least
+        ] * bool(types), kind

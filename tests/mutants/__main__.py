@@ -1,5 +1,6 @@
-"""`make mutants`: plant one defect at a time in what decides about rights, limits, money, containment and isolation, and show the
-defects that no test notices. Needs root, for namespaces in which a defect cannot end processes of others."""
+"""`make mutants`: plant one defect at a time in what decides about rights, limits, money,
+containment and isolation, and show the defects that no test notices. Needs root, for namespaces in
+which a defect cannot end processes of others."""
 
 from __future__ import annotations
 
@@ -47,7 +48,11 @@ def table() -> list[Guarded]:
 def harmless() -> dict[tuple[str, str, str], str]:
     """Read why some mutants are harmless, by module, what was there and what is."""
     table = tomllib.loads((HERE / "harmless.toml").read_text())
-    return {(module, row["was"], row["now"]): row["why"] for module, rows in table.items() for row in rows}
+    return {
+        (module, row["was"], row["now"]): row["why"]
+        for module, rows in table.items()
+        for row in rows
+    }
 
 
 class Trial:
@@ -66,7 +71,8 @@ class Trial:
         return ""
 
     def _seconds(self, tests: str) -> float:
-        """Return how long tests may take with a defect. They are run without one before they are first needed."""
+        """Return how long tests may take with a defect. They are run without one before they are
+        first needed."""
         with self._locks[tests]:
             if tests not in self._most:
                 began = time.monotonic()
@@ -79,11 +85,24 @@ class Trial:
 def main() -> int:
     """0 if each mutant was noticed, or is known to be harmless."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("--most", type=int, default=300, metavar="N", help="mutants, chosen by --seed; 0: all (default: 300)")
-    parser.add_argument("--seed", type=int, default=1, help="another number chooses other mutants (default: 1)")
-    parser.add_argument("--part", action="append", default=[], help="a part of parts.toml (default: all)")
     parser.add_argument(
-        "--module", action="append", default=[], help="a module, such as sfad/core/admission/guard.py (default: all)"
+        "--most",
+        type=int,
+        default=300,
+        metavar="N",
+        help="mutants, chosen by --seed; 0: all (default: 300)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="another number chooses other mutants (default: 1)"
+    )
+    parser.add_argument(
+        "--part", action="append", default=[], help="a part of parts.toml (default: all)"
+    )
+    parser.add_argument(
+        "--module",
+        action="append",
+        default=[],
+        help="a module, such as sfad/core/admission/guard.py (default: all)",
     )
     parser.add_argument("--fast", action="store_true", help="leave out the tests that are slow")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default: 2)")
@@ -92,12 +111,16 @@ def main() -> int:
     every = [
         (guarded, mutant)
         for guarded in table()
-        if guarded.part in (options.part or [guarded.part]) and guarded.module in (options.module or [guarded.module])
+        if guarded.part in (options.part or [guarded.part])
+        and guarded.module in (options.module or [guarded.module])
         for mutant in mutants(ROOT, guarded.module)
     ]
     chosen = random.Random(options.seed).sample(every, min(options.most or len(every), len(every)))
     tried = [(guarded, mutant) for guarded, mutant in chosen if mutant.key not in known]
-    print(f"{len(chosen)} of {len(every)} mutants, {len(chosen) - len(tried)} of them harmless", flush=True)
+    print(
+        f"{len(chosen)} of {len(every)} mutants, {len(chosen) - len(tried)} of them harmless",
+        flush=True,
+    )
     began = time.monotonic()
     trial = Trial(1 if options.fast else 2)
     survivors: list[Mutant] = []
@@ -107,7 +130,9 @@ def main() -> int:
             found = {pool.submit(trial.attempt, *one): one for one in tried}
             for future in as_completed(found):
                 (guarded, mutant), noticed = found[future], future.result()
-                word = "survived" if not noticed else "timeout" if noticed == "timeout" else "killed"
+                word = (
+                    "survived" if not noticed else "timeout" if noticed == "timeout" else "killed"
+                )
                 counts[guarded.part][word] += 1
                 print(f"{word} {noticed}\n{mutant}", flush=True)
                 survivors += [] if noticed else [mutant]

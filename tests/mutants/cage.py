@@ -1,8 +1,8 @@
 """Runs tests with one module replaced, in namespaces of their own.
 
-A defect in what stops runs could end any process of the machine, so the tests see only processes and cgroups of their own. The
-kernel ends all of them with the first one. The mutant is mounted over its module, so the checkout stays as it is, and several
-mutants can be tried at once.
+A defect in what stops runs could end any process of the machine, so the tests see only processes
+and cgroups of their own. The kernel ends all of them with the first one. The mutant is mounted over
+its module, so the checkout stays as it is, and several mutants can be tried at once.
 """
 
 from __future__ import annotations
@@ -33,29 +33,48 @@ class CageError(Exception):
 
 
 def outcome(tests: str, seconds: float, module: str = "", code: str = "") -> str:
-    """Run tests until the first one fails, with `code` in place of `module`. Return what ended them: a line of pytest about a
-    failure, `timeout` after so many seconds, or `""` if all have passed."""
+    """Run tests until the first one fails, with `code` in place of `module`. Return what ended
+    them: a line of pytest about a failure, `timeout` after so many seconds, or `""` if all have
+    passed."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as directory, _cgroup() as (cgroups, group):
         mutant = Path(directory) / "mutant.py"
         mutant.write_text(code)
         # the cache of compiled code knows a version by size and time: each has a time of its own
         os.utime(mutant, (stamp := zlib.crc32(code.encode()) & 0x7FFFFFFF, stamp))
-        pytest = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:warnings", "--hypothesis-profile=first"]
-        paths = [f"tests/{word}" if (ROOT / "tests" / word).is_dir() else f"tests/{word}.py" for word in tests.split()]
+        pytest = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "--tb=no",
+            "-p",
+            "no:warnings",
+            "--hypothesis-profile=first",
+        ]
+        paths = [
+            f"tests/{word}" if (ROOT / "tests" / word).is_dir() else f"tests/{word}.py"
+            for word in tests.split()
+        ]
         where = {"GROUP": str(group), "CGROUPS": cgroups, "MUTANT": str(mutant), "MODULE": module}
         try:
             ended = subprocess.run(
-                ["sh", "-c", _ENTER, "sh", *pytest, f"--basetemp={directory}/t", *paths],
-                cwd=ROOT, env=os.environ | where, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds,
+                ["sh", "-c", _ENTER, "sh", *pytest, f"--basetemp={directory}/t", *paths], cwd=ROOT,
+                env=os.environ | where, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                timeout=seconds,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return "timeout"
     if ended.returncode == 99:
-        raise CageError(f"no namespaces here (this needs root and cgroup v2): {ended.stderr.strip()}")
+        raise CageError(
+            f"no namespaces here (this needs root and cgroup v2): {ended.stderr.strip()}"
+        )
     if ended.returncode == 5:
         raise CageError(f"no test in {tests}")
     failed = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return "" if ended.returncode == 0 else (failed or [f"pytest exited with {ended.returncode}"])[0]
+    return (
+        "" if ended.returncode == 0 else (failed or [f"pytest exited with {ended.returncode}"])[0]
+    )
 
 
 @contextmanager
@@ -64,7 +83,9 @@ def _cgroup() -> Iterator[tuple[str, Path]]:
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     roots = [fields[1] for fields in mounts if fields[2] == "cgroup2"]
     if os.geteuid() != 0 or not roots:
-        raise CageError("mutants need root and cgroup v2, because they are tried in namespaces of their own")
+        raise CageError(
+            "mutants need root and cgroup v2, because they are tried in namespaces of their own"
+        )
     group = Path(tempfile.mkdtemp(prefix="mutant-", dir=roots[0]))
     group.chmod(0o755)  # users of runs may read it, as any cgroup
     try:

@@ -1,8 +1,9 @@
 """The defects that can be planted in a module.
 
-Most are those of mutmut: numbers, operators, assignments, arguments and cases. Its own runner does not fit, because it mutates
-only functions without a decorator, and rights and system calls are tables of modules. Three more are added, for what guards
-rights: conditions that never hold, filters and calls that are left out.
+Most are those of mutmut: numbers, operators, assignments, arguments and cases. Its own runner does
+not fit, because it mutates only functions without a decorator, and rights and system calls are
+tables of modules. Three more are added, for what guards rights: conditions that never hold, filters
+and calls that are left out.
 """
 
 from __future__ import annotations
@@ -36,9 +37,16 @@ class Mutant:
 
     @cached_property
     def key(self) -> tuple[str, str, str]:
-        """The module and the lines that differ, without indentation. They name the mutant when other lines have changed."""
-        lines = list(difflib.unified_diff(self._change[0].code.splitlines(), self.code.splitlines(), n=0, lineterm=""))[3:]
-        was, now = (" ".join(line[1:].strip() for line in lines if line.startswith(sign)) for sign in "-+")
+        """The module and the lines that differ, without indentation. They name the mutant when
+        other lines have changed."""
+        lines = list(
+            difflib.unified_diff(
+                self._change[0].code.splitlines(), self.code.splitlines(), n=0, lineterm=""
+            )
+        )[3:]
+        was, now = (
+            " ".join(line[1:].strip() for line in lines if line.startswith(sign)) for sign in "-+"
+        )
         return self.module, was, now
 
     def __str__(self) -> str:
@@ -59,7 +67,9 @@ def mutants(root: Path, module: str) -> Iterator[Mutant]:
 
 def _nodes(node: Any) -> Iterator[Any]:
     """Yield what a defect may be planted in, below `node` and in it."""
-    docstring = isinstance(node, cst.Expr) and isinstance(node.value, (cst.SimpleString, cst.ConcatenatedString))
+    docstring = isinstance(node, cst.Expr) and isinstance(
+        node.value, (cst.SimpleString, cst.ConcatenatedString)
+    )
     if (
         docstring
         or isinstance(node, _NOT_DONE)
@@ -107,7 +117,8 @@ def _changes(node: Any) -> Iterator[Any]:
 
 
 def _tells_little(call: Any, other: Any) -> bool:
-    """Return whether the other call only lacks a text for people, or an argument without which Python raises TypeError."""
+    """Return whether the other call only lacks a text for people, or an argument without which
+    Python raises TypeError."""
     missing = [argument for argument in call.args if argument not in other.args]
     shorter = len(other.args) < len(call.args)
     text = bool(missing) and all(_is_text(argument.value) for argument in missing)

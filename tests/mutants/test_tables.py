@@ -21,4 +21,6 @@ def test_harmless_lines_exist_and_have_a_reason() -> None:
         code = " ".join(line.strip() for line in (ROOT / module).read_text().splitlines())
         for row in rows:
             assert row.keys() == {"was", "now", "why"}
-            assert row["was"] in code, f"{module} has changed: remove or rewrite the row of {row['was']!r}"
+            assert row["was"] in code, (
+                f"{module} has changed: remove or rewrite the row of {row['was']!r}"
+            )

@@ -1,4 +1,5 @@
-"""Output of runs that ended long ago is deleted; that of live and recent runs, and other files, stay."""
+"""Output of runs that ended long ago is deleted; that of live and recent runs, and other files,
+stay."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_age_counts_from_the_end_of_the_run_or_else_from_the_last_write(store: O
     write(store, "a7", CUTOFF + 1)
     known = {"a1": CUTOFF - 1, "a2": CUTOFF + 1, "a3": None, "a7": CUTOFF - 1}
     assert remove(store, known, live=["a6"]) == 6
-    assert left(store) == [f"{run}{suffix}" for run in ("a2", "a3", "a5", "a6") for suffix in (".err", ".out")]
+    assert left(store) == [
+        f"{run}{suffix}" for run in ("a2", "a3", "a5", "a6") for suffix in (".err", ".out")
+    ]
 
 
 def test_other_files_and_targets_of_links_stay(store: OutputFiles, tmp_path: Path) -> None:
@@ -68,7 +71,9 @@ def test_a_file_that_cannot_be_deleted_does_not_stop_the_others(store: OutputFil
     assert left(store) == ["a2.out"]
 
 
-def test_it_works_in_batches_and_can_be_cancelled(store: OutputFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_works_in_batches_and_can_be_cancelled(
+    store: OutputFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "BATCH", 10)
     for number in range(1, 31):
         write(store, run_id(number), 1)
@@ -79,7 +84,9 @@ def test_it_works_in_batches_and_can_be_cancelled(store: OutputFiles, monkeypatc
         return {}
 
     with pytest.raises(ZeroDivisionError):
-        remove_old(store.directory, CUTOFF, ends=ends, live=(), between=lambda: 1 // (2 - len(asked)))
+        remove_old(
+            store.directory, CUTOFF, ends=ends, live=(), between=lambda: 1 // (2 - len(asked))
+        )
     assert (asked, len(left(store))) == ([10, 10], 40)
 
 
@@ -89,5 +96,11 @@ def test_the_output_of_named_runs_is_counted_and_removed(store: OutputFiles) -> 
     (store.directory / "a1.out").write_bytes(b"x" * 10_000)
     taken = sum(path.lstat().st_blocks * 512 for path in store.directory.glob("a[12].*"))
     for dry in (True, False):
-        assert files.remove(store.directory, ["a1", "a2", "a9"], dry=dry, between=lambda: None) == (4, taken)
-        assert left(store) == (["a1.err", "a1.out", "a2.err", "a2.out"] if dry else []) + ["a3.err", "a3.out"]
+        assert files.remove(store.directory, ["a1", "a2", "a9"], dry=dry, between=lambda: None) == (
+            4,
+            taken,
+        )
+        assert left(store) == (["a1.err", "a1.out", "a2.err", "a2.out"] if dry else []) + [
+            "a3.err",
+            "a3.out",
+        ]

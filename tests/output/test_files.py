@@ -88,7 +88,9 @@ def test_text_that_is_not_a_run_id_makes_no_path(store: OutputFiles, run_id: str
 
 
 def foreign(store: OutputFiles) -> list[str]:
-    return sorted(path.name.partition(".foreign-")[0] for path in store.directory.glob("*.foreign-*"))
+    return sorted(
+        path.name.partition(".foreign-")[0] for path in store.directory.glob("*.foreign-*")
+    )
 
 
 def test_a_planted_file_is_not_written_to(store: OutputFiles, tmp_path: Path) -> None:
@@ -106,14 +108,19 @@ def test_a_planted_file_is_not_written_to(store: OutputFiles, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("what", ["symlink", "fifo", "directory", "file", "socket"])
-def test_a_file_that_replaced_the_output_of_a_run_is_not_handed_out(store: OutputFiles, tmp_path: Path, what: str) -> None:
+def test_a_file_that_replaced_the_output_of_a_run_is_not_handed_out(
+    store: OutputFiles, tmp_path: Path, what: str
+) -> None:
     put(store, "a1", b"out")
     path = store.directory / "a1.out"
     path.rename(tmp_path / "away")
     plant(path, what, tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     for create in (True, False):
-        with pytest.raises(Replaced, match=r"a1\.out is not the file that the daemon made for run a1: another process has"):
+        with pytest.raises(
+            Replaced,
+            match=r"a1\.out is not the file that the daemon made for run a1: another process has",
+        ):
             store.open_for_reader("a1", create=create)
     with pytest.raises(Replaced):
         store.tail("a1", 10)
@@ -140,7 +147,9 @@ def plant(path: Path, what: str, elsewhere: Path) -> None:
         path.write_bytes(b"forged")
 
 
-def test_the_output_of_a_live_run_that_was_removed_is_not_shown_as_empty(store: OutputFiles) -> None:
+def test_the_output_of_a_live_run_that_was_removed_is_not_shown_as_empty(
+    store: OutputFiles,
+) -> None:
     put(store, "a1", b"out")
     (store.directory / "a1.out").unlink()
     with pytest.raises(Replaced, match=r"a1\.out is not the file"):
@@ -171,7 +180,10 @@ def test_a_missing_directory_is_made_again(tmp_path: Path, how: str) -> None:
     assert store.tail("a2", 9) == (b"out", False)
     assert list(elsewhere.iterdir()) == []
     assert len(said) == {"removed": 1, "moved": 1, "symlink": 2, "file": 2, "unreadable": 0}[how]
-    assert (len(list(tmp_path.glob("output.foreign-*"))), stat.S_IMODE(store.directory.stat().st_mode)) == (len(said) // 2, 0o700)
+    assert (
+        len(list(tmp_path.glob("output.foreign-*"))),
+        stat.S_IMODE(store.directory.stat().st_mode),
+    ) == (len(said) // 2, 0o700)
 
 
 def test_foreign_files_do_not_use_up_the_numbers(store: OutputFiles) -> None:

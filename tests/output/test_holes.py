@@ -127,8 +127,11 @@ def test_the_tail_of_ten_gigabytes_that_are_mostly_freed(store: OutputFiles) -> 
     assert tail == b"newest\n" * 10_000
 
 
-def test_bytes_that_are_freed_while_they_are_read_are_left_out(store: OutputFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The punch comes just before the read, after a reader could have asked where the data begins."""
+def test_bytes_that_are_freed_while_they_are_read_are_left_out(
+    store: OutputFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The punch comes just before the read, after a reader could have asked where the data
+    begins."""
     data = numbered(2 * MIB // 64)
     put(store, "a1", data)
     really = os.preadv
@@ -175,7 +178,9 @@ def test_a_hole_up_to_the_end_reads_as_nothing(store: OutputFiles) -> None:
     os.close(descriptor)
 
 
-def test_a_file_system_without_holes_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_holes_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = OutputFiles(tmp_path)
     put(store, "a1", bytes(MIB))
     monkeypatch.setattr(holes, "libc", Refusing(errno.EOPNOTSUPP))
@@ -224,7 +229,11 @@ def test_a_link_or_a_fifo_is_not_bounded(store: OutputFiles, tmp_path: Path) -> 
     assert precious.stat().st_blocks * 512 >= MIB
 
 
-ALLOCATIONS = {"behind its end": (0, MIB), "before its end": (1 << 33, MIB), "on both sides": (1 << 33, (1 << 33) - 8 * MIB)}
+ALLOCATIONS = {
+    "behind its end": (0, MIB),
+    "before its end": (1 << 33, MIB),
+    "on both sides": (1 << 33, (1 << 33) - 8 * MIB),
+}
 
 
 @pytest.mark.parametrize("where", ALLOCATIONS)
@@ -244,7 +253,9 @@ def test_what_was_allocated_and_never_written_is_freed(store: OutputFiles, where
     assert (store.directory / "a1.out").stat().st_size == status.st_size
 
 
-def test_what_a_run_has_written_is_not_taken_for_room_that_it_has_allocated(store: OutputFiles) -> None:
+def test_what_a_run_has_written_is_not_taken_for_room_that_it_has_allocated(
+    store: OutputFiles,
+) -> None:
     """A file in pieces needs blocks for its tree of extents."""
     put(store, "a1", numbered(4 * MIB // 64))
     descriptor = store.hold("a1", ".out")
@@ -254,7 +265,9 @@ def test_what_a_run_has_written_is_not_taken_for_room_that_it_has_allocated(stor
     assert not holes.unwritten((store.directory / "a1.out").stat(), 2 * MIB)
 
 
-def test_no_lease_can_be_had_while_a_file_is_held_and_an_old_one_is_broken(store: OutputFiles) -> None:
+def test_no_lease_can_be_had_while_a_file_is_held_and_an_old_one_is_broken(
+    store: OutputFiles,
+) -> None:
     put(store, "a1", b"x")
     with (store.directory / "a1.out").open("ab") as file:
         held_by_daemon = store.hold("a1", ".out")
@@ -272,7 +285,9 @@ def test_no_lease_can_be_had_while_a_file_is_held_and_an_old_one_is_broken(store
             os.close(waiting.result(60))
 
 
-def test_no_lease_can_be_had_through_a_descriptor_that_the_run_was_given(store: OutputFiles) -> None:
+def test_no_lease_can_be_had_through_a_descriptor_that_the_run_was_given(
+    store: OutputFiles,
+) -> None:
     opened = store.open_for_run("a1")
     held_by_daemon = [store.hold_too(descriptor) for descriptor in opened]
     for descriptor in opened:

@@ -67,7 +67,9 @@ def test_a_removed_directory_is_noticed(tmp_path: Path, how: str) -> None:
     with closing(Inotify(store.directory)) as growth:
         put(store, "a1", b"out")
         assert (growth.take(), growth.gone) == ({"a1"}, False)
-        shutil.rmtree(store.directory) if how == "removed" else store.directory.rename(tmp_path / "away")
+        shutil.rmtree(store.directory) if how == "removed" else store.directory.rename(
+            tmp_path / "away"
+        )
         assert told(growth, 5)
         growth.take()
         assert growth.gone

@@ -25,7 +25,9 @@ class Writing:
         self.index = directory / "a1.times"
         self.times = WriteTimes(str(self.index))
 
-    def write(self, after: float, data: str = "x\n", suffix: Suffix = ".out", *, seen: bool = True) -> None:
+    def write(
+        self, after: float, data: str = "x\n", suffix: Suffix = ".out", *, seen: bool = True
+    ) -> None:
         path = self.files.directory / f"a1{suffix}"
         with path.open("a") as file:
             file.write(data)
@@ -44,10 +46,14 @@ class Writing:
             self.look(suffix)
 
     def told(self) -> tuple[list[tuple[int, float, bool]], ...]:
-        """Return offset, seconds after the run began, and whether that is exact, of stdout and of stderr."""
+        """Return offset, seconds after the run began, and whether that is exact, of stdout and of
+        stderr."""
         descriptors = self.files.open_for_reader("a1")
         try:
-            return tuple([_plain(each) for each in times] for times in told(self.files, info(1, started_at=BEGAN), descriptors))
+            return tuple(
+                [_plain(each) for each in times]
+                for times in told(self.files, info(1, started_at=BEGAN), descriptors)
+            )
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -72,7 +78,10 @@ def test_what_is_written_within_a_second_has_one_time(tmp_path: Path) -> None:
     for after in (5, 5.5, 9, 9.25, 20):
         run.write(after)
     run.write(12, "bad\n", ".err")
-    assert run.told() == ([(0, 0, True), (4, 5.5, True), (8, 9.25, True), (10, 20, True)], [(0, 0, True), (4, 12, True)])
+    assert run.told() == (
+        [(0, 0, True), (4, 5.5, True), (8, 9.25, True), (10, 20, True)],
+        [(0, 0, True), (4, 12, True)],
+    )
 
 
 def test_what_no_daemon_saw_has_no_exact_time(tmp_path: Path) -> None:
@@ -114,7 +123,10 @@ def test_an_index_is_bounded_and_says_where_it_has_lost_detail(tmp_path: Path) -
     assert run.index.stat().st_size <= (MAX_ENTRIES + 1) * 16
     times = run.told()[0]
     assert times == sorted(times)
-    assert times[-2:] == [(3 * MAX_ENTRIES - 4, 3 * MAX_ENTRIES - 4, True), (3 * MAX_ENTRIES - 2, 3 * MAX_ENTRIES - 2, True)]
+    assert times[-2:] == [
+        (3 * MAX_ENTRIES - 4, 3 * MAX_ENTRIES - 4, True),
+        (3 * MAX_ENTRIES - 2, 3 * MAX_ENTRIES - 2, True),
+    ]
     assert not times[1][2]
 
 
@@ -133,7 +145,10 @@ def test_no_content_of_an_index_is_an_error(tmp_path: Path) -> None:
     run = Writing(tmp_path)
     run.write(1e12)
     run.index.write_bytes(b"\xff" * 40)
-    assert {suffix: len(marks) for suffix, marks in read(str(run.index)).items()} == {".out": 0, ".err": 2}
+    assert {suffix: len(marks) for suffix, marks in read(str(run.index)).items()} == {
+        ".out": 0,
+        ".err": 2,
+    }
     assert run.told()[0][-1][1] > 1e9
 
 

@@ -32,7 +32,10 @@ def encode(records: Mapping[str, LaunchRecord]) -> str:
 def decode(text: str | bytes) -> dict[str, LaunchRecord]:
     """Return the records from JSON."""
     found = json.loads(text)
-    return {run: LaunchRecord(**{**one, "bounds": Bounds(**one["bounds"])}) for run, one in found.items()}
+    return {
+        run: LaunchRecord(**{**one, "bounds": Bounds(**one["bounds"])})
+        for run, one in found.items()
+    }
 
 
 @dataclass
@@ -56,24 +59,38 @@ async def _serve(kind: str, instance: str, plan: Plan) -> None:
             await rig.wait(LaunchSucceeded, run)
         for run in plan.frozen:
             await rig.freeze(run)
-        print(os.getpid(), encode({run: rig.launched(run).record() for run, _, _ in plan.runs}), flush=True)
+        print(
+            os.getpid(),
+            encode({run: rig.launched(run).record() for run, _, _ in plan.runs}),
+            flush=True,
+        )
         await trio.sleep_forever()
 
 
 @contextmanager
 def daemon(kind: str, instance: str, plan: Plan) -> Iterator[tuple[int, dict[str, LaunchRecord]]]:
-    """Start a daemon; yield its pid and what remains of its runs. At the end it is killed, and its runs are not.
+    """Start a daemon; yield its pid and what remains of its runs. At the end it is killed, and its
+    runs are not.
 
-    Skips the test where there is no such containment. The daemon's parent, which adopts the runs then, reaps at once: pid 1 may
-    take seconds.
+    Skips the test where there is no such containment. The daemon's parent, which adopts the runs
+    then, reaps at once: pid 1 may take seconds.
     """
     from tests import needs  # imports pytest, which the daemon itself can do without
 
     needs.containment(kind)
-    command = [sys.executable, "-m", "tests.processes.earlier_daemon", kind, instance, json.dumps(asdict(plan))]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.processes.earlier_daemon",
+        kind,
+        instance,
+        json.dumps(asdict(plan)),
+    ]
     near, far = os.pipe()
     try:
-        subprocess.run(command, stdout=far, cwd=Path(__file__).parents[2], check=True, timeout=PATIENCE)
+        subprocess.run(
+            command, stdout=far, cwd=Path(__file__).parents[2], check=True, timeout=PATIENCE
+        )
     finally:
         os.close(far)
     with open(near, "rb") as file:
@@ -97,7 +114,8 @@ def end(pid: int) -> None:
 
 
 def _below_a_reaper() -> None:
-    """Continue in a grandchild, whose parent reaps every process that is reparented to it, until none is left."""
+    """Continue in a grandchild, whose parent reaps every process that is reparented to it, until
+    none is left."""
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -111,7 +129,9 @@ def _below_a_reaper() -> None:
     os._exit(0)
 
 
-def dead(kind: str, instance: str, *runs: tuple[str, str | None, Sequence[str]], **plan: object) -> dict[str, LaunchRecord]:
+def dead(
+    kind: str, instance: str, *runs: tuple[str, str | None, Sequence[str]], **plan: object
+) -> dict[str, LaunchRecord]:
     """Return what remains of the runs of a daemon that was killed."""
     with daemon(kind, instance, Plan(runs, **plan)) as (_, records):  # type: ignore[arg-type]
         pass

@@ -1,4 +1,5 @@
-"""A launcher without processes, for tests of the loop under trio's autojump clock. What runs do is scripted."""
+"""A launcher without processes, for tests of the loop under trio's autojump clock. What runs do is
+scripted."""
 
 from __future__ import annotations
 
@@ -87,10 +88,15 @@ class FakeLauncher:
         self.calls: list[tuple[object, ...]] = []
         self.places: dict[int, RunId | None] = {}
         """What `run_of` answers, by pid."""
-        self.enforced: dict[str, Enforcement] = {"memory": "watching", "pids": "watching", "cpu": "nothing"}
+        self.enforced: dict[str, Enforcement] = {
+            "memory": "watching",
+            "pids": "watching",
+            "cpu": "nothing",
+        }
         """What `enforcement` answers, by kind."""
         self.used: dict[tuple[RunId, str], int] = {}
-        """What `amounts` and `footprints` answer, by run and kind, instead of a process and a MiB for each run of the subtree."""
+        """What `amounts` and `footprints` answer, by run and kind, instead of a process and a MiB
+        for each run of the subtree."""
         self.breached: dict[RunId, set[str]] = {}
         """What `breaches` answers."""
         self.survived: dict[RunId, Script] = {}
@@ -117,7 +123,9 @@ class FakeLauncher:
     def disown(self, pid: int) -> None:
         """Do nothing."""
 
-    def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember) -> None:
+    def launch(
+        self, run: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember
+    ) -> None:
         """Start the scripted attempt."""
         self.calls.append(("launch", run, parent, spec))
         held = self._runs.get(run) or self._hold(run, parent)
@@ -141,7 +149,9 @@ class FakeLauncher:
         """List the main processes that are alive."""
         self.calls.append(("survey", run))
         alive = [below for below in self._below(run) if below.main or below.rest]
-        survivors = tuple(Survivor(pid=below.pid, run_id=below.id, why="scripted") for below in alive)
+        survivors = tuple(
+            Survivor(pid=below.pid, run_id=below.id, why="scripted") for below in alive
+        )
         self._later(lambda: self._emit(Surveyed(self._clock(), run, survivors)))
 
     def freeze(self, run: RunId) -> None:
@@ -187,7 +197,11 @@ class FakeLauncher:
     def footprints(self, runs: Iterable[RunId], *, cpu: bool = False) -> dict[RunId, Footprint]:
         """Return what `used` says, else a process and a MiB for each run of the subtree."""
         del cpu
-        return {run: Footprint(self._use(run, "pids"), self._use(run, "memory")) for run in runs if run in self._runs}
+        return {
+            run: Footprint(self._use(run, "pids"), self._use(run, "memory"))
+            for run in runs
+            if run in self._runs
+        }
 
     def amounts(self, kind: str, exact_from: Mapping[RunId, float]) -> dict[RunId, int]:
         """Return the same, by kind. Record the call as ("amounts", kind, runs)."""
@@ -203,7 +217,8 @@ class FakeLauncher:
         return self.places.get(pid)
 
     def adopt(self, run: RunId, parent: RunId | None, record: LaunchRecord) -> Adopted:
-        """Return what `survived` says. Finish a launch in flight (`record.report`) as its script says."""
+        """Return what `survived` says. Finish a launch in flight (`record.report`) as its script
+        says."""
         self.calls.append(("adopt", run, parent, record))
         held = self._hold(run, parent)
         held.nonce, held.bounds = record.nonce, record.bounds
@@ -225,7 +240,10 @@ class FakeLauncher:
         """Return what remains of each run, with the pid as its start. Record the call."""
         self.calls.append(("hand_over",))
         pids = {run: held.pid if held.main else 0 for run, held in self._runs.items()}
-        return {run: LaunchRecord(held.nonce, held.bounds, pids[run], pids[run] or None) for run, held in self._runs.items()}
+        return {
+            run: LaunchRecord(held.nonce, held.bounds, pids[run], pids[run] or None)
+            for run, held in self._runs.items()
+        }
 
     def take_back(self) -> None:
         """Record the call."""

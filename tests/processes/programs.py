@@ -20,8 +20,8 @@ print("ready", flush=True)
 if "leave" not in sys.argv:
     time.sleep(1000)
 """
-"""`COUNT [ignore] [leave]`: that many processes, half of them double-forked into sessions of their own, some with an
-empty environment."""
+"""`COUNT [ignore] [leave]`: that many processes, half of them double-forked into sessions of their
+own, some with an empty environment."""
 
 HOPPERS = """
 import os, sys, time
@@ -73,7 +73,8 @@ while made < most and time.monotonic() < until:
 print("made", made, "failed", failed > 0, flush=True)
 time.sleep(max(0, until - time.monotonic()))
 """
-"""`MOST SECONDS`: so many processes as fast as it can. It bounds itself: RLIMIT_NPROC does not hold for root."""
+"""`MOST SECONDS`: so many processes as fast as it can. It bounds itself: RLIMIT_NPROC does not hold
+for root."""
 
 HOG = """
 import sys, time

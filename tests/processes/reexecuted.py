@@ -1,6 +1,8 @@
-"""A daemon that re-executes itself with runs alive, and then prints what it finds and what is reported, as JSON lines.
+"""A daemon that re-executes itself with runs alive, and then prints what it finds and what is
+reported, as JSON lines.
 
-`python -m tests.processes.reexecuted KIND INSTANCE`; the second time also with what remains of the runs.
+`python -m tests.processes.reexecuted KIND INSTANCE`; the second time also with what remains of the
+runs.
 """
 
 from __future__ import annotations
@@ -66,7 +68,11 @@ async def first(kind: str, instance: str) -> None:
 
 def descriptors() -> list[int]:
     """Return the open descriptors above 2."""
-    return [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}")]
+    return [
+        int(name)
+        for name in os.listdir("/proc/self/fd")
+        if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}")
+    ]
 
 
 async def second(kind: str, instance: str, records: str) -> None:
@@ -99,7 +105,11 @@ def say(run: str, what: str, value: object) -> None:
 def tell(event: Event) -> None:
     """Print a line about an event."""
     fields = structs.asdict(event)
-    say(fields["run"], type(event).__name__, {name: fields[name] for name in ("code", "signal", "errno") if name in fields})
+    say(
+        fields["run"],
+        type(event).__name__,
+        {name: fields[name] for name in ("code", "signal", "errno") if name in fields},
+    )
 
 
 if __name__ == "__main__":

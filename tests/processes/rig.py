@@ -39,7 +39,8 @@ E = TypeVar("E", bound=Event)
 
 def skip(reason: str) -> NoReturn:
     """Skip the test."""
-    import pytest  # a third of what a start of `tests.processes.earlier_daemon` costs, and that skips nothing
+    # a third of what a start of `tests.processes.earlier_daemon` costs, and that skips nothing
+    import pytest
 
     pytest.skip(reason)
 
@@ -54,8 +55,16 @@ class Made:
     trampoline: Trampoline
 
 
-def make(kind: str, emit: Callable[[Event], None], *, program: str = "elf", instance: str = "", complain: Complain = print) -> Made:
-    """Return a launcher with that containment, as `choose_launcher` puts it together. Raises `CgroupImpossible`."""
+def make(
+    kind: str,
+    emit: Callable[[Event], None],
+    *,
+    program: str = "elf",
+    instance: str = "",
+    complain: Complain = print,
+) -> Made:
+    """Return a launcher with that containment, as `choose_launcher` puts it together. Raises
+    `CgroupImpossible`."""
     close_template()  # a launcher looks after every child of its process
     name = instance or secrets.token_hex(6)
     contain: Callable[[LauncherParts], RunContainment] = TagsContainment
@@ -64,7 +73,9 @@ def make(kind: str, emit: Callable[[Event], None], *, program: str = "elf", inst
         base = controllers.base_of(name, None)
         controllers.probe(base)
         contain = partial(CgroupContainment, base=base, complain=complain)
-        complaints = Complaints(complain, remedy=partial(cgroupfs.regain_after, base=base.directory))
+        complaints = Complaints(
+            complain, remedy=partial(cgroupfs.regain_after, base=base.directory)
+        )
     trampoline = {"elf": executable.best, "python": executable.python}[program]()
     made: list[tuple[RunContainment, LauncherParts]] = []
 
@@ -73,7 +84,11 @@ def make(kind: str, emit: Callable[[Event], None], *, program: str = "elf", inst
         return made[0][0]
 
     emitter = Emitter(emit, trio.current_time, complaints.failed)
-    return Made(LocalLauncher(name, emitter, complaints, contained, trampoline=trampoline), *made[0], trampoline)
+    return Made(
+        LocalLauncher(name, emitter, complaints, contained, trampoline=trampoline),
+        *made[0],
+        trampoline,
+    )
 
 
 class Rig:
@@ -88,8 +103,15 @@ class Rig:
         """What the launcher has told the log."""
         self.listener: Callable[[Event], object] = lambda _event: None
         """Is called with each event, from within the launcher."""
-        made = make(kind, self._note, program=program, instance=instance, complain=self.complaints.append)
-        self.launcher, self.containment, self.parts, self.trampoline = made.launcher, made.containment, made.parts, made.trampoline
+        made = make(
+            kind, self._note, program=program, instance=instance, complain=self.complaints.append
+        )
+        self.launcher, self.containment, self.parts, self.trampoline = (
+            made.launcher,
+            made.containment,
+            made.parts,
+            made.trampoline,
+        )
 
     @property
     def cgroups(self) -> CgroupContainment:
@@ -106,7 +128,8 @@ class Rig:
         return self.containment
 
     def check(self) -> None:
-        """Fail if the launcher has met a bug of its own: it tries again, so a test may pass nevertheless."""
+        """Fail if the launcher has met a bug of its own: it tries again, so a test may pass
+        nevertheless."""
         bugs = [complaint for complaint in self.complaints if "internal error" in complaint]
         assert not bugs, "\n".join(bugs)
 
@@ -204,7 +227,8 @@ async def _signals(launcher: LocalLauncher, *, task_status: trio.TaskStatus[None
 
 @asynccontextmanager
 async def rigged(kind: str, *, program: str = "elf", instance: str = "") -> AsyncIterator[Rig]:
-    """Yield a rig; skip the test where there is no such containment. Afterwards nothing of it is alive, whatever the test did."""
+    """Yield a rig; skip the test where there is no such containment. Afterwards nothing of it is
+    alive, whatever the test did."""
     from tests import needs  # for the same reason
 
     needs.containment(kind)

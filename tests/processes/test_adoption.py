@@ -42,8 +42,12 @@ def instance() -> str:
     return secrets.token_hex(6)
 
 
-def adopt(rig: Rig, records: dict[str, LaunchRecord], parents: dict[str, str] | None = None) -> dict[str, Adopted]:
-    return {run: rig.launcher.adopt(run, (parents or {}).get(run), one) for run, one in records.items()}
+def adopt(
+    rig: Rig, records: dict[str, LaunchRecord], parents: dict[str, str] | None = None
+) -> dict[str, Adopted]:
+    return {
+        run: rig.launcher.adopt(run, (parents or {}).get(run), one) for run, one in records.items()
+    }
 
 
 def members(rig: Rig, run: str) -> set[int]:
@@ -51,7 +55,8 @@ def members(rig: Rig, run: str) -> set[int]:
 
 
 def gathered(rig: Rig, run: str, main: int | None, count: int) -> bool:
-    """Return whether all of `programs.ORPHANS COUNT` are there: half are on their own, and their session leaders are gone."""
+    """Return whether all of `programs.ORPHANS COUNT` are there: half are on their own, and their
+    session leaders are gone."""
     found = members(rig, run) - {main}
     on_their_own = 0
     for pid in found:
@@ -69,7 +74,9 @@ def grows(path: Path) -> Callable[[], bool]:
     return lambda: path.stat().st_size > before
 
 
-async def test_an_adopted_run_continues_and_its_exit_code_is_known(containment: str, instance: str, tmp_path: Path) -> None:
+async def test_an_adopted_run_continues_and_its_exit_code_is_known(
+    containment: str, instance: str, tmp_path: Path
+) -> None:
     records = dead(containment, instance, ("a1", None, ["sh", "-c", TICK, str(tmp_path / "ticks")]))
     pid = records["a1"].pid
     async with rigged(containment, instance=instance) as rig:
@@ -104,7 +111,11 @@ async def test_the_signal_that_ended_an_adopted_run_is_known(
         assert rig.main("a1").exit_seen is None
         rig.launcher.signal_main("a1", signal.SIGUSR1)
         exited = await rig.wait(MainExited, "a1")
-        assert (exited.code, exited.signal, exited.empty) == (None, signal.SIGUSR1 if tells_exits() else None, True)
+        assert (exited.code, exited.signal, exited.empty) == (
+            None,
+            signal.SIGUSR1 if tells_exits() else None,
+            True,
+        )
         rig.launcher.release("a1")
 
 
@@ -135,7 +146,9 @@ async def test_the_wait_for_a_pid_1_that_does_not_reap_ends(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_a_stop_finds_processes_that_hide(containment: str, instance: str, number: int) -> None:
+async def test_a_stop_finds_processes_that_hide(
+    containment: str, instance: str, number: int
+) -> None:
     records = dead(containment, instance, ("a1", None, [*PYTHON, programs.ORPHANS, "12"]))
     async with rigged(containment, instance=instance) as rig:
         adopt(rig, records)
@@ -146,7 +159,9 @@ async def test_a_stop_finds_processes_that_hide(containment: str, instance: str,
         assert [type(event) for event in rig.events] == [MainExited, Emptied]
 
 
-async def test_processes_that_ignore_sigterm_are_listed_and_killed(containment: str, instance: str) -> None:
+async def test_processes_that_ignore_sigterm_are_listed_and_killed(
+    containment: str, instance: str
+) -> None:
     records = dead(containment, instance, ("a1", None, [*PYTHON, programs.ORPHANS, "4", "ignore"]))
     async with rigged(containment, instance=instance) as rig:
         adopt(rig, records)
@@ -173,7 +188,9 @@ async def test_processes_that_an_ended_main_process_left(containment: str, insta
         assert [type(event) for event in rig.events] == [Emptied]
 
 
-async def test_an_adopted_run_freezes_and_thaws(containment: str, instance: str, tmp_path: Path) -> None:
+async def test_an_adopted_run_freezes_and_thaws(
+    containment: str, instance: str, tmp_path: Path
+) -> None:
     ticks = tmp_path / "ticks"
     records = dead(containment, instance, ("a1", None, ["sh", "-c", TICK, str(ticks)]))
     async with rigged(containment, instance=instance) as rig:
@@ -189,9 +206,13 @@ async def test_an_adopted_run_freezes_and_thaws(containment: str, instance: str,
 
 
 @pytest.mark.parametrize("end", ["thaw", "terminate", "kill"])
-async def test_a_run_that_the_dead_daemon_had_frozen(containment: str, instance: str, end: str, tmp_path: Path) -> None:
+async def test_a_run_that_the_dead_daemon_had_frozen(
+    containment: str, instance: str, end: str, tmp_path: Path
+) -> None:
     ticks = tmp_path / "ticks"
-    records = dead(containment, instance, ("a1", None, ["sh", "-c", TICK, str(ticks)]), frozen=["a1"])
+    records = dead(
+        containment, instance, ("a1", None, ["sh", "-c", TICK, str(ticks)]), frozen=["a1"]
+    )
     async with rigged(containment, instance=instance) as rig:
         moves = grows(ticks) if ticks.exists() else ticks.exists
         assert adopt(rig, records)["a1"] == Adopted(records["a1"].pid, empty=False)
@@ -211,7 +232,14 @@ async def test_another_process_with_the_pid_is_not_touched(containment: str, ins
     assert pid is not None
     try:
         async with rigged(containment, instance=instance) as rig:
-            found = adopt(rig, {"a1": strangers["a1"], "a2": LaunchRecord("00", pid=pid), "a3": LaunchRecord("00", pid=1)})
+            found = adopt(
+                rig,
+                {
+                    "a1": strangers["a1"],
+                    "a2": LaunchRecord("00", pid=pid),
+                    "a3": LaunchRecord("00", pid=1),
+                },
+            )
             assert set(found.values()) == {Adopted(None, empty=True)}
             for run in found:
                 assert not rig.launcher.signal_main(run, signal.SIGTERM)
@@ -226,7 +254,8 @@ async def test_a_recycled_pid_is_not_signalled(containment: str, instance: str) 
     assert records.started is not None
     async with rigged(containment, instance=instance) as rig:
         found = rig.launcher.adopt("a1", None, replace(records, started=records.started - 1))
-        assert found == Adopted(None, empty=False)  # what is alive in the containment is the run's, but it is not the main process
+        # what is alive in the containment is the run's, but it is not the main process
+        assert found == Adopted(None, empty=False)
         assert not rig.launcher.signal_main("a1", signal.SIGTERM)
         await rig.stop("a1")
 
@@ -234,15 +263,21 @@ async def test_a_recycled_pid_is_not_signalled(containment: str, instance: str) 
 async def test_the_cookie_of_another_attempt_is_not_enough(instance: str) -> None:
     records = dead("tags", instance, ("a1", None, ["sleep", "1000"]))["a1"]
     async with rigged("tags", instance=instance) as rig:
-        assert rig.launcher.adopt("a1", None, replace(records, nonce="0123")) == Adopted(None, empty=True)
+        assert rig.launcher.adopt("a1", None, replace(records, nonce="0123")) == Adopted(
+            None, empty=True
+        )
         await rig.stop("a1")
         assert alive({records.pid})  # the sweep ends it
 
 
-async def test_a_main_process_that_was_not_saved_is_stopped_with_the_run(containment: str, instance: str) -> None:
+async def test_a_main_process_that_was_not_saved_is_stopped_with_the_run(
+    containment: str, instance: str
+) -> None:
     records = dead(containment, instance, ("a1", None, [*PYTHON, programs.ORPHANS, "6"]))["a1"]
     async with rigged(containment, instance=instance) as rig:
-        assert rig.launcher.adopt("a1", None, LaunchRecord(records.nonce)) == Adopted(None, empty=False)
+        assert rig.launcher.adopt("a1", None, LaunchRecord(records.nonce)) == Adopted(
+            None, empty=False
+        )
         assert rig.launched("a1").record() == LaunchRecord(records.nonce)
         await rig.stop("a1")
         assert not alive({records.pid})
@@ -250,7 +285,9 @@ async def test_a_main_process_that_was_not_saved_is_stopped_with_the_run(contain
 
 async def test_a_run_of_which_nothing_is_alive(containment: str, instance: str) -> None:
     async with rigged(containment, instance=instance) as rig:
-        assert adopt(rig, {"a1": LaunchRecord("00"), "a2": LaunchRecord("00", pid=999_999_999)}, {"a2": "a1"}) == {
+        assert adopt(
+            rig, {"a1": LaunchRecord("00"), "a2": LaunchRecord("00", pid=999_999_999)}, {"a2": "a1"}
+        ) == {
             "a1": Adopted(None, empty=True),
             "a2": Adopted(None, empty=True),
         }
@@ -261,7 +298,11 @@ async def test_a_run_of_which_nothing_is_alive(containment: str, instance: str) 
 
 
 async def test_nested_runs(containment: str, instance: str) -> None:
-    runs = [("a1", None, ["sleep", "1000"]), ("a2", "a1", ["sleep", "1000"]), ("a3", "a2", ["sleep", "1000"])]
+    runs = [
+        ("a1", None, ["sleep", "1000"]),
+        ("a2", "a1", ["sleep", "1000"]),
+        ("a3", "a2", ["sleep", "1000"]),
+    ]
     records = dead(containment, instance, *runs)
     async with rigged(containment, instance=instance) as rig:
         found = adopt(rig, records, {"a2": "a1", "a3": "a2"})
@@ -313,14 +354,18 @@ async def test_runs_that_tags_contained_get_a_cgroup(instance: str) -> None:
 
 
 async def test_runs_that_cgroups_contained_are_found_by_their_cookie(instance: str) -> None:
-    records = dead("cgroup", instance, ("a1", None, ["sh", "-c", "setsid --fork sleep 1000; exec sleep 1000"]))
+    records = dead(
+        "cgroup", instance, ("a1", None, ["sh", "-c", "setsid --fork sleep 1000; exec sleep 1000"])
+    )
     async with rigged("tags", instance=instance) as rig:
         assert adopt(rig, records) == {"a1": Adopted(records["a1"].pid, empty=False)}
         await until(lambda: len(members(rig, "a1")) == 2, "both are found")
         await rig.stop("a1", number=signal.SIGTERM)
 
 
-async def test_a_main_process_that_ended_before_the_adoption(containment: str, instance: str) -> None:
+async def test_a_main_process_that_ended_before_the_adoption(
+    containment: str, instance: str
+) -> None:
     records = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
     async with rigged(containment, instance=instance) as rig:
         pid = records["a1"].pid
@@ -358,17 +403,23 @@ trio.run(main, *where)
 def died_starting(kind: str, instance: str, program: str, when: str, halt: str) -> int:
     """Return the pid of a trampoline whose daemon was killed before or after it was saved."""
     command = [sys.executable, "-c", DIES, kind, instance, program, when, halt]
-    done = subprocess.run(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], timeout=PATIENCE)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], timeout=PATIENCE
+    )
     assert done.returncode == -signal.SIGKILL
     return int(done.stdout)
 
 
 @pytest.mark.parametrize("halt", ["", "halt"], ids=["goes-on", "halted"])
-async def test_a_launch_in_flight_does_not_escape(containment: str, instance: str, program: str, halt: str) -> None:
+async def test_a_launch_in_flight_does_not_escape(
+    containment: str, instance: str, program: str, halt: str
+) -> None:
     pid = died_starting(containment, instance, program, "after", halt)
     async with rigged(containment, instance=instance) as rig:
         if halt:
-            await until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it is halted")
+            await until(
+                lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it is halted"
+            )
         hung = halt and is_one(pid)  # as on a mount that does not answer; unless it was quicker
         found = rig.launcher.adopt("a1", None, LaunchRecord("abcd", pid=pid, executed=False))
         if hung:
@@ -379,11 +430,14 @@ async def test_a_launch_in_flight_does_not_escape(containment: str, instance: st
             assert psutil.Process(pid).name() == "sleep"
             assert members(rig, "a1") == {pid}
         await rig.stop("a1")
-        await until(lambda: not alive({pid}), "it is gone")  # at once, where it was in its containment
+        # at once, where it was in its containment
+        await until(lambda: not alive({pid}), "it is gone")
 
 
 @pytest.mark.parametrize("halt", ["", "halt"], ids=["goes-on", "halted"])
-async def test_a_trampoline_that_was_not_saved_executes_nothing(containment: str, instance: str, program: str, halt: str) -> None:
+async def test_a_trampoline_that_was_not_saved_executes_nothing(
+    containment: str, instance: str, program: str, halt: str
+) -> None:
     pid = died_starting(containment, instance, program, "before", halt)
     seen = set()
 
@@ -405,7 +459,8 @@ async def test_a_cgroup_without_a_process_is_removed_on_release(instance: str) -
     async with rigged("cgroup", instance=instance) as rig:
         cell = f"{rig.launcher.detail}/a1/self"
         os.makedirs(cell)
-        door = os.open(f"{cell}/cgroup.procs", os.O_WRONLY)  # as a child has it before it executes its trampoline
+        # as a child has it before it executes its trampoline
+        door = os.open(f"{cell}/cgroup.procs", os.O_WRONLY)
         assert rig.launcher.adopt("a1", None, LaunchRecord("abcd")) == Adopted(None, empty=True)
         rig.launcher.release("a1")
         await until(lambda: not os.path.exists(cell), "its cgroup is removed")
@@ -439,7 +494,8 @@ def elsewhere() -> Iterator[str]:
 async def test_runs_stay_where_the_first_daemon_put_them(instance: str, elsewhere: str) -> None:
     plan = Plan([("a1", None, ["sleep", "1000"])])
     mine = kernel.cgroup(os.getpid())
-    cgroupfs.write(f"{elsewhere}/cgroup.procs", str(os.getpid()).encode())  # for the daemon to inherit
+    # for the daemon to inherit
+    cgroupfs.write(f"{elsewhere}/cgroup.procs", str(os.getpid()).encode())
     try:
         with daemon("cgroup", instance, plan) as (_, records):
             pass
@@ -455,7 +511,9 @@ async def test_runs_stay_where_the_first_daemon_put_them(instance: str, elsewher
 
 
 async def test_bounds_are_kept(containment: str, instance: str) -> None:
-    records = dead(containment, instance, ("a1", None, ["sleep", "1000"]), bounds={"pids": 50, "cpu": 1})
+    records = dead(
+        containment, instance, ("a1", None, ["sleep", "1000"]), bounds={"pids": 50, "cpu": 1}
+    )
     assert records["a1"].bounds == Bounds(pids=50, cpu=1)
     pid = records["a1"].pid
     assert pid is not None
@@ -470,10 +528,14 @@ async def test_bounds_are_kept(containment: str, instance: str) -> None:
         await rig.stop("a1")
 
 
-async def test_an_adoption_without_descriptors_holds_nothing(containment: str, instance: str) -> None:
+async def test_an_adoption_without_descriptors_holds_nothing(
+    containment: str, instance: str
+) -> None:
     from tests.processes.test_pressure import no_descriptors
 
-    records = dead(containment, instance, ("a1", None, ["sleep", "1000"]), ("a2", None, ["sleep", "1000"]))
+    records = dead(
+        containment, instance, ("a1", None, ["sleep", "1000"]), ("a2", None, ["sleep", "1000"])
+    )
     async with rigged(containment, instance=instance) as rig:
         before = set(os.listdir("/proc/self/fd"))
         for run, one in records.items():
@@ -486,11 +548,17 @@ async def test_an_adoption_without_descriptors_holds_nothing(containment: str, i
 
 
 async def test_two_hundred_runs_are_adopted_at_once(containment: str, instance: str) -> None:
-    runs = [(f"b{number // 32:x}{number % 32:x}", None, ["sleep", "1000"]) for number in range(32, 32 + 16)]
+    runs = [
+        (f"b{number // 32:x}{number % 32:x}", None, ["sleep", "1000"])
+        for number in range(32, 32 + 16)
+    ]
     records = dead(containment, instance, *runs)
     async with rigged(containment, instance=instance) as rig:
         found = adopt(rig, records)
-        gone = adopt(rig, {f"c{number:03}": LaunchRecord("00", pid=999_999_999) for number in range(100, 300)})
+        gone = adopt(
+            rig,
+            {f"c{number:03}": LaunchRecord("00", pid=999_999_999) for number in range(100, 300)},
+        )
         assert found == {run: Adopted(one.pid, empty=False) for run, one in records.items()}
         assert set(gone.values()) == {Adopted(None, empty=True)}
         await rig.stop(*records)
@@ -499,7 +567,8 @@ async def test_two_hundred_runs_are_adopted_at_once(containment: str, instance: 
 
 
 async def test_each_run_that_is_adopted_costs_a_few_files(containment: str, instance: str) -> None:
-    """One look at all processes serves all runs. A thousand runs took ten thousand looks at processes, 27 files each."""
+    """One look at all processes serves all runs. A thousand runs took ten thousand looks at
+    processes, 27 files each."""
     opened = list[str]()
 
     def counted(event: str, arguments: tuple[object, ...]) -> None:
@@ -523,18 +592,25 @@ async def test_each_run_that_is_adopted_costs_a_few_files(containment: str, inst
 
 
 async def test_the_tags_of_other_instances_are_not_ours(instance: str) -> None:
-    """Another instance's run may have the same tag; its cookie, or that of an ancestor, says that it is not ours."""
+    """Another instance's run may have the same tag; its cookie, or that of an ancestor, says that
+    it is not ours."""
     other = f"{int(instance, 16) ^ 1:012x}"
     number = launched_runs.tag(instance, "a1")
     script = f"(ulimit -S -q {number}; env -i sleep 1000 & exec sleep 1000) > /dev/null & echo $!"
     env = {"SFA_COOKIE": f"{other}:a1:00", "PATH": os.environ["PATH"]}
-    pid = int(subprocess.run(["bash", "-c", script], env=env, stdout=subprocess.PIPE, timeout=PATIENCE).stdout)  # noqa: ASYNC221
+    pid = int(
+        subprocess.run(
+            ["bash", "-c", script], env=env, stdout=subprocess.PIPE, timeout=PATIENCE
+        ).stdout
+    )
     try:
         await until(lambda: len(sleepers_below(pid)) == 2, "both are there")
         theirs = sleepers_below(pid)
         records = dead("tags", instance, ("a1", None, ["sleep", "1000"]))
         async with rigged("tags", instance=instance) as rig:
-            assert {psutil.Process(one).rlimit(resource.RLIMIT_MSGQUEUE)[0] for one in theirs} == {number}
+            assert {psutil.Process(one).rlimit(resource.RLIMIT_MSGQUEUE)[0] for one in theirs} == {
+                number
+            }
             adopt(rig, records)
             assert members(rig, "a1") == {records["a1"].pid}
             await rig.stop("a1")
@@ -545,7 +621,10 @@ async def test_the_tags_of_other_instances_are_not_ours(instance: str) -> None:
 
 
 def sleepers_below(pid: int) -> set[int]:
-    found = {one.process.pid for one, _ in membership.scan_marks().with_runs(lambda _one, _above: None, pid)}
+    found = {
+        one.process.pid
+        for one, _ in membership.scan_marks().with_runs(lambda _one, _above: None, pid)
+    }
     return {pid for pid in found if psutil.Process(pid).name() == "sleep"}
 
 

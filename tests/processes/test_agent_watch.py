@@ -1,4 +1,5 @@
-"""Agent programs in runs are noticed: by the kernel's exec events, and where these cannot be had, by looking at all processes."""
+"""Agent programs in runs are noticed: by the kernel's exec events, and where these cannot be had,
+by looking at all processes."""
 
 from __future__ import annotations
 
@@ -60,14 +61,17 @@ async def agent(rig: Rig, run: str, count: int = 1) -> AgentProcess:
 @pytest.mark.usefixtures("either_way")
 async def test_what_is_told_of_an_agent(rig: Rig, programs: Path) -> None:
     rig.launcher.watch_agents(NAMES)
-    # a shell that waits, and then becomes an agent; one that only mentions it; and the agent's own second process
+    # a shell that waits, and then becomes an agent; one that only mentions it; and the agent's own
+    # second process
     script = f"""
     cd {programs}; tail -f claude >/dev/null & sh -c 'exec 3<gate; exec ./claude x' <gate & ./codex one <gate & wait
     """
     rig.launch("a1", "sh", "-c", script)
     await rig.running("a1")
     with (programs / "gate").open("w"):
-        found = sorted([await agent(rig, "a1", n) for n in (1, 2, 3)], key=lambda one: (one.program, one.pid))
+        found = sorted(
+            [await agent(rig, "a1", n) for n in (1, 2, 3)], key=lambda one: (one.program, one.pid)
+        )
         claude, first, second = found
         main = rig.main("a1").pid
         assert [(one.program, one.command) for one in found] == [
@@ -83,16 +87,29 @@ async def test_what_is_told_of_an_agent(rig: Rig, programs: Path) -> None:
 
 @pytest.mark.usefixtures("either_way")
 async def test_a_main_process_an_orphan_and_a_group_of_its_own(rig: Rig, programs: Path) -> None:
-    rig.launch("a1", str(programs / "claude"), stdin=(gate := os.open(programs / "gate", os.O_RDWR)))
+    rig.launch(
+        "a1", str(programs / "claude"), stdin=(gate := os.open(programs / "gate", os.O_RDWR))
+    )
     rig.launch("a2", str(programs / "claude"), parent="a1", stdin=gate)
-    rig.launch("a3", "sh", "-c", f"(setsid -f {programs}/codex again <{programs}/gate); exec cat", stdin=gate)
+    rig.launch(
+        "a3",
+        "sh",
+        "-c",
+        f"(setsid -f {programs}/codex again <{programs}/gate); exec cat",
+        stdin=gate,
+    )
     await rig.running("a1", "a2", "a3")
     rig.launcher.watch_agents(NAMES)  # as after a reload of the config
     own = await agent(rig, "a1")
     assert (own.pid, own.is_main, own.below_main) == (rig.main("a1").pid, True, False)
     assert (await agent(rig, "a2")).is_main
     orphan = await agent(rig, "a3")
-    assert (orphan.program, orphan.is_main, orphan.below_main, orphan.above) == ("codex", False, False, ())
+    assert (orphan.program, orphan.is_main, orphan.below_main, orphan.above) == (
+        "codex",
+        False,
+        False,
+        (),
+    )
     await rig.stop("a3", "a2", "a1")
     os.close(gate)
 
@@ -115,13 +132,18 @@ open("{programs}/gate").read()
     with (programs / "gate").open("w"):
         await agent(rig, "a2")
         await agent(rig, "a1")
-        told = {event.process.pid for event in rig.events if isinstance(event, AgentSeen) and event.run == "a1"}
+        told = {
+            event.process.pid
+            for event in rig.events
+            if isinstance(event, AgentSeen) and event.run == "a1"
+        }
         assert told == {rig.main("a1").pid}
     await rig.stop("a1", "a2")
 
 
 async def test_an_agent_of_200_ms_and_some_of_4_ms(rig: Rig, programs: Path) -> None:
-    """Only the kernel's events find the first for certain, and any of the others, although the run ends within 50 ms."""
+    """Only the kernel's events find the first for certain, and any of the others, although the run
+    ends within 50 ms."""
     try:
         ExecEvents().close()
     except OSError as error:

@@ -43,7 +43,9 @@ def below(pid: int) -> list[psutil.Process]:
 def close(launcher: Launcher, run: str, counted: list[psutil.Process]) -> bool:
     """Return whether the run uses as much memory as psutil counts, within a twentieth."""
     load = launcher.footprints([run]).get(run)
-    return load is not None and load.memory_bytes == pytest.approx(sum(one.memory_info().rss for one in counted), rel=0.05)
+    return load is not None and load.memory_bytes == pytest.approx(
+        sum(one.memory_info().rss for one in counted), rel=0.05
+    )
 
 
 async def test_loads_are_what_psutil_counts(rig: Rig, tmp_path: Path) -> None:
@@ -77,7 +79,9 @@ async def test_many_runs_take_one_scan(rig: Rig, monkeypatch: pytest.MonkeyPatch
         return scans[-1]
 
     monkeypatch.setattr(kernel, "scan", noted)
-    assert {run: load.processes for run, load in rig.launcher.footprints(runs).items()} == dict.fromkeys(runs, 1)
+    assert {
+        run: load.processes for run, load in rig.launcher.footprints(runs).items()
+    } == dict.fromkeys(runs, 1)
     assert len(scans) == (rig.launcher.containment == "tags")
     monkeypatch.undo()
     await rig.stop(*runs)
@@ -102,7 +106,11 @@ async def test_shared_memory_counts_once_where_it_matters(rig: Rig, tmp_path: Pa
 
 
 async def test_questions_about_a_run_that_is_not_held(rig: Rig) -> None:
-    assert rig.launcher.amounts("pids", {"nobody": 1.0}) == rig.launcher.amounts("memory", {"nobody": 1.0}) == {}
+    assert (
+        rig.launcher.amounts("pids", {"nobody": 1.0})
+        == rig.launcher.amounts("memory", {"nobody": 1.0})
+        == {}
+    )
     assert rig.launcher.breaches("nobody") == frozenset()
     rig.launcher.bound("nobody", Bounds(pids=1))
 
@@ -196,7 +204,9 @@ async def test_a_bound_that_cannot_be_set_is_logged_and_the_run_starts(
     assert len(said) == 1
     assert "watched, " in said[0] or "that limits are watched" in said[0]
     assert launcher.breaches("a1") == frozenset()
-    assert launcher.enforced_by("memory") == ("watching" if suffix == "subtree_control" else "kernel")
+    assert launcher.enforced_by("memory") == (
+        "watching" if suffix == "subtree_control" else "kernel"
+    )
     monkeypatch.undo()
     contained.controllers.available = set()
     launcher.release("a1")
@@ -234,7 +244,13 @@ def test_access_that_an_agent_took_away_is_regained(tmp_path: Path) -> None:
     for path in (aside, *way):
         path.chmod(0)
     cgroupfs.regain(str(file), str(tmp_path / "base"))
-    assert [path.stat().st_mode & 0o777 for path in (*way, aside)] == [0o600, 0o700, 0o700, 0o700, 0]
+    assert [path.stat().st_mode & 0o777 for path in (*way, aside)] == [
+        0o600,
+        0o700,
+        0o700,
+        0o700,
+        0,
+    ]
 
 
 def test_foreign_processes_are_not_moved(tmp_path: Path) -> None:
@@ -257,7 +273,10 @@ def test_pids_is_enabled_at_once_and_the_other_controllers_on_demand(tmp_path: P
     made = controllers.Controllers(cgroupfs.BaseCgroup(directory, "/x"))
     made.prepare()
     # each write(2) to a control file is a command; in these files it overwrites the one before
-    written = [Path(path, "cgroup.subtree_control").read_text() for path in (tmp_path / "cg", directory, run)]
+    written = [
+        Path(path, "cgroup.subtree_control").read_text()
+        for path in (tmp_path / "cg", directory, run)
+    ]
     assert written == ["+pids", "+pids", ""]
     assert made.enabled("pids", directory)
     assert not made.enabled("memory", directory)

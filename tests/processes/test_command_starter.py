@@ -53,14 +53,27 @@ async def test_signal(either: Rig) -> None:
 
 
 async def test_environment_is_unchanged(either: Rig, tmp_path: Path) -> None:
-    env = [b"PATH=/usr/bin:/bin", b"a.b=1", b"LATIN=\xe9\xff", b"EMPTY=", b"TWICE=1", b"TWICE=2", b"no equals sign", b"=x"]
-    output = await either.output("a1", sys.executable, "-I", "-S", "-c", SHOW, env=env, tmp_path=tmp_path)
+    env = [
+        b"PATH=/usr/bin:/bin",
+        b"a.b=1",
+        b"LATIN=\xe9\xff",
+        b"EMPTY=",
+        b"TWICE=1",
+        b"TWICE=2",
+        b"no equals sign",
+        b"=x",
+    ]
+    output = await either.output(
+        "a1", sys.executable, "-I", "-S", "-c", SHOW, env=env, tmp_path=tmp_path
+    )
     assert shown(output) == env
     either.launcher.release("a1")
 
 
 async def test_empty_environment(either: Rig, tmp_path: Path) -> None:
-    output = await either.output("a1", sys.executable, "-I", "-S", "-c", SHOW, env=[], tmp_path=tmp_path)
+    output = await either.output(
+        "a1", sys.executable, "-I", "-S", "-c", SHOW, env=[], tmp_path=tmp_path
+    )
     assert shown(output) == []
     assert output.startswith(f"SFA_COOKIE={either.launcher.instance}:a1:".encode())
     either.launcher.release("a1")
@@ -75,7 +88,14 @@ async def test_arguments_are_unchanged(either: Rig, tmp_path: Path) -> None:
 
 async def test_umask_and_cwd(either: Rig, tmp_path: Path) -> None:
     output = await either.output(
-        "a1", "sh", "-c", "umask; pwd -P", cwd=str(tmp_path), umask=0o137, env=[b"PATH=/bin"], tmp_path=tmp_path
+        "a1",
+        "sh",
+        "-c",
+        "umask; pwd -P",
+        cwd=str(tmp_path),
+        umask=0o137,
+        env=[b"PATH=/bin"],
+        tmp_path=tmp_path,
     )
     umask, directory = output.split()
     assert umask == b"0137"
@@ -86,9 +106,14 @@ async def test_umask_and_cwd(either: Rig, tmp_path: Path) -> None:
 async def test_only_standard_descriptors(either: Rig, tmp_path: Path) -> None:
     leaky = os.open("/dev/null", os.O_RDONLY)
     os.set_inheritable(leaky, True)
-    code = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd') if os.path.exists('/proc/self/fd/'+n)))"
+    code = (
+        "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd') if "
+        "os.path.exists('/proc/self/fd/'+n)))"
+    )
     try:
-        output = await either.output("a1", sys.executable, "-I", "-S", "-c", code, tmp_path=tmp_path)
+        output = await either.output(
+            "a1", sys.executable, "-I", "-S", "-c", code, tmp_path=tmp_path
+        )
     finally:
         os.close(leaky)
     assert output == b"[0, 1, 2]\n"
@@ -98,7 +123,9 @@ async def test_only_standard_descriptors(either: Rig, tmp_path: Path) -> None:
 async def test_signals_are_default_and_unblocked(either: Rig, tmp_path: Path) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
-        output = await either.output("a1", "grep", "-E", "SigBlk|SigIgn", "/proc/self/status", tmp_path=tmp_path)
+        output = await either.output(
+            "a1", "grep", "-E", "SigBlk|SigIgn", "/proc/self/status", tmp_path=tmp_path
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert {line.split()[1] for line in output.splitlines()} == {b"0" * 16}
@@ -106,7 +133,9 @@ async def test_signals_are_default_and_unblocked(either: Rig, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the number of rt_sigaction(2)")
-async def test_signals_of_glibc_are_default_too(containment: str, program: str, tmp_path: Path) -> None:
+async def test_signals_of_glibc_are_default_too(
+    containment: str, program: str, tmp_path: Path
+) -> None:
     """A daemon inherits them as ignored from a parent that glibc started by posix_spawn(3)."""
     rt_sigaction = partial(ctypes.CDLL(None).syscall, 13)
     before = {number: (ctypes.c_uint64 * 4)() for number in (32, 33)}
@@ -114,7 +143,9 @@ async def test_signals_of_glibc_are_default_too(containment: str, program: str, 
         assert rt_sigaction(number, (ctypes.c_uint64 * 4)(signal.SIG_IGN), action, 8) == 0
     try:
         async with rigged(containment, program=program) as rig:
-            output = await rig.output("a1", "grep", "SigIgn", "/proc/self/status", tmp_path=tmp_path)
+            output = await rig.output(
+                "a1", "grep", "SigIgn", "/proc/self/status", tmp_path=tmp_path
+            )
             rig.launcher.release("a1")
     finally:
         for number, action in before.items():
@@ -133,7 +164,15 @@ async def test_controlling_terminal(either: Rig, tmp_path: Path) -> None:
     master, slave = pty.openpty()
     try:
         with (tmp_path / "out").open("wb") as file:
-            either.launch("a1", "sh", "-c", "echo heard >/dev/tty", stdin=slave, stdout=file.fileno(), terminal=True)
+            either.launch(
+                "a1",
+                "sh",
+                "-c",
+                "echo heard >/dev/tty",
+                stdin=slave,
+                stdout=file.fileno(),
+                terminal=True,
+            )
             assert (await either.wait(MainExited, "a1")).code == 0
         assert os.read(master, 100).startswith(b"heard")
     finally:
@@ -143,7 +182,9 @@ async def test_controlling_terminal(either: Rig, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-async def test_the_loader_obeys_the_environment_only_for_the_command(either: Rig, terminal: bool) -> None:
+async def test_the_loader_obeys_the_environment_only_for_the_command(
+    either: Rig, terminal: bool
+) -> None:
     """And as its user: no program before that, which is root still, is told what to load."""
     root = os.geteuid() == 0
     master, slave = pty.openpty()
@@ -153,7 +194,14 @@ async def test_the_loader_obeys_the_environment_only_for_the_command(either: Rig
         try:
             if user is not None:
                 os.fchown(slave, user.uid, user.gid)
-            either.launch("a1", "true", env=tracing(place / "traced"), stdin=slave, terminal=terminal, user=user)
+            either.launch(
+                "a1",
+                "true",
+                env=tracing(place / "traced"),
+                stdin=slave,
+                terminal=terminal,
+                user=user,
+            )
             assert (await either.wait(MainExited, "a1")).code == 0
         finally:
             os.close(master)
@@ -163,7 +211,10 @@ async def test_the_loader_obeys_the_environment_only_for_the_command(either: Rig
 
 
 def user_of(uid: int) -> Credentials:
-    limits = tuple((soft % (1 << 64), hard % (1 << 64)) for soft, hard in map(resource.getrlimit, range(LIMIT_KINDS)))
+    limits = tuple(
+        (soft % (1 << 64), hard % (1 << 64))
+        for soft, hard in map(resource.getrlimit, range(LIMIT_KINDS))
+    )
     return Credentials(uid, uid, (), limits)
 
 
@@ -180,7 +231,9 @@ async def test_soft_limit_of_descriptors_is_the_original(containment: str, tmp_p
         rig.launcher.release("a1")
 
 
-async def test_the_shell_runs_a_script_without_an_interpreter_line(either: Rig, tmp_path: Path) -> None:
+async def test_the_shell_runs_a_script_without_an_interpreter_line(
+    either: Rig, tmp_path: Path
+) -> None:
     script = tmp_path / "script"
     script.write_text('echo "$0" "$@"')
     script.chmod(0o755)
@@ -194,16 +247,26 @@ async def test_path_is_the_runs(either: Rig, tmp_path: Path) -> None:
     tool = tmp_path / "bin" / "tool-of-this-test"
     tool.write_text("#!/bin/sh\necho found\n")
     tool.chmod(0o755)
-    options: dict[str, Any] = {"cwd": str(tmp_path), "env": [b"PATH=/nowhere:bin"], "tmp_path": tmp_path}
+    options: dict[str, Any] = {
+        "cwd": str(tmp_path),
+        "env": [b"PATH=/nowhere:bin"],
+        "tmp_path": tmp_path,
+    }
     assert await either.output("a1", "tool-of-this-test", **options) == b"found\n"
     either.launcher.release("a1")
 
 
 async def test_not_found(either: Rig) -> None:
     failed = await either.failure("a1", "no-such-program")
-    assert (failed.errno, failed.error) == (errno.ENOENT, "cannot execute no-such-program: No such file or directory")
+    assert (failed.errno, failed.error) == (
+        errno.ENOENT,
+        "cannot execute no-such-program: No such file or directory",
+    )
     failed = await either.failure("a2", "/no/such/program")
-    assert (failed.errno, failed.error) == (errno.ENOENT, "cannot execute /no/such/program: No such file or directory")
+    assert (failed.errno, failed.error) == (
+        errno.ENOENT,
+        "cannot execute /no/such/program: No such file or directory",
+    )
     assert not any(isinstance(event, MainExited | LaunchSucceeded) for event in either.events)
 
 
@@ -211,7 +274,10 @@ async def test_not_executable(either: Rig, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     failed = await either.failure("a1", str(file))
-    assert (failed.errno, failed.error) == (errno.EACCES, f"cannot execute {file}: Permission denied")
+    assert (failed.errno, failed.error) == (
+        errno.EACCES,
+        f"cannot execute {file}: Permission denied",
+    )
     failed = await either.failure("a2", "file", env=[b"PATH=" + os.fsencode(tmp_path)])
     assert failed.errno == errno.EACCES
 
@@ -239,7 +305,10 @@ async def test_missing_directory(either: Rig, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for run, name, number in (("a1", "gone", errno.ENOENT), ("a2", "file", errno.ENOTDIR)):
         failed = await either.failure(run, "true", cwd=f"{tmp_path}/{name}")
-        assert (failed.errno, failed.error) == (number, f"cannot enter directory {tmp_path}/{name}: {os.strerror(number)}")
+        assert (failed.errno, failed.error) == (
+            number,
+            f"cannot enter directory {tmp_path}/{name}: {os.strerror(number)}",
+        )
 
 
 @pytest.mark.parametrize("argv", [[], [""], ["a\0b"], ["/bin/echo", "a\0b"]])
@@ -249,7 +318,9 @@ async def test_impossible_arguments(rig: Rig, argv: list[str]) -> None:
 
 
 async def test_an_empty_name_is_shown(either: Rig) -> None:
-    assert (await either.failure("a1", "", "x")).error == "cannot execute '': No such file or directory"
+    assert (
+        await either.failure("a1", "", "x")
+    ).error == "cannot execute '': No such file or directory"
 
 
 async def test_too_long(rig: Rig) -> None:
@@ -266,11 +337,15 @@ async def test_a_command_that_cannot_be_saved_is_not_executed(either: Rig, tmp_p
     either.forgets = False
     either.launch("a1", "touch", str(tmp_path / "done"))
     assert (await either.wait(MainExited, "a1")).code == 0
-    assert [record.pid for record in either.remembered][-1] == (await either.wait(LaunchSucceeded, "a1")).pid
+    assert [record.pid for record in either.remembered][-1] == (
+        await either.wait(LaunchSucceeded, "a1")
+    ).pid
     either.launcher.release("a1")
 
 
-@pytest.mark.parametrize("where", ["sfad.processes.launched_runs.LaunchedRun.record", "sfad.processes.watch.Reactor.add"])
+@pytest.mark.parametrize(
+    "where", ["sfad.processes.launched_runs.LaunchedRun.record", "sfad.processes.watch.Reactor.add"]
+)
 async def test_a_command_that_cannot_be_watched_is_not_executed(
     either: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -339,11 +414,17 @@ async def test_descriptors_below_the_trampolines_own(rig: Rig, tmp_path: Path) -
 
 async def test_two_hundred_at_once_and_no_status_is_stolen(rig: Rig) -> None:
     for number in range(200):
-        code = f"exit {number % 256}" if number % 2 else f"sleep 0.0{number % 9}; kill -{1 + number % 3} $$"
+        code = (
+            f"exit {number % 256}"
+            if number % 2
+            else f"sleep 0.0{number % 9}; kill -{1 + number % 3} $$"
+        )
         rig.launch(run_id(number + 1), "sh", "-c", f"(exec sleep 0.1) & {code}")
     for number in range(200):
         ended = await rig.wait(MainExited, run_id(number + 1))
-        assert (ended.code, ended.signal) == ((number % 256, None) if number % 2 else (None, 1 + number % 3))
+        assert (ended.code, ended.signal) == (
+            (number % 256, None) if number % 2 else (None, 1 + number % 3)
+        )
     await rig.stop(*(run_id(number + 1) for number in range(200)))
 
 
@@ -358,13 +439,21 @@ async def test_commands_are_searched_for_as_execvp_does(either: Rig, tmp_path: P
     def path(*names: str) -> dict[str, Any]:
         return {"cwd": str(tmp_path), "env": [os.fsencode("PATH=" + ":".join(names))]}
 
-    searched = path(f"{tmp_path}/none", "file", "denied", "loop", "x" * 300, "y/" * 3000, "allowed", "later")
-    # the shell gets a file without an interpreter line, by the name under which it was found
-    assert await either.output("a1", "tool", "x", **searched, tmp_path=tmp_path) == b"allowed allowed/tool x\n"
-    assert await either.output("a2", "sh", "-c", "echo $0 there", cwd="/", env=[], tmp_path=tmp_path) == b"sh there\n"
-    assert await either.output("a3", "tool", "x", **path("/nowhere", "") | {"cwd": f"{tmp_path}/later"}, tmp_path=tmp_path) == (
-        b"later ./tool x\n"
+    searched = path(
+        f"{tmp_path}/none", "file", "denied", "loop", "x" * 300, "y/" * 3000, "allowed", "later"
     )
+    # the shell gets a file without an interpreter line, by the name under which it was found
+    assert (
+        await either.output("a1", "tool", "x", **searched, tmp_path=tmp_path)
+        == b"allowed allowed/tool x\n"
+    )
+    assert (
+        await either.output("a2", "sh", "-c", "echo $0 there", cwd="/", env=[], tmp_path=tmp_path)
+        == b"sh there\n"
+    )
+    assert await either.output(
+        "a3", "tool", "x", **path("/nowhere", "") | {"cwd": f"{tmp_path}/later"}, tmp_path=tmp_path
+    ) == (b"later ./tool x\n")
     for run, names, number in (
         ("a4", ["denied", "file", "none"], errno.EACCES),
         ("a5", ["none", "file"], errno.ENOENT),
@@ -373,18 +462,25 @@ async def test_commands_are_searched_for_as_execvp_does(either: Rig, tmp_path: P
         ("a8", ["none", "x" * 300], errno.ENAMETOOLONG),
     ):
         failed = await either.failure(run, "tool", **path(*names))
-        assert (failed.errno, failed.error) == (number, f"cannot execute tool: {os.strerror(number)}")
+        assert (failed.errno, failed.error) == (
+            number,
+            f"cannot execute tool: {os.strerror(number)}",
+        )
     await either.stop("a1", "a2", "a3")
 
 
 @with_fuse
 @pytest.mark.parametrize("what", ["cwd", "PATH", "command"])
-async def test_a_mount_that_does_not_answer_holds_up_no_other_run(either: Rig, tmp_path: Path, what: str) -> None:
+async def test_a_mount_that_does_not_answer_holds_up_no_other_run(
+    either: Rig, tmp_path: Path, what: str
+) -> None:
     mount = tmp_path / "mount"
     with unanswered(mount):
         path = f"PATH={mount}:/usr/bin:/bin" if what == "PATH" else "PATH=/usr/bin:/bin"
         command = f"{mount}/true" if what == "command" else "true"
-        either.launch("a1", command, cwd=str(mount) if what == "cwd" else "/", env=[os.fsencode(path)])
+        either.launch(
+            "a1", command, cwd=str(mount) if what == "cwd" else "/", env=[os.fsencode(path)]
+        )
         either.launch("a2", "sh", "-c", "exit 3")
         assert (await either.wait(MainExited, "a2")).code == 3
         assert not [event for event in either.events if getattr(event, "run", "") == "a1"]
@@ -399,14 +495,21 @@ async def test_a_mount_whose_server_has_gone_is_searched_past(either: Rig, tmp_p
         go_away()
         either.launch("a1", "true", env=[os.fsencode(f"PATH={mount}:/usr/bin:/bin")])
         assert (await either.wait(MainExited, "a1")).code == 0
-        failed = await either.failure("a2", "no-such-program", env=[os.fsencode(f"PATH={mount}:/usr/bin:/bin")])
-        assert (failed.errno, failed.error) == (errno.ENOTCONN, f"cannot execute no-such-program: {os.strerror(errno.ENOTCONN)}")
+        failed = await either.failure(
+            "a2", "no-such-program", env=[os.fsencode(f"PATH={mount}:/usr/bin:/bin")]
+        )
+        assert (failed.errno, failed.error) == (
+            errno.ENOTCONN,
+            f"cannot execute no-such-program: {os.strerror(errno.ENOTCONN)}",
+        )
         failed = await either.failure("a3", "true", cwd=str(mount))
         assert failed.errno == errno.ENOTCONN
         either.launcher.release("a1")
 
 
-async def test_the_trampoline_in_python_where_memfds_cannot_be_executed(monkeypatch: pytest.MonkeyPatch, containment: str) -> None:
+async def test_the_trampoline_in_python_where_memfds_cannot_be_executed(
+    monkeypatch: pytest.MonkeyPatch, containment: str
+) -> None:
     monkeypatch.setattr(os, "access", lambda _path, _mode: False)
     assert executable.best() == executable.python()
     async with rigged(containment) as rig:
@@ -425,7 +528,9 @@ async def test_nothing_is_reported_from_within_a_verb(rig: Rig) -> None:
         await rig.wait(LaunchFailed, "a1")
 
 
-async def test_the_clock_tells_when_a_process_has_started(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_clock_tells_when_a_process_has_started(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs, stat = [run_id(number) for number in range(1, 41)], kernel.stat
     looked: list[int] = []
 
@@ -474,7 +579,9 @@ async def test_a_command_begins_in_its_cgroup(rig: Rig) -> None:
         assert (await rig.wait(MainExited, "a1", after=mark)).code == 0
 
 
-async def test_where_clone3_is_refused_a_command_attaches_itself(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_clone3_is_refused_a_command_attaches_itself(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(*_arguments: object) -> None:
         raise OSError(errno.ENOSYS, "as under a seccomp filter")
 

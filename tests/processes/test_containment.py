@@ -33,7 +33,9 @@ from tests.processes.rig import Rig, rigged
 from tests.template import close_template
 
 
-async def ready(rig: Rig, run: str, program: str, *argv: str, tmp_path: Path, parent: str | None = None) -> int:
+async def ready(
+    rig: Rig, run: str, program: str, *argv: str, tmp_path: Path, parent: str | None = None
+) -> int:
     """Start a program that prints when it is ready; return its pid."""
     with (tmp_path / run).open("wb") as file:
         rig.python(run, program, *argv, stdout=file.fileno(), stderr=file.fileno(), parent=parent)
@@ -51,7 +53,10 @@ def survivors_by_kernel(instance: str) -> list[int]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.environ().get("SFA_COOKIE", "").startswith(f"{instance}:") and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                process.environ().get("SFA_COOKIE", "").startswith(f"{instance}:")
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process.pid)
     return found
 
@@ -71,7 +76,8 @@ async def test_terminate_reaches_everything(rig: Rig, tmp_path: Path) -> None:
 
 @contextmanager
 def counted_children() -> Iterator[list[int]]:
-    """Count the children of this process, zombies included, from a thread, because trio's may be busy."""
+    """Count the children of this process, zombies included, from a thread, because trio's may be
+    busy."""
     counts: list[int] = []
     enough = threading.Event()
 
@@ -91,7 +97,8 @@ def counted_children() -> Iterator[list[int]]:
 
 async def test_hundreds_and_relentless_lineages(rig: Rig, tmp_path: Path) -> None:
     await ready(rig, "a1", programs.ORPHANS, "300", "ignore", tmp_path=tmp_path)
-    hoppers = "20" if rig.launcher.containment == "cgroup" else "4"  # this process has no better priority, as a daemon has
+    # this process has no better priority, as a daemon has
+    hoppers = "20" if rig.launcher.containment == "cgroup" else "4"
     await ready(rig, "a2", programs.HOPPERS, hoppers, parent="a1", tmp_path=tmp_path)
     with counted_children() as counts:
         rig.launcher.terminate("a1", signal.SIGTERM)
@@ -105,13 +112,18 @@ async def test_hundreds_and_relentless_lineages(rig: Rig, tmp_path: Path) -> Non
     rig.launcher.release("a1")
 
 
-async def test_children_that_come_and_go_between_looks_are_taken_for_live_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_children_that_come_and_go_between_looks_are_taken_for_live_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with rigged("tags") as rig:
         rig.launch("a1", "sleep", "100")
         await rig.wait(LaunchSucceeded, "a1")
         adopted = rig.tags.adopted
-        census = Census(rig.parts.orphans, adopted, TagsMembership(rig.parts.runs, rig.parts.orphans, adopted))
-        beyond = count(1 << 22)  # there is no such pid: a process that was listed is gone when it is looked at
+        census = Census(
+            rig.parts.orphans, adopted, TagsMembership(rig.parts.runs, rig.parts.orphans, adopted)
+        )
+        # there is no such pid: a process that was listed is gone when it is looked at
+        beyond = count(1 << 22)
         with monkeypatch.context() as patched:
             patched.setattr(kernel, "children", lambda *_: {next(beyond)})
             assert census.live_children({"a1"}) == [next(beyond) - 1]
@@ -139,12 +151,23 @@ async def test_emptied_is_not_reported_before_a_stop(rig: Rig) -> None:
 
 async def test_processes_that_ignore_sigterm_need_the_kill(rig: Rig, tmp_path: Path) -> None:
     for number in range(1, 10):
-        await ready(rig, f"a{number}", programs.STUBBORN, parent=f"a{number - 1}" if number > 1 else None, tmp_path=tmp_path)
+        await ready(
+            rig,
+            f"a{number}",
+            programs.STUBBORN,
+            parent=f"a{number - 1}" if number > 1 else None,
+            tmp_path=tmp_path,
+        )
     rig.launcher.terminate("a1", signal.SIGTERM)
     rig.launcher.survey("a1")
     surveyed = await rig.wait(Surveyed, "a1")
-    assert {survivor.run_id for survivor in surveyed.survivors} == {f"a{number}" for number in range(1, 10)}
-    assert all(re.fullmatch(r"(sleeping|running) \([SR]\).*", survivor.why) for survivor in surveyed.survivors)
+    assert {survivor.run_id for survivor in surveyed.survivors} == {
+        f"a{number}" for number in range(1, 10)
+    }
+    assert all(
+        re.fullmatch(r"(sleeping|running) \([SR]\).*", survivor.why)
+        for survivor in surveyed.survivors
+    )
     rig.launcher.kill("a1")
     emptied = await rig.wait(Emptied, "a1")
     ends = [event for event in rig.events if isinstance(event, MainExited)]
@@ -178,8 +201,11 @@ async def test_a_frozen_run_stands_still_until_it_is_thawed(rig: Rig, tmp_path: 
     await rig.stop("a1")
 
 
-async def test_a_process_in_the_middle_of_a_vfork_stands_still_too(rig: Rig, tmp_path: Path) -> None:
-    """The parent of the vforked child waits in a state in which it cannot be stopped. dash does so for every command."""
+async def test_a_process_in_the_middle_of_a_vfork_stands_still_too(
+    rig: Rig, tmp_path: Path
+) -> None:
+    """The parent of the vforked child waits in a state in which it cannot be stopped. dash does so
+    for every command."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     rig.python("a1", programs.IN_VFORK, str(fifo))
@@ -200,16 +226,23 @@ async def test_a_signal_reaches_child_runs_that_are_frozen(rig: Rig) -> None:
         await rig.wait(Frozen, run)
     rig.launcher.terminate("a1", signal.SIGTERM)
     await rig.wait(Emptied, "a1")
-    assert {event.signal for event in rig.events if isinstance(event, MainExited)} == {signal.SIGTERM}
+    assert {event.signal for event in rig.events if isinstance(event, MainExited)} == {
+        signal.SIGTERM
+    }
     rig.launcher.release("a2")
     rig.launcher.release("a1")
 
 
-async def test_a_pid_that_is_another_process_by_now_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that was listed ends, as by SIGKILL of its user, and its pid is used again before the signal is sent."""
+async def test_a_pid_that_is_another_process_by_now_is_not_signalled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that was listed ends, as by SIGKILL of its user, and its pid is used again before
+    the signal is sent."""
     stranger = await trio.lowlevel.open_process(["env", "--block-signal=TERM", "sleep", "1000"])
     listed = RunCgroups.members
-    monkeypatch.setattr(RunCgroups, "members", lambda self, *runs: [*listed(self, *runs), (stranger.pid, "a1")])
+    monkeypatch.setattr(
+        RunCgroups, "members", lambda self, *runs: [*listed(self, *runs), (stranger.pid, "a1")]
+    )
     try:
         async with rigged("cgroup") as rig:
             rig.launch("a1", "sleep", "1000")
@@ -315,7 +348,9 @@ async def test_another_attempt_in_the_same_containment(rig: Rig) -> None:
 async def test_place(rig: Rig) -> None:
     rig.launch("a1", "sleep", "1001")
     rig.launch("a2", "env", "-i", "setsid", "--fork", "sleep", "1002", parent="a1")
-    rig.launch("a3", "sh", "-c", "ulimit -S -n 77; env -i /bin/sh -c 'sleep 1003; true'", parent="a1")
+    rig.launch(
+        "a3", "sh", "-c", "ulimit -S -n 77; env -i /bin/sh -c 'sleep 1003; true'", parent="a1"
+    )
     where = {"1001": "a1", "1002": "a2", "1003": "a3"}
 
     def sleepers() -> dict[str, int]:
@@ -370,13 +405,20 @@ async def test_the_limit_of_message_queues_is_the_daemons_own_again(rig: Rig) ->
     rig.launcher.release("a1")
 
 
-@pytest.mark.parametrize("names", [[], ["self"], ["self", "self/mine"], ["self", "b2", "b2/self"], ["b2"], ["b2", "b2/self"]])
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="a file system whose links count directories")
+@pytest.mark.parametrize(
+    "names",
+    [[], ["self"], ["self", "self/mine"], ["self", "b2", "b2/self"], ["b2"], ["b2", "b2/self"]],
+)
+@pytest.mark.skipif(
+    not Path("/dev/shm").is_dir(), reason="a file system whose links count directories"
+)
 def test_each_cgroup_is_found_whichever_is_usual(names: list[str]) -> None:
     with tempfile.TemporaryDirectory(dir=surroundings.in_memory()) as top:
         for name in names:
             os.mkdir(f"{top}/{name}")
-        assert sorted(cgroupfs.nested(top, "self")) == sorted([top, *(f"{top}/{name}" for name in names)])
+        assert sorted(cgroupfs.nested(top, "self")) == sorted(
+            [top, *(f"{top}/{name}" for name in names)]
+        )
         assert sorted(cgroupfs.nested(top)) == sorted(cgroupfs.nested(top, "self"))
 
 
@@ -385,6 +427,8 @@ def test_without_cgroups_only_a_daemon_that_may_choose_has_tags(tmp_path: Path) 
     with pytest.raises(CgroupImpossible):
         choose_launcher(instance="0" * 12, emit=print, mode="cgroup", cgroup_parent=str(tmp_path))
     close_template()  # a launcher looks after every child of its process
-    launcher = choose_launcher(instance="0" * 12, emit=print, mode="auto", cgroup_parent=str(tmp_path))
+    launcher = choose_launcher(
+        instance="0" * 12, emit=print, mode="auto", cgroup_parent=str(tmp_path)
+    )
     assert launcher.containment == "tags"
     launcher.close()

@@ -1,4 +1,5 @@
-"""Bounds that the kernel enforces. These tests need controllers that are delegated to this process."""
+"""Bounds that the kernel enforces. These tests need controllers that are delegated to this
+process."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ async def held() -> AsyncIterator[Rig]:
     async with rigged("cgroup") as rig:
         missing = [kind for kind in controllers.KINDS if rig.launcher.enforced_by(kind) != "kernel"]
         if missing:
-            pytest.skip(f"not delegated to this process: the cgroup v2 controllers {', '.join(missing)}")
+            pytest.skip(
+                f"not delegated to this process: the cgroup v2 controllers {', '.join(missing)}"
+            )
         yield rig
 
 
@@ -44,7 +47,9 @@ def said(path: str) -> str:
     return cgroupfs.read(path).decode().strip()
 
 
-async def spoken(rig: Rig, run: str, program: str, *argv: str, word: bytes, tmp_path: Path, **spec: object) -> bytes:
+async def spoken(
+    rig: Rig, run: str, program: str, *argv: str, word: bytes, tmp_path: Path, **spec: object
+) -> bytes:
     """Start a program and wait until it has printed a word; return all that it printed."""
     out = tmp_path / run
     with out.open("wb") as file:
@@ -64,7 +69,9 @@ async def test_a_bomb_meets_its_bound(held: Rig, tmp_path: Path) -> None:
     await held.stop("a1")
 
 
-async def test_a_breach_is_counted_for_the_run_whose_bound_it_was(held: Rig, tmp_path: Path) -> None:
+async def test_a_breach_is_counted_for_the_run_whose_bound_it_was(
+    held: Rig, tmp_path: Path
+) -> None:
     """A child run meets its own bound, and another child run meets its parent's."""
     held.launch("a1", "sleep", "1000", bounds=Bounds(pids=60))
     held.launch("a2", "sleep", "1000", parent="a1", bounds=Bounds(pids=400))
@@ -78,10 +85,14 @@ async def test_a_breach_is_counted_for_the_run_whose_bound_it_was(held: Rig, tmp
     await held.stop("a4", "a2", "a1")
 
 
-async def test_a_run_that_needs_too_much_memory_is_ended_and_it_is_known_why(held: Rig, tmp_path: Path) -> None:
+async def test_a_run_that_needs_too_much_memory_is_ended_and_it_is_known_why(
+    held: Rig, tmp_path: Path
+) -> None:
     held.launch("a2", "sleep", "1000")
     with (tmp_path / "out").open("wb") as out:
-        held.python("a1", programs.HOG, "400", "20", bounds=Bounds(memory=64 * MIB), stdout=out.fileno())
+        held.python(
+            "a1", programs.HOG, "400", "20", bounds=Bounds(memory=64 * MIB), stdout=out.fileno()
+        )
     known: list[frozenset[str]] = []
     held.listener = lambda _event: known.append(held.launcher.breaches("a1"))
     assert (await held.wait(MainExited, "a1")).signal == signal.SIGKILL
@@ -165,12 +176,17 @@ def test_closing_leaves_the_cgroups_as_they_were() -> None:
         launcher.close()
         pytest.skip("not delegated to this process: the cgroup v2 controller pids")
     assert own is not None
-    assert (kernel.cgroup(os.getpid()) or "").endswith("/supervisor") or not os.path.exists(f"{parent}/cgroup.type")
-    assert cgroupfs.locate(launcher.instance).directory == launcher.detail  # also from within the leaf
+    assert (kernel.cgroup(os.getpid()) or "").endswith("/supervisor") or not os.path.exists(
+        f"{parent}/cgroup.type"
+    )
+    # also from within the leaf
+    assert cgroupfs.locate(launcher.instance).directory == launcher.detail
     launcher.close()
     assert kernel.cgroup(os.getpid()) == own
     assert not os.path.exists(f"{parent}/supervisor") or own.endswith("/supervisor")
-    assert "memory" not in said(f"{parent}/cgroup.subtree_control") or not os.path.exists(f"{parent}/cgroup.type")
+    assert "memory" not in said(f"{parent}/cgroup.subtree_control") or not os.path.exists(
+        f"{parent}/cgroup.type"
+    )
 
 
 def test_a_sweep_disables_the_controllers_of_a_dead_daemon(monkeypatch: pytest.MonkeyPatch) -> None:

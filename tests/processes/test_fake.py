@@ -9,7 +9,15 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
+from sfad.core.events import (
+    Emptied,
+    Event,
+    Frozen,
+    LaunchFailed,
+    LaunchSucceeded,
+    MainExited,
+    Surveyed,
+)
 from sfad.processes.launcher import Adopted, Launcher, LaunchRecord, LaunchSpec
 from tests.processes.fake import FakeLauncher, Script
 
@@ -24,7 +32,10 @@ class Stage:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.scripts: dict[str, Script] = {}
-        self.launcher = FakeLauncher(emit=self.events.append, script=lambda run, _spec: self.scripts.get(run, Script(after=None)))
+        self.launcher = FakeLauncher(
+            emit=self.events.append,
+            script=lambda run, _spec: self.scripts.get(run, Script(after=None)),
+        )
 
     def told(self) -> list[type[Event]]:
         return [type(event) for event in self.events]
@@ -94,18 +105,28 @@ async def test_frozen_does_not_end(stage: Stage, autojump_clock: MockClock) -> N
 
 
 async def test_adopted(stage: Stage, autojump_clock: MockClock) -> None:
-    stage.launcher.survived = {"a1": Script(after=60, code=None), "a2": Script(headless=True, after=None), "a4": Script(after=None)}
+    stage.launcher.survived = {
+        "a1": Script(after=60, code=None),
+        "a2": Script(headless=True, after=None),
+        "a4": Script(after=None),
+    }
     adopt = stage.launcher.adopt
     assert adopt("a1", None, LaunchRecord("00", pid=77)) == Adopted(77, empty=False)
     assert adopt("a2", "a1", LaunchRecord("00", pid=78)) == Adopted(None, empty=False)
     assert adopt("a3", None, LaunchRecord("00")) == Adopted(None, empty=True)
-    assert adopt("a4", None, LaunchRecord("00", pid=80, report=5)) == Adopted(80, empty=False, starting=True)
+    assert adopt("a4", None, LaunchRecord("00", pid=80, report=5)) == Adopted(
+        80, empty=False, starting=True
+    )
     assert list(stage.launcher.hand_over()) == ["a1", "a2", "a3", "a4"]
     assert stage.launcher.hand_over()["a1"] == LaunchRecord("00", pid=77, started=77)
     await trio.sleep(61)
     assert stage.told() == [LaunchSucceeded, MainExited]
     assert isinstance(stage.events[1], MainExited)
-    assert (stage.events[1].code, stage.events[1].signal, stage.events[1].empty) == (None, None, False)
+    assert (stage.events[1].code, stage.events[1].signal, stage.events[1].empty) == (
+        None,
+        None,
+        False,
+    )
     stage.launcher.kill("a1")
     await trio.sleep(1)
     assert stage.told()[2:] == [Emptied]

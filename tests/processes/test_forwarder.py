@@ -21,17 +21,28 @@ _Forwarder(socket.socket(fileno=listener), ("127.0.0.1", port), ended).serve()
 def test_nothing_is_lost_where_both_sides_send_before_they_read() -> None:
     """All buffers on the way are full in both directions."""
     up, down = os.urandom(1 << 16) * 256, os.urandom(1 << 16) * 256
-    with socket.create_server(("127.0.0.1", 0)) as gateway, socket.create_server(("127.0.0.1", 0)) as listener:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as gateway,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
         near, far = os.pipe()
         inherited = (listener.fileno(), near)
         words = [listener.fileno(), gateway.getsockname()[1], near]
-        forwarder = subprocess.Popen([sys.executable, "-c", SERVE, *map(str, words)], pass_fds=inherited)
+        forwarder = subprocess.Popen(
+            [sys.executable, "-c", SERVE, *map(str, words)], pass_fds=inherited
+        )
         try:
-            with socket.create_connection(listener.getsockname(), PATIENCE) as agent, gateway.accept()[0] as server:
+            with (
+                socket.create_connection(listener.getsockname(), PATIENCE) as agent,
+                gateway.accept()[0] as server,
+            ):
                 server.settimeout(PATIENCE)
                 with ThreadPoolExecutor(4) as pool:
                     sent = [pool.submit(_send, agent, up), pool.submit(_send, server, down)]
-                    received = [pool.submit(_receive, server, len(up)), pool.submit(_receive, agent, len(down))]
+                    received = [
+                        pool.submit(_receive, server, len(up)),
+                        pool.submit(_receive, agent, len(down)),
+                    ]
                     assert [each.result(PATIENCE) for each in received] == [up, down]
                     assert [each.result(PATIENCE) for each in sent] == [None, None]
         finally:

@@ -1,4 +1,5 @@
-"""What a sandbox is made of: its filter, by a small interpreter of BPF, and what can be written in it."""
+"""What a sandbox is made of: its filter, by a small interpreter of BPF, and what can be written in
+it."""
 
 from __future__ import annotations
 
@@ -16,20 +17,62 @@ from sfad.host import probe
 from sfad.processes.isolation.kernel import compiled
 from sfad.processes.isolation.programs import places
 from sfad.processes.isolation.sandbox import impossible, tried
-from sfad.processes.isolation.visible import SETTINGS, ForbiddenError, can_be_empty, followed, within_any, writable
+from sfad.processes.isolation.visible import (
+    SETTINGS,
+    ForbiddenError,
+    can_be_empty,
+    followed,
+    within_any,
+    writable,
+)
 
 ALLOWED = 0x7FFF0000
 MACHINES = {
-    "x86_64": (0xC000003E, {"read": 0, "fcntl": 72, "ioctl": 16, "socket": 41, "clone": 56, "unshare": 272, "keyctl": 250}),
-    "aarch64": (0xC00000B7, {"read": 63, "fcntl": 25, "ioctl": 29, "socket": 198, "clone": 220, "unshare": 97, "keyctl": 219}),
-    "riscv64": (0xC00000F3, {"read": 63, "fcntl": 25, "ioctl": 29, "socket": 198, "clone": 220, "unshare": 97, "keyctl": 219}),
+    "x86_64": (
+        0xC000003E,
+        {
+            "read": 0,
+            "fcntl": 72,
+            "ioctl": 16,
+            "socket": 41,
+            "clone": 56,
+            "unshare": 272,
+            "keyctl": 250,
+        },
+    ),
+    "aarch64": (
+        0xC00000B7,
+        {
+            "read": 63,
+            "fcntl": 25,
+            "ioctl": 29,
+            "socket": 198,
+            "clone": 220,
+            "unshare": 97,
+            "keyctl": 219,
+        },
+    ),
+    "riscv64": (
+        0xC00000F3,
+        {
+            "read": 63,
+            "fcntl": 25,
+            "ioctl": 29,
+            "socket": 198,
+            "clone": 220,
+            "unshare": 97,
+            "keyctl": 219,
+        },
+    ),
 }
 
 
 def judged(machine: str, number: int, *arguments: int, arch: int | None = None) -> int:
     """Return what the filter says of a system call: 0, or the error that it fails with."""
     program = list(struct.iter_unpack("=HBBI", compiled(machine)))
-    data = struct.pack("=iIQ6Q", number, arch or MACHINES[machine][0], 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
+    data = struct.pack(
+        "=iIQ6Q", number, arch or MACHINES[machine][0], 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6]
+    )
     loaded = at = 0
     while True:
         code, true, false, value = program[at]
@@ -108,13 +151,21 @@ def test_what_is_writable(tmp_path: Path) -> None:
     protected = [str(home), str(home / ".ssh")]
 
     def of(asked: list[Path], directory: Path) -> list[str]:
-        return writable([str(path) for path in asked], [], str(directory), protected, [str(tmp_path / "state")])
+        return writable(
+            [str(path) for path in asked], [], str(directory), protected, [str(tmp_path / "state")]
+        )
 
     assert of([], work) == [str(work)]
     assert of([], home) == of([], tmp_path) == of([], tmp_path / "state" / "x") == []
     assert sorted(of([more, work / "sub"], work)) == sorted([str(work), str(more)])
     (tmp_path / "link").symlink_to(more)
-    for asked in (tmp_path, tmp_path / "state", tmp_path / "nosuch", tmp_path / "link", tmp_path / "link" / "sub"):
+    for asked in (
+        tmp_path,
+        tmp_path / "state",
+        tmp_path / "nosuch",
+        tmp_path / "link",
+        tmp_path / "link" / "sub",
+    ):
         with pytest.raises(ForbiddenError, match=str(asked)):
             of([asked], work)
     with pytest.raises(ForbiddenError, match=f"name {more} itself"):
@@ -126,30 +177,52 @@ def test_the_root_is_never_writable() -> None:
 
 
 def test_homes_that_cannot_be_empty() -> None:
-    """Those in /etc/passwd of users that services have: programs or the whole machine would be gone."""
+    """Those in /etc/passwd of users that services have: programs or the whole machine would be
+    gone."""
     gone = ["/bin", "/usr/sbin", "/dev", "/proc", "/", "/usr", "/var", "/tmp"]
-    assert [home for home in (*gone, "/root", "/home/me", "/opt/service", "/nonexistent") if not can_be_empty(home)] == gone
+    assert [
+        home
+        for home in (*gone, "/root", "/home/me", "/opt/service", "/nonexistent")
+        if not can_be_empty(home)
+    ] == gone
 
 
 def test_settings_that_only_some_kernels_have_are_read_only() -> None:
     """Those that this machine has are attacked (`escaping`)."""
-    for path in ("/proc/sysrq-trigger", "/proc/acpi/wakeup", "/proc/scsi/scsi", "/proc/fs/nfsd", "/proc/irq/1", "/proc/bus/pci"):
+    for path in (
+        "/proc/sysrq-trigger",
+        "/proc/acpi/wakeup",
+        "/proc/scsi/scsi",
+        "/proc/fs/nfsd",
+        "/proc/irq/1",
+        "/proc/bus/pci",
+    ):
         assert within_any(path, SETTINGS), path
 
 
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("[user]\n\tname = A B\n\temail = a@b.example\n[http]\n\tproxy = http://proxy.example:8080\n\tother = a@b", True),
+        (
+            (
+                "[user]\n\tname = A B\n\temail = a@b.example\n[http]\n\tproxy = "
+                "http://proxy.example:8080\n\tother = a@b"
+            ),
+            True,
+        ),
         ('[url "ssh://git@code.example/"]\n\tinsteadOf = https://code.example/\n', True),
         ('[url "https://me:word@code.example/"]\n\tinsteadOf = https://code.example/\n', False),
         ("[http]\n\textraHeader = Authorization: Basic abc\n", False),
         ("[hub]\n\tTOKEN = abc\n", False),
     ],
 )
-def test_settings_of_git_are_shown_without_credentials(tmp_path: Path, text: str, shown: bool) -> None:
+def test_settings_of_git_are_shown_without_credentials(
+    tmp_path: Path, text: str, shown: bool
+) -> None:
     (tmp_path / ".gitconfig").write_text(text)
-    assert list(places([str(tmp_path)], {}, "true", [])) == ([str(tmp_path / ".gitconfig")] if shown else [])
+    assert list(places([str(tmp_path)], {}, "true", [])) == (
+        [str(tmp_path / ".gitconfig")] if shown else []
+    )
 
 
 def test_links_to_an_agents_own_files(tmp_path: Path) -> None:
@@ -168,7 +241,9 @@ def test_links_to_an_agents_own_files(tmp_path: Path) -> None:
 
 def test_missing_files_of_an_agent_are_made(tmp_path: Path) -> None:
     own = [str(tmp_path / name) for name in (".config/opencode", ".claude.json")]
-    assert sorted(writable([], own, str(tmp_path / "work"), [], [])) == sorted([*own, str(tmp_path / "work")])
+    assert sorted(writable([], own, str(tmp_path / "work"), [], [])) == sorted(
+        [*own, str(tmp_path / "work")]
+    )
     assert (tmp_path / ".config" / "opencode").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / ".claude.json").read_text() == "{}\n"
 
@@ -179,7 +254,12 @@ def test_paths_are_followed_as_the_kernel_does(names: list[str]) -> None:
         top = os.path.realpath(directory)
         for path in ("a/b", "b"):
             os.makedirs(f"{top}/{path}")
-        for path, target in (("link", f"{top}/a"), ("a/link", "../b"), ("b/up", ".."), ("a/b/up", "../../link")):
+        for path, target in (
+            ("link", f"{top}/a"),
+            ("a/link", "../b"),
+            ("b/up", ".."),
+            ("a/b/up", "../../link"),
+        ):
             os.symlink(target, f"{top}/{path}")
         path = "/".join([top, *names])
         real, links = followed(path)

@@ -24,12 +24,15 @@ block = struct.pack("=12QII", *words, 0, 0xFFFFFFFF)
 print(libc.prctl(PR_SET_MM, PR_SET_MM_MAP, block, len(block), 0), flush=True)
 time.sleep(1000)
 """
-"""Makes its command line 64 MiB long, and its environment too. Any user may do that, with CONFIG_CHECKPOINT_RESTORE."""
+"""Makes its command line 64 MiB long, and its environment too. Any user may do that, with
+CONFIG_CHECKPOINT_RESTORE."""
 
 
 def test_a_process_cannot_choose_how_much_is_read_of_it() -> None:
     """psutil reads all of it: 500 MB took it 68 s and 4.5 GiB."""
-    with subprocess.Popen([sys.executable, "-I", "-S", "-c", GROW], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", GROW], stdout=subprocess.PIPE
+    ) as process:
         try:
             assert process.stdout is not None
             if process.stdout.readline() != b"0\n":

@@ -42,7 +42,8 @@ def test_a_signal_that_another_thread_has_taken_ends_nothing() -> None:
     try:
         signal.pthread_kill(threading.get_ident(), signal.SIGCHLD)
         assert select.select([signals], [], [], 60)[0] == [signals]
-        assert signal.sigtimedwait({signal.SIGCHLD}, 0) is not None  # as a thread without the mask would
+        # as a thread without the mask would
+        assert signal.sigtimedwait({signal.SIGCHLD}, 0) is not None
         signals.take()
         assert select.select([signals], [], [], 0)[0] == []
     finally:

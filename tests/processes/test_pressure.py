@@ -18,7 +18,15 @@ import psutil
 import pytest
 import trio
 
-from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
+from sfad.core.events import (
+    Emptied,
+    Event,
+    Frozen,
+    LaunchFailed,
+    LaunchSucceeded,
+    MainExited,
+    Surveyed,
+)
 from sfad.processes import kernel
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.processes.contain.tags import Census
@@ -169,7 +177,9 @@ async def test_launching_with_few_descriptors(rig: Rig) -> None:
     await until(lambda: set(os.listdir("/proc/self/fd")) == before, "nothing is left open")
 
 
-async def test_a_machine_that_has_no_process_to_give(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_machine_that_has_no_process_to_give(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = set(os.listdir("/proc/self/fd"))
 
     def spawn(*_arguments: object, **_options: object) -> int:
@@ -180,7 +190,9 @@ async def test_a_machine_that_has_no_process_to_give(rig: Rig, monkeypatch: pyte
         failed = await rig.failure("a1", "true")
     assert failed.errno == errno.EAGAIN
     assert failed.error.endswith(
-        "Resource temporarily unavailable (no more processes or threads: RLIMIT_NPROC, pids.max, or kernel.pid_max)"
+        "Resource temporarily unavailable (no more processes or threads: RLIMIT_NPROC, "
+        "pids.max, "
+        "or kernel.pid_max)"
     )
     assert set(os.listdir("/proc/self/fd")) == before
     rig.launch("a1", "true")
@@ -218,7 +230,9 @@ def test_a_cgroup_that_has_no_process_to_give(containment: str) -> None:
         pytest.skip(f"no pids controller of cgroup v1: {error}")
     try:
         command = [sys.executable, "-c", FULL, containment, directory]
-        done = subprocess.run(command, capture_output=True, cwd=Path(__file__).parents[2], timeout=60, check=False)
+        done = subprocess.run(
+            command, capture_output=True, cwd=Path(__file__).parents[2], timeout=60, check=False
+        )
     finally:
         os.rmdir(directory)
     assert done.returncode == 0, done.stderr.decode()
@@ -241,7 +255,10 @@ async def test_a_thousand_zombies_of_unknown_parentage(rig: Rig) -> None:
     argv = [sys.executable, "-I", "-S", "-c", ZOMBIES, "1000"]
     stranger = os.posix_spawn(sys.executable, argv, {}, file_actions=[action])  # noqa: ASYNC221 - it does not block
     os.close(near)
-    await until(lambda: stranger not in kernel.children() and len(kernel.children()) == 1000, "they have come to us")
+    await until(
+        lambda: stranger not in kernel.children() and len(kernel.children()) == 1000,
+        "they have come to us",
+    )
     os.close(far)  # all end at once
     rig.launch("a1", "sh", "-c", "exit 9")
     assert (await rig.wait(MainExited, "a1")).code == 9
@@ -310,7 +327,8 @@ async def test_a_stop_does_not_reach_the_next_attempt(rig: Rig, tmp_path: Path) 
         rig.python("a1", programs.STUBBORN, stdout=file.fileno())
     await rig.wait(LaunchSucceeded, "a1", after=mark)
     await until(lambda: b"ready" in said.read_bytes(), "ready: neither frozen nor killed")
-    rig.launcher.terminate("a1", signal.SIGTERM)  # a grace, in which the kill of the attempt before must not strike
+    # a grace, in which the kill of the attempt before must not strike
+    rig.launcher.terminate("a1", signal.SIGTERM)
     await trio.sleep(1.3)
     assert not told(rig, MainExited, mark)
     await rig.stop("a1")
@@ -349,12 +367,16 @@ async def test_a_process_that_moved_itself_out_is_in_the_run_of_its_parent(rig: 
     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     os.close(pidfd)
     await rig.stop("a1")
-    await until(lambda: cgroupfs.read(f"{outside}/cgroup.events").startswith(b"populated 0"), "no process is outside")
+    await until(
+        lambda: cgroupfs.read(f"{outside}/cgroup.events").startswith(b"populated 0"),
+        "no process is outside",
+    )
     cgroupfs.remove_tree(outside)
 
 
 async def test_the_tag_of_another_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tag of another run does not count below a known process, and does not save a process from the stop of its run."""
+    """The tag of another run does not count below a known process, and does not save a process from
+    the stop of its run."""
     launcher, take, scanned = rig.launcher, Census.take, list[set[str]]()
 
     def noted(census: Census, runs: set[str]) -> Iterator[tuple[kernel.Stat, str]]:
@@ -372,7 +394,8 @@ async def test_the_tag_of_another_run(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     pid = await sleeper("4322")
     assert psutil.Process(pid).rlimit(resource.RLIMIT_MSGQUEUE)[0] == number
     assert launcher.run_of(pid, None) == "a2"
-    launcher.terminate("a2", signal.SIGTERM)  # it scans, and so knows the run of the process when its parents are gone
+    # it scans, and so knows the run of the process when its parents are gone
+    launcher.terminate("a2", signal.SIGTERM)
     await until(lambda: {"a2"} in scanned, "scanned")
     await rig.stop("a2")
     assert kernel.stat(pid) is None

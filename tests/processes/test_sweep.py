@@ -55,7 +55,9 @@ def dead_daemon(kind: str, instance: str) -> None:
 def test_a_sweep_kills_what_a_dead_daemon_left(containment: str) -> None:
     instance = secrets.token_hex(6)
     dead_daemon(containment, instance)
-    bystander = subprocess.Popen(["sleep", "1000"], env={"SFA_COOKIE": f"{secrets.token_hex(6)}:a1:00"})
+    bystander = subprocess.Popen(
+        ["sleep", "1000"], env={"SFA_COOKIE": f"{secrets.token_hex(6)}:a1:00"}
+    )
     try:
         report = sweep(instance)
         assert bystander.poll() is None
@@ -70,14 +72,22 @@ def test_a_sweep_kills_what_a_dead_daemon_left(containment: str) -> None:
 
 def test_a_sweep_spares_runs_that_will_be_adopted(containment: str) -> None:
     instance = secrets.token_hex(6)
-    runs = [("a1", None, SLEEPS), ("a2", "a1", SLEEPS), ("a3", None, SLEEPS), ("a4", "a3", SLEEPS), ("a5", "a4", SLEEPS)]
+    runs = [
+        ("a1", None, SLEEPS),
+        ("a2", "a1", SLEEPS),
+        ("a3", None, SLEEPS),
+        ("a4", "a3", SLEEPS),
+        ("a5", "a4", SLEEPS),
+    ]
     record = dead(containment, instance, *runs)
     spared = {one.pid for run, one in record.items() if run in {"a1", "a3", "a4"}}
     try:
         report = sweep(instance, spare={"a1", "a3", "a4"})
         assert len(report.pids) >= 2
         assert report.left == ()
-        assert {pid for one in record.values() if (pid := one.pid) and observed.why_alive(pid)} == spared
+        assert {
+            pid for one in record.values() if (pid := one.pid) and observed.why_alive(pid)
+        } == spared
         assert sweep(instance, spare={"a1", "a3", "a4"}) == SweepReport()
     finally:
         report = sweep(instance)
@@ -89,7 +99,13 @@ def test_a_sweep_spares_cgroups_of_an_agent_and_removes_empty_ones_of_other_runs
     record = dead("cgroup", instance, ("a1", None, ["sleep", "1000"]))
     base = locate(instance).directory
     made = [f"{base}/a1/self/a7", f"{base}/a1/mine"]
-    others = [f"{base}/a2", f"{base}/a2/self", f"{base}/a1/a3", f"{base}/a1/a3/self", f"{base}/probe"]
+    others = [
+        f"{base}/a2",
+        f"{base}/a2/self",
+        f"{base}/a1/a3",
+        f"{base}/a1/a3/self",
+        f"{base}/probe",
+    ]
     for path in (*made, *others):
         os.mkdir(path)
     cgroupfs.write(f"{made[0]}/cgroup.procs", str(record["a1"].pid).encode())
@@ -115,7 +131,9 @@ def test_a_sweep_spares_its_caller() -> None:
     instance = secrets.token_hex(6)
     code = f"from sfad.processes.sweep import sweep; print(sweep({instance!r}).pids)"
     env = dict(os.environ, SFA_COOKIE=f"{instance}:a1:00")
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert (done.returncode, done.stdout) == (0, "()\n")
 
 

@@ -1,4 +1,5 @@
-"""The contract of each trampoline: the image for x86_64, what this compiler makes of its source, and the one in Python."""
+"""The contract of each trampoline: the image for x86_64, what this compiler makes of its source,
+and the one in Python."""
 
 from __future__ import annotations
 
@@ -54,8 +55,11 @@ class Bench:
         (self.directory / name).write_text(text)
         (self.directory / name).chmod(mode)
 
-    def run(self, files: list[str], *argv: str, cwd: str = "", gate: bytes = b"\n", closed: bool = False) -> Outcome:
-        """Execute a command with the environment A=b. With `closed` the door cannot be written to."""
+    def run(
+        self, files: list[str], *argv: str, cwd: str = "", gate: bytes = b"\n", closed: bool = False
+    ) -> Outcome:
+        """Execute a command with the environment A=b. With `closed` the door cannot be written
+        to."""
         self.tool("door", "", 0o600)
         printed, report, gates = os.pipe(), os.pipe(), os.pipe()
         os.write(gates[1], gate)
@@ -64,8 +68,16 @@ class Bench:
         # above the numbers that they will get
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in near]
         targets = (1, 2, executable.FD_DOOR, executable.FD_REPORT, executable.FD_GATE)
-        actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(high, targets, strict=True)]
-        words = [b"027", os.fsencode(cwd or self.directory), *map(os.fsencode, files), b"", *map(os.fsencode, argv)]
+        actions = [
+            (os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(high, targets, strict=True)
+        ]
+        words = [
+            b"027",
+            os.fsencode(cwd or self.directory),
+            *map(os.fsencode, files),
+            b"",
+            *map(os.fsencode, argv),
+        ]
         pid = os.posix_spawn(self._path, [*self._argv, *words], {"A": "b"}, file_actions=actions)
         for fd in {*high, *near, gates[1]}:
             os.close(fd)
@@ -90,7 +102,9 @@ def test_it_becomes_the_command(bench: Bench) -> None:
 
 def test_it_gives_a_script_to_the_shell(bench: Bench) -> None:
     bench.tool("script", 'echo "$0" "$@"')
-    assert bench.run(["none", "./script", "later"], "script", "x", "y z") == Outcome("./script x y z\n", 0, 0, 0, "0")
+    assert bench.run(["none", "./script", "later"], "script", "x", "y z") == Outcome(
+        "./script x y z\n", 0, 0, 0, "0"
+    )
     assert bench.run(["script"], "script") == Outcome("script\n", 0, 0, 0, "0")
 
 
@@ -99,7 +113,16 @@ def test_it_searches(bench: Bench) -> None:
     bench.tool("orphan", "#!/no/such/interpreter\n")
     bench.tool("tool", "#!/bin/sh\necho tool\n")
     (bench.directory / "loop").symlink_to("loop")
-    searched = ["none", "denied/below", "denied", "orphan", "loop", "x" * 300, "y/" * 3000, "./tool"]
+    searched = [
+        "none",
+        "denied/below",
+        "denied",
+        "orphan",
+        "loop",
+        "x" * 300,
+        "y/" * 3000,
+        "./tool",
+    ]
     assert bench.run(searched, "tool") == Outcome("tool\n", 0, 0, 0, "0")
     for files, stage, number in (
         ([], EXEC, errno.ENOENT),
@@ -112,7 +135,9 @@ def test_it_searches(bench: Bench) -> None:
 
 
 def test_failures_before_the_command(bench: Bench) -> None:
-    assert bench.run(["/bin/sh"], "sh", cwd="/no/such/directory") == Outcome("", ENTER, errno.ENOENT, 127, "0")
+    assert bench.run(["/bin/sh"], "sh", cwd="/no/such/directory") == Outcome(
+        "", ENTER, errno.ENOENT, 127, "0"
+    )
     assert bench.run(["/bin/sh"], "sh", closed=True) == Outcome("", ATTACH, errno.EBADF, 127, "")
 
 
@@ -128,15 +153,18 @@ def test_it_becomes_a_user_when_its_gate_says_so(bench: Bench, no_new_privs: boo
     limits[resource.RLIMIT_NOFILE], limits[resource.RLIMIT_CORE] = (100, 200), (0, 0)
     pairs = tuple((soft % (1 << 64), hard % (1 << 64)) for soft, hard in limits)
     user = Credentials(61001, 61002, tuple(range(62000, 62300)), pairs, no_new_privs=no_new_privs)
-    found = bench.run(["/bin/sh"], "sh", "-c", SHOW, cwd="/", gate=executable.AS_USER + user.record())
+    found = bench.run(
+        ["/bin/sh"], "sh", "-c", SHOW, cwd="/", gate=executable.AS_USER + user.record()
+    )
     assert (found.stage, found.code) == (0, 0), found
     lines = found.printed.splitlines()
     groups = " ".join(map(str, (61002, *range(62000, 62300))))
     assert lines[:7] == ["61001", "61002", groups, "100", "200", "0", "0027"]
     status = dict(line.split(":\t", 1) for line in lines[7:] if line.startswith(KEPT))
     assert status == {
-        "Uid": "\t".join(["61001"] * 4), "Gid": "\t".join(["61002"] * 4), "CapInh": "0" * 16, "CapPrm": "0" * 16,
-        "CapEff": "0" * 16, "CapAmb": "0" * 16, "NoNewPrivs": str(int(no_new_privs)),
+        "Uid": "\t".join(["61001"] * 4), "Gid": "\t".join(["61002"] * 4), "CapInh": "0" * 16,
+        "CapPrm": "0" * 16, "CapEff": "0" * 16, "CapAmb": "0" * 16,
+        "NoNewPrivs": str(int(no_new_privs)),
     }  # fmt: skip
 
 
@@ -144,13 +172,20 @@ def test_it_becomes_a_user_when_its_gate_says_so(bench: Bench, no_new_privs: boo
 def test_the_user_enters_the_directory(bench: Bench) -> None:
     secret = bench.directory / "secret"
     secret.mkdir(mode=0o700)
-    limits = tuple((soft % (1 << 64), hard % (1 << 64)) for soft, hard in map(resource.getrlimit, range(LIMIT_KINDS)))
+    limits = tuple(
+        (soft % (1 << 64), hard % (1 << 64))
+        for soft, hard in map(resource.getrlimit, range(LIMIT_KINDS))
+    )
     gate = executable.AS_USER + Credentials(61001, 61001, (), limits).record()
-    assert bench.run(["/bin/sh"], "sh", cwd=str(secret), gate=gate) == Outcome("", ENTER, errno.EACCES, 127, "0")
+    assert bench.run(["/bin/sh"], "sh", cwd=str(secret), gate=gate) == Outcome(
+        "", ENTER, errno.EACCES, 127, "0"
+    )
 
 
 def test_a_shut_gate(bench: Bench) -> None:
-    assert bench.run(["/bin/sh"], "sh", "-c", "echo executed", gate=b"") == Outcome("", 0, 0, 127, "0")
+    assert bench.run(["/bin/sh"], "sh", "-c", "echo executed", gate=b"") == Outcome(
+        "", 0, 0, 127, "0"
+    )
 
 
 def test_the_image_is_of_this_source() -> None:

@@ -53,10 +53,15 @@ def compiled() -> Compiled:
     with tempfile.TemporaryDirectory() as place:
         program = Path(place, "trampoline")
         _run(str(COMPILER), *OPTIONS.split(), "-o", str(program), str(PACKAGE / "trampoline.c"))
-        symbols = {name: int(at, 16) for at, _, name in (line.split() for line in _run("nm", str(program)).splitlines())}
+        symbols = {
+            name: int(at, 16)
+            for at, _, name in (line.split() for line in _run("nm", str(program)).splitlines())
+        }
         _run("strip", "--strip-all", str(program))
         version = _run(str(COMPILER), "-dumpfullversion").strip()
-        return Compiled(f"gcc {version}", source(), symbols["clone_child"] - LOAD, program.read_bytes())
+        return Compiled(
+            f"gcc {version}", source(), symbols["clone_child"] - LOAD, program.read_bytes()
+        )
 
 
 def _run(*argv: str) -> str:
@@ -70,7 +75,9 @@ def main() -> None:
     found = compiled()
     text = found.image.hex()
     lines = [text[at : at + 64] for at in range(0, len(text), 64)]
-    (PACKAGE / "image.py").write_text(MODULE.format(**found._asdict() | {"image": "\n".join(lines)}))
+    (PACKAGE / "image.py").write_text(
+        MODULE.format(**found._asdict() | {"image": "\n".join(lines)})
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Frames: any split of the bytes gives the same bodies, and no peer can make this side hold more than it accepts."""
+"""Frames: any split of the bytes gives the same bodies, and no peer can make this side hold more
+than it accepts."""
 
 from __future__ import annotations
 
@@ -6,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfad.protocol.framing import HEADER, MAX_REPLY, MAX_REQUEST, FrameDecoder, FrameTooLarge, ProtocolError, frame
+from sfad.protocol.framing import (
+    HEADER,
+    MAX_REPLY,
+    MAX_REQUEST,
+    FrameDecoder,
+    FrameTooLarge,
+    ProtocolError,
+    frame,
+)
 
 BODIES = st.lists(st.binary(max_size=40), max_size=6)
 
@@ -33,7 +42,11 @@ def test_any_split(bodies: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(map(frame, bodies))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
     decoder = FrameDecoder(40)
-    found = [body for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True) for body in decoder.feed(stream[a:b])]
+    found = [
+        body
+        for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)
+        for body in decoder.feed(stream[a:b])
+    ]
     assert found == bodies
     assert decoder.pending == 0
 
@@ -53,7 +66,9 @@ def test_the_limit_itself_is_accepted() -> None:
 def test_too_large_is_refused_on_the_header_alone(size: int) -> None:
     decoder = FrameDecoder(3)
     assert list(decoder.feed(size.to_bytes(4, "big")[:3])) == []
-    with pytest.raises(FrameTooLarge, match=f"a frame of {size} bytes was announced; at most 3 are accepted") as caught:
+    with pytest.raises(
+        FrameTooLarge, match=f"a frame of {size} bytes was announced; at most 3 are accepted"
+    ) as caught:
         list(decoder.feed(size.to_bytes(4, "big")[3:]))
     assert (caught.value.size, caught.value.limit) == (size, 3)
     assert isinstance(caught.value, ProtocolError)

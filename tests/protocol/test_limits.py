@@ -37,8 +37,12 @@ TICK = settings(max_examples=40, deadline=None, database=None)
         ("turns=5:request-increase", LimitKind.TURNS, 5, Action.REQUEST_INCREASE),
     ],
 )
-def test_what_a_flag_says(text: str, kind: LimitKind, threshold: float, action: Action | None) -> None:
-    assert parse_limit(text) == Limit(kind=kind, threshold=threshold, action=action, source=f"--limit {kind}")
+def test_what_a_flag_says(
+    text: str, kind: LimitKind, threshold: float, action: Action | None
+) -> None:
+    assert parse_limit(text) == Limit(
+        kind=kind, threshold=threshold, action=action, source=f"--limit {kind}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,12 +117,15 @@ def test_any_text_is_a_limit_or_a_value_error(text: str) -> None:
 
 def test_every_field_of_the_object() -> None:
     found = parse_limits(
-        '{"max_turns": 5, "max_duration_ms": 1500, "max_cost_usd": 2, "max_planning_cost_usd": 0.5, '
-        '"max_execution_cost_usd": 1.5, "max_total_cost_usd": 2.0, "max_tokens": 9, "max_messages": 3, "timeout_action": "pause"}'
+        '{"max_turns": 5, "max_duration_ms": 1500, "max_cost_usd": 2, "max_planning_cost_usd": '
+        "0.5, "
+        '"max_execution_cost_usd": 1.5, "max_total_cost_usd": 2.0, "max_tokens": 9, '
+        '"max_messages": 3, "timeout_action": "pause"}'
     )
     limits = {limit.kind: limit for limit in found}
     assert {kind.value: limit.threshold for kind, limit in limits.items()} == {
-        "time": 1.5, "turns": 5, "messages": 3, "tokens": 9, "cost": 2, "planning_cost": 0.5, "execution_cost": 1.5,
+        "time": 1.5, "turns": 5, "messages": 3, "tokens": 9, "cost": 2, "planning_cost": 0.5,
+        "execution_cost": 1.5,
     }  # fmt: skip
     assert {limit.action for limit in limits.values()} == {Action.PAUSE}
     assert limits[LimitKind.TURNS].source == "--limits max_turns"
@@ -128,7 +135,12 @@ def test_absent_and_null_fields_set_no_limit() -> None:
     assert parse_limits("{}") == []
     assert parse_limits('{"max_turns": null}') == []
     (only,) = parse_limits('{"max_total_cost_usd": 3}', "session")
-    assert (only.kind, only.threshold, only.action, only.source) == (LimitKind.COST, 3, None, "session max_total_cost_usd")
+    assert (only.kind, only.threshold, only.action, only.source) == (
+        LimitKind.COST,
+        3,
+        None,
+        "session max_total_cost_usd",
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +186,10 @@ def test_the_schema_has_every_field_with_a_description_and_no_other() -> None:
         (Limit(kind=LimitKind.MEMORY, threshold=2 * 2**30), "memory 2 GiB"),
         (Limit(kind=LimitKind.CPU, threshold=1), "cpu 1 core → throttled"),
         (Limit(kind=LimitKind.CPU, threshold=1.5), "cpu 1.5 cores → throttled"),
-        (LimitState(kind=LimitKind.TOKENS, threshold=200_000, action=Action.PAUSE, source="x"), "tokens 200000 → pause"),
+        (
+            LimitState(kind=LimitKind.TOKENS, threshold=200_000, action=Action.PAUSE, source="x"),
+            "tokens 200000 → pause",
+        ),
     ],
 )
 def test_how_a_limit_is_shown(limit: Limit | LimitState, shown: str) -> None:
@@ -183,13 +198,22 @@ def test_how_a_limit_is_shown(limit: Limit | LimitState, shown: str) -> None:
 
 @pytest.mark.parametrize(
     ("amount", "shown"),
-    [(0, "0.00"), (0.45, "0.45"), (0.4512, "0.4512"), (0.3004, "0.3004"), (0.000031, "0.000031"), (12, "12.00")],
+    [
+        (0, "0.00"),
+        (0.45, "0.45"),
+        (0.4512, "0.4512"),
+        (0.3004, "0.3004"),
+        (0.000031, "0.000031"),
+        (12, "12.00"),
+    ],
 )
 def test_money_is_shown_so_that_a_breach_can_be_seen(amount: float, shown: str) -> None:
     assert format_amount(LimitKind.COST, amount, unit=False) == shown
 
 
-@pytest.mark.parametrize(("amount", "shown"), [(61.2345, "61.2s"), (1.0449, "1s"), (0.99949, "999ms"), (0.0004, "0s")])
+@pytest.mark.parametrize(
+    ("amount", "shown"), [(61.2345, "61.2s"), (1.0449, "1s"), (0.99949, "999ms"), (0.0004, "0s")]
+)
 def test_a_time_is_shown_as_exactly_as_people_need_it(amount: float, shown: str) -> None:
     assert format_amount(LimitKind.TIME, amount) == shown
 
@@ -205,7 +229,9 @@ def test_every_amount_can_be_shown(kind: LimitKind, amount: float) -> None:
 @pytest.mark.parametrize("kind", [LimitKind.TIME, LimitKind.TURNS, LimitKind.TOKENS])
 @given(threshold=st.integers(1, 10**6))
 @TICK
-def test_a_shown_limit_can_be_parsed(kind: LimitKind, action: Action | None, threshold: int) -> None:
+def test_a_shown_limit_can_be_parsed(
+    kind: LimitKind, action: Action | None, threshold: int
+) -> None:
     shown = format_limit(Limit(kind=kind, threshold=threshold, action=action))
     again = parse_limit(shown.replace(" → ", ":").replace(" ", "="))
     assert (again.kind, again.threshold, again.action) == (kind, threshold, action)

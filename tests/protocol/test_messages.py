@@ -1,4 +1,5 @@
-"""Messages: they come back as they went, and whatever else arrives is `BadMessage`, never another exception."""
+"""Messages: they come back as they went, and whatever else arrives is `BadMessage`, never another
+exception."""
 
 from __future__ import annotations
 
@@ -43,13 +44,17 @@ NOW = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
 TICK = settings(max_examples=100, deadline=None, database=None)
 
 RUN = RunInfo(
-    id="a1", name="é", kind="agent", type=None, status=Status.FAILED, parent_id=None, root_id="a1", depth=0, chain=["é"], pid=None,
-    argv=["x", "\\xff"], cwd="/", user="ann", channel="cli", exit_code=None, signal=9,
+    id="a1", name="é", kind="agent", type=None, status=Status.FAILED, parent_id=None, root_id="a1",
+    depth=0, chain=["é"], pid=None, argv=["x", "\\xff"], cwd="/", user="ann", channel="cli",
+    exit_code=None, signal=9,
     reason=Reason(kind="limit", message="m", limit_kind="time", threshold=1.0, used=1.5),
-    attempts=1, limits=[LimitState(kind=LimitKind.TIME, threshold=120.0, action=Action.TERMINATE, source="default", used=1.5)],
-    usage=Usage(elapsed_s=0.1, cost_usd=0.5, cost_from="prices", source="stream"), processes=None, memory_bytes=None,
-    descendants=0, deadline=NOW, milestone=None, created_at=NOW, started_at=NOW, ended_at=None, labels={"k": "v"},
-    usage_by_source={"report": Usage(turns=1, source="report"), "stream": Usage(cost_usd=0.5, source="stream")}, meter="claude",
+    attempts=1,
+    limits=[LimitState(kind=LimitKind.TIME, threshold=120.0, action=Action.TERMINATE, source="default", used=1.5)],
+    usage=Usage(elapsed_s=0.1, cost_usd=0.5, cost_from="prices", source="stream"), processes=None,
+    memory_bytes=None, descendants=0, deadline=NOW, milestone=None, created_at=NOW, started_at=NOW,
+    ended_at=None, labels={"k": "v"},
+    usage_by_source={"report": Usage(turns=1, source="report"), "stream": Usage(cost_usd=0.5, source="stream")},
+    meter="claude",
 )  # fmt: skip
 
 REQUESTS: list[m.Request] = [
@@ -83,8 +88,8 @@ REQUESTS: list[m.Request] = [
     m.ListCalls(id=30, run="a1", after=NOW, after_number=3), m.Watch(id=31, run="a1", calls=True),
     m.UnaskedRequest(id=32, run="a1", time=1.5, number=4, upstream="u", path="/v1/embeddings", status=200, seconds=0.5),
     m.Summarise(id=26, since=1.5, by="label", labels={"a": ["b", "c"], "d": "e"}),
-    m.PutFiles(id=35, archive="a" * 32, size=7, offset=3, data=b"\xff", last=True), m.FetchFiles(id=36, run="a1", patch=True),
-    m.GetFiles(id=37, run="a1", name="b" * 32, offset=5),
+    m.PutFiles(id=35, archive="a" * 32, size=7, offset=3, data=b"\xff", last=True),
+    m.FetchFiles(id=36, run="a1", patch=True), m.GetFiles(id=37, run="a1", name="b" * 32, offset=5),
 ]  # fmt: skip
 
 REPLIES: list[m.Reply] = [
@@ -99,9 +104,9 @@ REPLIES: list[m.Reply] = [
     m.TextPart(id=15, run="a1", text=b"\xff", cursor=b"\0", tools=["Bash: ls"], notes=["n"], more=True, ended=True),
     m.ResultText(id=7, run="a1", text="t", truncated=False),
     m.EventPush(id=8, event=Event(type="run_started", time=NOW, seq=3, run_id="a1")), m.EventPush(id=8, event=Event(type="x")),
-    m.DaemonStatus(id=9, version="0", pid=1, uptime_s=1.0, socket="s", state_dir="d", containment="cgroup", containment_detail="",
+    m.DaemonStatus(id=9, version="0", pid=1, uptime_s=1.0, socket="s", state_dir="d", containment="cgroup", containment_detail=(""),
                    draining=False, live=0, queued=0, admitted=0, refused=0, connections=1, memory_bytes=2, ledger_bytes=3),
-    m.AgentList(id=9, agents=[m.AgentInfo(name="a", description="", command=["a"], kind="agent", type=None, meter="auto",
+    m.AgentList(id=9, agents=[m.AgentInfo(name="a", description="", command=["a"], kind="agent", type=None, meter=("auto"),
                                           limits=[], stdin=False, source="built-in")]),
     m.ConfigReply(id=10, settings=[m.Setting(key="a", value=[1, {"b": None}], source="built-in")]),
     m.Reserved(id=13, run="a1", reservation="a1-1", cost_usd=0.01),
@@ -146,7 +151,11 @@ def sample(kind: type[R]) -> R:
 
 
 def one_of(hint: typing.Any) -> typing.Any:
-    return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Literal else VALUES_OF.get(hint, [])
+    return (
+        typing.get_args(hint)[0]
+        if typing.get_origin(hint) is typing.Literal
+        else VALUES_OF.get(hint, [])
+    )
 
 
 REQUESTS += [sample(kind) for kind in m.REQUESTS if kind not in map(type, REQUESTS)]
@@ -167,7 +176,9 @@ def test_round_trip(message: m.Request | m.Reply, unpack: typing.Any) -> None:
 
 
 @pytest.mark.parametrize(("message", "unpack"), ALL, ids=name)
-def test_the_tag_and_the_id_are_on_the_wire(message: m.Request | m.Reply, unpack: typing.Any) -> None:
+def test_the_tag_and_the_id_are_on_the_wire(
+    message: m.Request | m.Reply, unpack: typing.Any
+) -> None:
     raw = msgspec.msgpack.decode(m.pack(message))
     assert raw["type"] == type(message).__struct_config__.tag
     assert raw["id"] == message.id
@@ -196,26 +207,36 @@ def test_an_unknown_field_in_a_reply_is_a_newer_daemons(reply: m.Reply) -> None:
 
 
 def test_an_unknown_field_in_what_a_reply_holds_is_accepted_too() -> None:
-    for reply, key in ((m.RunReply(id=2, run=RUN), "run"), (m.EventPush(id=8, event=Event(type="x")), "event")):
+    for reply, key in (
+        (m.RunReply(id=2, run=RUN), "run"),
+        (m.EventPush(id=8, event=Event(type="x")), "event"),
+    ):
         raw = msgspec.msgpack.decode(m.pack(reply))
         raw[key]["surprise"] = 1
         assert m.unpack_reply(msgspec.msgpack.encode(raw)) == reply
 
 
 def test_a_reply_of_an_unknown_type_is_a_newer_daemons() -> None:
-    """A client passes it over if it did not ask for it, and can name the request that it answers."""
-    assert m.unpack_reply(msgspec.msgpack.encode({"type": "surprise", "id": 7, "more": [1]})) == m.Reply(id=7)
+    """A client passes it over if it did not ask for it, and can name the request that it
+    answers."""
+    assert m.unpack_reply(
+        msgspec.msgpack.encode({"type": "surprise", "id": 7, "more": [1]})
+    ) == m.Reply(id=7)
 
 
 @pytest.mark.parametrize("reply", REPLIES, ids=name)
 def test_a_reply_is_no_request_and_the_other_way_round(reply: m.Reply) -> None:
-    if type(reply).__struct_config__.tag not in {type(request).__struct_config__.tag for request in REQUESTS}:
+    if type(reply).__struct_config__.tag not in {
+        type(request).__struct_config__.tag for request in REQUESTS
+    }:
         with pytest.raises(BadMessage):
             m.unpack_request(m.pack(reply))
 
 
 @pytest.mark.parametrize(("message", "unpack"), ALL, ids=name)
-def test_every_truncation_is_a_bad_message(message: m.Request | m.Reply, unpack: typing.Any) -> None:
+def test_every_truncation_is_a_bad_message(
+    message: m.Request | m.Reply, unpack: typing.Any
+) -> None:
     body = m.pack_message(message)[HEADER:]
     for end in range(len(body)):
         with pytest.raises(BadMessage):
@@ -235,11 +256,35 @@ def test_every_truncation_is_a_bad_message(message: m.Request | m.Reply, unpack:
         ({"type": "nothing", "id": 1}, "nothing"),
         ({"id": 1, "run": "a"}, "type"),
         ({"type": "spawn", "id": 1, "argv": ["text"], "cwd": 3, "env": []}, "argv"),
-        ({"type": "spawn", "id": 1, "argv": [b"x"], "cwd": b"/", "env": [], "kind": "robot"}, "robot"),
-        ({"type": "spawn", "id": 1, "argv": [b"x"], "cwd": b"/", "env": [], "stdio": "other"}, "other"),
+        (
+            {"type": "spawn", "id": 1, "argv": [b"x"], "cwd": b"/", "env": [], "kind": "robot"},
+            "robot",
+        ),
+        (
+            {"type": "spawn", "id": 1, "argv": [b"x"], "cwd": b"/", "env": [], "stdio": "other"},
+            "other",
+        ),
         ({"type": "list", "id": 1, "status": ["done"]}, "done"),
-        ({"type": "spawn", "id": 1, "argv": [b"x"], "cwd": b"/", "env": [], "limits": [{"kind": "luck", "threshold": 1}]}, "luck"),
-        ({"type": "resume", "id": 1, "run": "a1", "limits": [{"kind": "turns", "threshold": "5"}]}, "threshold"),
+        (
+            {
+                "type": "spawn",
+                "id": 1,
+                "argv": [b"x"],
+                "cwd": b"/",
+                "env": [],
+                "limits": [{"kind": "luck", "threshold": 1}],
+            },
+            "luck",
+        ),
+        (
+            {
+                "type": "resume",
+                "id": 1,
+                "run": "a1",
+                "limits": [{"kind": "turns", "threshold": "5"}],
+            },
+            "threshold",
+        ),
         ({"type": "report", "id": 1, "turns": 1.5}, "turns"),
         ({"type": "report", "id": 1, "role": "both"}, "both"),
         ({"type": "reserve", "id": 1, "model": "m", "input_tokens": 1}, "max_output_tokens"),
@@ -264,16 +309,28 @@ def test_bad_utf8() -> None:
 @pytest.mark.parametrize("nest", [b"\x91", b"\x81\xa1a", b"\xdd\0\0\0\1"])
 def test_deep_nesting_even_in_what_is_skipped(unpack: typing.Any, nest: bytes) -> None:
     deep = nest * 100_000 + b"\xc0"
-    for body in (deep, b"\x83\xa4type\xa4done\xa2id\1\xa1x" + deep, b"\x83\xa4type\xa6status\xa2id\1\xa1x" + deep):
+    for body in (
+        deep,
+        b"\x83\xa4type\xa4done\xa2id\1\xa1x" + deep,
+        b"\x83\xa4type\xa6status\xa2id\1\xa1x" + deep,
+    ):
         with pytest.raises(BadMessage):
             unpack(body)
         assert request_id(body) in {0, 1}
 
 
-@pytest.mark.parametrize("kind", [b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"], ids=["array", "map", "text", "bytes", "extension"])
+@pytest.mark.parametrize(
+    "kind",
+    [b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"],
+    ids=["array", "map", "text", "bytes", "extension"],
+)
 def test_an_announced_size_is_not_allocated(kind: bytes) -> None:
     header = kind + b"\xff\xff\xff\xff\1"
-    for body in (header, b"\x84\xa4type\xa5spawn\xa2id\1\xa4argv" + header, b"\x83\xa4type\xa6config\xa2id\1\xa8settings" + header):
+    for body in (
+        header,
+        b"\x84\xa4type\xa5spawn\xa2id\1\xa4argv" + header,
+        b"\x83\xa4type\xa6config\xa2id\1\xa8settings" + header,
+    ):
         for unpack in (m.unpack_request, m.unpack_reply):
             with pytest.raises(BadMessage):
                 unpack(body)
@@ -314,7 +371,9 @@ NUMBERS = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), 
 LEAVES = st.one_of(NUMBERS, st.text(max_size=8), st.binary(max_size=8))
 VALUES = st.recursive(
     LEAVES,
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
@@ -333,7 +392,9 @@ SPAWNS = st.builds(
     argv=st.lists(st.binary()),
     cwd=st.binary(),
     env=st.lists(st.binary()),
-    limits=st.lists(st.builds(Limit, kind=st.sampled_from(LimitKind), threshold=st.floats(allow_nan=False))),
+    limits=st.lists(
+        st.builds(Limit, kind=st.sampled_from(LimitKind), threshold=st.floats(allow_nan=False))
+    ),
     name=st.none() | st.text(),
     labels=st.dictionaries(st.text(), st.text()),
 )
@@ -356,13 +417,18 @@ def test_json_has_each_field(reply: m.Reply) -> None:
     """Also those that have their defaults, and are not sent: a program finds each."""
     shown = to_json(reply)
     found = msgspec.json.decode(shown)
-    assert list(found) == ["type", *(field for field in reply.__struct_fields__ if getattr(reply, field) is not msgspec.UNSET)]
+    assert list(found) == [
+        "type",
+        *(field for field in reply.__struct_fields__ if getattr(reply, field) is not msgspec.UNSET),
+    ]
     assert msgspec.json.decode(shown, type=type(reply)) == reply
 
 
 def test_json_has_each_field_of_what_a_struct_holds() -> None:
     found = msgspec.json.decode(to_json({"events": [Event(type="x")], "runs": {"a1": RUN}}))
-    assert list(found["events"][0]) == [field for field in Event.__struct_fields__ if field not in ("time", "seq")]
+    assert list(found["events"][0]) == [
+        field for field in Event.__struct_fields__ if field not in ("time", "seq")
+    ]
     assert list(found["runs"]["a1"]) == list(RUN.__struct_fields__)
 
 

@@ -19,7 +19,9 @@ STATE_SOCKET = Path("/home/ann/.local/state/sfad/sfad.sock")
 LOGIN_SOCKET = Path("/run/user/7/sfad/sfad.sock")
 
 
-def clients(env: dict[str, str], uid: int = 7, flag: str | None = None, login: bool = False) -> list[Path]:
+def clients(
+    env: dict[str, str], uid: int = 7, flag: str | None = None, login: bool = False
+) -> list[Path]:
     return [Path(place) for place in client_sockets(env, uid, flag, exists=lambda _: login)]
 
 
@@ -72,10 +74,14 @@ def test_state_directories() -> None:
         state_dir({}, 7)
 
 
-def test_a_signal_while_the_daemons_queue_is_full_leaves_no_connection_that_is_none(tmp_path: Path) -> None:
+def test_a_signal_while_the_daemons_queue_is_full_leaves_no_connection_that_is_none(
+    tmp_path: Path,
+) -> None:
     """A terminal that changes its size is enough."""
     with ExitStack() as stack:
-        listener, first, second = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3))
+        listener, first, second = (
+            stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3)
+        )
         listener.bind(os.fspath(tmp_path / "s"))
         listener.listen(0)
         connect_path(first, tmp_path / "s")

@@ -1,4 +1,5 @@
-"""Secrets do not leave in texts: by name, by prefix, in nested objects; and no text can make the search slow."""
+"""Secrets do not leave in texts: by name, by prefix, in nested objects; and no text can make the
+search slow."""
 
 from __future__ import annotations
 
@@ -55,10 +56,29 @@ def test_other_text_stays(text: str) -> None:
     assert redacted(text) == text
 
 
-_PIECES = ("token", "API_KEY=", "--password", "=", ": ", '"', "'", "\\", "://", "@", "/", "-u ", "sk-", "eyJ", ".", "Bearer")
-_SECRETIVE = st.lists(st.sampled_from((*_PIECES, " ", "ghp_", "AKIA", "a1b2c3d4e5f6a7b8", "-----BEGIN PRIVATE KEY-----"))).map(
-    "".join
+_PIECES = (
+    "token",
+    "API_KEY=",
+    "--password",
+    "=",
+    ": ",
+    '"',
+    "'",
+    "\\",
+    "://",
+    "@",
+    "/",
+    "-u ",
+    "sk-",
+    "eyJ",
+    ".",
+    "Bearer",
 )
+_SECRETIVE = st.lists(
+    st.sampled_from(
+        (*_PIECES, " ", "ghp_", "AKIA", "a1b2c3d4e5f6a7b8", "-----BEGIN PRIVATE KEY-----")
+    )
+).map("".join)
 
 
 @given(st.text() | _SECRETIVE)
@@ -68,7 +88,9 @@ def test_it_is_idempotent_and_never_longer(text: str) -> None:
     assert len(once) <= len(text)
 
 
-@pytest.mark.parametrize("piece", ["a-", "token ", 'token="\\"', "://a:", "-a", "eyJaaaaaa", "://password=a/b,"])
+@pytest.mark.parametrize(
+    "piece", ["a-", "token ", 'token="\\"', "://a:", "-a", "eyJaaaaaa", "://password=a/b,"]
+)
 def test_a_megabyte_made_to_be_slow(piece: str) -> None:
     """A search that is not linear would not end within the test's time limit."""
     assert len(redacted(piece * (1_000_000 // len(piece)))) <= 1_000_000
@@ -76,11 +98,13 @@ def test_a_megabyte_made_to_be_slow(piece: str) -> None:
 
 def test_nested_objects() -> None:
     event = {
-        "password": "two words", "tokens": 5, "api_key": None, "argv": ["claude", "--token", "abc", "--key", "-v", "PWD=hunter2"],
+        "password": "two words", "tokens": 5, "api_key": None,
+        "argv": ["claude", "--token", "abc", "--key", "-v", "PWD=hunter2"],
         "more": ({"message": "with sk-abcdefghijklmnop"},),
     }  # fmt: skip
     assert redacted_object(event) == {
-        "password": "***", "tokens": 5, "api_key": None, "argv": ["claude", "--token", "***", "--key", "-v", "PWD=***"],
+        "password": "***", "tokens": 5, "api_key": None,
+        "argv": ["claude", "--token", "***", "--key", "-v", "PWD=***"],
         "more": [{"message": "with ***"}],
     }  # fmt: skip
 

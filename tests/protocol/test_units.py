@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.protocol.units import format_size, format_usd, parse_count, parse_duration, parse_size, parse_whole
+from sfad.protocol.units import (
+    format_size,
+    format_usd,
+    parse_count,
+    parse_duration,
+    parse_size,
+    parse_whole,
+)
 
 MOST = 2**63 - 1
 
@@ -14,9 +21,11 @@ MOST = 2**63 - 1
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        (0, 0), (65536, 65536), (MOST, MOST), ("0", 0), ("512", 512), ("512B", 512), ("512b", 512), ("64K", 65536), ("64k", 65536),
-        ("1TiB", 2**40), ("64KB", 65536), ("64KiB", 65536), ("64kib", 65536), ("200M", 200 * 2**20), ("2G", 2**31),
-        ("1.5G", 3 * 2**29), (" 2 G ", 2**31), ("0.3K", 307), ("1.0", 1), ("8388607T", 8388607 * 2**40), (str(MOST), MOST),
+        (0, 0), (65536, 65536), (MOST, MOST), ("0", 0), ("512", 512), ("512B", 512), ("512b", 512),
+        ("64K", 65536), ("64k", 65536), ("1TiB", 2**40), ("64KB", 65536), ("64KiB", 65536),
+        ("64kib", 65536), ("200M", 200 * 2**20), ("2G", 2**31), ("1.5G", 3 * 2**29),
+        (" 2 G ", 2**31), ("0.3K", 307), ("1.0", 1), ("8388607T", 8388607 * 2**40),
+        (str(MOST), MOST),
     ],
 )  # fmt: skip
 def test_sizes(text: str | int, size: int) -> None:
@@ -47,7 +56,21 @@ NO_NUMBERS = [
 
 
 @pytest.mark.parametrize(
-    "text", [*NO_NUMBERS, "K", "KiB", "1iB", "1Kb i", "1Ki B", "1P", "64KK", "1kk", "9999999T", "8388608T", "9" * 10_000_000]
+    "text",
+    [
+        *NO_NUMBERS,
+        "K",
+        "KiB",
+        "1iB",
+        "1Kb i",
+        "1Ki B",
+        "1P",
+        "64KK",
+        "1kk",
+        "9999999T",
+        "8388608T",
+        "9" * 10_000_000,
+    ],
 )
 def test_an_invalid_size(text: str | int) -> None:
     with pytest.raises(ValueError, match="is not a size: bytes, or a number with K, M, G or T"):
@@ -56,7 +79,16 @@ def test_an_invalid_size(text: str | int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [(0, 0), (200, 200), ("200", 200), ("200k", 200_000), ("200K", 200_000), ("1.5m", 1_500_000), (" 2 M ", 2_000_000), ("1.0", 1)],
+    [
+        (0, 0),
+        (200, 200),
+        ("200", 200),
+        ("200k", 200_000),
+        ("200K", 200_000),
+        ("1.5m", 1_500_000),
+        (" 2 M ", 2_000_000),
+        ("1.0", 1),
+    ],
 )
 def test_counts(text: str | int, count: int) -> None:
     assert parse_count(text) == count
@@ -68,7 +100,12 @@ def test_an_invalid_count(text: str | int) -> None:
         parse_count(text)
 
 
-@given(st.integers(0, MOST // 2) | st.builds(lambda number, power: number << 10 * power, st.integers(0, 2**20), st.integers(0, 4)))
+@given(
+    st.integers(0, MOST // 2)
+    | st.builds(
+        lambda number, power: number << 10 * power, st.integers(0, 2**20), st.integers(0, 4)
+    )
+)
 def test_a_formatted_size_is_read_back_to_its_decimal(size: int) -> None:
     shown = format_size(size)
     assert abs(parse_size(shown) - size) <= size // 20
@@ -83,7 +120,15 @@ def test_sizes_are_short() -> None:
 
 @pytest.mark.parametrize(
     ("amount", "shown"),
-    [(0, "0.00"), (2.5, "2.50"), (12, "12.00"), (0.45123, "0.4512"), (0.003, "0.003"), (0.000031, "0.000031"), (1e-9, "0.00")],
+    [
+        (0, "0.00"),
+        (2.5, "2.50"),
+        (12, "12.00"),
+        (0.45123, "0.4512"),
+        (0.003, "0.003"),
+        (0.000031, "0.000031"),
+        (1e-9, "0.00"),
+    ],
 )
 def test_money_shows_as_many_decimals_as_it_takes(amount: float, shown: str) -> None:
     assert format_usd(amount) == shown

@@ -1,4 +1,5 @@
-"""The Anthropic Messages API, as far as Claude Code and opencode use it. Pure: requests in, bodies out."""
+"""The Anthropic Messages API, as far as Claude Code and opencode use it. Pure: requests in, bodies
+out."""
 
 from __future__ import annotations
 
@@ -35,12 +36,18 @@ def maximum(body: Body) -> int | None:
 
 def tool_outputs(body: Body) -> list[str]:
     """What the tools called so far have answered, in order."""
-    blocks = [block for message in body["messages"] if isinstance(message["content"], list) for block in message["content"]]
+    blocks = [
+        block
+        for message in body["messages"]
+        if isinstance(message["content"], list)
+        for block in message["content"]
+    ]
     return [text_of(block.get("content", "")) for block in blocks if block["type"] == "tool_result"]
 
 
 def answer(body: Body, reply: Told, number: int) -> tuple[str, bytes, bytes]:
-    """The type of the body that says it, its bytes up to the end of the text, and the rest; a stream where one was asked for."""
+    """The type of the body that says it, its bytes up to the end of the text, and the rest; a
+    stream where one was asked for."""
     message = _message(body, reply, number)
     if body.get("stream"):
         text, rest = (b"".join(map(_event, events)) for events in _stream(message))
@@ -81,7 +88,9 @@ def _content(body: Body, reply: Told, number: int) -> list[Body]:
             if name == "Bash":
                 call["run_in_background"] = background
         case Tool(wanted, call):
-            (name,) = (tool["name"] for tool in body["tools"] if tool["name"].endswith(f"_{wanted}"))
+            (name,) = (
+                tool["name"] for tool in body["tools"] if tool["name"].endswith(f"_{wanted}")
+            )
         case _:
             return [{"type": "text", "text": reply.text}]
     return [
@@ -104,11 +113,18 @@ def _usage(body: Body, reply: Told) -> Body:
 def _stream(message: Body) -> tuple[list[Body], list[Body]]:
     start = {
         "type": "message_start",
-        "message": message | {"content": [], "stop_reason": None, "usage": message["usage"] | {"output_tokens": 1}},
+        "message": message
+        | {"content": [], "stop_reason": None, "usage": message["usage"] | {"output_tokens": 1}},
     }
-    blocks = [event for index, block in enumerate(message["content"]) for event in _block(index, block)]
+    blocks = [
+        event for index, block in enumerate(message["content"]) for event in _block(index, block)
+    ]
     end = {"stop_reason": message["stop_reason"], "stop_sequence": None}
-    told = {"type": "message_delta", "delta": end, "usage": {"output_tokens": message["usage"]["output_tokens"]}}
+    told = {
+        "type": "message_delta",
+        "delta": end,
+        "usage": {"output_tokens": message["usage"]["output_tokens"]},
+    }
     return [start, *blocks[:-1]], [blocks[-1], told, {"type": "message_stop"}]
 
 
@@ -116,7 +132,10 @@ def _block(index: int, block: Body) -> Iterator[Body]:
     if block["type"] == "text":
         start, delta = block | {"text": ""}, {"type": "text_delta", "text": block["text"]}
     else:
-        start, delta = block | {"input": {}}, {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+        start, delta = (
+            block | {"input": {}},
+            {"type": "input_json_delta", "partial_json": json.dumps(block["input"])},
+        )
     yield {"type": "content_block_start", "index": index, "content_block": start}
     yield {"type": "content_block_delta", "index": index, "delta": delta}
     yield {"type": "content_block_stop", "index": index}

@@ -1,4 +1,5 @@
-"""The OpenAI Chat Completions API, as far as Qwen Code and Copilot CLI use it. Pure: requests in, bodies out."""
+"""The OpenAI Chat Completions API, as far as Qwen Code and Copilot CLI use it. Pure: requests in,
+bodies out."""
 
 from __future__ import annotations
 
@@ -38,26 +39,47 @@ def maximum(body: Body) -> int | None:
 
 def tool_outputs(body: Body) -> list[str]:
     """What the tools called so far have answered, in order."""
-    said = [text_of(message["content"]) for message in body["messages"] if message["role"] == "tool"]
+    said = [
+        text_of(message["content"]) for message in body["messages"] if message["role"] == "tool"
+    ]
     return [found[1] if (found := _OUTPUT.search(text)) else text for text in said]
 
 
 def answer(body: Body, reply: Told, number: int) -> tuple[str, bytes, bytes]:
     """The type of the stream that says it, its bytes up to the end of the text, and the rest."""
-    about = {"id": f"chatcmpl-{number:04}", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
+    about = {
+        "id": f"chatcmpl-{number:04}",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": body["model"],
+    }
     usage, finish = _usage(body, reply), "stop"
-    text = OPENING if isinstance(reply, Shell | Tool) else reply.text(maximum(body)) if isinstance(reply, Write) else reply.text
+    text = (
+        OPENING
+        if isinstance(reply, Shell | Tool)
+        else reply.text(maximum(body))
+        if isinstance(reply, Write)
+        else reply.text
+    )
     if isinstance(reply, Write):
-        finish, reply = ("length", Say("")) if reply.is_cut(maximum(body)) else ("stop", reply.call(number))
+        finish, reply = (
+            ("length", Say("")) if reply.is_cut(maximum(body)) else ("stop", reply.call(number))
+        )
     calls = [_call(body, reply, number)] if isinstance(reply, Shell | Tool) else []
     message = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
     finish = "tool_calls" if calls else finish
     if not body.get("stream"):
         choice = {"index": 0, "message": message, "finish_reason": finish}
-        return "application/json", json.dumps(about | {"choices": [choice], "usage": usage}).encode(), b""
+        return (
+            "application/json",
+            json.dumps(about | {"choices": [choice], "usage": usage}).encode(),
+            b"",
+        )
     said = _event(about, {"choices": [_choice({"role": "assistant", "content": text})]})
     called = _event(about, {"choices": [_choice({"tool_calls": calls})]}) if calls else b""
-    done = _event(about, {"choices": [_choice({}) | {"finish_reason": finish}]}) + _event(about, {"choices": [], "usage": usage})
+    done = _event(about, {"choices": [_choice({}) | {"finish_reason": finish}]}) + _event(
+        about, {"choices": [], "usage": usage}
+    )
     return "text/event-stream", said, called + done + b"data: [DONE]\n\n"
 
 
@@ -71,12 +93,20 @@ def _event(about: Body, chunk: Body) -> bytes:
 
 def _call(body: Body, reply: Shell | Tool, number: int) -> Body:
     if isinstance(reply, Tool):
-        # Qwen Code does not offer it, because the model is to search for it first, and runs it nevertheless
+        # Qwen Code does not offer it, because the model is to search for it first, and runs it
+        # nevertheless
         own = f"sfad-{reply.name}"
-        name, arguments = own if own in _offered(body) else f"mcp__sfad__{reply.name}", reply.arguments
+        name, arguments = (
+            own if own in _offered(body) else f"mcp__sfad__{reply.name}",
+            reply.arguments,
+        )
     else:
         name = next(name for name in _SHELLS if name in _offered(body))
-        arguments = {"command": reply.command, "description": "scripted", "is_background": reply.background}
+        arguments = {
+            "command": reply.command,
+            "description": "scripted",
+            "is_background": reply.background,
+        }
     return {
         "index": 0,
         "id": f"call_{number:04}",

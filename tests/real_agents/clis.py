@@ -1,4 +1,5 @@
-"""The real command-line agents: where they come from, and how each is started against the scripted model."""
+"""The real command-line agents: where they come from, and how each is started against the scripted
+model."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Cli:
     """The version that the tests need."""
     price: Price
     argv: tuple[str, ...]
-    """Starts it without a terminal and without questions, and makes it print events; contains the prompt."""
+    """Starts it without a terminal and without questions, and makes it print events; contains the
+    prompt."""
     as_text: tuple[str, ...]
     """The same, but it prints text."""
     in_terminal: tuple[str, ...]
@@ -41,7 +43,8 @@ class Cli:
         return (self.name, "go", *self.options)
 
     def turns_seen(self, calls: int) -> int:
-        """How many of so many calls its events have told of, at the least, while the last is still going on."""
+        """How many of so many calls its events have told of, at the least, while the last is still
+        going on."""
         return calls if self.tells_early else calls - 1
 
 
@@ -50,7 +53,15 @@ CLAUDE = Cli(
     "@anthropic-ai/claude-code",
     person.get("SFAD_CLAUDE_VERSION", "2.1.330"),
     ANTHROPIC,
-    ("claude", "-p", "go", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"),
+    (
+        "claude",
+        "-p",
+        "go",
+        "--output-format",
+        "stream-json",
+        "--verbose",
+        "--dangerously-skip-permissions",
+    ),
     ("claude", "-p", "go", "--dangerously-skip-permissions"),
     ("claude", "--dangerously-skip-permissions", "go"),
     ("--dangerously-skip-permissions",),
@@ -61,7 +72,14 @@ CODEX = Cli(
     "@openai/codex",
     person.get("SFAD_CODEX_VERSION", "0.169.0"),
     OPENAI,
-    ("codex", "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "go"),
+    (
+        "codex",
+        "exec",
+        "--json",
+        "--skip-git-repo-check",
+        "--dangerously-bypass-approvals-and-sandbox",
+        "go",
+    ),
     ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "go"),
     ("codex", "--dangerously-bypass-approvals-and-sandbox", "go"),
     ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
@@ -129,25 +147,33 @@ def install() -> Path:
         if not all(_works(commands, cli) for cli in CLIS.values()):
             _fetch()
     for cli in CLIS.values():
-        assert _works(commands, cli), f"{cli.package}@{cli.version} was installed and {commands / cli.name} does not say so"
+        assert _works(commands, cli), (
+            f"{cli.package}@{cli.version} was installed and {commands / cli.name} does not say so"
+        )
     return commands
 
 
 def _works(commands: Path, cli: Cli) -> bool:
     """Ask the package: five programs that print their versions take 12 s of CPU."""
     manifest = commands.parent / cli.package / "package.json"
-    return (commands / cli.name).exists() and json.loads(manifest.read_text())["version"] == cli.version
+    return (commands / cli.name).exists() and json.loads(manifest.read_text())[
+        "version"
+    ] == cli.version
 
 
 def _fetch() -> None:
     wanted = [f"{cli.package}@{cli.version}" for cli in CLIS.values()]
     subprocess.run(
-        ["npm", "install", "--prefix", packages(), "--no-fund", "--no-audit", *wanted], env=person, check=True, timeout=1800
+        ["npm", "install", "--prefix", packages(), "--no-fund", "--no-audit", *wanted],
+        env=person,
+        check=True,
+        timeout=1800,
     )
 
 
 def environment(home: Path, url: str) -> dict[str, str]:
-    """Configure the agents in a home directory so that they call the model at the URL and no other host."""
+    """Configure the agents in a home directory so that they call the model at the URL and no other
+    host."""
     (home / ".codex").mkdir(parents=True)
     (home / "tmp").mkdir()
     (home / ".codex" / "config.toml").write_text(_CODEX_CONFIG.format(url=url))
@@ -156,9 +182,13 @@ def environment(home: Path, url: str) -> dict[str, str]:
     (home / ".qwen").mkdir()
     (home / ".qwen" / "settings.json").write_text(_QWEN_SETTINGS)
     (home / ".copilot").mkdir()
-    (home / ".copilot" / "config.json").write_text(json.dumps({"trusted_folders": [str(home)], "banner": "never"}))
+    (home / ".copilot" / "config.json").write_text(
+        json.dumps({"trusted_folders": [str(home)], "banner": "never"})
+    )
     _unpack_copilot(home / ".cache" / "copilot")
-    (home / ".claude.json").write_text(json.dumps(_CLAUDE_STATE | {"projects": {str(home): _TRUSTED}}))
+    (home / ".claude.json").write_text(
+        json.dumps(_CLAUDE_STATE | {"projects": {str(home): _TRUSTED}})
+    )
     return {
         "HOME": str(home),
         "TMPDIR": str(home / "tmp"),
@@ -181,13 +211,15 @@ def environment(home: Path, url: str) -> dict[str, str]:
         "OPENCODE_PURE": "1",
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
-        "npm_config_registry": url,  # opencode has npm fetch its plug-ins' interface, and goes on without
+        # opencode has npm fetch its plug-ins' interface, and goes on without
+        "npm_config_registry": url,
         "npm_config_fetch_retries": "0",
     }
 
 
 def _unpack_copilot(cache: Path) -> None:
-    """Put there what Copilot CLI would unpack in each home directory first: 190 MB, in some 10 s of CPU."""
+    """Put there what Copilot CLI would unpack in each home directory first: 190 MB, in some 10 s of
+    CPU."""
     once = packages() / "copilot-cache"
     with (packages() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -196,7 +228,11 @@ def _unpack_copilot(cache: Path) -> None:
                 command = packages() / "node_modules" / ".bin" / "copilot"
                 env = {"HOME": home, "PATH": os.environ["PATH"], "COPILOT_OFFLINE": "true"}
                 subprocess.run(
-                    [command, "--no-auto-update", "--version"], env=env, check=True, stdout=subprocess.DEVNULL, timeout=300
+                    [command, "--no-auto-update", "--version"],
+                    env=env,
+                    check=True,
+                    stdout=subprocess.DEVNULL,
+                    timeout=300,
                 )
                 Path(home, ".cache", "copilot").rename(once)
     shutil.copytree(once, cache, copy_function=_link)

@@ -17,8 +17,17 @@ from tests.real_agents.desk import Desk
 from tests.real_agents.model import serving
 from tests.real_agents.script import Reply
 
-_KEPT = ("LANG", "LC_ALL", "PYTHONPATH", "TESTS_OF_SFAD", "SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG")
-"""Variables of the environment that agents get. They must not see the keys and settings of the developer."""
+_KEPT = (
+    "LANG",
+    "LC_ALL",
+    "PYTHONPATH",
+    "TESTS_OF_SFAD",
+    "SFAD_SOCKET",
+    "SFAD_STATE_DIR",
+    "SFAD_CONFIG",
+)
+"""Variables of the environment that agents get. They must not see the keys and settings of the
+developer."""
 
 MakeDesk = Callable[..., Desk]
 
@@ -28,7 +37,9 @@ def commands() -> Path:
     """Return the directory of the real agents."""
     if os.environ.get("SFAD_TEST_AGENTS") not in {"1", "all"}:
         pytest.skip(
-            "real agents are tried with SFAD_TEST_AGENTS=1: it fetches some 550 MB from npm, 1.2 GB on disk (docs/agents.md)"
+            "real agents are tried with SFAD_TEST_AGENTS=1: it fetches some 550 MB from npm, "
+            "1.2 "
+            "GB on disk (docs/agents.md)"
         )
     return install()
 
@@ -47,8 +58,9 @@ def any_cli(request: pytest.FixtureRequest) -> Cli:
 
 @pytest.fixture
 def desk(commands: Path, start: Start, tmp_path: Path) -> Iterator[MakeDesk]:
-    """Makes the desk: `desk(config=..., mode=..., claude=[...], codex=[...])`: a script for each agent that will be started. The
-    gateway is off, unless the config says something about it, so that what meters tell is seen."""
+    """Makes the desk: `desk(config=..., mode=..., claude=[...], codex=[...])`: a script for each
+    agent that will be started. The gateway is off, unless the config says something about it, so
+    that what meters tell is seen."""
     with ExitStack() as stack:
 
         def make(*, config: str = "", mode: str = "auto", **scripts: Iterable[Reply]) -> Desk:
@@ -56,8 +68,12 @@ def desk(commands: Path, start: Start, tmp_path: Path) -> Iterator[MakeDesk]:
             without = "" if "[gateway]" in config else "\n[gateway]\nenabled = false\n"
             daemon = start(config=config + without, mode=mode)
             kept = {key: value for key, value in daemon.env.items() if key in _KEPT}
-            path = os.pathsep.join([sysconfig.get_path("scripts"), str(commands), os.environ["PATH"]])
-            return Desk(daemon, model, kept | {"PATH": path} | environment(tmp_path / "home", model.url))
+            path = os.pathsep.join(
+                [sysconfig.get_path("scripts"), str(commands), os.environ["PATH"]]
+            )
+            return Desk(
+                daemon, model, kept | {"PATH": path} | environment(tmp_path / "home", model.url)
+            )
 
         yield make
         shutil.rmtree(tmp_path / "home", ignore_errors=True)  # Copilot CLI's part of it has 190 MB

@@ -1,4 +1,5 @@
-"""The surroundings of an agent: the daemon that starts it, the model that it calls, and what a test looks at."""
+"""The surroundings of an agent: the daemon that starts it, the model that it calls, and what a test
+looks at."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ class Desk:
     def command(self, *words: str) -> list[str]:
         """Return the words that execute the command line as the user whose desk it is."""
         own = [self.daemon.python, "-m", "sfactl", *words]
-        return own if self.nobody is None else self.nobody.command("env", "-C", self.env["HOME"], *own)
+        return (
+            own if self.nobody is None else self.nobody.command("env", "-C", self.env["HOME"], *own)
+        )
 
     def sfactl(self, *words: str) -> subprocess.CompletedProcess[str]:
         """The command line, in the agents' environment."""
@@ -47,7 +50,8 @@ class Desk:
 
     @contextmanager
     def client(self, *words: str) -> Iterator[Popen[bytes]]:
-        """Run the command line in the agents' environment, and discard its output. The body ends before the client must."""
+        """Run the command line in the agents' environment, and discard its output. The body ends
+        before the client must."""
         client = Popen(
             self.command(*words),
             stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, env=self.env, cwd=self.env["HOME"],
@@ -137,11 +141,12 @@ def held_up(path: Path) -> Iterator[str]:
 def in_a_terminal(at: Desk, *words: str) -> Iterator[Popen[bytes]]:
     """Run a client in a terminal of its own, and discard its output."""
     ours, theirs = pty.openpty()
-    reader = Popen(["cat"], stdin=ours, stdout=DEVNULL, stderr=DEVNULL)  # it fails when the terminal is gone
+    # it fails when the terminal is gone
+    reader = Popen(["cat"], stdin=ours, stdout=DEVNULL, stderr=DEVNULL)
     os.close(ours)
     client = Popen(
-        at.command(*words),
-        stdin=theirs, stdout=theirs, stderr=theirs, env=at.env, cwd=at.env["HOME"], start_new_session=True,
+        at.command(*words), stdin=theirs, stdout=theirs, stderr=theirs, env=at.env,
+        cwd=at.env["HOME"], start_new_session=True,
     )  # fmt: skip
     os.close(theirs)
     try:

@@ -1,4 +1,5 @@
-"""The scripted model: an HTTP server on loopback that speaks four APIs and remembers its requests."""
+"""The scripted model: an HTTP server on loopback that speaks four APIs and remembers its
+requests."""
 
 from __future__ import annotations
 
@@ -19,7 +20,21 @@ from urllib.parse import urlsplit
 from sfad.gateway.coding import Coding
 from tests.harness import serve_in_thread
 from tests.real_agents import anthropic, chat, gemini, openai
-from tests.real_agents.script import ANTHROPIC, GEMINI, OPENAI, OUTPUT_USD, Fail, Price, Reply, Say, Shell, Stall, Told, Tool, Write
+from tests.real_agents.script import (
+    ANTHROPIC,
+    GEMINI,
+    OPENAI,
+    OUTPUT_USD,
+    Fail,
+    Price,
+    Reply,
+    Say,
+    Shell,
+    Stall,
+    Told,
+    Tool,
+    Write,
+)
 
 Body = dict[str, Any]
 Answer = tuple[str, bytes, bytes]
@@ -58,7 +73,8 @@ _IDLE = 20.0
 
 @dataclass
 class Talk:
-    """The conversation of one agent with the model: the replies of a script in order, then only a last word."""
+    """The conversation of one agent with the model: the replies of a script in order, then only a
+    last word."""
 
     dialect: _Dialect
     script: Iterator[Reply]
@@ -78,7 +94,8 @@ class Talk:
     headers: Callable[[], Mapping[str, str]] = dict
     """Returns more headers of a reply."""
     decide: Callable[[Body], Reply] | None = None
-    """Returns the reply to a request, instead of the script's next one: for several agents at once."""
+    """Returns the reply to a request, instead of the script's next one: for several agents at
+    once."""
     bills: list[float] = field(default_factory=list)
     """USD for each reply that was begun, helpers' included."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -90,9 +107,15 @@ class Talk:
             self.bills.append(self._bill(body, Say("ok")))
             return Say("ok"), self.dialect.answer(body, Say("ok"), 0)
         with self._lock:
-            reply = self.decide(body) if self.decide is not None else next(self.script, Say("Done."))
+            reply = (
+                self.decide(body) if self.decide is not None else next(self.script, Say("Done."))
+            )
             if isinstance(reply, Fail):
-                return reply, ("application/json", b'{"error": {"type": "overloaded_error", "message": "Overloaded"}}', b"")
+                return reply, (
+                    "application/json",
+                    b'{"error": {"type": "overloaded_error", "message": "Overloaded"}}',
+                    b"",
+                )
             self.requests.append(body)
             self.turns += isinstance(reply, Shell | Tool)
             self.bills.append(self._bill(body, reply))
@@ -143,7 +166,8 @@ class _Server(ThreadingMixIn, HTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """HTTP/1.0: a connection an answer, so that no thread waits for what an agent might ask next."""
+    """HTTP/1.0: a connection an answer, so that no thread waits for what an agent might ask
+    next."""
 
     server: _Server
     timeout = _IDLE
@@ -151,7 +175,9 @@ class _Handler(BaseHTTPRequestHandler):
     def parse_request(self) -> bool:
         parsed = super().parse_request()
         if parsed:
-            self.server.seen.append(Seen(self.path, {name.lower(): value for name, value in self.headers.items()}))
+            self.server.seen.append(
+                Seen(self.path, {name.lower(): value for name, value in self.headers.items()})
+            )
         return parsed
 
     def do_POST(self) -> None:
@@ -160,12 +186,20 @@ class _Handler(BaseHTTPRequestHandler):
         data = Coding(self.headers.get("Content-Encoding", "")).feed(data, 1 << 24)
         talk = self.server.talks.get(path.split("/")[1])
         if talk is not None and talk.dialect.asks(path):
-            talk.credentials |= {value for name in ("Authorization", "x-api-key") if (value := self.headers.get(name))}
+            talk.credentials |= {
+                value
+                for name in ("Authorization", "x-api-key")
+                if (value := self.headers.get(name))
+            }
             self._answer(talk, json.loads(data))
         elif path.endswith("/count_tokens"):
             self._send(200, "application/json", b'{"input_tokens": 1000}')
         else:
-            self._send(404, "application/json", b'{"error": {"type": "not_found_error", "message": "not scripted"}}')
+            self._send(
+                404,
+                "application/json",
+                b'{"error": {"type": "not_found_error", "message": "not scripted"}}',
+            )
 
     def _answer(self, talk: Talk, body: Body) -> None:
         reply, (kind, text, rest) = talk.take(body)
@@ -204,7 +238,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._begin(status, kind, len(body))
         self.wfile.write(body)
 
-    def _begin(self, status: int, kind: str, length: int, more: Mapping[str, str] = MappingProxyType({})) -> None:
+    def _begin(
+        self, status: int, kind: str, length: int, more: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self.send_response(status)
         for name, value in more.items():
             self.send_header(name, value)
@@ -217,16 +253,22 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(scripts: Mapping[str, Iterable[Reply]], tls: ssl.SSLContext | None = None) -> Iterator[Model]:
-    """A model for the agents of these names, on a port of its own. The path of each agent begins with its name. With `tls`, it
-    is called by https."""
-    talks = {name: Talk(_DIALECTS[name], iter(script), _PRICES[name]) for name, script in scripts.items()}
+def serving(
+    scripts: Mapping[str, Iterable[Reply]], tls: ssl.SSLContext | None = None
+) -> Iterator[Model]:
+    """A model for the agents of these names, on a port of its own. The path of each agent begins
+    with its name. With `tls`, it is called by https."""
+    talks = {
+        name: Talk(_DIALECTS[name], iter(script), _PRICES[name]) for name, script in scripts.items()
+    }
     server = _Server(("127.0.0.1", 0), _Handler)
     server.talks, server.released, server.seen = talks, threading.Event(), []
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     with serve_in_thread(server):
         try:
-            yield Model(f"http://127.0.0.1:{server.server_port}", talks, server.released, server.seen)
+            yield Model(
+                f"http://127.0.0.1:{server.server_port}", talks, server.released, server.seen
+            )
         finally:
             server.released.set()

@@ -19,7 +19,8 @@ def asks(path: str) -> bool:
 
 
 def is_turn(body: Body) -> bool:
-    """Whether the agent itself asks: it offers a shell, and does not want a title for its terminal."""
+    """Whether the agent itself asks: it offers a shell, and does not want a title for its
+    terminal."""
     return bool(_offered(body) & {"exec", "exec_command"}) and not _asks_for_title(body)
 
 
@@ -30,7 +31,10 @@ def _asks_for_title(body: Body) -> bool:
 
 def _offered(body: Body) -> set[str]:
     """Names of the tools. Newer models get them in the input, in name spaces."""
-    tools = [*body.get("tools", []), *(tool for item in body["input"] for tool in item.get("tools", []))]
+    tools = [
+        *body.get("tools", []),
+        *(tool for item in body["input"] for tool in item.get("tools", [])),
+    ]
     inner = [tool for space in tools for tool in space.get("tools", [])]
     return {tool["name"] for tool in tools + inner if "name" in tool}
 
@@ -58,19 +62,34 @@ def _stream(body: Body, reply: Told, number: int) -> Iterator[Body]:
         at = {"output_index": index, "item_id": item.get("id", "")}
         yield {"type": "response.output_item.added", "output_index": index, "item": item}
         for part in item.get("content", ()):
-            yield {"type": "response.output_text.delta", "content_index": 0, "delta": part["text"]} | at
+            yield {
+                "type": "response.output_text.delta",
+                "content_index": 0,
+                "delta": part["text"],
+            } | at
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
     if isinstance(reply, Write) and reply.is_cut(maximum(body)):
         why = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        yield {"type": "response.incomplete", "response": response | why | {"usage": _usage(body, reply)}}
+        yield {
+            "type": "response.incomplete",
+            "response": response | why | {"usage": _usage(body, reply)},
+        }
     else:
         yield {"type": "response.completed", "response": response | {"usage": _usage(body, reply)}}
 
 
 def _items(body: Body, reply: Told, number: int) -> list[Body]:
-    text = OPENING if isinstance(reply, Shell | Tool) else reply.text(maximum(body)) if isinstance(reply, Write) else reply.text
+    text = (
+        OPENING
+        if isinstance(reply, Shell | Tool)
+        else reply.text(maximum(body))
+        if isinstance(reply, Write)
+        else reply.text
+    )
     content = [{"type": "output_text", "text": text, "annotations": []}]
-    items: list[Body] = [{"type": "message", "id": f"msg_{number:04}", "role": "assistant", "content": content}]
+    items: list[Body] = [
+        {"type": "message", "id": f"msg_{number:04}", "role": "assistant", "content": content}
+    ]
     if isinstance(reply, Write) and not reply.is_cut(maximum(body)):
         reply = reply.call(number)
     if isinstance(reply, Shell | Tool):
@@ -82,10 +101,18 @@ def _call(body: Body, reply: Shell | Tool, number: int) -> Body:
     """A tool of its own, or for newer models a function of the one tool that runs JavaScript."""
     item = {"call_id": f"call_{number:04}", "status": "completed"}
     if isinstance(reply, Tool):
-        name, arguments, output = f"mcp__sfad__{reply.name}", json.dumps(reply.arguments), "content[0].text"
+        name, arguments, output = (
+            f"mcp__sfad__{reply.name}",
+            json.dumps(reply.arguments),
+            "content[0].text",
+        )
     else:
         patience = 250 if reply.background else 30_000  # the least and the most that Codex allows
-        name, arguments, output = "exec_command", json.dumps({"cmd": reply.command, "yield_time_ms": patience}), "output"
+        name, arguments, output = (
+            "exec_command",
+            json.dumps({"cmd": reply.command, "yield_time_ms": patience}),
+            "output",
+        )
     if name in _offered(body):
         return item | {"type": "function_call", "name": name, "arguments": arguments}
     script = f"text((await tools.{name}({arguments})).{output})"

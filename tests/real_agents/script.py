@@ -1,4 +1,5 @@
-"""What the scripted model answers, whichever API it is asked through, and what every answer costs."""
+"""What the scripted model answers, whichever API it is asked through, and what every answer
+costs."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ INPUT_USD, OUTPUT_USD = 3e-6, 15e-6
 """For a token of Claude Sonnet 4.5."""
 _BYTES_A_TOKEN = 4
 OPENING = "Let me see."
-"""What the model says before a tool call, so that one message is text and a call, as they often are."""
+"""What the model says before a tool call, so that one message is text and a call, as they often
+are."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Tool:
 
 @dataclass(frozen=True)
 class Stall:
-    """Text that is streamed; then the reply neither goes on nor ends until `Model.released` is set."""
+    """Text that is streamed; then the reply neither goes on nor ends until `Model.released` is
+    set."""
 
     text: str
 
@@ -55,13 +58,14 @@ class Fail:
 
 @dataclass(frozen=True)
 class Write:
-    """Text of so many tokens, or of the maximum that the request allows, and then, if it was not cut, a call of the shell tool.
-    Its input is billed by the size of the request."""
+    """Text of so many tokens, or of the maximum that the request allows, and then, if it was not
+    cut, a call of the shell tool. Its input is billed by the size of the request."""
 
     tokens: int
 
     def call(self, number: int) -> Shell:
-        """Return a call that is not like those before: Gemini CLI asks a person about an agent that repeats itself."""
+        """Return a call that is not like those before: Gemini CLI asks a person about an agent that
+        repeats itself."""
         return Shell(f"echo {number}")
 
     def output(self, maximum: int | None) -> int:
@@ -115,4 +119,6 @@ GEMINI = Price(input=1700, cached=600, cache_write=0, output=90, reasoning=20)
 
 def text_of(content: str | list[dict[str, Any]]) -> str:
     """Return the text of a message, which is a string or a list of parts."""
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return (
+        content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    )

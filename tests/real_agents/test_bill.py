@@ -1,7 +1,9 @@
-"""The bill of a run never exceeds its limit of cost, however a person starts the program and whatever it asks for.
+"""The bill of a run never exceeds its limit of cost, however a person starts the program and
+whatever it asks for.
 
-SFAD_TEST_AGENTS=1 takes a case of each program, SFAD_TEST_AGENTS=all each program in each way, size and action. The model bills
-for what it writes, and always wants to write more than the limit pays for.
+SFAD_TEST_AGENTS=1 takes a case of each program, SFAD_TEST_AGENTS=all each program in each way, size
+and action. The model bills for what it writes, and always wants to write more than the limit pays
+for.
 """
 
 from __future__ import annotations
@@ -21,11 +23,18 @@ from tests.real_agents.conftest import MakeDesk
 from tests.real_agents.desk import Desk, in_a_terminal
 from tests.real_agents.script import OUTPUT_USD, Write
 
-MODELS = ("claude-opus-5-5", "claude-haiku-4-5-20251001", "gpt-6.1-sol", "gemini-2.5-pro", "qwen3-coder-plus")
+MODELS = (
+    "claude-opus-5-5",
+    "claude-haiku-4-5-20251001",
+    "gpt-6.1-sol",
+    "gemini-2.5-pro",
+    "qwen3-coder-plus",
+)
 CONFIG = "[gateway]\n[prices]\n" + "".join(
     f'"{model}" = {{input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}}\n' for model in MODELS
 )
-"""The gateway as it is by default. The models that the programs choose cost as much as Claude Sonnet 4.5."""
+"""The gateway as it is by default. The models that the programs choose cost as much as Claude
+Sonnet 4.5."""
 LIMIT = 1.0
 ERROR = 0.02
 """The part of the limit that the error of one input estimate may exceed it by."""
@@ -46,8 +55,13 @@ def cases() -> Iterator[Any]:
         for way in WAYS:
             for size in SIZES:
                 for action in LOWERING + HOLDING:
-                    if os.environ.get("SFAD_TEST_AGENTS") == "all" or (program, way, size, action) in _SAMPLE:
-                        yield pytest.param(cli, way, size, action, id=f"{program}-{way}-{size}-{action}")
+                    if (
+                        os.environ.get("SFAD_TEST_AGENTS") == "all"
+                        or (program, way, size, action) in _SAMPLE
+                    ):
+                        yield pytest.param(
+                            cli, way, size, action, id=f"{program}-{way}-{size}-{action}"
+                        )
 
 
 @pytest.mark.parametrize(("cli", "way", "size", "action"), [*cases()])
@@ -92,7 +106,10 @@ def until_bounded(at: Desk, client: Any, action: str) -> None:
         if client.poll() is not None or (action in HOLDING and at.listed("--status", "paused")):
             return True
         # in a terminal, a program that is refused a call waits for a person
-        return action == "refuse" and "refused" in at.sfactl("calls", "--all", "--refused", "--json").stdout
+        return (
+            action == "refuse"
+            and "refused" in at.sfactl("calls", "--all", "--refused", "--json").stdout
+        )
 
     wait_until(over, "the limit acts", seconds=90)
     if client.poll() is None:

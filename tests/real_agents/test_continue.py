@@ -1,7 +1,8 @@
-"""However an agent has ended, `sfactl continue` resumes its session: the model sees what was said before, and both runs together
-cost what it bills.
+"""However an agent has ended, `sfactl continue` resumes its session: the model sees what was said
+before, and both runs together cost what it bills.
 
-SFAD_TEST_AGENTS=1 takes the cases of `SAMPLE`, SFAD_TEST_AGENTS=all each program, end, form and mode.
+SFAD_TEST_AGENTS=1 takes the cases of `SAMPLE`, SFAD_TEST_AGENTS=all each program, end, form and
+mode.
 """
 
 from __future__ import annotations
@@ -24,11 +25,17 @@ from tests.real_agents.script import Reply, Say, Shell, Stall
 from tests.real_agents.test_bill import CONFIG as PRICES
 
 CONFIG = PRICES + "".join(
-    f'"{model}" = {{input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}}\n' for model in ("gemini-3-flash-preview", "gpt-5.1")
+    f'"{model}" = {{input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}}\n'
+    for model in ("gemini-3-flash-preview", "gpt-5.1")
 )
 """Gemini CLI asks the one whether it repeats itself, Copilot CLI uses the other."""
 ENDS = ("limit", "stop", "killed", "all killed")
-STATUS = {"limit": ["failed"], "stop": ["cancelled"], "killed": ["failed"], "all killed": ["lost", "failed"]}
+STATUS = {
+    "limit": ["failed"],
+    "stop": ["cancelled"],
+    "killed": ["failed"],
+    "all killed": ["lost", "failed"],
+}
 """The next daemon may learn how the program ended, as long as no process has reaped it."""
 FORMS = ("by_name", "as_text", "in_terminal")
 MODES = ("cgroup", "tags")
@@ -55,32 +62,53 @@ SAMPLE = {
 FIRST, TASK = "echo first-of-all", "Go on with the second part."
 ANSWER = " ".join(f"Chapter {number}: {number**9}." for number in range(20))
 BROKEN = 0.01
-"""USD by which the bill of a reply that was broken off may differ: its input is estimated, and of its output only what was streamed
-counts."""
+"""USD by which the bill of a reply that was broken off may differ: its input is estimated, and of
+its output only what was streamed counts."""
 
 
 def cases() -> Iterator[Any]:
     for program, cli in CLIS.items():
         for end in ENDS:
             for form in FORMS:
-                if form == "in_terminal" and not program_called(program).resumes_with_task_in_terminal:
+                if (
+                    form == "in_terminal"
+                    and not program_called(program).resumes_with_task_in_terminal
+                ):
                     continue
                 for mode in MODES:
-                    if os.environ.get("SFAD_TEST_AGENTS") == "all" or (program, end, form, mode) in SAMPLE:
-                        yield pytest.param(cli, end, form, mode, id=f"{program}-{end}-{form}-{mode}")
+                    if (
+                        os.environ.get("SFAD_TEST_AGENTS") == "all"
+                        or (program, end, form, mode) in SAMPLE
+                    ):
+                        yield pytest.param(
+                            cli, end, form, mode, id=f"{program}-{end}-{form}-{mode}"
+                        )
 
 
 @pytest.mark.parametrize(("cli", "end", "form", "mode"), [*cases()])
-def test_an_ended_agent_continues_where_it_was(desk: MakeDesk, cli: Cli, end: str, form: str, mode: str) -> None:
+def test_an_ended_agent_continues_where_it_was(
+    desk: MakeDesk, cli: Cli, end: str, form: str, mode: str
+) -> None:
     at = desk(config=CONFIG, mode=mode, **{cli.name: script(end)})
     talk = at.talk(cli)
     cost = (
         5.0 if end != "limit" else 0.25 if cli is QWEN else 0.15
     )  # Qwen Code asks for so much output that a call reserves 0.16 USD
-    words = ["--name", "planner", "--timeout", "10m", "--limit", f"cost={cost}", "--limit", "turns=100"]
+    words = [
+        "--name",
+        "planner",
+        "--timeout",
+        "10m",
+        "--limit",
+        f"cost={cost}",
+        "--limit",
+        "turns=100",
+    ]
     with ExitStack() as stack:
         if form == "in_terminal":
-            stack.enter_context(in_a_terminal(at, "run", *words, "--stdio", "inherit", "--", *cli.in_terminal))
+            stack.enter_context(
+                in_a_terminal(at, "run", *words, "--stdio", "inherit", "--", *cli.in_terminal)
+            )
         elif form == "by_name":
             stack.enter_context(at.client("run", *words, *cli.by_name))
         else:
@@ -99,7 +127,9 @@ def test_an_ended_agent_continues_where_it_was(desk: MakeDesk, cli: Cli, end: st
         assert done.returncode == 0, done.stderr
     before, after = at.listed()
     assert (before["continued_by"], after["continues"]) == (after["id"], before["id"])
-    assert after["status"] == ("cancelled" if form == "in_terminal" else "completed"), after["reason"]
+    assert after["status"] == ("cancelled" if form == "in_terminal" else "completed"), after[
+        "reason"
+    ]
     seen = json.dumps(talk.requests[asked:])
     assert FIRST in seen, "the model sees the tool call of the run before"
     assert TASK in seen
@@ -109,7 +139,8 @@ def test_an_ended_agent_continues_where_it_was(desk: MakeDesk, cli: Cli, end: st
     allowed = 0.01 * sum(talk.bills) + (0 if end == "limit" else BROKEN)
     both = before["total_cost_usd"] + after["total_cost_usd"]
     assert after["total_cost_usd"] == pytest.approx(sum(talk.bills[billed:]), rel=0.01), calls
-    if before["total_at_most"] and end != "limit":  # a broken reply may cost what was reserved for it, or what it may have thought
+    # a broken reply may cost what was reserved for it, or what it may have thought
+    if before["total_at_most"] and end != "limit":
         assert both >= sum(talk.bills) - allowed, calls
     else:
         assert both == pytest.approx(sum(talk.bills), abs=allowed), calls
@@ -126,7 +157,11 @@ def script(end: str) -> list[Reply]:
 def ended(at: Desk, cli: Cli, end: str) -> None:
     """End the agent, or wait until its limit has done so."""
     if end == "limit":
-        wait_until(lambda: at.listed() and at.listed()[0]["ended_at"], "the limit has ended it", seconds=200)
+        wait_until(
+            lambda: at.listed() and at.listed()[0]["ended_at"],
+            "the limit has ended it",
+            seconds=200,
+        )
         return
     wait_until(lambda: at.talk(cli).stalled, "the reply waits in its middle", seconds=200)
     run = at.listed()[0]

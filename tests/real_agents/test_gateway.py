@@ -18,16 +18,26 @@ from tests.real_agents.script import Reply, Say, Shell, Stall
 
 MODELS = ("claude-sonnet-4-5", "gpt-6.1-sol", "gemini-2.5-pro", "qwen3-coder-plus", "gpt-5.1")
 GATEWAY = "[gateway]\nenabled = true\n"
-PRICES = "[prices]\n" + "".join(f'"{model}" = {{input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}}\n' for model in MODELS)
-DEAR = "min_output = 100\n[prices]\n" + "".join(f'"{model}" = {{input_mtok = 0, output_mtok = 1000}}\n' for model in MODELS)
+PRICES = "[prices]\n" + "".join(
+    f'"{model}" = {{input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}}\n' for model in MODELS
+)
+DEAR = "min_output = 100\n[prices]\n" + "".join(
+    f'"{model}" = {{input_mtok = 0, output_mtok = 1000}}\n' for model in MODELS
+)
 """A reply is 0.06 to 0.09 USD, and a call is not lowered below 0.10."""
-CODEX_QUIET = "check_for_update_on_startup = false\n[analytics]\nenabled = false\n[features]\nplugins = false\napps = false\n"
+CODEX_QUIET = (
+    "check_for_update_on_startup = false\n[analytics]\nenabled = false\n[features]\nplugins = "
+    "false\napps = false\n"
+)
 """Settings with which Codex asks nothing of other hosts."""
 SCRIPT = (Shell("echo one"), Shell("echo two"), Say("Done."))
 
 
-def desk_of(desk: MakeDesk, cli: Cli, config: str, script: Iterable[Reply] = SCRIPT, *, mode: str = "auto") -> Desk:
-    """Return a desk where the program finds its model by its variable alone; Codex, which follows none, by its settings."""
+def desk_of(
+    desk: MakeDesk, cli: Cli, config: str, script: Iterable[Reply] = SCRIPT, *, mode: str = "auto"
+) -> Desk:
+    """Return a desk where the program finds its model by its variable alone; Codex, which follows
+    none, by its settings."""
     at = desk(config=GATEWAY + config, mode=mode, **{cli.name: script})
     lead(at, cli)
     return at
@@ -64,15 +74,20 @@ def metered(at: Desk) -> dict[str, Any]:
 def calls(at: Desk) -> list[dict[str, Any]]:
     """Return the calls of the only run."""
     (run,) = at.listed()
-    return [json.loads(line) for line in at.sfactl("calls", "--json", run["id"]).stdout.splitlines()]
+    return [
+        json.loads(line) for line in at.sfactl("calls", "--json", run["id"]).stdout.splitlines()
+    ]
 
 
 @pytest.mark.parametrize("isolation", ["--isolate", "--isolate=net", "--isolate=net --egress=*"])
 def test_each_program_works_in_a_sandbox(desk: MakeDesk, any_cli: Cli, isolation: str) -> None:
-    """It finds its own settings and the gateway, also where that is its proxy too, and can write to its own files and its working
-    directory."""
+    """It finds its own settings and the gateway, also where that is its proxy too, and can write to
+    its own files and its working directory."""
     if any_cli is QWEN and "egress" in isolation:
-        pytest.skip("it sends calls to 127.0.0.1 to its proxy, which the gateway does not do for it (docs/gateway.md)")
+        pytest.skip(
+            "it sends calls to 127.0.0.1 to its proxy, which the gateway does not do for it "
+            "(docs/gateway.md)"
+        )
     at = desk_of(desk, any_cli, PRICES, (Shell("echo one > written"), Say("Done.")))
     del at.env["CLAUDE_CODE_TMPDIR"]  # only a TMPDIR that cannot be written is replaced there
     work = Path(at.env["HOME"], "work")
@@ -84,7 +99,9 @@ def test_each_program_works_in_a_sandbox(desk: MakeDesk, any_cli: Cli, isolation
 
 
 @pytest.mark.parametrize("form", ["argv", "as_text"])
-def test_each_program_is_metered_by_the_gateway(desk: MakeDesk, any_cli: Cli, containment: str, form: str) -> None:
+def test_each_program_is_metered_by_the_gateway(
+    desk: MakeDesk, any_cli: Cli, containment: str, form: str
+) -> None:
     at = desk_of(desk, any_cli, PRICES, mode=containment)
     done = at.sfactl("run", "--name", "planner", "--", *command(any_cli, form))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -102,7 +119,15 @@ def test_each_program_is_metered_by_the_gateway(desk: MakeDesk, any_cli: Cli, co
 
 def test_each_program_stops_with_the_sentence_of_the_refusal(desk: MakeDesk, any_cli: Cli) -> None:
     at = desk_of(desk, any_cli, DEAR)
-    done = at.sfactl("run", "--name", "planner", "--limit", "cost=0.15:refuse", "--", *command(any_cli, "as_text"))
+    done = at.sfactl(
+        "run",
+        "--name",
+        "planner",
+        "--limit",
+        "cost=0.15:refuse",
+        "--",
+        *command(any_cli, "as_text"),
+    )
     assert done.returncode != 0, done.stdout + done.stderr
     assert "above its cost limit" in done.stdout + done.stderr
     assert at.talk(any_cli).answered == 1
@@ -118,7 +143,9 @@ def test_codex_finds_the_gateway_by_its_name(desk: MakeDesk) -> None:
 
 def test_each_program_is_metered_in_a_terminal(desk: MakeDesk, any_cli: Cli) -> None:
     at = desk_of(desk, any_cli, PRICES)
-    with in_a_terminal(at, "run", "--stdio", "inherit", "--name", "planner", "--", *command(any_cli, "in_terminal")):
+    with in_a_terminal(
+        at, "run", "--stdio", "inherit", "--name", "planner", "--", *command(any_cli, "in_terminal")
+    ):
         wait_until(lambda: at.talk(any_cli).answered == 3, "it has made its calls")
         (run,) = at.listed()
         at.sfactl("stop", run["id"])
@@ -126,15 +153,23 @@ def test_each_program_is_metered_in_a_terminal(desk: MakeDesk, any_cli: Cli) -> 
 
 
 @pytest.mark.parametrize("any_cli", [name for name in CLIS if name != "copilot"], indirect=True)
-def test_each_program_starts_with_a_placeholder_instead_of_a_key(desk: MakeDesk, any_cli: Cli, tmp_path: Path) -> None:
+def test_each_program_starts_with_a_placeholder_instead_of_a_key(
+    desk: MakeDesk, any_cli: Cli, tmp_path: Path
+) -> None:
     """Copilot CLI has no provider until a person sets one of their own."""
     (tmp_path / "key").write_text("scripted")
     at = desk_of(desk, any_cli, PRICES)
-    path = {"codex": "/codex/v1", "opencode": "/opencode", "qwen": "/qwen/v1"}.get(any_cli.name, f"/{any_cli.name}")
+    path = {"codex": "/codex/v1", "opencode": "/opencode", "qwen": "/qwen/v1"}.get(
+        any_cli.name, f"/{any_cli.name}"
+    )
     openai = ("openai", "openai-responses")
-    name, api = {"codex": openai, "qwen": openai, "gemini": ("gemini", "gemini")}.get(any_cli.name, ("anthropic",) * 2)
+    name, api = {"codex": openai, "qwen": openai, "gemini": ("gemini", "gemini")}.get(
+        any_cli.name, ("anthropic",) * 2
+    )
     upstream = f'url = "{at.model.url}{path}"\napi = "{api}"\nkey_file = "{tmp_path / "key"}"\n'
-    at.daemon.config.write_text(f"{at.daemon.config.read_text()}[gateway.upstreams.{name}]\n{upstream}")
+    at.daemon.config.write_text(
+        f"{at.daemon.config.read_text()}[gateway.upstreams.{name}]\n{upstream}"
+    )
     assert at.sfactl("reload").returncode == 0
     for variable in [each for each in at.env if each.endswith(("_BASE_URL", "_API_KEY"))]:
         del at.env[variable]
@@ -142,14 +177,29 @@ def test_each_program_starts_with_a_placeholder_instead_of_a_key(desk: MakeDesk,
         Path(at.env["CODEX_HOME"], "config.toml").write_text(CODEX_QUIET)
     state = Path(at.env["HOME"], ".claude.json")
     state.write_text(
-        json.dumps({key: value for key, value in json.loads(state.read_text()).items() if key != "customApiKeyResponses"})
+        json.dumps(
+            {
+                key: value
+                for key, value in json.loads(state.read_text()).items()
+                if key != "customApiKeyResponses"
+            }
+        )
     )
     done = at.sfactl("run", "--name", "planner", "--", *command(any_cli, "as_text"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert metered(at)["turns"] == 2
     if any_cli is CLAUDE:  # there it asks about an ANTHROPIC_API_KEY that it does not know
         before = at.talk(any_cli).answered
-        with in_a_terminal(at, "run", "--stdio", "inherit", "--name", "planner", "--", *command(any_cli, "in_terminal")):
+        with in_a_terminal(
+            at,
+            "run",
+            "--stdio",
+            "inherit",
+            "--name",
+            "planner",
+            "--",
+            *command(any_cli, "in_terminal"),
+        ):
             wait_until(lambda: at.talk(any_cli).answered > before, "it has made a call")
             at.sfactl("stop", "planner")
 
@@ -162,7 +212,9 @@ def test_a_reply_to_a_paused_program_is_charged_and_not_lost(desk: MakeDesk, any
     paused = at.sfactl("pause", run)
     assert "the gateway reads and counts it" in paused.stderr
     at.model.released.set()
-    wait_until(lambda: {call["state"] for call in calls(at)} == {"ended"}, "the gateway has read it")
+    wait_until(
+        lambda: {call["state"] for call in calls(at)} == {"ended"}, "the gateway has read it"
+    )
     charged = metered(at) | {"elapsed_s": 0}
     assert charged["messages"] == talk.answered + talk.helped
     at.sfactl("resume", run)
@@ -180,11 +232,19 @@ def test_a_program_that_a_script_calls_around_the_gateway_is_metered_by_its_sess
     at = desk(config=GATEWAY + PRICES, **{cli.name: SCRIPT})
     program, *words = cli.as_text
     direct = [f"{name}={at.env[name]}" for name in ("ANTHROPIC_BASE_URL", "GOOGLE_GEMINI_BASE_URL")]
-    script = f"env {shlex.join(direct)} {packages() / 'node_modules/.bin' / program} {shlex.join(words)}; sleep 3"
-    done = at.sfactl("run", "--limit", f"cost=5:{action}", "--name", "night", "--", "sh", "-c", script)
+    script = (
+        f"env {shlex.join(direct)} {packages() / 'node_modules/.bin' / program} "
+        f"{shlex.join(words)}; sleep 3"
+    )
+    done = at.sfactl(
+        "run", "--limit", f"cost=5:{action}", "--name", "night", "--", "sh", "-c", script
+    )
     (run,) = at.listed()
     assert at.talk(cli).answered == 3
-    events = [json.loads(line) for line in at.sfactl("events", "--json", "--type", "gateway_bypassed").stdout.splitlines()]
+    events = [
+        json.loads(line)
+        for line in at.sfactl("events", "--json", "--type", "gateway_bypassed").stdout.splitlines()
+    ]
     assert [(each["run_id"], each["severity"]) for each in events] == [(run["id"], "high")]
     assert "its session file tells of" in events[0]["message"]
     assert done.returncode == (4 if action == "terminate" else 0), done.stdout + done.stderr

@@ -21,8 +21,12 @@ from tests.real_agents.test_gateway import PRICES, command, desk_of
 CIRCLE = "Do not try again; finish your task with what you already have."
 
 
-def test_a_run_started_by_the_shell_tool_is_a_child_and_the_model_reads_its_output(desk: MakeDesk, cli: Cli) -> None:
-    at = desk(**{cli.name: [Shell("sfactl run --name worker -- echo hi from the worker"), Say("Thanks.")]})
+def test_a_run_started_by_the_shell_tool_is_a_child_and_the_model_reads_its_output(
+    desk: MakeDesk, cli: Cli
+) -> None:
+    at = desk(
+        **{cli.name: [Shell("sfactl run --name worker -- echo hi from the worker"), Say("Thanks.")]}
+    )
     done = at.sfactl("run", "--name", "planner", "--", *cli.argv)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Thanks." in done.stdout
@@ -30,26 +34,52 @@ def test_a_run_started_by_the_shell_tool_is_a_child_and_the_model_reads_its_outp
     planner, worker = at.listed()
     assert [run["name"] for run in (planner, worker)] == ["planner", "worker"]
     assert [run["status"] for run in (planner, worker)] == ["completed", "completed"]
-    assert (worker["parent_id"], worker["depth"], worker["chain"]) == (planner["id"], 1, ["planner", "worker"])
+    assert (worker["parent_id"], worker["depth"], worker["chain"]) == (
+        planner["id"],
+        1,
+        ["planner", "worker"],
+    )
 
 
-def test_an_agent_that_starts_itself_is_refused_and_the_model_reads_why(desk: MakeDesk, cli: Cli, containment: str) -> None:
+def test_an_agent_that_starts_itself_is_refused_and_the_model_reads_why(
+    desk: MakeDesk, cli: Cli, containment: str
+) -> None:
     at = desk(
-        mode=containment, **{cli.name: [Shell('sfactl run --name planner -- true; echo "it exited with $?"'), Say("So be it.")]}
+        mode=containment,
+        **{
+            cli.name: [
+                Shell('sfactl run --name planner -- true; echo "it exited with $?"'),
+                Say("So be it."),
+            ]
+        },
     )
     done = at.sfactl("run", "--name", "planner", "--", *cli.argv)
     assert done.returncode == 0, done.stdout + done.stderr
     (told,) = at.talk(cli).told()
-    assert "refused: 'planner' was not started: it would call itself in a circle (planner → planner)" in told
+    assert (
+        "refused: 'planner' was not started: it would call itself in a circle (planner → planner)"
+        in told
+    )
     assert CIRCLE in told
     assert "it exited with 1" in told
     planner, again = at.listed()
-    assert (again["status"], again["parent_id"], again["pid"]) == ("rejected_loop", planner["id"], None)
+    assert (again["status"], again["parent_id"], again["pid"]) == (
+        "rejected_loop",
+        planner["id"],
+        None,
+    )
 
 
-@pytest.mark.parametrize(("first", "second"), [(CLAUDE, CODEX), (CODEX, CLAUDE)], ids=["claude first", "codex first"])
-def test_two_agents_that_start_each_other_are_a_loop(desk: MakeDesk, first: Cli, second: Cli) -> None:
-    review = [Shell(f"sfactl run --name planner -- {shlex.join(first.argv)}"), Say("I finish with what I have.")]
+@pytest.mark.parametrize(
+    ("first", "second"), [(CLAUDE, CODEX), (CODEX, CLAUDE)], ids=["claude first", "codex first"]
+)
+def test_two_agents_that_start_each_other_are_a_loop(
+    desk: MakeDesk, first: Cli, second: Cli
+) -> None:
+    review = [
+        Shell(f"sfactl run --name planner -- {shlex.join(first.argv)}"),
+        Say("I finish with what I have."),
+    ]
     plan = [Shell(f"sfactl run --name reviewer -- {shlex.join(second.argv)}"), Say("Planned.")]
     at = desk(**{first.name: plan, second.name: review})
     done = at.sfactl("run", "--name", "planner", "--", *first.argv)
@@ -65,7 +95,9 @@ def test_two_agents_that_start_each_other_are_a_loop(desk: MakeDesk, first: Cli,
     ]
 
 
-def test_an_agent_that_runs_itself_in_its_shell_is_noticed_within_a_second(desk: MakeDesk, any_cli: Cli) -> None:
+def test_an_agent_that_runs_itself_in_its_shell_is_noticed_within_a_second(
+    desk: MakeDesk, any_cli: Cli
+) -> None:
     again = shlex.join(any_cli.as_text)
     at = desk(**{any_cli.name: [Shell(f"date +%s.%N; {again}"), Say("Inner."), Say("Outer.")]})
     at.env.pop("GEMINI_CLI_NO_RELAUNCH")  # it executes itself again, which does not count
@@ -73,7 +105,11 @@ def test_an_agent_that_runs_itself_in_its_shell_is_noticed_within_a_second(desk:
     assert done.returncode == 0, done.stdout + done.stderr
     (told,) = at.talk(any_cli).told()
     began = float(re.search(r"\d{10}\.\d+", told)[0])  # type: ignore[index]
-    (event,) = [event for line in at.daemon.log.read_text().splitlines() if (event := json.loads(line)).get("type") == "unadmitted"]
+    (event,) = [
+        event
+        for line in at.daemon.log.read_text().splitlines()
+        if (event := json.loads(line)).get("type") == "unadmitted"
+    ]
     assert (event["program"], event["depth"], event["action"]) == (any_cli.name, 1, "warn")
     assert 0 < datetime.fromisoformat(event["time"]).timestamp() - began < 1
     (planner,) = at.listed()
@@ -93,7 +129,10 @@ def test_the_background_processes_of_codex_are_no_agents_of_their_own(desk: Make
 
     words = ("--no-gateway", "--stdio", "inherit", "--name", "planner", "--")
     with in_a_terminal(at, "run", *words, *command(CODEX, "in_terminal")):
-        wait_until(lambda: alive("app-server --listen") and alive("app-server daemon pid-update-loop"), "they are alive")
+        wait_until(
+            lambda: alive("app-server --listen") and alive("app-server daemon pid-update-loop"),
+            "they are alive",
+        )
         wait_until(lambda: at.talk(CODEX).answered == 3, "it has made its calls")
         (planner,) = at.listed()
         assert planner["descendants"] == 0

@@ -16,13 +16,18 @@ from tests.real_agents.script import Fail, Say, Shell
 
 
 @pytest.mark.parametrize("task", ["go", "--go"])
-def test_a_known_program_is_started_by_its_name_and_metered(desk: MakeDesk, any_cli: Cli, task: str) -> None:
+def test_a_known_program_is_started_by_its_name_and_metered(
+    desk: MakeDesk, any_cli: Cli, task: str
+) -> None:
     at = desk(**{any_cli.name: [Shell("echo one"), Say("Done.")]})
     done = at.sfactl("run", any_cli.name, *any_cli.options, "--", task)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("Done.\n")
     assert (done.stdout.count("Done."), done.stdout.count("{")) == (1, 0)
-    assert f"[agent:{any_cli.name}] starting: 30m, 100 turns, 5 USD, silence 30m (profile coding-agent" in done.stderr
+    assert (
+        f"[agent:{any_cli.name}] starting: 30m, 100 turns, 5 USD, silence 30m (profile coding-agent"
+        in done.stderr
+    )
     (run,) = at.listed()
     assert "\nDone.\n<" in at.sfactl("result", run["id"]).stdout
     assert (run["name"], run["meter"], run["status"]) == (any_cli.name, any_cli.name, "completed")
@@ -32,7 +37,9 @@ def test_a_known_program_is_started_by_its_name_and_metered(desk: MakeDesk, any_
 def test_a_known_program_started_by_an_agent_gives_it_text(desk: MakeDesk) -> None:
     """Events of the child would fill the parent model's context."""
     child = shlex.join(["sfactl", "run", CODEX.name, *CODEX.options, "--", "go"])
-    at = desk(claude=[Shell(child), Say("Thanks.")], codex=[Shell("echo one"), Say("The child is done.")])
+    at = desk(
+        claude=[Shell(child), Say("Thanks.")], codex=[Shell("echo one"), Say("The child is done.")]
+    )
     done = at.sfactl("run", CLAUDE.name, *CLAUDE.options, "--", "go")
     assert done.returncode == 0, done.stdout + done.stderr
     (told,) = at.talk(CLAUDE).told()
@@ -41,7 +48,9 @@ def test_a_known_program_started_by_an_agent_gives_it_text(desk: MakeDesk) -> No
 
 
 @pytest.mark.parametrize("overloaded", [True, False], ids=["overloaded", "unreachable"])
-def test_an_agent_that_cannot_reach_its_model_is_seen(desk: MakeDesk, cli: Cli, overloaded: bool) -> None:
+def test_an_agent_that_cannot_reach_its_model_is_seen(
+    desk: MakeDesk, cli: Cli, overloaded: bool
+) -> None:
     at = desk(**{cli.name: repeat(Fail(529) if overloaded else Fail(None))})
     run = at.spawn("planner", *cli.argv)
     wait_until(lambda: at.running(run)["api_trouble"], "its trouble is known")
@@ -51,12 +60,22 @@ def test_an_agent_that_cannot_reach_its_model_is_seen(desk: MakeDesk, cli: Cli, 
 
 
 def offers(at: Desk, cli: Cli) -> int:
-    """Return how many requests have offered the shell to the model; to Codex's, within a tool that runs JavaScript."""
-    return sum(cli is not CODEX or "### `exec_command`" in json.dumps(body) for body in at.talk(cli).requests)
+    """Return how many requests have offered the shell to the model; to Codex's, within a tool that
+    runs JavaScript."""
+    return sum(
+        cli is not CODEX or "### `exec_command`" in json.dumps(body)
+        for body in at.talk(cli).requests
+    )
 
 
 @pytest.mark.parametrize(
-    ("cli", "shell"), [(CLAUDE, "Bash"), (CODEX, "command_execution"), (OPENCODE, "bash"), (QWEN, "run_shell_command")]
+    ("cli", "shell"),
+    [
+        (CLAUDE, "Bash"),
+        (CODEX, "command_execution"),
+        (OPENCODE, "bash"),
+        (QWEN, "run_shell_command"),
+    ],
 )
 def test_a_blocked_tool_is_not_offered_to_the_model(desk: MakeDesk, cli: Cli, shell: str) -> None:
     at = desk(**{cli.name: repeat(Say("Done."))})
@@ -70,7 +89,8 @@ def test_a_blocked_tool_is_not_offered_to_the_model(desk: MakeDesk, cli: Cli, sh
 
 
 def test_gemini_cli_is_offered_the_tools_that_are_allowed(desk: MakeDesk) -> None:
-    """It has no option that blocks a tool. Without a terminal, it offers none that would need a question."""
+    """It has no option that blocks a tool. Without a terminal, it offers none that would need a
+    question."""
     at = desk(gemini=repeat(Say("Done.")))
     counts = []
     for tool in "read_file", "run_shell_command":
@@ -82,8 +102,21 @@ def test_gemini_cli_is_offered_the_tools_that_are_allowed(desk: MakeDesk) -> Non
 
 def test_a_session_has_its_model_and_instructions(desk: MakeDesk) -> None:
     at = desk(claude=repeat(Say("Done.")))
-    session = ("session", "delegate", "go", "--agent", "claude", "--model", "claude-sonnet-4-5", "--instructions", "Be very brief.")
+    session = (
+        "session",
+        "delegate",
+        "go",
+        "--agent",
+        "claude",
+        "--model",
+        "claude-sonnet-4-5",
+        "--instructions",
+        "Be very brief.",
+    )
     done = at.sfactl(*session)
     assert "\nDone.\n<" in done.stdout, done.stdout + done.stderr
     (body,) = at.talk(CLAUDE).requests
-    assert (body["model"], "Be very brief." in json.dumps(body["system"])) == ("claude-sonnet-4-5", True)
+    assert (body["model"], "Be very brief." in json.dumps(body["system"])) == (
+        "claude-sonnet-4-5",
+        True,
+    )

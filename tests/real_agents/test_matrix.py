@@ -1,6 +1,8 @@
-"""However a run ends, its usage is what the model has counted, or a part of that which is shown as partial.
+"""However a run ends, its usage is what the model has counted, or a part of that which is shown as
+partial.
 
-SFAD_TEST_AGENTS=1 takes each road with the programs that its row names, SFAD_TEST_AGENTS=all with each program.
+SFAD_TEST_AGENTS=1 takes each road with the programs that its row names, SFAD_TEST_AGENTS=all with
+each program.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Road:
     """Those that take it if not all do."""
     script: tuple[Reply, ...]
     then: str = ""
-    """Letters: what is done once the run has come to the gate or into the middle of the long answer, or after all calls."""
+    """Letters: what is done once the run has come to the gate or into the middle of the long
+    answer, or after all calls."""
     form: str = "argv"
     """Which of the program's command lines."""
     words: tuple[str, ...] = ()
@@ -61,7 +64,9 @@ ROADS = {
     "stopped in a reply": Road("claude codex", IN_REPLY, STOP),
     "killed in a tool": Road("claude", IN_TOOL, KILL),
     "killed in a reply": Road("codex opencode qwen copilot", IN_REPLY, KILL),
-    "ended without a daemon": Road("claude gemini", IN_TOOL, DAEMON_KILLED + LET_GO + GONE + DAEMON_BACK),
+    "ended without a daemon": Road(
+        "claude gemini", IN_TOOL, DAEMON_KILLED + LET_GO + GONE + DAEMON_BACK
+    ),
     "killed without a daemon": Road("codex", IN_REPLY, DAEMON_KILLED + KILL + GONE + DAEMON_BACK),
     "outlived a daemon": Road("codex", IN_TOOL, DAEMON_KILLED + DAEMON_BACK + LET_GO),
     "text": Road("claude codex", TOOLS, form="as_text"),
@@ -81,22 +86,39 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("cli", "road"), list(cases()))
-def test_the_usage_shown_is_what_the_model_has_counted(desk: MakeDesk, cli: Cli, road: Road, tmp_path: Path) -> None:
+def test_the_usage_shown_is_what_the_model_has_counted(
+    desk: MakeDesk, cli: Cli, road: Road, tmp_path: Path
+) -> None:
     with gate_of(tmp_path / GATE) as gate:
         script = [Shell(gate.command) if reply == Shell(GATE) else reply for reply in road.script]
         at = desk(config=PRICES, **{cli.name: script})
         talk = at.talk(cli)
-        argv = [*getattr(cli, road.form), *(("--model", "claude-sonnet-4-5") if cli.name == "claude" else ())]
+        argv = [
+            *getattr(cli, road.form),
+            *(("--model", "claude-sonnet-4-5") if cli.name == "claude" else ()),
+        ]
         with ExitStack() as stack:
             if road.form == "in_terminal":
-                stack.enter_context(in_a_terminal(at, "run", "--stdio", "inherit", "--name", "planner", "--", *argv))
+                stack.enter_context(
+                    in_a_terminal(at, "run", "--stdio", "inherit", "--name", "planner", "--", *argv)
+                )
                 run = wait_until(at.listed, "it is listed")[0]["id"]
             else:
                 run = at.sfactl(
-                    "spawn", "--name", "planner", *road.words, *(["--"] * (road.form != "by_name")), *argv
+                    "spawn",
+                    "--name",
+                    "planner",
+                    *road.words,
+                    *(["--"] * (road.form != "by_name")),
+                    *argv,
                 ).stdout.strip()
             if road.then:
-                wait_until(lambda: gate.reached or talk.stalled or saved(at, talk.answered == len(script), cli), "it is there")
+                wait_until(
+                    lambda: (
+                        gate.reached or talk.stalled or saved(at, talk.answered == len(script), cli)
+                    ),
+                    "it is there",
+                )
             pid = at.json("info", run)["pid"]
             for deed in road.then:
                 do(at, deed, run, pid, gate.open)
@@ -107,7 +129,8 @@ def test_the_usage_shown_is_what_the_model_has_counted(desk: MakeDesk, cli: Cli,
 
 
 def saved(at: Desk, answered: bool, cli: Cli) -> bool:
-    """Whether the last answer has arrived in the session file, of a program that has one which is read."""
+    """Whether the last answer has arrived in the session file, of a program that has one which is
+    read."""
     files = Path(at.env["HOME"]).rglob("*.jsonl")
     return answered and (cli is OPENCODE or any('"Done.' in file.read_text() for file in files))
 
@@ -128,8 +151,9 @@ def do(at: Desk, deed: str, run: str, pid: int, let_go: Any) -> None:
 
 
 def compare(at: Desk, cli: Cli, info: dict[str, Any], *, waited: bool) -> None:
-    """A call that was broken off has cost what was asked and what was streamed; of that a part may be missing, if that is said.
-    Unless the agent was waited for, the model may have answered a call whose answer it has not read or written down."""
+    """A call that was broken off has cost what was asked and what was streamed; of that a part may
+    be missing, if that is said. Unless the agent was waited for, the model may have answered a call
+    whose answer it has not read or written down."""
     talk, price, usage = at.talk(cli), cli.price, info["usage"]
     if cli is OPENCODE and info["meter"] is None:  # nothing that is read tells of it
         assert (usage["turns"], usage["tokens"], usage["cost_usd"]) == (None, None, None)

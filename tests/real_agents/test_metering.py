@@ -17,27 +17,40 @@ from tests.real_agents.script import Say, Shell, Stall
 
 
 def use_after(at: Desk, run: str, *, turns: int, input_tokens: int = 0) -> dict[str, Any] | None:
-    """What a run that goes on is known to have used, if it is known to have taken so many turns and read so many tokens: Copilot's
-    events tell its turns, and its session file the tokens, a moment later."""
+    """What a run that goes on is known to have used, if it is known to have taken so many turns and
+    read so many tokens: Copilot's events tell its turns, and its session file the tokens, a moment
+    later."""
     usage: dict[str, Any] = at.running(run)["usage"]
-    return usage if (usage["turns"] or 0) >= turns and (usage["input_tokens"] or 0) >= input_tokens else None
+    return (
+        usage
+        if (usage["turns"] or 0) >= turns and (usage["input_tokens"] or 0) >= input_tokens
+        else None
+    )
 
 
-def test_usage_is_seen_while_the_agent_runs_and_is_exact_at_its_end(desk: MakeDesk, any_cli: Cli, tmp_path: Path) -> None:
+def test_usage_is_seen_while_the_agent_runs_and_is_exact_at_its_end(
+    desk: MakeDesk, any_cli: Cli, tmp_path: Path
+) -> None:
     with held_up(tmp_path / "gate") as command:
         at = desk(**{any_cli.name: [Shell("echo one"), Shell(command), Say("Done.")]})
         run = at.spawn("planner", *any_cli.argv)
         least = 2 * any_cli.price.input if any_cli.tells_early else 0
         early = wait_until(
-            lambda: use_after(at, run, turns=any_cli.turns_seen(2), input_tokens=least), "turns are seen while the second goes on"
+            lambda: use_after(at, run, turns=any_cli.turns_seen(2), input_tokens=least),
+            "turns are seen while the second goes on",
         )
         assert early["source"] == "stream"
         assert early["partial"] or early["input_tokens"] is None or any_cli is OPENCODE
-        assert (early["input_tokens"] or 0) in [count * any_cli.price.input for count in range(least and 2, 3)]
+        assert (early["input_tokens"] or 0) in [
+            count * any_cli.price.input for count in range(least and 2, 3)
+        ]
     assert at.sfactl("wait", run).returncode == 0
     info = at.json("info", run)
     assert info["status"] == "completed"
-    assert {key: info["usage"][key] for key in ("turns", "source", "input_tokens", "cached_tokens", "output_tokens", "tokens")} == {
+    assert {
+        key: info["usage"][key]
+        for key in ("turns", "source", "input_tokens", "cached_tokens", "output_tokens", "tokens")
+    } == {
         "turns": 2,
         "source": "stream",
         "input_tokens": 3 * any_cli.price.input,
@@ -82,7 +95,9 @@ def test_the_cost_of_codex_is_that_of_its_model_or_estimated(desk: MakeDesk, mod
 
 @pytest.mark.parametrize("form", ["argv", "as_text"])
 @pytest.mark.parametrize("how", ["stop", "SIGKILL", "SIGINT"])
-def test_what_an_agent_told_that_did_not_end_by_itself_is_a_lower_bound(desk: MakeDesk, any_cli: Cli, form: str, how: str) -> None:
+def test_what_an_agent_told_that_did_not_end_by_itself_is_a_lower_bound(
+    desk: MakeDesk, any_cli: Cli, form: str, how: str
+) -> None:
     """The reply in whose middle it was may be billed."""
     if any_cli is OPENCODE and form == "as_text":
         pytest.skip("nothing tells what it uses")

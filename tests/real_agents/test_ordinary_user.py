@@ -1,6 +1,8 @@
-"""Gemini CLI of an ordinary user, who has installed sfad where they could, uses the gateway by default.
+"""Gemini CLI of an ordinary user, who has installed sfad where they could, uses the gateway by
+default.
 
-Its settings do not choose the key: with it in a variable or a file, the program starts without a question, and calls Google.
+Its settings do not choose the key: with it in a variable or a file, the program starts without a
+question, and calls Google.
 """
 
 from __future__ import annotations
@@ -43,10 +45,24 @@ def theirs(commands: Path, tmp_path: Path) -> Iterator[Desk]:
             owned(directory / own, nobody).mkdir()
             owned(directory / own, nobody)
         owned(directory / "home/.gemini/settings.json", nobody).write_text(SETTINGS)
-        daemon = stack.enter_context(running(directory / "daemon", nobody=nobody, config=CONFIG.format(model.url), mode="auto"))
-        kept = {name: value for name, value in daemon.env.items() if name.startswith(("SFAD_", "PYTHONPATH", "LANG"))}
-        found = commands if nobody is None else nobody.directory / "agents" / "node_modules" / ".bin"
-        env = {"HOME": str(directory / "home"), "PATH": f"{found}:{os.environ['PATH']}", "GEMINI_CLI_TRUST_WORKSPACE": "true"}
+        daemon = stack.enter_context(
+            running(
+                directory / "daemon", nobody=nobody, config=CONFIG.format(model.url), mode="auto"
+            )
+        )
+        kept = {
+            name: value
+            for name, value in daemon.env.items()
+            if name.startswith(("SFAD_", "PYTHONPATH", "LANG"))
+        }
+        found = (
+            commands if nobody is None else nobody.directory / "agents" / "node_modules" / ".bin"
+        )
+        env = {
+            "HOME": str(directory / "home"),
+            "PATH": f"{found}:{os.environ['PATH']}",
+            "GEMINI_CLI_TRUST_WORKSPACE": "true",
+        }
         yield Desk(daemon, model, kept | env, nobody)
 
 
@@ -58,9 +74,18 @@ def owned(path: Path, nobody: Place | None) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("way", "key"), [("named", "variable"), ("text", "file"), ("terminal", "variable"), ("script", "file"), ("script", "variable")]
+    ("way", "key"),
+    [
+        ("named", "variable"),
+        ("text", "file"),
+        ("terminal", "variable"),
+        ("script", "file"),
+        ("script", "variable"),
+    ],
 )
-def test_gemini_cli_of_an_ordinary_user_stays_below_its_limit(theirs: Desk, way: str, key: str) -> None:
+def test_gemini_cli_of_an_ordinary_user_stays_below_its_limit(
+    theirs: Desk, way: str, key: str
+) -> None:
     settings = Path(theirs.env["HOME"], ".gemini", "settings.json")
     if key == "variable":
         theirs.env["GEMINI_API_KEY"] = "scripted"
@@ -71,7 +96,9 @@ def test_gemini_cli_of_an_ordinary_user_stays_below_its_limit(theirs: Desk, way:
         words.append("--mcp")
     bills = theirs.talk(GEMINI_CLI).bills
     if way == "terminal":
-        with in_a_terminal(theirs, *words, "--stdio", "inherit", "--", *GEMINI_CLI.in_terminal) as client:
+        with in_a_terminal(
+            theirs, *words, "--stdio", "inherit", "--", *GEMINI_CLI.in_terminal
+        ) as client:
             wait_until(lambda: client.poll() is not None, "the limit has ended it", seconds=90)
     else:
         command = {
@@ -83,14 +110,19 @@ def test_gemini_cli_of_an_ordinary_user_stays_below_its_limit(theirs: Desk, way:
     root = theirs.listed()[0]
     assert (root["status"], root["reason"]["limit_kind"]) == ("failed", "cost"), root
     assert 0.5 * LIMIT < sum(bills) <= 1.02 * LIMIT
-    assert root["total_cost_usd"] == pytest.approx(sum(bills), rel=0.01), "the gateway has seen each call"
+    assert root["total_cost_usd"] == pytest.approx(sum(bills), rel=0.01), (
+        "the gateway has seen each call"
+    )
     assert settings.read_text() == SETTINGS
-    own = {".cache", ".gemini"} if way != "script" else {".gemini"}  # the settings of `--mcp` are in .cache/sfad
+    # the settings of `--mcp` are in .cache/sfad
+    own = {".cache", ".gemini"} if way != "script" else {".gemini"}
     assert {path.name for path in Path(theirs.env["HOME"]).iterdir()} == own
 
 
 @pytest.mark.parametrize("way", ["named", "text", "script"])
-def test_gemini_cli_that_cannot_use_the_gateway_is_refused_below_a_typed_limit(theirs: Desk, way: str) -> None:
+def test_gemini_cli_that_cannot_use_the_gateway_is_refused_below_a_typed_limit(
+    theirs: Desk, way: str
+) -> None:
     theirs.env.update(GEMINI_API_KEY="scripted", GOOGLE_GENAI_USE_VERTEXAI="true")
     command = {"named": GEMINI_CLI.by_name, "text": ("--", *GEMINI_CLI.as_text)}
     script = ("--", "sh", "-c", shlex.join(GEMINI_CLI.as_text))

@@ -1,6 +1,8 @@
-"""The real programs are held between two calls until a subscription's window is reset, and complete.
+"""The real programs are held between two calls until a subscription's window is reset, and
+complete.
 
-SFAD_TEST_HOLD=900 holds them for a quarter of an hour, which is longer than each of them waits for a reply."""
+SFAD_TEST_HOLD=900 holds them for a quarter of an hour, which is longer than each of them waits for
+a reply."""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ HOLD = float(os.environ.get("SFAD_TEST_HOLD", "15"))
 
 
 class Windows:
-    """A subscription whose shorter window is used up by the first call, and is reset `HOLD` seconds later."""
+    """A subscription whose shorter window is used up by the first call, and is reset `HOLD` seconds
+    later."""
 
     def __init__(self, cli: Cli) -> None:
         self._cli = cli
@@ -66,10 +69,16 @@ def test_a_program_that_is_held_between_two_calls_completes(desk: MakeDesk, name
     before = at.talk(cli).answered + at.talk(cli).helped
     info = at.json("info", run)
     assert (info["status"], info["reason"]["limit_kind"]) == ("paused", "plan")
-    wait_until(lambda: at.json("info", run)["status"] != "paused", "it goes on by itself", seconds=HOLD + 60)
+    wait_until(
+        lambda: at.json("info", run)["status"] != "paused",
+        "it goes on by itself",
+        seconds=HOLD + 60,
+    )
     assert time.time() >= windows.resets_at
     done = at.sfactl("wait", run)
-    assert done.returncode == 0, at.sfactl("logs", run).stdout + at.sfactl("logs", "--stderr", run).stdout
+    assert done.returncode == 0, (
+        at.sfactl("logs", run).stdout + at.sfactl("logs", "--stderr", run).stdout
+    )
     assert at.talk(cli).answered == 3, "each call was made once"
     assert before <= 2 + at.talk(cli).helped
     made = [call for call in calls(at) if call["state"] == "ended"]
@@ -79,7 +88,8 @@ def test_a_program_that_is_held_between_two_calls_completes(desk: MakeDesk, name
 TURNS = 4
 """Calls of each agent of the night."""
 UNDER_WAY = 5.0
-"""Seconds from the admission of a call until its answer, on a machine where a dozen agents start at once."""
+"""Seconds from the admission of a call until its answer, on a machine where a dozen agents start at
+once."""
 NIGHT = ((CLAUDE, 4), (OPENCODE, 3), (CODEX, 3))
 
 
@@ -100,16 +110,24 @@ def ended(at: Desk, run: str) -> bool:
 def told_of(account: Account) -> dict[str, str]:
     """Take a call. Return what the answer tells of the windows."""
     _, quotas = account.call("agent", "")
-    return openai_headers(quotas) if account.quotas[0].name == "primary" else anthropic_headers(200, quotas)
+    return (
+        openai_headers(quotas)
+        if account.quotas[0].name == "primary"
+        else anthropic_headers(200, quotas)
+    )
 
 
 def test_a_night_of_ten_agents_of_three_programs(desk: MakeDesk) -> None:
-    """Claude Code and opencode share an account, Codex has another. A person uses the first one too, and the daemon is killed."""
+    """Claude Code and opencode share an account, Codex has another. A person uses the first one
+    too, and the daemon is killed."""
     config = GATEWAY + PRICES + '[plans]\nkeep = "30%"\nkeep_week = "20%"\n'
     at = desk(config=config, claude=(), opencode=(), codex=())
-    anthropic = Account(quotas=[Quota("5h", 20.0, 0.07), Quota("7d", 3600.0, 0.001)], bounds={"5h": 0.7, "7d": 0.8})
+    anthropic = Account(
+        quotas=[Quota("5h", 20.0, 0.07), Quota("7d", 3600.0, 0.001)], bounds={"5h": 0.7, "7d": 0.8}
+    )
     openai = Account(
-        quotas=[Quota("primary", 25.0, 0.09), Quota("secondary", 3600.0, 0.001)], bounds={"primary": 0.7, "secondary": 0.8}
+        quotas=[Quota("primary", 25.0, 0.09), Quota("secondary", 3600.0, 0.001)],
+        bounds={"primary": 0.7, "secondary": 0.8},
     )
     runs = []
     for cli, _ in NIGHT:
@@ -119,8 +137,14 @@ def test_a_night_of_ten_agents_of_three_programs(desk: MakeDesk) -> None:
         before = at.env.copy()
         lead(at, cli)
         runs.append(at.spawn(f"{cli.name}-0", *command(cli, "argv")))
-        wait_until(partial(at.talk(cli).requests.copy), f"{cli.name} has made its own files: two at once fail", seconds=240)
-        runs += [at.spawn(f"{cli.name}-{number}", *command(cli, "argv")) for number in range(1, agents)]
+        wait_until(
+            partial(at.talk(cli).requests.copy),
+            f"{cli.name} has made its own files: two at once fail",
+            seconds=240,
+        )
+        runs += [
+            at.spawn(f"{cli.name}-{number}", *command(cli, "argv")) for number in range(1, agents)
+        ]
         at.env.clear()
         at.env.update(before)
 
@@ -135,12 +159,27 @@ def test_a_night_of_ten_agents_of_three_programs(desk: MakeDesk) -> None:
     for run in runs:
         wait_until(partial(ended, at, run), f"{run} has ended", seconds=480, pause=0.5)
         done = at.sfactl("wait", run)
-        assert done.returncode == 0, at.sfactl("logs", run).stdout + at.sfactl("logs", "--stderr", run).stdout
+        assert done.returncode == 0, (
+            at.sfactl("logs", run).stdout + at.sfactl("logs", "--stderr", run).stdout
+        )
     person.join()
-    assert {cli.name: at.talk(cli).answered for cli, _ in NIGHT} == {cli.name: agents * TURNS for cli, agents in NIGHT}
+    assert {cli.name: at.talk(cli).answered for cli, _ in NIGHT} == {
+        cli.name: agents * TURNS for cli, agents in NIGHT
+    }
     for account in (anthropic, openai):
-        assert not [each for each in account.arrivals if each.told >= 0 and each.at - each.told_at > UNDER_WAY]
-    assert sorted(account["provider"] for account in at.json("plans")["accounts"]) == ["anthropic", "openai"], "each is known once"
+        assert not [
+            each
+            for each in account.arrivals
+            if each.told >= 0 and each.at - each.told_at > UNDER_WAY
+        ]
+    assert sorted(account["provider"] for account in at.json("plans")["accounts"]) == [
+        "anthropic",
+        "openai",
+    ], "each is known once"
     shares = [share for run in runs for share in at.json("info", run)["plans"]]
     taken = sum(len(account.arrivals) * account.quotas[0].each for account in (anthropic, openai))
-    assert 0 < sum(share["share"] for share in shares if share["window"] in {"5h", "primary"}) <= taken + 0.3 + 0.001
+    assert (
+        0
+        < sum(share["share"] for share in shares if share["window"] in {"5h", "primary"})
+        <= taken + 0.3 + 0.001
+    )

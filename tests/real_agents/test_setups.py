@@ -1,5 +1,6 @@
-"""The real programs with addresses and logins of a person's own: each key goes to the host that the person has configured for it,
-through the gateway where that can be, and else around it, and the start says so."""
+"""The real programs with addresses and logins of a person's own: each key goes to the host that the
+person has configured for it, through the gateway where that can be, and else around it, and the
+start says so."""
 
 from __future__ import annotations
 
@@ -46,8 +47,11 @@ def hosts() -> Iterator[Hosts]:
 
 
 def claude_desk(desk: MakeDesk, hosts: Hosts, more: str = "") -> Desk:
-    """Return a desk where Claude Code has neither an address nor a key, and calls the provider. `more`: of the upstream."""
-    upstream = f'[gateway.upstreams.anthropic]\nurl = "{hosts.provider_url}"\napi = "anthropic"\n{more}'
+    """Return a desk where Claude Code has neither an address nor a key, and calls the provider.
+    `more`: of the upstream."""
+    upstream = (
+        f'[gateway.upstreams.anthropic]\nurl = "{hosts.provider_url}"\napi = "anthropic"\n{more}'
+    )
     at = desk(config=GATEWAY + PRICES + upstream, claude=())
     for variable in ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"):
         del at.env[variable]
@@ -92,8 +96,7 @@ SETTINGS = ".claude/settings.json"
         ),
         (SETTINGS, {}, {"ANTHROPIC_BASE_URL": "OWN/api/v1", "ANTHROPIC_AUTH_TOKEN": "mine"}, {"Bearer mine"}),
         (
-            SETTINGS,
-            {},
+            SETTINGS, {},
             {"CLAUDE_CODE_USE_FOUNDRY": "1", "ANTHROPIC_FOUNDRY_BASE_URL": "OWN", "ANTHROPIC_FOUNDRY_API_KEY": "azure"},
             {"azure"},
         ),
@@ -107,7 +110,12 @@ SETTINGS = ".claude/settings.json"
     ids=["token", "key", "helper", "login", "project", "config-dir", "path", "azure", "azure-settings"],
 )  # fmt: skip
 def test_claude_calls_the_address_of_its_settings_through_the_gateway(
-    desk: MakeDesk, hosts: Hosts, file: str, settings: dict[str, Any], env: dict[str, str], credentials: set[str]
+    desk: MakeDesk,
+    hosts: Hosts,
+    file: str,
+    settings: dict[str, Any],
+    env: dict[str, str],
+    credentials: set[str],
 ) -> None:
     at = claude_desk(desk, hosts)
 
@@ -122,7 +130,12 @@ def test_claude_calls_the_address_of_its_settings_through_the_gateway(
     assert "gateway" not in said
 
 
-LOGIN = {"accessToken": "sk-ant-oat01-login", "refreshToken": "r", "scopes": ["user:inference"], "subscriptionType": "max"}
+LOGIN = {
+    "accessToken": "sk-ant-oat01-login",
+    "refreshToken": "r",
+    "scopes": ["user:inference"],
+    "subscriptionType": "max",
+}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +149,12 @@ LOGIN = {"accessToken": "sk-ant-oat01-login", "refreshToken": "r", "scopes": ["u
     ids=["helper", "token", "login", "login-file"],
 )
 def test_claude_without_an_address_calls_the_provider_through_the_gateway(
-    desk: MakeDesk, hosts: Hosts, file: str, content: dict[str, Any], env: dict[str, str], credentials: set[str]
+    desk: MakeDesk,
+    hosts: Hosts,
+    file: str,
+    content: dict[str, Any],
+    env: dict[str, str],
+    credentials: set[str],
 ) -> None:
     at = claude_desk(desk, hosts)
     if "claudeAiOauth" in content:
@@ -149,20 +167,39 @@ def test_claude_without_an_address_calls_the_provider_through_the_gateway(
 
 
 TYPED = '{"env": {"ANTHROPIC_BASE_URL": "OWN"}}'
-MANTLE = {"CLAUDE_CODE_USE_MANTLE": "1", "AWS_BEARER_TOKEN_BEDROCK": "aws", "AWS_REGION": "us-east-1"}
+MANTLE = {
+    "CLAUDE_CODE_USE_MANTLE": "1",
+    "AWS_BEARER_TOKEN_BEDROCK": "aws",
+    "AWS_REGION": "us-east-1",
+}
 
 
 @pytest.mark.parametrize(
     ("settings", "options", "credential", "why"),
     [
-        ({"env": MANTLE | {"ANTHROPIC_BEDROCK_MANTLE_BASE_URL": "OWN"}}, [], "Bearer aws", "CLAUDE_CODE_USE_MANTLE"),
-        ({"env": {"ANTHROPIC_BASE_URL": "OTHER"}}, ["--settings", TYPED], "scripted", "the settings in its command"),
+        (
+            {"env": MANTLE | {"ANTHROPIC_BEDROCK_MANTLE_BASE_URL": "OWN"}},
+            [],
+            "Bearer aws",
+            "CLAUDE_CODE_USE_MANTLE",
+        ),
+        (
+            {"env": {"ANTHROPIC_BASE_URL": "OTHER"}},
+            ["--settings", TYPED],
+            "scripted",
+            "the settings in its command",
+        ),
         ({}, ["--settings", TYPED], "scripted", "the settings in its command"),
     ],
     ids=["mantle", "other-settings", "settings"],
 )
 def test_claude_that_cannot_be_led_goes_around_the_gateway_and_the_start_says_so(
-    desk: MakeDesk, hosts: Hosts, settings: dict[str, Any], options: list[str], credential: str, why: str
+    desk: MakeDesk,
+    hosts: Hosts,
+    settings: dict[str, Any],
+    options: list[str],
+    credential: str,
+    why: str,
 ) -> None:
     at = claude_desk(desk, hosts)
 
@@ -178,10 +215,15 @@ def test_claude_that_cannot_be_led_goes_around_the_gateway_and_the_start_says_so
     assert why in said
 
 
-def test_claude_with_a_proxy_that_the_daemon_does_not_have_goes_around_the_gateway(desk: MakeDesk, hosts: Hosts) -> None:
+def test_claude_with_a_proxy_that_the_daemon_does_not_have_goes_around_the_gateway(
+    desk: MakeDesk, hosts: Hosts
+) -> None:
     at = claude_desk(desk, hosts)
     at.env.update(
-        HTTPS_PROXY="http://127.0.0.1:9", NO_PROXY="127.0.0.1", ANTHROPIC_API_KEY="scripted", ANTHROPIC_BASE_URL=hosts.own_url
+        HTTPS_PROXY="http://127.0.0.1:9",
+        NO_PROXY="127.0.0.1",
+        ANTHROPIC_API_KEY="scripted",
+        ANTHROPIC_BASE_URL=hosts.own_url,
     )
     said, usage = run(at)
     assert (hosts.own.credentials, hosts.provider.credentials) == ({"scripted"}, set())
@@ -203,7 +245,9 @@ def test_claude_is_told_of_a_dead_proxy_of_the_daemon_at_once(
     assert hosts.provider.credentials == set()
 
 
-def test_claude_calls_a_host_with_a_certificate_of_the_persons_own(desk: MakeDesk, hosts: Hosts, tmp_path: Path) -> None:
+def test_claude_calls_a_host_with_a_certificate_of_the_persons_own(
+    desk: MakeDesk, hosts: Hosts, tmp_path: Path
+) -> None:
     """The daemon's environment does not name its authority."""
     authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)
@@ -212,29 +256,56 @@ def test_claude_calls_a_host_with_a_certificate_of_the_persons_own(desk: MakeDes
     with serving({"claude": SCRIPT}, context) as model:
         url = model.url.replace("http://127.0.0.1", "https://localhost")
         at.env.update(
-            ANTHROPIC_BASE_URL=f"{url}/claude", ANTHROPIC_API_KEY="scripted", NODE_EXTRA_CA_CERTS=str(tmp_path / "ca.pem")
+            ANTHROPIC_BASE_URL=f"{url}/claude",
+            ANTHROPIC_API_KEY="scripted",
+            NODE_EXTRA_CA_CERTS=str(tmp_path / "ca.pem"),
         )
         _, usage = run(at)
-        assert (model.talks["claude"].credentials, hosts.provider.credentials) == ({"scripted"}, set())
+        assert (model.talks["claude"].credentials, hosts.provider.credentials) == (
+            {"scripted"},
+            set(),
+        )
     assert usage["gateway"]["turns"] == 2
 
 
-def test_claude_with_servers_of_mcp_and_an_unknown_model_sends_its_key_to_no_other_host(desk: MakeDesk, hosts: Hosts) -> None:
+def test_claude_with_servers_of_mcp_and_an_unknown_model_sends_its_key_to_no_other_host(
+    desk: MakeDesk, hosts: Hosts
+) -> None:
     """Nor does the gateway get what is meant for the server."""
     at = claude_desk(desk, hosts)
-    write(at, SETTINGS, {"env": {"ANTHROPIC_BASE_URL": hosts.own_url, "ANTHROPIC_AUTH_TOKEN": "mine"}})
-    server = {"type": "http", "url": f"{hosts.provider_url}/v1/messages", "headers": {"Authorization": "Bearer of-mcp"}}
+    write(
+        at, SETTINGS, {"env": {"ANTHROPIC_BASE_URL": hosts.own_url, "ANTHROPIC_AUTH_TOKEN": "mine"}}
+    )
+    server = {
+        "type": "http",
+        "url": f"{hosts.provider_url}/v1/messages",
+        "headers": {"Authorization": "Bearer of-mcp"},
+    }
     program, *words = CLAUDE.argv
-    options = ["--mcp-config", json.dumps({"mcpServers": {"s": server}}), "--model", "claude-of-tomorrow"]
+    options = [
+        "--mcp-config",
+        json.dumps({"mcpServers": {"s": server}}),
+        "--model",
+        "claude-of-tomorrow",
+    ]
     _, usage = run(at, program, *words, *options)
-    assert (hosts.own.credentials, hosts.provider.credentials) == ({"Bearer mine"}, {"Bearer of-mcp"})
+    assert (hosts.own.credentials, hosts.provider.credentials) == (
+        {"Bearer mine"},
+        {"Bearer of-mcp"},
+    )
     assert usage["gateway"]["turns"] == 2
 
 
-def test_claude_in_a_terminal_calls_the_address_of_its_settings_through_the_gateway(desk: MakeDesk, hosts: Hosts) -> None:
+def test_claude_in_a_terminal_calls_the_address_of_its_settings_through_the_gateway(
+    desk: MakeDesk, hosts: Hosts
+) -> None:
     at = claude_desk(desk, hosts)
-    write(at, SETTINGS, {"env": {"ANTHROPIC_BASE_URL": hosts.own_url, "ANTHROPIC_AUTH_TOKEN": "mine"}})
-    with in_a_terminal(at, "run", "--stdio", "inherit", "--name", "planner", "--", *command(CLAUDE, "in_terminal")):
+    write(
+        at, SETTINGS, {"env": {"ANTHROPIC_BASE_URL": hosts.own_url, "ANTHROPIC_AUTH_TOKEN": "mine"}}
+    )
+    with in_a_terminal(
+        at, "run", "--stdio", "inherit", "--name", "planner", "--", *command(CLAUDE, "in_terminal")
+    ):
         wait_until(lambda: hosts.own.answered == 3, "it has made its calls")
         at.sfactl("stop", "planner")
     (planner,) = at.listed()
@@ -243,14 +314,20 @@ def test_claude_in_a_terminal_calls_the_address_of_its_settings_through_the_gate
 
 
 @pytest.mark.parametrize("moved", ["directory", "home"])
-def test_claude_with_other_settings_below_is_left_as_it_is(desk: MakeDesk, hosts: Hosts, moved: str) -> None:
+def test_claude_with_other_settings_below_is_left_as_it_is(
+    desk: MakeDesk, hosts: Hosts, moved: str
+) -> None:
     """The settings of the root's directory must not lead the key of others away."""
     at = claude_desk(desk, hosts)
     write(at, ".claude/settings.local.json", {"env": {"ANTHROPIC_BASE_URL": hosts.provider_url}})
     own = {"env": {"ANTHROPIC_BASE_URL": hosts.own_url, "ANTHROPIC_AUTH_TOKEN": "mine"}}
     write(at, "other/.claude/settings.local.json", own)
     write(at, "other/settings.json", own)
-    there = "cd other" if moved == "directory" else f"cd tmp; export CLAUDE_CONFIG_DIR={at.env['HOME']}/other"
+    there = (
+        "cd other"
+        if moved == "directory"
+        else f"cd tmp; export CLAUDE_CONFIG_DIR={at.env['HOME']}/other"
+    )
     _, usage = run(at, "sh", "-c", f"{there}; {shlex.join(command(CLAUDE, 'argv'))}")
     assert (hosts.own.credentials, hosts.provider.credentials) == ({"Bearer mine"}, set())
     assert "gateway" not in usage
@@ -279,7 +356,9 @@ def test_a_key_for_an_address_in_settings_stays_where_the_gateway_has_the_provid
     assert (hosts.own.credentials, hosts.provider.credentials) == ({"scripted"}, set())
 
 
-def test_another_resource_of_foundry_that_a_script_sets_keeps_its_key(desk: MakeDesk, hosts: Hosts) -> None:
+def test_another_resource_of_foundry_that_a_script_sets_keeps_its_key(
+    desk: MakeDesk, hosts: Hosts
+) -> None:
     at = claude_desk(desk, hosts)
     provider = {"CLAUDE_CODE_USE_FOUNDRY": "1", "ANTHROPIC_FOUNDRY_API_KEY": "azure"}
     at.env.update(provider, ANTHROPIC_FOUNDRY_BASE_URL=hosts.provider_url)
@@ -295,11 +374,24 @@ def test_an_address_in_a_file_that_the_command_names_leads_around_the_gateway(
     desk: MakeDesk, hosts: Hosts, form: str, address: bool
 ) -> None:
     at = claude_desk(desk, hosts)
-    write(at, "own.json", {"env": {"ANTHROPIC_AUTH_TOKEN": "mine"} | ({"ANTHROPIC_BASE_URL": hosts.own_url} if address else {})})
+    write(
+        at,
+        "own.json",
+        {
+            "env": {"ANTHROPIC_AUTH_TOKEN": "mine"}
+            | ({"ANTHROPIC_BASE_URL": hosts.own_url} if address else {})
+        },
+    )
     program, *words = command(CLAUDE, "argv")
     argv = [program, "--settings", "own.json", *words]
     said, _ = run(at, *(argv if form == "argv" else ("sh", "-c", shlex.join(argv))))
-    assert [hosts.own.credentials, hosts.provider.credentials] == [{"Bearer mine"}, set()][:: 1 if address else -1]
-    called = [at.json("info", each["id"])["usage_by_source"] for each in at.listed() if each["name"] != "planner" or form == "argv"]
+    assert [hosts.own.credentials, hosts.provider.credentials] == [{"Bearer mine"}, set()][
+        :: 1 if address else -1
+    ]
+    called = [
+        at.json("info", each["id"])["usage_by_source"]
+        for each in at.listed()
+        if each["name"] != "planner" or form == "argv"
+    ]
     assert ["gateway" not in usage for usage in called] == [address]
     assert ("ANTHROPIC_BASE_URL in" in said) is address

@@ -1,4 +1,5 @@
-"""What is known of a run is the same wherever it is: live, ended a short while ago, or in the ledger only."""
+"""What is known of a run is the same wherever it is: live, ended a short while ago, or in the
+ledger only."""
 
 from __future__ import annotations
 
@@ -35,11 +36,19 @@ from tests.loop.shell import refused, shell, spawned, stopped
 from tests.processes.fake import FakeLauncher
 
 
-def known(catalogue: RunCatalogue, run: RunId) -> tuple[Status, list[RunId], list[RunId], list[RunId]]:
-    """The status of a run, its chain, and the runs that are found by its prefix and on a page of its name."""
+def known(
+    catalogue: RunCatalogue, run: RunId
+) -> tuple[Status, list[RunId], list[RunId], list[RunId]]:
+    """The status of a run, its chain, and the runs that are found by its prefix and on a page of
+    its name."""
     info = catalogue.info(run)
     assert info is not None
-    return info.status, catalogue.lineage(run), catalogue.find(run, EVERYTHING), listed(catalogue, name=info.name)
+    return (
+        info.status,
+        catalogue.lineage(run),
+        catalogue.find(run, EVERYTHING),
+        listed(catalogue, name=info.name),
+    )
 
 
 def listed(catalogue: RunCatalogue, scope: Scope = EVERYTHING, **query: Any) -> list[RunId]:
@@ -55,7 +64,9 @@ def page_of(catalogue: RunCatalogue, scope: Scope = EVERYTHING, **query: Any) ->
     return reply.runs
 
 
-async def test_a_run_is_known_through_all_of_its_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: list[str]) -> None:
+async def test_a_run_is_known_through_all_of_its_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: list[str]
+) -> None:
     monkeypatch.setattr(module, "RECENT", 1)
     async with shell(tmp_path, FakeLauncher) as runtime:
         catalogue, told = runtime.catalogue, list[RunId]()
@@ -76,7 +87,9 @@ async def test_a_run_is_known_through_all_of_its_life(tmp_path: Path, monkeypatc
 
         other = await spawned(runtime)
         await stopped(runtime, other)
-        assert any("argv" in statement for statement in statements(sql, lambda: catalogue.info(run))), "not in memory"
+        assert any(
+            "argv" in statement for statement in statements(sql, lambda: catalogue.info(run))
+        ), "not in memory"
         assert known(catalogue, run)[:3] == as_recent[:3], "the ledger says the same"
         assert listed(catalogue) == [run, other]
 
@@ -131,7 +144,9 @@ async def test_the_totals_of_a_tree_are_those_of_its_end(tmp_path: Path) -> None
             return {info.id: info.total_cost_usd for info in page_of(runtime.catalogue)}
 
         for run, cost in zip(below, (1, 2), strict=True):
-            runtime.feed(e.UseSeen(trio.current_time(), run, "stream", Use(cost=cost * NANOS // 100)))
+            runtime.feed(
+                e.UseSeen(trio.current_time(), run, "stream", Use(cost=cost * NANOS // 100))
+            )
         await stopped(runtime, below[0])
         assert totals() == {top: 0.03, below[0]: 0.01, below[1]: 0.02}
         runtime.feed(e.UseSeen(trio.current_time(), below[1], "stream", Use(cost=4 * NANOS // 100)))
@@ -152,7 +167,9 @@ async def test_a_run_that_was_deleted_leaves_memory(tmp_path: Path) -> None:
         assert runtime.catalogue.encoded_size == 0
 
 
-async def test_rows_leave_out_what_is_as_its_default_and_the_limits_of_ended_runs_if_asked(tmp_path: Path) -> None:
+async def test_rows_leave_out_what_is_as_its_default_and_the_limits_of_ended_runs_if_asked(
+    tmp_path: Path,
+) -> None:
     async with shell(tmp_path, FakeLauncher) as runtime:
         over, live = await ended(runtime), await spawned(runtime)
         await until(lambda: runtime.catalogue.over(over))
@@ -163,12 +180,20 @@ async def test_rows_leave_out_what_is_as_its_default_and_the_limits_of_ended_run
             assert [each.id for each in whole] == [over, live]
             assert whole[0] == info
             assert lean[0] == replace(info, limits=[])
-            assert [state.kind for state in lean[1].limits] == [state.kind for state in whole[1].limits] != []
-        with_limits, without = (memoryview(row_of(info, limits=limits)).nbytes for limits in (True, False))
+            assert (
+                [state.kind for state in lean[1].limits]
+                == [state.kind for state in whole[1].limits]
+                != []
+            )
+        with_limits, without = (
+            memoryview(row_of(info, limits=limits)).nbytes for limits in (True, False)
+        )
         assert len(pack(info)) > 1.5 * with_limits > 2 * without
 
 
-async def test_who_asks_often_has_the_kernel_asked_for_signs_of_life_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_asks_often_has_the_kernel_asked_for_signs_of_life_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with shell(tmp_path, FakeLauncher) as runtime:
         run = await spawned(runtime)
         live, looks = runtime.catalogue.live[run], list[float]()
@@ -204,7 +229,9 @@ def test_rows_that_were_not_asked_for_make_room(monkeypatch: pytest.MonkeyPatch)
 async def test_a_run_that_the_ledger_could_not_admit_is_listed(tmp_path: Path) -> None:
     async with shell(tmp_path, FakeLauncher) as runtime:
         before = await ended(runtime)
-        with closing(sqlite3.connect(tmp_path / "state" / "ledger.db", isolation_level=None)) as other:
+        with closing(
+            sqlite3.connect(tmp_path / "state" / "ledger.db", isolation_level=None)
+        ) as other:
             other.execute("BEGIN IMMEDIATE")
             await refused(runtime)
             first, failed = page_of(runtime.catalogue)
@@ -216,7 +243,9 @@ async def test_a_run_that_the_ledger_could_not_admit_is_listed(tmp_path: Path) -
         assert listed(runtime.catalogue) == [before]
 
 
-async def test_a_request_with_a_known_key_gets_the_same_run_until_that_is_deleted(tmp_path: Path) -> None:
+async def test_a_request_with_a_known_key_gets_the_same_run_until_that_is_deleted(
+    tmp_path: Path,
+) -> None:
     async with shell(tmp_path, FakeLauncher) as runtime:
         spawn = Spawn(id=1, argv=[b"agent"], cwd=b"/", env=[], key="k")
         first = await spawned(runtime, spawn)

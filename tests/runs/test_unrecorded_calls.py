@@ -1,4 +1,5 @@
-"""Calls that the ledger may not have yet: kept until it has them, and not more than a few a minute of those that are not made."""
+"""Calls that the ledger may not have yet: kept until it has them, and not more than a few a minute
+of those that are not made."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ def test_a_call_is_kept_until_its_row_is_in_the_file() -> None:
 
 def test_calls_that_are_not_made_get_a_few_rows_a_minute() -> None:
     calls = UnrecordedCalls()
-    rows = [calls.add_not_made(refused(number), now=float(number)) for number in range(ROWS_A_MINUTE + 5)]
+    rows = [
+        calls.add_not_made(refused(number), now=float(number))
+        for number in range(ROWS_A_MINUTE + 5)
+    ]
     assert [row.number for row in rows] == [*range(ROWS_A_MINUTE), *[ROWS_A_MINUTE - 1] * 5]
     assert [row.more for row in rows[-6:]] == [0, 1, 2, 3, 4, 5]
     assert len(list(calls)) == ROWS_A_MINUTE

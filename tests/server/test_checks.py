@@ -8,10 +8,26 @@ from typing import Any
 import pytest
 
 from sfad.core.state.request import Asked
-from sfad.daemon.server.lookup import MAX_CHOSEN, MAX_SOURCE, RequestError, check_filters, check_limits
+from sfad.daemon.server.lookup import (
+    MAX_CHOSEN,
+    MAX_SOURCE,
+    RequestError,
+    check_filters,
+    check_limits,
+)
 from sfad.daemon.server.spawn_steps import asked_of
 from sfad.protocol import messages as m
-from sfad.protocol.types import Action, After, Bound, Claim, ErrorCode, Grant, Limit, LimitKind, Placing
+from sfad.protocol.types import (
+    Action,
+    After,
+    Bound,
+    Claim,
+    ErrorCode,
+    Grant,
+    Limit,
+    LimitKind,
+    Placing,
+)
 
 
 def limit(kind: str = "turns", threshold: float = 1, source: str = "") -> Limit:
@@ -29,7 +45,10 @@ def test_limits_as_long_as_allowed() -> None:
         ([limit(), limit("cost"), limit(threshold=2)], "'turns' is given more than once"),
         ([limit(), limit("cost", math.nan)], "cost = nan is not a finite number"),
         ([limit("cost", math.inf)], "cost = inf is not a finite number"),
-        ([limit(), limit("cost", source="x" * (MAX_SOURCE + 1))], f"more than {MAX_SOURCE} characters"),
+        (
+            [limit(), limit("cost", source="x" * (MAX_SOURCE + 1))],
+            f"more than {MAX_SOURCE} characters",
+        ),
     ],
 )
 def test_limits_that_are_refused(given: list[Limit], why: str) -> None:

@@ -21,20 +21,33 @@ from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, SUPPORTED, FrameDecoder, frame
 from sfad.protocol.types import Claim, ErrorCode, Status
 from tests.conftest import Start
-from tests.harness import IMPATIENT, PATIENCE, Daemon, ended, running, spawn, started, stopped, wait_until
+from tests.harness import (
+    IMPATIENT,
+    PATIENCE,
+    Daemon,
+    ended,
+    running,
+    spawn,
+    started,
+    stopped,
+    wait_until,
+)
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """One daemon for all tests: whatever a test does to it, it must serve the next one."""
-    with running(tmp_path_factory.mktemp("hostile"), config="[quotas]\nspawns_per_hour = 100000") as one:
+    with running(
+        tmp_path_factory.mktemp("hostile"), config="[quotas]\nspawns_per_hour = 100000"
+    ) as one:
         yield one
 
 
 def raw(daemon: Daemon) -> socket.socket:
     """A connection before its handshake."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.connect(os.fspath(daemon.socket))  # blocking: with a timeout a full backlog would be an error at once
+    # blocking: with a timeout a full backlog would be an error at once
+    sock.connect(os.fspath(daemon.socket))
     sock.settimeout(PATIENCE)
     return sock
 
@@ -78,7 +91,9 @@ GARBAGE = {
     "bad utf-8": frame(b"\x81\xa4type\xa5hel\xff\xff"),
     "not a request": frame(msgspec.msgpack.encode({"type": "welcome", "id": 1})),
     "no handshake": m.pack_message(m.DaemonInfo(id=5)),
-    "an unknown field": frame(msgspec.msgpack.encode({"type": "hello", "id": 1, "versions": [1], "root": True})),
+    "an unknown field": frame(
+        msgspec.msgpack.encode({"type": "hello", "id": 1, "versions": [1], "root": True})
+    ),
 }
 
 
@@ -137,12 +152,15 @@ def test_a_thousand_bad_connections_leave_nothing(daemon: Daemon) -> None:
                 what = chance.choice([*GARBAGE.values(), half, b"", b"\0"])
                 try:
                     sock.sendall(what)
-                except OSError:  # the daemon has hung up already, or its buffer is full: both are fine
+                except (
+                    OSError
+                ):  # the daemon has hung up already, or its buffer is full: both are fine
                     continue
     assert serves(daemon)
     wait_until(lambda: daemon.descriptors() <= before, "descriptors are given back")
     grown = psutil.Process(daemon.pid).memory_info().rss - memory
-    assert grown < 32 * 1024 * 1024  # half a frame each, held and given back; some of it stays with the allocator
+    # half a frame each, held and given back; some of it stays with the allocator
+    assert grown < 32 * 1024 * 1024
 
 
 def test_an_unfinished_frame_has_a_bound_and_a_time(start: Start) -> None:
@@ -189,7 +207,14 @@ def test_descriptors_that_no_request_takes_are_closed(daemon: Daemon, tmp_path: 
                     continue
                 replies(sock, 1)
         with daemon.client() as client:
-            spawn = m.Spawn(id=client.next_id(), argv=[b"true"], cwd=b"/", env=[], stdio="inherit", descriptors=1)
+            spawn = m.Spawn(
+                id=client.next_id(),
+                argv=[b"true"],
+                cwd=b"/",
+                env=[],
+                stdio="inherit",
+                descriptors=1,
+            )
             client.send(spawn, [file.fileno()])
             (answer,) = client.arrived()
             assert isinstance(answer.reply, m.Error)
@@ -199,7 +224,8 @@ def test_descriptors_that_no_request_takes_are_closed(daemon: Daemon, tmp_path: 
 
 @contextmanager
 def lingering(count: int) -> Iterator[list[socket.socket]]:
-    """TCP sockets with unsent data: close(2) of the last descriptor of each blocks for an hour, or until the `with` block ends."""
+    """TCP sockets with unsent data: close(2) of the last descriptor of each blocks for an hour, or
+    until the `with` block ends."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -215,11 +241,20 @@ def lingering(count: int) -> Iterator[list[socket.socket]]:
 
 
 @pytest.mark.parametrize(("count", "announced"), [(3, 2), (3, 3), (3, None)])
-def test_files_whose_close_blocks_do_not_stop_the_daemon(daemon: Daemon, count: int, announced: int | None) -> None:
+def test_files_whose_close_blocks_do_not_stop_the_daemon(
+    daemon: Daemon, count: int, announced: int | None
+) -> None:
     assert serves(daemon)
     before = daemon.descriptors()
     with lingering(count) as files, greeted(daemon) as sock:
-        request = m.Spawn(id=2, argv=[b"true"], cwd=b"/", env=[b"PATH=/bin"], stdio="inherit", descriptors=announced or 0)
+        request = m.Spawn(
+            id=2,
+            argv=[b"true"],
+            cwd=b"/",
+            env=[b"PATH=/bin"],
+            stdio="inherit",
+            descriptors=announced or 0,
+        )
         message = m.pack_message(request)
         socket.send_fds(sock, [message[:1]], [file.fileno() for file in files])
         for file in files:
@@ -256,7 +291,15 @@ def test_clients_that_disappear_at_any_moment(daemon: Daemon) -> None:
     before = daemon.descriptors()
     for _ in range(50):
         client = daemon.client()
-        client.send(m.Spawn(id=client.next_id(), argv=[b"sleep", b"100"], cwd=b"/", env=[b"PATH=/bin:/usr/bin"], tied=True))
+        client.send(
+            m.Spawn(
+                id=client.next_id(),
+                argv=[b"sleep", b"100"],
+                cwd=b"/",
+                env=[b"PATH=/bin:/usr/bin"],
+                tied=True,
+            )
+        )
         client.send(m.Wait(id=client.next_id(), run="a1"))
         client.close()
 
@@ -369,7 +412,10 @@ def test_more_labels_than_a_run_can_have_are_refused(daemon: Daemon) -> None:
 @pytest.mark.parametrize("seconds", [1e300, -1e300, float("nan"), float("inf"), 1e12])
 def test_times_outside_the_calendar_are_refused(daemon: Daemon, seconds: float) -> None:
     with daemon.client() as client:
-        for request in (m.Summarise(id=1000, since=seconds), m.Prune(id=1001, older_than=seconds, dry_run=True)):
+        for request in (
+            m.Summarise(id=1000, since=seconds),
+            m.Prune(id=1001, older_than=seconds, dry_run=True),
+        ):
             client.send(request)
             (answer,) = client.arrived()
             assert isinstance(answer.reply, m.Error)

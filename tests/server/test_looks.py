@@ -1,4 +1,5 @@
-"""Requests that arrive together are answered with one look at the runs, which never is older than a request, nor another user's."""
+"""Requests that arrive together are answered with one look at the runs, which never is older than a
+request, nor another user's."""
 
 from __future__ import annotations
 
@@ -54,13 +55,20 @@ class Client:
 
 
 @asynccontextmanager
-async def served(directory: Path, peers: Sequence[Peer]) -> AsyncIterator[tuple[Runtime, list[Client]]]:
+async def served(
+    directory: Path, peers: Sequence[Peer]
+) -> AsyncIterator[tuple[Runtime, list[Client]]]:
     """Serve one client for each peer."""
     waiting = list(peers)
     with ExitStack() as stack:
-        stack.enter_context(patch.object(dispatch, "TURN_TIME", PATIENCE))  # on a busy machine too, they have one turn
-        stack.enter_context(patch.object(Receiver, "why_sender_refused", return_value=None))  # to the kernel they are one user
-        async with shell(directory, FakeLauncher, everyone=True) as runtime, trio.open_nursery() as nursery:
+        # on a busy machine too, they have one turn
+        stack.enter_context(patch.object(dispatch, "TURN_TIME", PATIENCE))
+        # to the kernel they are one user
+        stack.enter_context(patch.object(Receiver, "why_sender_refused", return_value=None))
+        async with (
+            shell(directory, FakeLauncher, everyone=True) as runtime,
+            trio.open_nursery() as nursery,
+        ):
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(str(directory / "s"))
             listener.listen()
@@ -81,13 +89,17 @@ async def served(directory: Path, peers: Sequence[Peer]) -> AsyncIterator[tuple[
 async def test_requests_that_come_together_share_a_look(tmp_path: Path) -> None:
     async with served(tmp_path, [ANN] * 3) as (runtime, clients):
         run = await spawned(runtime)
-        with patch.object(runtime.launcher, "footprints", wraps=runtime.launcher.footprints) as look:
+        with patch.object(
+            runtime.launcher, "footprints", wraps=runtime.launcher.footprints
+        ) as look:
             for number, client in enumerate(clients):
                 client.send(m.Info(id=10 + number, run=run), m.List(id=20 + number, live=True))
             for number, client in enumerate(clients):
                 info, page = await client.replies(2)
                 assert (info.id, info.run.id, page.id) == (10 + number, run, 20 + number)
-                assert [(each.id, each.processes) for each in page.runs] == [(run, info.run.processes)]
+                assert [(each.id, each.processes) for each in page.runs] == [
+                    (run, info.run.processes)
+                ]
             assert look.call_count == 2
             clients[0].send(m.Info(id=30, run=run))
             await clients[0].replies(1)
@@ -98,7 +110,11 @@ async def test_a_request_is_answered_after_what_came_before_it(tmp_path: Path) -
     async with served(tmp_path, [ANN]) as (runtime, (client,)):
         run = await spawned(runtime)
         looks = m.Info(id=1, run=run), m.List(id=2)
-        client.send(*looks, m.ChangeLimits(id=3, run=run, limits=[Limit(kind=LimitKind.TURNS, threshold=7)]), *looks)
+        client.send(
+            *looks,
+            m.ChangeLimits(id=3, run=run, limits=[Limit(kind=LimitKind.TURNS, threshold=7)]),
+            *looks,
+        )
         before, page_before, changed, after, page_after = await client.replies(5)
         assert isinstance(changed, m.RunReply)
         assert turns(before.run) == turns(page_before.runs[0]) != 7
@@ -114,7 +130,12 @@ async def test_no_look_is_shared_with_another_user(tmp_path: Path) -> None:
         live, ended = await spawned(runtime), await spawned(runtime)
         await stopped(runtime, ended)
         for client in clients:
-            client.send(m.List(id=1), m.Info(id=2, run=live), m.Info(id=3, run=ended), m.List(id=4, root=live))
+            client.send(
+                m.List(id=1),
+                m.Info(id=2, run=live),
+                m.Info(id=3, run=ended),
+                m.List(id=4, root=live),
+            )
         for peer, client in zip([ANN, BOB, ANN], clients, strict=True):
             page, *others = await client.replies(4)
             assert [run.id for run in page.runs] == ([live, ended] if peer is ANN else [])
@@ -132,7 +153,10 @@ async def test_a_list_costs_as_many_calls_whatever_its_length(tmp_path: Path) ->
 async def test_a_shared_look_costs_few_calls(tmp_path: Path) -> None:
     async with served(tmp_path, [ANN]) as (runtime, (client,)):
         run = await spawned(runtime)
-        one, ten = await calls(client, m.Info(id=1, run=run)), await calls(client, *[m.Info(id=1, run=run)] * 10)
+        one, ten = (
+            await calls(client, m.Info(id=1, run=run)),
+            await calls(client, *[m.Info(id=1, run=run)] * 10),
+        )
         assert one < 150
         assert (ten - one) / 9 < 45
 
@@ -146,7 +170,8 @@ async def over(runtime: Runtime, count: int) -> None:
 
 
 async def calls(client: Client, *requests: m.Request) -> int:
-    """Return how many functions of the daemon are called for requests, when their like was answered before."""
+    """Return how many functions of the daemon are called for requests, when their like was answered
+    before."""
     count = 0
     inside = str(Path(package.__file__).parents[1])
 

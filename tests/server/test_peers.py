@@ -63,8 +63,12 @@ async def test_a_peer_outside_any_run(rig: Rig, listener: socket.socket) -> None
     assert peer.user == pwd.getpwuid(os.geteuid()).pw_name
 
 
-@pytest.mark.parametrize("disguise", ["", "env -i", "setsid --fork", "env -i setsid --fork sh -c '\"$@\" &' x"])
-async def test_a_peer_inside_a_run(rig: Rig, listener: socket.socket, tmp_path: Path, disguise: str) -> None:
+@pytest.mark.parametrize(
+    "disguise", ["", "env -i", "setsid --fork", "env -i setsid --fork sh -c '\"$@\" &' x"]
+)
+async def test_a_peer_inside_a_run(
+    rig: Rig, listener: socket.socket, tmp_path: Path, disguise: str
+) -> None:
     (tmp_path / "connect").write_text(CONNECT)
     command = f"{disguise} {PYTHON} {tmp_path}/connect {listener.getsockname()}; sleep 1000"
     rig.launch("a1", "sleep", "1000")
@@ -92,7 +96,9 @@ async def test_a_peer_that_has_died(rig: Rig, listener: socket.socket, tmp_path:
     await rig.stop("a1")
 
 
-async def test_kernel_without_pidfds(monkeypatch: pytest.MonkeyPatch, rig: Rig, listener: socket.socket) -> None:
+async def test_kernel_without_pidfds(
+    monkeypatch: pytest.MonkeyPatch, rig: Rig, listener: socket.socket
+) -> None:
     monkeypatch.setattr(peers, "SO_PEERPIDFD", 9999)
     with closing(socket.socket(socket.AF_UNIX)) as client:
         client.connect(listener.getsockname())
@@ -116,12 +122,16 @@ class Answers:
 
 
 def test_another_user_whose_process_is_gone() -> None:
-    peer = peers.identify(cast(socket.socket, Answers(1, 54321)), FakeLauncher(emit=lambda _event: None))
+    peer = peers.identify(
+        cast(socket.socket, Answers(1, 54321)), FakeLauncher(emit=lambda _event: None)
+    )
     assert (peer.user, peer.owner) == ("54321", False)
     assert "ended" in peer.unidentified
 
 
-@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")])
+@pytest.mark.parametrize(
+    "error", [OSError(24, "Too many open files"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")]
+)
 def test_a_kernel_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     launcher = FakeLauncher(emit=lambda _event: None)
 
@@ -161,13 +171,19 @@ def gateway_is(process: int, uid: int | None) -> Callable[[int], OneGateway | No
     return lambda pid: OneGateway(uid) if pid == process else None
 
 
-async def test_a_process_with_the_gateways_pid_is_not_the_gateway(rig: Rig, listener: socket.socket) -> None:
-    """The peer has ended; by now its pid is that of the gateway. It was passed to nobody, so the kernel may use it again."""
+async def test_a_process_with_the_gateways_pid_is_not_the_gateway(
+    rig: Rig, listener: socket.socket
+) -> None:
+    """The peer has ended; by now its pid is that of the gateway. It was passed to nobody, so the
+    kernel may use it again."""
     if not peer_pidfd():
         pytest.skip("the kernel does not give the peer's pidfd (Linux 6.5)")
     program = connected_and_died(listener.getsockname())
     with closing(await accept(listener)) as server:
-        assert peers.identify(server, rig.launcher, gateway_at=gateway_is(program, None)).gateway is False
+        assert (
+            peers.identify(server, rig.launcher, gateway_at=gateway_is(program, None)).gateway
+            is False
+        )
     with closing(socket.socket(socket.AF_UNIX)) as client:
         client.connect(listener.getsockname())
         with closing(await accept(listener)) as server:

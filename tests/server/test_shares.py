@@ -1,4 +1,5 @@
-"""No run, tree or user takes more than its share, in any order, and none takes the share of the owner."""
+"""No run, tree or user takes more than its share, in any order, and none takes the share of the
+owner."""
 
 from __future__ import annotations
 
@@ -22,13 +23,20 @@ def inside(run: str, root: str, user: str = "root", uid: int = 0) -> PeerGroups:
 
 UNIDENTIFIED = PeerGroups.of(Peer(0, "root", unidentified="it left its cgroup"), None)
 STRANGER = PeerGroups.of(Peer(1000, "alice", owner=False), None)
-GROUPS = [OWNER, UNIDENTIFIED, STRANGER, *(inside(f"a{run}", f"a{run % 3}", f"u{run % 2}", run % 2) for run in range(9))]
+GROUPS = [
+    OWNER,
+    UNIDENTIFIED,
+    STRANGER,
+    *(inside(f"a{run}", f"a{run % 3}", f"u{run % 2}", run % 2) for run in range(9)),
+]
 
 steps = st.lists(st.tuples(st.sampled_from(GROUPS), st.integers(-50, 50)), max_size=200)
 
 
 @given(steps)
-def test_every_group_stays_within_its_share_and_the_owner_gets_its_own(taken: list[tuple[PeerGroups, int]]) -> None:
+def test_every_group_stays_within_its_share_and_the_owner_gets_its_own(
+    taken: list[tuple[PeerGroups, int]],
+) -> None:
     shares, held = Shares("things", 256), Counter[PeerGroups]()
     for groups, amount in taken:
         amount = max(amount, -held[groups])
@@ -37,7 +45,12 @@ def test_every_group_stays_within_its_share_and_the_owner_gets_its_own(taken: li
             held[groups] += amount
         for group in {group for each in GROUPS for group in each.all}:
             members = sum(amount for each, amount in held.items() if group in each.all)
-            assert shares.total(group) == members <= shares.share(group) == 256 * FRACTIONS[group.scope]
+            assert (
+                shares.total(group)
+                == members
+                <= shares.share(group)
+                == 256 * FRACTIONS[group.scope]
+            )
         assert shares.refusal(OWNER, 256 - held[OWNER]) is None
         assert (shares.refusal(groups, 257) or "").startswith(str(groups.all[0]))
     for groups, amount in held.items():
@@ -88,11 +101,16 @@ def test_the_last_descriptors_are_for_the_owner_then_for_runs() -> None:
         used = descriptors.limit - need * RESERVE - 5
         turns.number += 1
         assert descriptors.refusal(need, 5) is None
-        assert descriptors.refusal(need, 5) is not None, "what was granted in this turn is taken to be open"
+        assert descriptors.refusal(need, 5) is not None, (
+            "what was granted in this turn is taken to be open"
+        )
         turns.number += 1
         refusal = descriptors.refusal(need, 6)
         assert refusal is not None
-        assert f"only {need * RESERVE + 5} of {descriptors.limit} descriptors are left, 6 are needed" in refusal
+        assert (
+            f"only {need * RESERVE + 5} of {descriptors.limit} descriptors are left, 6 are needed"
+            in refusal
+        )
     descriptors.limit = 48
     used = 48 - LEAST_RESERVE
     turns.number += 1

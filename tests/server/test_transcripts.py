@@ -1,4 +1,5 @@
-"""Whatever a run writes, and whatever its events say, a model gets a block of lines that cannot do anything."""
+"""Whatever a run writes, and whatever its events say, a model gets a block of lines that cannot do
+anything."""
 
 from __future__ import annotations
 
@@ -24,20 +25,36 @@ HOSTILE = st.lists(PIECES | st.binary(max_size=8), max_size=20).map(b"".join)
 
 
 def told(
-    stdout: bytes, stderr: bytes = b"", *events: Event, meter: str | None = None, tail: int = 100, start: int = 0
+    stdout: bytes,
+    stderr: bytes = b"",
+    *events: Event,
+    meter: str | None = None,
+    tail: int = 100,
+    start: int = 0,
 ) -> tuple[str, bool]:
     info = run(meter=meter, status=Status.COMPLETED)
     return composed(info, events, [(start, stdout), (0, stderr)], tail)
 
 
 @given(
-    stdout=HOSTILE, stderr=HOSTILE, message=st.text(), meter=st.sampled_from([None, *(program.name for program in AGENT_PROGRAMS)])
+    stdout=HOSTILE,
+    stderr=HOSTILE,
+    message=st.text(),
+    meter=st.sampled_from([None, *(program.name for program in AGENT_PROGRAMS)]),
 )
-def test_nothing_dangerous_is_left(stdout: bytes, stderr: bytes, message: str, meter: str | None) -> None:
+def test_nothing_dangerous_is_left(
+    stdout: bytes, stderr: bytes, message: str, meter: str | None
+) -> None:
     block, _ = told(stdout, stderr, Event(type="run_progress", message=message), meter=meter)
     assert block.count("<") == block.count(">") == 2
-    assert not [c for c in block if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") and c != "\n" and c != "\t"]
-    assert not re.findall("[\u202a-\u202e\u2066-\u2069\u200b-\u200f\ufeff\U000e0000-\U000e0fff]", block)
+    assert not [
+        c
+        for c in block
+        if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") and c != "\n" and c != "\t"
+    ]
+    assert not re.findall(
+        "[\u202a-\u202e\u2066-\u2069\u200b-\u200f\ufeff\U000e0000-\U000e0fff]", block
+    )
     assert not re.findall(r"&(?!(amp|lt|gt);)", block)
 
 
@@ -52,7 +69,14 @@ def test_output_stands_between_the_events_that_came_before_and_after_it() -> Non
         Event(type="run_completed", stdout_bytes=8, stderr_bytes=4),
     ]
     block, truncated = told(b"one\ntwo\n", b"err\n", *events)
-    assert body(block) == ["run_started", "stdout: one", "stderr: err", "limit_nearing: 80 %", "stdout: two", "run_completed"]
+    assert body(block) == [
+        "run_started",
+        "stdout: one",
+        "stderr: err",
+        "limit_nearing: 80 %",
+        "stdout: two",
+        "run_completed",
+    ]
     assert not truncated
 
 
@@ -78,13 +102,16 @@ def test_of_an_agents_events_there_is_what_they_say() -> None:
     ]
     block, _ = told(b"\n".join(lines), meter="opencode")
     assert body(block) == [
-        "stdout: first", "stdout: second", "stdout: [calls the tool bash: ls]", "stdout: no event", "stdout: third",
+        "stdout: first", "stdout: second", "stdout: [calls the tool bash: ls]", "stdout: no event",
+        "stdout: third",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("tail", "start", "cut"), [(2, 0, True), (3, 0, False), (3, 10, True)])
 def test_only_the_newest_lines_are_told(tail: int, start: int, cut: bool) -> None:
-    block, truncated = told(b"a\nb\nc\n" if start == 0 else b"tail of a line\na\nb\nc\n", tail=tail, start=start)
+    block, truncated = told(
+        b"a\nb\nc\n" if start == 0 else b"tail of a line\na\nb\nc\n", tail=tail, start=start
+    )
     assert body(block)[-2:] == ["stdout: b", "stdout: c"]
     assert len(body(block)) == tail
     assert truncated is cut

@@ -13,9 +13,14 @@ from sfad.protocol import messages as m
 
 
 @pytest.mark.parametrize("kind", [kind for kind in m.REQUESTS if kind is not m.Hello], ids=m.tag)
-def test_each_request_is_answered_by_a_function_that_is_named_like_its_verb(kind: type[m.Request]) -> None:
+def test_each_request_is_answered_by_a_function_that_is_named_like_its_verb(
+    kind: type[m.Request],
+) -> None:
     answer = REGISTRY[kind].answer
-    assert (answer.__module__.rpartition(".")[0], answer.__name__.rstrip("_")) == ("sfad.daemon.server.verbs", m.tag(kind))
+    assert (answer.__module__.rpartition(".")[0], answer.__name__.rstrip("_")) == (
+        "sfad.daemon.server.verbs",
+        m.tag(kind),
+    )
 
 
 def test_each_file_answers_a_request() -> None:
@@ -24,8 +29,8 @@ def test_each_file_answers_a_request() -> None:
 
 
 def test_few_requests_leave_the_permission_to_what_answers_them() -> None:
-    """The guard refuses `spawn` and `start_session`, and records it; a field of `select` says which verb; `session_rights` tells
-    what the peer may."""
+    """The guard refuses `spawn` and `start_session`, and records it; a field of `select` says which
+    verb; `session_rights` tells what the peer may."""
     unchecked = {kind for kind, verb in REGISTRY.items() if verb.permission is None}
     assert unchecked == {m.Spawn, m.StartSession, m.Select, m.SessionRights}
 

@@ -1,4 +1,5 @@
-"""Packing, unpacking, comparing and bringing back: what is sent, what is refused, and that nothing leaves the directory."""
+"""Packing, unpacking, comparing and bringing back: what is sent, what is refused, and that nothing
+leaves the directory."""
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ def unpacked(archive: io.BytesIO, root: Path, most: int = MOST) -> Path:
     return root
 
 
-def changes_of(archive: io.BytesIO, root: Path, *, git: bool = False, patch: bool = False, most: int = MOST) -> io.BytesIO:
+def changes_of(
+    archive: io.BytesIO, root: Path, *, git: bool = False, patch: bool = False, most: int = MOST
+) -> io.BytesIO:
     archive.seek(0)
     found = shipping.compare(archive, str(root), os.environ, git=git)
     out = io.BytesIO()
@@ -83,20 +86,38 @@ def changes_of(archive: io.BytesIO, root: Path, *, git: bool = False, patch: boo
 
 def test_git_decides_what_is_sent(tmp_path: Path) -> None:
     root = repository(
-        fill(tmp_path / "a", {".gitignore": b"*.log\n", "x.log": b"", "tracked.log": b"1", "sub/new": b"22", "gone": b""})
+        fill(
+            tmp_path / "a",
+            {
+                ".gitignore": b"*.log\n",
+                "x.log": b"",
+                "tracked.log": b"1",
+                "sub/new": b"22",
+                "gone": b"",
+            },
+        )
     )
     subprocess.run(["git", "-C", root, "add", "--force", "tracked.log", "gone"], check=True)
     (root / "gone").unlink()
     repository(fill(root / "nested", {"file": b""}))
     found = shipping.survey(str(root), os.environ)
-    assert (found.paths, found.size, found.git) == ([".gitignore", "sub/new", "tracked.log"], 6 + 2 + 1, True)
+    assert (found.paths, found.size, found.git) == (
+        [".gitignore", "sub/new", "tracked.log"],
+        6 + 2 + 1,
+        True,
+    )
     assert found.left_out == ["nested: it is a repository of its own"]
     below = shipping.survey(str(root / "sub"), os.environ)
     assert (below.paths, below.git) == (["new"], True)
 
 
-def test_without_git_everything_is_sent_but_repositories_and_what_is_no_file(tmp_path: Path) -> None:
-    root = fill(tmp_path / "a", {"x.log": b"1", "in": "-> sub/y", "out": "-> ../b", "abs": "-> /etc/passwd", "sub/y": b""})
+def test_without_git_everything_is_sent_but_repositories_and_what_is_no_file(
+    tmp_path: Path,
+) -> None:
+    root = fill(
+        tmp_path / "a",
+        {"x.log": b"1", "in": "-> sub/y", "out": "-> ../b", "abs": "-> /etc/passwd", "sub/y": b""},
+    )
     (root / "empty").mkdir()
     os.mkfifo(root / "fifo")
     repository(root / "sub")
@@ -106,7 +127,10 @@ def test_without_git_everything_is_sent_but_repositories_and_what_is_no_file(tmp
     assert (unpacked(packed(root), tmp_path / "b") / "empty").is_dir()
 
 
-@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="takes a directory on another file system than its parent")
+@pytest.mark.skipif(
+    not os.access("/dev/shm", os.W_OK),
+    reason="takes a directory on another file system than its parent",
+)
 def test_without_git_on_a_file_system_of_its_own_everything_is_sent() -> None:
     with tempfile.TemporaryDirectory(dir=surroundings.in_memory()) as place:
         (Path(place) / "file").touch()
@@ -135,8 +159,16 @@ def test_the_copy_is_a_repository_in_which_one_can_commit(tmp_path: Path) -> Non
     assert not os.access(copy / "x", os.X_OK)
     shipping.begin_repository(str(copy), "Ann <ann@example.com>", os.environ)
     env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
-    subprocess.run(["git", "-C", copy, "commit", "--quiet", "--allow-empty", "-m", "more"], check=True, env=env)
-    log = subprocess.run(["git", "-C", copy, "log", "--format=%an %ae %s"], capture_output=True, text=True, check=True, env=env)
+    subprocess.run(
+        ["git", "-C", copy, "commit", "--quiet", "--allow-empty", "-m", "more"], check=True, env=env
+    )
+    log = subprocess.run(
+        ["git", "-C", copy, "log", "--format=%an %ae %s"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=env,
+    )
     assert log.stdout == "Ann ann@example.com more\nAnn ann@example.com shipped\n"
 
 
@@ -186,16 +218,27 @@ FILE, LINK, HARD, FIFO, DEVICE, FOLDER = (
         [(f"many{number}", FILE, b"x" * (MOST // 8)) for number in range(9)],
     ],
 )
-def test_unsafe_archives_are_refused(tmp_path: Path, members: list[tuple[str, bytes, str | bytes]]) -> None:
+def test_unsafe_archives_are_refused(
+    tmp_path: Path, members: list[tuple[str, bytes, str | bytes]]
+) -> None:
     with pytest.raises((ShippingError, OSError)):
         unpacked(archive_of(*members), tmp_path / "a")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    assert not [path for path in (tmp_path / "a").rglob("*") if path.name in ("evil", "through", "large", "post-commit", "config")]
+    assert not [
+        path
+        for path in (tmp_path / "a").rglob("*")
+        if path.name in ("evil", "through", "large", "post-commit", "config")
+    ]
 
 
 def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
     whole = packed(fill(tmp_path / "a", {"x": os.urandom(4096)})).getvalue()
-    for cut in (b"", b"no archive", whole[: len(whole) // 2], whole[:2000] + b"\xff" * 100 + whole[2100:]):
+    for cut in (
+        b"",
+        b"no archive",
+        whole[: len(whole) // 2],
+        whole[:2000] + b"\xff" * 100 + whole[2100:],
+    ):
         with pytest.raises(ShippingError, match="damaged"):
             unpacked(io.BytesIO(cut), tmp_path / "b")
 
@@ -230,7 +273,11 @@ WHATS = st.binary(max_size=3) | st.sampled_from(["-> a", "-> b/c", "-> c"])
 
 def possible(tree: Content) -> Content:
     """Leave out what would be in a file."""
-    return {path: what for path, what in tree.items() if not any(path.startswith(f"{other}/") for other in tree)}
+    return {
+        path: what
+        for path, what in tree.items()
+        if not any(path.startswith(f"{other}/") for other in tree)
+    }
 
 
 TREES = st.dictionaries(PATHS, WHATS, min_size=1, max_size=6).map(possible)
@@ -281,7 +328,8 @@ def test_what_git_ignores_on_the_node_stays_there(tmp_path: Path, sent: io.Bytes
         config.write(f'[core]\n\tfsmonitor = "touch {marker}"\n')
     listed = shipping.read_changes(changes_of(sent, tmp_path / "there", git=True))
     assert [(each.kind, each.path) for each in listed.changes] == [
-        ("added", ".gitignore"), ("changed", "changed"), ("deleted", "gone/deep"), ("added", "new/deep"),
+        ("added", ".gitignore"), ("changed", "changed"), ("deleted", "gone/deep"),
+        ("added", "new/deep"),
     ]  # fmt: skip
     assert [each.partition(":")[0] for each in listed.left_out] == ["cloned", "out"]
     assert not marker.exists()
@@ -314,7 +362,11 @@ def test_elsewhere_files_may_be_missing(tmp_path: Path, sent: io.BytesIO) -> Non
         assert shipping.conflicts(listed, tree) == ["changed"]
         assert shipping.conflicts(listed, tree, may_miss=True) == []
         shipping.apply(found, listed, tree)
-    assert content_of(tmp_path / "other") == {".gitignore": b"*.log\n", "changed": b"22\n", "new/deep": b"4\n"}
+    assert content_of(tmp_path / "other") == {
+        ".gitignore": b"*.log\n",
+        "changed": b"22\n",
+        "new/deep": b"4\n",
+    }
 
 
 def test_through_a_link_nothing_is_written_even_by_force(tmp_path: Path, sent: io.BytesIO) -> None:
@@ -365,7 +417,9 @@ def test_a_patch_does_the_same(tmp_path: Path, sent: io.BytesIO) -> None:
     (tmp_path / "there" / "binary").write_bytes(bytes(range(256)))
     (tmp_path / "there" / "link").unlink()
     patch = shipping.patch(changes_of(sent, tmp_path / "there", git=True, patch=True), os.environ)
-    subprocess.run(["git", "-C", tmp_path / "here", "apply", "--whitespace=nowarn"], input=patch, check=True)
+    subprocess.run(
+        ["git", "-C", tmp_path / "here", "apply", "--whitespace=nowarn"], input=patch, check=True
+    )
     expected = content_of(tmp_path / "there")
     del expected["ignored.log"]
     assert content_of(tmp_path / "here") == expected
@@ -373,14 +427,19 @@ def test_a_patch_does_the_same(tmp_path: Path, sent: io.BytesIO) -> None:
 
 def test_changes_are_bounded(tmp_path: Path, sent: io.BytesIO) -> None:
     (tmp_path / "there" / "large").write_bytes(bytes(5000))
-    with pytest.raises(ShippingError, match=r"the changes have 50\d\d bytes, and fleet.ship_max of the node is 4000"):
+    with pytest.raises(
+        ShippingError,
+        match=r"the changes have 50\d\d bytes, and fleet.ship_max of the node is 4000",
+    ):
         changes_of(sent, tmp_path / "there", git=True, most=4000)
 
 
 @pytest.mark.parametrize("path", ["../evil", ".git/config", "/evil"])
 def test_a_list_of_changes_is_not_trusted(tmp_path: Path, path: str) -> None:
     listed = shipping.Changes([shipping.Change(path, None, "file 0")], [])
-    archive = archive_of((shipping.MANIFEST, FILE, listed.encoded()), (shipping.NEW + path, FILE, b"x"))
+    archive = archive_of(
+        (shipping.MANIFEST, FILE, listed.encoded()), (shipping.NEW + path, FILE, b"x")
+    )
     root = fill(tmp_path / "a", {})
     with Tree(str(root)) as tree, pytest.raises(ShippingError, match="archive of changes"):
         shipping.apply(archive, shipping.read_changes(archive), tree)

@@ -1,4 +1,5 @@
-"""A daemon whose fleet has one node: this one. A thread stands for the actor, so that no Ray is needed."""
+"""A daemon whose fleet has one node: this one. A thread stands for the actor, so that no Ray is
+needed."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ from .test_archives import BEFORE, content_of, fill, repository
 pytestmark = pytest.mark.needs("git")
 
 CONFIG = '[fleet]\naddress = "127.0.0.1:1"\nnode = "n1"\nship_max = "64 KiB"\n'
-WORK = "echo 22 > changed; rm gone/deep; mkdir new; echo 4 > new/deep; git add --all; git commit --quiet --message=work"
+WORK = (
+    "echo 22 > changed; rm gone/deep; mkdir new; echo 4 > new/deep; git add --all; git commit "
+    "--quiet --message=work"
+)
 
 
 class Actor:
@@ -76,20 +80,33 @@ def project(tmp_path: Path) -> Path:
     return repository(fill(tmp_path / "project", BEFORE))
 
 
-def test_a_killed_daemon_loses_nothing_and_prune_removes_the_copy(tmp_path: Path, project: Path) -> None:
+def test_a_killed_daemon_loses_nothing_and_prune_removes_the_copy(
+    tmp_path: Path, project: Path
+) -> None:
     before = content_of(project)
-    after = {path: what for path, what in before.items() if path != "gone/deep"} | {"changed": b"22\n", "new/deep": b"4\n"}
+    after = {path: what for path, what in before.items() if path != "gone/deep"} | {
+        "changed": b"22\n",
+        "new/deep": b"4\n",
+    }
     with running(tmp_path, config=CONFIG) as daemon:
         with placed(daemon):
             command = ("sh", "-c", f"{WORK}; exec sleep 300")
-            run = daemon.sfactl("spawn", "--fleet", "--ship", str(project), "--timeout", "100", "--", *command).stdout.strip()
-            wait_until(lambda: "+22" in daemon.sfactl("fetch", run, "--patch").stdout, "it has worked")
+            run = daemon.sfactl(
+                "spawn", "--fleet", "--ship", str(project), "--timeout", "100", "--", *command
+            ).stdout.strip()
+            wait_until(
+                lambda: "+22" in daemon.sfactl("fetch", run, "--patch").stdout, "it has worked"
+            )
         daemon.kill()
         daemon.restart()
         assert content_of(project) == before
         daemon.sfactl("stop", run)
         found = json.loads(daemon.sfactl("fetch", run, "--json").stdout)
-        assert (found["added"], found["changed"], found["deleted"]) == (["new/deep"], ["changed"], ["gone/deep"])
+        assert (found["added"], found["changed"], found["deleted"]) == (
+            ["new/deep"],
+            ["changed"],
+            ["gone/deep"],
+        )
         assert content_of(project) == after
         assert len(shipped(daemon)) == 2
         daemon.sfactl("prune", "--older-than", "0s")
@@ -99,10 +116,22 @@ def test_a_killed_daemon_loses_nothing_and_prune_removes_the_copy(tmp_path: Path
 
 def test_changes_that_are_too_large_stay_there(tmp_path: Path, project: Path) -> None:
     with running(tmp_path, config=CONFIG) as daemon, placed(daemon):
-        done = daemon.sfactl("run", "--fleet", "--ship", str(project), "--", "sh", "-c", "head -c 70000 /dev/zero > large")
+        done = daemon.sfactl(
+            "run",
+            "--fleet",
+            "--ship",
+            str(project),
+            "--",
+            "sh",
+            "-c",
+            "head -c 70000 /dev/zero > large",
+        )
         assert done.returncode == 0, done
         done = daemon.sfactl("fetch", done.stderr.split()[-1])
-        assert (done.returncode, "have 70000 bytes, and fleet.ship_max of the node is 65536" in done.stderr) == (1, True), done
+        assert (
+            done.returncode,
+            "have 70000 bytes, and fleet.ship_max of the node is 65536" in done.stderr,
+        ) == (1, True), done
 
 
 def test_what_the_client_has_and_does_not_send_is_named(tmp_path: Path, project: Path) -> None:
@@ -134,7 +163,11 @@ def test_a_run_without_its_files_fails(tmp_path: Path, project: Path) -> None:
 @pytest.fixture
 def users() -> Iterator[Daemon]:
     config = CONFIG + '[access]\nusers = "all"\n'
-    with open_directory() as place, running(place, config=config, wrap=readable_by_all(place)) as daemon, placed(daemon):
+    with (
+        open_directory() as place,
+        running(place, config=config, wrap=readable_by_all(place)) as daemon,
+        placed(daemon),
+    ):
         yield daemon
 
 

@@ -30,7 +30,15 @@ class Node:
     async def ask(self, request: Request) -> Reply:
         assert isinstance(request, PutFiles)
         self.sent.append(len(request.data))
-        offset, whole = self.files.put(1, request.archive, request.size, request.offset, request.data, last=request.last, named=())
+        offset, whole = self.files.put(
+            1,
+            request.archive,
+            request.size,
+            request.offset,
+            request.data,
+            last=request.last,
+            named=(),
+        )
         if len(self.sent) in self.loses:
             raise ConnectionResetError("lost")
         return FilesKept(id=1, offset=offset, whole=whole)
@@ -49,21 +57,29 @@ def shipping(files: ShippedFiles) -> Shipping:
     return Shipping(files, cast(Any, None), {})
 
 
-async def test_what_was_sent_before_a_connection_was_lost_is_not_sent_again(own: ShippedFiles, tmp_path: Path) -> None:
+async def test_what_was_sent_before_a_connection_was_lost_is_not_sent_again(
+    own: ShippedFiles, tmp_path: Path
+) -> None:
     node = Node(ShippedFiles(tmp_path / "other", 8 << 20))
     node.loses = [3]
     with pytest.raises(ConnectionResetError):
         await shipping(own).send(0, SHIP, node.ask)
     await shipping(own).send(0, SHIP, node.ask)
     assert node.sent == [0, PIECE, PIECE, 0, 5]
-    assert (node.files.copy_of(1, A) / "archive").read_bytes() == (own.copy_of(0, A) / "archive").read_bytes()
+    assert (node.files.copy_of(1, A) / "archive").read_bytes() == (
+        own.copy_of(0, A) / "archive"
+    ).read_bytes()
     await shipping(own).send(0, SHIP, node.ask)
     assert node.sent[5:] == [0]
 
 
 async def test_a_refusal_ends_it_and_trouble_does_not(own: ShippedFiles) -> None:
     async def refuses(_request: Request) -> Reply:
-        return Error(id=1, code=ErrorCode.BAD_REQUEST, message="the files have 7 B, and fleet.ship_max is 1 B")
+        return Error(
+            id=1,
+            code=ErrorCode.BAD_REQUEST,
+            message="the files have 7 B, and fleet.ship_max is 1 B",
+        )
 
     async def is_short(_request: Request) -> Reply:
         return Error(id=1, code=ErrorCode.UNAVAILABLE, message="no space left on device")

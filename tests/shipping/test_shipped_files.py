@@ -23,7 +23,13 @@ def files(tmp_path: Path) -> ShippedFiles:
 
 
 def put(
-    files: ShippedFiles, archive: str = A, offset: int = 0, data: bytes = b"", *, last: bool = False, size: int = 1
+    files: ShippedFiles,
+    archive: str = A,
+    offset: int = 0,
+    data: bytes = b"",
+    *,
+    last: bool = False,
+    size: int = 1,
 ) -> tuple[int, bool]:
     return files.put(UID, archive, size, offset, data, last=last, named=())
 
@@ -69,9 +75,13 @@ def test_archives_are_bounded(files: ShippedFiles) -> None:
 def test_a_full_disk_takes_no_more(files: ShippedFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     put(files, data=b"x")
     disk = os.statvfs("/")
-    monkeypatch.setattr(os, "statvfs", lambda _path: os.statvfs_result((1, 1, 9, 9, STAYS_FREE + 1, *disk[5:])))
+    monkeypatch.setattr(
+        os, "statvfs", lambda _path: os.statvfs_result((1, 1, 9, 9, STAYS_FREE + 1, *disk[5:]))
+    )
     assert put(files, offset=1, data=b"x") == (2, False)
-    with pytest.raises(OSError, match=r"only 64 MiB are free on the disk, of which 64 MiB stay free; free some"):
+    with pytest.raises(
+        OSError, match=r"only 64 MiB are free on the disk, of which 64 MiB stay free; free some"
+    ):
         put(files, offset=2, data=b"xx")
 
 
@@ -90,7 +100,9 @@ def test_a_run_has_a_place(files: ShippedFiles) -> None:
     assert files.of("a2") is None
 
 
-def test_packed_changes_are_read_from_the_runs_own_file_only(files: ShippedFiles, tmp_path: Path) -> None:
+def test_packed_changes_are_read_from_the_runs_own_file_only(
+    files: ShippedFiles, tmp_path: Path
+) -> None:
     copy = begun(files, "a1")
     found = files.of("a1")
     assert found is not None
@@ -101,11 +113,19 @@ def test_packed_changes_are_read_from_the_runs_own_file_only(files: ShippedFiles
     (copy / "own" / B).symlink_to(tmp_path / "secret")
     os.link(tmp_path / "secret", copy / "own" / ("c" * 32))
     for name in (B, "c" * 32, "../../secret", "files"):
-        with pytest.raises(OSError, match=r"symbolic link|is not what the run's user has packed|no changes were packed"):
+        with pytest.raises(
+            OSError,
+            match=r"symbolic link|is not what the run's user has packed|no changes were packed",
+        ):
             files.packed(found, name, 0)
 
 
-def removed(files: ShippedFiles, cutoff: float | None, ends: Mapping[str, float | None] = {}, **given: Iterable[str]) -> int:
+def removed(
+    files: ShippedFiles,
+    cutoff: float | None,
+    ends: Mapping[str, float | None] = {},
+    **given: Iterable[str],
+) -> int:
     known = {"live": (), "named": ()} | {name: tuple(each) for name, each in given.items()}
     return files.remove_old(
         cutoff,

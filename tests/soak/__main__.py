@@ -1,4 +1,5 @@
-"""`python -m tests.soak --minutes 10 --seed N`: see the package. Exit code 0 if every promise was kept."""
+"""`python -m tests.soak --minutes 10 --seed N`: see the package. Exit code 0 if every promise was
+kept."""
 
 from __future__ import annotations
 
@@ -72,7 +73,10 @@ class Soak:
     def go(self, seconds: float) -> None:
         """Run clients and faults, and check the promises afterwards."""
         until = time.monotonic() + seconds
-        workers = [Worker(self.daemon, self.agents, self.book, Random(self._random.random())) for _ in range(CLIENTS)]
+        workers = [
+            Worker(self.daemon, self.agents, self.book, Random(self._random.random()))
+            for _ in range(CLIENTS)
+        ]
         for worker in workers:
             worker.start()
         while time.monotonic() < until:
@@ -97,7 +101,9 @@ class Soak:
         known = set(self.book.acknowledged)
         try:
             with self.daemon.client() as client:
-                found = promises.settle(lambda: promises.present(client, self.daemon, known, self.agents.read))
+                found = promises.settle(
+                    lambda: promises.present(client, self.daemon, known, self.agents.read)
+                )
         except Exception:  # noqa: BLE001 - no daemon serves at the moment
             return
         self.wrong += [f"after {self.chaos.deaths[-1:]}: {line}" for line in found]
@@ -114,7 +120,11 @@ class Soak:
             self.runs = final_list(client)
         shown = {run.id: run for run in self.runs}
         diary = self.agents.read()
-        self.wrong += [f"{run} was acknowledged and is not listed" for run in self.book.acknowledged if run not in shown]
+        self.wrong += [
+            f"{run} was acknowledged and is not listed"
+            for run in self.book.acknowledged
+            if run not in shown
+        ]
         for run, told in self.book.refusals.items():
             if run in shown and shown[run].status != told:
                 self.wrong.append(f"{run} was told to be {told} and is {shown[run].status}")
@@ -126,17 +136,28 @@ class Soak:
         self.judged = judge.judged
         self.daemon.process.send_signal(signal.SIGTERM)
         wait_until(lambda: self.daemon.process.poll() is not None, "it ends")
-        self.wrong += [f"it ended with {self.daemon.process.returncode}"] if self.daemon.process.returncode else []
+        self.wrong += (
+            [f"it ended with {self.daemon.process.returncode}"]
+            if self.daemon.process.returncode
+            else []
+        )
         self.wrong += self.daemon.leftovers()
         self.wrong += promises.no_gateway(self.daemon)
         log = self.daemon.log.read_text()
-        self.wrong += ["the log tells of an internal error"] if "internal error" in log or "Traceback" in log else []
+        self.wrong += (
+            ["the log tells of an internal error"]
+            if "internal error" in log or "Traceback" in log
+            else []
+        )
 
     def tell(self) -> None:
         """Print what was done."""
         print("operations:", _listed(self.book.done))
         print("faults:", _listed(self.chaos.done))
-        print(f"deaths: {sum(self.chaos.died.values())}; longest restart {self.chaos.longest:.1f} s:", _listed(self.chaos.died))
+        print(
+            f"deaths: {sum(self.chaos.died.values())}; longest restart {self.chaos.longest:.1f} s:",
+            _listed(self.chaos.died),
+        )
         print("runs:", _listed(Counter(run.status.value for run in self.runs)))
         print("the core:", _listed(self.judged))
         for line in [*self.book.wrong, *self.chaos.wrong, *self.wrong]:
@@ -180,7 +201,11 @@ def main() -> int:
             soak.tell()
             soak.clean_up()
             if soak.failed:
-                shutil.copytree(directory / "state", directory / "state-kept", ignore=shutil.ignore_patterns("filler"))
+                shutil.copytree(
+                    directory / "state",
+                    directory / "state-kept",
+                    ignore=shutil.ignore_patterns("filler"),
+                )
     if soak.failed:
         print(f"what it left is in {directory}; again with --seed {options.seed} --mode {mode}")
         return 1

@@ -1,4 +1,5 @@
-"""Commands that the soak starts. The labels of each run say what was requested, so that the model can request the same."""
+"""Commands that the soak starts. The labels of each run say what was requested, so that the model
+can request the same."""
 
 from __future__ import annotations
 
@@ -32,9 +33,22 @@ def options(random: Random, **more: Any) -> dict[str, Any]:
 
 
 def argument(random: Random, agents: Agents, depth: int) -> tuple[list[str], dict[str, Any]]:
-    """Return the command of a random agent with at most `depth` generations below it, and the options to start it with."""
+    """Return the command of a random agent with at most `depth` generations below it, and the
+    options to start it with."""
     what = random.choice(
-        ("short", "short", "long", "stubborn", "forking", "chatty", "retrying", "metered", "calling", "nested", "nested")
+        (
+            "short",
+            "short",
+            "long",
+            "stubborn",
+            "forking",
+            "chatty",
+            "retrying",
+            "metered",
+            "calling",
+            "nested",
+            "nested",
+        )
     )
     more: dict[str, Any] = {"queue": False} if random.random() < 0.2 else {}
     if what == "nested" and depth:
@@ -44,15 +58,25 @@ def argument(random: Random, agents: Agents, depth: int) -> tuple[list[str], dic
     if what == "retrying":
         more |= {"attempts": 3, "retry_delay": random.choice((0.0, 0.3))}
     if what == "metered":
-        action = random.choice((Action.TERMINATE, Action.PAUSE, Action.REQUEST_INCREASE, Action.WARN))
-        more |= {"limits": [Limit(kind=LimitKind.TURNS, threshold=4, action=action, source="test")], "meter": "jsonl"}
+        action = random.choice(
+            (Action.TERMINATE, Action.PAUSE, Action.REQUEST_INCREASE, Action.WARN)
+        )
+        more |= {
+            "limits": [Limit(kind=LimitKind.TURNS, threshold=4, action=action, source="test")],
+            "meter": "jsonl",
+        }
     script = {
         "short": f"end {random.choice((0, 0, 0, 1, 7, 70))}",
         "long": f"sleep {10 * seconds}; end 0",
         "stubborn": f"trap '' TERM; sleep {seconds}; sleep {seconds}; end 9",
         "forking": f"{fork_away(60)} {fork_away(60)} sleep {seconds}; end {random.choice((0, 3))}",
-        "chatty": "i=0; while [ $i -lt 2000 ]; do echo a line of some length that says nothing $i; i=$((i+1)); done; end 0",
-        "retrying": f'[ "$SFA_ATTEMPT" = {random.randint(1, 4)} ] && end 0; sleep {seconds / 4}; end 1',
+        "chatty": (
+            "i=0; while [ $i -lt 2000 ]; do echo a line of some length that says nothing $i; "
+            "i=$((i+1)); done; end 0"
+        ),
+        "retrying": (
+            f'[ "$SFA_ATTEMPT" = {random.randint(1, 4)} ] && end 0; sleep {seconds / 4}; end 1'
+        ),
         "calling": f"{PYTHON} {CALLER} '{json.dumps(CALLS)}' > /dev/null; end 0",
         "metered": """for i in 1 2 3 4 5 6 7; do echo '{"type": "turn", "tool": "Bash"}'; sleep 0.1; done; end 0""",
     }.get(what, f"sleep {seconds}; end 0")
@@ -61,5 +85,9 @@ def argument(random: Random, agents: Agents, depth: int) -> tuple[list[str], dic
 
 def environment() -> list[bytes]:
     """Return the environment of agents, in which they find this package."""
-    kept = {key: value for key, value in os.environb.items() if not key.startswith((b"SFA_", b"SFAD_"))}
-    return [key + b"=" + value for key, value in (kept | {b"PYTHONPATH": os.fsencode(ROOT)}).items()]
+    kept = {
+        key: value for key, value in os.environb.items() if not key.startswith((b"SFA_", b"SFAD_"))
+    }
+    return [
+        key + b"=" + value for key, value in (kept | {b"PYTHONPATH": os.fsencode(ROOT)}).items()
+    ]

@@ -51,7 +51,15 @@ class Chaos:
         self.wrong: list[str] = []
         self._daemon = daemon
         self._random = random
-        self._faults = [self.kill, self.kill, self.renew, self.renew, self.stall, self.lock, self.lose_output]
+        self._faults = [
+            self.kill,
+            self.kill,
+            self.renew,
+            self.renew,
+            self.stall,
+            self.lock,
+            self.lose_output,
+        ]
         self._faults += [self.kill_gateway]
         self._faults += [self.fill] if disk else []
 
@@ -70,7 +78,9 @@ class Chaos:
         if code == UNAVAILABLE:
             self.done["start refused"] += 1
         elif code not in {STATUS, -signal.SIGKILL}:
-            self.wrong.append(f"the daemon ended with {code}: {self._daemon.log.read_text()[-2000:]}")
+            self.wrong.append(
+                f"the daemon ended with {code}: {self._daemon.log.read_text()[-2000:]}"
+            )
         else:
             self.died[(self._daemon.fallen or "") if code == STATUS else "kill -9"] += 1
         self._restart(self._crash_at())
@@ -82,7 +92,9 @@ class Chaos:
         self.deaths.append(datetime.now(UTC))
         began = time.monotonic()
         self._daemon.start_again(crash_at)
-        while (code := self._daemon.process.poll()) is not None and time.monotonic() - began < PATIENCE:
+        while (
+            code := self._daemon.process.poll()
+        ) is not None and time.monotonic() - began < PATIENCE:
             if code == UNAVAILABLE:
                 self.done["start refused"] += 1
             self._daemon.start_again()
@@ -107,7 +119,10 @@ class Chaos:
         before = self._daemon.log.read_text().count("re-executing")
         self._daemon.process.send_signal(signal.SIGUSR2)
         until = time.monotonic() + 5
-        while self._daemon.log.read_text().count("re-executing") == before and time.monotonic() < until:
+        while (
+            self._daemon.log.read_text().count("re-executing") == before
+            and time.monotonic() < until
+        ):
             time.sleep(0.05)
         self.deaths.append(datetime.now(UTC))
 
@@ -119,7 +134,10 @@ class Chaos:
 
     def lock(self) -> None:
         """Lock the ledger for a while; sometimes kill the daemon meanwhile."""
-        with suppress(sqlite3.Error), closing(sqlite3.connect(self._daemon.state_dir / "ledger.db", timeout=5)) as ledger:
+        with (
+            suppress(sqlite3.Error),
+            closing(sqlite3.connect(self._daemon.state_dir / "ledger.db", timeout=5)) as ledger,
+        ):
             ledger.execute("BEGIN IMMEDIATE")
             self._suffer(self._random.uniform(0.5, 4))
 

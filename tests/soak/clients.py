@@ -64,7 +64,8 @@ class Worker(threading.Thread):
 
     def _act(self, player: Player) -> None:
         what = self._random.choice(
-            ("spawn",) * 5 + ("stop", "stop", "pause", "resume", "resume", "approve", "wait", "wait", "list")
+            ("spawn",) * 5
+            + ("stop", "stop", "pause", "resume", "resume", "approve", "wait", "wait", "list")
         )
         self._book.done[what] += 1
         try:
@@ -73,7 +74,9 @@ class Worker(threading.Thread):
             elif what == "list":
                 player.call(m.List(id=player.client.next_id()), m.RunList)
             elif self._book.acknowledged:
-                self._steer(player, what, self._random.choice(sorted(self._book.acknowledged)[-12:]))
+                self._steer(
+                    player, what, self._random.choice(sorted(self._book.acknowledged)[-12:])
+                )
         except DaemonError as error:
             self._book.done[f"answered {error.error.value}"] += 1
             if error.error not in EXPECTED:
@@ -108,11 +111,15 @@ class Worker(threading.Thread):
             if stopped.survivors:
                 self._book.wrong.append(f"{stopped} survived")
         elif what == "wait":
-            final = player.call(m.Wait(id=number, run=run, timeout=self._random.uniform(0, 2)), m.RunReply).run
+            final = player.call(
+                m.Wait(id=number, run=run, timeout=self._random.uniform(0, 2)), m.RunReply
+            ).run
             if final.status.terminal:
                 self._book.finals[run] = final
         else:
-            request: Any = {"pause": m.Pause, "resume": m.Resume, "approve": m.Approve}[what](id=number, run=run)
+            request: Any = {"pause": m.Pause, "resume": m.Resume, "approve": m.Approve}[what](
+                id=number, run=run
+            )
             player.attempt(request, m.RunReply)
 
 

@@ -1,7 +1,9 @@
-"""`python -m tests.soak.flat --minutes 10`: an hour's load of one daemon, as fast as it goes, and what it leaves in the daemon.
+"""`python -m tests.soak.flat --minutes 10`: an hour's load of one daemon, as fast as it goes, and
+what it leaves in the daemon.
 
-An hour's load is 24 000 runs of every kind, with the clients that ask about them: four hundred agents a minute. After each round
-nothing lives. From half of it on, memory, descriptors, threads, children and cgroups must not grow. Exit code 0 if they do not.
+An hour's load is 24 000 runs of every kind, with the clients that ask about them: four hundred
+agents a minute. After each round nothing lives. From half of it on, memory, descriptors, threads,
+children and cgroups must not grow. Exit code 0 if they do not.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ ROUND = 400
 """Runs of a round."""
 HOUR = 24_000
 GROWTH = 0.05
-"""The share by which private memory may be above that of the first half: what is kept of the newest ended runs varies."""
+"""The share by which private memory may be above that of the first half: what is kept of the newest
+ended runs varies."""
 
 CONFIG = """
 [quotas]
@@ -46,11 +49,21 @@ def short(client: Client, count: int) -> None:
     """Start runs that end at once, all requested before the first answer is read."""
     ids = [client.next_id() for _ in range(count)]
     for number in ids:
-        words = [b"true"] if number % 2 else [b"sh", b"-c", b"echo out; echo '[agent:x] step' >&2; exit 3"]
-        client.send(m.Spawn(id=number, argv=words, cwd=b"/", env=[b"PATH=/bin:/usr/bin", b"X=%d" % number]))
+        words = (
+            [b"true"]
+            if number % 2
+            else [b"sh", b"-c", b"echo out; echo '[agent:x] step' >&2; exit 3"]
+        )
+        client.send(
+            m.Spawn(id=number, argv=words, cwd=b"/", env=[b"PATH=/bin:/usr/bin", b"X=%d" % number])
+        )
     runs: list[str] = []
     while len(runs) < count:
-        runs += [answer.reply.run.id for answer in client.arrived() if isinstance(answer.reply, m.RunReply)]
+        runs += [
+            answer.reply.run.id
+            for answer in client.arrived()
+            if isinstance(answer.reply, m.RunReply)
+        ]
     for run in runs:
         ended(client, run)
 
@@ -62,30 +75,42 @@ def trees(client: Client) -> None:
     for run in runs[:10]:
         client.call(m.Pause(id=client.next_id(), run=run), m.Reply)
         client.call(m.Resume(id=client.next_id(), run=run), m.Reply)
-        client.call(m.ChangeLimits(id=client.next_id(), run=run, limits=[limit("time", 90)]), m.Reply)
+        client.call(
+            m.ChangeLimits(id=client.next_id(), run=run, limits=[limit("time", 90)]), m.Reply
+        )
     stopped(client, *runs)
 
 
 def failures(client: Client) -> None:
-    """Have runs fail in each way: no such program, no such directory, a limit, an attempt after the other, a refusal."""
+    """Have runs fail in each way: no such program, no such directory, a limit, an attempt after the
+    other, a refusal."""
     for _ in range(10):
         spawn(client, ["/no/such/program"])
         spawn(client, ["true"], cwd=b"/no/such/directory")
         spawn(client, ["true"], limits=[limit("time", 1e9)])
-    runs = [started(client, ["sh", "-c", "exit 1"], attempts=2, retry_delay=0.01).id for _ in range(10)]
-    runs += [started(client, turns(9), meter="jsonl", limits=[limit("turns", 2)]).id for _ in range(2)]
+    runs = [
+        started(client, ["sh", "-c", "exit 1"], attempts=2, retry_delay=0.01).id for _ in range(10)
+    ]
+    runs += [
+        started(client, turns(9), meter="jsonl", limits=[limit("turns", 2)]).id for _ in range(2)
+    ]
     for run in runs:
         ended(client, run)
 
 
 def watchers(daemon: Daemon) -> None:
-    """Connect clients that watch all runs and hang up, some in the middle of a frame, and one whose run ends with it."""
+    """Connect clients that watch all runs and hang up, some in the middle of a frame, and one whose
+    run ends with it."""
     for number in range(20):
         with daemon.client() as client:
             client.send(m.WatchRuns(id=client.next_id(), rows=10))
             client.send(m.Events(id=client.next_id(), follow=True))
             if number % 4 == 0:
-                client.send(m.Spawn(id=client.next_id(), argv=[b"sleep", b"100"], cwd=b"/", env=[], tied=True))
+                client.send(
+                    m.Spawn(
+                        id=client.next_id(), argv=[b"sleep", b"100"], cwd=b"/", env=[], tied=True
+                    )
+                )
                 client.arrived()
             os.write(client.fileno(), b"\0\0")
 
@@ -115,7 +140,9 @@ def left(daemon: Daemon) -> dict[str, int]:
 def grown(rounds: Sequence[dict[str, int]]) -> list[str]:
     """Return what is more after the last rounds than after the first half."""
     first, last = rounds[len(rounds) // 2], rounds[-3:]
-    spare: Callable[[str], float] = lambda what: GROWTH * first[what] if what == "private KiB" else 0  # noqa: E731
+    spare: Callable[[str], float] = lambda what: (
+        GROWTH * first[what] if what == "private KiB" else 0
+    )
     return [what for what in first if min(each[what] for each in last) > first[what] + spare(what)]
 
 
@@ -150,7 +177,12 @@ def main() -> int:
             play(daemon)
             time.sleep(0.5)
             rounds.append(left(daemon))
-            print(len(rounds) * ROUND, "runs:", ", ".join(f"{what} {count}" for what, count in rounds[-1].items()), flush=True)
+            print(
+                len(rounds) * ROUND,
+                "runs:",
+                ", ".join(f"{what} {count}" for what, count in rounds[-1].items()),
+                flush=True,
+            )
     wrong = grown(rounds)
     print("WRONG: these grow:" if wrong else "flat", *wrong)
     return bool(wrong)

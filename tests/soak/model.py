@@ -1,7 +1,8 @@
-"""The pure core as the judge: it is asked everything that the daemon was asked, in the daemon's order, and told what became of it.
+"""The pure core as the judge: it is asked everything that the daemon was asked, in the daemon's
+order, and told what became of it.
 
-A run's number says when it was asked for, its times when it started and ended. Whatever depends on what nobody outside can
-know, such as what was in flight when the daemon died, is not judged.
+A run's number says when it was asked for, its times when it started and ended. Whatever depends on
+what nobody outside can know, such as what was in flight when the daemon died, is not judged.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from tests.crash.scenario import USER
 from tests.crash.victim import Diary
 
 CLOSE = 0.5
-"""Seconds around an end, or a death of the daemon, in which the model does not know which runs had a place."""
+"""Seconds around an end, or a death of the daemon, in which the model does not know which runs had
+a place."""
 
 _UNSURE = {"enabled", "permission"}
 """Verdicts that mean that the caller was about to end."""
@@ -34,7 +36,9 @@ _UNSURE = {"enabled", "permission"}
 class Judge:
     """Replays a history. `wrong` has what the core would not have done."""
 
-    def __init__(self, policy: Policy, runs: Iterable[RunInfo], diary: Diary, deaths: list[datetime]) -> None:
+    def __init__(
+        self, policy: Policy, runs: Iterable[RunInfo], diary: Diary, deaths: list[datetime]
+    ) -> None:
         self.wrong: list[str] = []
         self.judged: Counter[str] = Counter()
         """How many verdicts and ends were compared, and how many could not be."""
@@ -44,7 +48,11 @@ class Judge:
         self._outcomes: dict[RunId, Status] = {}
         self._unsure: set[RunId] = set()
         self._token = 0
-        ends = [run.ended_at for run in self._runs.values() if run.ended_at is not None and run.parent_id is None]
+        ends = [
+            run.ended_at
+            for run in self._runs.values()
+            if run.ended_at is not None and run.parent_id is None
+        ]
         self._busy = sorted([*ends, *deaths])
         self._zero = min((run.created_at for run in self._runs.values()), default=None)
 
@@ -57,7 +65,8 @@ class Judge:
             if run.started_at is not None:
                 happened.append((run.started_at, 1, number, run, self._started))
             if run.ended_at is not None and not run.status.rejected:
-                happened.append((run.ended_at, 2, -number, run, self._ended))  # children before parents
+                # children before parents
+                happened.append((run.ended_at, 2, -number, run, self._ended))
         for at, _, _, run, tell in sorted(happened, key=lambda one: one[:3]):
             tell(run, self._seconds(at))
         for run in self._runs.values():
@@ -69,7 +78,9 @@ class Judge:
 
     def _feed(self, event: e.Event) -> list[c.Command]:
         done = self._machine.handle(event).commands
-        self._outcomes |= {command.run.id: command.run.status for command in done if isinstance(command, c.Retire)}
+        self._outcomes |= {
+            command.run.id: command.run.status for command in done if isinstance(command, c.Retire)
+        }
         return done
 
     # ---- verdicts
@@ -89,9 +100,14 @@ class Judge:
         peer = Peer(os.getuid(), USER, run=run.parent_id)
         done = self._feed(e.SpawnRequested(at, self._token, peer, asked))
         answers = [command.answer for command in done if isinstance(command, c.AnswerRequest)]
-        refused = next((answer.refusal.kind.value for answer in answers if isinstance(answer, c.SpawnRefused)), "")
+        refused = next(
+            (answer.refusal.kind.value for answer in answers if isinstance(answer, c.SpawnRefused)),
+            "",
+        )
         actual = run.status.removeprefix("rejected_") if run.status.rejected else ""
-        if refused != actual and (self._may_differ(run, refused, actual) or run.parent_id in self._unsure):
+        if refused != actual and (
+            self._may_differ(run, refused, actual) or run.parent_id in self._unsure
+        ):
             self.judged["verdicts that cannot be known"] += 1
         elif refused != actual:
             told = f"the daemon said {actual or 'yes'}, the core {refused or 'yes'}"
@@ -108,7 +124,9 @@ class Judge:
     def _may_differ(self, run: RunInfo, refused: str, actual: str) -> bool:
         if {refused, actual} & _UNSURE:
             return True
-        return "concurrency" in {refused, actual} and any(abs((run.created_at - at).total_seconds()) < CLOSE for at in self._busy)
+        return "concurrency" in {refused, actual} and any(
+            abs((run.created_at - at).total_seconds()) < CLOSE for at in self._busy
+        )
 
     # ---- lives
 
@@ -118,7 +136,9 @@ class Judge:
             return
         if mine.status is Status.STARTING:
             self._feed(e.LaunchSucceeded(at, run.id, run_number(run.id)))
-        elif mine.status is Status.QUEUED and not any(abs(self._seconds(death) - at) < CLOSE for death in self._busy):
+        elif mine.status is Status.QUEUED and not any(
+            abs(self._seconds(death) - at) < CLOSE for death in self._busy
+        ):
             self.wrong.append(f"{run.id} was started, and all places were taken")
 
     def _ended(self, run: RunInfo, at: float) -> None:
@@ -126,7 +146,12 @@ class Judge:
         kind = run.reason.kind if run.reason is not None else "exit"
         if mine is None or kind == "ancestor":
             return
-        if mine.attempt == 0 or mine.status is Status.STARTING or kind in {"daemon", "ledger", "client"} or run.started_at is None:
+        if (
+            mine.attempt == 0
+            or mine.status is Status.STARTING
+            or kind in {"daemon", "ledger", "client"}
+            or run.started_at is None
+        ):
             if kind == "launch":
                 self._feed(e.LaunchFailed(at, run.id, 2, "no such command"))
                 return
@@ -134,7 +159,11 @@ class Judge:
                 self._feed(e.MainExited(at, run.id, None, None))
             elif kind != "stop":
                 self._unsure.add(run.id)
-        if kind == "stop" or run.id in self._unsure or (run.reason is not None and run.reason.limit_kind == "time"):
+        if (
+            kind == "stop"
+            or run.id in self._unsure
+            or (run.reason is not None and run.reason.limit_kind == "time")
+        ):
             self._stop(run, at)
         elif kind == "limit":
             self._feed(e.UseSeen(at, run.id, "stream", Use(turns=1000)))
@@ -165,7 +194,11 @@ class Judge:
         if run.id in self._unsure or (run.reason is not None and run.reason.kind == "limit"):
             self.judged["ends that cannot be known"] += 1
         elif mine is not run.status:
-            why = f"{run.reason.kind}: {run.reason.message}" if run.reason is not None else "no reason"
+            why = (
+                f"{run.reason.kind}: {run.reason.message}"
+                if run.reason is not None
+                else "no reason"
+            )
             self.wrong.append(f"{run.id} ended as {run.status} ({why}), the core says {mine}")
         else:
             self.judged["ends alike"] += 1

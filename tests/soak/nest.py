@@ -52,7 +52,9 @@ def start(random: Random, depth: int, diary: str) -> None:
             try:
                 reply = client.call(request, m.Reply)
                 if isinstance(reply, m.RunReply) and random.random() < 0.7:
-                    client.call(m.Wait(id=client.next_id(), run=reply.run.id, timeout=20), m.RunReply)
+                    client.call(
+                        m.Wait(id=client.next_id(), run=reply.run.id, timeout=20), m.RunReply
+                    )
             except DaemonError:
                 continue
 

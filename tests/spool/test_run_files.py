@@ -59,10 +59,16 @@ def test_unfinished_files_are_removed(directory: Path) -> None:
     assert names(directory) == ["A1.spawn", "a1.spawn", "notes"]
 
 
-@pytest.mark.parametrize("run", ["", "a", "../a1", "a1/../a1", "b01", "A1", "a1.spawn", "a\0", "é1"])
+@pytest.mark.parametrize(
+    "run", ["", "a", "../a1", "a1/../a1", "b01", "A1", "a1.spawn", "a\0", "é1"]
+)
 def test_text_that_is_not_an_id_is_refused(directory: Path, run: str) -> None:
     spawns = RunFiles(directory)
-    calls: list[Callable[[], object]] = [lambda: spawns.save(run, b""), lambda: spawns.read(run), lambda: spawns.forget(run)]
+    calls: list[Callable[[], object]] = [
+        lambda: spawns.save(run, b""),
+        lambda: spawns.read(run),
+        lambda: spawns.forget(run),
+    ]
     for call in calls:
         with pytest.raises(ValueError, match="not a run id"):
             call()
@@ -70,7 +76,9 @@ def test_text_that_is_not_an_id_is_refused(directory: Path, run: str) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("where", ["write", "rename", "open"])
-def test_an_error_leaves_nothing_behind(directory: Path, monkeypatch: pytest.MonkeyPatch, code: int, where: str) -> None:
+def test_an_error_leaves_nothing_behind(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, code: int, where: str
+) -> None:
     spawns = RunFiles(directory)
     spawns.save("a1", b"before")
 

@@ -1,4 +1,5 @@
-"""A batch whose write has returned survives any end of its writer. Any other batch is there whole or not at all."""
+"""A batch whose write has returned survives any end of its writer. Any other batch is there whole
+or not at all."""
 
 from __future__ import annotations
 
@@ -163,7 +164,9 @@ def test_a_foreign_entry_does_not_block_a_rewrite(path: Path, what: str) -> None
     assert precious.read_bytes() == b"precious"
 
 
-@pytest.mark.parametrize("how", ["unlinked", "moved", "replaced", "a directory", "with its directory"])
+@pytest.mark.parametrize(
+    "how", ["unlinked", "moved", "replaced", "a directory", "with its directory"]
+)
 def test_a_removed_store_is_written_again(tmp_path: Path, how: str) -> None:
     path = tmp_path / "spool" / "runs"
     path.parent.mkdir()
@@ -205,7 +208,9 @@ def test_a_store_that_lost_its_mode_bits_is_read(tmp_path: Path) -> None:
     os.chown(tmp_path / "spool", 65534, 65534)
     let_others_into(tmp_path / "spool")
     command = [sys.executable, "-c", AS_NOBODY, str(tmp_path / "spool" / "runs")]
-    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": os.getcwd()}, timeout=30)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={"PYTHONPATH": os.getcwd()}, timeout=30
+    )
     assert done.stdout == "{'a': b'1'} 0o100600\n", done.stderr
 
 
@@ -213,19 +218,25 @@ def test_a_store_that_lost_its_mode_bits_is_read(tmp_path: Path) -> None:
 
 KEYS = st.sampled_from([f"run/{letter}" for letter in "abcdefgh"])
 VALUES = st.one_of(
-    st.none(), st.binary(max_size=60), st.integers(0, 3000).map(bytes), st.integers(0, 3000).map(random.Random(1).randbytes)
+    st.none(),
+    st.binary(max_size=60),
+    st.integers(0, 3000).map(bytes),
+    st.integers(0, 3000).map(random.Random(1).randbytes),
 )
 
 
 class Against(RuleBasedStateMachine):
-    """A store and a dict, with steps so small that the file is extended and rewritten all the time."""
+    """A store and a dict, with steps so small that the file is extended and rewritten all the
+    time."""
 
     @initialize()
     def begin(self) -> None:
         """An empty batch."""
         self.directory = Path(tempfile.mkdtemp(dir=surroundings.in_memory()))
         self.path = self.directory / "j"
-        self.small = mock.patch.multiple(journal, STEP=4096, SPARE=2048, ASK_AGAIN=500, COMPACT_ABOVE=6000)
+        self.small = mock.patch.multiple(
+            journal, STEP=4096, SPARE=2048, ASK_AGAIN=500, COMPACT_ABOVE=6000
+        )
         self.small.start()
         self.model: dict[str, bytes] = {}
         self.journal = Store(self.path)
@@ -242,7 +253,9 @@ class Against(RuleBasedStateMachine):
         self.journal.write(changes)
         self._apply(changes)
 
-    @rule(changes=st.dictionaries(KEYS, VALUES, min_size=1, max_size=4), allowed=st.integers(0, 5000))
+    @rule(
+        changes=st.dictionaries(KEYS, VALUES, min_size=1, max_size=4), allowed=st.integers(0, 5000)
+    )
     def fail(self, changes: dict[str, bytes | None], allowed: int) -> None:
         """A disk that takes only some bytes of the frame."""
         with mock.patch.object(os, "pwrite", Full(allowed)):
@@ -253,7 +266,9 @@ class Against(RuleBasedStateMachine):
                 return
         self._apply(changes)
 
-    @rule(changes=st.dictionaries(KEYS, VALUES, min_size=1, max_size=4), allowed=st.integers(0, 5000))
+    @rule(
+        changes=st.dictionaries(KEYS, VALUES, min_size=1, max_size=4), allowed=st.integers(0, 5000)
+    )
     def die(self, changes: dict[str, bytes | None], allowed: int) -> None:
         """A death in the middle of a write."""
         with mock.patch.object(os, "pwrite", Full(allowed, Killed)):
@@ -283,7 +298,9 @@ class Against(RuleBasedStateMachine):
     def same(self) -> None:
         """Store and dict agree."""
         assert self.journal.items == self.model
-        assert self.journal.current_size == sum(RECORD.size + len(key) + len(value) for key, value in self.model.items())
+        assert self.journal.current_size == sum(
+            RECORD.size + len(key) + len(value) for key, value in self.model.items()
+        )
 
     def teardown(self) -> None:
         """Store and dict agree after the last close."""
@@ -318,7 +335,8 @@ class Full:
 
 
 def killed_after(count: int) -> Callable[[int, bytes, int], int]:
-    """Return a pwrite(2) that writes this many bytes, and whose process is killed before it returns."""
+    """Return a pwrite(2) that writes this many bytes, and whose process is killed before it
+    returns."""
     pwrite = os.pwrite
 
     def killed(descriptor: int, data: bytes, offset: int) -> int:
@@ -337,7 +355,10 @@ TestAgainst.settings = settings(max_examples=25, stateful_step_count=40, deadlin
 
 def test_a_truncation_anywhere_leaves_whole_batches(path: Path) -> None:
     data = written(path, BATCHES)
-    ends = [len(written(path.with_name(f"j{count}"), BATCHES[:count])) for count in range(len(BATCHES) + 1)]
+    ends = [
+        len(written(path.with_name(f"j{count}"), BATCHES[:count]))
+        for count in range(len(BATCHES) + 1)
+    ]
     for cut in range(len(data) + 1):
         path.write_bytes(data[:cut])
         one = opened(path)
@@ -360,10 +381,12 @@ def test_a_torn_tail_may_be_written_over(path: Path) -> None:
         assert (one.sound, one.notes) == (True, [])
 
 
-@pytest.mark.parametrize(("begun", "again"), [*product([5, 12, 30, 200], [False, True]), (313, False)])
+@pytest.mark.parametrize(
+    ("begun", "again"), [*product([5, 12, 30, 200], [False, True]), (313, False)]
+)
 def test_a_death_while_a_frame_is_blanked(path: Path, begun: int, again: bool) -> None:
-    """Also of the batch that follows. 313 bytes are the whole frame, whose write did not return. `again`: another daemon has opened
-    the file before that batch."""
+    """Also of the batch that follows. 313 bytes are the whole frame, whose write did not return.
+    `again`: another daemon has opened the file before that batch."""
     assert len(frame(RECORD.pack(1, 293) + b"l" + bytes(293))) == 313
     data = written(path, BATCHES)
     for allowed in (*range(1, 16), *range(16, 400, 43)):
@@ -394,7 +417,8 @@ def test_no_flipped_byte_makes_a_value(path: Path) -> None:
             path.write_bytes(data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :])
             one = opened(path)
             assert one.items in STATES or one.items in without_one
-            # each byte of a frame is checked; a zero at the end of the last frame looks like an unfinished write
+            # each byte of a frame is checked; a zero at the end of the last frame looks like an
+            # unfinished write
             assert not one.sound or data[at] ^ flip == data[at] or at >= len(data) - 51
             for aside in path.parent.glob("*.corrupt-*"):
                 aside.unlink()
@@ -408,7 +432,10 @@ def test_a_damaged_file_is_set_aside(path: Path) -> None:
         path.write_bytes(data)
         with closing(Store(path)) as one:
             assert (one.items, one.sound, one.found) == (kept, False, True)
-            assert f"a damaged frame at byte {len(written(path.with_name('x'), BATCHES[:1]))}" in one.notes[0]
+            assert (
+                f"a damaged frame at byte {len(written(path.with_name('x'), BATCHES[:1]))}"
+                in one.notes[0]
+            )
             assert f"{len(kept)} other entries" in one.notes[0]
             assert ".corrupt-" in one.notes[1]
             one.write({"more": b"1"})
@@ -442,7 +469,9 @@ def test_a_newer_version_is_left_alone(path: Path) -> None:
     version, good = (2).to_bytes(4, "little"), written(path, BATCHES)
     data = MAGIC + version + crc32(MAGIC + version).to_bytes(4, "little") + good[16:]
     path.write_bytes(data)
-    with pytest.raises(StoreError, match=r"state\.journal is a journal of version 2.*start the sfad"):
+    with pytest.raises(
+        StoreError, match=r"state\.journal is a journal of version 2.*start the sfad"
+    ):
         Store(path)
     assert path.read_bytes() == data
 
@@ -461,7 +490,8 @@ def test_a_file_system_without_hard_links(path: Path, monkeypatch: pytest.Monkey
 
 
 class Dying:
-    """Ends the process at the n-th system call that changes a file: before it, or after the first page of a write."""
+    """Ends the process at the n-th system call that changes a file: before it, or after the first
+    page of a write."""
 
     CALLS = ("pwrite", "posix_fallocate", "rename", "link", "unlink", "fchmod")
 
@@ -507,11 +537,16 @@ def dying_of(at: int, torn: bool, work: Callable[[], Store]) -> bool:
 
 def some(count: int) -> list[Changes]:
     """Batches of a few KB; each part of a batch names the batch."""
-    return [{"n": b"%d" % n, "part": (b"%d," % n) * 900, f"k{n % 5}": (b"%d," % n) * 300} for n in range(1, count + 1)]
+    return [
+        {"n": b"%d" % n, "part": (b"%d," % n) * 900, f"k{n % 5}": (b"%d," % n) * 300}
+        for n in range(1, count + 1)
+    ]
 
 
 @pytest.mark.parametrize("torn", [False, True])
-def test_a_death_at_every_system_call(path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool) -> None:
+def test_a_death_at_every_system_call(
+    path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool
+) -> None:
     """A new store is written, extended and rewritten."""
     monkeypatch.setattr(journal, "STEP", 8192)
     monkeypatch.setattr(journal, "SPARE", 4096)
@@ -531,7 +566,8 @@ def test_a_death_at_every_system_call(path: Path, monkeypatch: pytest.MonkeyPatc
     at = 0
     while dying_of(at, torn, work):
         one = opened(path)
-        # a batch may be there whose write did not return, as when the rewrite after it was interrupted
+        # a batch may be there whose write did not return, as when the rewrite after it was
+        # interrupted
         assert one.items in states[acknowledged : acknowledged + 2]
         assert one.sound
         with closing(Store(path)) as one:
@@ -552,7 +588,9 @@ def test_a_death_while_a_damaged_file_is_set_aside(path: Path) -> None:
         died = dying_of(at, False, lambda: opened(path))
         one = opened(path)
         assert one.items == STATES[-2]
-        assert [bytes(data)] == list({aside.read_bytes() for aside in path.parent.glob("*.corrupt-*")})
+        assert [bytes(data)] == list(
+            {aside.read_bytes() for aside in path.parent.glob("*.corrupt-*")}
+        )
         for file in path.parent.iterdir():
             file.unlink()
         at += 1
@@ -581,7 +619,9 @@ while True:
 def test_a_killed_process_loses_no_write_that_returned(path: Path) -> None:
     wait, last = random.Random(7), 0
     for _ in range(25):
-        with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE, cwd=ROOT) as writer:
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE, cwd=ROOT
+        ) as writer:
             assert writer.stdout is not None
             writer.stdout.readline()
             time.sleep(wait.random() * 0.02)
@@ -609,7 +649,9 @@ def small(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("only root may mount")
     directory = tmp_path / "small"
     directory.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", directory], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "none", directory], check=False
+    ).returncode:
         pytest.skip("no file system can be mounted here")
     yield directory
     subprocess.run(["umount", directory], check=True)
@@ -627,7 +669,8 @@ def fill(directory: Path) -> None:
 
 
 def until_full(one: Store) -> int:
-    """Write two records of 400 bytes at a time until that fails. Return how many writes succeeded."""
+    """Write two records of 400 bytes at a time until that fails. Return how many writes
+    succeeded."""
     count = 0
     while True:
         before = dict(one.items)
@@ -678,11 +721,14 @@ def test_a_batch_that_is_too_large_for_the_disk(small: Path) -> None:
     assert opened(small / "j").items == {"a": b"1", "c": b"3"}
 
 
-def test_a_rewrite_without_room_is_tried_again(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewrite_without_room_is_tried_again(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journal, "COMPACT_ABOVE", 200 * KIB)
     with closing(Store(small / "j")) as one:
         one.write({"x": bytes(150 * KIB)})
-        monkeypatch.setattr(journal, "STEP", 64 * KIB)  # until now it was larger: there is room for 1 MiB
+        # until now it was larger: there is room for 1 MiB
+        monkeypatch.setattr(journal, "STEP", 64 * KIB)
         fill(small)
         while one.size < 600 * KIB:
             one.write({"n": b"%800d" % one.size})
@@ -761,7 +807,9 @@ def test_an_interrupted_write_is_blanked(path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_that_cannot_allocate(path: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_cannot_allocate(
+    path: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "posix_fallocate", failing(code))
     written(path, BATCHES)
     assert path.stat().st_blocks * 512 >= journal.STEP

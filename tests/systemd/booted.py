@@ -1,4 +1,5 @@
-"""A real systemd in namespaces of its own, with sfad installed from this checkout. Needs root and systemd-nspawn."""
+"""A real systemd in namespaces of its own, with sfad installed from this checkout. Needs root and
+systemd-nspawn."""
 
 from __future__ import annotations
 
@@ -42,7 +43,10 @@ def impossible() -> str | None:
         return "not root"
     for program in ("systemd-nspawn", "unshare", "nsenter", "dbus-daemon", "setpriv"):
         if not shutil.which(program):
-            return f"no {program} here (Debian: systemd-container, libpam-systemd, dbus, util-linux, procps)"
+            return (
+                f"no {program} here (Debian: systemd-container, libpam-systemd, dbus, util-linux, "
+                "procps)"
+            )
     return None if os.path.exists("/lib/systemd/systemd") else "no systemd here"
 
 
@@ -53,22 +57,54 @@ class Booted:
         self._init = init
 
     def run(self, *words: str | Path, code: int | None = 0, user: bool = False) -> str:
-        """Run a command and return its output. `user`: as that user. `code`: its exit code, `None` for any."""
-        enter = ["nsenter", f"--target={self._init}", "-m", "-u", "-i", "-n", "-p", "-C", "--root", "--wd"]
+        """Run a command and return its output. `user`: as that user. `code`: its exit code, `None`
+        for any."""
+        enter = [
+            "nsenter",
+            f"--target={self._init}",
+            "-m",
+            "-u",
+            "-i",
+            "-n",
+            "-p",
+            "-C",
+            "--root",
+            "--wd",
+        ]
         environment = ["env", "-i", f"PATH={_PATH}", "TERM=dumb", "LC_ALL=C.UTF-8"]
         if user:
             become = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
-            home = [f"HOME=/home/{USER}", f"XDG_RUNTIME_DIR=/run/user/{UID}", f"XDG_CONFIG_HOME={USERS_CONFIG}"]
+            home = [
+                f"HOME=/home/{USER}",
+                f"XDG_RUNTIME_DIR=/run/user/{UID}",
+                f"XDG_CONFIG_HOME={USERS_CONFIG}",
+            ]
             command = [*enter, *become, *environment, *home, *map(str, words)]
         else:
             command = [*enter, *environment, *map(str, words)]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
-        assert code in (None, done.returncode), f"{shlex.join(map(str, words))}: {done.stdout}{done.stderr}"
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE,
+            check=False,
+        )
+        assert code in (None, done.returncode), (
+            f"{shlex.join(map(str, words))}: {done.stdout}{done.stderr}"
+        )
         return done.stdout
 
     def write(self, path: str, text: str) -> None:
         """Write a file there, and make its directory."""
-        self.run("sh", "-c", 'mkdir -p "${1%/*}" && printf %s "$2" > "$1" && chmod 755 "$1"', "sh", path, text)
+        self.run(
+            "sh",
+            "-c",
+            'mkdir -p "${1%/*}" && printf %s "$2" > "$1" && chmod 755 "$1"',
+            "sh",
+            path,
+            text,
+        )
 
 
 class Service:
@@ -81,7 +117,9 @@ class Service:
         self.config = f"{USERS_CONFIG}/sfad/sfad.toml" if user else "/etc/sfad/sfad.toml"
 
     def systemctl(self, *words: str, code: int | None = 0) -> str:
-        return self.system.run("systemctl", *(["--user"] if self.user else []), *words, code=code, user=self.user)
+        return self.system.run(
+            "systemctl", *(["--user"] if self.user else []), *words, code=code, user=self.user
+        )
 
     def sfactl(self, *words: str, code: int | None = 0) -> str:
         return self.system.run("sfactl", *words, code=code, user=self.user)
@@ -94,7 +132,9 @@ class Service:
 
     def swept(self) -> str:
         """Return exit code and state of the sweep's own unit; empty if it never ran."""
-        begun, *rest = self.show("ExecMainStartTimestamp", "ExecMainStatus", "ActiveState", unit="sfad-sweep.service").split("\n")
+        begun, *rest = self.show(
+            "ExecMainStartTimestamp", "ExecMainStatus", "ActiveState", unit="sfad-sweep.service"
+        ).split("\n")
         return "\n".join(rest) if begun else ""
 
     def journal(self) -> str:
@@ -112,7 +152,9 @@ class Service:
 
     def configure(self, *lines: str) -> None:
         """Add lines to the section [Service] of the unit."""
-        self.system.write(f"{self.units}/sfad.service.d/test.conf", "\n".join(["[Service]", *lines, ""]))
+        self.system.write(
+            f"{self.units}/sfad.service.d/test.conf", "\n".join(["[Service]", *lines, ""])
+        )
         self.systemctl("daemon-reload")
 
     def set_config(self, text: str) -> None:
@@ -121,19 +163,28 @@ class Service:
 
     def runs(self) -> dict[str, int]:
         """Return the pid of each running run."""
-        runs: list[dict[str, Any]] = json.loads(self.sfactl("list", "--json", "--status", "running"))["runs"]
+        runs: list[dict[str, Any]] = json.loads(
+            self.sfactl("list", "--json", "--status", "running")
+        )["runs"]
         return {run["id"]: run["pid"] for run in runs}
 
     def spawn(self, mark: str) -> str:
-        """Start a run of three processes, one in a session of its own. It counts in a file of that name."""
-        count = f"setsid sleep {_SECONDS} & sleep {_SECONDS} & while :; do echo >> {self._file(mark)}; sleep 0.05; done"
+        """Start a run of three processes, one in a session of its own. It counts in a file of that
+        name."""
+        count = (
+            f"setsid sleep {_SECONDS} & sleep {_SECONDS} & while :; do echo >> "
+            f"{self._file(mark)}; sleep 0.05; done"
+        )
         return self.sfactl("spawn", "--quiet", "--timeout", "1h", "--", "sh", "-c", count).strip()
 
     def spawn_stubborn(self, mark: str) -> None:
         """Start a run that ignores SIGTERM. It counts as well."""
         count = f"trap '' TERM; while :; do echo >> {self._file(mark)}; sleep 0.05; done"
         self.sfactl("spawn", "--quiet", "--timeout", "1h", "--", "sh", "-c", count)
-        wait_until(lambda: self.system.run("find", self._file(mark), code=None), "it no longer minds SIGTERM")
+        wait_until(
+            lambda: self.system.run("find", self._file(mark), code=None),
+            "it no longer minds SIGTERM",
+        )
 
     def ticks(self, mark: str) -> int:
         """Return how far the run has counted."""
@@ -144,8 +195,12 @@ class Service:
 
     def alive(self) -> list[str]:
         """Return the processes of runs, known by their command, and those in the unit's cgroup."""
-        known = self.system.run("pgrep", "-a", "-f", rf"^sleep {_SECONDS}|/tmp/tick", code=None).splitlines()
-        files = self.system.run("find", "/sys/fs/cgroup", "-path", "*/sfad.service*/cgroup.procs").split()
+        known = self.system.run(
+            "pgrep", "-a", "-f", rf"^sleep {_SECONDS}|/tmp/tick", code=None
+        ).splitlines()
+        files = self.system.run(
+            "find", "/sys/fs/cgroup", "-path", "*/sfad.service*/cgroup.procs"
+        ).split()
         inside = self.system.run("cat", *files, "/dev/null", code=None).split()
         return known + [pid for pid in inside if pid != "0"]
 
@@ -165,13 +220,20 @@ _SECONDS = 98765
 
 @contextmanager
 def booted(view: str) -> Iterator[Booted]:
-    """Boot a systemd until the end of the block. `view`: its cgroups, `unified`, or `hybrid` like this machine's."""
+    """Boot a systemd until the end of the block. `view`: its cgroups, `unified`, or `hybrid` like
+    this machine's."""
     name = f"sfadtest{os.getpid()}{view[:1]}"
     with tempfile.TemporaryDirectory(prefix="sfad-boot-") as directory:
         work = Path(directory, "w")
         work.mkdir()
         _lay_out(Path(directory, "w.files"))
-        arguments = [str(Path(__file__).with_name("boot.sh")), str(work), name, str(int(view == "unified")), *_paths()]
+        arguments = [
+            str(Path(__file__).with_name("boot.sh")),
+            str(work),
+            name,
+            str(int(view == "unified")),
+            *_paths(),
+        ]
         with Path(directory, "console").open("w+") as console:
             boot = subprocess.Popen(
                 ["unshare", "--mount", "--propagation", "private", "--", "sh", *arguments],
@@ -187,7 +249,11 @@ def booted(view: str) -> Iterator[Booted]:
 def _paths() -> list[str]:
     wanted = {ROOT, Path(sys.prefix), Path(sys.base_prefix), Path(sfad.__file__).parents[1]}
     outside = [path for path in wanted if not path.is_relative_to("/usr")]
-    return sorted(str(path) for path in outside if not any(path != other and path.is_relative_to(other) for other in outside))
+    return sorted(
+        str(path)
+        for path in outside
+        if not any(path != other and path.is_relative_to(other) for other in outside)
+    )
 
 
 def _lay_out(files: Path) -> None:
@@ -199,7 +265,9 @@ def _lay_out(files: Path) -> None:
     programs = files / "usr/local/bin"
     programs.mkdir(parents=True)
     for name in ("sfad", "sfactl"):
-        (programs / name).write_text(f"#!{sys.executable}\nfrom {name}.__main__ import main\nmain()\n")
+        (programs / name).write_text(
+            f"#!{sys.executable}\nfrom {name}.__main__ import main\nmain()\n"
+        )
         (programs / name).chmod(0o755)
     (files / NEWER[1:]).mkdir(parents=True)
     for kind, more in (("system", ""), ("user", f" XDG_CONFIG_HOME={USERS_CONFIG}")):
@@ -228,7 +296,18 @@ def _init_of(boot: subprocess.Popen[bytes], console: str) -> int:
     init: int = wait_until(ready, "systemd has booted")
     system = Booted(init)
     system.run("systemctl", "is-system-running", "--wait", code=None)
-    system.run("useradd", "--create-home", "--skel", NEWER, "--uid", str(UID), "--user-group", "--home-dir", f"/home/{USER}", USER)
+    system.run(
+        "useradd",
+        "--create-home",
+        "--skel",
+        NEWER,
+        "--uid",
+        str(UID),
+        "--user-group",
+        "--home-dir",
+        f"/home/{USER}",
+        USER,
+    )
     return init
 
 

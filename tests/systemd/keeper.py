@@ -1,4 +1,5 @@
-"""A service, started by systemd, that dies while its child lives. The next one learns how the child ended."""
+"""A service, started by systemd, that dies while its child lives. The next one learns how the child
+ended."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def main() -> None:
         codes = {name: told(pidfd) for name, pidfd in taken.items()}
         for name in taken:
             store.forget(name)
-        Path("/run/keeper.told").write_text(f"{codes} {FdStore.taken()} {[fd for fd in taken.values() if os.get_inheritable(fd)]}")
+        Path("/run/keeper.told").write_text(
+            f"{codes} {FdStore.taken()} {[fd for fd in taken.values() if os.get_inheritable(fd)]}"
+        )
     else:
         child = subprocess.Popen(["sh", "-c", CHILD])
         pidfd = os.pidfd_open(child.pid)

@@ -1,4 +1,5 @@
-"""`sfad install`, and what a logout does to a daemon, with a real systemd, a real logind and users who log in."""
+"""`sfad install`, and what a logout does to a daemon, with a real systemd, a real logind and users
+who log in."""
 
 from __future__ import annotations
 
@@ -14,14 +15,18 @@ from tests.harness import wait_until
 
 from .booted import UID, USER, Booted, booted, impossible
 
-pytestmark = pytest.mark.skipif(impossible() is not None, reason=f"cannot boot a systemd: {impossible()}")
+pytestmark = pytest.mark.skipif(
+    impossible() is not None, reason=f"cannot boot a systemd: {impossible()}"
+)
 
 SFAD = Path(sys.prefix, "bin/sfad")
 """The program that pip installed."""
 
 HOME = f"/home/{USER}"
 UNITS = f"{HOME}/.config/systemd/user"
-WARNING = re.compile(r"warning: the daemon and its runs end when you log out; to prevent that: (.*)")
+WARNING = re.compile(
+    r"warning: the daemon and its runs end when you log out; to prevent that: (.*)"
+)
 NIGHT = 5
 OTHERS = (1001, 1002)
 """Users of the system's daemon, without a session."""
@@ -42,17 +47,30 @@ class Machine:
         return self._type(f"unset XDG_RUNTIME_DIR\n{text}", code, "--property=KillMode=process")
 
     def _type(self, text: str, code: int | None, *properties: str) -> str:
-        self.system.write(f"{HOME}/typed", f"exec 2>&1\n{text}\n")  # systemd-run would expand its variables
-        words = ["systemd-run", "--quiet", "--pipe", "--wait", f"--property=User={USER}", f"--property=WorkingDirectory={HOME}"]
+        # systemd-run would expand its variables
+        self.system.write(f"{HOME}/typed", f"exec 2>&1\n{text}\n")
+        words = [
+            "systemd-run",
+            "--quiet",
+            "--pipe",
+            "--wait",
+            f"--property=User={USER}",
+            f"--property=WorkingDirectory={HOME}",
+        ]
         return self.system.run(*words, *properties, "sh", f"{HOME}/typed", code=code)
 
     def as_root(self, advice: str) -> None:
         """Do what a message advises."""
-        self.system.run(*advice.removeprefix("sudo ").split(), *([USER] if not advice.endswith(USER) else []))
+        self.system.run(
+            *advice.removeprefix("sudo ").split(), *([USER] if not advice.endswith(USER) else [])
+        )
 
     def manager_ended(self) -> None:
         """Wait until the user's systemd has ended."""
-        wait_until(lambda: not self.system.run("find", f"/run/user/{UID}", code=None), "the user's systemd has ended")
+        wait_until(
+            lambda: not self.system.run("find", f"/run/user/{UID}", code=None),
+            "the user's systemd has ended",
+        )
 
 
 @pytest.fixture(scope="module")
@@ -77,27 +95,42 @@ def test_a_night_without_lingering_and_one_with_it(machine: Machine) -> None:
     machine.manager_ended()
 
     machine.as_root(advice)
-    wait_until(lambda: machine.system.run("find", f"/run/user/{UID}/systemd/private", code=None), "the user's systemd has started")
+    wait_until(
+        lambda: machine.system.run("find", f"/run/user/{UID}/systemd/private", code=None),
+        "the user's systemd has started",
+    )
     started = machine.cron(f"for i in $(seq {NIGHT}); do {agent}; done")
     assert not WARNING.search(started)
     machine.system.run("touch", f"{HOME}/go")
     ids = started.split()[-NIGHT:]
     machine.login(f"sfactl wait {' '.join(ids)}")
-    assert re.search(rf"^8 runs: .*\b{NIGHT + 1} completed", machine.login("sfactl summary"), re.MULTILINE)
+    assert re.search(
+        rf"^8 runs: .*\b{NIGHT + 1} completed", machine.login("sfactl summary"), re.MULTILINE
+    )
     machine.system.run("loginctl", "disable-linger", USER)
     machine.manager_ended()
 
 
 def test_install_on_a_fresh_machine(machine: Machine) -> None:
-    shown = machine.login(f"sfactl spawn -q -- sleep 600\n{SFAD} install --user\nsfactl stop --all\n{SFAD} install --user")
+    shown = machine.login(
+        f"sfactl spawn -q -- sleep 600\n{SFAD} install --user\nsfactl stop --all\n{SFAD} "
+        "install "
+        "--user"
+    )
     assert "has runs, or does not answer. When its runs have ended: kill " in shown
-    for step in (f"wrote: {UNITS}/sfad.service", "ended: the daemon", "ran: systemctl --user start sfad.socket sfad.service"):
+    for step in (
+        f"wrote: {UNITS}/sfad.service",
+        "ended: the daemon",
+        "ran: systemctl --user start sfad.socket sfad.service",
+    ):
         assert step in shown
     assert WARNING.search(shown.rpartition("ran: ")[2])
     assert f"ExecStart={SFAD} serve" in machine.system.run("cat", f"{UNITS}/sfad.service")
     machine.manager_ended()
 
-    install = f"{SFAD} install --user --linger\nsfactl spawn -q --timeout 1h --name lasting -- sleep 600"
+    install = (
+        f"{SFAD} install --user --linger\nsfactl spawn -q --timeout 1h --name lasting -- sleep 600"
+    )
     shown = machine.login(install)
     if "as root: " in shown:  # without polkit
         machine.as_root(re.findall("as root: (.*)", shown)[0])
@@ -106,12 +139,17 @@ def test_install_on_a_fresh_machine(machine: Machine) -> None:
     assert "the daemon starts again at boot, and logging out does not end it" in shown
     assert re.search(r"lasting +running", machine.login("sfactl list"))
     refused = machine.login(f"{SFAD} install --remove </dev/null", code=2)
-    assert "nothing is removed, because that ends 1 live run: lasting; to do it: --remove --yes" in refused
+    assert (
+        "nothing is removed, because that ends 1 live run: lasting; to do it: --remove --yes"
+        in refused
+    )
     assert "would end: 1 live run: lasting" in machine.login(f"{SFAD} install --remove --dry-run")
     no = machine.login(f"echo n | script -qec '{SFAD} install --remove' /dev/null", code=2)
     assert "this ends 1 live run: lasting. Go on? [y/N]" in no
     assert re.search(r"lasting +running", machine.login("sfactl list"))
-    removed = machine.login(f"echo y | script -qec '{SFAD} install --remove' /dev/null").replace("\r", "")
+    removed = machine.login(f"echo y | script -qec '{SFAD} install --remove' /dev/null").replace(
+        "\r", ""
+    )
     assert f"removed: {UNITS}/sfad.service" in removed
     assert machine.system.run("find", HOME, "-name", "sfad*.s*", "-path", "*systemd*") == ""
     machine.system.run("loginctl", "disable-linger", USER)
@@ -128,14 +166,23 @@ SETUP = ("/etc/sysusers.d/sfad.conf", "/etc/tmpfiles.d/sfad.conf")
 
 def test_the_systems_service(machine: Machine) -> None:
     system = machine.system
-    assert "would write: /etc/systemd/system/sfad.service" in system.run(SFAD, "install", "--system", "--dry-run")
+    assert "would write: /etc/systemd/system/sfad.service" in system.run(
+        SFAD, "install", "--system", "--dry-run"
+    )
     assert system.run("find", "/etc/systemd/system", *SETUP, "-name", "sfad*", code=None) == ""
-    assert system.run("sh", "-c", f"{SFAD} install --system --dry-run 2>/tmp/said | :; cat /tmp/said") == ""
+    assert (
+        system.run("sh", "-c", f"{SFAD} install --system --dry-run 2>/tmp/said | :; cat /tmp/said")
+        == ""
+    )
     shown = system.run(SFAD, "install", "--system")
     for file in ("/etc/systemd/system/sfad.service", *SETUP):
         assert f"wrote: {file}" in shown
     assert system.run("getent", "group", "sfad").startswith("sfad:")
-    assert system.run("stat", "--format=%a", "/etc/sfad", "/run/sfad", "/var/lib/sfad").split() == ["755", "755", "700"]
+    assert system.run("stat", "--format=%a", "/etc/sfad", "/run/sfad", "/var/lib/sfad").split() == [
+        "755",
+        "755",
+        "700",
+    ]
     (following,) = re.findall(r"^next: (.*)", shown, re.MULTILINE)
     assert "/run/sfad/sfad.sock" in system.run("sh", "-c", following)
     assert system.run(SFAD, "install", "--system").count("unchanged: ") == 5
@@ -146,40 +193,79 @@ def test_the_systems_service(machine: Machine) -> None:
     (restart,) = re.findall(r"to use the new one, which ends its runs: (.*)", shown)
     system.run("sh", "-c", restart)
     assert system.run("systemctl", "show", "--value", "--property=MainPID", "sfad.service") != pid
-    assert system.run("systemctl", "is-active", "sfad.service", "sfad.socket").split() == ["active", "active"]
+    assert system.run("systemctl", "is-active", "sfad.service", "sfad.socket").split() == [
+        "active",
+        "active",
+    ]
 
     system.run("systemctl", "stop", "sfad.service")
-    assert "/run/sfad/sfad.sock" in system.run("sfactl", "status")  # the socket has started it again
+    # the socket has started it again
+    assert "/run/sfad/sfad.sock" in system.run("sfactl", "status")
     a_user_starts_no_daemon_beside_it(machine)
     two_users_share_it(machine)
     a_user_removes_only_their_own(machine)
     removed = system.run(SFAD, "install", "--remove")
     assert "kept: /var/lib/sfad, /etc/sfad and the group sfad" in removed
-    assert system.run("find", "/etc/systemd/system", "/run/sfad", "-name", "sfad*", "-not", "-type", "d") == ""
+    assert (
+        system.run(
+            "find", "/etc/systemd/system", "/run/sfad", "-name", "sfad*", "-not", "-type", "d"
+        )
+        == ""
+    )
     assert system.run("find", *SETUP, code=None) == ""
 
 
 def two_users_share_it(machine: Machine) -> None:
-    """The first client starts the daemon. Neither user sees, stops or reads the run of the other; root does."""
+    """The first client starts the daemon. Neither user sees, stops or reads the run of the other;
+    root does."""
 
     def sfactl(uid: int, *words: str, code: int | None = 0) -> str:
         become = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "env", "HOME=/")
         return machine.system.run(*become, "sfactl", *words, code=code)
 
     def seen(uid: int) -> set[str]:
-        return {run["name"] for run in json.loads(sfactl(uid, "list", "--json", "--status", "running"))["runs"]}
+        return {
+            run["name"]
+            for run in json.loads(sfactl(uid, "list", "--json", "--status", "running"))["runs"]
+        }
 
     for uid in OTHERS:
-        sfactl(uid, "spawn", "--quiet", "--name", f"of-{uid}", "--cwd", "/", "--", "sh", "-c", "id -u; exec sleep 600")
-        wait_until(lambda uid=uid: sfactl(uid, "logs", f"of-{uid}") == f"{uid}\n", "it runs as its submitter")  # type: ignore[misc]
+        sfactl(
+            uid,
+            "spawn",
+            "--quiet",
+            "--name",
+            f"of-{uid}",
+            "--cwd",
+            "/",
+            "--",
+            "sh",
+            "-c",
+            "id -u; exec sleep 600",
+        )
+        wait_until(
+            lambda uid=uid: sfactl(uid, "logs", f"of-{uid}") == f"{uid}\n",
+            "it runs as its submitter",
+        )  # type: ignore[misc]
     ann, ben = OTHERS
-    assert (seen(ann), seen(ben), seen(0)) == ({f"of-{ann}"}, {f"of-{ben}"}, {f"of-{ann}", f"of-{ben}"})
+    assert (seen(ann), seen(ben), seen(0)) == (
+        {f"of-{ann}"},
+        {f"of-{ben}"},
+        {f"of-{ann}", f"of-{ben}"},
+    )
     sfactl(ben, "stop", f"of-{ann}", code=None)
     refused = machine.system.run("sh", "-c", f"sfactl rerun of-{ann} 2>&1", code=77)
-    assert f"belongs to {ann}, and its command would run as you: ask {ann} to start it again" in refused
-    assert sfactl(0, "rerun", "--dry-run", f"of-{ann}").startswith(f"sfactl spawn --name of-{ann} --cwd / -- sh -c")
+    assert (
+        f"belongs to {ann}, and its command would run as you: ask {ann} to start it again"
+        in refused
+    )
+    assert sfactl(0, "rerun", "--dry-run", f"of-{ann}").startswith(
+        f"sfactl spawn --name of-{ann} --cwd / -- sh -c"
+    )
     assert seen(0) == {f"of-{ann}", f"of-{ben}"}
-    machine.system.run("setpriv", f"--reuid={ben}", "--clear-groups", "find", "/var/lib/sfad/output", code=1)
+    machine.system.run(
+        "setpriv", f"--reuid={ben}", "--clear-groups", "find", "/var/lib/sfad/output", code=1
+    )
     shown = sfactl(0, "events", "--type", "run_started", "--run", f"of-{ann}")
     assert f"(of-{ann} of {ann})" in shown, "the operator sees whose runs the events are of"
     assert f"(of-{ann})\n" in sfactl(ann, "events", "--type", "run_started")
@@ -189,21 +275,29 @@ def two_users_share_it(machine: Machine) -> None:
 
 def a_user_removes_only_their_own(machine: Machine) -> None:
     install = f"{SFAD} install --user; sfactl spawn -q --name own -- sleep 600"
-    removed = machine.login(f"{install}; {SFAD} install --remove --dry-run && {SFAD} install --remove --yes")
+    removed = machine.login(
+        f"{install}; {SFAD} install --remove --dry-run && {SFAD} install --remove --yes"
+    )
     assert "would end: 1 live run: own" in removed
     assert f"removed: {UNITS}/sfad.service" in removed
     assert "sudo" not in removed
     assert machine.system.run("systemctl", "is-active", "sfad.service") == "active\n"
     refused = machine.login(f"{SFAD} install --remove --yes", code=77)
-    assert f"the system's service needs root: sudo {SFAD} install --remove --yes --system" in refused
+    assert (
+        f"the system's service needs root: sudo {SFAD} install --remove --yes --system" in refused
+    )
 
 
 def a_user_starts_no_daemon_beside_it(machine: Machine) -> None:
     machine.system.run("systemctl", "stop", "sfad.service", "sfad.socket")
     shown = machine.cron("sfactl spawn -- true", code=69)
     assert "as root: systemctl start sfad.socket" in shown
-    shown = machine.cron("sfactl run -q -- true; SFAD_SOCKET=/run/sfad/sfad.sock sfactl list", code=69)
+    shown = machine.cron(
+        "sfactl run -q -- true; SFAD_SOCKET=/run/sfad/sfad.sock sfactl list", code=69
+    )
     assert "this is its history" not in shown, "the user's own daemon has one"
-    assert "as root: systemctl start sfad.socket" in machine.system.run("sh", "-c", "sfactl status 2>&1", code=69)
+    assert "as root: systemctl start sfad.socket" in machine.system.run(
+        "sh", "-c", "sfactl status 2>&1", code=69
+    )
     assert machine.system.run("pgrep", "--uid", str(UID), "-f", "sfad serve", code=None) == ""
     machine.system.run("systemctl", "start", "sfad.socket")

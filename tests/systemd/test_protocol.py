@@ -33,7 +33,9 @@ def test_a_reload_says_when_it_began(manager: socket.socket) -> None:
     assert before <= int(second.removeprefix("MONOTONIC_USEC=")) <= time.monotonic_ns() // 1000
 
 
-async def test_the_watchdog_is_fed_twice_as_often_as_required(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_watchdog_is_fed_twice_as_often_as_required(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "40000")
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
     assert systemd.watchdog_interval() == 0.02
@@ -44,7 +46,9 @@ async def test_the_watchdog_is_fed_twice_as_often_as_required(manager: socket.so
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize(("limit", "pid"), [("", ""), ("0", ""), ("x", ""), ("9" * 5000, ""), ("40000", "1")])
+@pytest.mark.parametrize(
+    ("limit", "pid"), [("", ""), ("0", ""), ("x", ""), ("9" * 5000, ""), ("40000", "1")]
+)
 async def test_no_watchdog(limit: str, pid: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", limit)
     monkeypatch.setenv("WATCHDOG_PID", pid)
@@ -91,7 +95,9 @@ def test_no_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("address", ["/nowhere", "x" * 5000, "@"])
-def test_nothing_is_kept_if_systemd_does_not_listen(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_kept_if_systemd_does_not_listen(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", address)
     store = FdStore()
     assert not store.keep("a1", 0)
@@ -99,7 +105,9 @@ def test_nothing_is_kept_if_systemd_does_not_listen(address: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("count", ["9" * 5000, "-1", "3"])
-def test_descriptors_that_were_not_passed_are_not_taken(count: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptors_that_were_not_passed_are_not_taken(
+    count: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(systemd, "FIRST_PASSED", 1_000_000)  # no descriptor of this process
     monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
     monkeypatch.setenv("LISTEN_FDS", count)
@@ -107,8 +115,13 @@ def test_descriptors_that_were_not_passed_are_not_taken(count: str, monkeypatch:
     assert FdStore.taken() == {}
 
 
-@pytest.mark.parametrize(("result", "follows"), [("success", False), ("exit-code", True), ("watchdog", True), (None, False)])
-def test_whether_another_daemon_follows(result: str | None, follows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("result", "follows"),
+    [("success", False), ("exit-code", True), ("watchdog", True), (None, False)],
+)
+def test_whether_another_daemon_follows(
+    result: str | None, follows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if result is None:
         monkeypatch.delenv("SERVICE_RESULT", raising=False)
     else:

@@ -1,5 +1,6 @@
-"""The packaged units under a real systemd: what happens to runs when the daemon is killed, reloaded, stopped, or does not come
-back. systemd is booted in namespaces of its own; there it sees no cgroup controllers."""
+"""The packaged units under a real systemd: what happens to runs when the daemon is killed,
+reloaded, stopped, or does not come back. systemd is booted in namespaces of its own; there it sees
+no cgroup controllers."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from tests.harness import wait_until
 
 from .booted import NEWER, UID, USER, Booted, Service, booted, impossible
 
-pytestmark = pytest.mark.skipif(impossible() is not None, reason=f"cannot boot a systemd: {impossible()}")
+pytestmark = pytest.mark.skipif(
+    impossible() is not None, reason=f"cannot boot a systemd: {impossible()}"
+)
 
 MARKS = ("one", "two")
 KEEPER = Path(__file__).with_name("keeper.py")
@@ -34,7 +37,8 @@ def unified() -> Iterator[Booted]:
 
 @contextmanager
 def serving(service: Service, *lines: str) -> Iterator[Service]:
-    """Start the service with these lines in its section [Service], and remove all of it afterwards."""
+    """Start the service with these lines in its section [Service], and remove all of it
+    afterwards."""
     service.set_config("")
     service.configure(*lines)
     service.systemctl("reset-failed")
@@ -62,7 +66,10 @@ def goes_on(service: Service, runs: dict[str, int]) -> None:
     """The same runs, with the same processes, still count."""
     assert service.runs() == runs
     before = [service.ticks(mark) for mark in MARKS]
-    wait_until(lambda: all(service.ticks(mark) > ticks for mark, ticks in zip(MARKS, before, strict=True)), "they count")
+    wait_until(
+        lambda: all(service.ticks(mark) > ticks for mark, ticks in zip(MARKS, before, strict=True)),
+        "they count",
+    )
 
 
 def shows(service: Service, text: str) -> None:
@@ -83,7 +90,8 @@ def killed(service: Service) -> int:
 
 
 def reloaded(service: Service) -> None:
-    """A reload reads another config. The daemon must not re-execute itself, which would read it in any case."""
+    """A reload reads another config. The daemon must not re-execute itself, which would read it in
+    any case."""
     pid = service.pid
     service.set_config("[guard]\nmax_dept = 7\n")
     service.systemctl("reload", "sfad.service")
@@ -124,7 +132,8 @@ def given_up(service: Service) -> None:
 
 
 def waits_for_a_config(service: Service) -> None:
-    """The config keeps each daemon from starting, and none is kept: the runs go on, and the next daemon takes them over."""
+    """The config keeps each daemon from starting, and none is kept: the runs go on, and the next
+    daemon takes them over."""
     runs = service.runs()
     service.set_config("[guard]\nmax_dept = 3\n")
     state = f"/home/{USER}/.local/state/sfad" if service.user else "/var/lib/sfad"
@@ -147,7 +156,10 @@ def test_a_services_life(unified: Booted) -> None:
         reloaded(service)
         service.systemctl("start", "sfad-sweep.service", code=1)
         assert service.swept() == "69\nfailed"  # a daemon is alive
-        unified.write(f"{NEWER}/sfad-99.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: sfad\nVersion: 99.0\n")
+        unified.write(
+            f"{NEWER}/sfad-99.0.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: sfad\nVersion: 99.0\n",
+        )
         service.systemctl("reload", "sfad.service")
         wait_until(lambda: "re-executing" in service.journal(), "the other version is executed")
         unified.run("rm", "-r", f"{NEWER}/sfad-99.0.dist-info")
@@ -163,15 +175,21 @@ def test_a_services_life(unified: Booted) -> None:
 
 def test_the_life_of_a_users_service(unified: Booted) -> None:
     unified.run("systemctl", "start", f"user@{UID}.service")
-    unified.write("/etc/sfad/sfad.toml", '[access]\nusers = "all"\n')  # the system's, which this daemon does not read
+    # the system's, which this daemon does not read
+    unified.write("/etc/sfad/sfad.toml", '[access]\nusers = "all"\n')
     with serving(Service(unified, user=True), "[Unit]", "StartLimitBurst=2") as service:
         pid = killed(service)
         runs = service.runs()
         reloaded(service)
         unified.write("/etc/sfad/user.toml", "[guard]\nmax_depth = 6\nmax_descendants = 9\n")
         service.sfactl("reload")
-        settings = {each["key"]: each["value"] for each in json.loads(service.sfactl("config", "--json"))["settings"]}
-        assert [settings[key] for key in ("guard.max_depth", "guard.max_descendants", "access.users")] == [7, 9, "auto"]
+        settings = {
+            each["key"]: each["value"]
+            for each in json.loads(service.sfactl("config", "--json"))["settings"]
+        }
+        assert [
+            settings[key] for key in ("guard.max_depth", "guard.max_descendants", "access.users")
+        ] == [7, 9, "auto"]
         service.signal(signal.SIGUSR2)
         wait_until(lambda: "re-executing" in service.journal(), "SIGUSR2 is obeyed")
         same_and_active(service, pid)
@@ -187,7 +205,10 @@ def test_the_life_of_a_users_service(unified: Booted) -> None:
 
 @pytest.mark.skipif(not HYBRID, reason="this machine has no cgroup v1")
 def test_giving_up_on_a_hybrid_machine() -> None:
-    with booted("hybrid") as system, serving(Service(system), "[Unit]", "StartLimitBurst=2") as service:
+    with (
+        booted("hybrid") as system,
+        serving(Service(system), "[Unit]", "StartLimitBurst=2") as service,
+    ):
         given_up(service)
         service.configure()
         service.systemctl("reset-failed")
@@ -223,8 +244,17 @@ def test_stopped_before_the_next_daemon_serves(unified: Booted) -> None:
 
 
 def test_systemd_keeps_a_pidfd_that_tells_the_exit_code_to_the_next_daemon(unified: Booted) -> None:
-    lines = ["Type=notify", "KillMode=process", "Restart=always", "RestartSec=0", "FileDescriptorStoreMax=4"]
-    unified.write("/etc/systemd/system/keeper.service", "\n".join(["[Service]", f"ExecStart={sys.executable} {KEEPER}", *lines]))
+    lines = [
+        "Type=notify",
+        "KillMode=process",
+        "Restart=always",
+        "RestartSec=0",
+        "FileDescriptorStoreMax=4",
+    ]
+    unified.write(
+        "/etc/systemd/system/keeper.service",
+        "\n".join(["[Service]", f"ExecStart={sys.executable} {KEEPER}", *lines]),
+    )
     unified.run("mkfifo", "/run/keeper.fifo")
     unified.run("systemctl", "start", "keeper.service")
     assert kept(unified) == "1"
@@ -238,4 +268,6 @@ def test_systemd_keeps_a_pidfd_that_tells_the_exit_code_to_the_next_daemon(unifi
 
 def kept(system: Booted) -> str:
     """Return how many descriptors systemd keeps."""
-    return system.run("systemctl", "show", "keeper.service", "--value", "--property=NFileDescriptorStore").strip()
+    return system.run(
+        "systemctl", "show", "keeper.service", "--value", "--property=NFileDescriptorStore"
+    ).strip()

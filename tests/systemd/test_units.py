@@ -1,4 +1,5 @@
-"""The unit files contain only what `sfad` and systemd understand. `test_service` tests their behaviour."""
+"""The unit files contain only what `sfad` and systemd understand. `test_service` tests their
+behaviour."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ UNITS = sorted(TOP.rglob("*.service"))
 SERVICES = [unit for unit in UNITS if unit.name == "sfad.service"]
 
 MOST_EXPOSED = 8.0
-"""What `systemd-analyze security` may say of the system's service; docs/users.md says why it is not less."""
+"""What `systemd-analyze security` may say of the system's service; docs/users.md says why it is not
+less."""
 
 
 def name(unit: Path) -> str:
@@ -25,7 +27,11 @@ def name(unit: Path) -> str:
 
 def directives(unit: Path) -> dict[str, str]:
     """Return KEY=VALUE of all sections; no key is there twice."""
-    pairs = [line.split("=", 1) for line in unit.read_text().splitlines() if "=" in line and not line.startswith("#")]
+    pairs = [
+        line.split("=", 1)
+        for line in unit.read_text().splitlines()
+        if "=" in line and not line.startswith("#")
+    ]
     found = dict(pairs)
     assert len(found) == len(pairs)
     return found
@@ -37,7 +43,12 @@ def test_the_units_call_commands_of_sfad(unit: Path) -> None:
     for key in {"ExecStart", "ExecStopPost"} & set(lines):
         env, program, *words = lines[key].split()
         assert (env, program) == ("/usr/bin/env", "sfad")
-        done = subprocess.run([sys.executable, "-m", "sfad", *words, "--help"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-m", "sfad", *words, "--help"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert done.returncode == 0, done.stderr
 
 
@@ -52,7 +63,11 @@ def test_only_the_main_process_is_killed(unit: Path) -> None:
 @pytest.mark.parametrize("service", SERVICES, ids=name)
 def test_all_units_name_the_same_state_directory(service: Path) -> None:
     lines = directives(service)
-    words = [lines["ExecStart"], lines["ExecStopPost"], directives(service.with_name("sfad-sweep.service"))["ExecStart"]]
+    words = [
+        lines["ExecStart"],
+        lines["ExecStopPost"],
+        directives(service.with_name("sfad-sweep.service"))["ExecStart"],
+    ]
     assert len({line.partition("--state-dir ")[2] for line in words}) == 1
 
 
@@ -77,12 +92,22 @@ def test_a_newer_systemd_waits_for_a_reload(service: Path) -> None:
 @pytest.mark.needs("systemd-analyze")
 @pytest.mark.parametrize("user", [False, True], ids=["system", "user"])
 def test_systemd_accepts_the_units(user: bool, tmp_path: Path) -> None:
-    version = int(subprocess.run(["systemd-analyze", "--version"], capture_output=True, text=True, timeout=60).stdout.split()[1])
+    version = int(
+        subprocess.run(
+            ["systemd-analyze", "--version"], capture_output=True, text=True, timeout=60
+        ).stdout.split()[1]
+    )
     for unit, text in templates(user=user).items():
         (tmp_path / unit).write_text(render(text, ["/usr/bin/env"], version))
     scope, units = "--user" if user else "--system", sorted(tmp_path.iterdir())
     env = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path / "runtime")}  # it makes a directory there
-    done = subprocess.run(["systemd-analyze", scope, "verify", *units], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["systemd-analyze", scope, "verify", *units],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     # it exits 0 on unknown keys, and complains about the machine's own units
     assert [line for line in done.stderr.splitlines() if "sfad" in line] == []
 

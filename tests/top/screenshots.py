@@ -32,21 +32,34 @@ async def main() -> None:
         (DOCS / "top.svg").write_text(app.export_screenshot(title="sfactl top"))
 
 
-def limit(kind: LimitKind, used: float, threshold: float, action: Action = Action.TERMINATE) -> LimitState:
+def limit(
+    kind: LimitKind, used: float, threshold: float, action: Action = Action.TERMINATE
+) -> LimitState:
     return LimitState(kind=kind, threshold=threshold, action=action, source="--limit", used=used)
 
 
-def run(number: int, name: str, minutes: float, parent: int | None = None, **fields: object) -> RunInfo:
+def run(
+    number: int, name: str, minutes: float, parent: int | None = None, **fields: object
+) -> RunInfo:
     load = {"processes": 3, "memory_bytes": 340 << 20, "cpu_cores": 0.12, "user": getpass.getuser()}
-    return info(number, parent, name=name, created_at=NOW - timedelta(minutes=minutes), **(load | fields))
+    return info(
+        number, parent, name=name, created_at=NOW - timedelta(minutes=minutes), **(load | fields)
+    )
 
 
 def runs() -> list[RunInfo]:
-    over = Reason(kind="limit", message="used 5.03 USD; its cost limit is 5.00 USD", limit_kind="cost", threshold=5.0, used=5.03)
+    over = Reason(
+        kind="limit",
+        message="used 5.03 USD; its cost limit is 5.00 USD",
+        limit_kind="cost",
+        threshold=5.0,
+        used=5.03,
+    )
     return [
         run(
-            1, "review", 21, processes=7, memory_bytes=812 << 20, cpu_cores=0.41, descendants=2, total_cost_usd=1.92,
-            total_tokens=412_000, usage=Usage(turns=31, tokens=210_000, cost_usd=1.2),
+            1, "review", 21, processes=7, memory_bytes=812 << 20, cpu_cores=0.41, descendants=2,
+            total_cost_usd=1.92, total_tokens=412_000,
+            usage=Usage(turns=31, tokens=210_000, cost_usd=1.2),
             limits=[limit(LimitKind.TIME, 1260, 7200), limit(LimitKind.TURNS, 31, 100), limit(LimitKind.COST, 1.92, 10)],
         ),
         run(
@@ -54,8 +67,8 @@ def runs() -> list[RunInfo]:
             limits=[limit(LimitKind.TIME, 720, 1800), limit(LimitKind.TURNS, 22, 25)],
         ),
         run(
-            3, "docs", 9, 1, status=Status.COMPLETED, processes=None, memory_bytes=None, cpu_cores=None,
-            usage=Usage(elapsed_s=480.0, turns=9, tokens=104_000, cost_usd=0.21),
+            3, "docs", 9, 1, status=Status.COMPLETED, processes=None, memory_bytes=None,
+            cpu_cores=None, usage=Usage(elapsed_s=480.0, turns=9, tokens=104_000, cost_usd=0.21),
         ),
         run(
             4, "migrate", 33, status=Status.PAUSED, reason=over, cpu_cores=0.0,

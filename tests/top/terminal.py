@@ -24,7 +24,8 @@ WHEEL_UP, WHEEL_DOWN = "\x1b[<64;5;4M", "\x1b[<65;5;4M"
 
 
 class _Screen(pyte.Screen):
-    """pyte knows none of the private sequences that Textual sends, and takes `CSI > 1 u` for a restored cursor."""
+    """pyte knows none of the private sequences that Textual sends, and takes `CSI > 1 u` for a
+    restored cursor."""
 
     def restore_cursor(self) -> None:
         return None
@@ -32,7 +33,9 @@ class _Screen(pyte.Screen):
     def report_device_status(self, *_modes: int, **_options: object) -> None:
         return None
 
-    def set_margins(self, top: int | None = None, bottom: int | None = None, **options: object) -> None:
+    def set_margins(
+        self, top: int | None = None, bottom: int | None = None, **options: object
+    ) -> None:
         if not options:
             super().set_margins(top, bottom)
 
@@ -42,13 +45,19 @@ class _Screen(pyte.Screen):
 
 
 class Terminal:
-    def __init__(self, env: Mapping[str, str], words: Sequence[str], columns: int, lines: int) -> None:
+    def __init__(
+        self, env: Mapping[str, str], words: Sequence[str], columns: int, lines: int
+    ) -> None:
         self._screen = _Screen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)
         self.pid, self._master = os.forkpty()
         if self.pid == 0:
             command = [sys.executable, "-m", "sfactl", "top", *words]
-            kept = {key: value for key, value in env.items() if not key.startswith(("TEXTUAL", "NO_COLOR", "COLUMNS", "LINES"))}
+            kept = {
+                key: value
+                for key, value in env.items()
+                if not key.startswith(("TEXTUAL", "NO_COLOR", "COLUMNS", "LINES"))
+            }
             os.execve(command[0], command, kept | {"TERM": "xterm-256color", "TZ": "UTC"})
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
@@ -63,7 +72,9 @@ class Terminal:
 
     def line_of(self, name: str) -> str:
         """Return the line of the tree with this run."""
-        return next((line for line in self.lines[2:] if re.search(rf"^[! ][ │├└─]*\w+ {name} ", line)), "")
+        return next(
+            (line for line in self.lines[2:] if re.search(rf"^[! ][ │├└─]*\w+ {name} ", line)), ""
+        )
 
     def colour(self, line: int, column: int) -> str:
         return str(self._screen.buffer[line][column].fg)
@@ -97,8 +108,13 @@ class Terminal:
         return bool(data)
 
     def skip(self, timeout: float) -> bytes:
-        """Return what the program writes next, without drawing it; nothing after `timeout` seconds."""
-        return os.read(self._master, 1 << 20) if select.select([self._master], [], [], max(timeout, 0))[0] else b""
+        """Return what the program writes next, without drawing it; nothing after `timeout`
+        seconds."""
+        return (
+            os.read(self._master, 1 << 20)
+            if select.select([self._master], [], [], max(timeout, 0))[0]
+            else b""
+        )
 
     def exit_code(self) -> int:
         end = time.monotonic() + PATIENCE
@@ -117,7 +133,9 @@ class Terminal:
 
 
 @contextmanager
-def top(env: Mapping[str, str], *words: str, columns: int = 80, lines: int = 24) -> Iterator[Terminal]:
+def top(
+    env: Mapping[str, str], *words: str, columns: int = 80, lines: int = 24
+) -> Iterator[Terminal]:
     terminal = Terminal(env, words, columns, lines)
     try:
         yield terminal

@@ -22,16 +22,36 @@ from sfactl.top.pane import alert_lines
 from sfad.core.state.run import run_id
 from sfad.protocol import messages as m
 from sfad.protocol.kinds import KINDS
-from sfad.protocol.types import Action, AlertState, Event, LimitKind, LimitState, Reason, RunId, RunInfo, Status
+from sfad.protocol.types import (
+    Action,
+    AlertState,
+    Event,
+    LimitKind,
+    LimitState,
+    Reason,
+    RunId,
+    RunInfo,
+    Status,
+)
 from tests.top.test_table import info
 
 NOW = datetime(2026, 1, 31, 22, 4, 5, tzinfo=UTC)
-COST = Reason(kind="limit", message="used 6 USD; its cost limit is 5 USD", limit_kind="cost", threshold=5.0, used=6.0)
+COST = Reason(
+    kind="limit",
+    message="used 6 USD; its cost limit is 5 USD",
+    limit_kind="cost",
+    threshold=5.0,
+    used=6.0,
+)
 
 
-def paused(number: int, parent: int | None = None, action: Action = Action.PAUSE, **fields: object) -> RunInfo:
+def paused(
+    number: int, parent: int | None = None, action: Action = Action.PAUSE, **fields: object
+) -> RunInfo:
     """Return a run that its cost limit has paused."""
-    limits = [LimitState(kind=LimitKind.COST, threshold=5.0, action=action, source="--limit", used=6.0)]
+    limits = [
+        LimitState(kind=LimitKind.COST, threshold=5.0, action=action, source="--limit", used=6.0)
+    ]
     return info(number, parent, status=Status.PAUSED, reason=COST, limits=limits, **fields)
 
 
@@ -91,8 +111,11 @@ class Shown:
             await drawn.wait()
             await self.app.typed.join()
             drawn.clear()
-            # a screen that is being left drops its callbacks; the application and its first screen stay
-            (self.app if len(self.app.screen_stack) > 1 else self.app.screen).call_after_refresh(drawn.set)
+            # a screen that is being left drops its callbacks; the application and its first screen
+            # stay
+            (self.app if len(self.app.screen_stack) > 1 else self.app.screen).call_after_refresh(
+                drawn.set
+            )
             await drawn.wait()
 
     @property
@@ -134,7 +157,8 @@ def test_a_folded_line_is_marked_like_the_worst_run_in_it_and_n_unfolds_it() -> 
         assert [line.split()[:3] for line in lines if "run4" in line] == [["a4", "run4", "+1"]]
         top.press("n")
         assert top.chosen == run_id(3)
-        assert top.rows == [run_id(1), run_id(2), run_id(3), run_id(4)]  # the other tree stays folded
+        # the other tree stays folded
+        assert top.rows == [run_id(1), run_id(2), run_id(3), run_id(4)]
 
 
 def test_n_tells_what_the_filter_hides_until_the_next_key() -> None:
@@ -166,36 +190,68 @@ def test_a_run_that_waits_for_approval_does_not_look_like_a_plain_pause() -> Non
     asks = paused(1, action=Action.REQUEST_INCREASE, deadline=NOW + timedelta(minutes=9, seconds=5))
     with shown(asks, paused(2)) as top:
         assert [line.split()[2] for line in top.lines[2:4]] == ["approval", "paused"]
-        assert any("waits for approval until" in line and "9m05s left" in line for line in top.lines)
+        assert any(
+            "waits for approval until" in line and "9m05s left" in line for line in top.lines
+        )
 
 
 def test_earlier_alerts_name_their_runs_and_leave_out_those_that_are_raised() -> None:
     runs = {each.id: each for each in (info(1), info(2))}
 
     def event(run: int, state: Any, message: str) -> Event:
-        return Event(type="alert_limit", time=NOW, run_id=run_id(run), scope="run", state=state, message=message)
+        return Event(
+            type="alert_limit",
+            time=NOW,
+            run_id=run_id(run),
+            scope="run",
+            state=state,
+            message=message,
+        )
 
     near = "cost 4.10 of 5.00 USD (82 %)"
-    told = [event(1, "raised", near), event(1, "cleared", "over"), event(1, "raised", near), event(9, "cleared", "over: it ended")]
-    alert = AlertState(type="alert_limit", scope="run", value=0.82, threshold=0.8, message=near, since=NOW, run_id=run_id(1))
+    told = [
+        event(1, "raised", near),
+        event(1, "cleared", "over"),
+        event(1, "raised", near),
+        event(9, "cleared", "over: it ended"),
+    ]
+    alert = AlertState(
+        type="alert_limit",
+        scope="run",
+        value=0.82,
+        threshold=0.8,
+        message=near,
+        since=NOW,
+        run_id=run_id(1),
+    )
     raised, _, *earlier = alert_lines([alert], told, runs)
     assert raised.endswith(f"a1 (run1) {near}")
     assert [line.split("  ", 1)[1] for line in earlier] == [
-        "alert_limit  a9 over: it ended", "alert_limit  a1 (run1) over", f"alert_limit  a1 (run1) {near}",
+        "alert_limit  a9 over: it ended", "alert_limit  a1 (run1) over",
+        f"alert_limit  a1 (run1) {near}",
     ]  # fmt: skip
 
 
 def test_the_worst_comes_first_and_what_has_ended_last() -> None:
-    many = [info(1, status=Status.FAILED), info(2, status=Status.COMPLETED), *(info(number) for number in range(3, 40)), paused(40)]
+    many = [
+        info(1, status=Status.FAILED),
+        info(2, status=Status.COMPLETED),
+        *(info(number) for number in range(3, 40)),
+        paused(40),
+    ]
     with shown(*many) as top:
         assert "1 in trouble  1 ended badly" in top.lines[0]
         assert re.match(r"!\w+ run40 ", top.lines[2])
         assert top.rows[-2:] == [run_id(1), run_id(2)]
 
 
-@pytest.mark.parametrize(("key", "action"), [("l", Action.PAUSE), ("r", Action.PAUSE), ("a", Action.REQUEST_INCREASE)])
+@pytest.mark.parametrize(
+    ("key", "action"), [("l", Action.PAUSE), ("r", Action.PAUSE), ("a", Action.REQUEST_INCREASE)]
+)
 @pytest.mark.parametrize("text", ["cost=7", "7"])
-def test_a_limit_is_typed_whole_or_from_its_amount_on(monkeypatch: pytest.MonkeyPatch, key: str, action: Action, text: str) -> None:
+def test_a_limit_is_typed_whole_or_from_its_amount_on(
+    monkeypatch: pytest.MonkeyPatch, key: str, action: Action, text: str
+) -> None:
     sent: list[Any] = []
 
     async def ask(_source: Away, request: m.Request, _expected: type[m.RunReply]) -> m.RunReply:
@@ -246,7 +302,11 @@ def test_the_help_has_each_key_and_each_kind_of_limit() -> None:
     with shown(info(1)) as top:
         top.press("question_mark")
         text = " ".join("\n".join(top.app.pane.words).split())
-    assert [f"{spec.letter} {kind.replace('_', ' ')}" for kind, spec in KINDS.items() if spec.letter not in text] == []
+    assert [
+        f"{spec.letter} {kind.replace('_', ' ')}"
+        for kind, spec in KINDS.items()
+        if spec.letter not in text
+    ] == []
     assert "n the next run in trouble" in text
     assert all(f"{spec.letter} {kind.replace('_', ' ')}" in text for kind, spec in KINDS.items())
 
@@ -255,9 +315,15 @@ def test_the_cursor_stays_on_its_run_while_lines_come_and_go() -> None:
     with shown(*(info(number) for number in range(1, 60))) as top:
         top.press("end")
         assert top.chosen == run_id(59)
-        top.do(lambda: top.app.take(m.RunsPush(id=0, runs=[paused(number) for number in range(60, 90)])))
+        top.do(
+            lambda: top.app.take(
+                m.RunsPush(id=0, runs=[paused(number) for number in range(60, 90)])
+            )
+        )
         assert top.chosen == run_id(59)
-        assert any("a59 run59" in line for line in top.lines[2:20]) or any("run59 " in line for line in top.lines[2:20])
+        assert any("a59 run59" in line for line in top.lines[2:20]) or any(
+            "run59 " in line for line in top.lines[2:20]
+        )
         top.press(*typed("/run59"), "enter", "escape")
         assert top.chosen == run_id(59)
         assert len(top.rows) == 89
@@ -283,7 +349,9 @@ def test_markup_in_names_is_text() -> None:
 
 def test_the_command_palette_runs_what_keys_run() -> None:
     with shown(paused(1), info(2)) as top:
-        commands = {each.title: each.callback for each in top.app.get_system_commands(top.app.screen)}
+        commands = {
+            each.title: each.callback for each in top.app.get_system_commands(top.app.screen)
+        }
         top.press("ctrl+p")
         assert len(top.app.screen_stack) == 2
         top.press("escape")
@@ -293,7 +361,20 @@ def test_the_command_palette_runs_what_keys_run() -> None:
 
 
 def test_a_prompt_takes_any_keys_and_any_paste() -> None:
-    keys = ["left", "right", "home", "end", "backspace", "delete", "ctrl+u", "ctrl+w", "a", "é", "q", "A"]
+    keys = [
+        "left",
+        "right",
+        "home",
+        "end",
+        "backspace",
+        "delete",
+        "ctrl+u",
+        "ctrl+w",
+        "a",
+        "é",
+        "q",
+        "A",
+    ]
     with shown(info(1)) as top:
         top.press("l")
         line = top.app.prompt.input

@@ -20,17 +20,21 @@ NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
 def info(number: int, parent: int | None = None, **fields: object) -> RunInfo:
     known = {
-        "id": run_id(number), "name": f"run{number}", "kind": "agent", "type": None, "status": Status.RUNNING,
-        "parent_id": None if parent is None else run_id(parent), "root_id": run_id(1), "depth": 0, "chain": [], "pid": 1,
-        "argv": ["true"], "cwd": "/", "user": "ann", "channel": "cli", "exit_code": None, "signal": None, "reason": None,
-        "attempts": 1, "limits": [], "usage": Usage(), "processes": None, "memory_bytes": None, "descendants": 0, "deadline": None,
-        "milestone": None, "created_at": NOW, "started_at": NOW, "ended_at": None,
+        "id": run_id(number), "name": f"run{number}", "kind": "agent", "type": None,
+        "status": Status.RUNNING, "parent_id": None if parent is None else run_id(parent),
+        "root_id": run_id(1), "depth": 0, "chain": [], "pid": 1, "argv": ["true"], "cwd": "/",
+        "user": "ann", "channel": "cli", "exit_code": None, "signal": None, "reason": None,
+        "attempts": 1, "limits": [], "usage": Usage(), "processes": None, "memory_bytes": None,
+        "descendants": 0, "deadline": None, "milestone": None, "created_at": NOW, "started_at": NOW,
+        "ended_at": None,
     }  # fmt: skip
     return RunInfo(**(known | fields))  # type: ignore[arg-type]
 
 
 forests = st.lists(st.integers(0, 30), min_size=1, max_size=30).map(
-    lambda parents: [info(at + 1, parent if 0 < parent <= at else None) for at, parent in enumerate(parents)]
+    lambda parents: [
+        info(at + 1, parent if 0 < parent <= at else None) for at, parent in enumerate(parents)
+    ]
 )
 
 
@@ -40,7 +44,9 @@ forests = st.lists(st.integers(0, 30), min_size=1, max_size=30).map(
     st.sets(st.integers(1, 30)),
     st.sampled_from(["", "run1", "run2 running", "none"]),
 )
-def test_each_run_is_shown_once_below_its_parent(runs: list[RunInfo], order: str, folded: set[int], words: str) -> None:
+def test_each_run_is_shown_once_below_its_parent(
+    runs: list[RunInfo], order: str, folded: set[int], words: str
+) -> None:
     table = RunTable()
     table.replace(runs, 0.0)
     table.sort_by(order)
@@ -53,7 +59,9 @@ def test_each_run_is_shown_once_below_its_parent(runs: list[RunInfo], order: str
         assert row.run.parent_id is None or row.run.parent_id in shown[:at]
     if not words:
         assert len(shown) + sum(row.hidden for row in table.rows) == len(runs)
-    matching = {run.id for run in runs if all(word in f"{run.name} running" for word in words.split())}
+    matching = {
+        run.id for run in runs if all(word in f"{run.name} running" for word in words.split())
+    }
     if not folded:
         assert matching <= set(shown)
 
@@ -68,7 +76,16 @@ def test_a_deep_tree_is_no_deep_recursion() -> None:
 def test_ended_runs_are_forgotten_but_not_live_ones() -> None:
     table = RunTable()
     for number in range(1, 3 * MOST_ENDED):
-        table.update([info(number, root_id=run_id(number), status=Status.COMPLETED if number % 2 else Status.RUNNING)], 0.0)
+        table.update(
+            [
+                info(
+                    number,
+                    root_id=run_id(number),
+                    status=Status.COMPLETED if number % 2 else Status.RUNNING,
+                )
+            ],
+            0.0,
+        )
     statuses = [run.status for run in table.runs.values()]
     assert statuses.count(Status.COMPLETED) == MOST_ENDED
     assert statuses.count(Status.RUNNING) == 3 * MOST_ENDED // 2 - 1
@@ -82,7 +99,13 @@ def test_the_width_is_shared_out_whole(width: int, users: bool) -> None:
     assert used == width
 
 
-@given(st.lists(st.tuples(st.sampled_from(list(LimitKind)), st.floats(0, 1e6), st.floats(0, 1e6)), max_size=11), st.integers(8, 40))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(list(LimitKind)), st.floats(0, 1e6), st.floats(0, 1e6)),
+        max_size=11,
+    ),
+    st.integers(8, 40),
+)
 def test_bars_fit(limits: list[tuple[LimitKind, float, float]], room: int) -> None:
     states = [
         LimitState(kind=kind, threshold=threshold, action=Action.TERMINATE, source="", used=used)
@@ -108,7 +131,10 @@ def test_the_user_is_shown_where_there_are_others_and_groups_the_trees() -> None
     own = pwd.getpwuid(os.getuid()).pw_name
     table = RunTable()
     others = []
-    for runs in ([info(1, user=own)], [info(2, user="zoe"), info(3, user="ben"), info(4, user="zoe")]):
+    for runs in (
+        [info(1, user=own)],
+        [info(2, user="zoe"), info(3, user="ben"), info(4, user="zoe")],
+    ):
         table.update(runs, 0.0)
         others.append(table.of_others)
     assert others == [False, True]

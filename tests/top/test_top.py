@@ -33,11 +33,21 @@ def limit(kind: LimitKind, threshold: float, action: Action | None = None) -> Li
     return Limit(kind=kind, threshold=threshold, action=action)
 
 
-def test_a_person_finds_the_run_in_trouble_stops_it_and_gives_another_more_room(daemon: Daemon) -> None:
+def test_a_person_finds_the_run_in_trouble_stops_it_and_gives_another_more_room(
+    daemon: Daemon,
+) -> None:
     with daemon.client() as client:
         started(client, SLEEP, name="calm")
-        spender = started(client, SLEEP, name="spender", meter="report", limits=[limit(LimitKind.COST, 5.0, Action.PAUSE)]).id
-        looper = started(client, SLEEP, name="looper", meter="report", limits=[limit(LimitKind.TURNS, 10)]).id
+        spender = started(
+            client,
+            SLEEP,
+            name="spender",
+            meter="report",
+            limits=[limit(LimitKind.COST, 5.0, Action.PAUSE)],
+        ).id
+        looper = started(
+            client, SLEEP, name="looper", meter="report", limits=[limit(LimitKind.TURNS, 10)]
+        ).id
         client.call(m.Report(id=0, run=looper, turns=9), m.RunReply)
         client.call(m.Report(id=0, run=spender, cost_usd=5.25), m.RunReply)
 
@@ -73,7 +83,9 @@ def test_a_person_finds_the_run_in_trouble_stops_it_and_gives_another_more_room(
 def test_the_cost_of_the_last_hour_and_the_share_that_warns_are_the_daemons(share: Start) -> None:
     daemon = share(config="alerts.limit_share = 0.3\nalerts.window = '2h'")
     with daemon.client() as client:
-        run = started(client, SLEEP, name="early", meter="report", limits=[limit(LimitKind.TURNS, 10)]).id
+        run = started(
+            client, SLEEP, name="early", meter="report", limits=[limit(LimitKind.TURNS, 10)]
+        ).id
         with top(daemon.env) as terminal:
             terminal.until(r"1 live  0\.00 USD in 2h")
             terminal.until(lambda: terminal.line_of("early").startswith(" "))
@@ -125,7 +137,11 @@ def test_more_room_is_approved_and_denied(daemon: Daemon) -> None:
             terminal.until(rf"(?m)^approve {run} \(asker\) .*turns=")
             terminal.press("20" + ENTER)
             terminal.until(lambda: "running" in terminal.line_of("asker"))
-            assert [state.threshold for state in about(client, run).limits if state.kind is LimitKind.TURNS] == [20]
+            assert [
+                state.threshold
+                for state in about(client, run).limits
+                if state.kind is LimitKind.TURNS
+            ] == [20]
 
             client.call(m.Report(id=0, run=run, turns=10), m.RunReply)
             terminal.until(rf"(?m)^{run} asker: waits for approval until .*turns 21 of 20")
@@ -139,16 +155,23 @@ def test_more_room_is_approved_and_denied(daemon: Daemon) -> None:
 
 
 def test_the_tree_its_folds_its_filter_and_its_panes(daemon: Daemon) -> None:
-    script = "sfactl spawn --name leaf -- sleep 300 >/dev/null; echo one; echo '[red]two[/red]' $(printf '\\033[31m'); sleep 300"
+    script = (
+        "sfactl spawn --name leaf -- sleep 300 >/dev/null; echo one; echo '[red]two[/red]' "
+        "$(printf '\\033[31m'); sleep 300"
+    )
     env = [f"{key}={value}".encode() for key, value in daemon.env.items() if key != "PATH"]
     env.append(f"PATH={sys.prefix}/bin:/usr/bin:/bin".encode())
     with daemon.client() as client:
         root = started(client, ["sh", "-c", script], name="root", env=env).id
         other = started(client, SLEEP, name="other").id
-        wait_until(lambda: client.call(m.Info(id=0, run=root), m.RunReply).run.descendants == 1, "it has a child")
+        wait_until(
+            lambda: client.call(m.Info(id=0, run=root), m.RunReply).run.descendants == 1,
+            "it has a child",
+        )
         with top(daemon.env, columns=120, lines=30) as terminal:
             terminal.until(r"(?m)└─\w+ leaf +running")
-            terminal.until(lambda: re.search(r"running +\S+ +\S+ +0 +3 ", terminal.line_of("root")))  # its processes
+            # its processes
+            terminal.until(lambda: re.search(r"running +\S+ +\S+ +0 +3 ", terminal.line_of("root")))
             terminal.press("o")
             terminal.until(rf"── output of {root} root")
             terminal.until(r"(?m)^one\n\[red\]two\[/red\] \\x1b\[31m$")
@@ -170,7 +193,8 @@ def test_the_tree_its_folds_its_filter_and_its_panes(daemon: Daemon) -> None:
             terminal.until(r"root +\+1")
             terminal.click("root")
             terminal.until(lambda: terminal.line_of("leaf"))
-            terminal.press("e" + WHEEL_DOWN)  # without the ended runs of other tests above and below
+            # without the ended runs of other tests above and below
+            terminal.press("e" + WHEEL_DOWN)
             terminal.until(rf"(?m)^{other} other: ")
             terminal.press(WHEEL_UP)  # to the root, or a run of an earlier test above it
             terminal.until(lambda: f"\n{other} other: " not in terminal.text)
@@ -187,7 +211,8 @@ def test_the_tree_its_folds_its_filter_and_its_panes(daemon: Daemon) -> None:
 @pytest.mark.rest("keeps a processor busy for seconds")
 def test_output_that_comes_fast_is_followed_until_a_person_scrolls(daemon: Daemon) -> None:
     script = (
-        "seq -f 'line %.0f, which is too long for a narrow terminal' 100000; printf begun; while :; do sleep 0.1; echo more; done"
+        "seq -f 'line %.0f, which is too long for a narrow terminal' 100000; printf begun; while "
+        ":; do sleep 0.1; echo more; done"
     )
     with daemon.client() as client:
         run = started(client, ["sh", "-c", script], name="flood").id
@@ -197,15 +222,24 @@ def test_output_that_comes_fast_is_followed_until_a_person_scrolls(daemon: Daemo
             terminal.until(r"(?m)^more$")
             terminal.press("[[[")
             terminal.until(lambda: "more" not in terminal.text)
-            assert re.search(r"(?m)^line 99\d\d\d, which is too long for a narr$\now terminal$", terminal.text)
+            assert re.search(
+                r"(?m)^line 99\d\d\d, which is too long for a narr$\now terminal$", terminal.text
+            )
             terminal.press("]" * 10)
             terminal.until(r"(?m)^more$")
         stopped(client, run)
 
 
-def test_a_question_leaves_the_tree_on_the_screen_and_q_does_not_wait_for_a_stop(daemon: Daemon) -> None:
+def test_a_question_leaves_the_tree_on_the_screen_and_q_does_not_wait_for_a_stop(
+    daemon: Daemon,
+) -> None:
     with daemon.client() as client:
-        run = started(client, ["sh", "-c", "trap '' TERM INT; while :; do sleep 1; done"], name="stubborn", grace=60.0).id
+        run = started(
+            client,
+            ["sh", "-c", "trap '' TERM INT; while :; do sleep 1; done"],
+            name="stubborn",
+            grace=60.0,
+        ).id
         with top(daemon.env) as terminal:
             terminal.until(r"\w+ stubborn +running")
             terminal.press("/stubborn" + ENTER + "s")
@@ -250,7 +284,9 @@ def test_a_daemon_that_goes_away_is_waited_for(start: Start) -> None:
         daemon.kill()
         terminal.until(r"the daemon is away for .*waiting for it")
         daemon.restart()
-        terminal.until(lambda: "away" not in terminal.text and "running" in terminal.line_of("survivor"))
+        terminal.until(
+            lambda: "away" not in terminal.text and "running" in terminal.line_of("survivor")
+        )
         with daemon.client() as client:
             started(client, SLEEP, name="newcomer")
         terminal.until(r"\w+ newcomer +running")
@@ -268,7 +304,12 @@ def test_without_a_terminal_or_a_daemon_it_says_what_to_do(daemon: Daemon) -> No
 
 
 def test_without_its_extra_it_says_how_to_install_it() -> None:
-    script = "import sys\nsys.modules['textual'] = None\nfrom sfactl.__main__ import main\nsys.argv = ['sfactl', 'top']\nmain()"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    script = (
+        "import sys\nsys.modules['textual'] = None\nfrom sfactl.__main__ import main\nsys.argv = "
+        "['sfactl', 'top']\nmain()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2
     assert "pip install '.[top]'" in done.stderr

@@ -1,4 +1,5 @@
-"""Milestones: the newest line `[agent:NAME] text` on a run's stderr, read without reading all of it."""
+"""Milestones: the newest line `[agent:NAME] text` on a run's stderr, read without reading all of
+it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ class Stderr:
         self.path = path
         self.found: list[str] = []
         self._file = path.open("ab", buffering=0)
-        self._milestones = StderrMilestones("me", lambda: os.open(path, os.O_RDONLY), self.found.append)
+        self._milestones = StderrMilestones(
+            "me", lambda: os.open(path, os.O_RDONLY), self.found.append
+        )
 
     def writes(self, data: bytes) -> list[str]:
         """Write, and return what a look finds."""
@@ -52,15 +55,21 @@ def test_the_newest_whole_line_counts(stderr: Stderr) -> None:
 
 
 def test_only_the_newest_bytes_are_read(stderr: Stderr) -> None:
-    assert stderr.writes(b"[agent:me] early\n" + b"x" * 2 * MILESTONES_WITHIN + b"[agent:me] no line\n[agent:me] late\n") == [
-        "late"
-    ]
+    assert stderr.writes(
+        b"[agent:me] early\n"
+        + b"x" * 2 * MILESTONES_WITHIN
+        + b"[agent:me] no line\n[agent:me] late\n"
+    ) == ["late"]
     assert stderr.writes(b"[agent:me] " + b"y" * 2 * MILESTONES_WITHIN) == []
     assert stderr.writes(b"y\n[agent:me] after a long line\n") == ["after a long line"]
 
 
 def test_a_secret_is_hidden_before_it_is_cut(stderr: Stderr) -> None:
-    (found,) = stderr.writes(b"[agent:me] " + b"x" * (MAX_MILESTONE - 45) + b" https://ann:correct-horse-battery@example.org/\n")
+    (found,) = stderr.writes(
+        b"[agent:me] "
+        + b"x" * (MAX_MILESTONE - 45)
+        + b" https://ann:correct-horse-battery@example.org/\n"
+    )
     assert "correct" not in found
 
 

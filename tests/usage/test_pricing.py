@@ -1,4 +1,5 @@
-"""Prices, with the real library: names, costs, the time of a lookup, and that nothing is fetched."""
+"""Prices, with the real library: names, costs, the time of a lookup, and that nothing is
+fetched."""
 
 from __future__ import annotations
 
@@ -50,7 +51,10 @@ def prices() -> Prices:
         # Amazon charges a tenth more to keep it in a region
         ("us.anthropic.claude-sonnet-4-5-20250929-v1:0", 0.495),
         ("bedrock/us.anthropic.claude-sonnet-4-5-20250929-v1:0", 0.495),
-        ("arn:aws:bedrock:us-east-1:1:inference-profile/us.anthropic.claude-sonnet-4-5-20250929-v1:0", 0.495),
+        (
+            "arn:aws:bedrock:us-east-1:1:inference-profile/us.anthropic.claude-sonnet-4-5-20250929-v1:0",
+            0.495,
+        ),
         ("claude-opus-4-8", 0.75),
         ("claude-opus-4-8[1m]", 0.75),
         ("gpt-5-codex", 0.225),
@@ -67,11 +71,10 @@ def test_names_as_agents_write_them(prices: Prices, model: str, usd: float) -> N
 @pytest.mark.parametrize(
     "model",
     [
-        "", "/", "//", "[", "]", "[1m]", "claude", "my-claude", "sonnet", "<synthetic>", "gpt-5.1-zzz", "a/b/c/d",
-        "ollama/gpt-oss-120b",
-        "claude-sonnet-4-5\n", "claude-sonnet-4-5\0", "\x1b[31mclaude-sonnet-4-5", "\udcff", "\u202egpt-5", "." * 256, "/" * 256,
-        "[" * 256,
-        "models/" * 1000 + "gpt-5", "claude-sonnet-4-5" * 600_000,
+        "", "/", "//", "[", "]", "[1m]", "claude", "my-claude", "sonnet", "<synthetic>",
+        "gpt-5.1-zzz", "a/b/c/d", "ollama/gpt-oss-120b", "claude-sonnet-4-5\n",
+        "claude-sonnet-4-5\0", "\x1b[31mclaude-sonnet-4-5", "\udcff", "\u202egpt-5", "." * 256,
+        "/" * 256, "[" * 256, "models/" * 1000 + "gpt-5", "claude-sonnet-4-5" * 600_000,
     ],
     ids=lambda model: repr(model[:20]),
 )  # fmt: skip
@@ -131,8 +134,15 @@ def test_the_cost_equals_that_of_the_library(prices: Prices, tokens: Tokens) -> 
     for provider, model in list(every_model())[::3]:
         ours = prices.library.providers.find([f"{provider}/{model}".lower()])  # type: ignore[union-attr]
         rates = None if ours is None else ours(tokens.input)
-        if rates is not None and rates.input is not None and rates.output is not None and not model.startswith("sonar"):
-            assert Prices({"x": as_own(rates)}).cost("x", tokens) == pytest.approx(by_the_library(provider, model, tokens)), model
+        if (
+            rates is not None
+            and rates.input is not None
+            and rates.output is not None
+            and not model.startswith("sonar")
+        ):
+            assert Prices({"x": as_own(rates)}).cost("x", tokens) == pytest.approx(
+                by_the_library(provider, model, tokens)
+            ), model
             compared += 1
     assert compared > 500
 
@@ -148,11 +158,13 @@ def test_cached_tokens_are_part_of_the_input(prices: Prices) -> None:
     assert prices.cost(
         "claude-sonnet-4-5", Tokens(input=100_000, output=10_000, cached=20_000, cache_write=10_000)
     ) == pytest.approx(0.4035)
-    assert Prices({"m": OWN}).cost("m", Tokens(input=100_000, output=10_000, cached=20_000, cache_write=10_000)) == pytest.approx(
-        0.107
-    )
+    assert Prices({"m": OWN}).cost(
+        "m", Tokens(input=100_000, output=10_000, cached=20_000, cache_write=10_000)
+    ) == pytest.approx(0.107)
     plain = Prices({"m": Price(input_mtok=1, output_mtok=2)})
-    assert plain.cost("m", Tokens(input=100_000, cached=60_000, cache_write=10_000)) == pytest.approx(0.1)
+    assert plain.cost(
+        "m", Tokens(input=100_000, cached=60_000, cache_write=10_000)
+    ) == pytest.approx(0.1)
 
 
 def test_inconsistent_numbers_never_make_a_negative_cost() -> None:
@@ -164,7 +176,9 @@ def test_inconsistent_numbers_never_make_a_negative_cost() -> None:
 def test_a_long_request_costs_more_and_a_sum_over_short_ones_does_not(prices: Prices) -> None:
     long = Tokens(input=300_000, output=10_000)
     assert prices.cost("claude-sonnet-4-5", long) == pytest.approx(0.3 * 6 + 0.01 * 22.5)
-    assert prices.cost("claude-sonnet-4-5", long, request_input=50_000) == pytest.approx(0.3 * 3 + 0.01 * 15)
+    assert prices.cost("claude-sonnet-4-5", long, request_input=50_000) == pytest.approx(
+        0.3 * 3 + 0.01 * 15
+    )
 
 
 # ---- the config's prices
@@ -183,16 +197,18 @@ def test_own_prices_need_no_library_and_add_to_it() -> None:
 def test_the_exact_name_comes_first() -> None:
     cheap, dear = Price(input_mtok=0, output_mtok=0), Price(input_mtok=10, output_mtok=10)
     own = Prices({"m": cheap, "m[1m]": dear, "house/m": OWN})
-    assert [own.cost(name, USED) for name in ("m", "m[1m]", "house/m", "m[2m]", "other/m", "house/m[1m]")] == pytest.approx(
-        [0, 1.1, 0.12, 0, 0, 0.12]
-    )
+    assert [
+        own.cost(name, USED)
+        for name in ("m", "m[1m]", "house/m", "m[2m]", "other/m", "house/m[1m]")
+    ] == pytest.approx([0, 1.1, 0.12, 0, 0, 0.12])
 
 
 # ---- what it costs
 
 
 def best(work: Callable[[], object], count: int) -> float:
-    """Return the seconds of one call, in the best of several rounds, because other processes run on this machine, too."""
+    """Return the seconds of one call, in the best of several rounds, because other processes run on
+    this machine, too."""
     rounds = []
     for _ in range(10):
         begin = time.perf_counter()
@@ -203,14 +219,22 @@ def best(work: Callable[[], object], count: int) -> float:
 
 
 @pytest.mark.parametrize(
-    "model", ["claude-sonnet-4-5", "us.anthropic.claude-opus-4-8-v1:0", "deepseek-chat", "unknown", "x" * 10_000_000]
+    "model",
+    [
+        "claude-sonnet-4-5",
+        "us.anthropic.claude-opus-4-8-v1:0",
+        "deepseek-chat",
+        "unknown",
+        "x" * 10_000_000,
+    ],
 )
 def test_a_known_name_costs_next_to_nothing(prices: Prices, model: str) -> None:
     assert best(lambda: prices.cost(model, USED), 200) < 50e-6
 
 
 def test_thousands_of_names_are_not_kept(prices: Prices) -> None:
-    """Neither by the library, which keeps each name that it is asked for in caches of its own, without bound."""
+    """Neither by the library, which keeps each name that it is asked for in caches of its own,
+    without bound."""
     names = (f"claude-{number:0100}" for number in range(10**9))
     assert best(lambda: prices.cost(next(names), USED), 300) < 1e-3
     tracemalloc.start()
@@ -233,12 +257,16 @@ def script(text: str, *path: Path) -> list[str]:
     """Return what a program prints in an interpreter of its own."""
     environment = {"PYTHONPATH": ":".join(map(str, [*path, ROOT]))}
     command = [sys.executable, "-W", "error", "-c", text]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=60, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=60, env=environment
+    )
     return done.stdout.splitlines()
 
 
 def test_the_daemon_starts_without_it() -> None:
-    assert script("import sfad.usage.pricing, sfad.daemon, sys; print('genai_prices' in sys.modules)") == ["False"]
+    assert script(
+        "import sfad.usage.pricing, sfad.daemon, sys; print('genai_prices' in sys.modules)"
+    ) == ["False"]
 
 
 LOADED_ONCE = """
@@ -326,11 +354,23 @@ def test_a_model_without_a_price_counts_as_the_dearest_of_its_provider(
 
 
 @pytest.mark.parametrize(
-    ("model", "hint"), [("codex-auto-review", "codex"), ("gpt-99", "anthropic"), ("unheard-of", None), ("x" * 500, "openai-chat")]
+    ("model", "hint"),
+    [
+        ("codex-auto-review", "codex"),
+        ("gpt-99", "anthropic"),
+        ("unheard-of", None),
+        ("x" * 500, "openai-chat"),
+    ],
 )
-def test_a_model_of_openai_without_a_price_counts_as_the_dearest_current_one(prices: Prices, model: str, hint: str | None) -> None:
-    """The dearest of all is o1-pro, which would end runs for nothing. A newer library may have a dearer one than this."""
-    cost, least, past = (prices.cost(name, USED) for name in (prices.charged_as(model, hint), "gpt-6-astra", "o1-pro"))
+def test_a_model_of_openai_without_a_price_counts_as_the_dearest_current_one(
+    prices: Prices, model: str, hint: str | None
+) -> None:
+    """The dearest of all is o1-pro, which would end runs for nothing. A newer library may have a
+    dearer one than this."""
+    cost, least, past = (
+        prices.cost(name, USED)
+        for name in (prices.charged_as(model, hint), "gpt-6-astra", "o1-pro")
+    )
     assert cost is not None
     assert least is not None
     assert past is not None
@@ -356,6 +396,8 @@ def test_models_that_count_as_themselves(prices: Prices) -> None:
 def test_input_that_is_kept_in_a_cache_for_an_hour_costs_twice(prices: Prices) -> None:
     plain = prices.cost("claude-sonnet-4-5", Tokens(input=1000))
     assert plain is not None
-    assert prices.cost("claude-sonnet-4-5", Tokens(input=1000, cache_write=1000, long_write=1000)) == pytest.approx(2 * plain)
+    assert prices.cost(
+        "claude-sonnet-4-5", Tokens(input=1000, cache_write=1000, long_write=1000)
+    ) == pytest.approx(2 * plain)
     half = prices.cost("claude-sonnet-4-5", Tokens(input=1000, cache_write=1000, long_write=500))
     assert half == pytest.approx((2 + 1.25) / 2 * plain)

@@ -31,13 +31,22 @@ RESERVED = OpenReservation("m", 1, 1, 1, None, source="gateway")
         ({"caches": True, "long_cache": True}, (2_000_000, 5000, 0)),
         ({"long_cache": True}, (1_000_000, 5000, 0)),
         ({"more_input": 500}, (1_000_000, 5000, 500_000)),
-        ({"more_input": 500, "caches": True, "long_cache": True, "factor": 2.0}, (4_000_000, 10_000, 2_000_000)),
+        (
+            {"more_input": 500, "caches": True, "long_cache": True, "factor": 2.0},
+            (4_000_000, 10_000, 2_000_000),
+        ),
         ({"fees_usd": 0.1, "factor": 2.0}, (2_000_000, 10_000, 100_000_000)),
         ({"model": "unknown"}, (None, 0, 0)),
     ],
 )
 def test_what_a_call_may_cost(call: dict[str, Any], price: tuple[int | None, int, int]) -> None:
-    asked: dict[str, Any] = {"id": 1, "run": "a", "model": "m", "input_tokens": 1000, "max_output": 10}
+    asked: dict[str, Any] = {
+        "id": 1,
+        "run": "a",
+        "model": "m",
+        "input_tokens": 1000,
+        "max_output": 10,
+    }
     request = m.AdmitCall(**asked | call)
     assert PRICING.price_of_call(request) == CallPrice(*price)
 
@@ -63,30 +72,53 @@ def test_a_model_without_a_price_costs_what_the_dearest_of_its_provider_does() -
     listed = PriceList(OWN, loaded=lambda: None, trouble=lambda _: None)
     trio.run(listed.current.library.load)
     pricing = UsePricing({}, listed)
-    asked = m.AdmitCall(id=1, run="a", model="brand-new", input_tokens=1000, max_output=10, api="anthropic")
+    asked = m.AdmitCall(
+        id=1, run="a", model="brand-new", input_tokens=1000, max_output=10, api="anthropic"
+    )
     price = pricing.price_of_call(asked)
     dearest = pricing.price_of_call(msgspec.structs.replace(asked, model="claude-opus-4-1"))
-    assert (price.input_cost, price.output_token, price.estimated) == (dearest.input_cost, dearest.output_token, True)
+    assert (price.input_cost, price.output_token, price.estimated) == (
+        dearest.input_cost,
+        dearest.output_token,
+        True,
+    )
     assert not dearest.estimated
     told = m.EndCall(
-        id=1, run="a", reservation="r", model="brand-new", tokens=Tokens(input=1000, output=10), api="anthropic", long_cached=0
+        id=1,
+        run="a",
+        reservation="r",
+        model="brand-new",
+        tokens=Tokens(input=1000, output=10),
+        api="anthropic",
+        long_cached=0,
     )
     used = pricing.use_of_call(told, RESERVED)
-    assert (used.cost, used.estimated, used.unpriced_tokens) == (1000 * 15_000 + 10 * 75_000, True, None)
+    assert (used.cost, used.estimated, used.unpriced_tokens) == (
+        1000 * 15_000 + 10 * 75_000,
+        True,
+        None,
+    )
     known = pricing.use_of_call(msgspec.structs.replace(told, model="m"), RESERVED)
     assert (known.cost, known.estimated) == (1000 * 1000 + 10 * 5000, False)
-    reported = pricing.use_of_report("a", m.Report(id=1, run="a", model="claude-new", input_tokens=1000, output_tokens=10))
+    reported = pricing.use_of_report(
+        "a", m.Report(id=1, run="a", model="claude-new", input_tokens=1000, output_tokens=10)
+    )
     assert (reported.cost, reported.estimated) == (used.cost, True)
 
 
-@pytest.mark.parametrize("trouble", [{}, {"failed": "Loop detected"}, {"trouble": ApiTrouble(count=1, status=529, error="x")}])
+@pytest.mark.parametrize(
+    "trouble",
+    [{}, {"failed": "Loop detected"}, {"trouble": ApiTrouble(count=1, status=529, error="x")}],
+)
 def test_figures_of_an_agent_that_failed_are_partial(trouble: dict[str, Any]) -> None:
     reading = Reading(models={"m": Tokens(input=10)}, finished=True, **trouble)
     use, _ = use_of_readings([reading], PRICING.price_list.current)
     assert use.partial is bool(trouble)
 
 
-@pytest.mark.parametrize(("tier", "cost", "at_most"), [("", 1.5, False), ("priority", 3.0, False), ("flex", 1.5, True)])
+@pytest.mark.parametrize(
+    ("tier", "cost", "at_most"), [("", 1.5, False), ("priority", 3.0, False), ("flex", 1.5, True)]
+)
 def test_the_tier_that_an_agent_asks_for(tier: str, cost: float, at_most: bool) -> None:
     """Whether a cheaper one was given, only the reply tells."""
     reading = Reading(messages=1, models={"m": Tokens(input=1_000_000, output=100_000)}, tier=tier)

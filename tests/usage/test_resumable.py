@@ -29,14 +29,27 @@ def home(tmp_path: Path) -> Path:
 
 def wanted(home: Path, program: str = "claude", session: str | None = ID) -> WantedAgentSession:
     cwd = str(home.parent / "work")
-    return WantedAgentSession(program_called(program), session, {"HOME": str(home)}, cwd, os.getuid(), BEGAN, ENDED)
+    return WantedAgentSession(
+        program_called(program), session, {"HOME": str(home)}, cwd, os.getuid(), BEGAN, ENDED
+    )
 
 
 def claude_file(home: Path, *lines: str, directory: str | None = None, tail: str = "") -> Path:
     cwd = os.path.realpath(home.parent / "work")
-    path = home / ".claude" / "projects" / "".join(c if c.isalnum() else "-" for c in cwd) / f"{ID}.jsonl"
+    path = (
+        home
+        / ".claude"
+        / "projects"
+        / "".join(c if c.isalnum() else "-" for c in cwd)
+        / f"{ID}.jsonl"
+    )
     path.parent.mkdir(parents=True)
-    head = {"type": "user", "sessionId": ID, "cwd": directory or cwd, "timestamp": "2026-11-26T05:00:01.000Z"}
+    head = {
+        "type": "user",
+        "sessionId": ID,
+        "cwd": directory or cwd,
+        "timestamp": "2026-11-26T05:00:01.000Z",
+    }
     path.write_text("\n".join([json.dumps(head), *lines]) + "\n" + tail)
     return path
 
@@ -58,22 +71,31 @@ def test_one_that_is_gone(home: Path) -> None:
     assert "CLAUDE_CONFIG_DIR or HOME is not what it was" in said
 
 
-@pytest.mark.parametrize("tail", ['{"type": "assis', '{"type": "assis\n', "\0" * 512, '{"type": "user"}\n\0\0\0\0'])
+@pytest.mark.parametrize(
+    "tail", ['{"type": "assis', '{"type": "assis\n', "\0" * 512, '{"type": "user"}\n\0\0\0\0']
+)
 def test_one_that_is_cut(home: Path, tail: str) -> None:
     path = claude_file(home, tail=tail)
-    assert reason(wanted(home)) == f"its session file {path} is cut: the last line is incomplete; remove that line to continue"
+    assert reason(wanted(home)) == (
+        f"its session file {path} is cut: the last line is incomplete; remove that line to continue"
+    )
 
 
 @pytest.mark.parametrize("content", ["", '{"type": "us', "\0" * 4096])
 def test_one_without_its_beginning(home: Path, content: str) -> None:
     path = claude_file(home)
     path.write_text(content)
-    assert reason(wanted(home)).startswith(f"its session file {path} is cut: its beginning does not say whose it is")
+    assert reason(wanted(home)).startswith(
+        f"its session file {path} is cut: its beginning does not say whose it is"
+    )
 
 
 def test_one_of_another_directory(home: Path) -> None:
     path = claude_file(home, directory="/srv/other")
-    assert reason(wanted(home)) == f"its session file {path} is of /srv/other, and the run was in {home.parent / 'work'}"
+    assert (
+        reason(wanted(home))
+        == f"its session file {path} is of /srv/other, and the run was in {home.parent / 'work'}"
+    )
 
 
 def test_no_session_is_known(home: Path) -> None:
@@ -99,12 +121,20 @@ def database(home: Path) -> Iterator[sqlite3.Connection]:
     path.parent.mkdir(parents=True)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("CREATE TABLE session (id TEXT, parent_id TEXT, directory TEXT, time_created INTEGER)")
+        connection.execute(
+            "CREATE TABLE session (id TEXT, parent_id TEXT, directory TEXT, time_created INTEGER)"
+        )
         yield connection
 
 
 def begin(
-    database: sqlite3.Connection, home: Path, name: str, after: float, *, cwd: str | None = None, parent: str | None = None
+    database: sqlite3.Connection,
+    home: Path,
+    name: str,
+    after: float,
+    *,
+    cwd: str | None = None,
+    parent: str | None = None,
 ) -> None:
     time = int((BEGAN.timestamp() + after) * 1000)
     directory = cwd or os.path.realpath(home.parent / "work")
@@ -118,10 +148,14 @@ def test_a_session_in_a_database(home: Path, database: sqlite3.Connection) -> No
     assert sorted(os.listdir(home / ".local" / "share" / "opencode")) == before
     assert "has no session ses_2" in reason(wanted(home, "opencode", "ses_2"))
     begin(database, home, "ses_3", 1, cwd="/srv")
-    assert "its session ses_3 is of /srv, and the run was in" in reason(wanted(home, "opencode", "ses_3"))
+    assert "its session ses_3 is of /srv, and the run was in" in reason(
+        wanted(home, "opencode", "ses_3")
+    )
 
 
-def test_a_session_without_an_id_is_the_only_one_of_its_directory_and_time(home: Path, database: sqlite3.Connection) -> None:
+def test_a_session_without_an_id_is_the_only_one_of_its_directory_and_time(
+    home: Path, database: sqlite3.Connection
+) -> None:
     begin(database, home, "before", -1)
     begin(database, home, "after", 301)
     begin(database, home, "elsewhere", 1, cwd="/srv")

@@ -1,4 +1,5 @@
-"""A `Tail` continues where that of a killed daemon was: no line counts twice, and lost bytes are reported."""
+"""A `Tail` continues where that of a killed daemon was: no line counts twice, and lost bytes are
+reported."""
 
 from __future__ import annotations
 
@@ -34,10 +35,13 @@ Again = Callable[..., Rig]
 
 @pytest.fixture
 def again(tmp_path: Path) -> Iterator[Again]:
-    """Make one daemon after another in the same directory. Each continues from what the daemon before has saved."""
+    """Make one daemon after another in the same directory. Each continues from what the daemon
+    before has saved."""
     with ExitStack() as closing:
 
-        def begin(before: Rig | None = None, *, limit: int | None = None, meter: NewMeter | None = Lines) -> Rig:
+        def begin(
+            before: Rig | None = None, *, limit: int | None = None, meter: NewMeter | None = Lines
+        ) -> Rig:
             rig = Rig(tmp_path / "output")
             closing.callback(rig.tail.close)
             if before is None:
@@ -50,7 +54,9 @@ def again(tmp_path: Path) -> Iterator[Again]:
         yield begin
 
 
-def resume(before: Rig, rig: Rig, *, limit: int | None = None, meter: NewMeter | None = Lines) -> None:
+def resume(
+    before: Rig, rig: Rig, *, limit: int | None = None, meter: NewMeter | None = Lines
+) -> None:
     """Continue from a snapshot, without anything else of the daemon that made it."""
     saved = before.tail.position("a1")
     assert saved is not None
@@ -74,12 +80,16 @@ def test_it_continues_where_it_was(again: Again) -> None:
     first.write(b"one\ntwo\nthr")
     first.tail.drain([])
     read_a_piece(first)
-    assert first.last() == Reading(turns=2, messages=2, models={"m": Tokens(input=2)}, tools=["one", "two"])
+    assert first.last() == Reading(
+        turns=2, messages=2, models={"m": Tokens(input=2)}, tools=["one", "two"]
+    )
     second = again(first)
     assert second.last() == Reading(turns=2, messages=2, models={"m": Tokens(input=2)})
     second.write(b"ee\n")
     second.tail.drain(["a1"])
-    assert second.last() == Reading(turns=3, messages=3, models={"m": Tokens(input=3)}, tools=["three"])
+    assert second.last() == Reading(
+        turns=3, messages=3, models={"m": Tokens(input=3)}, tools=["three"]
+    )
     assert (second.calls, second.lost, second.troubles) == (1, {}, [])
 
 
@@ -152,7 +162,9 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("write"), st.integers(0, 200)),
         st.tuples(st.just("write"), st.integers(READ_AT_ONCE - 10, 2 * READ_AT_ONCE + 10)),
-        st.tuples(st.sampled_from(["piece", "drain", "end", "attempt", "restart", "truncate"]), st.just(0)),
+        st.tuples(
+            st.sampled_from(["piece", "drain", "end", "attempt", "restart", "truncate"]), st.just(0)
+        ),
     ),
     max_size=25,
 )
@@ -162,7 +174,11 @@ STEPS = st.lists(
 @given(steps=STEPS)
 def test_restarts_at_any_time_do_not_change_the_totals(steps: list[tuple[str, int]]) -> None:
     """They equal those of a daemon that was never killed."""
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other, ExitStack() as closing:
+    with (
+        tempfile.TemporaryDirectory() as one,
+        tempfile.TemporaryDirectory() as other,
+        ExitStack() as closing,
+    ):
         # what a busy machine does not let one of them read in time would be missing there alone
         closing.enter_context(patch.object(tail, "DRAIN_SECONDS", 60.0))
         steady, killed = Rig(Path(one)), Rig(Path(other))
@@ -174,7 +190,9 @@ def test_restarts_at_any_time_do_not_change_the_totals(steps: list[tuple[str, in
             if what == "restart":
                 resume(killed, fresh := Rig(Path(other)))
                 fresh.lost, killed = killed.lost, fresh
-            data = b"".join(b"%d-%s\n" % (n, b"x" * (n % 90)) for n in range(written, written + size // 20 + 1))[:size]
+            data = b"".join(
+                b"%d-%s\n" % (n, b"x" * (n % 90)) for n in range(written, written + size // 20 + 1)
+            )[:size]
             written += size
             for rig in (steady, killed):
                 act(rig, what, data)
@@ -186,7 +204,8 @@ def test_restarts_at_any_time_do_not_change_the_totals(steps: list[tuple[str, in
 
 
 def models(rig: Rig) -> list[dict[str, Tokens]]:
-    """Return the models of the attempts that used something; an attempt that did not need not have been told."""
+    """Return the models of the attempts that used something; an attempt that did not need not have
+    been told."""
     return [reading.models for reading in rig.seen.get("a1", ()) if reading.models]
 
 
@@ -248,7 +267,11 @@ def test_bytes_that_were_read_before_they_were_freed_are_not_reported(again: Aga
         second.store.free("a1", ".out", 0, until_)
     second.write(b" a line\n")
     second.tail.drain(["a1"])
-    assert (second.turns(), second.last().tools, second.lost) == (4 * MIB // 64 + 1, ["half a line"], {})
+    assert (second.turns(), second.last().tools, second.lost) == (
+        4 * MIB // 64 + 1,
+        ["half a line"],
+        {},
+    )
 
 
 def test_bytes_that_were_freed_unread_are_reported(again: Again) -> None:
@@ -259,7 +282,11 @@ def test_bytes_that_were_freed_unread_are_reported(again: Again) -> None:
     second.store.free("a1", ".out", 0, 3 * MIB)
     second.tail.drain(["a1"], seconds=60)
     assert second.turns() == READ_AT_ONCE // 64 + MIB // 64 + 1
-    assert second.lost == {"a1": [f"{3 * MIB - READ_AT_ONCE} bytes of its stdout were freed before its meter read them"]}
+    assert second.lost == {
+        "a1": [
+            f"{3 * MIB - READ_AT_ONCE} bytes of its stdout were freed before its meter read them"
+        ]
+    }
     third = again(second)
     third.write(b"more\n")
     third.tail.drain(["a1"])
@@ -302,13 +329,24 @@ def test_bytes_that_were_unread_before_a_truncation_are_reported(again: Again) -
     os.truncate(path_of(second), 0)
     second.write(b"new\n")
     second.tail.drain(["a1"])
-    assert second.lost == {"a1": [f"{MIB - READ_AT_ONCE} bytes of its stdout were truncated away before its meter read them"]}
+    assert second.lost == {
+        "a1": [
+            (
+                f"{MIB - READ_AT_ONCE} bytes of its stdout were truncated away before its meter "
+                "read "
+                "them"
+            )
+        ]
+    }
     assert second.turns() == READ_AT_ONCE // 64 + 1
 
 
 @pytest.mark.parametrize("limit", [None, 64 * KIB])
-async def test_another_file_in_its_place_is_left_alone(again: Again, tmp_path: Path, limit: int | None) -> None:
-    """As while a daemon runs: the run's own file may be gone, and the file in its place may be another user's."""
+async def test_another_file_in_its_place_is_left_alone(
+    again: Again, tmp_path: Path, limit: int | None
+) -> None:
+    """As while a daemon runs: the run's own file may be gone, and the file in its place may be
+    another user's."""
     first = again(limit=limit)
     first.write(b"one\n")
     read_a_piece(first)
@@ -357,10 +395,19 @@ def other_meter(saved: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "spoil", [lambda _: b"", lambda saved: saved[:-1], lambda saved: saved + b"\0", other_version, other_meter]
+    "spoil",
+    [
+        lambda _: b"",
+        lambda saved: saved[:-1],
+        lambda saved: saved + b"\0",
+        other_version,
+        other_meter,
+    ],
 )
 @pytest.mark.parametrize("freed", [0, MIB])
-def test_without_a_fitting_snapshot_it_reads_from_the_start(again: Again, spoil: Callable[[bytes], bytes], freed: int) -> None:
+def test_without_a_fitting_snapshot_it_reads_from_the_start(
+    again: Again, spoil: Callable[[bytes], bytes], freed: int
+) -> None:
     first = again()
     first.write(numbered(2 * MIB // 64))
     first.tail.begin_attempt("a1")
@@ -396,7 +443,9 @@ def test_a_run_that_has_not_written_begins(again: Again) -> None:
     first.tail.follow("a2", limit=None, meter=Lines)
     for run in ("a1", "a2"):
         second = Rig(first.store.directory)
-        assert second.tail.follow(run, limit=None, meter=Lines, saved=first.tail.position(run)) == (Reading(),)
+        assert second.tail.follow(run, limit=None, meter=Lines, saved=first.tail.position(run)) == (
+            Reading(),
+        )
         second.tail.drain([run])
         second.write(b"one\n", run)
         second.tail.drain([run])

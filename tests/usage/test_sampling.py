@@ -79,7 +79,9 @@ class Stage:
     """A sampler of simulated runs."""
 
     def __init__(self, machine: Still | None = None) -> None:
-        self.launcher = FakeLauncher(emit=lambda _event: None, script=lambda _run, _spec: Script(after=None))
+        self.launcher = FakeLauncher(
+            emit=lambda _event: None, script=lambda _run, _spec: Script(after=None)
+        )
         self.machine = machine or Still()
         self.seen: list[tuple[str, str, int, bool]] = []
         self.forgets: tuple[str, ...] = ()
@@ -91,7 +93,9 @@ class Stage:
         for run in self.forgets:
             self.sampler.forget(run)
 
-    def run(self, run: str, kind: str = "pids", threshold: float = 1000, *, fresh: bool = True) -> None:
+    def run(
+        self, run: str, kind: str = "pids", threshold: float = 1000, *, fresh: bool = True
+    ) -> None:
         self.launcher.launch(run, None, LaunchSpec([b"agent"], b"/", []), lambda _remains: True)
         self.sampler.watch(run, kind, threshold, fresh=fresh)
 
@@ -116,7 +120,9 @@ async def serving(made: Stage) -> AsyncIterator[Stage]:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_run_is_not_counted_again_while_the_machine_does_not_fork(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_a_run_is_not_counted_again_while_the_machine_does_not_fork(
+    stage: Stage, autojump_clock: MockClock
+) -> None:
     stage.run("a1")
     await trio.sleep(1)
     assert stage.counts == [("a1",)]
@@ -132,13 +138,16 @@ async def test_a_run_is_not_counted_again_while_the_machine_does_not_fork(stage:
     assert stage.seen == []
 
 
-async def test_nothing_is_looked_at_before_the_kernel_tells_so_many_forks(autojump_clock: MockClock) -> None:
+async def test_nothing_is_looked_at_before_the_kernel_tells_so_many_forks(
+    autojump_clock: MockClock,
+) -> None:
     machine = Telling()
     async with serving(Stage(machine)) as stage:
         stage.run("a1")
         stage.run("a2")
         await trio.sleep(60)
-        assert (machine.looks, machine.told_at) == (2, [799])  # 80 % of a thousand, and each run has a process
+        # 80 % of a thousand, and each run has a process
+        assert (machine.looks, machine.told_at) == (2, [799])
         assert trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf
         stage.launcher.used["a1", "pids"] = 750
         machine.fork(799)
@@ -153,7 +162,9 @@ async def test_nothing_is_looked_at_before_the_kernel_tells_so_many_forks(autoju
         assert machine.looks <= looks + 2
 
 
-async def test_a_run_near_its_limit_is_looked_at_whether_or_not_it_forks(autojump_clock: MockClock) -> None:
+async def test_a_run_near_its_limit_is_looked_at_whether_or_not_it_forks(
+    autojump_clock: MockClock,
+) -> None:
     """The kernel tells no fork that fails."""
     machine = Telling()
     async with serving(Stage(machine)) as stage:
@@ -182,7 +193,9 @@ async def test_another_limit_ends_the_rest(change: str, autojump_clock: MockCloc
         assert stage.machine.looks >= looks + 2
 
 
-async def test_a_run_near_its_limit_is_told_again_only_when_it_grows(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_a_run_near_its_limit_is_told_again_only_when_it_grows(
+    stage: Stage, autojump_clock: MockClock
+) -> None:
     stage.run("a1", threshold=100)
     for used in (79, 80, 82, 84, 85, 100, 101, 102, 103, 90, 106):
         stage.launcher.used["a1", "pids"] = used
@@ -191,7 +204,9 @@ async def test_a_run_near_its_limit_is_told_again_only_when_it_grows(stage: Stag
     assert stage.seen == [("a1", "pids", used, False) for used in (80, 85, 100, 101, 106)]
 
 
-async def test_a_breach_that_the_kernel_enforced_is_told_once(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_a_breach_that_the_kernel_enforced_is_told_once(
+    stage: Stage, autojump_clock: MockClock
+) -> None:
     stage.run("a1", threshold=100)
     stage.launcher.used["a1", "pids"] = 40
     stage.launcher.breached["a1"] = {"pids"}
@@ -214,7 +229,9 @@ async def test_another_threshold(stage: Stage, autojump_clock: MockClock) -> Non
     assert [used for *_, used, _ in stage.seen] == [11, 11]
 
 
-async def test_memory_is_looked_at_when_the_machine_has_less_of_it(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_memory_is_looked_at_when_the_machine_has_less_of_it(
+    stage: Stage, autojump_clock: MockClock
+) -> None:
     stage.run("a1", "memory", 200 * MIB)
     await trio.sleep(1)
     stage.machine.held -= 500 * MIB  # others shrink,
@@ -231,13 +248,17 @@ async def test_memory_is_looked_at_when_the_machine_has_less_of_it(stage: Stage,
     assert len(stage.counts) == pytest.approx(62, abs=2)  # near its limit: every second
 
 
-async def test_memory_is_looked_at_from_time_to_time(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_memory_is_looked_at_from_time_to_time(
+    stage: Stage, autojump_clock: MockClock
+) -> None:
     stage.run("a1", "memory", 200 * MIB)
     await trio.sleep(60)
     assert len(stage.counts) == pytest.approx(7, abs=1)
 
 
-async def test_an_out_of_memory_kill_makes_the_sampler_look(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_an_out_of_memory_kill_makes_the_sampler_look(
+    stage: Stage, autojump_clock: MockClock
+) -> None:
     stage.run("a1", "memory", 200 * MIB)
     await trio.sleep(1)
     stage.machine.killed += 1
@@ -246,7 +267,9 @@ async def test_an_out_of_memory_kill_makes_the_sampler_look(stage: Stage, autoju
     assert stage.seen == [("a1", "memory", MIB, True)]
 
 
-async def test_there_is_no_timer_if_nothing_is_watched(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_there_is_no_timer_if_nothing_is_watched(
+    stage: Stage, autojump_clock: MockClock
+) -> None:
     await trio.testing.wait_all_tasks_blocked()
     assert trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf
     stage.run("a1")
@@ -260,8 +283,13 @@ async def test_there_is_no_timer_if_nothing_is_watched(stage: Stage, autojump_cl
     assert trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf
 
 
-@pytest.mark.parametrize(("threshold", "forks", "apart"), [(1024, 0, 0.5), (100, 0, 0.1), (1024, 30, 0.5), (1024, 600, 0.05)])
-async def test_how_often(stage: Stage, autojump_clock: MockClock, threshold: int, forks: int, apart: float) -> None:
+@pytest.mark.parametrize(
+    ("threshold", "forks", "apart"),
+    [(1024, 0, 0.5), (100, 0, 0.1), (1024, 30, 0.5), (1024, 600, 0.05)],
+)
+async def test_how_often(
+    stage: Stage, autojump_clock: MockClock, threshold: int, forks: int, apart: float
+) -> None:
     stage.run("a1", threshold=threshold)
     forking = stage.machine.forks
     stage.machine.forks = lambda: forking() or forks  # type: ignore[method-assign]
@@ -271,7 +299,9 @@ async def test_how_often(stage: Stage, autojump_clock: MockClock, threshold: int
     assert stage.machine.looks - before == pytest.approx(5 / apart, rel=0.1)
 
 
-async def test_it_looks_more_rarely_if_the_kernel_enforces_the_limits(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_it_looks_more_rarely_if_the_kernel_enforces_the_limits(
+    stage: Stage, autojump_clock: MockClock
+) -> None:
     stage.launcher.enforced["pids"] = "kernel"
     stage.run("a1", threshold=1024)
     await trio.sleep(60)
@@ -287,14 +317,18 @@ async def test_a_new_small_limit_is_looked_at_soon(stage: Stage, autojump_clock:
     assert stage.machine.looks - before >= 2
 
 
-async def test_a_machine_that_does_not_tell_its_forks(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_a_machine_that_does_not_tell_its_forks(
+    stage: Stage, autojump_clock: MockClock
+) -> None:
     stage.machine.told = False
     stage.run("a1", threshold=1024)
     await trio.sleep(10.5)
     assert len(stage.counts) == 10
 
 
-async def test_without_free_descriptors_it_looks_later(stage: Stage, autojump_clock: MockClock) -> None:
+async def test_without_free_descriptors_it_looks_later(
+    stage: Stage, autojump_clock: MockClock
+) -> None:
     stage.run("a1", threshold=1024)
     await trio.sleep(1)
     stage.machine.broken = True
@@ -346,7 +380,9 @@ async def test_the_kernel_tells_when_so_much_was_forked() -> None:
         forked = 0
         with trio.fail_after(PATIENCE):
             while not returned:
-                await trio.run_process(["sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10; do (:) & done; wait"])
+                await trio.run_process(
+                    ["sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10; do (:) & done; wait"]
+                )
                 forked += 10
     assert forked <= 2010
     machine.forks()
@@ -354,8 +390,12 @@ async def test_the_kernel_tells_when_so_much_was_forked() -> None:
         await machine.wait_forks(0)  # at once
 
 
-async def test_where_the_kernel_tells_no_forks_nothing_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("socket.socket", lambda *_: (_ for _ in ()).throw(PermissionError(1, "as in a container")))
+async def test_where_the_kernel_tells_no_forks_nothing_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "socket.socket", lambda *_: (_ for _ in ()).throw(PermissionError(1, "as in a container"))
+    )
     with trio.fail_after(PATIENCE):
         await MachineTotals().wait_forks(1 << 20)
 

@@ -42,22 +42,48 @@ class Home:
         files = session_files_of(None, ["claude"])
         assert files is not None
         command = ["claude", *argv]
-        return Session(files, command, {"HOME": str(self.path)}, str(self.work), uid, BEGAN, files.session_id(command))
+        return Session(
+            files,
+            command,
+            {"HOME": str(self.path)},
+            str(self.work),
+            uid,
+            BEGAN,
+            files.session_id(command),
+        )
 
-    def file(self, session: str = ONE, *, calls: int = 1, at: datetime | None = None, name: str = "") -> Path:
+    def file(
+        self, session: str = ONE, *, calls: int = 1, at: datetime | None = None, name: str = ""
+    ) -> Path:
         """Write a session file with so many model calls."""
         path = self.project / (name or f"{session}.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
             for number in range(calls):
-                file.write(json.dumps(call(session, f"{name}{number}", at or BEGAN + timedelta(seconds=1), str(self.work))) + "\n")
+                file.write(
+                    json.dumps(
+                        call(
+                            session,
+                            f"{name}{number}",
+                            at or BEGAN + timedelta(seconds=1),
+                            str(self.work),
+                        )
+                    )
+                    + "\n"
+                )
         return path
 
 
 def call(session: str, message: str, at: datetime, cwd: str) -> dict[str, Any]:
     usage = {"input_tokens": 10, "output_tokens": 2}
     said = {"id": message, "model": "m", "stop_reason": "end_turn", "usage": usage, "content": []}
-    return {"type": "assistant", "timestamp": f"{at:%Y-%m-%dT%H:%M:%S}.000Z", "sessionId": session, "cwd": cwd, "message": said}
+    return {
+        "type": "assistant",
+        "timestamp": f"{at:%Y-%m-%dT%H:%M:%S}.000Z",
+        "sessionId": session,
+        "cwd": cwd,
+        "message": said,
+    }
 
 
 @pytest.fixture
@@ -81,7 +107,9 @@ def test_the_only_new_session_of_the_directory_belongs_to_the_run(home: Home) ->
     assert used(session) == 1
     home.file(ONE, calls=3, name="more.txt")
     with (home.project / f"{ONE}.jsonl").open("a") as file:
-        file.write(json.dumps(call(ONE, "late", BEGAN + timedelta(seconds=9), str(home.work))) + "\n")
+        file.write(
+            json.dumps(call(ONE, "late", BEGAN + timedelta(seconds=9), str(home.work))) + "\n"
+        )
     assert used(session) == 2
     home.file(OTHER, at=datetime.now(UTC))
     assert used(session) == 2, "a later one is another process's"
@@ -96,7 +124,9 @@ def test_of_two_new_sessions_neither_belongs_to_the_run(home: Home) -> None:
     assert used(home.session("--session-id", OTHER)) == 1, "the command says which"
 
 
-def test_a_session_that_has_just_begun_counts_at_once_and_no_more_if_there_is_another(home: Home) -> None:
+def test_a_session_that_has_just_begun_counts_at_once_and_no_more_if_there_is_another(
+    home: Home,
+) -> None:
     home.file(ONE, at=datetime.now(UTC))
     session = home.session()
     assert used(session) == 1
@@ -106,7 +136,9 @@ def test_a_session_that_has_just_begun_counts_at_once_and_no_more_if_there_is_an
         session.look(())
 
 
-async def test_what_a_session_told_is_withdrawn_when_it_may_be_another_process_s(heard: Heard, home: Home) -> None:
+async def test_what_a_session_told_is_withdrawn_when_it_may_be_another_process_s(
+    heard: Heard, home: Home
+) -> None:
     home.file(ONE, at=datetime.now(UTC))
     heard.sessions.begin("a1", home.session())
     await until(lambda: bool(heard.seen))
@@ -115,8 +147,11 @@ async def test_what_a_session_told_is_withdrawn_when_it_may_be_another_process_s
     assert [len(readings) for readings in heard.seen] == [1, 0]
 
 
-async def test_of_two_runs_that_begin_together_neither_takes_the_others_session(heard: Heard, home: Home) -> None:
-    """The first file that is there may be of either. Where the gateway is used, it would seem that the other goes around it."""
+async def test_of_two_runs_that_begin_together_neither_takes_the_others_session(
+    heard: Heard, home: Home
+) -> None:
+    """The first file that is there may be of either. Where the gateway is used, it would seem that
+    the other goes around it."""
     home.file(ONE, at=datetime.now(UTC))
     heard.sessions.begin("a1", home.session())
     heard.sessions.begin("a2", home.session())
@@ -147,7 +182,9 @@ def test_a_resumed_session_counts_from_the_start_of_the_run(home: Home) -> None:
     session = home.session("--resume", ONE)
     assert used(session) == 0
     with (home.project / f"{ONE}.jsonl").open("a") as file:
-        file.write(json.dumps(call(ONE, "new", BEGAN + timedelta(seconds=9), str(home.work))) + "\n")
+        file.write(
+            json.dumps(call(ONE, "new", BEGAN + timedelta(seconds=9), str(home.work))) + "\n"
+        )
     assert used(session) == 1
     assert used(home.session("--continue")) == 1
 
@@ -197,7 +234,9 @@ def hole(home: Home, path: Path) -> None:
         file.truncate(1 << 40)
 
 
-@pytest.mark.parametrize("trap", [fifo, link, directory, device, linked_directory, hole], ids=lambda trap: trap.__name__)
+@pytest.mark.parametrize(
+    "trap", [fifo, link, directory, device, linked_directory, hole], ids=lambda trap: trap.__name__
+)
 def test_only_regular_files_are_read(home: Home, trap: Callable[[Home, Path], None]) -> None:
     trap(home, home.project / f"{ONE}.jsonl")
     for argv in ([], ["--session-id", ONE]):
@@ -216,7 +255,9 @@ def test_a_file_of_another_user_is_not_read(home: Home) -> None:
     assert used(home.session("--session-id", ONE, uid=GONE)) == 1
 
 
-def test_only_a_part_of_a_huge_directory_is_read(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_part_of_a_huge_directory_is_read(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sessions, "MOST_ENTRIES", 50)
     for number in range(200):
         (home.project / f"x{number}").touch()
@@ -229,7 +270,9 @@ def test_only_a_part_of_a_huge_directory_is_read(home: Home, monkeypatch: pytest
     assert used(home.session("--session-id", ONE)) == 1, "a name that is known is not searched for"
 
 
-def test_the_number_of_heads_that_one_look_reads_is_bounded(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_heads_that_one_look_reads_is_bounded(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MOST_FILES", 5)
     for number in range(6):
         (home.project / f"0000000{number}{ONE[8:]}.jsonl").write_bytes(b"{}\n" * 1000)
@@ -248,7 +291,13 @@ def test_an_incomplete_line_stays_in_the_file(home: Home) -> None:
     assert used(session) == 1
     with path.open("r+b") as file:  # no agent does that: it shows that the beginning is read again
         file.seek(len(line))
-        file.write(line[:100] + line[100:].replace(b'"0"', b'"1"') + b" " * 2_000_000 + b"\n" + line.replace(b'"0"', b'"2"'))
+        file.write(
+            line[:100]
+            + line[100:].replace(b'"0"', b'"1"')
+            + b" " * 2_000_000
+            + b"\n"
+            + line.replace(b'"0"', b'"2"')
+        )
     assert used(session) == 3
 
 
@@ -266,7 +315,11 @@ def test_figures_are_final_only_if_the_program_succeeded(home: Home, succeeded: 
 
 def test_a_reply_of_gemini_is_final_only_if_the_program_succeeded(home: Home) -> None:
     """Gemini CLI saves a tool call when it has ended."""
-    recorded = (Path(__file__).parents[1] / "agents" / "sessions" / "gemini.jsonl").read_text().splitlines(keepends=True)
+    recorded = (
+        (Path(__file__).parents[1] / "agents" / "sessions" / "gemini.jsonl")
+        .read_text()
+        .splitlines(keepends=True)
+    )
     chats = home.path / ".gemini" / "tmp" / "work" / "chats"
     chats.mkdir(parents=True)
     name = json.loads(recorded[0])["sessionId"]
@@ -274,7 +327,9 @@ def test_a_reply_of_gemini_is_final_only_if_the_program_succeeded(home: Home) ->
     files = session_files_of(None, ["gemini"])
     assert files is not None
     began = datetime(2026, 1, 1, tzinfo=UTC)
-    session = Session(files, ["gemini"], {"HOME": str(home.path)}, str(home.work), os.getuid(), began, name)
+    session = Session(
+        files, ["gemini"], {"HOME": str(home.path)}, str(home.work), os.getuid(), began, name
+    )
     for succeeded in (False, True):
         session.end(succeeded=succeeded)
         assert session.look(())
@@ -313,7 +368,9 @@ async def test_the_end_of_a_run_waits_for_a_look(heard: Heard, home: Home) -> No
     await heard.sessions.catch_up("a1")
 
 
-async def test_without_runs_nothing_wakes(heard: Heard, home: Home, autojump_clock: trio.testing.MockClock) -> None:
+async def test_without_runs_nothing_wakes(
+    heard: Heard, home: Home, autojump_clock: trio.testing.MockClock
+) -> None:
     def next_wake() -> float:
         return trio.lowlevel.current_statistics().seconds_to_next_deadline
 
@@ -350,7 +407,8 @@ async def test_an_ambiguous_session_is_reported_once(heard: Heard, home: Home) -
 async def test_a_file_system_that_does_not_answer_delays_only_its_user(
     heard: Heard, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread waits, and so does the next end of a run of that user; sessions of other users are read."""
+    """The thread waits, and so does the next end of a run of that user; sessions of other users are
+    read."""
     stuck = home.session("--session-id", ONE)
     reader, writer = os.pipe()
     looked = Session.look
@@ -383,7 +441,9 @@ async def test_a_session_named_by_another_user_is_not_reserved(heard: Heard, hom
     assert [reading.models for reading in heard.seen[-1]] == [{"m": Tokens(input=10, output=2)}]
 
 
-async def test_a_bug_in_a_meter_ends_only_its_reading(heard: Heard, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_in_a_meter_ends_only_its_reading(
+    heard: Heard, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def look(_self: Session, _taken: Any) -> bool:
         raise ZeroDivisionError("a bug")
 
@@ -416,7 +476,8 @@ NO_PID = (1 << 22) + 1
 
 
 def begun(home: Home, *argv: str, number: int = 1) -> Session:
-    """Return the session of an agent program that a run has started a minute ago, and that has ended."""
+    """Return the session of an agent program that a run has started a minute ago, and that has
+    ended."""
     session = home.session(*argv)
     session.process = (NO_PID, number)
     return session
@@ -424,10 +485,16 @@ def begun(home: Home, *argv: str, number: int = 1) -> Session:
 
 def inputs(heard: Heard) -> int:
     """Return input tokens divided by 10, of all sessions of the run."""
-    return sum(tokens.input // 10 for reading in heard.sessions.told("a1") for tokens in reading.models.values())
+    return sum(
+        tokens.input // 10
+        for reading in heard.sessions.told("a1")
+        for tokens in reading.models.values()
+    )
 
 
-async def test_sessions_of_agent_programs_of_a_run_add_up_and_each_is_read_once(heard: Heard, home: Home) -> None:
+async def test_sessions_of_agent_programs_of_a_run_add_up_and_each_is_read_once(
+    heard: Heard, home: Home
+) -> None:
     home.file(ONE, calls=2)
     home.file(OTHER, calls=3)
     heard.sessions.begin("a1", None)
@@ -439,7 +506,9 @@ async def test_sessions_of_agent_programs_of_a_run_add_up_and_each_is_read_once(
     assert heard.sessions.told("a1") == ()
 
 
-async def test_one_of_them_takes_no_session_that_another_process_has_begun(heard: Heard, home: Home) -> None:
+async def test_one_of_them_takes_no_session_that_another_process_has_begun(
+    heard: Heard, home: Home
+) -> None:
     home.file(ONE)
     home.file(OTHER)
     heard.sessions.begin("a1", None)
@@ -449,7 +518,9 @@ async def test_one_of_them_takes_no_session_that_another_process_has_begun(heard
     assert len(heard.lost) == 1
 
 
-async def test_it_is_read_beside_the_session_of_the_run_and_after_it_has_ended(heard: Heard, home: Home) -> None:
+async def test_it_is_read_beside_the_session_of_the_run_and_after_it_has_ended(
+    heard: Heard, home: Home
+) -> None:
     home.file(ONE, calls=2)
     home.file(OTHER, calls=3)
     heard.sessions.begin("a1", home.session("--session-id", ONE))

@@ -41,7 +41,12 @@ class World:
         self.core, self.kernel, self.began = Transcript(), Kernel(), trio.current_time()
         self.lives: dict[str, Live] = {}
         self.told: list[tuple[str, float, float]] = []
-        self.watch = SilenceWatch(Signs(self.lives, OutputFiles(directory)), cast("Launcher", self.kernel), self._hear, nearing=1.0)
+        self.watch = SilenceWatch(
+            Signs(self.lives, OutputFiles(directory)),
+            cast("Launcher", self.kernel),
+            self._hear,
+            nearing=1.0,
+        )
 
     def _hear(self, event: e.Event) -> None:
         assert isinstance(event, e.LevelSeen)
@@ -51,7 +56,9 @@ class World:
     def run(self, limit: float) -> Live:
         run = self.core.run(self.core.start(f"r{len(self.lives)}", limits=f"silence={limit}:warn"))
         request = Spawn(id=0, argv=[b"x"], cwd=b"/", env=[], log=False)
-        live = self.lives[run.id] = Live(run, request, cast("Launcher", self.kernel), wall_clock() - timedelta(seconds=1))
+        live = self.lives[run.id] = Live(
+            run, request, cast("Launcher", self.kernel), wall_clock() - timedelta(seconds=1)
+        )
         self.watch.watch(live)
         return live
 
@@ -65,13 +72,17 @@ async def watching(directory: Path) -> AsyncIterator[World]:
         nursery.cancel_scope.cancel()
 
 
-async def test_nothing_is_looked_at_while_no_run_has_a_limit(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_nothing_is_looked_at_while_no_run_has_a_limit(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
     async with watching(tmp_path) as world:
         await trio.sleep(86_000)
         assert world.kernel.looks == []
 
 
-async def test_a_run_is_looked_at_some_times_within_its_limit(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_a_run_is_looked_at_some_times_within_its_limit(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
     async with watching(tmp_path) as world:
         world.run(3600)
         await trio.sleep(200)
@@ -81,7 +92,9 @@ async def test_a_run_is_looked_at_some_times_within_its_limit(autojump_clock: Mo
         assert world.told == [("a1", 3600.0, 3600.0)]
 
 
-async def test_what_a_program_uses_to_start_is_no_sign(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_what_a_program_uses_to_start_is_no_sign(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
     async with watching(tmp_path) as world:
         world.run(60)
         await trio.sleep(1)
@@ -91,7 +104,9 @@ async def test_what_a_program_uses_to_start_is_no_sign(autojump_clock: MockClock
 
 
 @pytest.mark.parametrize("limit", [4, 10, 60, 900])
-async def test_a_silence_is_found_soon_after_a_cpu_was_used_last(autojump_clock: MockClock, tmp_path: Path, limit: float) -> None:
+async def test_a_silence_is_found_soon_after_a_cpu_was_used_last(
+    autojump_clock: MockClock, tmp_path: Path, limit: float
+) -> None:
     async with watching(tmp_path) as world:
         world.run(limit)
         for _ in range(int(limit * 3 / 0.5)):  # twice as much as counts
@@ -104,7 +119,9 @@ async def test_a_silence_is_found_soon_after_a_cpu_was_used_last(autojump_clock:
         assert limit * 4 - between_looks <= at <= limit * 4 + between_looks + 0.5
 
 
-async def test_processes_that_come_and_go_are_a_sign(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_processes_that_come_and_go_are_a_sign(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
     """Without cgroups their CPU is not known once they have ended."""
     async with watching(tmp_path) as world:
         world.run(20)
@@ -114,7 +131,9 @@ async def test_processes_that_come_and_go_are_a_sign(autojump_clock: MockClock, 
         assert world.told == []
 
 
-async def test_what_the_loop_is_told_is_a_sign_of_the_run_and_of_those_above_it(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_what_the_loop_is_told_is_a_sign_of_the_run_and_of_those_above_it(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
     async with watching(tmp_path) as world:
         live = world.run(20)
         await trio.sleep(15)

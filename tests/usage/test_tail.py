@@ -1,4 +1,5 @@
-"""The output of runs is metered and bounded, and silent runs cost nothing. With real files and the real kernel."""
+"""The output of runs is metered and bounded, and silent runs cost nothing. With real files and the
+real kernel."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ from tests.output.test_holes import KIB, MIB, Refusing, held, numbered
 
 
 class Lines:
-    """A meter of lines: each is a turn, a message and a token of the model `m`. A line that begins with `!` is the result."""
+    """A meter of lines: each is a turn, a message and a token of the model `m`. A line that begins
+    with `!` is the result."""
 
     def __init__(self, saved: bytes | None = None) -> None:
         self.reading, self._begun = (Reading(), b"") if saved is None else LINES.decode(saved)
@@ -86,7 +88,10 @@ class Rig:
 
     def missed(self, run: RunId = "a1") -> int:
         """Return the number of bytes that were reported as unread."""
-        told = [re.fullmatch(r"(\d+) bytes of its stdout (.*)", message) for message in self.lost.get(run, ())]
+        told = [
+            re.fullmatch(r"(\d+) bytes of its stdout (.*)", message)
+            for message in self.lost.get(run, ())
+        ]
         return sum({each[2]: int(each[1]) for each in told if each is not None}.values())
 
     def write(self, data: bytes, run: RunId = "a1", stream: int = 0) -> None:
@@ -97,7 +102,9 @@ class Rig:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def begin(self, run: RunId = "a1", limit: int | None = None, meter: NewMeter | None = Lines) -> None:
+    def begin(
+        self, run: RunId = "a1", limit: int | None = None, meter: NewMeter | None = Lines
+    ) -> None:
         """Do what `Metering` does for the first attempt of a run."""
         self.tail.follow(run, limit=limit, meter=meter)
         self.tail.begin_attempt(run)
@@ -158,7 +165,9 @@ def test_a_real_meter(rig: Rig) -> None:
     assert program is not None
     rig.begin(meter=partial(program.meter, []))
     for _ in range(2):
-        rig.write(b'{"type":"turn.completed","usage":{"input_tokens":7,"cached_input_tokens":2,"output_tokens":3}}')
+        rig.write(
+            b'{"type":"turn.completed","usage":{"input_tokens":7,"cached_input_tokens":2,"output_tokens":3}}'
+        )
         rig.tail.begin_attempt("a1")
     told = [tokens for reading in rig.seen["a1"] for tokens in reading.models.values()]
     assert [(tokens.input, tokens.output, tokens.cached) for tokens in told] == [(7, 3, 2)] * 2
@@ -213,7 +222,8 @@ class Slow(Lines):
 
 @pytest.fixture
 def only_reading_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loaded machine may take away any number of milliseconds, so the real clock cannot show how a drain divides them."""
+    """A loaded machine may take away any number of milliseconds, so the real clock cannot show how
+    a drain divides them."""
     monkeypatch.setattr(Slow, "now", 1000.0)
     monkeypatch.setattr(time, "perf_counter", lambda: Slow.now)
 
@@ -248,7 +258,8 @@ def test_drains_without_a_pause_share_their_time(rig: Rig) -> None:
         rig.tail.drain([run_id(number)])
         read.append(64 * rig.turns(run_id(number)))
     assert read[0] > 2 * NEWEST
-    assert sum(read[1:]) <= 7 * NEWEST + read[0]  # they took a moment, of which they may have as much again
+    # they took a moment, of which they may have as much again
+    assert sum(read[1:]) <= 7 * NEWEST + read[0]
 
 
 def test_the_end_of_a_parent_does_not_cut_a_line_of_its_child(rig: Rig) -> None:
@@ -274,7 +285,9 @@ def test_each_attempt_has_a_reading(rig: Rig) -> None:
     rig.write(b"three\n")
     rig.tail.drain(["a1"])
     assert rig.seen["a1"][0] is first
-    assert rig.last() == Reading(turns=1, messages=1, models={"m": Tokens(input=1)}, tools=["three"])
+    assert rig.last() == Reading(
+        turns=1, messages=1, models={"m": Tokens(input=1)}, tools=["three"]
+    )
     rig.tail.begin_attempt("a1")
     rig.tail.begin_attempt("a1")
     rig.write(b"!four\n")
@@ -318,7 +331,9 @@ async def test_a_run_that_truncates_its_output_is_read_from_the_start(served: Ri
 
 
 @pytest.mark.parametrize("more", [b"", b"three\nfour\n"])
-def test_a_truncated_file_that_has_grown_again_between_two_looks_is_read_from_the_start(rig: Rig, more: bytes) -> None:
+def test_a_truncated_file_that_has_grown_again_between_two_looks_is_read_from_the_start(
+    rig: Rig, more: bytes
+) -> None:
     rig.begin()
     rig.write(b"one\n" + b"-" * 100 + b"\n")
     rig.tail.drain(["a1"])
@@ -339,7 +354,15 @@ def test_output_unread_before_a_truncation_is_reported_as_lost(rig: Rig) -> None
     rig.write(b"new\n")
     rig.tail.drain(["a1"])
     assert rig.last().tools == ["new"]
-    assert rig.lost == {"a1": [f"{MIB - READ_AT_ONCE} bytes of its stdout were truncated away before its meter read them"]}
+    assert rig.lost == {
+        "a1": [
+            (
+                f"{MIB - READ_AT_ONCE} bytes of its stdout were truncated away before its meter "
+                "read "
+                "them"
+            )
+        ]
+    }
 
 
 async def test_a_hole_of_a_terabyte_is_not_read(served: Rig) -> None:
@@ -353,7 +376,8 @@ async def test_a_hole_of_a_terabyte_is_not_read(served: Rig) -> None:
 
 
 async def test_a_run_that_never_pauses_does_not_starve_the_others(served: Rig) -> None:
-    """The few lines of another run are read between the slices of the run that writes much, and timers fire in time."""
+    """The few lines of another run are read between the slices of the run that writes much, and
+    timers fire in time."""
     lines = 64 * MIB // 64
     served.begin("a1")
     served.begin("a2")
@@ -367,7 +391,8 @@ async def test_a_run_that_never_pauses_does_not_starve_the_others(served: Rig) -
             served.write(b"few\n", "a2")
             await until(lambda: served.turns("a2") == 1)
             assert served.turns("a1") < lines
-    assert late < (time.perf_counter() - started) / 2  # some 3 ms in truth, of seconds; this machine is shared
+    # some 3 ms in truth, of seconds; this machine is shared
+    assert late < (time.perf_counter() - started) / 2
 
 
 def test_a_meter_that_raises_is_dropped(rig: Rig) -> None:
@@ -398,15 +423,20 @@ def put_in_place(path: Path, what: str, precious: Path) -> None:
 
 @pytest.mark.parametrize("what", ["nothing", "link", "hard link", "fifo", "directory"])
 @pytest.mark.parametrize("metered", [True, False])
-async def test_output_that_was_moved_or_removed_is_reported(served: Rig, tmp_path: Path, what: str, metered: bool) -> None:
-    """The meter continues with the file that the run was given; a file in its place is left alone."""
+async def test_output_that_was_moved_or_removed_is_reported(
+    served: Rig, tmp_path: Path, what: str, metered: bool
+) -> None:
+    """The meter continues with the file that the run was given; a file in its place is left
+    alone."""
     precious = tmp_path / "precious"
     precious.write_bytes(bytes(MIB))
     out, err = served.store.open_for_run("a1")
     served.begin(limit=64 * KIB, meter=Lines if metered else None)
     put_in_place(served.store.directory / "a1.out", what, precious)
     await until(lambda: "a1" in served.lost)
-    assert served.lost == {"a1": ["the file of its stdout was taken away: it is not bounded any more"]}
+    assert served.lost == {
+        "a1": ["the file of its stdout was taken away: it is not bounded any more"]
+    }
     for number in range(3):
         os.write(out, b"line\n" * 20_000)
         await until(lambda: not metered or served.turns() == 20_000 * (number + 1))  # noqa: B023
@@ -443,7 +473,9 @@ def test_another_file_is_not_metered(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
     rig.write(b"somebody's\n")
     rig.tail.drain(["a1"])
     assert rig.turns() == 0
-    assert rig.lost == {"a1": ["the file of its stdout was taken away: it is not metered and not bounded any more"]}
+    assert rig.lost == {
+        "a1": ["the file of its stdout was taken away: it is not metered and not bounded any more"]
+    }
 
 
 def test_a_metered_run_holds_one_descriptor_and_a_bounded_one_holds_both_files(rig: Rig) -> None:
@@ -474,7 +506,9 @@ def test_a_metered_run_holds_one_descriptor_and_a_bounded_one_holds_both_files(r
 
 @pytest.fixture(params=["disk", "memory"])
 def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    with tempfile.TemporaryDirectory(dir=surroundings.in_memory() if request.param == "memory" else tmp_path) as directory:
+    with tempfile.TemporaryDirectory(
+        dir=surroundings.in_memory() if request.param == "memory" else tmp_path
+    ) as directory:
         one = Rig(Path(directory) / "output")
         yield one
         one.tail.close()
@@ -509,7 +543,9 @@ async def test_a_metered_run_is_read_before_it_is_freed(anywhere: Rig) -> None:
     assert rig.lost == {}
 
 
-async def test_a_slow_meter_reports_the_bytes_that_it_loses(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_meter_reports_the_bytes_that_it_loses(
+    served: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "TURN", 0)
 
     class Slower(Lines):
@@ -520,7 +556,8 @@ async def test_a_slow_meter_reports_the_bytes_that_it_loses(served: Rig, monkeyp
     served.begin(limit=MIB, meter=Slower)
     lines = 8 * MIB // 64
     served.write(b"%063d\n" % 7 * lines)
-    await until(lambda: held(served.store) <= 2 * MIB + 64 * KIB)  # twice the limit, so that the meter can read
+    # twice the limit, so that the meter can read
+    await until(lambda: held(served.store) <= 2 * MIB + 64 * KIB)
     await until(lambda: served.turns() + served.missed() // 64 >= lines)
     assert 2 * MIB <= served.missed() <= 6 * MIB
     assert "freed before its meter" in served.lost["a1"][0]
@@ -545,7 +582,9 @@ async def test_bytes_that_an_earlier_daemon_freed_are_reported(served: Rig) -> N
     served.tail.follow("a1", limit=MIB, meter=Lines)
     served.tail.look("a1")
     await until(lambda: served.turns() == MIB // 64)
-    assert served.lost == {"a1": [f"{3 * MIB} bytes of its stdout were freed before its meter read them"]}
+    assert served.lost == {
+        "a1": [f"{3 * MIB} bytes of its stdout were freed before its meter read them"]
+    }
 
 
 class SmallDisk(OutputFiles):
@@ -554,11 +593,14 @@ class SmallDisk(OutputFiles):
     size = RESERVE + 8 * MIB
 
     def room(self) -> int:
-        return max(0, self.size - sum(each.stat().st_blocks * 512 for each in self.directory.iterdir()))
+        return max(
+            0, self.size - sum(each.stat().st_blocks * 512 for each in self.directory.iterdir())
+        )
 
 
 async def test_output_leaves_room_on_the_disk(tmp_path: Path) -> None:
-    """A run with a large limit fills the disk; a small file of another run, that grows in the same moment, stays whole."""
+    """A run with a large limit fills the disk; a small file of another run, that grows in the same
+    moment, stays whole."""
     rig = Rig(tmp_path / "output", SmallDisk)
     small = rig.store
     rig.begin("a1", limit=1 << 40, meter=None)
@@ -575,7 +617,12 @@ async def test_output_leaves_room_on_the_disk(tmp_path: Path) -> None:
     assert held(small, "a1.out") >= MIB // 4
     (told,) = rig.troubles
     assert re.search(
-        r"free, so stdout and stderr of each run that prints keep .* at most; free some, or lower limits.max_output", told
+        (
+            r"free, so stdout and stderr of each run that prints keep .* at most; free some, or "
+            r"lower "
+            r"limits.max_output"
+        ),
+        told,
     )
     rig.tail.close()
 
@@ -606,7 +653,9 @@ async def test_a_daemon_that_ends_has_bounded_its_runs(rig: Rig) -> None:
     assert held(rig.store) <= MIB + 64 * KIB
 
 
-async def test_a_file_system_that_cannot_free_is_reported_once(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_system_that_cannot_free_is_reported_once(
+    served: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(holes, "libc", Refusing(errno.EOPNOTSUPP))
     for run in ("a1", "a2"):
         served.begin(run, limit=MIB)
@@ -617,7 +666,9 @@ async def test_a_file_system_that_cannot_free_is_reported_once(served: Rig, monk
     assert "cannot be bounded" in served.troubles[0]
 
 
-async def test_other_errors_are_reported_once_a_run(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_errors_are_reported_once_a_run(
+    served: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refusing = Refusing(errno.ENOSPC)
     monkeypatch.setattr(holes, "libc", refusing)
     served.begin(limit=MIB, meter=None)
@@ -633,7 +684,9 @@ async def test_other_errors_are_reported_once_a_run(served: Rig, monkeypatch: py
     await until(lambda: held(served.store) <= MIB + 64 * KIB)
 
 
-async def test_a_lack_of_threads_is_reported_once_and_tried_again(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lack_of_threads_is_reported_once_and_tried_again(
+    served: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tries = 0
 
     def refuse(*_: object) -> None:
@@ -652,7 +705,12 @@ async def test_a_lack_of_threads_is_reported_once_and_tried_again(served: Rig, m
     assert len(served.troubles) == 1
     assert "can't start new thread" in served.troubles[0]
     monkeypatch.undo()
-    await until(lambda: held(served.store, "a1.out") <= MIB + 64 * KIB and held(served.store, "a2.out") <= MIB + 64 * KIB)
+    await until(
+        lambda: (
+            held(served.store, "a1.out") <= MIB + 64 * KIB
+            and held(served.store, "a2.out") <= MIB + 64 * KIB
+        )
+    )
 
 
 async def test_another_error_of_a_thread_is_not_a_shortage() -> None:
@@ -666,7 +724,9 @@ async def test_another_error_of_a_thread_is_not_a_shortage() -> None:
 # ---- inotify
 
 
-async def test_silent_runs_cost_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
+async def test_silent_runs_cost_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
     """In an hour with 500 of them the daemon does not wake."""
     woken = 0
     take = files.Inotify.take
@@ -686,7 +746,9 @@ async def test_silent_runs_cost_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatc
         assert woken == before
 
 
-async def test_a_writer_without_pause_wakes_the_daemon_seldom(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_writer_without_pause_wakes_the_daemon_seldom(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks: list[float] = []
     take = files.Inotify.take
 
@@ -707,8 +769,11 @@ async def test_a_writer_without_pause_wakes_the_daemon_seldom(rig: Rig, monkeypa
     assert looks[-1] - looks[0] >= 0.9 * (len(looks) - 1) * module.LOOK_EVERY
 
 
-async def test_while_a_run_writes_much_the_kernel_tells_no_writes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every write waited for that, a third longer if it was of 4 KiB. All that is written meanwhile is read all the same."""
+async def test_while_a_run_writes_much_the_kernel_tells_no_writes(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every write waited for that, a third longer if it was of 4 KiB. All that is written meanwhile
+    is read all the same."""
     told: list[bool] = []
     tell_writes = files.Inotify.tell_writes
 
@@ -746,7 +811,9 @@ async def test_an_overflow_of_inotify_s_queue(rig: Rig, monkeypatch: pytest.Monk
         await until(lambda: rig.turns("a1") == 1 and held(rig.store, "a2.out") <= MIB + 64 * KIB)
 
 
-async def test_without_inotify_all_files_are_looked_at(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_inotify_all_files_are_looked_at(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refusing = Refusing(errno.EMFILE, times=4)
     monkeypatch.setattr("sfad.host.displacement.libc", refusing)
     rig.begin(limit=MIB)
@@ -756,7 +823,9 @@ async def test_without_inotify_all_files_are_looked_at(rig: Rig, monkeypatch: py
         assert len(rig.troubles) == 1
         assert "Too many open files" in rig.troubles[0]
         monkeypatch.undo()  # a descriptor is free again
-        await until(lambda: any("inotify" in os.readlink(f"/proc/self/fd/{fd}") for fd in descriptors()))
+        await until(
+            lambda: any("inotify" in os.readlink(f"/proc/self/fd/{fd}") for fd in descriptors())
+        )
         rig.write(b"more\n")
         await until(lambda: rig.turns() == 3 * MIB // 64 + 1)
 

@@ -1,4 +1,5 @@
-"""A machine in qemu, without hardware support: its processor is emulated, and ten to twenty times slower than this one."""
+"""A machine in qemu, without hardware support: its processor is emulated, and ten to twenty times
+slower than this one."""
 
 from __future__ import annotations
 
@@ -27,15 +28,41 @@ def impossible() -> str | None:
 
 
 def booted(*command: str, work: Path) -> str:
-    """Boot a machine, run a command there as root, and return what it printed. `work`: a directory for files."""
+    """Boot a machine, run a command there as root, and return what it printed. `work`: a directory
+    for files."""
     files = unpacked()
     modules = next((files / "lib/modules").iterdir())
-    start = shlex.join(["/bin/sh", str(ROOT / "tests/vm/start.sh"), str(ROOT), str(modules), shlex.join(command)])
+    start = shlex.join(
+        ["/bin/sh", str(ROOT / "tests/vm/start.sh"), str(ROOT), str(modules), shlex.join(command)]
+    )
     archive = work / "initramfs"
     archive.write_bytes(initramfs(files, start))
     kernel = next((files / "boot").glob("vmlinuz-*"))
-    words = ["qemu-system-x86_64", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "3G"]
-    words += ["-kernel", str(kernel), "-initrd", str(archive), "-display", "none", "-serial", "stdio", "-monitor", "none"]
+    words = [
+        "qemu-system-x86_64",
+        "-machine",
+        "q35",
+        "-accel",
+        "tcg,thread=multi",
+        "-cpu",
+        "max",
+        "-smp",
+        "2",
+        "-m",
+        "3G",
+    ]
+    words += [
+        "-kernel",
+        str(kernel),
+        "-initrd",
+        str(archive),
+        "-display",
+        "none",
+        "-serial",
+        "stdio",
+        "-monitor",
+        "none",
+    ]
     words += [
         "-no-reboot",
         "-nic",
@@ -45,10 +72,18 @@ def booted(*command: str, work: Path) -> str:
     ]
     words += [
         "-append",
-        "console=ttyS0 panic=-1 quiet loglevel=1 mitigations=off nokaslr tsc=reliable systemd.show_status=0 net.ifnames=0",
+        (
+            "console=ttyS0 panic=-1 quiet loglevel=1 mitigations=off nokaslr tsc=reliable "
+            "systemd.show_status=0 net.ifnames=0"
+        ),
     ]
     done = subprocess.run(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE, check=False
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=PATIENCE,
+        check=False,
     )
     return done.stdout.decode(errors="replace").replace("\r\n", "\n")
 

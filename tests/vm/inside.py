@@ -1,4 +1,5 @@
-"""What only a kernel with all controllers shows, on the service of the system. `test_vm` has this file run in the machine."""
+"""What only a kernel with all controllers shows, on the service of the system. `test_vm` has this
+file run in the machine."""
 
 from __future__ import annotations
 
@@ -19,8 +20,14 @@ PATIENCE = 300.0
 """Seconds. The machine is emulated, and this one may be busy."""
 SFAD, SFACTL = (str(Path(sys.prefix, "bin", name)) for name in ("sfad", "sfactl"))
 
-CGROUP = "own = '/sys/fs/cgroup' + open('/proc/self/cgroup').read().strip().removeprefix('0::').removesuffix('/self')\n"
-EATER = CGROUP + "print('memory.max', open(f'{own}/memory.max').read(), flush=True)\nbytearray(b'x') * (256 << 20)"
+CGROUP = (
+    "own = '/sys/fs/cgroup' + "
+    "open('/proc/self/cgroup').read().strip().removeprefix('0::').removesuffix('/self')\n"
+)
+EATER = CGROUP + (
+    "print('memory.max', open(f'{own}/memory.max').read(), flush=True)\nbytearray(b'x') * "
+    "(256 << 20)"
+)
 FORKER = (
     CGROUP
     + """
@@ -39,9 +46,27 @@ except OSError as error:
 def run(*words: str, uid: int = 0, code: int | None = 0) -> str:
     """Run a command as a user, and return its output."""
     become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
-    command = [*become, "env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/", "LC_ALL=C.UTF-8", *words]
-    done = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert code in (None, done.returncode), f"{words}: {done.returncode}: {done.stdout}{done.stderr}"
+    command = [
+        *become,
+        "env",
+        "-i",
+        "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME=/",
+        "LC_ALL=C.UTF-8",
+        *words,
+    ]
+    done = subprocess.run(
+        command,
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert code in (None, done.returncode), (
+        f"{words}: {done.returncode}: {done.stdout}{done.stderr}"
+    )
     return done.stdout
 
 
@@ -54,7 +79,9 @@ def until(condition: Callable[[], Any], what: str) -> None:
 
 def runs(uid: int) -> dict[str, dict[str, Any]]:
     """Return the live runs that a user sees, by name."""
-    shown: list[dict[str, Any]] = json.loads(run(SFACTL, "list", "--json", "--status", "running", uid=uid))["runs"]
+    shown: list[dict[str, Any]] = json.loads(
+        run(SFACTL, "list", "--json", "--status", "running", uid=uid)
+    )["runs"]
     return {each["name"]: each for each in shown}
 
 
@@ -75,14 +102,42 @@ def _service() -> Iterator[None]:
 
 
 def test_memory_and_processes_are_bounded_by_the_kernel() -> None:
-    run(SFACTL, "run", "--name", "eater", "--limit", "memory=64MiB", "--", sys.executable, "-c", EATER, uid=ANN, code=4)
+    run(
+        SFACTL,
+        "run",
+        "--name",
+        "eater",
+        "--limit",
+        "memory=64MiB",
+        "--",
+        sys.executable,
+        "-c",
+        EATER,
+        uid=ANN,
+        code=4,
+    )
     assert set(json.loads(run(SFACTL, "status", "--json"))["enforcement"].values()) == {"kernel"}
     assert run(SFACTL, "logs", "eater", uid=ANN).split() == ["memory.max", str(64 << 20)]
     reason = info("eater", ANN)["reason"]
     assert (reason["kind"], reason["limit_kind"]) == ("limit", "memory")
 
-    run(SFACTL, "spawn", "--name", "forker", "--limit", "pids=20", "--", sys.executable, "-c", FORKER, uid=ANN)
-    until(lambda: "unavailable" in run(SFACTL, "logs", "forker", uid=ANN), "the kernel refuses a process")
+    run(
+        SFACTL,
+        "spawn",
+        "--name",
+        "forker",
+        "--limit",
+        "pids=20",
+        "--",
+        sys.executable,
+        "-c",
+        FORKER,
+        uid=ANN,
+    )
+    until(
+        lambda: "unavailable" in run(SFACTL, "logs", "forker", uid=ANN),
+        "the kernel refuses a process",
+    )
     said = run(SFACTL, "logs", "forker", uid=ANN)
     assert said.startswith("pids.max 20\n")
     assert 10 <= int(said.split()[-1]) < 20
@@ -90,8 +145,21 @@ def test_memory_and_processes_are_bounded_by_the_kernel() -> None:
 
 def test_two_users_on_one_daemon() -> None:
     for uid in (ANN, BEN):
-        run(SFACTL, "spawn", "--name", f"of-{uid}", "--", "sh", "-c", "id -u; exec sleep 600", uid=uid)
-        until(lambda uid=uid: run(SFACTL, "logs", f"of-{uid}", uid=uid) == f"{uid}\n", "it runs as the user")  # type: ignore[misc]
+        run(
+            SFACTL,
+            "spawn",
+            "--name",
+            f"of-{uid}",
+            "--",
+            "sh",
+            "-c",
+            "id -u; exec sleep 600",
+            uid=uid,
+        )
+        until(
+            lambda uid=uid: run(SFACTL, "logs", f"of-{uid}", uid=uid) == f"{uid}\n",
+            "it runs as the user",
+        )  # type: ignore[misc]
     assert set(runs(ANN)) == {"of-1001"}
     assert set(runs(BEN)) == {"of-1002"}
     run(SFACTL, "stop", "of-1001", uid=BEN, code=None)
@@ -104,7 +172,10 @@ def test_a_crash_keeps_the_runs_and_a_stop_ends_them() -> None:
     before = {name: each["pid"] for name, each in runs(0).items()}
     daemon = show("MainPID")
     os.kill(int(daemon), signal.SIGSEGV)
-    until(lambda: show("MainPID") not in ("0", daemon) and show("ActiveState") == "active", "the next daemon is there")
+    until(
+        lambda: show("MainPID") not in ("0", daemon) and show("ActiveState") == "active",
+        "the next daemon is there",
+    )
     assert {name: each["pid"] for name, each in runs(0).items()} == before
     assert show("StatusText").startswith(f"{len(before)} runs live, 0 queued")
     run("systemctl", "stop", "sfad.service")

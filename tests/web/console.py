@@ -25,8 +25,11 @@ _PIDFD_GETFD = 438
 class Console:
     """`sfactl web`, and a client that speaks HTTP to it."""
 
-    def __init__(self, daemon: Daemon, *options: str, port: int = 0, env: Mapping[str, str] | None = None) -> None:
-        """Start it, and wait for its link. `options` come last, so that they can replace `--listen`."""
+    def __init__(
+        self, daemon: Daemon, *options: str, port: int = 0, env: Mapping[str, str] | None = None
+    ) -> None:
+        """Start it, and wait for its link. `options` come last, so that they can replace
+        `--listen`."""
         words = ["web", "--listen", f"127.0.0.1:{port}", *options]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "sfactl", *words],
@@ -45,15 +48,26 @@ class Console:
         self.cookie = ""
 
     def ask(
-        self, path: str, method: str = "GET", body: str | None = None, headers: Mapping[str, str] | None = None, port: int = 0
+        self,
+        path: str,
+        method: str = "GET",
+        body: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        port: int = 0,
     ) -> tuple[int, dict[str, str], str]:
         """Return status, headers and body; with the cookie, if it has one."""
         known = {"Host": self.host} | ({"Cookie": self.cookie} if self.cookie else {})
         known |= headers or {}
-        with closing(http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=PATIENCE)) as connection:
+        with closing(
+            http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=PATIENCE)
+        ) as connection:
             connection.request(method, path, body=body, headers=known)
             answer = connection.getresponse()
-            return answer.status, {key.lower(): value for key, value in answer.getheaders()}, answer.read().decode()
+            return (
+                answer.status,
+                {key.lower(): value for key, value in answer.getheaders()},
+                answer.read().decode(),
+            )
 
     def open(self) -> tuple[int, dict[str, str]]:
         """Open the link, and keep the cookie."""

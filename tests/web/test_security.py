@@ -1,4 +1,5 @@
-"""Who may ask: a process of the same user, a browser that has opened the link, and no page of another site."""
+"""Who may ask: a process of the same user, a browser that has opened the link, and no page of
+another site."""
 
 from __future__ import annotations
 
@@ -36,7 +37,16 @@ def console(common: Daemon) -> Iterator[Console]:
 
 
 def test_the_first_browser_is_let_in_and_no_other(console: Console) -> None:
-    for path in ("/", "/runs/a1", "/history", "/plans", "/events", "/api/stream", "/api/history", "/api/agents"):
+    for path in (
+        "/",
+        "/runs/a1",
+        "/history",
+        "/plans",
+        "/events",
+        "/api/stream",
+        "/api/history",
+        "/api/agents",
+    ):
         assert console.ask(path)[0] == 403
     assert console.ask("/login?token=wrong")[0] == 403
     assert console.ask("/login")[0] == 403
@@ -80,14 +90,26 @@ def test_a_link_for_another_device_works_once(console: Console) -> None:
 def test_a_page_of_another_site_gets_nothing(console: Console) -> None:
     console.open()
     token, there = console.token(), "http://evil.example"
-    assert console.ask("/", headers={"Host": "evil.example"})[0] == 403  # a name that resolves to 127.0.0.1
+    # a name that resolves to 127.0.0.1
+    assert console.ask("/", headers={"Host": "evil.example"})[0] == 403
     assert console.ask("/", headers={"Host": f"localhost:{console.port}"})[0] == 403
     assert console.ask("/static/app.js", headers={"Host": "evil.example"})[0] == 403
     for path in ("/api/history", "/api/stream?runs=all", "/"):
         assert console.ask(path, headers={"Origin": there})[0] == 403
         assert console.ask(path, headers={"Origin": "null"})[0] == 403
-    assert console.ask("/api/history", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"})[0] == 403
-    assert console.ask("/api/history", headers={"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"})[0] == 403  # another port
+    assert (
+        console.ask(
+            "/api/history", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+        )[0]
+        == 403
+    )
+    # another port
+    assert (
+        console.ask(
+            "/api/history", headers={"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"}
+        )[0]
+        == 403
+    )
     for headers in (
         {},
         {"X-CSRF-Token": "guess"},
@@ -95,8 +117,15 @@ def test_a_page_of_another_site_gets_nothing(console: Console) -> None:
         {"X-CSRF-Token": token, "Host": "a.b"},
     ):
         assert console.ask("/api/start", "POST", "{}", headers)[0] == 403
-    assert console.ask("/api/start", "POST", "{}", {"X-CSRF-Token": token, "Origin": console.origin})[0] == 400  # it names no agent
-    # a link in a message of another site may be followed: without the cookie, which is strict, our own page asks again
+    # it names no agent
+    assert (
+        console.ask("/api/start", "POST", "{}", {"X-CSRF-Token": token, "Origin": console.origin})[
+            0
+        ]
+        == 400
+    )
+    # a link in a message of another site may be followed: without the cookie, which is strict, our
+    # own page asks again
     mine, console.cookie = console.cookie, ""
     visit = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
     status, _, body = console.ask("/runs/a1?x=%22%3E%3Cscript%3E", headers=visit)
@@ -125,9 +154,14 @@ def test_wrong_requests_are_refused_in_words(console: Console) -> None:
         assert "error" in body
     assert console.ask(f"/api/events?before={'9' * 30}")[0] == 200
     for body in ("[]", "{", '{"limits": 3}', '{"limits": {"turns": "-1"}}'):
-        assert console.ask("/api/runs/zz/limit", "POST", body, {"X-CSRF-Token": token})[0] in (400, 404)
+        assert console.ask("/api/runs/zz/limit", "POST", body, {"X-CSRF-Token": token})[0] in (
+            400,
+            404,
+        )
     assert console.ask("/api/runs/zz/explode", "POST", "{}", {"X-CSRF-Token": token})[0] == 404
-    assert console.ask("/api/start", "POST", "{" + " " * 300_000 + "}", {"X-CSRF-Token": token})[0] in (400, 413)
+    assert console.ask("/api/start", "POST", "{" + " " * 300_000 + "}", {"X-CSRF-Token": token})[
+        0
+    ] in (400, 413)
 
 
 @as_root
@@ -140,7 +174,9 @@ def test_another_user_is_cut_off_before_it_asks(console: Console) -> None:
             connection = socket.create_connection(("127.0.0.1", console.port), timeout=PATIENCE)
             taken.append(connection)
         try:
-            taken[-1].sendall(f"GET {console.login} HTTP/1.1\r\nHost: {console.host}\r\n\r\n".encode())
+            taken[-1].sendall(
+                f"GET {console.login} HTTP/1.1\r\nHost: {console.host}\r\n\r\n".encode()
+            )
             return str(taken[-1].recv(100))
         except ConnectionError:
             return "cut off"
@@ -158,7 +194,10 @@ def nobody_connecting(port: int) -> Iterator[None]:
     def connect() -> None:
         count = 0
         while not select.select([stop], [], [], 0)[0]:
-            with suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
+            with (
+                suppress(ConnectionError),
+                socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection,
+            ):
                 # reset, so that no port is left waiting
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             count += 1
@@ -178,7 +217,9 @@ def nobody_connecting(port: int) -> Iterator[None]:
 
 
 @as_root
-def test_another_user_who_connects_without_pause_does_not_keep_the_browser_out(console: Console) -> None:
+def test_another_user_who_connects_without_pause_does_not_keep_the_browser_out(
+    console: Console,
+) -> None:
     "localhost".encode("idna")  # as above
     with nobody_connecting(console.port):
         assert console.open()[0] == 303
@@ -195,7 +236,9 @@ def test_tls_has_a_cookie_for_tls_only(common: Daemon, tmp_path: Path) -> None:
     console = Console(common, "--cert", str(cert), "--key", str(key))
     try:
         assert console.link.startswith("https://127.0.0.1:")
-        connection = http.client.HTTPSConnection("127.0.0.1", console.port, context=ssl.create_default_context(cafile=str(root)))
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", console.port, context=ssl.create_default_context(cafile=str(root))
+        )
         connection.request("GET", console.login, headers={"Host": console.host})
         answer = connection.getresponse()
         assert answer.status == 303
@@ -214,11 +257,20 @@ def test_behind_a_proxy_only_its_user_and_ones_own_may_connect(common: Daemon) -
         assert console.link.startswith("https://agents.example.org/login?token=")
         # the address in the link is the proxy's: ask where the console listens itself
         port = next(
-            each.laddr.port for each in psutil.Process(console.process.pid).net_connections("tcp") if each.status == "LISTEN"
+            each.laddr.port
+            for each in psutil.Process(console.process.pid).net_connections("tcp")
+            if each.status == "LISTEN"
         )
         assert console.ask("/", headers={"Host": "127.0.0.1"}, port=port)[0] == 403
         "localhost".encode("idna")  # as above
-        assert as_nobody(lambda: console.ask(console.login, headers={"Host": "agents.example.org"}, port=port)[0]) == "303"
+        assert (
+            as_nobody(
+                lambda: console.ask(
+                    console.login, headers={"Host": "agents.example.org"}, port=port
+                )[0]
+            )
+            == "303"
+        )
     finally:
         assert console.end() == 0
 
@@ -245,9 +297,15 @@ def test_a_place_that_is_not_safe_is_refused(options: dict[str, str], said: str)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [(["--listen", "0.0.0.0:0"], "--cert"), (["--cert", "/nowhere", "--key", "/nowhere"], "No such file")]
+    ("options", "said"),
+    [
+        (["--listen", "0.0.0.0:0"], "--cert"),
+        (["--cert", "/nowhere", "--key", "/nowhere"], "No such file"),
+    ],
 )
-def test_it_ends_with_2_before_it_prints_a_link(common: Daemon, options: list[str], said: str) -> None:
+def test_it_ends_with_2_before_it_prints_a_link(
+    common: Daemon, options: list[str], said: str
+) -> None:
     done = common.sfactl("web", *options)
     assert done.returncode == 2
     assert said in done.stderr
@@ -274,7 +332,10 @@ def test_it_ends_although_a_page_does_not_read(common: Daemon, number: int) -> N
         run = started(client, ["sh", "-c", "yes | head -c 3000000; sleep 300"], name="talker").id
     with socket.create_connection(("127.0.0.1", console.port)) as stuck:
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        request = f"GET /api/stream?runs=all&output={run} HTTP/1.1\r\nHost: {console.host}\r\nCookie: {console.cookie}\r\n\r\n"
+        request = (
+            f"GET /api/stream?runs=all&output={run} HTTP/1.1\r\nHost: {console.host}\r\nCookie: "
+            f"{console.cookie}\r\n\r\n"
+        )
         stuck.sendall(request.encode())
         assert stuck.recv(10)
         assert console.end(number) == 0

@@ -14,7 +14,9 @@ from . import app
 
 @app.command()
 def forget(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name")], socket: Socket = None, json: Json = False
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name")],
+    socket: Socket = None,
+    json: Json = False,
 ) -> int:
     """Give up the runs of this node on another one that will not come back.
 
@@ -26,5 +28,8 @@ def forget(
     if json:
         output.print_json({"node": node, "runs": forgotten})
     else:
-        print(f"{counted(len(forgotten), 'run')} given up" + (f": {' '.join(forgotten)}" if forgotten else ""))
+        print(
+            f"{counted(len(forgotten), 'run')} given up"
+            + (f": {' '.join(forgotten)}" if forgotten else "")
+        )
     return ExitCode.DONE

@@ -15,7 +15,10 @@ def nodes(socket: Socket = None, json: Json = False) -> int:
     """
     state = call(socket, FleetStatus(id=0), FleetState)
     if not state.connected or state.trouble:
-        raise Quit(ExitCode.UNAVAILABLE, state.trouble or "this node is in no fleet, or not connected: sfactl fleet status")
+        raise Quit(
+            ExitCode.UNAVAILABLE,
+            state.trouble or "this node is in no fleet, or not connected: sfactl fleet status",
+        )
     if json:
         output.print_json({"nodes": state.nodes})
     else:
@@ -27,11 +30,20 @@ def nodes(socket: Socket = None, json: Json = False) -> int:
                 node.python or "-",
                 node.ray or "-",
                 node.address or "-",
-                ", ".join(f"{amount:g} {name}" for name, amount in node.resources.items() if name in ("CPU", "GPU")) or "-",
+                ", ".join(
+                    f"{amount:g} {name}"
+                    for name, amount in node.resources.items()
+                    if name in ("CPU", "GPU")
+                )
+                or "-",
             ]
             for node in state.nodes
         ]
-        print(table.drawn(["NODE", "STATE", "SFAD", "PYTHON", "RAY", "ADDRESS", "RESOURCES"], rows, ()))
+        print(
+            table.drawn(
+                ["NODE", "STATE", "SFAD", "PYTHON", "RAY", "ADDRESS", "RESOURCES"], rows, ()
+            )
+        )
         for node in state.nodes:
             if node.refused:
                 output.note(f"sfactl: {node.name}: {node.refused}")

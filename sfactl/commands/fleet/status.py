@@ -18,14 +18,18 @@ def status(socket: Socket = None, json: Json = False) -> int:
     state = call(socket, FleetStatus(id=0), FleetState)
     if json:
         output.print_json({
-            "node": state.node, "address": state.address, "connected": state.connected, "trouble": state.trouble,
-            "nodes": [node.name for node in state.nodes], "granted": state.granted, "taken": state.taken,
-            "unreachable": state.unreachable, "keeper": state.keeper, "keeper_trouble": state.keeper_trouble,
+            "node": state.node, "address": state.address, "connected": state.connected,
+            "trouble": state.trouble, "nodes": [node.name for node in state.nodes],
+            "granted": state.granted, "taken": state.taken, "unreachable": state.unreachable,
+            "keeper": state.keeper, "keeper_trouble": state.keeper_trouble,
         })  # fmt: skip
     elif not state.address:
         print("in no fleet: set fleet.address in the daemon's config (docs/fleet.md)")
     else:
-        print(f"node {state.node} of the cluster at {state.address}: {'connected' if state.connected else 'not connected'}")
+        print(
+            f"node {state.node} of the cluster at {state.address}: "
+            f"{'connected' if state.connected else 'not connected'}"
+        )
         if state.trouble:
             print(f"  {output.plain(state.trouble)}")
         if state.connected or state.keeper:

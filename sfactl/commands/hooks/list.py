@@ -13,8 +13,12 @@ def list_(socket: Socket = None, json: Json = False) -> int:
     --on-end that are not done.
     """
     found = call(socket, DaemonInfo(id=0), DaemonStatus)
-    if found.admitted is None and not found.on_ends:  # the daemon tells this figure, like the hooks, to those who may do everything
-        raise Quit(ExitCode.NOT_PERMITTED, "only the operator sees the hooks; a run, or another user, does not")
+    # the daemon tells this figure, like the hooks, to those who may do everything
+    if found.admitted is None and not found.on_ends:
+        raise Quit(
+            ExitCode.NOT_PERMITTED,
+            "only the operator sees the hooks; a run, or another user, does not",
+        )
     if json:
         output.print_json({"hooks": found.hooks, "on_ends": found.on_ends})
         return ExitCode.DONE

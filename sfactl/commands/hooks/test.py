@@ -21,7 +21,11 @@ def test(
     json: Json = False,
     event: Annotated[
         str | None,
-        typer.Option("--event", metavar="TYPE", help="Type of the event (default: run_failed, or the first that starts the hook)"),
+        typer.Option(
+            "--event",
+            metavar="TYPE",
+            help="Type of the event (default: run_failed, or the first that starts the hook)",
+        ),
     ] = None,
 ) -> int:
     """Execute a hook for an invented event, and print how it ended, its output and its time.
@@ -34,5 +38,8 @@ def test(
     else:
         print(f"{found.how}, after {output.seconds(found.elapsed_s)}")
         if found.output:
-            output.write(output.harmless(found.output).encode() + (b"" if found.output.endswith("\n") else b"\n"))
+            output.write(
+                output.harmless(found.output).encode()
+                + (b"" if found.output.endswith("\n") else b"\n")
+            )
     return ExitCode.DONE if found.ok else FAILED

@@ -2,4 +2,6 @@
 
 from ...app import Application
 
-app = Application(name="session", help="Delegate work to other agents: start, watch and stop sessions.")
+app = Application(
+    name="session", help="Delegate work to other agents: start, watch and stop sessions."
+)

@@ -41,12 +41,22 @@ def delegate(
         begun.append(session)
         session_options.tell(session)
 
-    start = partial(sessions.delegate, wanted.order(task), socket=wanted.socket, channel=wanted.channel, wait=wait, started=told)
+    start = partial(
+        sessions.delegate,
+        wanted.order(task),
+        socket=wanted.socket,
+        channel=wanted.channel,
+        wait=wait,
+        started=told,
+    )
     try:
         session = session_options.started(start, json=wanted.json)
     except KeyboardInterrupt:
         for run in (each.run_id for each in begun):
-            how = f"to wait for its end: sfactl session info {run} --wait 60; to stop it: sfactl session stop {run}"
+            how = (
+                f"to wait for its end: sfactl session info {run} --wait 60; to stop it: sfactl "
+                f"session stop {run}"
+            )
             output.note(f"sfactl: {run} goes on; {how}")
         raise
     return session_options.show(session, json=wanted.json)

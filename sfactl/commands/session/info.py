@@ -15,7 +15,10 @@ def info(
     wait: Annotated[
         float | None,
         typer.Option(
-            "--wait", metavar="TIME", help="Wait for the session's end at most so long: 90 (seconds), 90s, 5m", parser=DURATION
+            "--wait",
+            metavar="TIME",
+            help="Wait for the session's end at most so long: 90 (seconds), 90s, 5m",
+            parser=DURATION,
         ),
     ] = None,
 ) -> int:

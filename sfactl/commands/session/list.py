@@ -16,7 +16,13 @@ def list_(
     socket: Socket = None,
     json: Json = False,
     rows: Annotated[
-        int, typer.Option("--rows", metavar="N", help=f"Sessions that have ended, at most (default: {LISTED})", parser=COUNT)
+        int,
+        typer.Option(
+            "--rows",
+            metavar="N",
+            help=f"Sessions that have ended, at most (default: {LISTED})",
+            parser=COUNT,
+        ),
     ] = LISTED,
 ) -> int:
     """List the live sessions, and those that ended last.
@@ -38,6 +44,10 @@ def _row(session: SessionView) -> tuple[str, ...]:
         session.status,
         output.seconds(session.elapsed_s),
         output.short(session.turns),
-        output.bounded(output.short(session.tokens), partial=session.partial, at_most=session.at_most),
-        output.bounded(output.usd(session.cost_usd), partial=session.partial, at_most=session.at_most),
+        output.bounded(
+            output.short(session.tokens), partial=session.partial, at_most=session.at_most
+        ),
+        output.bounded(
+            output.usd(session.cost_usd), partial=session.partial, at_most=session.at_most
+        ),
     )

@@ -13,7 +13,10 @@ def log(
     run: Run,
     socket: Socket = None,
     json: Json = False,
-    tail: Annotated[int, typer.Option("--tail", metavar="N", help="The newest N lines (default: 100)", parser=COUNT)] = 100,
+    tail: Annotated[
+        int,
+        typer.Option("--tail", metavar="N", help="The newest N lines (default: 100)", parser=COUNT),
+    ] = 100,
 ) -> int:
     """Print the transcript of a session: its events and output, made safe for a language model.
 

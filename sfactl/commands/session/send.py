@@ -24,7 +24,9 @@ def send(
     message = " ".join(words)
     new = sessions.send(run, message, socket=socket)
     if json:
-        output.print_json({"run": run, "sent": message} | ({} if new is None else {"continued_by": new.run_id}))
+        output.print_json(
+            {"run": run, "sent": message} | ({} if new is None else {"continued_by": new.run_id})
+        )
     elif new is not None:
         print(new.run_id)
     return ExitCode.DONE

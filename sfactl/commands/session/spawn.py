@@ -14,7 +14,9 @@ def spawn(task: Task, wanted: SessionOptions) -> int:
 
     Exit codes: 0; 1 refused; 77 not permitted.
     """
-    start = partial(sessions.spawn, wanted.order(task), socket=wanted.socket, channel=wanted.channel)
+    start = partial(
+        sessions.spawn, wanted.order(task), socket=wanted.socket, channel=wanted.channel
+    )
     session = session_options.started(start, json=wanted.json)
     session_options.tell_lowered(session)
     if wanted.json:

@@ -1,5 +1,5 @@
-"""Admits runs or refuses them. Launches them when the ledger holds their admission, the runs that they wait for have ended, and
-there is a slot."""
+"""Admits runs or refuses them. Launches them when the ledger holds their admission, the runs that
+they wait for have ended, and there is a slot."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,15 @@ from ..life.taking import Taking
 from ..limits.enforcement import LimitEnforcement
 from ..limits.plans import PlanBar, Plans
 from ..state.account import NOTHING
-from ..state.limits import PROFILED, ActiveLimit, is_default, is_from_above, narrow, profile_limits, step
+from ..state.limits import (
+    PROFILED,
+    ActiveLimit,
+    is_default,
+    is_from_above,
+    narrow,
+    profile_limits,
+    step,
+)
 from ..state.naming import AGENT_COMMANDS, program_name
 from ..state.policy import Invalid
 from ..state.quotas import HOUR, QuotaUse, SlidingWindow
@@ -30,7 +38,8 @@ from ..state.vocabulary import ReasonKind
 from .candidate import candidate, limits_for
 from .guard import Question, first_refusal, unenforced
 
-# ---- Runs that start when others have ended (`spawn --after`): whom each still waits for, and what an end means for them
+# ---- Runs that start when others have ended (`spawn --after`): whom each still
+# waits for, and what an end means for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +50,8 @@ class Awaiting:
     """By the run that they wait for."""
 
     def awaited_by(self, run: Run, ended: Mapping[RunId, Status]) -> tuple[After, ...]:
-        """Return what a run that is to be admitted has to wait for. `ended`: see `SpawnRequested`. Raise `Invalid` if it could
-        never start."""
+        """Return what a run that is to be admitted has to wait for. `ended`: see `SpawnRequested`.
+        Raise `Invalid` if it could never start."""
         for after in run.asked.after:
             if self._ctx.tree.get(after.run) is not None:
                 continue
@@ -51,16 +60,22 @@ class Awaiting:
                 raise Invalid(f"run {after.run} ended while the request was read; send it again")
             if after.ok and status is not Status.COMPLETED:
                 raise Invalid(
-                    f"run {after.run} ended as {status}, so what waits for its success cannot start (--after {after.words}); "
+                    f"run {after.run} ended as {status}, so what waits for its success cannot "
+                    f"start (--after {after.words}); "
                     f"with --after {after.run} it starts all the same"
                 )
-        found = tuple(dict.fromkeys(after for after in run.asked.after if self._ctx.tree.get(after.run) is not None))
+        found = tuple(
+            dict.fromkeys(
+                after for after in run.asked.after if self._ctx.tree.get(after.run) is not None
+            )
+        )
         self._refuse_circle(run, found)
         return found
 
     def _refuse_circle(self, run: Run, awaits: Iterable[After]) -> None:
-        """Raise `Invalid` if one of the runs that it waits for, or that these wait for, ends only after it: one above it. No other
-        circle is possible, because a run can only wait for runs that were admitted before it."""
+        """Raise `Invalid` if one of the runs that it waits for, or that these wait for, ends only
+        after it: one above it. No other circle is possible, because a run can only wait for runs
+        that were admitted before it."""
         above = {each.id for each in run.ancestors}
         paths = [[after.run] for after in awaits] if above else []
         seen: set[RunId] = set()
@@ -69,7 +84,8 @@ class Awaiting:
             if last in above:
                 through = " → ".join([f"'{run.name}'", *path])
                 raise Invalid(
-                    f"it would wait for itself: run {last} is above it and ends only after it ({through}). Wait for another "
+                    f"it would wait for itself: run {last} is above it and ends only after it "
+                    f"({through}). Wait for another "
                     "run, or start it from outside the tree"
                 )
             if last not in seen and (waits := self._ctx.tree.get(last)) is not None:
@@ -78,20 +94,26 @@ class Awaiting:
 
     def wait(self, run: Run) -> None:
         """Let the run wait for each of `run.awaits`."""
-        for awaited in dict.fromkeys(after.run for after in run.awaits):  # once, also where it waits for an end and for a success
+        # once, also where it waits for an end and for a success
+        for awaited in dict.fromkeys(after.run for after in run.awaits):
             self.waiters.setdefault(awaited, []).append(run.id)
 
     def ended(self, ends: Mapping[RunId, Status], at: float) -> list[Run]:
-        """Take the ends of these runs, and end each run that waited for the success of one that did not complete. Return those that
-        wait for no run any more."""
+        """Take the ends of these runs, and end each run that waited for the success of one that did
+        not complete. Return those that wait for no run any more."""
         released: list[Run] = []
         for ended, status in ends.items():
             for waiter in self.waiters.pop(ended, ()):
                 run = self._ctx.tree.get(waiter)
                 if run is None or run.status is not Status.QUEUED:
                     continue
-                if status is not Status.COMPLETED and any(after.ok and after.run == ended for after in run.awaits):
-                    message = f"run {ended} ended as {status}, and it was to start only if that completed (--after {ended}:ok)"
+                if status is not Status.COMPLETED and any(
+                    after.ok and after.run == ended for after in run.awaits
+                ):
+                    message = (
+                        f"run {ended} ended as {status}, and it was to start only if that "
+                        f"completed (--after {ended}:ok)"
+                    )
                     reason = Reason(kind=ReasonKind.AFTER, message=message, by=ended)
                     self._stopping.stop(run, at, Ending(Status.CANCELLED, reason))
                     continue
@@ -102,8 +124,13 @@ class Awaiting:
         return released
 
     def ended_before(self, ends: Mapping[RunId, Status], at: float) -> list[Run]:
-        """Do the same for runs that ended before an earlier daemon's runs were adopted. Nothing that is unknown is a success."""
-        gone = {run: ends.get(run, Status.LOST) for run in self.waiters if self._ctx.tree.get(run) is None}
+        """Do the same for runs that ended before an earlier daemon's runs were adopted. Nothing
+        that is unknown is a success."""
+        gone = {
+            run: ends.get(run, Status.LOST)
+            for run in self.waiters
+            if self._ctx.tree.get(run) is None
+        }
         for run in self._ctx.ended:
             gone.pop(run.id, None)  # the end is told in a moment
         return self.ended(gone, at)
@@ -121,9 +148,10 @@ class Awaiting:
 
 # ---- Gives runs the profile of agent programs when one starts in them
 #
-# A night is often `sh night.sh`, and that may run `sh part.sh` as a child run. Their commands are no agent programs, so they have
-# the defaults, which would end them in the middle of their work. Only limits that come from the defaults are raised: not those that
-# a person, the entry of an agent or a type has set.
+# A night is often `sh night.sh`, and that may run `sh part.sh` as a child run. Their commands are
+# no agent programs, so they have the defaults, which would end them in the middle of their work.
+# Only limits that come from the defaults are raised: not those that a person, the entry of an agent
+# or a type has set.
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +160,8 @@ class Widening:
     _limit_enforcement: LimitEnforcement
 
     def agent_started(self, run: Run, program: str, at: float) -> bool:
-        """Raise the limits of the run and of those above it, because an agent program starts in it. Return whether that changed
-        any."""
+        """Raise the limits of the run and of those above it, because an agent program starts in it.
+        Return whether that changed any."""
         if program not in AGENT_COMMANDS or not self._ctx.policy.program_profile:
             return False
         # from the root down, because the limits of a run are never above those of its parent
@@ -146,27 +174,46 @@ class Widening:
         found = profile_limits(f"profile {CODING_AGENT}", PROFILES[CODING_AGENT], self._ctx.policy)
         if run.parent is not None:
             narrow(found, run.parent)
-        raised = [found[kind] for kind in PROFILED if _is_higher(run.limits.get(kind), found[kind].threshold)]
+        raised = [
+            found[kind]
+            for kind in PROFILED
+            if _is_higher(run.limits.get(kind), found[kind].threshold)
+        ]
         if not raised:
             return False
         steps = ", ".join(step(run.limits[limit.kind], limit) for limit in raised)
         for limit in raised:
             # what `--on-limit` says holds for the profile, too
-            run.limits[limit.kind] = ActiveLimit(replace(limit, action=run.limits[limit.kind].action))
+            run.limits[limit.kind] = ActiveLimit(
+                replace(limit, action=run.limits[limit.kind].action)
+            )
         self._ctx.changed(run)
         self._ctx.used_more(run)  # its row shows its limits
         self._ctx.do(c.Rebound(run))
         why = f"'{program}' starts in it, so it has the profile {CODING_AGENT}"
-        self._ctx.publish(EventType.LIMITS_WIDENED, run, f"{why}: {steps}; to set limits yourself: --timeout, --limit")
+        self._ctx.publish(
+            EventType.LIMITS_WIDENED,
+            run,
+            f"{why}: {steps}; to set limits yourself: --timeout, --limit",
+        )
         self._limit_enforcement.limits_changed(run, {limit.kind for limit in raised}, at)
         return True
 
 
 def _untouched(run: Run) -> bool:
-    """Return whether no one has set the limits that a profile sets, and none of them holds or ends the run already."""
-    if run.status is Status.STOPPING or run.limit_hold is not None or any(limit.kind in PROFILED for limit in run.asked.limits):
+    """Return whether no one has set the limits that a profile sets, and none of them holds or ends
+    the run already."""
+    if (
+        run.status is Status.STOPPING
+        or run.limit_hold is not None
+        or any(limit.kind in PROFILED for limit in run.asked.limits)
+    ):
         return False
-    return all(is_default(found.limit) or is_from_above(found.limit) for kind in PROFILED if (found := run.limits.get(kind)))
+    return all(
+        is_default(found.limit) or is_from_above(found.limit)
+        for kind in PROFILED
+        if (found := run.limits.get(kind))
+    )
 
 
 def _is_higher(active: ActiveLimit | None, threshold: float) -> bool:
@@ -177,7 +224,8 @@ def _is_higher(active: ActiveLimit | None, threshold: float) -> bool:
 
 
 REFUSALS_WRITTEN = 10
-"""Refusals a minute of one caller by one rule that get a row of their own. Others are counted in the last of these rows."""
+"""Refusals a minute of one caller by one rule that get a row of their own. Others are counted in
+the last of these rows."""
 
 
 class _Refusals:
@@ -211,7 +259,8 @@ class Admission:
         self._refusals: dict[str, dict[str, _Refusals]] = {}
         """By caller and rule."""
         self.ready: dict[RunId, Run] = {}
-        """Queued runs that need no slot, and wait for no run any more, but perhaps for the ledger, or for the end of a pause."""
+        """Queued runs that need no slot, and wait for no run any more, but perhaps for the ledger,
+        or for the end of a pause."""
         self.admitted = 0
         self.refused = 0
 
@@ -233,7 +282,10 @@ class Admission:
         for rate in self._rates.values():
             rate.limit = self._ctx.policy.spawns_per_hour
         for rate in self._session_rates.values():
-            rate.limit, rate.span = self._ctx.policy.sessions.starts, self._ctx.policy.sessions.window
+            rate.limit, rate.span = (
+                self._ctx.policy.sessions.starts,
+                self._ctx.policy.sessions.window,
+            )
 
     def spawn_requested(self, ev: e.SpawnRequested) -> None:
         caller = self._ctx.tree.get(ev.peer.run) if ev.peer.run is not None else None
@@ -246,8 +298,16 @@ class Admission:
                 permissions=self._ctx.permissions(ev.peer),
             )
             if run.asked.placing is not None:
-                budgets = self._spending.budgets_of(run) if self._ctx.policy.budget_action is not Action.WARN else ()
-                if any(self._spending.draw_if_possible(each, least) for each in budgets if (least := least_share(run)) > each.left):
+                budgets = (
+                    self._spending.budgets_of(run)
+                    if self._ctx.policy.budget_action is not Action.WARN
+                    else ()
+                )
+                if any(
+                    self._spending.draw_if_possible(each, least)
+                    for each in budgets
+                    if (least := least_share(run)) > each.left
+                ):
                     self._spending.postponed.append(ev)
                     return
                 share_out(run, budgets, self._ctx.policy.lease)
@@ -255,7 +315,11 @@ class Admission:
         except Invalid as invalid:
             self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
             return
-        busy = self._continued(ev.asked.continues, ev.continued_by) if ev.asked.continues is not None else None
+        busy = (
+            self._continued(ev.asked.continues, ev.continued_by)
+            if ev.asked.continues is not None
+            else None
+        )
         if busy is not None:
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, busy)
             return
@@ -266,13 +330,20 @@ class Admission:
             self._admit(run, awaits, ev.at)
 
     def _continued(self, run: RunId, by: RunId | None) -> str | None:
-        """Return why a run cannot be continued: it lives, or another run continues it. Two would write to one session."""
+        """Return why a run cannot be continued: it lives, or another run continues it. Two would
+        write to one session."""
         if self._ctx.tree.get(run) is not None:
             return f"run {run} has not ended: stop it first, or send it a message"
         by = by or next((each.id for each in self._ctx.tree if each.asked.continues == run), None)
-        return f"run {run} was continued by {by} already; to continue that one: sfactl continue {by}" if by is not None else None
+        return (
+            f"run {run} was continued by {by} already; to continue that one: sfactl continue {by}"
+            if by is not None
+            else None
+        )
 
-    def _question(self, ev: e.SpawnRequested, run: Run, caller: Run | None, *, waits: bool) -> Question:
+    def _question(
+        self, ev: e.SpawnRequested, run: Run, caller: Run | None, *, waits: bool
+    ) -> Question:
         peer = ev.peer
         if peer.run is not None and caller is None:
             peer = replace(peer, unidentified=f"its run {peer.run} has ended")
@@ -289,7 +360,9 @@ class Admission:
             live=self._ctx.tree,
             exhausted=self._spending.budgets.exhausted(peer.user),
             session_rate=self._session_rate(peer.user) if is_session else None,
-            sessions=[live for live in self._ctx.tree if live.asked.session is not None] if is_session else (),
+            sessions=[live for live in self._ctx.tree if live.asked.session is not None]
+            if is_session
+            else (),
             waits=waits,
             plan=self._plan(run, ev.at) if self._plans.known else None,
         )
@@ -305,11 +378,16 @@ class Admission:
         live = sum(run.user == user and run.asked.session is not None for run in self._ctx.tree)
         return [
             QuotaUse("quotas.trees_per_user", slots.user_count(user), slots.per_user),
-            *(QuotaUse(f"groups.{group}.slots", slots.group_count(user, group), most) for group, most in slots.groups.items()),
+            *(
+                QuotaUse(f"groups.{group}.slots", slots.group_count(user, group), most)
+                for group, most in slots.groups.items()
+            ),
             QuotaUse("quotas.queued_per_user", slots.queued_of(user), policy.queued_per_user),
             _use_of(self._rates.get(user), "quotas.spawns_per_hour", policy.spawns_per_hour, at),
             QuotaUse("sessions.max_concurrent_per_user", live, sessions.per_user),
-            _use_of(self._session_rates.get(user), "sessions.spawn_rate_limit", sessions.starts, at),
+            _use_of(
+                self._session_rates.get(user), "sessions.spawn_rate_limit", sessions.starts, at
+            ),
         ]
 
     def _rate(self, user: str) -> SlidingWindow:
@@ -322,11 +400,13 @@ class Admission:
         return self._session_rates.setdefault(user, SlidingWindow(rules.starts, rules.window))
 
     def session_started_before(self, user: str, at: float) -> None:
-        """Count a session that an earlier daemon admitted against its rate. The oldest has to come first."""
+        """Count a session that an earlier daemon admitted against its rate. The oldest has to come
+        first."""
         self._session_rate(user).take(at)
 
     def spawned_before(self, user: str, at: float) -> None:
-        """Count a root that an earlier daemon admitted against the rate. The oldest has to come first."""
+        """Count a root that an earlier daemon admitted against the rate. The oldest has to come
+        first."""
         self._rate(user).take(at)
 
     def _refuse(self, ev: e.SpawnRequested, run: Run, caller: Run | None, refusal: Refusal) -> None:
@@ -349,11 +429,12 @@ class Admission:
         self._ctx.reply(ev.token, c.SpawnRefused(refusal, run.id))
 
     def placed_here(self, run: Run, asked: Asked, at: float) -> None:
-        """Launch a run that was to be placed as one of this node, with the limits that such a run has, or end it if nothing would
-        enforce them."""
+        """Launch a run that was to be placed as one of this node, with the limits that such a run
+        has, or end it if nothing would enforce them."""
         if run.remote is None or run.status is not Status.QUEUED:
             return
-        self._spending.settle_grant(run, NOTHING, 0)  # in its own tree, what it uses counts as it uses it
+        # in its own tree, what it uses counts as it uses it
+        self._spending.settle_grant(run, NOTHING, 0)
         run.remote = None
         run.replace_request(replace(asked, placing=run.asked.placing, labels=run.asked.labels))
         try:
@@ -363,7 +444,9 @@ class Admission:
         except Invalid as invalid:
             why = str(invalid)
         if why is not None:
-            self._lifecycle.decide_end(run, at, Ending(Status.FAILED, Reason(kind=ReasonKind.FLEET, message=why)))
+            self._lifecycle.decide_end(
+                run, at, Ending(Status.FAILED, Reason(kind=ReasonKind.FLEET, message=why))
+            )
             self._lifecycle.finish(run, at)
             return
         self._ctx.changed(run)
@@ -415,7 +498,8 @@ class Admission:
             self._enqueue(root)
 
     def _wait_for_reset(self, root: Run, bar: PlanBar, at: float) -> None:
-        """Let a root that is queued wait until a subscription has room for it, without a place in the queue for slots."""
+        """Let a root that is queued wait until a subscription has room for it, without a place in
+        the queue for slots."""
         self._plans.queue(root, bar, at)
         self._ctx.slots.wait_outside(root.id, root.user)
 
@@ -435,9 +519,15 @@ class Admission:
             run.committed = True
             self._ctx.changed(run)
             self._ctx.publish(EventType.RUN_ACCEPTED, run)
-            if run.status is Status.QUEUED and (run.awaits or run.id in self.ready or self._ctx.slots.waits(run.id)):
+            if run.status is Status.QUEUED and (
+                run.awaits or run.id in self.ready or self._ctx.slots.waits(run.id)
+            ):
                 awaited = ", ".join(after.words for after in run.awaits)
-                why = f"it starts after {awaited}" if awaited else f"{self._ctx.slots.queued} trees wait"
+                why = (
+                    f"it starts after {awaited}"
+                    if awaited
+                    else f"{self._ctx.slots.queued} trees wait"
+                )
                 if run.plan_hold is not None:
                     why = run.plan_hold.message
                 self._ctx.publish(EventType.RUN_QUEUED, run, why)
@@ -451,7 +541,10 @@ class Admission:
             run = self._ctx.tree.get(run_id)
             if run is None or run.committed:
                 continue
-            message = f"run {run.id} was not started, because it could not be recorded: {ev.error}; try again when that is fixed"
+            message = (
+                f"run {run.id} was not started, because it could not be recorded: {ev.error}; try "
+                "again when that is fixed"
+            )
             if run.admit_token is not None:
                 self._ctx.fail(run.admit_token, ErrorCode.UNAVAILABLE, message)
                 run.admit_token = None
@@ -476,7 +569,8 @@ class Admission:
             self._release(self._awaiting.ended({run.id: run.status for run in ended}, at))
 
     def ended_before(self, ends: Mapping[RunId, Status], at: float) -> None:
-        """Release what waits for runs that ended before the runs of an earlier daemon were adopted."""
+        """Release what waits for runs that ended before the runs of an earlier daemon were
+        adopted."""
         self._release(self._awaiting.ended_before(ends, at))
 
     def _release(self, runs: Iterable[Run]) -> None:
@@ -489,7 +583,8 @@ class Admission:
             self._enqueue(run)
 
     def launch_waiting(self, at: float) -> None:
-        """Launch the trees that wait for a slot, as far as there are any, and what waits below a root and may start."""
+        """Launch the trees that wait for a slot, as far as there are any, and what waits below a
+        root and may start."""
         if self._ctx.draining:
             return
         if self._plans.released:
@@ -497,7 +592,11 @@ class Admission:
             self._plans.released.clear()
         while (run_id := self._ctx.slots.give_next()) is not None:
             run = self._ctx.tree.get(run_id)
-            if run is not None and self._plans.known and (bar := self._plans.bar_root(run, at)) is not None:
+            if (
+                run is not None
+                and self._plans.known
+                and (bar := self._plans.bar_root(run, at)) is not None
+            ):
                 self._ctx.slots.leave(run_id)
                 self._wait_for_reset(run, bar, at)
             elif run is not None and run.committed:
@@ -510,7 +609,8 @@ class Admission:
                 self._lifecycle.launch(run)
 
     def restore(self, run: Run) -> None:
-        """Continue with a run that an earlier daemon has admitted. A root keeps its slot, or its place in the queue."""
+        """Continue with a run that an earlier daemon has admitted. A root keeps its slot, or its
+        place in the queue."""
         self._ctx.tree.put(run)
         self._number = max(self._number, run.birth.number + 1)
         if run.status is Status.QUEUED and run.awaits:
@@ -533,4 +633,8 @@ class Admission:
 
 
 def _use_of(rate: SlidingWindow | None, key: str, limit: int, at: float) -> QuotaUse:
-    return QuotaUse(key, 0, limit, 0.0) if rate is None else QuotaUse(key, rate.used(at), limit, rate.room_in(at))
+    return (
+        QuotaUse(key, 0, limit, 0.0)
+        if rate is None
+        else QuotaUse(key, rate.used(at), limit, rate.room_in(at))
+    )

@@ -1,7 +1,8 @@
-"""Continues with the runs of an earlier daemon: what lives is under its limits again, and what does not is ended.
+"""Continues with the runs of an earlier daemon: what lives is under its limits again, and what does
+not is ended.
 
-A decision of the earlier daemon stands; each command here may repeat one that it has carried out. What is not known is never
-taken for a success, and what may have run is not run again.
+A decision of the earlier daemon stands; each command here may repeat one that it has carried out.
+What is not known is never taken for a success, and what may have run is not run again.
 """
 
 from collections.abc import Callable
@@ -91,7 +92,9 @@ class Adopting:
                 self._continue_launch(one, why, at)
             case Status.RUNNING | Status.PAUSED if run.pid is None:
                 message = f"{why} while it ran; how it ended cannot be known"
-                self._attempts.conclude_unseen(run, at, message, empty=one.empty, startable=one.startable)
+                self._attempts.conclude_unseen(
+                    run, at, message, empty=one.empty, startable=one.startable
+                )
             case Status.RUNNING | Status.PAUSED:
                 self._thaw(run)
                 if run.status is Status.RUNNING:
@@ -115,7 +118,11 @@ class Adopting:
     def _continue_launch(self, one: Remembered, why: str, at: float) -> None:
         run = one.run
         if not one.begun:
-            what = "nothing of it has run" if run.attempt == 1 else f"nothing of attempt {run.attempt} has run"
+            what = (
+                "nothing of it has run"
+                if run.attempt == 1
+                else f"nothing of attempt {run.attempt} has run"
+            )
             self._fail(run, f"{why} while it was being started; {what}", at, empty=one.empty)
         elif run.pid is None:
             self._unknown(one, why, at)

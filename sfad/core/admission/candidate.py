@@ -1,4 +1,5 @@
-"""The run that a spawn request describes: its values checked, its bounds narrowed, a session's limits set."""
+"""The run that a spawn request describes: its values checked, its bounds narrowed, a session's
+limits set."""
 
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ from ..state.request import Asked
 from ..state.run import AllowedModels, Attempt, Birth, Run, State, check_grace, run_id
 from ..state.tree import narrower
 
-# ---- Limits of a session: never more than `[sessions]`, nor than the profile or the entry of its agent sets
+# ---- Limits of a session: never more than `[sessions]`, nor than the profile or
+# the entry of its agent sets
 
 
 class _Cap(NamedTuple):
@@ -34,12 +36,20 @@ def session_limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: i
     assert asked.session is not None
     found = limits_of(asked, None, policy, uid)
     # what only warns, and what no entry or profile has set, is no bound
-    registered = {kind: active for kind, active in found.items() if active.binds and active.limit is not policy.defaults.get(kind)}
+    registered = {
+        kind: active
+        for kind, active in found.items()
+        if active.binds and active.limit is not policy.defaults.get(kind)
+    }
     entry = {limit.kind for limit in asked.limits}
     caps = _caps(policy)
     for limit in asked.session.limits:
         _check_limit(
-            limit, registered.get(limit.kind), caps.get(limit.kind), policy, for_model=above is not None or asked.from_model
+            limit,
+            registered.get(limit.kind),
+            caps.get(limit.kind),
+            policy,
+            for_model=above is not None or asked.from_model,
         )
     wanted = {limit.kind: limit for limit in asked.session.limits}
     chosen = {limit.kind: limit for limit in asked.limits}
@@ -61,9 +71,16 @@ def lowered(run: Run) -> list[Lowered]:
 
 def _lowered(asked: Limit, given: Limit) -> Lowered:
     kind = asked.kind
-    words = f"{kind}: {format_amount(kind, asked.threshold)} asked for, {format_amount(kind, given.threshold)} given"
+    words = (
+        f"{kind}: {format_amount(kind, asked.threshold)} asked for, "
+        f"{format_amount(kind, given.threshold)} given"
+    )
     return Lowered(
-        kind=kind, asked=asked.threshold, given=given.threshold, source=given.source, message=f"{words} ({given.source})"
+        kind=kind,
+        asked=asked.threshold,
+        given=given.threshold,
+        source=given.source,
+        message=f"{words} ({given.source})",
     )
 
 
@@ -73,9 +90,14 @@ def _caps(policy: Policy) -> dict[LimitKind, _Cap]:
     turns = min(rules.max_turns, policy.max_turns)
     return {
         LimitKind.TIME: _Cap(
-            min(rules.default_time, time), "sessions.default_timeout_minutes", time, "sessions.max_timeout_minutes"
+            min(rules.default_time, time),
+            "sessions.default_timeout_minutes",
+            time,
+            "sessions.max_timeout_minutes",
         ),
-        LimitKind.TURNS: _Cap(turns, "sessions.max_tool_calls_per_run", turns, "sessions.max_tool_calls_per_run"),
+        LimitKind.TURNS: _Cap(
+            turns, "sessions.max_tool_calls_per_run", turns, "sessions.max_tool_calls_per_run"
+        ),
         LimitKind.TOKENS: _Cap(
             min(rules.default_tokens, rules.max_tokens),
             "sessions.default_token_budget",
@@ -86,14 +108,24 @@ def _caps(policy: Policy) -> dict[LimitKind, _Cap]:
     }
 
 
-def _session_bound(kind: LimitKind, registered: ActiveLimit | None, cap: _Cap | None) -> Limit | None:
+def _session_bound(
+    kind: LimitKind, registered: ActiveLimit | None, cap: _Cap | None
+) -> Limit | None:
     bounds = [Limit(kind=kind, threshold=cap.most, source=cap.most_key)] if cap is not None else []
     bounds += [registered.limit] if registered is not None else []
     return min(bounds, key=lambda each: each.threshold, default=None)
 
 
-def _check_limit(limit: Limit, registered: ActiveLimit | None, cap: _Cap | None, policy: Policy, *, for_model: bool) -> None:
-    """Raise `Invalid` for less than the kind allows, and for more than a session may have, unless that is lowered."""
+def _check_limit(
+    limit: Limit,
+    registered: ActiveLimit | None,
+    cap: _Cap | None,
+    policy: Policy,
+    *,
+    for_model: bool,
+) -> None:
+    """Raise `Invalid` for less than the kind allows, and for more than a session may have, unless
+    that is lowered."""
     bound = _session_bound(limit.kind, registered, cap)
     spec, most = KINDS[limit.kind], most_of(limit.kind, policy)
     if bound is None and most is not None:
@@ -101,7 +133,10 @@ def _check_limit(limit: Limit, registered: ActiveLimit | None, cap: _Cap | None,
     if bound is None:
         return
     if limit.threshold < spec.least:
-        least, highest = format_amount(limit.kind, spec.least), format_amount(limit.kind, bound.threshold)
+        least, highest = (
+            format_amount(limit.kind, spec.least),
+            format_amount(limit.kind, bound.threshold),
+        )
         asked = f"{limit.kind} = {limit.threshold:g}{spec.suffix} ({limit.source})"
         raise Invalid(f"{asked} is outside the range of a session: {least} to {highest}")
     if limit.threshold > bound.threshold and not (cap is not None and cap.lowers):
@@ -113,7 +148,9 @@ def _asked_for(limit: Limit, registered: ActiveLimit | None, cap: _Cap | None) -
     if bound is None:
         return limit
     if limit.action in {None, Action.WARN}:
-        limit = replace(limit, action=registered.action if registered is not None else Action.TERMINATE)
+        limit = replace(
+            limit, action=registered.action if registered is not None else Action.TERMINATE
+        )
     if not limit.threshold > bound.threshold:
         return limit
     return replace(limit, threshold=bound.threshold, source=bound.source)
@@ -124,10 +161,17 @@ def _too_much(limit: Limit, bound: Limit, policy: Policy, *, for_model: bool) ->
     configured = key.startswith(("sessions.", "limits."))
     where = f"the default of {key}" if configured and key not in policy.files else f"set by {key}"
     asked, most = format_amount(kind, limit.threshold), format_amount(kind, bound.threshold)
-    said = f"{kind} = {asked} ({limit.source}) is more than a session may have: at most {most}, {where}"
+    said = (
+        f"{kind} = {asked} ({limit.source}) is more than a session may have: at most {most}, "
+        f"{where}"
+    )
     if for_model:
         return f"{said}. Ask for at most {most}"
-    return f"{said}. To allow more, raise {policy.where_set(key)}, then run: sfactl reload" if configured else said
+    return (
+        f"{said}. To allow more, raise {policy.where_set(key)}, then run: sfactl reload"
+        if configured
+        else said
+    )
 
 
 def _by_default(kind: LimitKind, own: ActiveLimit | None, cap: _Cap, *, by_entry: bool) -> Limit:
@@ -138,12 +182,15 @@ def _by_default(kind: LimitKind, own: ActiveLimit | None, cap: _Cap, *, by_entry
     return Limit(kind=kind, threshold=threshold, action=action, source=key)
 
 
-# ---- The run that a spawn request describes: its values checked, its bounds narrowed. The guard decides whether it may start.
+# ---- The run that a spawn request describes: its values checked, its bounds
+# narrowed. The guard decides whether it may start.
 
 
-def candidate(ev: SpawnRequested, *, number: int, policy: Policy, caller: Run | None, permissions: Permissions) -> Run:
-    """Return the run to be, part of no tree yet. `caller` is the live run that the peer is in, `permissions` what that run may
-    do. Raise `Invalid`."""
+def candidate(
+    ev: SpawnRequested, *, number: int, policy: Policy, caller: Run | None, permissions: Permissions
+) -> Run:
+    """Return the run to be, part of no tree yet. `caller` is the live run that the peer is in,
+    `permissions` what that run may do. Raise `Invalid`."""
     above = None if ev.asked.detach else caller
     _check(ev)
     grant = ev.asked.grant
@@ -169,7 +216,13 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, caller: Run | 
         created_at=ev.at,
         max_depth=_granted(grant, grant.max_depth)
         if grant is not None
-        else _bound(asked.max_depth, above.birth.max_depth if above else None, policy.max_depth, policy.depth_ceiling, "depth"),
+        else _bound(
+            asked.max_depth,
+            above.birth.max_depth if above else None,
+            policy.max_depth,
+            policy.depth_ceiling,
+            "depth",
+        ),
         # each run has a bound of its own; the guard asks the ancestors' one by one
         max_descendants=_granted(grant, grant.descendants)
         if grant is not None
@@ -185,7 +238,9 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, caller: Run | 
             allow=asked.allow,
             deny=asked.deny,
             leaf=asked.leaf,
-            sessions=grant.sessions if grant is not None else asked.nested or (caller is None and asked.session is None),
+            sessions=grant.sessions
+            if grant is not None
+            else asked.nested or (caller is None and asked.session is None),
             session=asked.session is not None,
         ),
         origin=origin,
@@ -193,7 +248,14 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, caller: Run | 
         models=_models(own_id, asked, caller),
     )
     limits = limits_for(asked, above, policy, ev.peer.uid)
-    state = State(Status.ACCEPTED, limits, policy.max_time, Attempt(0), tied_to=asked.tied_to, admit_token=ev.token)
+    state = State(
+        Status.ACCEPTED,
+        limits,
+        policy.max_time,
+        Attempt(0),
+        tied_to=asked.tied_to,
+        admit_token=ev.token,
+    )
     if grant is not None:
         state.lease = Lease(ev.lease_until)
     return Run(birth, state, above)
@@ -211,7 +273,11 @@ def _with_labels_of(parent: Run | None, asked: Asked) -> Asked:
         return asked
     labels = parent.asked.labels | asked.labels
     if len(labels) > MAX_LABELS:
-        raise Invalid(f"{len(labels)} labels, with those of its parent {parent.id}; at most {MAX_LABELS}: give it fewer of its own")
+        raise Invalid(
+            f"{len(labels)} labels, with those of its parent {parent.id}; at most "
+            f"{MAX_LABELS}: "
+            "give it fewer of its own"
+        )
     return replace(asked, labels=labels)
 
 
@@ -224,41 +290,62 @@ def _check(ev: SpawnRequested) -> None:
     if not 1 <= asked.attempts <= MAX_ATTEMPTS:
         raise Invalid(f"attempts = {asked.attempts} is outside 1 to {MAX_ATTEMPTS}")
     if asked.retry_delay is not None and not 0 <= asked.retry_delay <= MAX_RETRY_DELAY:
-        raise Invalid(f"retry_delay = {asked.retry_delay:g} s is outside 0 s to {MAX_RETRY_DELAY:g} s")
+        raise Invalid(
+            f"retry_delay = {asked.retry_delay:g} s is outside 0 s to {MAX_RETRY_DELAY:g} s"
+        )
     if asked.leaf and asked.nested:
         raise Invalid("leaf and nested exclude each other: a leaf may start nothing")
     if asked.after and not asked.queue:
-        raise Invalid("--after and --no-queue exclude each other: a run that waits for another is queued")
+        raise Invalid(
+            "--after and --no-queue exclude each other: a run that waits for another is queued"
+        )
     check_grace(asked.grace)
 
 
 def _check_group(group: str, above: Run | None, policy: Policy) -> None:
     if above is not None:
-        raise Invalid(f"a group bounds trees, and this run would be a part of the tree of {above.root.id}: leave out --group")
+        raise Invalid(
+            "a group bounds trees, and this run would be a part of the tree of "
+            f"{above.root.id}: "
+            "leave out --group"
+        )
     if group not in policy.groups:
         known = f"choose from: {', '.join(policy.groups)}" if policy.groups else "there are none"
         where = policy.where_set(f"groups.{group[:64]}.slots")
-        raise Invalid(f"there is no group {group[:64]!r}; {known}. To add it, set {where}, then run: sfactl reload")
+        raise Invalid(
+            f"there is no group {group[:64]!r}; {known}. To add it, set {where}, then run: "
+            "sfactl "
+            "reload"
+        )
 
 
 def _check_grant(grant: Grant, ev: SpawnRequested, policy: Policy) -> None:
     if ev.peer.run is not None or not policy.access.is_admin(ev.peer):
         raise Invalid("only the fleet's own process may bring the grant of another node")
     if grant.lease is not None and (ev.lease_until is None or ev.lease_until <= ev.at):
-        raise Invalid(f"the grant of {grant.giver}/{grant.run} came after its lease of {grant.lease:g} s was over")
+        raise Invalid(
+            f"the grant of {grant.giver}/{grant.run} came after its lease of {grant.lease:g} s "
+            "was over"
+        )
     for value, ceiling, what in (
         (grant.max_depth, policy.depth_ceiling, "depth"),
         (grant.descendants, policy.descendants_ceiling, "descendants"),
     ):
         if not 0 <= value <= ceiling:
-            raise Invalid(f"the grant of {grant.giver}/{grant.run} has {what} {value}; guard.{what}_ceiling is {ceiling} here")
+            raise Invalid(
+                f"the grant of {grant.giver}/{grant.run} has {what} {value}; "
+                f"guard.{what}_ceiling "
+                f"is {ceiling} here"
+            )
 
 
 def _granted(grant: Grant, value: int) -> Bound:
     return Bound(value=value, source=f"the grant of {grant.giver}/{grant.run}")
 
 
-def _origin(ev: SpawnRequested, caller: Run | None) -> tuple[tuple[tuple[str | None, str], ...], int]:
+def _origin(
+    ev: SpawnRequested, caller: Run | None
+) -> tuple[tuple[tuple[str | None, str], ...], int]:
     if ev.asked.grant is not None:
         return tuple((kind, name) for kind, name in ev.asked.grant.chain), ev.asked.grant.depth
     if caller is None:
@@ -276,13 +363,16 @@ def _models(run: RunId, asked: Asked, caller: Run | None) -> tuple[AllowedModels
     return (*inherited, AllowedModels(run, asked.models)) if asked.models else inherited
 
 
-def _bound(asked: Bound | None, inherited: Bound | None, default: Bound, ceiling: int, what: str) -> Bound:
+def _bound(
+    asked: Bound | None, inherited: Bound | None, default: Bound, ceiling: int, what: str
+) -> Bound:
     if inherited is not None:
         return narrower(asked, inherited)
     if asked is None or asked.value <= 0:
         return default
     if asked.value > ceiling:
         raise Invalid(
-            f"max_{what} = {asked.value} ({asked.source}) is above guard.{what}_ceiling = {ceiling}; ask for at most {ceiling}"
+            f"max_{what} = {asked.value} ({asked.source}) is above guard.{what}_ceiling = "
+            f"{ceiling}; ask for at most {ceiling}"
         )
     return asked

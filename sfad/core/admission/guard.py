@@ -1,4 +1,5 @@
-"""The guard: ordered rules that admit or refuse a run. The first refusal counts. It reads memory only, and fails closed."""
+"""The guard: ordered rules that admit or refuse a run. The first refusal counts. It reads memory
+only, and fails closed."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -16,7 +17,8 @@ from ..state.run import Run
 from ..state.tree import full_ancestor, typed_bounds
 
 FINISH = "Do not try again; finish your task with what you already have."
-"""The advice to the model that reads a refusal. A model that was only told "no" tried 970 times in 6 minutes."""
+"""The advice to the model that reads a refusal. A model that was only told "no" tried 970 times in
+6 minutes."""
 
 
 class Quota(NamedTuple):
@@ -56,15 +58,20 @@ class Question(Struct, frozen=True):
 
     @property
     def for_model(self) -> bool:
-        """Whether a model reads the answer: the peer is in a run, or says that it comes from one."""
+        """Whether a model reads the answer: the peer is in a run, or says that it comes from
+        one."""
         return self.peer.run is not None or self.run.asked.from_model
 
     def message(self, why: str, remedy: str) -> str:
-        """Return the message of a refusal: `why`, and for a model that it should finish, for a person the `remedy`."""
+        """Return the message of a refusal: `why`, and for a model that it should finish, for a
+        person the `remedy`."""
         return f"'{self.run.name}' was not started: {why}. {FINISH if self.for_model else remedy}"
 
-    def refuse(self, rule: Rule, detail: str, why: str, remedy: str, quota: Quota | None = None) -> Refusal:
-        """Return the refusal by a rule: `detail` for the ledger, and `why` and `remedy` as `message` has them."""
+    def refuse(
+        self, rule: Rule, detail: str, why: str, remedy: str, quota: Quota | None = None
+    ) -> Refusal:
+        """Return the refusal by a rule: `detail` for the ledger, and `why` and `remedy` as
+        `message` has them."""
         quota = quota or Quota()
         return Refusal(
             kind=rule,
@@ -105,7 +112,10 @@ def first_refusal(question: Question) -> Refusal | None:
 def _enabled(q: Question) -> Refusal | None:
     remedy = ""
     if q.draining:
-        detail, remedy = "the daemon is stopping", "Start it again when the daemon is back: sfactl status"
+        detail, remedy = (
+            "the daemon is stopping",
+            "Start it again when the daemon is back: sfactl status",
+        )
     elif not q.policy.enabled:
         detail, remedy = (
             "enabled = false in the daemon's config",
@@ -113,7 +123,10 @@ def _enabled(q: Question) -> Refusal | None:
         )
     elif q.run.asked.session is not None and not q.policy.sessions.enabled:
         detail = "sessions.enabled = false in the daemon's config"
-        remedy = f"To allow it, set {q.policy.where_set('sessions.enabled')} to true, then run: sfactl reload"
+        remedy = (
+            f"To allow it, set {q.policy.where_set('sessions.enabled')} to true, then run: sfactl "
+            "reload"
+        )
     elif q.caller is not None and q.caller.status in {Status.STOPPING, Status.RETRYING}:
         # nothing may be born into a tree that is being emptied
         detail = f"run {q.caller.id} ('{q.caller.name}') is being stopped"
@@ -158,7 +171,8 @@ def _loop(q: Question) -> Refusal | None:
     return Refusal(
         kind=Rule.LOOP,
         detail=f"{own_kind} '{own}' already runs higher in the chain: {shown}",
-        message=q.message(f"it would call itself in a circle ({shown})", "").rstrip() + f" {_another(q)}",
+        message=q.message(f"it would call itself in a circle ({shown})", "").rstrip()
+        + f" {_another(q)}",
         value=len(path) - 1,
         path=path,
     )
@@ -166,7 +180,10 @@ def _loop(q: Question) -> Refusal | None:
 
 def _another(q: Question) -> str:
     if q.run.asked.identity is not None:
-        return f"It is the registered agent '{q.run.asked.identity}', whatever its name; another agent needs an entry of its own."
+        return (
+            f"It is the registered agent '{q.run.asked.identity}', whatever its name; another "
+            "agent needs an entry of its own."
+        )
     name = "worker_name" if q.run.asked.by_tool else "--name"
     return f"If it really is a different agent, give it its own {name}."
 
@@ -177,8 +194,12 @@ def _depth(q: Question) -> Refusal | None:
         return None
     return q.refuse(
         Rule.DEPTH,
-        f"the chain already holds {counted(value, 'run')}; max_depth is {limit.value}, set by {limit.source}",
-        f"the chain of agents calling agents is already {value} deep and {limit.value} is the limit (max_depth, set by "
+        (
+            f"the chain already holds {counted(value, 'run')}; max_depth is {limit.value}, set by "
+            f"{limit.source}"
+        ),
+        f"the chain of agents calling agents is already {value} deep and {limit.value} is the "
+        "limit (max_depth, set by "
         f"{limit.source})",
         f"Start it with a higher --max-depth, or {q.raised('guard.max_depth')}",
         Quota("guard.max_depth", value, limit.value),
@@ -192,9 +213,11 @@ def _descendants(q: Question) -> Refusal | None:
     run, limit = full
     return q.refuse(
         Rule.BUDGET,
-        f"run {run.id} ('{run.name}') has already admitted {counted(run.admitted, 'descendant')}; max_descendants is "
+        f"run {run.id} ('{run.name}') has already admitted {counted(run.admitted, 'descendant')}; "
+        "max_descendants is "
         f"{limit.value}, set by {limit.source}",
-        f"'{run.name}' (run {run.id}) and the agents below it have started {counted(run.admitted, 'agent')} and {limit.value} "
+        f"'{run.name}' (run {run.id}) and the agents below it have started "
+        f"{counted(run.admitted, 'agent')} and {limit.value} "
         f"is the limit (max_descendants, set by {limit.source})",
         f"Start its root with a higher --max-descendants, or {q.raised('guard.max_descendants')}",
         Quota("guard.max_descendants", run.admitted, limit.value),
@@ -206,24 +229,42 @@ def _money(q: Question) -> Refusal | None:
         return None
     why = f"there is no money left in the budget: {q.exhausted.sentence}"
     wait = None if q.exhausted.renews_at is None else max(0.0, q.exhausted.renews_at - q.at)
-    quota = Quota(q.exhausted.key, round(to_usd(q.exhausted.charged), 6), to_usd(q.exhausted.allowed), wait)
-    return q.refuse(Rule.BUDGET, q.exhausted.sentence, why, f"Start it again then, or {q.raised(q.exhausted.key)}", quota)
+    quota = Quota(
+        q.exhausted.key, round(to_usd(q.exhausted.charged), 6), to_usd(q.exhausted.allowed), wait
+    )
+    return q.refuse(
+        Rule.BUDGET,
+        q.exhausted.sentence,
+        why,
+        f"Start it again then, or {q.raised(q.exhausted.key)}",
+        quota,
+    )
 
 
 def unenforced(run: Run) -> tuple[str, Limit] | None:
-    """Return a limit that a person has asked for and that nothing would enforce, because nothing would tell what the run uses, and
-    that in words. The defaults only are told so.
+    """Return a limit that a person has asked for and that nothing would enforce, because nothing
+    would tell what the run uses, and that in words. The defaults only are told so.
 
-    A limit of a run above counts if that run uses the gateway, which keeps its limits. Where that run goes without it, its meter
-    does, and reads nothing of what it starts anyway."""
+    A limit of a run above counts if that run uses the gateway, which keeps its limits. Where that
+    run goes without it, its meter does, and reads nothing of what it starts anyway."""
     why = run.asked.uncounted
     bounds = typed_bounds(run) if why is not None else ()
-    whose, found = next(((each, found) for each, found in bounds if each is run or each.asked.gated), (run, None))
+    whose, found = next(
+        ((each, found) for each, found in bounds if each is run or each.asked.gated), (run, None)
+    )
     if found is None:
         return None
     limit = found.limit
-    words = f"its {limit.kind} limit" if whose is run else f"the {limit.kind} limit of run {whose.id}"
-    return f"nothing would enforce {words} of {format_amount(limit.kind, limit.threshold)} ({limit.source}): {why}", limit
+    words = (
+        f"its {limit.kind} limit" if whose is run else f"the {limit.kind} limit of run {whose.id}"
+    )
+    return (
+        (
+            f"nothing would enforce {words} of {format_amount(limit.kind, limit.threshold)} "
+            f"({limit.source}): {why}"
+        ),
+        limit,
+    )
 
 
 def _unenforceable(q: Question) -> Refusal | None:
@@ -233,7 +274,8 @@ def _unenforceable(q: Question) -> Refusal | None:
         return None
     detail, limit = found
     remedy = (
-        f"{'Change that' if q.run.asked.direct else 'Start it with --gateway'}; or name its --meter, --meter report if it reports "
+        f"{'Change that' if q.run.asked.direct else 'Start it with --gateway'}; or name its "
+        "--meter, --meter report if it reports "
         f"its use itself; or let the limit only warn: --limit {limit.kind}={limit.threshold:g}:warn"
     )
     return q.refuse(Rule.UNENFORCEABLE, detail, detail, remedy, Quota(limit=limit.threshold))
@@ -245,9 +287,11 @@ def _rate(q: Question) -> Refusal | None:
     used, limit, wait = q.rate.used(q.at), q.rate.limit, q.rate.room_in(q.at)
     return q.refuse(
         Rule.RATE,
-        f"user {q.peer.user} started {counted(used, 'tree')} within the last {q.rate.span:.0f} s; quotas.spawns_per_hour is "
+        f"user {q.peer.user} started {counted(used, 'tree')} within the last {q.rate.span:.0f} s; "
+        "quotas.spawns_per_hour is "
         f"{limit}; one more fits in {wait:.0f} s",
-        f"{counted(used, 'start')} within the last hour, and {limit} is the limit (quotas.spawns_per_hour); the next can start "
+        f"{counted(used, 'start')} within the last hour, and {limit} is the limit "
+        "(quotas.spawns_per_hour); the next can start "
         f"in {wait:.0f} s",
         f"Wait, or {q.raised('quotas.spawns_per_hour')}",
         Quota("quotas.spawns_per_hour", used, limit, wait),
@@ -259,7 +303,11 @@ def _concurrency(q: Question) -> Refusal | None:
     if q.run.parent is not None or (q.slots.free_for(user, group) and not q.waits):
         return None
     if q.run.asked.queue:
-        return _queue_full(q, q.slots.queued_of(user)) if q.slots.queued_of(user) >= q.policy.queued_per_user else None
+        return (
+            _queue_full(q, q.slots.queued_of(user))
+            if q.slots.queued_of(user) >= q.policy.queued_per_user
+            else None
+        )
     in_group, own = q.slots.group_full(user, group), q.slots.full_for(user)
     live = _trees_in_the_way(q)
     if in_group:
@@ -269,8 +317,16 @@ def _concurrency(q: Question) -> Refusal | None:
     else:
         value, limit, key = q.slots.count, q.slots.total, "quotas.trees"
     # those that wait come first
-    wait = _until_fewer(live, limit - (q.slots.queued_of(user) if own or in_group else q.slots.queued), q.at)
-    whose = f" for user {user} in the group '{group}'" if in_group else f" for user {user}" if own else ""
+    wait = _until_fewer(
+        live, limit - (q.slots.queued_of(user) if own or in_group else q.slots.queued), q.at
+    )
+    whose = (
+        f" for user {user} in the group '{group}'"
+        if in_group
+        else f" for user {user}"
+        if own
+        else ""
+    )
     running = f"{counted(value, 'agent tree')} {'is' if value == 1 else 'are'} already running"
     return q.refuse(
         Rule.CONCURRENCY,
@@ -285,7 +341,12 @@ def _plan(q: Question) -> Refusal | None:
     if q.plan is None or q.run.asked.queue:
         return None
     detail = f"{q.plan}, and the request said not to queue"
-    return q.refuse(Rule.CONCURRENCY, detail, detail, "Leave out --no-queue to wait for the reset, or keep less in [plans]")
+    return q.refuse(
+        Rule.CONCURRENCY,
+        detail,
+        detail,
+        "Leave out --no-queue to wait for the reset, or keep less in [plans]",
+    )
 
 
 def _queue_full(q: Question, waiting: int) -> Refusal:
@@ -293,7 +354,10 @@ def _queue_full(q: Question, waiting: int) -> Refusal:
     full = q.slots.full_for(q.peer.user) and not q.slots.group_full(q.peer.user, q.run.asked.group)
     wait = _until_fewer(_trees_in_the_way(q), q.slots.per_user, q.at) if full else None
     wait = wait if limit else None
-    said = f"{counted(waiting, 'tree')} of user {q.peer.user} {'waits' if waiting == 1 else 'wait'} to start"
+    said = (
+        f"{counted(waiting, 'tree')} of user {q.peer.user} {'waits' if waiting == 1 else 'wait'} "
+        "to start"
+    )
     when = _when(wait) or "; one more can wait when one of them has started or was stopped"
     return q.refuse(
         Rule.CONCURRENCY,
@@ -314,17 +378,32 @@ def _trees_in_the_way(q: Question) -> list[Run]:
 
 
 def _when(wait: float | None) -> str:
-    return "" if wait is None else f"; a slot is free in {format_elapsed(wait)} at the latest, when trees reach their time limits"
+    return (
+        ""
+        if wait is None
+        else (
+            f"; a slot is free in {format_elapsed(wait)} at the latest, when trees reach their "
+            "time limits"
+        )
+    )
 
 
 def _session_rate(q: Question) -> Refusal | None:
     if q.session_rate is None or not q.session_rate.full(q.at):
         return None
-    used, limit, span = q.session_rate.used(q.at), q.session_rate.limit, format_elapsed(q.session_rate.span)
+    used, limit, span = (
+        q.session_rate.used(q.at),
+        q.session_rate.limit,
+        format_elapsed(q.session_rate.span),
+    )
     return _refuse_session(
         q,
         Rule.RATE,
-        f"user {q.peer.user} has started {counted(used, 'session')} within the last {span}, and {limit} is the limit",
+        (
+            f"user {q.peer.user} has started {counted(used, 'session')} within the last {span}, "
+            "and "
+            f"{limit} is the limit"
+        ),
         key="sessions.spawn_rate_limit",
         limit=limit,
         value=used,
@@ -341,30 +420,43 @@ def _session_concurrency(q: Question) -> Refusal | None:
     ):
         if len(live) >= limit:
             are = "is" if len(live) == 1 else "are"
-            said = f"{counted(len(live), 'session')}{whose} {are} already running, and {limit} is the limit"
+            said = (
+                f"{counted(len(live), 'session')}{whose} {are} already running, and {limit} is "
+                "the limit"
+            )
             wait = _until_fewer(live, limit, q.at)
-            return _refuse_session(q, Rule.CONCURRENCY, said, key=key, limit=limit, value=len(live), wait=wait)
+            return _refuse_session(
+                q, Rule.CONCURRENCY, said, key=key, limit=limit, value=len(live), wait=wait
+            )
     return None
 
 
 def _until_fewer(live: Sequence[Run], limit: int, at: float) -> float | None:
-    """Return the seconds until fewer than `limit` of the runs are left, if each takes all its time; `None` if one has no deadline,
-    because it waits or is paused."""
+    """Return the seconds until fewer than `limit` of the runs are left, if each takes all its time;
+    `None` if one has no deadline, because it waits or is paused."""
     deadlines = sorted(run.deadline for run in live if run.deadline is not None)
     over = len(live) - limit
     return max(0.0, deadlines[over] - at) if over < len(deadlines) else None
 
 
-def _refuse_session(q: Question, rule: Rule, said: str, *, key: str, limit: int, value: int, wait: float | None) -> Refusal:
+def _refuse_session(
+    q: Question, rule: Rule, said: str, *, key: str, limit: int, value: int, wait: float | None
+) -> Refusal:
     assert q.run.asked.session is not None
     when = "A start will be possible when one of them has ended"
     if wait is not None:
         moment = f"{format_moment(q.run.asked.session.unix_time + wait)}, in {format_elapsed(wait)}"
-        latest = "" if rule is Rule.RATE else " at the latest: when one of them reaches its time limit"
+        latest = (
+            "" if rule is Rule.RATE else " at the latest: when one of them reaches its time limit"
+        )
         when = f"A start will be possible at {moment}{latest}"
     waiting = "sessions_info" if q.run.asked.by_tool else "sfactl session info RUN --wait 60"
     advice = (
-        f"Do not try again before; continue with what you already have, or wait for your sessions with {waiting}"
+        (
+            "Do not try again before; continue with what you already have, or wait for your "
+            "sessions "
+            f"with {waiting}"
+        )
         if q.for_model
         else f"To allow more, {q.raised(key)}"
     )
@@ -380,7 +472,8 @@ def _refuse_session(q: Question, rule: Rule, said: str, *, key: str, limit: int,
 
 
 RULES: tuple[Callable[[Question], Refusal | None], ...] = (
-    _enabled, _permission, _loop, _depth, _descendants, _money, _unenforceable, _rate, _concurrency, _plan,
+    _enabled, _permission, _loop, _depth, _descendants, _money, _unenforceable, _rate, _concurrency,
+    _plan,
 )  # fmt: skip
 """In this order, because what cannot be fixed is told before what waiting would fix."""
 

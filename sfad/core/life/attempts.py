@@ -44,8 +44,11 @@ class AttemptTracker:
         run.move(Status.RUNNING)
         if run.paused_in_lineage:
             run.move(Status.PAUSED)
-            # it was not there yet when its ancestor was frozen, and signals reach only what is there
-            frozen = [each.id for each in run.lineage if each.paused is not None and each.paused.frozen]
+            # it was not there yet when its ancestor was frozen, and signals reach only what is
+            # there
+            frozen = [
+                each.id for each in run.lineage if each.paused is not None and each.paused.frozen
+            ]
             if frozen:
                 self._ctx.do(c.Freeze(frozen[0]))
         elif run.limit_hold is None:
@@ -60,12 +63,14 @@ class AttemptTracker:
         self._lifecycle.answer_spawn(run)
 
     def launch_failed(self, run: Run, ev: e.LaunchFailed) -> None:
-        """End the run without another attempt: a command that is not there will not be there a second later."""
+        """End the run without another attempt: a command that is not there will not be there a
+        second later."""
         if run.status is not Status.STARTING:
             return
         about = ev.about if ev.kind == "launch" else None
         reason = Reason(kind=ev.kind, message=ev.error, errno=ev.errno, about=about)
-        # a foreign process may have joined the cgroup and started runs there; no run ends before its descendants
+        # a foreign process may have joined the cgroup and started runs there; no run ends before
+        # its descendants
         self.conclude(run, ev.at, Ending(Status.FAILED, reason), empty=True)
 
     def main_exited(self, run: Run, ev: e.MainExited) -> None:
@@ -73,7 +78,9 @@ class AttemptTracker:
         latest = run.latest
         latest.exit, latest.pid = ProcessExit(ev.code, ev.signal), None
         self._ctx.changed(run)
-        if not latest.knows_its_calls or (run.status is Status.STOPPING and not latest.said_finished):
+        if not latest.knows_its_calls or (
+            run.status is Status.STOPPING and not latest.said_finished
+        ):
             run.miss_calls()
         if run.status is Status.STOPPING:
             if ev.empty and not run.children:
@@ -82,24 +89,41 @@ class AttemptTracker:
         elif run.status is Status.RETRYING:
             pass  # the ladder that clears the attempt's leftovers reports `Emptied`
         elif latest.exit.unknown:
-            why = "it outlived the daemon that started it, and the kernel does not tell how it ended"
+            why = (
+                "it outlived the daemon that started it, and the kernel does not tell how it ended"
+            )
             self.conclude_unseen(run, ev.at, why, empty=ev.empty)
         elif latest.succeeded:
             self.conclude(run, ev.at, Ending(Status.COMPLETED, None), empty=ev.empty)
         elif run.asked.inherits and latest.exit.interrupted:
             # the key went to the program and not to sfactl, which would have stopped the run
-            reason = Reason(kind=ReasonKind.INTERRUPT, message="interrupted where it was started (Ctrl-C)")
+            reason = Reason(
+                kind=ReasonKind.INTERRUPT, message="interrupted where it was started (Ctrl-C)"
+            )
             self.conclude(run, ev.at, Ending(Status.CANCELLED, reason), empty=ev.empty)
         elif run.attempt < run.asked.attempts and run.cut is None:
             self._retry(run, ev.at)
         else:
-            self.conclude(run, ev.at, Ending(Status.FAILED, _failure(latest, ev.last_line, run.failed_below)), empty=ev.empty)
+            self.conclude(
+                run,
+                ev.at,
+                Ending(Status.FAILED, _failure(latest, ev.last_line, run.failed_below)),
+                empty=ev.empty,
+            )
 
-    def conclude_unseen(self, run: Run, at: float, why: str, *, empty: bool, startable: bool = True) -> None:
-        """End a run whose exit status is lost: as its agent said, if that had printed its final result, else as lost. It is not
-        started again in either case: it may have done what it was started for. But its session may be continued, with
-        `Asked.resume`: there the agent sees what it has done. `startable`: what it is to be started with is known."""
-        if run.asked.resume and startable and not run.latest.said_finished and self._has_another(run):
+    def conclude_unseen(
+        self, run: Run, at: float, why: str, *, empty: bool, startable: bool = True
+    ) -> None:
+        """End a run whose exit status is lost: as its agent said, if that had printed its final
+        result, else as lost. It is not started again in either case: it may have done what it was
+        started for. But its session may be continued, with `Asked.resume`: there the agent sees
+        what it has done. `startable`: what it is to be started with is known."""
+        if (
+            run.asked.resume
+            and startable
+            and not run.latest.said_finished
+            and self._has_another(run)
+        ):
             run.latest.exit = ProcessExit(None, None)
             self.retry_in_session(run, at, f"is lost: {why}", empty=empty)
             return
@@ -107,11 +131,17 @@ class AttemptTracker:
         run.latest.exit = ProcessExit(None, None)
         if run.latest.said_finished:
             outcome, said = _said(run.latest)
-            ending = Ending(outcome, Reason(kind=ReasonKind.RESULT, message=f"{why}; before, the agent had printed {said}"))
+            ending = Ending(
+                outcome,
+                Reason(
+                    kind=ReasonKind.RESULT, message=f"{why}; before, the agent had printed {said}"
+                ),
+            )
         self.conclude(run, at, ending, empty=empty)
 
     def conclude(self, run: Run, at: float, ending: Ending, *, empty: bool) -> None:
-        """End a run whose main process has ended, and stop what it has left. `empty`: nothing is alive in its containment."""
+        """End a run whose main process has ended, and stop what it has left. `empty`: nothing is
+        alive in its containment."""
         if empty and not run.children:
             self._lifecycle.decide_end(run, at, ending)
             self._lifecycle.finish(run, at)
@@ -123,8 +153,9 @@ class AttemptTracker:
             self.containment_empty(run, ev.at)
 
     def containment_empty(self, run: Run, at: float) -> None:
-        """Nothing is alive in the containment of a run that is being emptied: end it with everything below it, or wait for its
-        next attempt. Runs of other nodes that are below it have to end before."""
+        """Nothing is alive in the containment of a run that is being emptied: end it with
+        everything below it, or wait for its next attempt. Runs of other nodes that are below it
+        have to end before."""
         if run.remote_below:
             if run.ladder is None:
                 self._stopping.begin_ladder(run, at, grace=0.0)
@@ -140,9 +171,9 @@ class AttemptTracker:
                 self._lifecycle.finish(each, at)
 
     def retry_in_session(self, run: Run, at: float, why: str, *, empty: bool = False) -> bool:
-        """End the attempt of a run, and have the next one continue its agent's session. `why` goes into the event, as in
-        "attempt 1 of 3 was silent for 15m"; `empty`: nothing is alive in its containment. Return whether that is possible: else
-        nothing has changed."""
+        """End the attempt of a run, and have the next one continue its agent's session. `why` goes
+        into the event, as in "attempt 1 of 3 was silent for 15m"; `empty`: nothing is alive in its
+        containment. Return whether that is possible: else nothing has changed."""
         if run.agent_session is None or not self._has_another(run):
             return False
         run.latest.cut_short = why
@@ -153,7 +184,12 @@ class AttemptTracker:
     @staticmethod
     def _has_another(run: Run) -> bool:
         running = run.status in {Status.RUNNING, Status.PAUSED}
-        return running and run.agent_session is not None and run.attempt < run.asked.attempts and run.cut is None
+        return (
+            running
+            and run.agent_session is not None
+            and run.attempt < run.asked.attempts
+            and run.cut is None
+        )
 
     def agent_session_saved(self, run: Run, ev: e.AgentSessionSaved) -> None:
         """Take note of the session that a further attempt, or another run, can continue."""
@@ -176,7 +212,9 @@ class AttemptTracker:
                 self._lifecycle.finish(child, at)
             self._cleared(run, at)
         else:
-            self._stopping.begin_ladder(run, at, grace=grace_of(run, self._ctx.policy), frozen=frozen)
+            self._stopping.begin_ladder(
+                run, at, grace=grace_of(run, self._ctx.policy), frozen=frozen
+            )
         self._ctx.save_and_record(run)
 
     def _cleared(self, run: Run, at: float) -> None:
@@ -187,8 +225,14 @@ class AttemptTracker:
         run.retry_at = at + wait
         self._ctx.changed(run)
         self._ctx.arm(run, Timer.RETRY, run.retry_at)
-        how = run.latest.cut_short or (_failure(run.latest).message if run.latest.exit is not None else "failed")
-        next_ = "the next continues its session" if run.latest.next_resumes and run.agent_session is not None else "the next begins"
+        how = run.latest.cut_short or (
+            _failure(run.latest).message if run.latest.exit is not None else "failed"
+        )
+        next_ = (
+            "the next continues its session"
+            if run.latest.next_resumes and run.agent_session is not None
+            else "the next begins"
+        )
         message = f"attempt {run.attempt} of {run.asked.attempts} {how}; {next_} in {wait:.1f} s"
         self._ctx.publish(EventType.RUN_PROGRESS, run, message)
 
@@ -197,7 +241,8 @@ class AttemptTracker:
             self._lifecycle.launch(run)
 
     def agent_said(self, run: Run, ev: e.AgentSaid) -> None:
-        """Take note of the agent's words; an agent that has printed its final result is expected to exit."""
+        """Take note of the agent's words; an agent that has printed its final result is expected to
+        exit."""
         if run.status is Status.STOPPING:
             return
         latest = run.latest
@@ -225,7 +270,9 @@ class AttemptTracker:
         before = latest.known_trouble
         if end.failed:
             count = latest.failing.count + 1 if latest.failing is not None else 1
-            latest.failing = ApiTrouble(count=count, status=end.status, error=(end.error or "")[:MAX_ERROR])
+            latest.failing = ApiTrouble(
+                count=count, status=end.status, error=(end.error or "")[:MAX_ERROR]
+            )
         elif end.status is not None:
             latest.failing = None
         self._publish_trouble(run, before, at)
@@ -238,12 +285,17 @@ class AttemptTracker:
         if run.status is Status.STOPPING:
             return
         if silence is not None and quiet:
-            self._ctx.publish(EventType.RUN_PROGRESS, run, f"the API is silent: no byte has come from {silence.host}")
+            self._ctx.publish(
+                EventType.RUN_PROGRESS,
+                run,
+                f"the API is silent: no byte has come from {silence.host}",
+            )
         elif silence is None and not run.account.silences and run.latest.known_trouble is None:
             self._ctx.publish(EventType.RUN_PROGRESS, run, "the API has begun to answer")
 
     def _publish_trouble(self, run: Run, before: ApiTrouble | None, at: float) -> None:
-        """Publish when calls of the model begin to fail, whenever twice as many have failed, and when it answers again."""
+        """Publish when calls of the model begin to fail, whenever twice as many have failed, and
+        when it answers again."""
         trouble = run.latest.known_trouble
         if trouble == before:
             return
@@ -258,7 +310,11 @@ class AttemptTracker:
     def result_due(self, run: Run, at: float) -> None:
         """Stop a run whose agent has printed its final result and does not exit."""
         latest = run.latest
-        if not latest.said_finished or run.status not in {Status.STARTING, Status.RUNNING, Status.PAUSED}:
+        if not latest.said_finished or run.status not in {
+            Status.STARTING,
+            Status.RUNNING,
+            Status.PAUSED,
+        }:
             return
         if run.status is not Status.RUNNING:
             self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)
@@ -268,8 +324,13 @@ class AttemptTracker:
             return
         outcome, said = _said(latest)
         wait = f"{self._ctx.policy.result_wait:g} s"
-        message = f"the agent printed {said} and did not exit within {wait}; it was stopped (stop.result_wait)"
-        self._stopping.stop(run, at, Ending(outcome, Reason(kind=ReasonKind.RESULT, message=message)))
+        message = (
+            f"the agent printed {said} and did not exit within {wait}; it was stopped "
+            "(stop.result_wait)"
+        )
+        self._stopping.stop(
+            run, at, Ending(outcome, Reason(kind=ReasonKind.RESULT, message=message))
+        )
 
 
 def _said(attempt: Attempt) -> tuple[Status, str]:
@@ -279,27 +340,40 @@ def _said(attempt: Attempt) -> tuple[Status, str]:
     return Status.FAILED, f"that it failed ({attempt.said_failed})"
 
 
-def _failure(attempt: Attempt, last_line: str | None = None, below: FailedBelow | None = None) -> Reason:
-    """Return why an attempt failed. What its agent says of it is told rather than the last line on its stderr, and rather than what
-    `sfactl run` says there of a run below it, the cause of that."""
+def _failure(
+    attempt: Attempt, last_line: str | None = None, below: FailedBelow | None = None
+) -> Reason:
+    """Return why an attempt failed. What its agent says of it is told rather than the last line on
+    its stderr, and rather than what `sfactl run` says there of a run below it, the cause of
+    that."""
     exit_, said = attempt.exit, attempt.said_failed
     assert exit_ is not None
     if exit_.signal is not None:
-        return Reason(kind=ReasonKind.SIGNAL, message=f"killed by {signal_name(exit_.signal)}", signal=exit_.signal)
+        return Reason(
+            kind=ReasonKind.SIGNAL,
+            message=f"killed by {signal_name(exit_.signal)}",
+            signal=exit_.signal,
+        )
     if exit_.success:
-        return Reason(kind=ReasonKind.AGENT, message=f"exited with code 0, but said that it failed: {said}")
+        return Reason(
+            kind=ReasonKind.AGENT, message=f"exited with code 0, but said that it failed: {said}"
+        )
     if not said and last_line and below is not None and below.is_told_by(last_line):
         told = f"exited with code {exit_.code}: {PATH.join(below.path)}: {below.cause}"
         return Reason(kind=ReasonKind.EXIT, message=told, below=below.path)
     words = said or last_line
-    return Reason(kind=ReasonKind.EXIT, message=f"exited with code {exit_.code}{f': {words}' if words else ''}")
+    return Reason(
+        kind=ReasonKind.EXIT,
+        message=f"exited with code {exit_.code}{f': {words}' if words else ''}",
+    )
 
 
 def backoff(run: RunId, attempt: int, *, first: float, cap: float) -> float:
     """Return the seconds to wait after the failure of attempt number `attempt` (1 is the first).
 
-    They double each time up to `cap`; of that, between half and all is taken, so that runs that failed together do not start
-    together. The jitter is a hash of run and attempt, so that the core stays reproducible."""
+    They double each time up to `cap`; of that, between half and all is taken, so that runs that
+    failed together do not start together. The jitter is a hash of run and attempt, so that the core
+    stays reproducible."""
     ceiling = min(cap, first * 2.0 ** min(attempt - 1, 60))
     digest = hashlib.blake2b(f"{run}:{attempt}".encode(), digest_size=8).digest()
     return ceiling * (0.5 + 0.5 * int.from_bytes(digest, "big") / 2**64)

@@ -1,7 +1,8 @@
 """Runs that execute on another node, in the tree of the node that started them.
 
-The share of such a run is counted as used from its admission on, which is saved before its grant is sent. What it has not used
-comes back when its node tells its end, and only then: if that is never told, the whole share stays used."""
+The share of such a run is counted as used from its admission on, which is saved before its grant is
+sent. What it has not used comes back when its node tells its end, and only then: if that is never
+told, the whole share stays used."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,46 +38,80 @@ PART = 4
 
 
 def share_out(run: Run, budgets: Iterable[Budget], lease: float) -> None:
-    """Decide what a run that is to be placed takes out of its tree and out of its user's budgets. `budgets` are those that bind.
-    Raise `Invalid`."""
+    """Decide what a run that is to be placed takes out of its tree and out of its user's budgets.
+    `budgets` are those that bind. Raise `Invalid`."""
     for kind in _SHARED:
         _share(run, kind)
     for kind in _BY_ROLE:
-        if any((active := above.limits.get(kind)) is not None and active.binds for above in run.ancestors):
-            raise Invalid(f"the limit of {kind} of a run above it cannot be shared with another node: leave out --fleet")
+        if any(
+            (active := above.limits.get(kind)) is not None and active.binds
+            for above in run.ancestors
+        ):
+            raise Invalid(
+                f"the limit of {kind} of a run above it cannot be shared with another node: "
+                "leave "
+                "out --fleet"
+            )
     for budget in budgets:
         _share_budget(run, budget)
-    leased = run.parent is not None or (run.asked.placing is not None and run.asked.placing.restart_elsewhere)
-    run.remote = Remote(_descendants(run), lease=lease if leased else None, lease_from=run.birth.created_at)
+    leased = run.parent is not None or (
+        run.asked.placing is not None and run.asked.placing.restart_elsewhere
+    )
+    run.remote = Remote(
+        _descendants(run), lease=lease if leased else None, lease_from=run.birth.created_at
+    )
     if run.parent is not None:
-        bound = Bound(value=run.remote.descendants, source=f"its share of the tree of {run.root.id}")
+        bound = Bound(
+            value=run.remote.descendants, source=f"its share of the tree of {run.root.id}"
+        )
         run.birth = replace(run.birth, max_descendants=bound)
 
 
 def _share(run: Run, kind: LimitKind) -> None:
-    bounds = [(above, active) for above in run.ancestors if (active := above.limits.get(kind)) is not None and active.binds]
+    bounds = [
+        (above, active)
+        for above in run.ancestors
+        if (active := above.limits.get(kind)) is not None and active.binds
+    ]
     if not bounds:
         return
-    left, whose = min((active.threshold - (above.account.used(kind) or 0), above.id) for above, active in bounds)
+    left, whose = min(
+        (active.threshold - (above.account.used(kind) or 0), above.id) for above, active in bounds
+    )
     own, least = run.limits.get(kind), to_core(kind, KINDS[kind].least)
     if left < least:
-        raise Invalid(f"run {whose} has {format_amount(kind, to_wire(kind, max(0, left)))} of its {kind} limit left: no share fits")
+        raise Invalid(
+            f"run {whose} has {format_amount(kind, to_wire(kind, max(0, left)))} of its {kind} "
+            "limit left: no share fits"
+        )
     if own is not None and own.binds and any(limit.kind is kind for limit in run.asked.limits):
         if own.threshold > left:
-            asked, there = (format_amount(kind, to_wire(kind, amount)) for amount in (own.threshold, left))
-            raise Invalid(f"its share of the {kind} limit would be {asked}, and run {whose} has {there} left; ask for less")
+            asked, there = (
+                format_amount(kind, to_wire(kind, amount)) for amount in (own.threshold, left)
+            )
+            raise Invalid(
+                f"its share of the {kind} limit would be {asked}, and run {whose} has {there} "
+                "left; ask for less"
+            )
         return
     most = max(left // PART, least)
     if own is None or not own.binds or own.threshold > most:
         action = own.action if own is not None and own.binds else Action.TERMINATE
         source = f"a quarter of what run {whose} has left"
-        run.limits[kind] = ActiveLimit(Limit(kind=kind, threshold=to_wire(kind, most), action=action, source=source))
+        run.limits[kind] = ActiveLimit(
+            Limit(kind=kind, threshold=to_wire(kind, most), action=action, source=source)
+        )
 
 
 def least_share(run: Run) -> int:
-    """Return the nano-dollars that a run takes out of its user's budgets at least: its own limit of cost, if it has one."""
+    """Return the nano-dollars that a run takes out of its user's budgets at least: its own limit of
+    cost, if it has one."""
     own = run.limits.get(LimitKind.COST)
-    return int(own.threshold if own is not None and own.binds else to_core(LimitKind.COST, KINDS[LimitKind.COST].least))
+    return int(
+        own.threshold
+        if own is not None and own.binds
+        else to_core(LimitKind.COST, KINDS[LimitKind.COST].least)
+    )
 
 
 def _share_budget(run: Run, budget: Budget) -> None:
@@ -86,7 +121,9 @@ def _share_budget(run: Run, budget: Budget) -> None:
         raise Invalid(f"no share fits in what is left of a budget: {budget.sentence}")
     if own is None or not own.binds or own.threshold > left:
         action = own.action if own is not None and own.binds else Action.TERMINATE
-        run.limits[kind] = ActiveLimit(Limit(kind=kind, threshold=to_wire(kind, left), action=action, source=budget.key))
+        run.limits[kind] = ActiveLimit(
+            Limit(kind=kind, threshold=to_wire(kind, left), action=action, source=budget.key)
+        )
 
 
 def _descendants(run: Run) -> int:
@@ -104,7 +141,8 @@ def _descendants(run: Run) -> int:
 
 
 def grant_of(run: Run, node: str, stamp: str) -> Grant:
-    """Return the grant of a run as it is sent to its node. `node`: this one. `stamp`: what that node's clock said."""
+    """Return the grant of a run as it is sent to its node. `node`: this one. `stamp`: what that
+    node's clock said."""
     assert run.remote is not None
     birth, root = run.birth, run.root
     if root.asked.grant is not None:
@@ -116,7 +154,11 @@ def grant_of(run: Run, node: str, stamp: str) -> Grant:
         giver=node,
         run=run.id,
         root=first,
-        parent=None if parent is None else above if parent is root and root.asked.grant is not None else f"{node}/{parent.id}",
+        parent=None
+        if parent is None
+        else above
+        if parent is root and root.asked.grant is not None
+        else f"{node}/{parent.id}",
         chain=[*root.birth.origin, *(each.identity for each in run.ancestors)],
         depth=len(run.ancestors) + root.birth.claimed_depth,
         max_depth=birth.max_depth.value,
@@ -130,7 +172,8 @@ def grant_of(run: Run, node: str, stamp: str) -> Grant:
 
 
 def limits_to_send(run: Run, at: float) -> list[Limit]:
-    """Return the limits that go with a grant. Its time is what it and the runs above it have left."""
+    """Return the limits that go with a grant. Its time is what it and the runs above it have
+    left."""
     found = [active.limit for active in run.limits.values()]
     limits = [limit if KINDS[limit.kind].acts else replace(limit, action=None) for limit in found]
     left = [each.allowed_time - each.clock.elapsed(at) for each in run.lineage]
@@ -138,7 +181,14 @@ def limits_to_send(run: Run, at: float) -> list[Limit]:
     if time is None or time.threshold > min(left):
         limits = [limit for limit in limits if limit.kind is not LimitKind.TIME]
         least = max(min(left), KINDS[LimitKind.TIME].least)
-        limits.append(Limit(kind=LimitKind.TIME, threshold=least, action=Action.TERMINATE, source="what its tree has left"))
+        limits.append(
+            Limit(
+                kind=LimitKind.TIME,
+                threshold=least,
+                action=Action.TERMINATE,
+                source="what its tree has left",
+            )
+        )
     return limits
 
 
@@ -177,7 +227,11 @@ class Giving:
     def placed(self, run: Run, ev: e.Placed) -> None:
         """Offer the run to its node."""
         remote = run.remote
-        if remote is None or remote.node is not None or run.status not in {Status.QUEUED, Status.STARTING}:
+        if (
+            remote is None
+            or remote.node is not None
+            or run.status not in {Status.QUEUED, Status.STARTING}
+        ):
             return
         if run.status is Status.QUEUED:
             run.move(Status.STARTING)
@@ -208,13 +262,22 @@ class Giving:
                 run.latest.exit = ProcessExit(state.code, state.signal)
             self._end(run, ev.at, Ending(state.status, state.reason))
             return
-        if run.status is Status.STARTING and state.status in {Status.RUNNING, Status.PAUSED, Status.RETRYING, Status.STOPPING}:
+        if run.status is Status.STARTING and state.status in {
+            Status.RUNNING,
+            Status.PAUSED,
+            Status.RETRYING,
+            Status.STOPPING,
+        }:
             self._attempts.launched(run, ev.at)
         if run.status is Status.RUNNING and state.status is Status.PAUSED:
             run.move(Status.PAUSED)  # by a limit of its own
             self._lifecycle.halt_clock(run, ev.at)
             self._ctx.save_and_record(run)
-        elif run.status is Status.PAUSED and state.status is Status.RUNNING and not run.paused_in_lineage:
+        elif (
+            run.status is Status.PAUSED
+            and state.status is Status.RUNNING
+            and not run.paused_in_lineage
+        ):
             run.move(Status.RUNNING)
             self._lifecycle.start_clock(run, ev.at)
             self._ctx.save_and_record(run)
@@ -223,7 +286,9 @@ class Giving:
 
     def lost(self, run: Run, ev: e.GrantLost) -> None:
         if run.remote is not None and run.remote.node is not None:
-            self._end(run, ev.at, Ending(Status.LOST, Reason(kind=ReasonKind.FLEET, message=ev.why)))
+            self._end(
+                run, ev.at, Ending(Status.LOST, Reason(kind=ReasonKind.FLEET, message=ev.why))
+            )
 
     def renewed(self, ev: e.GrantsRenewed) -> None:
         for run_id in ev.runs:
@@ -240,7 +305,8 @@ class Giving:
             self._ctx.arm(run, Timer.LEASE, over_at)
 
     def lease_due(self, run: Run, at: float) -> None:
-        """Give up a run whose node has surely stopped it, or start it elsewhere. Its share stays used: what it used is unknown."""
+        """Give up a run whose node has surely stopped it, or start it elsewhere. Its share stays
+        used: what it used is unknown."""
         remote, placing = run.remote, run.asked.placing
         assert remote is not None
         over_at = remote.over_at(grace_of(run, self._ctx.policy))
@@ -249,8 +315,14 @@ class Giving:
         if at < over_at:
             self._expect(run)
             return
-        elsewhere = placing is not None and placing.restart_elsewhere and run.attempt < run.asked.attempts
-        if elsewhere and run.status in {Status.RUNNING, Status.PAUSED} and not run.paused_in_lineage:
+        elsewhere = (
+            placing is not None and placing.restart_elsewhere and run.attempt < run.asked.attempts
+        )
+        if (
+            elsewhere
+            and run.status in {Status.RUNNING, Status.PAUSED}
+            and not run.paused_in_lineage
+        ):
             if run.status is Status.PAUSED:
                 run.move(Status.RUNNING)
             run.move(Status.RETRYING)
@@ -259,7 +331,10 @@ class Giving:
             self._ctx.save_and_record(run)
             self._lifecycle.launch(run)
             return
-        message = f"node {remote.node} was not heard of for {at - remote.heard_at:.0f} s; it stops the run when its lease ends"
+        message = (
+            f"node {remote.node} was not heard of for {at - remote.heard_at:.0f} s; it stops the "
+            "run when its lease ends"
+        )
         self._end(run, at, Ending(Status.LOST, Reason(kind=ReasonKind.LEASE, message=message)))
 
     def _end(self, run: Run, at: float, ending: Ending) -> None:
@@ -268,11 +343,17 @@ class Giving:
         self._lifecycle.finish(run, at)
         for above in reversed(run.ancestors):
             live = self._ctx.tree.get(above.id) is not None
-            if live and above.ladder is not None and above.ladder.emptied and not above.remote_below:
+            if (
+                live
+                and above.ladder is not None
+                and above.ladder.emptied
+                and not above.remote_below
+            ):
                 self._attempts.containment_empty(above, at)
 
     def adopt(self, one: Remembered, at: float) -> bool:
-        """Continue with a run that an earlier daemon has sent, or was about to. Return whether there is anything to go on with."""
+        """Continue with a run that an earlier daemon has sent, or was about to. Return whether
+        there is anything to go on with."""
         run, remote = one.run, one.run.remote
         assert remote is not None
         # the earlier daemon may have renewed the lease in its last moment
@@ -287,7 +368,10 @@ class Giving:
             self._ctx.do(c.Place(run))
             return True
         if not remote.id and not one.startable and run.status is not Status.STOPPING:
-            message = "what it was to be started with is gone from the spool; whether its node has started it cannot be known"
+            message = (
+                "what it was to be started with is gone from the spool; whether its node has "
+                "started it cannot be known"
+            )
             self._end(run, at, Ending(Status.LOST, Reason(kind=ReasonKind.DAEMON, message=message)))
             return True
         self._expect(run)

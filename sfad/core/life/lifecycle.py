@@ -1,4 +1,5 @@
-"""The steps of a run's life that every component takes: launch, count its time, decide its end, finish.
+"""The steps of a run's life that every component takes: launch, count its time, decide its end,
+finish.
 
 It knows none of the components above it, which say when.
 """
@@ -6,7 +7,18 @@ It knows none of the components above it, which say when.
 from dataclasses import dataclass
 
 from ...protocol.event_types import EventType
-from ...protocol.types import ENDED, Action, ApiTrouble, ErrorCode, Event, LimitKind, Reason, RunId, Severity, Status
+from ...protocol.types import (
+    ENDED,
+    Action,
+    ApiTrouble,
+    ErrorCode,
+    Event,
+    LimitKind,
+    Reason,
+    RunId,
+    Severity,
+    Status,
+)
 from .. import commands as c
 from ..context import Context
 from ..state.account import NOTHING
@@ -24,10 +36,14 @@ class AlertBoard:
         self._dues: dict[RunId, float] = {}
         """When the timer `alert` of a run fires."""
 
-    def tell_of_run(self, what: EventType, change: Change, measure: Measure, message: str, run: Run) -> None:
+    def tell_of_run(
+        self, what: EventType, change: Change, measure: Measure, message: str, run: Run
+    ) -> None:
         self._ctx.publish_event(_event(what, change, measure, message, "run"), run)
 
-    def tell_of_all(self, what: EventType, change: Change, measure: Measure, message: str, scope: AlertScope) -> None:
+    def tell_of_all(
+        self, what: EventType, change: Change, measure: Measure, message: str, scope: AlertScope
+    ) -> None:
         """Publish an alert about all runs, or those of a user or a team."""
         self._ctx.do(c.Publish(_event(what, change, measure, message, scope), ()))
 
@@ -43,7 +59,8 @@ class AlertBoard:
             self._ctx.disarm(run, Timer.ALERT)
 
     def forget(self, run: Run) -> None:
-        """Clear the alerts of a run that has ended. It cannot raise them again, so nothing is held."""
+        """Clear the alerts of a run that has ended. It cannot raise them again, so nothing is
+        held."""
         for what, alert in run.alerts.items():
             self.tell_of_run(EventType(what), "cleared", alert.measure, "the run has ended", run)
         run.alerts.clear()
@@ -58,8 +75,8 @@ def _event(what: EventType, change: Change, measure: Measure, message: str, scop
     else:
         message = f"over: {message}" if message else "over"
     return Event(
-        type=what, severity=severity, message=message, scope=scope, state=change, value=measure.value,
-        threshold=measure.threshold, window_s=measure.window,
+        type=what, severity=severity, message=message, scope=scope, state=change,
+        value=measure.value, threshold=measure.threshold, window_s=measure.window,
     )  # fmt: skip
 
 
@@ -93,8 +110,9 @@ class Lifecycle:
             run.admit_token = None
 
     def start_clock(self, run: Run, at: float) -> None:
-        """Count the run's time from now on, up to the next event or action that it calls for. It stands while a subscription holds
-        a run below: that may take days, and most runs above only wait for it."""
+        """Count the run's time from now on, up to the next event or action that it calls for. It
+        stands while a subscription holds a run below: that may take days, and most runs above only
+        wait for it."""
         if run.children and any(each.plan_hold is not None for each in run.subtree()):
             return
         run.clock.start(at)
@@ -146,9 +164,17 @@ class Lifecycle:
     def decide_end(self, run: Run, at: float, ending: Ending) -> None:
         """Decide how the run ends. It is `stopping` until none of its processes is alive."""
         run.move(Status.STOPPING)
-        if run.cut is not None and ending.outcome in {Status.COMPLETED, Status.FAILED} and _by_agent(ending.reason):
+        if (
+            run.cut is not None
+            and ending.outcome in {Status.COMPLETED, Status.FAILED}
+            and _by_agent(ending.reason)
+        ):
             ending = Ending(Status.FAILED, run.cut)
-        run.ending = ending if ending.outcome is Status.COMPLETED else _with_trouble(ending, run.latest.known_trouble)
+        run.ending = (
+            ending
+            if ending.outcome is Status.COMPLETED
+            else _with_trouble(ending, run.latest.known_trouble)
+        )
         self.unpause(run)
         self.release_limit_hold(run)
         if run.latest.said_finished:
@@ -159,14 +185,19 @@ class Lifecycle:
         self._ctx.changed(run)
 
     def cancel_below(self, run: Run, at: float) -> None:
-        reason = Reason(kind=ReasonKind.ANCESTOR, message=f"its ancestor {run.id} ('{run.name}') ended or was stopped", by=run.id)
+        reason = Reason(
+            kind=ReasonKind.ANCESTOR,
+            message=f"its ancestor {run.id} ('{run.name}') ended or was stopped",
+            by=run.id,
+        )
         for each in run.subtree()[1:]:
             self.unpause(each)
             if each.status is not Status.STOPPING:
                 self.decide_end(each, at, Ending(Status.CANCELLED, reason))
 
     def finish(self, run: Run, at: float, *, recorded: bool = True) -> None:
-        """End a run of which no process is alive, as it was decided. `recorded`: the ledger holds its admission."""
+        """End a run of which no process is alive, as it was decided. `recorded`: the ledger holds
+        its admission."""
         assert run.ending is not None
         if run.remote is not None and not run.attempt:
             self._spending.settle_grant(run, NOTHING, 0)  # it was never sent
@@ -208,7 +239,8 @@ def _by_agent(reason: Reason | None) -> bool:
 
 
 def _with_trouble(ending: Ending, trouble: ApiTrouble | None) -> Ending:
-    """Add to the reason that the agent could not reach its model. An agent that failed of that alone says so itself."""
+    """Add to the reason that the agent could not reach its model. An agent that failed of that
+    alone says so itself."""
     reason = ending.reason
     if reason is None or trouble is None or (trouble.error and trouble.error in reason.message):
         return ending

@@ -13,8 +13,8 @@ from .lifecycle import Lifecycle
 from .stopping import StopRequests
 
 REPLY_OUTLIVES = 240.0
-"""Seconds for which a reply that is being generated outlives the pause of its agent. After a longer one the agent makes the call
-again, and knows nothing of what the first one has used."""
+"""Seconds for which a reply that is being generated outlives the pause of its agent. After a longer
+one the agent makes the call again, and knows nothing of what the first one has used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,9 @@ class Pausing:
             return
         run.pause_tokens.append(ev.token)
         if paused is None:
-            self.pause(run, ev.at, suspended=ev.suspended, told=self._ctx.may_cause_event(ev.peer, ev.at))
+            self.pause(
+                run, ev.at, suspended=ev.suspended, told=self._ctx.may_cause_event(ev.peer, ev.at)
+            )
 
     def pause(
         self,
@@ -52,9 +54,15 @@ class Pausing:
         told: bool = True,
         by_giver: bool = False,
     ) -> None:
-        """Freeze a run and everything below it, unless only its calls are held, and halt their clocks. `told`: publish that."""
+        """Freeze a run and everything below it, unless only its calls are held, and halt their
+        clocks. `told`: publish that."""
         run.paused = Paused(
-            at + self._ctx.policy.pause_max, suspended, no_money, frozen=freeze, frozen_at=at if freeze else None, by_giver=by_giver
+            at + self._ctx.policy.pause_max,
+            suspended,
+            no_money,
+            frozen=freeze,
+            frozen_at=at if freeze else None,
+            by_giver=by_giver,
         )
         if suspended:
             self._stop_requests.expect_no_client(run)
@@ -68,7 +76,11 @@ class Pausing:
             self._ctx.do(c.Freeze(run.id))
         self._ctx.arm(run, Timer.PAUSE_MAX, at + self._ctx.policy.pause_max)
         if told:
-            reason = no_money or (run.shown_reason if run.limit_hold is not None or run.plan_hold is not None else None)
+            reason = no_money or (
+                run.shown_reason
+                if run.limit_hold is not None or run.plan_hold is not None
+                else None
+            )
             self._ctx.publish(
                 EventType.RUN_PAUSED, run, why or (reason.message if reason is not None else ""),
                 "low" if reason is None else "medium",
@@ -91,9 +103,14 @@ class Pausing:
         self._ctx.changed(run)
 
     def resume(self, run: Run, at: float, *, told: bool = True) -> None:
-        """Thaw a run that is frozen itself, and everything below it that no other pause holds. `told`: publish that."""
+        """Thaw a run that is frozen itself, and everything below it that no other pause holds.
+        `told`: publish that."""
         suspended = run.suspended
-        if run.paused is not None and run.paused.frozen_at is not None and at - run.paused.frozen_at >= REPLY_OUTLIVES:
+        if (
+            run.paused is not None
+            and run.paused.frozen_at is not None
+            and at - run.paused.frozen_at >= REPLY_OUTLIVES
+        ):
             for each in run.subtree():
                 each.miss_calls()
                 each.thawed_at = at

@@ -1,4 +1,5 @@
-"""What runs spend: their accounts, their ancestors' accounts, and the money budgets of their users and teams."""
+"""What runs spend: their accounts, their ancestors' accounts, and the money budgets of their users
+and teams."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,11 +15,21 @@ from ...protocol.units import format_usd
 from .. import commands as c
 from .. import events as e
 from ..context import Context
-from ..state.account import NO_TREE_USE, NOTHING, OF_AGENT, OpenReservation, Periods, Use, add_below, add_ended
+from ..state.account import (
+    NO_TREE_USE,
+    NOTHING,
+    OF_AGENT,
+    OpenReservation,
+    Periods,
+    Use,
+    add_below,
+    add_ended,
+)
 from ..state.budgets import Budget, Budgets, to_usd
 from ..state.run import Run
 
-# ---- What the calls under way of each user take, summed when one begins or ends: no decision asks every live run for it
+# ---- What the calls under way of each user take, summed when one begins or ends:
+# no decision asks every live run for it
 
 
 class CallsUnderWay:
@@ -50,7 +61,8 @@ _COST = TREE_USE.index(LimitKind.COST)
 
 class Spending:
     def __init__(self, context: Context, reserved: int = 0) -> None:
-        """`reserved`: so many reservations may have been made before; their names are not used again."""
+        """`reserved`: so many reservations may have been made before; their names are not used
+        again."""
         self._ctx = context
         self.budgets = Budgets()
         self.under_way = CallsUnderWay()
@@ -64,26 +76,35 @@ class Spending:
         """Requests that wait for more of a budget from another node."""
 
     def restore(self, runs: Iterable[Run]) -> None:
-        """Continue with what an earlier daemon has counted for all its runs. Each was saved at another moment, so their sums are
-        counted again: whatever is given back later was part of them."""
+        """Continue with what an earlier daemon has counted for all its runs. Each was saved at
+        another moment, so their sums are counted again: whatever is given back later was part of
+        them."""
         for run in runs:
             for reservation in run.account.reservations.values():
                 self.under_way.begin(run.user, reservation)
             run.account.below = dict(run.account.ended)
             self._last_reservation = max(
-                [self._last_reservation, *(int(name.rpartition("-")[2]) for name in run.account.reservations)]
+                [
+                    self._last_reservation,
+                    *(int(name.rpartition("-")[2]) for name in run.account.reservations),
+                ]
             )
         for run in runs:
-            add_below((above.account for above in run.ancestors), NO_TREE_USE, run.account.own_tree_use())
+            add_below(
+                (above.account for above in run.ancestors), NO_TREE_USE, run.account.own_tree_use()
+            )
 
     def set_use(self, run: Run, source: Source, use: Use) -> None:
         """Take what a source tells of the run's use in all."""
         before = run.account.own_tree_use()
-        run.account.sources[source] = dataclass_replace(use, partial=True) if run.misses_calls and source in OF_AGENT else use
+        run.account.sources[source] = (
+            dataclass_replace(use, partial=True) if run.misses_calls and source in OF_AGENT else use
+        )
         self._count(run, before)
 
     def end_call(self, run: Run, name: str, used: Use, **how: Any) -> None:
-        """Replace a call's reservation by what it has used, and have the call recorded. `how`: other fields of its `CallInfo`."""
+        """Replace a call's reservation by what it has used, and have the call recorded. `how`:
+        other fields of its `CallInfo`."""
         reservation = run.account.reservations[name]
         self.add_use(run, used, settled=name)
         self._record(run, reservation, used, **how)
@@ -104,7 +125,8 @@ class Spending:
         self._ctx.do(c.RecordCall(ended, run.lineage_ids))
 
     def add_use(self, run: Run, more: Use, *, settled: str | None = None) -> None:
-        """Add to what was reported of the run, or to what the gateway saw. `settled`: the reservation that it replaces."""
+        """Add to what was reported of the run, or to what the gateway saw. `settled`: the
+        reservation that it replaces."""
         before = run.account.own_tree_use()
         source: Source = "report"
         periods = None
@@ -121,13 +143,19 @@ class Spending:
             add_below((above.account for above in run.ancestors), before, after)
             self._charge(run, after[_COST] - before[_COST], periods)
         self._ctx.used_more(run)
-        self.budgets_changed |= any(budget.over or budget.exhausted for budget in self.budgets_of(run))
+        self.budgets_changed |= any(
+            budget.over or budget.exhausted for budget in self.budgets_of(run)
+        )
 
     def _charge(self, run: Run, nanos: int, periods: Periods | None) -> None:
         """`periods`: when what is given back was charged."""
         for budget in self.budgets_of(run):
             change = max(nanos, -budget.charged)
-            if change < 0 and periods is not None and (budget.scope, budget.name, budget.begins) not in periods:
+            if (
+                change < 0
+                and periods is not None
+                and (budget.scope, budget.name, budget.begins) not in periods
+            ):
                 continue  # it was charged to an earlier period
             if not change:
                 continue
@@ -142,7 +170,8 @@ class Spending:
                 self._publish(EventType.LIMIT_EXCEEDED, run, budget)
 
     def budgets_of(self, run: Run) -> Sequence[Budget]:
-        """Return the budgets that a run is charged to: none, if another node has granted its tree and charged all of it."""
+        """Return the budgets that a run is charged to: none, if another node has granted its tree
+        and charged all of it."""
         return () if run.granted else self.budgets.of(run.user)
 
     def grant(self, run: Run) -> None:
@@ -159,7 +188,8 @@ class Spending:
         run.remote.reservation = self.reserve(run, share)
 
     def settle_grant(self, run: Run, used: Use, admitted: int) -> None:
-        """Give back what a run has not used that has ended on another node, or was never sent there."""
+        """Give back what a run has not used that has ended on another node, or was never sent
+        there."""
         remote = run.remote
         assert remote is not None
         if remote.refunded or remote.reservation is None:
@@ -174,19 +204,30 @@ class Spending:
         remote.descendants = admitted
 
     def close(self, run: Run) -> None:
-        """Charge an ending run in full for what it has reserved. That changes no sum, because it was counted then."""
+        """Charge an ending run in full for what it has reserved. That changes no sum, because it
+        was counted then."""
         account = run.account
         for name in list(account.reservations):
             reservation = self._release(run, name)
             source = reservation.source
             account.sources[source] = account.sources.get(source, NOTHING).plus(reservation.use)
             self.budgets_changed = True  # what was only reserved is used now
-            self._record(run, reservation, reservation.use, error="its run ended before it did; it was charged as reserved")
+            self._record(
+                run,
+                reservation,
+                reservation.use,
+                error="its run ended before it did; it was charged as reserved",
+            )
         if not account.sources:
             return
         assert run.ending is not None
         if run.ending.outcome is Status.LOST:  # it may have used more than was read
-            account.sources.update({source: dataclass_replace(use, partial=True) for source, use in account.sources.items()})
+            account.sources.update(
+                {
+                    source: dataclass_replace(use, partial=True)
+                    for source, use in account.sources.items()
+                }
+            )
         for budget in self.budgets_of(run):
             before = budget.partial, budget.at_most
             budget.partial |= account.cost_may_grow
@@ -209,7 +250,9 @@ class Spending:
         call = reservation.call
         name = f"{run.id}-{call.number if call is not None else self.next_number()}"
         before = run.account.own_tree_use()
-        periods = tuple((budget.scope, budget.name, budget.begins) for budget in self.budgets_of(run))
+        periods = tuple(
+            (budget.scope, budget.name, budget.begins) for budget in self.budgets_of(run)
+        )
         run.account.reserve(name, dataclass_replace(reservation, periods=periods))
         self.under_way.begin(run.user, reservation)
         self._ctx.changed(run)
@@ -223,19 +266,25 @@ class Spending:
 
     def reservation(self, name: str) -> tuple[Run, OpenReservation] | None:
         run = self._ctx.tree.get(name.rpartition("-")[0])
-        return (run, run.account.reservations[name]) if run is not None and name in run.account.reservations else None
+        return (
+            (run, run.account.reservations[name])
+            if run is not None and name in run.account.reservations
+            else None
+        )
 
     def check_budgets(self, run: Run, cost: int) -> Budget | None:
         """Return the budget in which so much more is not left, and publish that once a period."""
         budget = next((budget for budget in self.budgets_of(run) if not budget.admits(cost)), None)
-        if budget is not None and not (budget.refused or budget.over or self.draw_if_possible(budget, cost)):
+        if budget is not None and not (
+            budget.refused or budget.over or self.draw_if_possible(budget, cost)
+        ):
             budget.refused = True
             self._publish(EventType.LIMIT_EXCEEDED, run, budget, cost)
         return budget
 
     def draw_if_possible(self, budget: Budget, nanos: int) -> bool:
-        """Return whether other nodes may give this one more of a budget, so that what needs it waits. `nanos`: how much has to be
-        left of it."""
+        """Return whether other nodes may give this one more of a budget, so that what needs it
+        waits. `nanos`: how much has to be left of it."""
         if budget.keeper is None or budget.used_up or self._ctx.policy.budget_action is Action.WARN:
             return False
         if not budget.asked and budget.waits is None:
@@ -249,7 +298,11 @@ class Spending:
 
     def forget_postponed(self, client: int) -> None:
         """Start nothing for a client that is gone."""
-        self.postponed = [each for each in self.postponed if not isinstance(each, e.SpawnRequested) or each.asked.tied_to != client]
+        self.postponed = [
+            each
+            for each in self.postponed
+            if not isinstance(each, e.SpawnRequested) or each.asked.tied_to != client
+        ]
 
     def found_short(self, budget: Budget) -> None:
         """Note that too little is left of a budget for a model call."""
@@ -266,12 +319,13 @@ class Spending:
         return self.used_up(self.budgets)
 
     def used_up(self, budgets: Iterable[Budget]) -> set[tuple[str, str]]:
-        """Return the budgets that have run out by what was used. What is only reserved may be given back by a run that is not
-        paused."""
+        """Return the budgets that have run out by what was used. What is only reserved may be given
+        back by a run that is not paused."""
         return {
             (budget.scope, budget.name)
             for budget in budgets
-            if (budget.short or (budget.exhausted and self._is_used_up(budget))) and not self.draw_if_possible(budget, 1)
+            if (budget.short or (budget.exhausted and self._is_used_up(budget)))
+            and not self.draw_if_possible(budget, 1)
         }
 
     def _is_used_up(self, budget: Budget) -> bool:
@@ -280,17 +334,27 @@ class Spending:
     def reserved_of(self, budget: Budget) -> int:
         """Return what open reservations have charged to a budget in its present period."""
         key = (budget.scope, budget.name, budget.begins)
-        open_ = (reservation for run in self._ctx.tree for reservation in run.account.reservations.values())
+        open_ = (
+            reservation
+            for run in self._ctx.tree
+            for reservation in run.account.reservations.values()
+        )
         return sum(each.cost or 0 for each in open_ if key in each.periods)
 
     def doubts_of(self, budget: Budget) -> int:
         """Return what calls under way may cost beyond what they have charged to a budget."""
         return sum(map(self.under_way.doubts, budget.members))
 
-    def _publish(self, what: EventType, run: Run, budget: Budget, refused: int | None = None) -> None:
+    def _publish(
+        self, what: EventType, run: Run, budget: Budget, refused: int | None = None
+    ) -> None:
         used = budget.used + (refused or 0)
         over = round(to_usd(max(0, used - budget.allowed)), 6)
-        words = budget.sentence if refused is None else f"was refused {format_usd(to_usd(refused))} USD more: {budget.sentence}"
+        words = (
+            budget.sentence
+            if refused is None
+            else f"was refused {format_usd(to_usd(refused))} USD more: {budget.sentence}"
+        )
         event = Event(
             type=what,
             severity="medium",

@@ -1,4 +1,5 @@
-"""Stops a run and what is below it: decides the end, and climbs the ladder until the containment is empty."""
+"""Stops a run and what is below it: decides the end, and climbs the ladder until the containment is
+empty."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,17 @@ class Stopping:
     _ctx: Context
     _lifecycle: Lifecycle
 
-    def stop_or_hasten(self, run: Run, at: float, reason: Reason, *, signal: int = SIGTERM, grace: float | None = None) -> None:
-        """Stop a run because a client, the daemon's end or a lost connection asks for it; sooner, if it is being stopped."""
+    def stop_or_hasten(
+        self,
+        run: Run,
+        at: float,
+        reason: Reason,
+        *,
+        signal: int = SIGTERM,
+        grace: float | None = None,
+    ) -> None:
+        """Stop a run because a client, the daemon's end or a lost connection asks for it; sooner,
+        if it is being stopped."""
         if self._ctx.tree.get(run.id) is None:
             return  # an earlier stop of the same event took it with an ancestor
         if run.status is Status.STOPPING:
@@ -31,7 +41,15 @@ class Stopping:
         else:
             self.stop(run, at, Ending(Status.CANCELLED, reason), signal=signal, grace=grace)
 
-    def stop(self, run: Run, at: float, ending: Ending, *, signal: int = SIGTERM, grace: float | None = None) -> None:
+    def stop(
+        self,
+        run: Run,
+        at: float,
+        ending: Ending,
+        *,
+        signal: int = SIGTERM,
+        grace: float | None = None,
+    ) -> None:
         """Decide how the run ends, cancel what is below it, and begin to empty its containment."""
         seconds = grace_of(run, self._ctx.policy, grace)
         still = run.parent is not None and run.parent.frozen_in_lineage
@@ -42,7 +60,9 @@ class Stopping:
             self._lifecycle.finish(run, at)
         elif run.ladder is None:
             # under a frozen ancestor no process can use a grace
-            self.begin_ladder(run, at, signal=signal, grace=0.0 if still else seconds, frozen=frozen)
+            self.begin_ladder(
+                run, at, signal=signal, grace=0.0 if still else seconds, frozen=frozen
+            )
         else:
             self._hasten(run, at, signal=signal, grace=seconds)
 
@@ -51,10 +71,19 @@ class Stopping:
         self.stop(run, at, Ending(status, reason))
 
     def begin_ladder(
-        self, run: Run, at: float, *, grace: float, signal: int = SIGTERM, frozen: Sequence[RunId] | None = None
+        self,
+        run: Run,
+        at: float,
+        *,
+        grace: float,
+        signal: int = SIGTERM,
+        frozen: Sequence[RunId] | None = None,
     ) -> None:
-        """Begin to empty the run's containment. `frozen`: what was paused in it; `None`: no program is given time of its own."""
-        run.ladder = Ladder(signal=signal, grace_ends_at=at + grace, kill_wait=self._ctx.policy.kill_wait)
+        """Begin to empty the run's containment. `frozen`: what was paused in it; `None`: no program
+        is given time of its own."""
+        run.ladder = Ladder(
+            signal=signal, grace_ends_at=at + grace, kill_wait=self._ctx.policy.kill_wait
+        )
         polite = min(self._ctx.policy.polite, grace)
         first = self._to_interrupt(run) if polite > 0 and frozen is not None else frozenset()
         if frozen is None or not first:
@@ -63,19 +92,35 @@ class Stopping:
             self._interrupt(run, run.ladder, first, at + polite, frozen)
 
     def _to_interrupt(self, run: Run) -> frozenset[RunId]:
-        """Return the runs in it whose program wants to be interrupted first, and where nothing was sent to all processes yet."""
+        """Return the runs in it whose program wants to be interrupted first, and where nothing was
+        sent to all processes yet."""
         above = len(run.lineage_ids)
         return frozenset(
             each.id
             for each in run.subtree()
             if each.pid is not None
             and program_name(each.asked.argv) in self._ctx.policy.interrupted
-            and all(below.ladder is None or below.ladder.rung is Rung.INTERRUPTED for below in each.lineage[above:])
+            and all(
+                below.ladder is None or below.ladder.rung is Rung.INTERRUPTED
+                for below in each.lineage[above:]
+            )
         )
 
-    def _interrupt(self, run: Run, ladder: Ladder, runs: frozenset[RunId], until: float, frozen: Sequence[RunId]) -> None:
+    def _interrupt(
+        self,
+        run: Run,
+        ladder: Ladder,
+        runs: frozenset[RunId],
+        until: float,
+        frozen: Sequence[RunId],
+    ) -> None:
         # a second SIGINT makes some programs give up at once
-        before = {run_id for each in run.subtree() if each.ladder is not None for run_id in each.ladder.interrupted}
+        before = {
+            run_id
+            for each in run.subtree()
+            if each.ladder is not None
+            for run_id in each.ladder.interrupted
+        }
         ladder.rung, ladder.interrupted, ladder.polite_ends_at = Rung.INTERRUPTED, runs, until
         self._ctx.changed(run)
         for run_id in sorted(runs - before):
@@ -118,12 +163,15 @@ class Stopping:
             self.begin_ladder(run, at, signal=signal, grace=grace)
         else:
             # its own ladder answers; without one, any that it is on
-            overdue = [run_id for run_id, other in above if other.overdue and ladder in (None, other)]
+            overdue = [
+                run_id for run_id, other in above if other.overdue and ladder in (None, other)
+            ]
             if overdue:
                 self._ctx.do(c.Survey(overdue[-1]))
 
     def main_ended(self, run: Run) -> None:
-        """Note that the main process of a run that is being stopped has ended, perhaps because it was interrupted."""
+        """Note that the main process of a run that is being stopped has ended, perhaps because it
+        was interrupted."""
         for above in run.lineage:
             ladder = above.ladder
             if ladder is not None and run.id in ladder.interrupted:
@@ -134,10 +182,15 @@ class Stopping:
                     self.terminate(above)
 
     def still_interrupted(self, ladder: Ladder, at: float) -> bool:
-        """Return whether main processes that an earlier daemon interrupted have time left. They are not interrupted again."""
+        """Return whether main processes that an earlier daemon interrupted have time left. They are
+        not interrupted again."""
         if ladder.rung is not Rung.INTERRUPTED:
             return False
-        there = {run_id for run_id in ladder.interrupted if (run := self._ctx.tree.get(run_id)) is not None and run.pid is not None}
+        there = {
+            run_id
+            for run_id in ladder.interrupted
+            if (run := self._ctx.tree.get(run_id)) is not None and run.pid is not None
+        }
         ladder.interrupted = frozenset(there)
         return bool(there) and at < ladder.polite_ends_at
 
@@ -152,25 +205,31 @@ class Stopping:
     def survey_due(self, run: Run, at: float) -> None:
         if run.ladder is not None and not run.ladder.overdue:
             self._ctx.do(c.Survey(run.id))
-            # the last process may be ending just now: then the answer is `Emptied`, or survivors the next time
+            # the last process may be ending just now: then the answer is `Emptied`, or survivors
+            # the next time
             self._ctx.arm(run, Timer.SURVEY, at + SURVEY_AGAIN)
 
     def drained_at(self, at: float) -> float:
         """Return when the last ladder ends: what is alive then may stay."""
-        return max([at, *(run.ladder.overdue_at for run in self._ctx.tree if run.ladder is not None)])
+        return max(
+            [at, *(run.ladder.overdue_at for run in self._ctx.tree if run.ladder is not None)]
+        )
 
 
 def paused_in(run: Run) -> list[RunId]:
     return [each.id for each in run.subtree() if each.paused is not None]
 
 
-# ---- Requests to stop: of clients, which wait for the answer; of the daemon's own end; and the loss of a foreground client
+# ---- Requests to stop: of clients, which wait for the answer; of the daemon's own
+# end; and the loss of a foreground client
 
 RECONNECT = 10.0
-"""Seconds that a client has to come back to a restarted daemon before the runs that are tied to it are stopped."""
+"""Seconds that a client has to come back to a restarted daemon before the runs that are tied to it
+are stopped."""
 
 GONE = -1
-"""The connection that a run is tied to until its client is back: each daemon numbers connections from 1."""
+"""The connection that a run is tied to until its client is back: each daemon numbers connections
+from 1."""
 
 
 class StopRequests:
@@ -194,7 +253,9 @@ class StopRequests:
         if not live:
             self._ctx.reply(ev.token, c.StopDone(ended, (), 0.0, ended))
             return
-        self._tickets.append(StopTicket(ev.token, ev.at, {run.id for run in live}, [*ended], ended=ended))
+        self._tickets.append(
+            StopTicket(ev.token, ev.at, {run.id for run in live}, [*ended], ended=ended)
+        )
         by = ev.peer.who
         message = f"stopped by {by} ({signal_name(ev.signal)})"
         reason = Reason(kind=ReasonKind.STOP, message=message, by=by, signal=ev.signal)
@@ -229,7 +290,12 @@ class StopRequests:
             ticket.stop_waiting_for(run.id, survivors)
             if not ticket.pending:
                 self._tickets.remove(ticket)
-                done = c.StopDone(tuple(ticket.stopped), tuple(ticket.survivors), at - ticket.began_at, ticket.ended)
+                done = c.StopDone(
+                    tuple(ticket.stopped),
+                    tuple(ticket.survivors),
+                    at - ticket.began_at,
+                    ticket.ended,
+                )
                 self._ctx.reply(ticket.token, done)
 
     def tickets(self) -> tuple[StopTicket, ...]:
@@ -260,18 +326,21 @@ class StopRequests:
         self._ctx.changed(run)
 
     def expect_client(self, run: Run, at: float) -> None:
-        """Give the client of a run that was tied to an earlier daemon's connection a while to come back."""
+        """Give the client of a run that was tied to an earlier daemon's connection a while to come
+        back."""
         if run.tied_to == GONE:
             self._ctx.arm(run, Timer.RECONNECT, at + RECONNECT)
 
     def expect_no_client(self, run: Run) -> None:
-        """Wait for that client no longer: it is stopped, and cannot come back before it is continued."""
+        """Wait for that client no longer: it is stopped, and cannot come back before it is
+        continued."""
         if run.tied_to == GONE:
             self._ctx.disarm(run, Timer.RECONNECT)
 
     def reconnect_due(self, run: Run, at: float) -> None:
         message = (
-            f"its foreground client did not come back within {RECONNECT:g} s of the daemon's restart "
+            f"its foreground client did not come back within {RECONNECT:g} s of the daemon's "
+            "restart "
             "(start it with --keep to let it go on)"
         )
         self._stopping.stop_or_hasten(run, at, Reason(kind=ReasonKind.CLIENT, message=message))

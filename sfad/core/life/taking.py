@@ -35,8 +35,15 @@ class Taking:
         lease.number, lease.paused = wanted.number, wanted.paused
         self._ctx.changed(run)
         if wanted.stop is not None:
-            reason = Reason(kind=ReasonKind.STOP, message=f"stopped by {self._giver(run)}", by=self._giver(run), signal=wanted.stop)
-            self._stopping.stop_or_hasten(run, ev.at, reason, signal=wanted.stop, grace=wanted.grace)
+            reason = Reason(
+                kind=ReasonKind.STOP,
+                message=f"stopped by {self._giver(run)}",
+                by=self._giver(run),
+                signal=wanted.stop,
+            )
+            self._stopping.stop_or_hasten(
+                run, ev.at, reason, signal=wanted.stop, grace=wanted.grace
+            )
         elif wanted.paused and run.status is Status.RUNNING and run.paused is None:
             self._pausing.pause(run, ev.at, f"paused by {self._giver(run)}", by_giver=True)
         elif not wanted.paused and run.paused is not None and run.paused.by_giver:
@@ -49,8 +56,13 @@ class Taking:
         if at < lease.until:
             self.expect(run)
             return
-        message = f"{self._giver(run)} was not heard of for its lease (fleet.lease); another node may have begun the run again"
-        self._stopping.stop(run, at, Ending(Status.CANCELLED, Reason(kind=ReasonKind.LEASE, message=message)))
+        message = (
+            f"{self._giver(run)} was not heard of for its lease (fleet.lease); another node may "
+            "have begun the run again"
+        )
+        self._stopping.stop(
+            run, at, Ending(Status.CANCELLED, Reason(kind=ReasonKind.LEASE, message=message))
+        )
 
     def _giver(self, run: Run) -> str:
         grant = run.asked.grant

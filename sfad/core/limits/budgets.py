@@ -1,5 +1,6 @@
-"""Money budgets of users and teams: pauses or ends live trees that can spend and whose budgets have run out, and resumes them when
-there is money again. In a fleet one node keeps the budgets, and gives the others their parts (`state.allowances`)."""
+"""Money budgets of users and teams: pauses or ends live trees that can spend and whose budgets have
+run out, and resumes them when there is money again. In a fleet one node keeps the budgets, and
+gives the others their parts (`state.allowances`)."""
 
 from dataclasses import dataclass
 
@@ -31,7 +32,8 @@ class BudgetEnforcement:
         self.enforce(ev.at)
 
     def enforce(self, at: float) -> None:
-        """Pause or end each live tree whose budgets have run out, and resume those that were paused only for that."""
+        """Pause or end each live tree whose budgets have run out, and resume those that were paused
+        only for that."""
         used_up = self._spending.take_used_up()
         for root in self._ctx.tree.roots():
             self._enforce_on(root, used_up, at)
@@ -47,14 +49,18 @@ class BudgetEnforcement:
                 budget.short &= budget.left <= before
                 self._ctx.do(c.SaveBudget(wanted.scope, wanted.name))
         self._spending.budgets_changed = True
-        self._ctx.reply(ev.token, Allowances(id=ev.asked.id, number=ev.asked.number, allowances=given))
+        self._ctx.reply(
+            ev.token, Allowances(id=ev.asked.id, number=ev.asked.number, allowances=given)
+        )
 
     def allowances_known(self, ev: e.AllowancesKnown) -> None:
         """Go on with what the keeper has given, or without its answer."""
         known = {(each.scope, each.name): each for each in ev.allowances}
         for budget in self._spending.budgets:
             allowance = known.get((budget.scope, budget.name))
-            if budget.keeper is None or (allowance is not None and allowance.begins != budget.begins):
+            if budget.keeper is None or (
+                allowance is not None and allowance.begins != budget.begins
+            ):
                 continue
             if allowance is None:
                 budget.waits = ev.waits if budget.asked else budget.waits
@@ -87,7 +93,9 @@ class BudgetEnforcement:
 
     def _enforce_on(self, root: Run, used_up: set[tuple[str, str]], at: float) -> None:
         budgets = self._spending.budgets_of(root)
-        budget = next((budget for budget in budgets if (budget.scope, budget.name) in used_up), None)
+        budget = next(
+            (budget for budget in budgets if (budget.scope, budget.name) in used_up), None
+        )
         action = self._ctx.policy.budget_action
         if budget is None or action is Action.WARN:
             self._resume_funded(root, at)
@@ -104,7 +112,9 @@ class BudgetEnforcement:
             self._pausing.pause(root, at, reason.message, no_money=reason)
         elif paused.no_money != reason:
             if paused.no_money is None:
-                paused.by_hand = paused.by_hand or (root.limit_hold is None and root.plan_hold is None)
+                paused.by_hand = paused.by_hand or (
+                    root.limit_hold is None and root.plan_hold is None
+                )
             paused.no_money = reason
             self._ctx.changed(root)
 
@@ -125,7 +135,8 @@ def _out_of_money(kind: ReasonKind, budget: Budget) -> Reason:
     return Reason(
         kind=kind,
         message=f"there is no money left in a budget: {budget.sentence}",
-        limit_kind="cost" if kind is ReasonKind.LIMIT else None,  # no limit of the run is to be raised
+        # no limit of the run is to be raised
+        limit_kind="cost" if kind is ReasonKind.LIMIT else None,
         threshold=to_usd(budget.allowed),
         used=round(to_usd(budget.used), 6),
         exceeded_by=round(to_usd(max(0, budget.used - budget.allowed)), 6),

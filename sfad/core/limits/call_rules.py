@@ -1,4 +1,5 @@
-"""Rules for model calls beside money: which models, how often, how many at once, and tool calls that a model repeats."""
+"""Rules for model calls beside money: which models, how often, how many at once, and tool calls
+that a model repeats."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,8 @@ from ..state.policy import CallBounds, Policy
 from ..state.quotas import SlidingWindow
 from ..state.run import Run, Streak
 
-# ---- How often runs and users call models, and how many calls of each are under way (`gateway.per_run`, `gateway.per_user`)
+# ---- How often runs and users call models, and how many calls of each are under
+# way (`gateway.per_run`, `gateway.per_user`)
 
 
 MINUTE = 60.0
@@ -48,9 +50,13 @@ class CallRates:
         """By `_Caller.key`, where a rate is bounded."""
 
     def barrier(self, run: Run, at: float, ahead: Counter[str]) -> Barrier | None:
-        """Return the bound that one more call would exceed, the one that takes longest. `ahead`: calls that wait for a rate and
-        were asked for before, by the barrier's key."""
-        barriers = [found for caller in self._callers(run) for found in self._barriers(caller, run, at, ahead[caller.key])]
+        """Return the bound that one more call would exceed, the one that takes longest. `ahead`:
+        calls that wait for a rate and were asked for before, by the barrier's key."""
+        barriers = [
+            found
+            for caller in self._callers(run)
+            for found in self._barriers(caller, run, at, ahead[caller.key])
+        ]
         return max(barriers, key=lambda barrier: barrier.free_at or 0.0, default=None)
 
     def made(self, run: Run, at: float) -> None:
@@ -65,17 +71,26 @@ class CallRates:
     def _callers(self, run: Run) -> Iterator[_Caller]:
         policy = self._ctx.policy
         if policy.calls_per_run.any:
-            yield _Caller(_key_of_run(run), "per_run", f"run {run.id} ('{run.name}')", policy.calls_per_run)
+            yield _Caller(
+                _key_of_run(run), "per_run", f"run {run.id} ('{run.name}')", policy.calls_per_run
+            )
         if policy.calls_per_user.any:
             yield _Caller(f"user {run.user}", "per_user", f"user {run.user}", policy.calls_per_user)
 
     def _barriers(self, caller: _Caller, run: Run, at: float, ahead: int) -> Iterator[Barrier]:
         most, rate = caller.bounds.concurrent_calls, caller.bounds.calls_per_minute
         if most is not None:
-            count = _under_way(run) if caller.section == "per_run" else self._spending.under_way.count(run.user)
+            count = (
+                _under_way(run)
+                if caller.section == "per_run"
+                else self._spending.under_way.count(run.user)
+            )
             if count >= most:
                 bound = self._ctx.policy.where_set(f"gateway.{caller.section}.concurrent_calls")
-                words = f"{caller.words} has {count} {_calls(count)} under way, and {bound} allows {most}"
+                words = (
+                    f"{caller.words} has {count} {_calls(count)} under way, and {bound} allows "
+                    f"{most}"
+                )
                 yield Barrier(caller.key, f"{words}; try again when one has ended", None)
         if rate is not None:
             window = self._window(caller.key, rate)
@@ -83,9 +98,16 @@ class CallRates:
             if free_at > at:
                 bound = self._ctx.policy.where_set(f"gateway.{caller.section}.calls_per_minute")
                 count = window.used(at)
-                words = f"{caller.words} has made {count} {_calls(count)} within a minute, and {bound} allows {rate}"
+                words = (
+                    f"{caller.words} has made {count} {_calls(count)} within a minute, and "
+                    f"{bound} allows {rate}"
+                )
                 waiting = f" ({ahead} {_calls(ahead)} already wait)" if ahead else ""
-                yield Barrier(caller.key, f"{words}{waiting}; the next is possible in {free_at - at:.0f} s", free_at)
+                yield Barrier(
+                    caller.key,
+                    f"{words}{waiting}; the next is possible in {free_at - at:.0f} s",
+                    free_at,
+                )
 
     def _window(self, key: str, limit: int) -> SlidingWindow:
         window = self._windows.setdefault(key, SlidingWindow(limit, MINUTE))
@@ -121,7 +143,10 @@ def forbidden_model(run: Run, model: str, policy: Policy) -> str | None:
     rules += [_Rule(each.patterns, f"--model-allow of run {each.run}") for each in run.birth.models]
     for rule in rules:
         if rule.patterns and not any(fnmatchcase(model, pattern) for pattern in rule.patterns):
-            return f"the model '{model}' is not one of {', '.join(rule.patterns)} ({rule.source}); use one of these"
+            return (
+                f"the model '{model}' is not one of {', '.join(rule.patterns)} ({rule.source}); "
+                "use one of these"
+            )
     return None
 
 
@@ -133,7 +158,8 @@ class Repeats:
     _ctx: Context
 
     def tools_asked_for(self, run: Run, tools: Iterable[tuple[str, str]]) -> None:
-        """Count equal tool calls in a row. `tools`: name, and digest of the arguments, in the order of the reply."""
+        """Count equal tool calls in a row. `tools`: name, and digest of the arguments, in the order
+        of the reply."""
         for name, digest in tools:
             streak = run.streak
             if streak is None or (streak.tool, streak.digest) != (name, digest):
@@ -148,7 +174,7 @@ class Repeats:
         where = f" in {file}" if (file := self._ctx.policy.files.get("limits.repeats")) else ""
         message = f"{repetition.sentence} (limits.repeats{where} is {most})"
         event = Event(
-            type=EventType.RUN_REPEATING, severity="high", message=message, scope="run", limit_kind="repeats", threshold=most,
-            used=repetition.count,
+            type=EventType.RUN_REPEATING, severity="high", message=message, scope="run",
+            limit_kind="repeats", threshold=most, used=repetition.count,
         )  # fmt: skip
         self._ctx.publish_event(event, run)

@@ -1,12 +1,15 @@
-"""Model calls that the gateway asks for before it makes them: admitted, lowered to what fits, held, or refused.
+"""Model calls that the gateway asks for before it makes them: admitted, lowered to what fits, held,
+or refused.
 
-A call that does not fit waits as long as other calls' reservations are in its way. Then its maximum output is lowered to what fits,
-if that is worth a call, and for a limit that pauses also ample for the run's replies. Else the call is answered by the
-outermost limit, else by the budget, that has too little room for it. Bounds on rates and parallel calls make calls wait, too.
+A call that does not fit waits as long as other calls' reservations are in its way. Then its maximum
+output is lowered to what fits, if that is worth a call, and for a limit that pauses also ample for
+the run's replies. Else the call is answered by the outermost limit, else by the budget, that has
+too little room for it. Bounds on rates and parallel calls make calls wait, too.
 
-The input of a call is an estimate, and may be more. That is part of what has to fit, as far as there is room for it: always for
-the other calls under way, so that their errors do not add up; for the call itself only if its output is then worth a call. So a
-limit is exceeded by the error of one estimate at most.
+The input of a call is an estimate, and may be more. That is part of what has to fit, as far as
+there is room for it: always for the other calls under way, so that their errors do not add up; for
+the call itself only if its output is then worth a call. So a limit is exceeded by the error of one
+estimate at most.
 """
 
 from collections import Counter
@@ -38,15 +41,17 @@ MAX_WAITING = 1000
 """Calls of one run that wait. A thousand are a leak."""
 
 MAX_LOOKED_AT = 32
-"""Calls of one run that stay waiting, after which the others of the run are not decided again by the same event. A run with a
-thousand calls must not slow down the others'."""
+"""Calls of one run that stay waiting, after which the others of the run are not decided again by
+the same event. A run with a thousand calls must not slow down the others'."""
 
 _AMPLE = 1.5
-"""A limit that pauses lowers a call only to so many times the run's longest reply, so that the maximum cuts no usual reply. To hold
-each call whose maximum does not fit would pause Claude Code, which asks for 64 000 tokens, before its first call."""
+"""A limit that pauses lowers a call only to so many times the run's longest reply, so that the
+maximum cuts no usual reply. To hold each call whose maximum does not fit would pause Claude Code,
+which asks for 64 000 tokens, before its first call."""
 
 MAX_WORDS = 1000
-"""Characters of a refusal or an error that are recorded. It may name a model, whose name the agent chooses."""
+"""Characters of a refusal or an error that are recorded. It may name a model, whose name the agent
+chooses."""
 MAX_MODEL = 200
 """Characters of a model's name that are recorded. An agent may send 64 MiB of them."""
 
@@ -91,7 +96,8 @@ class _Room:
     budget: Budget | None = None
 
     def output(self, kept: float) -> float:
-        """Return the tokens of output that fit if so much is kept for other things; below 0: none."""
+        """Return the tokens of output that fit if so much is kept for other things; below 0:
+        none."""
         left = self.left - self.fixed - kept
         return -1 if left < 0 else left // self.each if self.each else inf
 
@@ -100,7 +106,9 @@ class _Room:
 
 
 _BROKEN_OFF = "the gateway was killed before it ended; it was charged as reserved"
-_NOT_MADE = "the daemon died before the gateway had learnt that it was admitted; it was asked for again"
+_NOT_MADE = (
+    "the daemon died before the gateway had learnt that it was admitted; it was asked for again"
+)
 
 
 def _seconds(duration: float) -> float:
@@ -148,7 +156,12 @@ class Calls:
                 due = min(inf if call.due is None else call.due, self._armed.get(run, inf))
                 self._arm(self._armed | {run: due} if due < inf else self._armed)
             else:
-                self._fail(call, ErrorCode.WRONG_STATE, f"{MAX_WAITING} calls of run {run} wait already", ev.at)
+                self._fail(
+                    call,
+                    ErrorCode.WRONG_STATE,
+                    f"{MAX_WAITING} calls of run {run} wait already",
+                    ev.at,
+                )
 
     def _info(self, ev: e.CallAsked) -> CallInfo:
         return CallInfo(
@@ -201,9 +214,18 @@ class Calls:
         if limited is not None and kind in limited.limits:
             self._limits.reply_cut(run, limited, limited.limits[kind], tokens, at)
         else:
-            budget = next((budget for budget in self._spending.budgets_of(run) if budget.near), None)
-            why = budget.sentence if budget is not None else "a budget that has been raised since had no room for more"
-            self._limits.cannot_complete([run], Reason(kind=ReasonKind.LIMIT, limit_kind=kind, message=f"{cut_at(tokens)}; {why}"))
+            budget = next(
+                (budget for budget in self._spending.budgets_of(run) if budget.near), None
+            )
+            why = (
+                budget.sentence
+                if budget is not None
+                else "a budget that has been raised since had no room for more"
+            )
+            self._limits.cannot_complete(
+                [run],
+                Reason(kind=ReasonKind.LIMIT, limit_kind=kind, message=f"{cut_at(tokens)}; {why}"),
+            )
 
     def call_silent(self, ev: e.CallSilent) -> None:
         found = self._spending.reservation(ev.reservation)
@@ -255,7 +277,11 @@ class Calls:
     def _is_over(self, call: WaitingCall, at: float) -> bool:
         """Return whether the call cannot wait any longer."""
         run = self._ctx.tree.get(call.event.request.run)
-        return run is None or run.status is Status.STOPPING or (call.until is not None and call.until <= at)
+        return (
+            run is None
+            or run.status is Status.STOPPING
+            or (call.until is not None and call.until <= at)
+        )
 
     def forget(self, ended: Iterable[Run]) -> None:
         self._rates.forget(ended)
@@ -277,7 +303,11 @@ class Calls:
     def under_way_of(self, run: RunId) -> list[CallInfo]:
         """Return the calls of a run that were admitted and have not ended."""
         found = self._ctx.tree.get(run)
-        return [each.call for each in found.account.reservations.values() if each.call is not None] if found is not None else []
+        return (
+            [each.call for each in found.account.reservations.values() if each.call is not None]
+            if found is not None
+            else []
+        )
 
     # ---- one call
 
@@ -287,12 +317,25 @@ class Calls:
         request, price = call.event.request, call.event.price
         run = self._ctx.tree.get(request.run)
         if run is None or run.status is Status.STOPPING:
-            self._fail(call, ErrorCode.WRONG_STATE, f"run {request.run} {'has ended' if run is None else 'is being stopped'}", at)
+            self._fail(
+                call,
+                ErrorCode.WRONG_STATE,
+                f"run {request.run} {'has ended' if run is None else 'is being stopped'}",
+                at,
+            )
             return True
         if price.unsure is not None:
-            self._fail(call, ErrorCode.UNAVAILABLE, f"the price of the call is not known now: {price.unsure}", at)
+            self._fail(
+                call,
+                ErrorCode.UNAVAILABLE,
+                f"the price of the call is not known now: {price.unsure}",
+                at,
+            )
             return True
-        forbidden = (forbidden_model(run, model, self._ctx.policy) for model in (request.model, *request.others))
+        forbidden = (
+            forbidden_model(run, model, self._ctx.policy)
+            for model in (request.model, *request.others)
+        )
         if (forbidden_by := next((why for why in forbidden if why is not None), None)) is not None:
             self._fail(call, ErrorCode.NOT_PERMITTED, forbidden_by, at)
             return True
@@ -310,35 +353,51 @@ class Calls:
             call.until = None
             return False
         if len(run.account.reservations) >= MAX_RESERVATIONS:
-            message = f"run {run.id} has {MAX_RESERVATIONS} calls under way or unsettled reservations; settle some"
+            message = (
+                f"run {run.id} has {MAX_RESERVATIONS} calls under way or unsettled reservations; "
+                "settle some"
+            )
             self._fail(call, ErrorCode.WRONG_STATE, message, at)
             return True
         rooms = list(self._rooms(run, call.event))
         if price.input_cost is None and any(room.kind is LimitKind.COST for room in rooms):
             message = (
                 f"neither a price of the model '{request.model}' is known nor its provider's, "
-                f'so no limit of money could bound the call; set [prices."{request.model}"] in the config (0 where it is free)'
+                f'so no limit of money could bound the call; set [prices."{request.model}"] in '
+                "the config (0 where it is free)"
             )
             self._fail(call, ErrorCode.UNAVAILABLE, message, at)
             return True
-        short = [room for room in rooms if room.output(room.doubt + room.doubts) < request.max_output]
+        short = [
+            room for room in rooms if room.output(room.doubt + room.doubts) < request.max_output
+        ]
         if any(self._draws(room, request.max_output) for room in short):
             return False
-        if any(map(self._reserved, short)):  # what other calls leave of their reservations may be all that it lacks
+        # what other calls leave of their reservations may be all that it lacks
+        if any(map(self._reserved, short)):
             call.until = self._until(call, at)
             if call.until > at:
                 return False
         tight = next((room for room in rooms if room.output(room.doubts) < room.least), None)
         if tight is None:
-            lowest = min(short, key=lambda room: room.output(room.doubt + room.doubts), default=None)
+            lowest = min(
+                short, key=lambda room: room.output(room.doubt + room.doubts), default=None
+            )
             output = float(request.max_output)
             if lowest is not None:
-                output = max(lowest.output(lowest.doubt + lowest.doubts), *(room.least for room in short))
-            return self._admit_or_wait(run, call, int(min(output, request.max_output)), at, ahead, lowest)
+                output = max(
+                    lowest.output(lowest.doubt + lowest.doubts), *(room.least for room in short)
+                )
+            return self._admit_or_wait(
+                run, call, int(min(output, request.max_output)), at, ahead, lowest
+            )
         if tight.output(-self._reserved(tight)) >= tight.least:
             words = f"the rest of the {tight.kind} limit is reserved for other calls"
             if tight.output(0) >= tight.least:
-                words = f"the {tight.kind} limit has room for this call only once others have told how much input they have"
+                words = (
+                    f"the {tight.kind} limit has room for this call only once others have told "
+                    "how much input they have"
+                )
             return self._refuse_for_now(call, f"{words}; try again when one has ended", 1.0, at)
         return self._refuse_or_pause(run, call, tight, at)
 
@@ -360,19 +419,43 @@ class Calls:
                 active = limited.limits.get(kind)
                 if active is not None and active.binds:
                     left = active.threshold - (limited.account.used(kind) or 0)
-                    doubts = sum(below.account.doubts.get(kind, 0) for below in limited.subtree()) if kind in doubt else 0
-                    least = min(request.max_output, useful) if active.action in WAITING else ev.least_output
-                    yield _Room(left, fixed, each, kind, least, doubt.get(kind, 0), doubts, limited, active)
+                    doubts = (
+                        sum(below.account.doubts.get(kind, 0) for below in limited.subtree())
+                        if kind in doubt
+                        else 0
+                    )
+                    least = (
+                        min(request.max_output, useful)
+                        if active.action in WAITING
+                        else ev.least_output
+                    )
+                    yield _Room(
+                        left, fixed, each, kind, least, doubt.get(kind, 0), doubts, limited, active
+                    )
         if self._ctx.policy.budget_action is not Action.WARN:
             for budget in self._spending.budgets_of(run):
                 kind, doubts = LimitKind.COST, self._spending.doubts_of(budget)
-                yield _Room(budget.left, *takes[kind], kind, ev.least_output, doubt[kind], doubts, budget=budget)
+                yield _Room(
+                    budget.left,
+                    *takes[kind],
+                    kind,
+                    ev.least_output,
+                    doubt[kind],
+                    doubts,
+                    budget=budget,
+                )
 
     def _admit_or_wait(
-        self, run: Run, call: WaitingCall, output: int, at: float, ahead: Counter[str], lowest: _Room | None
+        self,
+        run: Run,
+        call: WaitingCall,
+        output: int,
+        at: float,
+        ahead: Counter[str],
+        lowest: _Room | None,
     ) -> bool:
-        """Admit a call that is affordable, unless it has to wait for its rate or for other calls. `lowest`: what has lowered its
-        maximum, if anything has."""
+        """Admit a call that is affordable, unless it has to wait for its rate or for other calls.
+        `lowest`: what has lowered its maximum, if anything has."""
         barrier = self._rates.barrier(run, at, ahead)
         if barrier is None:
             self._rates.made(run, at)
@@ -382,13 +465,17 @@ class Calls:
         if call.until > at and (barrier.free_at is None or barrier.free_at <= call.until):
             call.rate = barrier if barrier.free_at is not None else None
             return False
-        return self._refuse_for_now(call, barrier.message, max(1.0, (barrier.free_at or at) - at), at)
+        return self._refuse_for_now(
+            call, barrier.message, max(1.0, (barrier.free_at or at) - at), at
+        )
 
     def _refuse_for_now(self, call: WaitingCall, why: str, retry_after: float, at: float) -> bool:
         self._refuse(call, why, at, retry_after)
         return True
 
-    def _admit(self, run: Run, call: WaitingCall, output: int, at: float, lowest: _Room | None) -> None:
+    def _admit(
+        self, run: Run, call: WaitingCall, output: int, at: float, lowest: _Room | None
+    ) -> None:
         request, price = call.event.request, call.event.price
         lowered = output if output < request.max_output else None
         info = replace(
@@ -403,7 +490,9 @@ class Calls:
             model=request.model,
             input_tokens=request.input_tokens,
             output_tokens=output * request.choices,
-            cost=None if price.input_cost is None else price.input_cost + price.output_token * output * request.choices,
+            cost=None
+            if price.input_cost is None
+            else price.input_cost + price.output_token * output * request.choices,
             role=None,
             source="gateway",
             gateway_uid=call.event.gateway_uid,
@@ -411,13 +500,18 @@ class Calls:
             more_input=request.more_input,
             more_cost=price.more_input_cost,
             call=info,
-            lowered_by=(lowest.limited.id, lowest.kind) if lowest is not None and lowest.limited is not None else None,
+            lowered_by=(lowest.limited.id, lowest.kind)
+            if lowest is not None and lowest.limited is not None
+            else None,
         )
         self._note_called(run)
         reserved = self._spending.reserve(run, reservation)
         holds = self._plans.holds(request.api)
         self._ctx.reply(
-            call.event.token, CallDecision(id=request.id, reservation=reserved, max_output=lowered, holds_rejected=holds)
+            call.event.token,
+            CallDecision(
+                id=request.id, reservation=reserved, max_output=lowered, holds_rejected=holds
+            ),
         )
 
     def _note_called(self, run: Run) -> None:
@@ -427,13 +521,17 @@ class Calls:
                 self._ctx.changed(each)
 
     def _reserved(self, room: _Room) -> int:
-        """Return what open reservations hold of a limit or a budget. Only asked for where a call does not fit."""
+        """Return what open reservations hold of a limit or a budget. Only asked for where a call
+        does not fit."""
         if room.budget is not None:
             return self._spending.reserved_of(room.budget)
         assert room.limited is not None
         accounts = (run.account for run in room.limited.subtree())
         kind = room.kind
-        return sum(each.reserved_by_gateway.get(kind, 0) + each.reserved_by_agent.get(kind, 0) for each in accounts)
+        return sum(
+            each.reserved_by_gateway.get(kind, 0) + each.reserved_by_agent.get(kind, 0)
+            for each in accounts
+        )
 
     def _draws(self, room: _Room, output: int) -> bool:
         """Return whether the call waits for more of a budget from another node."""
@@ -441,7 +539,8 @@ class Calls:
         return room.budget is not None and self._spending.draw_if_possible(room.budget, needed)
 
     def _refuse_or_pause(self, run: Run, call: WaitingCall, tight: _Room, at: float) -> bool:
-        """Take the action of the limit or budget, and answer the call unless the run is held by it."""
+        """Take the action of the limit or budget, and answer the call unless the run is held by
+        it."""
         more = tight.needed(tight.least)
         if tight.budget is not None:
             self._note_called(run)  # so its tree can spend, and the action is taken on it too
@@ -455,10 +554,16 @@ class Calls:
             used = tight.limited.account.used(tight.kind) or 0
             refusal = over_limit(tight.limited, tight.active, used, more)
             if tight.output(-unsure) < tight.least or tight.active.action in WAITING:
-                self._limits.reservation_refused(tight.limited, tight.active, used, more, at, freeze=False)
+                self._limits.reservation_refused(
+                    tight.limited, tight.active, used, more, at, freeze=False
+                )
             else:  # what may not have been used ends no run
                 refusal = replace(
-                    refusal, message=f"{refusal.message}; {amount(tight.kind, unsure)} of that may not have been used"
+                    refusal,
+                    message=(
+                        f"{refusal.message}; {amount(tight.kind, unsure)} of that may not have "
+                        "been used"
+                    ),
                 )
         if _held(run):
             return False
@@ -467,7 +572,9 @@ class Calls:
 
     # ---- records
 
-    def _refuse(self, call: WaitingCall, why: str, at: float, retry_after: float | None = None) -> None:
+    def _refuse(
+        self, call: WaitingCall, why: str, at: float, retry_after: float | None = None
+    ) -> None:
         refused = CallDecision(id=call.event.request.id, refused=why, retry_after=retry_after)
         self._ctx.reply(call.event.token, refused)
         self._record_refusal(call, why, at)
@@ -477,7 +584,14 @@ class Calls:
         self._record_refusal(call, message, at)
 
     def _record_refusal(self, call: WaitingCall, why: str, at: float) -> None:
-        self._record(replace(call.info, state="refused", refused=why[:MAX_WORDS], waited_s=_seconds(at - call.event.at)))
+        self._record(
+            replace(
+                call.info,
+                state="refused",
+                refused=why[:MAX_WORDS],
+                waited_s=_seconds(at - call.event.at),
+            )
+        )
 
     def _record(self, info: CallInfo) -> None:
         self._ctx.do(c.RecordCall(info, self._lineage(info)))
@@ -488,13 +602,18 @@ class Calls:
 
 
 _HANGS_UP_WITHIN = 2.0
-"""Seconds in which a program that stood still for long hangs up a call whose time has run out meanwhile."""
+"""Seconds in which a program that stood still for long hangs up a call whose time has run out
+meanwhile."""
 
 
 def _hangs_up_by(run: Run, call: WaitingCall) -> float | None:
-    """Return until when a call waits that was asked for before its program stood still for long: if it has given the call up, it
-    makes it again, and it must not be made twice."""
-    return run.thawed_at + _HANGS_UP_WITHIN if run.thawed_at is not None and call.event.at < run.thawed_at else None
+    """Return until when a call waits that was asked for before its program stood still for long: if
+    it has given the call up, it makes it again, and it must not be made twice."""
+    return (
+        run.thawed_at + _HANGS_UP_WITHIN
+        if run.thawed_at is not None and call.event.at < run.thawed_at
+        else None
+    )
 
 
 def _held(run: Run) -> bool:

@@ -1,7 +1,8 @@
-"""Keeps runs within their limits: looks at what they use, publishes what is near or exceeded, and takes the limit's action.
+"""Keeps runs within their limits: looks at what they use, publishes what is near or exceeded, and
+takes the limit's action.
 
-Limits are looked at from the root down, because the outermost breach is the one that is reported. A breach of several limits at
-once is answered with the strongest action.
+Limits are looked at from the root down, because the outermost breach is the one that is reported. A
+breach of several limits at once is answered with the strongest action.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,11 +32,20 @@ def words_of(run: Run, crossing: Crossing, refused: float | None) -> str:
         return f"ran {used:.1f} s; its time limit is {limit.threshold:g} s, set by {limit.source}"
     if kind is LimitKind.SILENCE:
         silent, bound = amount(kind, crossing.used), amount(kind, limit.threshold)
-        return f"gave no sign of life for {silent}; its silence limit is {bound}, set by {limit.source}"
+        return (
+            f"gave no sign of life for {silent}; its silence limit is {bound}, set by "
+            f"{limit.source}"
+        )
     bound = f"its {kind} limit is {bare(kind, crossing.active.threshold)}, set by {limit.source}"
     if refused is not None and crossing.exceeded:
-        return f"was refused {amount(kind, refused)} on top of {bare(kind, used - refused)}; {bound}"
-    whose = " with its descendants" if KINDS[kind].scope == "tree" and run.account.below.get(kind) else ""
+        return (
+            f"was refused {amount(kind, refused)} on top of {bare(kind, used - refused)}; {bound}"
+        )
+    whose = (
+        " with its descendants"
+        if KINDS[kind].scope == "tree" and run.account.below.get(kind)
+        else ""
+    )
     return f"used {amount(kind, used)}{whose}; {bound}"
 
 
@@ -43,9 +53,13 @@ def cut_at(tokens: int) -> str:
     return f"its last reply was cut at {tokens:,} tokens".replace(",", " ")
 
 
-def reason_of(run: Run, crossing: Crossing, at: float, message: str, *, refused: bool = False) -> Reason:
+def reason_of(
+    run: Run, crossing: Crossing, at: float, message: str, *, refused: bool = False
+) -> Reason:
     limit, account = crossing.active.limit, run.account
-    turns, tokens, cost = (account.used(kind) for kind in (LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST))
+    turns, tokens, cost = (
+        account.used(kind) for kind in (LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST)
+    )
     return Reason(
         kind=ReasonKind.LIMIT,
         message=message,
@@ -69,7 +83,8 @@ def excess(active: ActiveLimit, used: float) -> float:
     return shown(active.limit.kind, max(0, used - active.threshold))
 
 
-# ---- Runs that wait because of a limit, until a person decides (`limit_requests`) or their time is up
+# ---- Runs that wait because of a limit, until a person decides (`limit_requests`)
+# or their time is up
 
 
 WAITING = (Action.PAUSE, Action.REQUEST_INCREASE)
@@ -83,7 +98,14 @@ class LimitHolds:
     _pausing: Pausing
 
     def hold(
-        self, run: Run, active: ActiveLimit, reason: Reason, at: float, *, refused: float | None = None, freeze: bool = True
+        self,
+        run: Run,
+        active: ActiveLimit,
+        reason: Reason,
+        at: float,
+        *,
+        refused: float | None = None,
+        freeze: bool = True,
     ) -> None:
         asks = active.action is Action.REQUEST_INCREASE
         wait = self._ctx.policy.approval_timeout if asks else self._ctx.policy.pause_max
@@ -100,26 +122,37 @@ class LimitHolds:
         others = holding(run)
         if others:
             crossing = Crossing(others[0], _used(run, others[0].limit.kind, at), exceeded=True)
-            self.hold(run, others[0], reason_of(run, crossing, at, words_of(run, crossing, None)), at)
+            self.hold(
+                run, others[0], reason_of(run, crossing, at, words_of(run, crossing, None)), at
+            )
         elif run.paused is not None and not run.resumes_itself:
             self._pausing.resume(run, at)
 
     def end_held(self, run: Run, active: ActiveLimit, why: str, at: float) -> None:
         hold = run.limit_hold
         refused = hold.refused if hold is not None and hold.kind == active.limit.kind else None
-        crossing = Crossing(active, _used(run, active.limit.kind, at) + (refused or 0), exceeded=True)
+        crossing = Crossing(
+            active, _used(run, active.limit.kind, at) + (refused or 0), exceeded=True
+        )
         words = f"{words_of(run, crossing, refused)}; {why}"
-        self._stopping.stop_for(run, reason_of(run, crossing, at, words, refused=refused is not None), at)
+        self._stopping.stop_for(
+            run, reason_of(run, crossing, at, words, refused=refused is not None), at
+        )
 
     def approval_due(self, run: Run, at: float) -> None:
         active = run.held_by
         if active is not None and active.action is Action.REQUEST_INCREASE:
             seconds = self._ctx.policy.approval_timeout
-            self.end_held(run, active, f"no increase was approved within {seconds:g} s (limits.approval_timeout)", at)
+            self.end_held(
+                run,
+                active,
+                f"no increase was approved within {seconds:g} s (limits.approval_timeout)",
+                at,
+            )
 
     def pause_due(self, run: Run, at: float) -> None:
-        """End a run that was not resumed in time. A run that only a budget or a subscription pauses waits for that,
-        maybe until next month."""
+        """End a run that was not resumed in time. A run that only a budget or a subscription pauses
+        waits for that, maybe until next month."""
         paused, active, seconds = run.paused, run.held_by, self._ctx.policy.pause_max
         if paused is None:
             return
@@ -131,10 +164,13 @@ class LimitHolds:
             self._ctx.changed(run)
             self._ctx.arm(run, Timer.PAUSE_MAX, paused.until)
         else:
-            self._stopping.stop_for(run, Reason(kind=ReasonKind.LIMIT, message=why, limit_kind="pause_max"), at)
+            self._stopping.stop_for(
+                run, Reason(kind=ReasonKind.LIMIT, message=why, limit_kind="pause_max"), at
+            )
 
     def hold_again(self, run: Run, at: float) -> None:
-        """Arm the timers of a run that an earlier daemon paused or held. After a reboot its wait starts again."""
+        """Arm the timers of a run that an earlier daemon paused or held. After a reboot its wait
+        starts again."""
         policy, paused, hold, active = self._ctx.policy, run.paused, run.limit_hold, run.held_by
         if paused is not None:
             paused.until = at + policy.pause_max if paused.until is None else paused.until
@@ -156,7 +192,14 @@ def _used(run: Run, kind: LimitKind, at: float) -> float:
 # ---- What is near a limit or above it
 
 
-STRENGTH = (Action.TERMINATE, Action.REFUSE, Action.CONTINUE, Action.REQUEST_INCREASE, Action.PAUSE, Action.WARN)
+STRENGTH = (
+    Action.TERMINATE,
+    Action.REFUSE,
+    Action.CONTINUE,
+    Action.REQUEST_INCREASE,
+    Action.PAUSE,
+    Action.WARN,
+)
 """The strongest action first."""
 
 _ENDING = (Action.TERMINATE, Action.REFUSE)
@@ -171,7 +214,8 @@ class LimitEnforcement:
     _holds: LimitHolds
     _spending: Spending
     _continue: Callable[[Run, float, str], bool]
-    """Ends an attempt, and has the next one continue its agent's session; returns whether that is possible."""
+    """Ends an attempt, and has the next one continue its agent's session; returns whether that is
+    possible."""
 
     def use_seen(self, run: Run, ev: e.UseSeen) -> None:
         if run.account.sources.get(ev.source) != ev.use:
@@ -182,7 +226,8 @@ class LimitEnforcement:
         active = run.limits.get(ev.kind)
         if active is None:
             return
-        # at the threshold the kernel lets nothing through: what it refused was the next byte or process
+        # at the threshold the kernel lets nothing through: what it refused was the next byte or
+        # process
         level = max(ev.level, active.threshold + 1) if ev.refused else ev.level
         run.account.levels[ev.kind] = level
         self.enforce(run, ev.at)
@@ -194,12 +239,19 @@ class LimitEnforcement:
         for limited in run.lineage:
             if limited.status is Status.STOPPING:
                 return  # and everything below it ends with it
-            self._act_on(limited, list(all_crossings(limited.limits, limited.account, self._ctx.policy.nearing)), at)
+            self._act_on(
+                limited,
+                list(all_crossings(limited.limits, limited.account, self._ctx.policy.nearing)),
+                at,
+            )
             if limited.limit_hold is not None:
-                return  # it stands still with everything below it; `enforce_subtree` looks further when it continues
+                # it stands still with everything below it; `enforce_subtree` looks further when it
+                # continues
+                return
 
     def enforce_subtree(self, run: Run, at: float) -> None:
-        """Compare what the run and its descendants have used with all their limits again: the run continues."""
+        """Compare what the run and its descendants have used with all their limits again: the run
+        continues."""
         for each in run.subtree():
             if each.account.metered:
                 self.enforce(each, at)
@@ -216,8 +268,17 @@ class LimitEnforcement:
         elif LimitKind.TIME in kinds and run.status is Status.STARTING:
             self._ctx.arm(run, Timer.DEADLINE, at + run.allowed_time - run.clock.counted)
 
-    def _act_on(self, run: Run, found: list[Crossing], at: float, *, refused: float | None = None, freeze: bool = True) -> None:
-        """Publish what was crossed, and take the strongest action. `refused`: so much was refused to a reservation."""
+    def _act_on(
+        self,
+        run: Run,
+        found: list[Crossing],
+        at: float,
+        *,
+        refused: float | None = None,
+        freeze: bool = True,
+    ) -> None:
+        """Publish what was crossed, and take the strongest action. `refused`: so much was refused
+        to a reservation."""
         for crossing in found:
             self._publish_crossing(run, crossing, refused)
         if found:
@@ -228,39 +289,63 @@ class LimitEnforcement:
         worst = min(breaches, key=lambda crossing: STRENGTH.index(crossing.active.action))
         words = words_of(run, worst, refused)
         if worst.active.action is Action.CONTINUE:
-            if self._continue(run, at, f"gave no sign of life for {amount(worst.active.limit.kind, worst.used)}"):
+            if self._continue(
+                run, at, f"gave no sign of life for {amount(worst.active.limit.kind, worst.used)}"
+            ):
                 worst.active.near = worst.active.over = False  # so may the next attempt
                 return
             words += "; its session cannot be continued"
         if worst.active.action in (*_ENDING, Action.CONTINUE):
-            self._stopping.stop_for(run, reason_of(run, worst, at, words, refused=refused is not None), at)
+            self._stopping.stop_for(
+                run, reason_of(run, worst, at, words, refused=refused is not None), at
+            )
             return
         for crossing in breaches:
             if crossing.active.action is Action.REQUEST_INCREASE:
                 what = EventType.INCREASE_REQUESTED
-                self.publish_about(what, run, crossing.active, words_of(run, crossing, refused), severity="medium")
+                self.publish_about(
+                    what, run, crossing.active, words_of(run, crossing, refused), severity="medium"
+                )
         if worst.active.action in WAITING:
             self._holds.hold(
-                run, worst.active, reason_of(run, worst, at, words, refused=refused is not None), at, refused=refused, freeze=freeze
+                run,
+                worst.active,
+                reason_of(run, worst, at, words, refused=refused is not None),
+                at,
+                refused=refused,
+                freeze=freeze,
             )
 
     def reservation_refused(
-        self, limited: Run, active: ActiveLimit, used: float, more: float, at: float, *, freeze: bool = True
+        self,
+        limited: Run,
+        active: ActiveLimit,
+        used: float,
+        more: float,
+        at: float,
+        *,
+        freeze: bool = True,
     ) -> None:
-        """Answer the breach that a refused reservation would have been. `freeze`: a limit that holds the run freezes it, too."""
+        """Answer the breach that a refused reservation would have been. `freeze`: a limit that
+        holds the run freezes it, too."""
         if active.action is not Action.REFUSE:
             # that it comes near is said of what is used, not of what is not
-            found = [crossing for crossing in crossings(active, used + more, 1.0) if crossing.exceeded]
+            found = [
+                crossing for crossing in crossings(active, used + more, 1.0) if crossing.exceeded
+            ]
             self._act_on(limited, found, at, refused=more, freeze=freeze)
         elif not active.refused:
             active.refused = True
             self._publish_crossing(limited, Crossing(active, used + more, exceeded=True), more)
             self._ctx.changed(limited)
 
-    def reply_cut(self, run: Run, limited: Run, active: ActiveLimit, tokens: int, at: float) -> None:
-        """Note that a reply of the run ended at the maximum to which a limit had lowered it, its own or of a run above it. What is
-        missing is the limit's doing, so no run that the limit binds is completed. Nothing is stopped: the next call finds no room,
-        and an agent that makes none prints what it has."""
+    def reply_cut(
+        self, run: Run, limited: Run, active: ActiveLimit, tokens: int, at: float
+    ) -> None:
+        """Note that a reply of the run ended at the maximum to which a limit had lowered it, its
+        own or of a run above it. What is missing is the limit's doing, so no run that the limit
+        binds is completed. Nothing is stopped: the next call finds no room, and an agent that makes
+        none prints what it has."""
         crossing = Crossing(active, limited.account.used(active.limit.kind) or 0, exceeded=True)
         words = f"{cut_at(tokens)}; {words_of(limited, crossing, None)}"
         if run.cut is None:
@@ -303,8 +388,9 @@ class LimitEnforcement:
         """Publish what has become of a limit."""
         kind = active.limit.kind
         event = Event(
-            type=what, severity=severity, message=message, scope=KINDS[kind].scope, action=active.action, limit_kind=kind,
-            threshold=active.limit.threshold, used=used, exceeded_by=exceeded_by, refused=refused, by=by,
+            type=what, severity=severity, message=message, scope=KINDS[kind].scope,
+            action=active.action, limit_kind=kind, threshold=active.limit.threshold, used=used,
+            exceeded_by=exceeded_by, refused=refused, by=by,
         )  # fmt: skip
         self._ctx.publish_event(event, run)
 
@@ -323,11 +409,21 @@ class LimitEnforcement:
 
     def _clock_reached(self, run: Run, mark: float, at: float) -> None:
         time = run.limits.get(LimitKind.TIME)
-        # the sum of two times may miss the mark by a rounding; the timer has said that it is reached
+        # the sum of two times may miss the mark by a rounding; the timer has said that it is
+        # reached
         used = max(mark, run.clock.elapsed(at))
-        self._act_on(run, list(crossings(time, used, self._ctx.policy.nearing)) if time is not None else [], at)
+        self._act_on(
+            run,
+            list(crossings(time, used, self._ctx.policy.nearing)) if time is not None else [],
+            at,
+        )
         if used >= run.max_time and run.status is not Status.STOPPING and not run.status.terminal:
-            limit = Limit(kind=LimitKind.TIME, threshold=run.max_time, action=Action.TERMINATE, source="limits.max_time")
+            limit = Limit(
+                kind=LimitKind.TIME,
+                threshold=run.max_time,
+                action=Action.TERMINATE,
+                source="limits.max_time",
+            )
             self._act_on(run, list(crossings(ActiveLimit(limit, near=True), used, 1.0)), at)
 
 
@@ -335,7 +431,8 @@ def _not_executed(run: Run) -> Reason:
     after = run.allowed_time - run.clock.counted
     return Reason(
         kind=ReasonKind.LIMIT,
-        message=f"its command was not executed within {after:g} s: its working directory, a directory of its PATH "
+        message=f"its command was not executed within {after:g} s: its working directory, a directory "
+        "of its PATH "
         "or the command is on a file system that does not answer",
         limit_kind=LimitKind.TIME,
     )

@@ -21,10 +21,16 @@ from ..state.policy import Invalid
 from ..state.run import Run, Token
 from .enforcement import STRENGTH, LimitEnforcement, LimitHolds, holding
 
-MORE = "it continues when the budget is renewed, or an operator raises it in [budgets] of the config (then: sfactl reload)"
+MORE = (
+    "it continues when the budget is renewed, or an operator raises it in [budgets] of the config "
+    "(then: sfactl reload)"
+)
 """What a person can do about a tree that a budget has paused."""
 
-AT_RESET = "it goes on by itself then, or when an operator keeps less in [plans] of the config (then: sfactl reload)"
+AT_RESET = (
+    "it goes on by itself then, or when an operator keeps less in [plans] of the config (then: "
+    "sfactl reload)"
+)
 """The same of a run that a subscription holds."""
 
 
@@ -41,9 +47,17 @@ class LimitRequests:
             self._pausing.end_suspension(run, ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
         elif run.no_money is not None:
-            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"run {run.id} stays paused: {run.no_money.message}; {MORE}")
+            self._ctx.fail(
+                ev.token,
+                ErrorCode.WRONG_STATE,
+                f"run {run.id} stays paused: {run.no_money.message}; {MORE}",
+            )
         elif run.plan_hold is not None:
-            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"run {run.id} waits: {run.plan_hold.message}; {AT_RESET}")
+            self._ctx.fail(
+                ev.token,
+                ErrorCode.WRONG_STATE,
+                f"run {run.id} waits: {run.plan_hold.message}; {AT_RESET}",
+            )
         elif run.paused is None and run.limit_hold is None:
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, _not_resumable(run))
         else:
@@ -55,8 +69,12 @@ class LimitRequests:
 
     def deny_requested(self, run: Run, ev: e.DenyRequested) -> None:
         if (limit := self._awaiting(run, ev)) is not None:
-            self._limit_enforcement.publish_about(EventType.INCREASE_DENIED, run, limit, f"denied by user {ev.peer.user}")
-            self._limit_holds.end_held(run, limit, f"the increase was denied by user {ev.peer.user}", ev.at)
+            self._limit_enforcement.publish_about(
+                EventType.INCREASE_DENIED, run, limit, f"denied by user {ev.peer.user}"
+            )
+            self._limit_holds.end_held(
+                run, limit, f"the increase was denied by user {ev.peer.user}", ev.at
+            )
             self._ctx.reply(ev.token, c.Changed(run))
 
     def _continue(self, ev: e.ResumeRequested | e.ApproveRequested, run: Run) -> None:
@@ -70,17 +88,23 @@ class LimitRequests:
         active = run.held_by
         if active is not None and active.action is Action.REQUEST_INCREASE:
             return active
-        by = f"; it is paused by its {active.limit.kind} limit: resume it" if active is not None else ""
+        by = (
+            f"; it is paused by its {active.limit.kind} limit: resume it"
+            if active is not None
+            else ""
+        )
         message = f"run {run.id} is {run.status} and does not wait for an approval{by}"
         self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
         return None
 
     def _make_room(self, token: Token, peer: Peer, run: Run, limits: Iterable[Limit]) -> bool:
-        """Give limits new thresholds: all that hold the run, or any if none does. If none is named, what holds it only warns
-        from now on. Return False, with a reply, if that cannot be."""
+        """Give limits new thresholds: all that hold the run, or any if none does. If none is named,
+        what holds it only warns from now on. Return False, with a reply, if that cannot be."""
         limits = tuple(limits)
         if (limits or run.limit_hold is not None) and peer.run is not None:
-            message = f"run {peer.run} may not give run {run.id} more room: only from outside any run"
+            message = (
+                f"run {peer.run} may not give run {run.id} more room: only from outside any run"
+            )
             self._ctx.fail(token, ErrorCode.NOT_PERMITTED, message)
             return False
         found = holding(run)
@@ -94,7 +118,8 @@ class LimitRequests:
             return False
         active = run.held_by
         asked = active is not None and active.action is Action.REQUEST_INCREASE
-        self._go_on(run)  # first: below, what holds it may turn into a warning, which has no timer to disarm
+        # first: below, what holds it may turn into a warning, which has no timer to disarm
+        self._go_on(run)
         for limit in limits:
             self._replace(run, limit, peer)
         self._ctx.changed(run)
@@ -104,11 +129,14 @@ class LimitRequests:
             each.limit = replace(each.limit, action=Action.WARN)
         if active is not None and asked:
             now = run.limits[active.limit.kind]
-            self._limit_enforcement.publish_about(EventType.INCREASE_APPROVED, run, now, f"approved by user {peer.user}")
+            self._limit_enforcement.publish_about(
+                EventType.INCREASE_APPROVED, run, now, f"approved by user {peer.user}"
+            )
         return True
 
     def _go_on(self, run: Run) -> None:
-        """Release a run from what holds it. A reply that was cut before is not its agent's last word now."""
+        """Release a run from what holds it. A reply that was cut before is not its agent's last
+        word now."""
         kind = run.limit_hold.kind if run.limit_hold is not None else None
         for each in run.subtree():
             if each.cut is not None and each.cut.limit_kind == kind:
@@ -121,9 +149,12 @@ class LimitRequests:
         before = run.limits.get(limit.kind)
         action = limit.action or (before.action if before is not None else Action.TERMINATE)
         action = action if KINDS[limit.kind].acts else Action.WARN
-        run.limits[limit.kind] = ActiveLimit(replace(limit, action=action, source=f"{limit.source} by {peer.who}"))
+        run.limits[limit.kind] = ActiveLimit(
+            replace(limit, action=action, source=f"{limit.source} by {peer.who}")
+        )
         if limit.kind is LimitKind.TIME and peer.run is None:
-            # it was checked against the range that is configured now, so the range of its admission must not end the run sooner
+            # it was checked against the range that is configured now, so the range of its admission
+            # must not end the run sooner
             run.max_time = self._ctx.policy.max_time
 
     def limit_requested(self, run: Run, ev: e.LimitRequested) -> None:
@@ -142,7 +173,9 @@ class LimitRequests:
             if not self._ctx.may_cause_event(ev.peer, ev.at):
                 continue
             words = f"{step(before, after.limit)}, by {who}"
-            self._limit_enforcement.publish_about(EventType.LIMIT_CHANGED, run, after, words, by=who)
+            self._limit_enforcement.publish_about(
+                EventType.LIMIT_CHANGED, run, after, words, by=who
+            )
         self._ctx.changed(run)
         self._ctx.used_more(run)  # its row shows its limits
         self._ctx.do(c.Rebound(run))
@@ -157,14 +190,25 @@ class LimitRequests:
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
             return False
         if run.remote is not None:
-            where = f"{run.remote.node}/{run.remote.id}" if run.remote.id else "there, once it has started"
-            message = f"run {run.id} has its limits on the node where it executes: sfactl limit --fleet {where}"
+            where = (
+                f"{run.remote.node}/{run.remote.id}"
+                if run.remote.id
+                else "there, once it has started"
+            )
+            message = (
+                f"run {run.id} has its limits on the node where it executes: sfactl limit --fleet "
+                f"{where}"
+            )
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
             return False
-        looser = next((limit for limit in ev.limits if _looser(run.limits.get(limit.kind), limit)), None)
+        looser = next(
+            (limit for limit in ev.limits if _looser(run.limits.get(limit.kind), limit)), None
+        )
         if looser is not None and ev.peer.run is not None:
             change = step(run.limits.get(looser.kind), looser)
-            message = f"{ev.peer.who} may only lower limits; {change} takes a person outside any run"
+            message = (
+                f"{ev.peer.who} may only lower limits; {change} takes a person outside any run"
+            )
             self._ctx.fail(ev.token, ErrorCode.NOT_PERMITTED, message)
             return False
         try:
@@ -181,28 +225,44 @@ def _check_room(run: Run, limit: Limit) -> None:
     used = run.clock.counted if limit.kind is LimitKind.TIME else run.account.used(limit.kind)
     stands = run.limit_hold is not None and run.limit_hold.kind == limit.kind
     # memory and processes may have become fewer, but not of a run that is held for them
-    if used is not None and (stands or limit.kind not in run.account.levels) and ActiveLimit(limit).above(used):
-        raise Invalid(f"run {run.id} has used {amount(limit.kind, used)} already: the new limit must be above that")
+    if (
+        used is not None
+        and (stands or limit.kind not in run.account.levels)
+        and ActiveLimit(limit).above(used)
+    ):
+        raise Invalid(
+            f"run {run.id} has used {amount(limit.kind, used)} already: the new limit must be "
+            "above that"
+        )
     more = run.limit_hold.refused if run.limit_hold is not None and stands else None
     if more is not None and ActiveLimit(limit).above((used or 0) + more):
         needs = f"what it is held for takes {amount(limit.kind, more)} more"
         enough = ceil(to_wire(limit.kind, (used or 0) + more) * 10_000) / 10_000
         least = f"the new limit must be {enough:.15g}{KINDS[limit.kind].suffix} at least"
-        raise Invalid(f"run {run.id} has used {amount(limit.kind, used or 0)}, and {needs}: {least}")
+        raise Invalid(
+            f"run {run.id} has used {amount(limit.kind, used or 0)}, and {needs}: {least}"
+        )
     _check_above(run, limit)
 
 
 def _check_above(run: Run, limit: Limit) -> None:
-    """Raise `Invalid` where an ancestor has less. An ancestor's clock runs beside the run's own, so that time needs no check."""
+    """Raise `Invalid` where an ancestor has less. An ancestor's clock runs beside the run's own, so
+    that time needs no check."""
     unit = KINDS[limit.kind].suffix
     granted = run.root.asked.limits if run.granted else ()
-    if (most := next((each.threshold for each in granted if each.kind is limit.kind), None)) is not None and limit.threshold > most:
-        raise Invalid(f"{limit.kind} = {limit.threshold:g}{unit} is more than its tree was granted: {most:g}{unit}")
+    if (
+        most := next((each.threshold for each in granted if each.kind is limit.kind), None)
+    ) is not None and limit.threshold > most:
+        raise Invalid(
+            f"{limit.kind} = {limit.threshold:g}{unit} is more than its tree was granted: "
+            f"{most:g}{unit}"
+        )
     for above in run.ancestors if limit.kind is not LimitKind.TIME else ():
         active = above.limits.get(limit.kind)
         if active is not None and active.binds and limit.threshold > active.limit.threshold:
             raise Invalid(
-                f"{limit.kind} = {limit.threshold:g}{unit} is more than its ancestor {above.id} ('{above.name}') has: "
+                f"{limit.kind} = {limit.threshold:g}{unit} is more than its ancestor {above.id} "
+                f"('{above.name}') has: "
                 f"{active.limit.threshold:g}{unit}; give that one more room first"
             )
 
@@ -213,7 +273,8 @@ def _check_named(run: Run, found: list[ActiveLimit], limits: tuple[Limit, ...]) 
     forgotten = ", ".join(active.limit.kind for active in found if active.limit.kind not in named)
     if named and forgotten:
         raise Invalid(
-            f"run {run.id} is held by its limit of {forgotten}: name that as well, with more room, or name none, and what holds it "
+            f"run {run.id} is held by its limit of {forgotten}: name that as well, with more "
+            "room, or name none, and what holds it "
             "only warns from now on"
         )
 
@@ -223,18 +284,27 @@ def _same(before: ActiveLimit, limit: Limit) -> bool:
 
 
 def _looser(before: ActiveLimit | None, limit: Limit) -> bool:
-    """Return whether `limit` allows more than the one in force: a higher threshold, or a weaker action."""
+    """Return whether `limit` allows more than the one in force: a higher threshold, or a weaker
+    action."""
     if before is None:
         return False
-    weaker = limit.action is not None and STRENGTH.index(limit.action) > STRENGTH.index(before.action)
+    weaker = limit.action is not None and STRENGTH.index(limit.action) > STRENGTH.index(
+        before.action
+    )
     return weaker or limit.threshold > before.limit.threshold
 
 
 def _not_resumable(run: Run) -> str:
     for ancestor in reversed(run.ancestors):
         if ancestor.paused is not None:
-            return f"run {run.id} stands still because its ancestor {ancestor.id} is paused; resume that one"
+            return (
+                f"run {run.id} stands still because its ancestor {ancestor.id} is paused; resume "
+                "that one"
+            )
     if run.status is Status.PAUSED and run.remote is not None:
         there = f"{run.remote.node}/{run.remote.id}"
-        return f"run {run.id} is paused by a limit on node {run.remote.node}: resume it there, sfactl resume {there}"
+        return (
+            f"run {run.id} is paused by a limit on node {run.remote.node}: resume it there, "
+            f"sfactl resume {there}"
+        )
     return f"run {run.id} is {run.status}, not paused"

@@ -1,5 +1,6 @@
-"""Subscriptions: holds or refuses calls and roots where too little of a window is left for the person, lets them go on after its
-reset, and divides what a window has grown among the runs that have used it."""
+"""Subscriptions: holds or refuses calls and roots where too little of a window is left for the
+person, lets them go on after its reset, and divides what a window has grown among the runs that
+have used it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -42,9 +43,11 @@ from ..state.run import Run
 from .enforcement import LimitEnforcement
 
 LOOK_AGAIN, LOOK_AGAIN_HOLDING = 600.0, 60.0
-"""Seconds at most between two looks at the calendar, and while a run waits for it: the machine may sleep, or its clock be set."""
+"""Seconds at most between two looks at the calendar, and while a run waits for it: the machine may
+sleep, or its clock be set."""
 MOST_SUBSCRIPTIONS = 1000
-"""More than that many accounts are invented. The one that was not heard of for the longest time is forgotten."""
+"""More than that many accounts are invented. The one that was not heard of for the longest time is
+forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,9 @@ class PlanBar:
 
 
 class Plans:
-    def __init__(self, context: Context, lifecycle: Lifecycle, pausing: Pausing, limits: LimitEnforcement) -> None:
+    def __init__(
+        self, context: Context, lifecycle: Lifecycle, pausing: Pausing, limits: LimitEnforcement
+    ) -> None:
         self._ctx = context
         self._lifecycle = lifecycle
         self._pausing = pausing
@@ -78,9 +83,11 @@ class Plans:
 
     # ---- what is heard
 
-    def known_before(self, subscriptions: Iterable[Subscription], at: float, time: datetime) -> None:
-        """Continue with what an earlier daemon knew. `RunsAdopted` arms what follows. `time`: `at`, in the zone in which people are
-        told of times."""
+    def known_before(
+        self, subscriptions: Iterable[Subscription], at: float, time: datetime
+    ) -> None:
+        """Continue with what an earlier daemon knew. `RunsAdopted` arms what follows. `time`: `at`,
+        in the zone in which people are told of times."""
         self._zone = time.tzinfo or self._zone
         self.tell_time(at, time)
         self.known = {each.key: each for each in subscriptions}
@@ -90,17 +97,22 @@ class Plans:
         self._offset = time.timestamp() - at
 
     def seen(self, ev: e.PlanSeen) -> None:
-        """Take what a reply tells. What is older than what is known is not news: two gateways may tell in another order."""
+        """Take what a reply tells. What is older than what is known is not news: two gateways may
+        tell in another order."""
         told, now = ev.told, ev.time.timestamp()
         self._zone = ev.time.tzinfo or self._zone
         found, run = self._subscription_of(told), self._ctx.tree.get(told.run)
         if run is not None:
             self._note_user(found, run)
-        if found.heard_at > max(now, ev.at + self._offset) + OVERTAKEN:  # the clock was wrong then, and has been set since
+        # the clock was wrong then, and has been set since
+        if found.heard_at > max(now, ev.at + self._offset) + OVERTAKEN:
             found.heard_at, found.windows = now, {}
         if now >= found.heard_at:
             found.heard_at = now
-            found.plan_type, found.status = told.plan_type or found.plan_type, told.status or found.status
+            found.plan_type, found.status = (
+                told.plan_type or found.plan_type,
+                told.status or found.status,
+            )
             for window in found.windows.values():
                 self._reset_if_over(found, window)
             for seen in told.windows:
@@ -122,8 +134,8 @@ class Plans:
         self.look(ev.at)
 
     def _subscription_of(self, told: SeePlan) -> Subscription:
-        """Return the subscription that a reply is about. Where the organization is not named, the credential names it, which may
-        be known to belong to an organization."""
+        """Return the subscription that a reply is about. Where the organization is not named, the
+        credential names it, which may be known to belong to an organization."""
         by_login = self._of_login(told.provider, told.login)
         account = told.organization or (by_login.account if by_login is not None else told.login)
         key = f"{told.provider}/{account}"
@@ -133,13 +145,18 @@ class Plans:
                 del self.known[min(self.known, key=lambda each: self.known[each].heard_at)]
             found = self.known[key] = Subscription(told.provider, account)
         if told.login:
-            if by_login is not None and by_login is not found:  # a person has logged in to another organization
+            # a person has logged in to another organization
+            if by_login is not None and by_login is not found:
                 by_login.logins.remove(told.login)
             remember(found.logins, told.login)
         return found
 
     def _of_login(self, provider: Provider, login: str) -> Subscription | None:
-        known = (each for each in self.known.values() if each.provider == provider and login in each.logins)
+        known = (
+            each
+            for each in self.known.values()
+            if each.provider == provider and login in each.logins
+        )
         return next(known, None) if login else None
 
     def _note_user(self, found: Subscription, run: Run) -> None:
@@ -150,31 +167,47 @@ class Plans:
             run.subscriptions[found.provider] = found.key
             self._ctx.changed(run)
 
-    def _window_seen(self, found: Subscription, seen: SeenWindow, now: float, run: Run | None, ev: e.PlanSeen) -> None:
+    def _window_seen(
+        self, found: Subscription, seen: SeenWindow, now: float, run: Run | None, ev: e.PlanSeen
+    ) -> None:
         window = found.windows.get(seen.window)
         if window is None:
             if len(found.windows) >= MOST_WINDOWS:
                 return
             window = found.windows[seen.window] = Window(seen.window)
-        elif now < window.began_at or (not seen.rejected and seen.resets_at is not None and seen.resets_at <= now):
-            return  # a reply of before the reset, which comes late: its growth would be counted from 0
+        elif now < window.began_at or (
+            not seen.rejected and seen.resets_at is not None and seen.resets_at <= now
+        ):
+            # a reply of before the reset, which comes late: its growth would be counted from 0
+            return
         grown = window.hear(seen, now, ev.told.retry_after)
         if window.over(now):
             window.reset(now)  # it tells of a window that is over
         if run is not None:
-            window.weigh(run.id, 1)  # the call that is answered has cost something, too, which is not known yet
+            # the call that is answered has cost something, too, which is not known yet
+            window.weigh(run.id, 1)
         if grown and ev.told.run:  # else other nodes tell of it, whose runs may have used it
             self._divide(found, window, grown, ev.at)
         keep = self._policy(found.provider).kept(window.of_week)
         for what in events_of(window, keep):
             nearing = what == "nearing"
             used = percent(window.used) if window.used is not None else "all"
-            words = f"{used} of the {window.name} window of {found.key} is used" if nearing else self._sentence(window, keep)
-            self._publish(EventType.PLAN_NEARING if nearing else EventType.PLAN_EXHAUSTED, found, window, words, "medium")
+            words = (
+                f"{used} of the {window.name} window of {found.key} is used"
+                if nearing
+                else self._sentence(window, keep)
+            )
+            self._publish(
+                EventType.PLAN_NEARING if nearing else EventType.PLAN_EXHAUSTED,
+                found,
+                window,
+                words,
+                "medium",
+            )
 
     def _divide(self, found: Subscription, window: Window, grown: float, at: float) -> None:
-        """Divide what a window has grown among the runs that had calls since it last grew. What runs that have ended, and the
-        person, have used of it is nobody's share."""
+        """Divide what a window has grown among the runs that had calls since it last grew. What
+        runs that have ended, and the person, have used of it is nobody's share."""
         for run_id, share in window.divide(grown).items():
             run = self._ctx.tree.get(run_id)
             if run is None or not share:
@@ -187,7 +220,9 @@ class Plans:
                 continue
             for each in run.lineage:
                 each.plan_present[found.key] = each.plan_present.get(found.key, 0.0) + share
-                each.account.levels[LimitKind.PLAN] = round(100 * max(each.plan_present.values()), 6)
+                each.account.levels[LimitKind.PLAN] = round(
+                    100 * max(each.plan_present.values()), 6
+                )
                 self._ctx.changed(each)
             self._limits.enforce(run, at)
 
@@ -204,21 +239,27 @@ class Plans:
         return self._bar(found, asked.model, at) if found is not None else None
 
     def holds(self, api: str) -> bool:
-        """Return whether calls in this format wait for a reset, where they must not be made before it."""
+        """Return whether calls in this format wait for a reset, where they must not be made before
+        it."""
         provider = provider_of(api)
         return provider is not None and self._policy(provider).action == "hold"
 
     def bar_root(self, run: Run, at: float) -> PlanBar | None:
-        """Return why a root has to wait: the subscription that its program used last for its user has too little left."""
+        """Return why a root has to wait: the subscription that its program used last for its user
+        has too little left."""
         if not self.known:
             return None
         who = caller(run.birth.uid, _program_of(run))
-        used = [each for each in self.known.values() if who in each.programs and _may_use(run, each)]
+        used = [
+            each for each in self.known.values() if who in each.programs and _may_use(run, each)
+        ]
         found = max(used, key=lambda each: each.heard_at, default=None)
         bar = self._bar(found, None, at, root=True) if found is not None else None
         return bar if bar is not None and bar.action == "hold" else None
 
-    def _bar(self, found: Subscription, model: str | None, at: float, *, root: bool = False) -> PlanBar | None:
+    def _bar(
+        self, found: Subscription, model: str | None, at: float, *, root: bool = False
+    ) -> PlanBar | None:
         policy = self._policy(found.provider)
         if policy.action == "warn":
             return None
@@ -230,11 +271,13 @@ class Plans:
             return None
         window = max(barring, key=lambda each: each.resets_at or inf)
         keep = policy.kept(window.of_week)
-        return PlanBar(found.key, window, keep, policy.action, self._sentence(window, keep, at), model)
+        return PlanBar(
+            found.key, window, keep, policy.action, self._sentence(window, keep, at), model
+        )
 
     def hold(self, run: Run, bar: PlanBar, at: float) -> None:
-        """Pause a run until the window is reset. It is frozen once none of its calls is under way: a program that stands still
-        does not give up, as one would that waits for hours."""
+        """Pause a run until the window is reset. It is frozen once none of its calls is under way:
+        a program that stands still does not give up, as one would that waits for hours."""
         if run.status not in {Status.RUNNING, Status.PAUSED}:
             return  # it is being launched: its call is looked at again then
         self._note_hold(run, bar, at)
@@ -254,22 +297,29 @@ class Plans:
 
     def _note_hold(self, run: Run, bar: PlanBar, at: float) -> None:
         used = None if bar.window.used is None else round(100 * bar.window.used, 2)
-        run.plan_hold = PlanHold(bar.subscription, bar.message, used, round(100 * (1 - bar.keep), 2), at, bar.model)
+        run.plan_hold = PlanHold(
+            bar.subscription, bar.message, used, round(100 * (1 - bar.keep), 2), at, bar.model
+        )
         self._held[run.id] = run
         self._ctx.changed(run)
 
     def freeze_if_idle(self, run: Run, at: float) -> None:
-        """Freeze what waits of a run's lineage and has no calls under way: a reply must not be frozen in its middle."""
+        """Freeze what waits of a run's lineage and has no calls under way: a reply must not be
+        frozen in its middle."""
         if not self._held:
             return
         for each in run.lineage:
-            if each.plan_hold is not None and not any(below.account.reservations for below in each.subtree()):
+            if each.plan_hold is not None and not any(
+                below.account.reservations for below in each.subtree()
+            ):
                 self._pausing.freeze(each, at)
 
     def call_ended(self, run: Run, call: EndCall, cost: int | None, at: float) -> None:
         """Count what a call has cost, for the next growth of the windows that it used."""
         provider = provider_of(call.api)
-        found = self.known.get(run.subscriptions.get(provider, "")) if provider is not None else None
+        found = (
+            self.known.get(run.subscriptions.get(provider, "")) if provider is not None else None
+        )
         for window in found.windows.values() if found is not None else ():
             if window.counts(call.model):
                 window.weigh(run.id, max(1, cost or 0))
@@ -278,7 +328,8 @@ class Plans:
     # ---- resets
 
     def look(self, at: float) -> None:
-        """Note which windows have been reset, and let go on what waits for nothing any more and whose turn has come."""
+        """Note which windows have been reset, and let go on what waits for nothing any more and
+        whose turn has come."""
         for found in self.known.values():
             for window in found.windows.values():
                 self._reset_if_over(found, window, at)
@@ -294,33 +345,48 @@ class Plans:
         if window.over(now):
             rejected, window_used = window.rejected, window.used
             window.reset(now)
-            if found.status == "rejected" and not any(each.rejected for each in found.windows.values()):
+            if found.status == "rejected" and not any(
+                each.rejected for each in found.windows.values()
+            ):
                 found.status = None
             if window is found.shorter:
                 self._forget_present(found)
             self._ctx.do(c.SavePlan(found))
             if rejected or window_used is not None:
-                self._publish(EventType.PLAN_RESET, found, window, f"the {window.name} window of {found.key} was reset", "low")
+                self._publish(
+                    EventType.PLAN_RESET,
+                    found,
+                    window,
+                    f"the {window.name} window of {found.key} was reset",
+                    "low",
+                )
 
     def _forget_present(self, found: Subscription) -> None:
         """What trees have used of the last window counts no more against their `plan` limits."""
         for run in self._ctx.tree:
             if run.plan_present.pop(found.key, None) is not None:
-                run.account.levels[LimitKind.PLAN] = round(100 * max(run.plan_present.values(), default=0.0), 6)
+                run.account.levels[LimitKind.PLAN] = round(
+                    100 * max(run.plan_present.values(), default=0.0), 6
+                )
                 active = run.limits.get(LimitKind.PLAN)
                 if active is not None and run.held_by is not active:
                     active.near = active.over = False
                 self._ctx.changed(run)
 
     def _give_turns(self, at: float) -> None:
-        """Give each run that nothing bars any more its turn, and take it from those that are barred again."""
+        """Give each run that nothing bars any more its turn, and take it from those that are barred
+        again."""
         free: dict[str, list[tuple[Run, PlanHold]]] = {}
         for run in self._held.values():
             hold = run.plan_hold
             if hold is None:
                 continue
             found = self.known.get(hold.subscription)
-            bar = self._bar(found, hold.model, at, root=run.status is Status.QUEUED) if found is not None else None
+            bar = (
+                self._bar(found, hold.model, at, root=run.status is Status.QUEUED)
+                if found is not None
+                else None
+            )
             if bar is not None and bar.action == "hold":
                 if hold.message != bar.message or hold.goes_on_at is not None:
                     since = hold.since  # who has waited longest goes on first, next time
@@ -330,7 +396,9 @@ class Plans:
         for key, waiting in free.items():
             windows = self.known[key].windows.values() if key in self.known else ()
             within = spread_of(windows, at + self._offset)
-            turns = spread([(run.root.asked.priority, hold.since) for run, hold in waiting], at, within)
+            turns = spread(
+                [(run.root.asked.priority, hold.since) for run, hold in waiting], at, within
+            )
             for (run, hold), turn in zip(waiting, turns, strict=True):
                 hold.goes_on_at = turn
                 self._ctx.changed(run)
@@ -342,7 +410,10 @@ class Plans:
         if run.status is Status.QUEUED:
             self.released.append(run)
         elif paused is not None and not (
-            paused.by_hand or paused.suspended or run.limit_hold is not None or run.no_money is not None
+            paused.by_hand
+            or paused.suspended
+            or run.limit_hold is not None
+            or run.no_money is not None
         ):
             self._pausing.resume(run, at)
             self._limits.enforce_subtree(run, at)
@@ -383,7 +454,9 @@ class Plans:
             if (ends_at := each.ends_at) is not None
         ]
         turns = [
-            hold.goes_on_at for run in self._held.values() if (hold := run.plan_hold) is not None and hold.goes_on_at is not None
+            hold.goes_on_at
+            for run in self._held.values()
+            if (hold := run.plan_hold) is not None and hold.goes_on_at is not None
         ]
         soon = LOOK_AGAIN_HOLDING if self._held else LOOK_AGAIN
         due = max(at, min(*resets, *turns, at + soon)) if resets or turns else None
@@ -396,13 +469,18 @@ class Plans:
 
     def held_by(self, found: Subscription) -> list[Run]:
         """Return the runs that a subscription holds."""
-        return [run for run in self._held.values() if run.plan_hold is not None and run.plan_hold.subscription == found.key]
+        return [
+            run
+            for run in self._held.values()
+            if run.plan_hold is not None and run.plan_hold.subscription == found.key
+        ]
 
     def policy_of(self, found: Subscription) -> PlanPolicy:
         return self._policy(found.provider)
 
     def watched(self, at: float) -> Mapping[Key, tuple[Measure, str]]:
-        """Return what alerts watch: whether a window will be used up before its reset, at the present rate."""
+        """Return what alerts watch: whether a window will be used up before its reset, at the
+        present rate."""
         now = at + self._offset
         return {
             (EventType.ALERT_PLAN, f"{found.key}/{window.name}"): self._forecast(found, window, now)
@@ -415,17 +493,28 @@ class Plans:
         used, empty_at = window.used or 0.0, window.empty_at(now)
         above = empty_at is not None or used >= 1
         when = clock(empty_at, now, self._zone) if empty_at is not None else "now"
-        reset = f", before its reset at {clock(window.resets_at, now, self._zone)}" if window.resets_at is not None else ""
-        words = f"at this rate the {window.name} window of {found.key} is empty at {when}{reset}; {percent(used)} is used"
+        reset = (
+            f", before its reset at {clock(window.resets_at, now, self._zone)}"
+            if window.resets_at is not None
+            else ""
+        )
+        words = (
+            f"at this rate the {window.name} window of {found.key} is empty at {when}{reset}; "
+            f"{percent(used)} is used"
+        )
         return Measure(round(used, 4), 1.0, above), words
 
     def _policy(self, provider: str) -> PlanPolicy:
         return self._ctx.policy.plans.get(provider, NOTHING_KEPT)
 
     def _sentence(self, window: Window, keep: float, at: float | None = None) -> str:
-        return sentence(window, keep, window.heard_at if at is None else at + self._offset, self._zone)
+        return sentence(
+            window, keep, window.heard_at if at is None else at + self._offset, self._zone
+        )
 
-    def _publish(self, what: EventType, found: Subscription, window: Window, message: str, severity: Severity) -> None:
+    def _publish(
+        self, what: EventType, found: Subscription, window: Window, message: str, severity: Severity
+    ) -> None:
         reset = window.resets_at
         event = types.Event(
             type=what,
@@ -442,7 +531,8 @@ class Plans:
 
 
 def _may_use(run: Run, found: Subscription) -> bool:
-    """Return whether a root may use a subscription: not if its environment holds a credential of another account."""
+    """Return whether a root may use a subscription: not if its environment holds a credential of
+    another account."""
     login = run.asked.logins.get(found.provider)
     return login is None or login in found.logins or login == found.account
 

@@ -32,10 +32,18 @@ class UseRequests:
     def reserve_requested(self, run: Run, ev: e.ReserveRequested) -> None:
         """Reserve an amount, unless it would take a limit or a budget too far."""
         if run.status is Status.STOPPING or len(run.account.reservations) >= MAX_RESERVATIONS:
-            why = "is being stopped" if run.status is Status.STOPPING else f"holds {MAX_RESERVATIONS} reservations; settle some"
-            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"nothing is reserved: run {run.id} {why}")
+            why = (
+                "is being stopped"
+                if run.status is Status.STOPPING
+                else f"holds {MAX_RESERVATIONS} reservations; settle some"
+            )
+            self._ctx.fail(
+                ev.token, ErrorCode.WRONG_STATE, f"nothing is reserved: run {run.id} {why}"
+            )
         elif not self._refuse_reservation(run, ev):
-            self._ctx.reply(ev.token, c.ReserveAnswer(run, self._spending.reserve(run, ev.reservation)))
+            self._ctx.reply(
+                ev.token, c.ReserveAnswer(run, self._spending.reserve(run, ev.reservation))
+            )
             self._limit_enforcement.enforce(run, ev.at)
 
     def _refuse_reservation(self, run: Run, ev: e.ReserveRequested) -> bool:
@@ -44,7 +52,10 @@ class UseRequests:
                 active = limited.limits.get(kind)
                 used = limited.account.used(kind) or 0
                 if active is not None and active.binds and active.above(used + more):
-                    self._ctx.reply(ev.token, c.ReserveAnswer(run, None, over_limit(limited, active, used, more)))
+                    self._ctx.reply(
+                        ev.token,
+                        c.ReserveAnswer(run, None, over_limit(limited, active, used, more)),
+                    )
                     self._limit_enforcement.reservation_refused(limited, active, used, more, ev.at)
                     return True
         cost = ev.reservation.cost or 0
@@ -57,8 +68,13 @@ class UseRequests:
 
     def settle_requested(self, ev: e.SettleRequested) -> None:
         found = self._spending.reservation(ev.reservation)
-        if found is None or not self._ctx.scope(ev.peer).knows(found[0].birth.uid, found[0].lineage_ids):
-            message = f"no reservation '{ev.reservation}' is open: it was settled, or its run has ended and it was charged in full"
+        if found is None or not self._ctx.scope(ev.peer).knows(
+            found[0].birth.uid, found[0].lineage_ids
+        ):
+            message = (
+                f"no reservation '{ev.reservation}' is open: it was settled, or its run has ended "
+                "and it was charged in full"
+            )
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
         elif (run := self._ctx.permitted_run(ev, "settle", found[0].id)) is not None:
             self._spending.add_use(run, ev.used, settled=ev.reservation)
@@ -70,7 +86,9 @@ def over_limit(limited: Run, active: ActiveLimit, used: float, more: float) -> L
     limit = active.limit
     whose = f"run {limited.id} ('{limited.name}') above its {limit.kind} limit"
     so_far = bare(limit.kind, used, unit=False)
-    numbers = f"{so_far} of {bare(limit.kind, active.threshold)} are used or held, set by {limit.source}"
+    numbers = (
+        f"{so_far} of {bare(limit.kind, active.threshold)} are used or held, set by {limit.source}"
+    )
     return LimitRefusal(
         scope=KINDS[limit.kind].scope,
         whose=limited.id,
@@ -78,7 +96,10 @@ def over_limit(limited: Run, active: ActiveLimit, used: float, more: float) -> L
         threshold=limit.threshold,
         used=to_wire(limit.kind, used),
         asked=to_wire(limit.kind, more),
-        message=f"not reserved: {amount(limit.kind, more)} more would take {whose}: {numbers}. Finish with what you have.",
+        message=(
+            f"not reserved: {amount(limit.kind, more)} more would take {whose}: {numbers}. Finish "
+            "with what you have."
+        ),
     )
 
 
@@ -90,6 +111,7 @@ def over_budget(budget: Budget, more: int) -> LimitRefusal:
         threshold=to_usd(budget.allowed),
         used=to_usd(budget.used),
         asked=to_usd(more),
-        message=f"not reserved: {format_usd(to_usd(more))} USD more is not left in the budget: {budget.sentence}. "
+        message=f"not reserved: {format_usd(to_usd(more))} USD more is not left in the budget: "
+        f"{budget.sentence}. "
         "Finish with what you have.",
     )

@@ -1,4 +1,5 @@
-"""What agents do around the rules: programs that they start without asking, use past the gateway, tools that are not theirs."""
+"""What agents do around the rules: programs that they start without asking, use past the gateway,
+tools that are not theirs."""
 
 from dataclasses import dataclass
 
@@ -17,12 +18,13 @@ from ..state.vocabulary import ReasonKind
 
 # ---- Agent programs that were started within a run without asking the daemon (docs/guard.md)
 #
-# The guard cannot refuse them any more. Each counts as a descendant, for good: the budget is of starts, not of what is alive.
+# The guard cannot refuse them any more. Each counts as a descendant, for good: the budget is of
+# starts, not of what is alive.
 
 
 _REMEMBERED = 256
-"""Processes of one run that are known to be counted. One that is forgotten while it is alive may be counted once more, by the next
-daemon."""
+"""Processes of one run that are known to be counted. One that is forgotten while it is alive may be
+counted once more, by the next daemon."""
 _EACH_TOLD = 16
 """Unadmitted agents of one run that are published one by one; then only when they have doubled."""
 
@@ -36,25 +38,33 @@ class Unadmitted:
         policy, process = self._ctx.policy.unadmitted, ev.process
         if policy == "off" or run.status is Status.STOPPING or _asked_for(run, process):
             return
-        self._ctx.do(c.MeterAgent(run.id, process))  # also of one that an earlier daemon has counted
+        # also of one that an earlier daemon has counted
+        self._ctx.do(c.MeterAgent(run.id, process))
         if _counted(run, process):
             return
         depth = len(run.ancestors) + 1 + sum(pid in run.unadmitted_seen for pid, _ in process.above)
         self._count(run, process)
         message = (
-            f"'{process.program}' (process {process.pid}) was started within run {run.id} ('{run.name}') without asking the "
-            f"daemon: {process.command}; it counts as a descendant ({run.admitted} of {run.birth.max_descendants.value})"
+            f"'{process.program}' (process {process.pid}) was started within run {run.id} "
+            f"('{run.name}') without asking the "
+            f"daemon: {process.command}; it counts as a descendant ({run.admitted} of "
+            f"{run.birth.max_descendants.value})"
         )
-        advice = f"to have it ask: sfactl shim install {process.program}, or start it with sfactl run"
+        advice = (
+            f"to have it ask: sfactl shim install {process.program}, or start it with sfactl run"
+        )
         if policy == "terminate" or run.unadmitted <= _EACH_TOLD or run.unadmitted.bit_count() == 1:
             event = Event(
-                type=EventType.UNADMITTED, severity="medium", message=f"{message}; {advice}", action=Action(policy),
-                program=process.program, pid=process.pid, command=process.command, depth=depth,
+                type=EventType.UNADMITTED, severity="medium", message=f"{message}; {advice}",
+                action=Action(policy), program=process.program, pid=process.pid,
+                command=process.command, depth=depth,
             )  # fmt: skip
             self._ctx.publish_event(event, run)
         if policy == "terminate":
             why = f'{message}; guard.unadmitted = "terminate" ends the run; {advice}'
-            self._stopping.stop_for(run, Reason(kind=ReasonKind.LIMIT, message=why, limit_kind="unadmitted"), ev.at)
+            self._stopping.stop_for(
+                run, Reason(kind=ReasonKind.LIMIT, message=why, limit_kind="unadmitted"), ev.at
+            )
 
     def _count(self, run: Run, process: e.AgentProcess) -> None:
         run.unadmitted += 1
@@ -74,28 +84,35 @@ def _counted(run: Run, process: e.AgentProcess) -> bool:
 def _asked_for(run: Run, process: e.AgentProcess) -> bool:
     """Return whether it is the run's own program, or a part of an agent that was counted before.
 
-    A program that executes itself again, or starts a helper of its own, leaves it in its own process group. An agent gives each
-    command of its shell tool a group, to end it, and a shell executes its last command in its own place: so `bash -c "codex …"`
-    in Codex has Codex for its parent too. Background processes of the program itself have groups of their own, too, and a command
-    of their own."""
+    A program that executes itself again, or starts a helper of its own, leaves it in its own
+    process group. An agent gives each command of its shell tool a group, to end it, and a shell
+    executes its last command in its own place: so `bash -c "codex …"` in Codex has Codex for its
+    parent too. Background processes of the program itself have groups of their own, too, and a
+    command of their own."""
     if process.is_main:
         return True
-    if process.above and process.above[0][1] == process.program and (process.serves or not process.own_group):
+    if (
+        process.above
+        and process.above[0][1] == process.program
+        and (process.serves or not process.own_group)
+    ):
         return True
     own = process.below_main and program_name(run.asked.argv) == process.program
     return own and all(program != process.program for _, program in process.above)
 
 
-# ---- Use that went around the gateway (docs/gateway.md): what a run's stream or session file tells beyond the calls that it
+# ---- Use that went around the gateway (docs/gateway.md): what a run's stream or
+# session file tells beyond the calls that it
 # saw, and connections of an agent program to its model where no call has come through.
 #
-# A run that has the gateway can leave it: with an address of its own, a cleared environment, a provider that the gateway does not
-# know. Then its limits rest on figures that come after the calls.
+# A run that has the gateway can leave it: with an address of its own, a cleared environment, a
+# provider that the gateway does not know. Then its limits rest on figures that come after the
+# calls.
 
 
 _FACTOR, _MORE = 2, 20_000
-"""So many times the tokens that the gateway saw, and so many more, are no error of counting: a resumed session may tell of older
-turns, and a program of calls that were tried twice."""
+"""So many times the tokens that the gateway saw, and so many more, are no error of counting: a
+resumed session may tell of older turns, and a program of calls that were tried twice."""
 _WHERE: dict[Source, str] = {"stream": "its output", "session": "its session file"}
 
 
@@ -112,29 +129,46 @@ class Bypasses:
             if tokens and _may_go_around(run, source):
                 seen = _seen(run)
                 if tokens > (_FACTOR * seen + _MORE if seen is not None else 0):
-                    self._tell(run, source, f"{where} tells of {tokens} tokens, and the gateway saw {seen or 'none'}", at)
+                    self._tell(
+                        run,
+                        source,
+                        f"{where} tells of {tokens} tokens, and the gateway saw {seen or 'none'}",
+                        at,
+                    )
                     return
 
     def model_reached(self, run: Run, ev: e.ModelReached) -> None:
-        """Take a connection for a call if the gateway has seen none of the run's own: agents call their model first of all."""
+        """Take a connection for a call if the gateway has seen none of the run's own: agents call
+        their model first of all."""
         if _may_go_around(run, "connection") and run.account.seen_by_gateway is None:
-            found = f"'{ev.program}' runs in it, it has a connection to {ev.api}, and no call of it has come through the gateway"
+            found = (
+                f"'{ev.program}' runs in it, it has a connection to {ev.api}, and no call of it "
+                "has come through the gateway"
+            )
             self._tell(run, "connection", found, ev.at)
 
     def _tell(self, run: Run, cause: str, found: str, at: float) -> None:
-        terminates = self._ctx.policy.bypass == "terminate" or (self._ctx.policy.bypass == "auto" and any(typed_bounds(run)))
+        terminates = self._ctx.policy.bypass == "terminate" or (
+            self._ctx.policy.bypass == "auto" and any(typed_bounds(run))
+        )
         for each in run.lineage:
             each.bypassed.add(cause if each is run else "below")
             self._ctx.changed(each)
         message = (
-            f"it calls its model around the gateway: {found}. So its limits are kept after its calls, not before them; "
+            f"it calls its model around the gateway: {found}. So its limits are kept after its "
+            "calls, not before them; "
             "docs/gateway.md says what leads around it"
         )
         self._ctx.publish(EventType.GATEWAY_BYPASSED, run, message, "high")
         if terminates:
             kind = next((kind for kind in NEED_COUNTING if kind in run.limits), LimitKind.COST)
-            why = f"{message}; gateway.bypass ends such a run where a person has set a limit of cost or tokens"
-            self._stopping.stop_for(run, Reason(kind=ReasonKind.LIMIT, message=why, limit_kind=kind), at)
+            why = (
+                f"{message}; gateway.bypass ends such a run where a person has set a limit of "
+                "cost or tokens"
+            )
+            self._stopping.stop_for(
+                run, Reason(kind=ReasonKind.LIMIT, message=why, limit_kind=kind), at
+            )
 
 
 def _may_go_around(run: Run, cause: str) -> bool:
@@ -143,8 +177,9 @@ def _may_go_around(run: Run, cause: str) -> bool:
 
 
 def _seen(run: Run) -> int | None:
-    """Return the tokens of the run's calls that the gateway saw; `None` if there was none. What runs below it use is part of that,
-    because a run's output holds what a shimmed program in its script prints."""
+    """Return the tokens of the run's calls that the gateway saw; `None` if there was none. What
+    runs below it use is part of that, because a run's output holds what a shimmed program in its
+    script prints."""
     seen, below = run.account.seen_by_gateway, run.account.below.get(LimitKind.TOKENS, 0)
     return None if seen is None and not below else (seen or 0) + below
 
@@ -166,23 +201,30 @@ class ToolRules:
             if run.status is Status.STOPPING:
                 return
             forbidden = _forbidden(run, tool)
-            if forbidden is not None and tool not in run.tools_said and len(run.tools_said) < MAX_TOOLS_SAID:
+            if (
+                forbidden is not None
+                and tool not in run.tools_said
+                and len(run.tools_said) < MAX_TOOLS_SAID
+            ):
                 run.tools_said.add(tool)
                 self._ctx.changed(run)
                 self._forbid(run, f"its agent called the tool '{tool}', {forbidden}", ev.at)
 
     def _forbid(self, run: Run, message: str, at: float) -> None:
         event = Event(
-            type=EventType.LIMIT_EXCEEDED, severity="medium", message=message, scope="run", limit_kind="tool", threshold=0, used=1,
-            exceeded_by=1,
+            type=EventType.LIMIT_EXCEEDED, severity="medium", message=message, scope="run",
+            limit_kind="tool", threshold=0, used=1, exceeded_by=1,
         )  # fmt: skip
         self._ctx.publish_event(event, run)
         if run.asked.on_limit is not Action.WARN:
-            self._stopping.stop_for(run, Reason(kind=ReasonKind.LIMIT, message=message, limit_kind="tool"), at)
+            self._stopping.stop_for(
+                run, Reason(kind=ReasonKind.LIMIT, message=message, limit_kind="tool"), at
+            )
 
 
 def _forbidden(run: Run, tool: str) -> str | None:
-    """Return why the run may not use a tool. The agent itself keeps a pattern such as `Bash(git:*)`; here its name counts."""
+    """Return why the run may not use a tool. The agent itself keeps a pattern such as
+    `Bash(git:*)`; here its name counts."""
     blocked = {name for name in run.asked.blocked_tools if "(" not in name}
     allowed = {name_of(tool) for tool in run.asked.allowed_tools}
     if tool in blocked:

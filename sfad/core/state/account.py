@@ -1,4 +1,5 @@
-"""What runs use: what each source tells of a run, what it has reserved, and what its descendants add.
+"""What runs use: what each source tells of a run, what it has reserved, and what its descendants
+add.
 
 Money is in nano-dollars (see `budgets.to_nanos`).
 """
@@ -14,7 +15,8 @@ from ...protocol.types import CallInfo, LimitKind, Role, RunId, Source
 from .budgets import NANOS
 
 SOURCES: tuple[Source, ...] = ("gateway", "report", "stream", "session")
-"""The best first. The first source's figure is shown; the largest figure is enforced (docs/metering.md)."""
+"""The best first. The first source's figure is shown; the largest figure is enforced
+(docs/metering.md)."""
 
 OF_AGENT: frozenset[Source] = frozenset({"stream", "session"})
 """Sources that tell what the agent itself knows."""
@@ -39,7 +41,8 @@ class Use:
     """Tokens that are not in `cost`, since their model has no price."""
     unsure_tokens: int | None = None
     unsure_cost: int | None = None
-    """The part that may not have been used: of calls of which too little is known, whose figure is an upper bound."""
+    """The part that may not have been used: of calls of which too little is known, whose figure is
+    an upper bound."""
     partial: bool = False
     estimated: bool = False
     """A part of `cost` is of a model without a price, at the price of another one."""
@@ -55,28 +58,47 @@ class Use:
         return bool(self.unsure_tokens or self.unsure_cost)
 
     def of(self, kind: LimitKind) -> int | None:
-        """Return the amount that a limit of this kind counts; `None` also for a kind that no source tells, such as `pids`."""
+        """Return the amount that a limit of this kind counts; `None` also for a kind that no source
+        tells, such as `pids`."""
         figure: int | None = getattr(self, kind.value, None)
         return figure
 
     def sure_of(self, kind: LimitKind) -> int | None:
         """Return the same without the part that may not have been used."""
-        figure, unsure = self.of(kind), {LimitKind.TOKENS: self.unsure_tokens, LimitKind.COST: self.unsure_cost}.get(kind)
+        figure, unsure = (
+            self.of(kind),
+            {LimitKind.TOKENS: self.unsure_tokens, LimitKind.COST: self.unsure_cost}.get(kind),
+        )
         return figure if figure is None else figure - (unsure or 0)
 
     def plus(self, more: Use) -> Use:
-        """Return the sum of both. Its cost is the agent's only if no part of it was computed from prices."""
-        sums: dict[str, Any] = {name: _sum(name, getattr(self, name), getattr(more, name)) for name in _SUMMED}
-        cost_from = "prices" if "prices" in (self.cost_from, more.cost_from) else self.cost_from or more.cost_from
-        return Use(**sums, cost_from=cost_from, partial=self.partial or more.partial, estimated=self.estimated or more.estimated)
+        """Return the sum of both. Its cost is the agent's only if no part of it was computed from
+        prices."""
+        sums: dict[str, Any] = {
+            name: _sum(name, getattr(self, name), getattr(more, name)) for name in _SUMMED
+        }
+        cost_from = (
+            "prices"
+            if "prices" in (self.cost_from, more.cost_from)
+            else self.cost_from or more.cost_from
+        )
+        return Use(
+            **sums,
+            cost_from=cost_from,
+            partial=self.partial or more.partial,
+            estimated=self.estimated or more.estimated,
+        )
 
 
-_SUMMED = tuple(name for name in Use.__dataclass_fields__ if name not in ("cost_from", "partial", "estimated"))
+_SUMMED = tuple(
+    name for name in Use.__dataclass_fields__ if name not in ("cost_from", "partial", "estimated")
+)
 
 NOTHING = Use()
 
 MAX_USE = 10**15
-"""The largest sum of tokens, or of dollars: whatever an agent reports, its descendants' sum can be encoded in 64 bits."""
+"""The largest sum of tokens, or of dollars: whatever an agent reports, its descendants' sum can be
+encoded in 64 bits."""
 
 
 _MONEY = COSTS | {"unsure_cost"}
@@ -93,13 +115,18 @@ def _first(figures: Iterable[int | None]) -> int | None:
 
 
 def _surest(uses: Mapping[Source, Use], figure: Callable[[Use], int | None]) -> Use:
-    """Return the source to show: the first whose figure is final, else the one that has counted the most input, which is never
-    an estimate, or without input the largest figure. Of equals the last: a session tells the output that a stream estimates.
-    What has passed the gateway may be billed even if an agent, as after a lost connection, knows nothing of it: no lower figure
-    replaces the gateway's."""
+    """Return the source to show: the first whose figure is final, else the one that has counted the
+    most input, which is never an estimate, or without input the largest figure. Of equals the last:
+    a session tells the output that a stream estimates. What has passed the gateway may be billed
+    even if an agent, as after a lost connection, knows nothing of it: no lower figure replaces the
+    gateway's."""
     known = [use for use in uses.values() if figure(use) is not None]
     final = next((use for use in known if not use.partial), None)
-    by_input = max(reversed(known), key=lambda use: (use.input_tokens or 0, not use.input_tokens and figure(use)), default=NOTHING)
+    by_input = max(
+        reversed(known),
+        key=lambda use: (use.input_tokens or 0, not use.input_tokens and figure(use)),
+        default=NOTHING,
+    )
     found, seen = final or by_input, uses.get("gateway", NOTHING)
     return seen if (figure(seen) or 0) > (figure(found) or 0) else found
 
@@ -113,7 +140,10 @@ def amounts_of(tokens: int, cost: int | None, role: Role | None) -> dict[LimitKi
     return amounts
 
 
-ROLE_COST: dict[Role, LimitKind] = {"planning": LimitKind.PLANNING_COST, "execution": LimitKind.EXECUTION_COST}
+ROLE_COST: dict[Role, LimitKind] = {
+    "planning": LimitKind.PLANNING_COST,
+    "execution": LimitKind.EXECUTION_COST,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +180,8 @@ class OpenReservation:
     """What is known of the call that it is for; `None` if an agent reserved it."""
     silence: Silence | None = None
     lowered_by: tuple[RunId, LimitKind] | None = None
-    """The limit that has lowered the call's maximum, and the run that has it; `None` where none has, or a budget."""
+    """The limit that has lowered the call's maximum, and the run that has it; `None` where none
+    has, or a budget."""
     estimated: bool = False
     """`cost` is at the price of another model."""
     gateway_uid: int | None = None
@@ -163,11 +194,16 @@ class OpenReservation:
 
     @property
     def doubts(self) -> dict[LimitKind, int]:
-        return {LimitKind.TOKENS: self.more_input, LimitKind.COST: self.more_cost} if self.more_cost or self.more_input else {}
+        return (
+            {LimitKind.TOKENS: self.more_input, LimitKind.COST: self.more_cost}
+            if self.more_cost or self.more_input
+            else {}
+        )
 
     @property
     def use(self) -> Use:
-        """What it counts as when nothing tells what was used: all of it, which is an upper bound."""
+        """What it counts as when nothing tells what was used: all of it, which is an upper
+        bound."""
         return Use(
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
@@ -189,7 +225,8 @@ _BY_THEMSELVES = (*COUNTS, "planning_cost", "execution_cost")
 class Account:
     """What is known of one run's use.
 
-    No dataclass: msgspec would save that as it is, and money is saved in USD (`durable.snapshots`)."""
+    No dataclass: msgspec would save that as it is, and money is saved in USD
+    (`durable.snapshots`)."""
 
     __slots__ = (
         "below",
@@ -232,16 +269,20 @@ class Account:
         self.ended_unsure = dict(ended_unsure)
         """The part of `ended` that may not have been used."""
         self.levels = dict(levels)
-        """What the kernel told last of the whole subtree: memory, pids. It is asked only where a limit may be near."""
+        """What the kernel told last of the whole subtree: memory, pids. It is asked only where a
+        limit may be near."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Account) and all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+        return isinstance(other, Account) and all(
+            getattr(self, name) == getattr(other, name) for name in self.__slots__
+        )
 
     @property
     def best(self) -> tuple[Source, Use] | None:
-        """The use to show, and the best source. Each figure is from the best source that knows it. Figures that belong together
-        (input and output; a cost and its origin) are from one source. A partial figure yields to a final one of the next source,
-        or to a partial one that counts more input; the gateway's yields to no lower one."""
+        """The use to show, and the best source. Each figure is from the best source that knows it.
+        Figures that belong together (input and output; a cost and its origin) are from one source.
+        A partial figure yields to a final one of the next source, or to a partial one that counts
+        more input; the gateway's yields to no lower one."""
         if not self.sources:
             return None
         known = [(source, self.sources[source]) for source in SOURCES if source in self.sources]
@@ -250,7 +291,9 @@ class Account:
         source, uses = known[0][0], dict(known)
         tokens = _surest(uses, lambda use: use.tokens)
         cost = _surest(uses, lambda use: use.cost)
-        each: dict[str, Any] = {name: _first(getattr(use, name) for use in uses.values()) for name in _BY_THEMSELVES}
+        each: dict[str, Any] = {
+            name: _first(getattr(use, name) for use in uses.values()) for name in _BY_THEMSELVES
+        }
         return source, Use(
             **each,
             input_tokens=tokens.input_tokens,
@@ -279,10 +322,15 @@ class Account:
 
     @property
     def seen_by_gateway(self) -> int | None:
-        """Return the tokens of all calls that the gateway saw, with what those under way have reserved; `None` if it saw none."""
+        """Return the tokens of all calls that the gateway saw, with what those under way have
+        reserved; `None` if it saw none."""
         under_way = self.reserved_by_gateway.get(LimitKind.TOKENS)
         seen = self.sources.get("gateway")
-        return None if seen is None and under_way is None else ((seen.tokens if seen is not None else None) or 0) + (under_way or 0)
+        return (
+            None
+            if seen is None and under_way is None
+            else ((seen.tokens if seen is not None else None) or 0) + (under_way or 0)
+        )
 
     @property
     def metered(self) -> bool:
@@ -290,7 +338,8 @@ class Account:
 
     @property
     def known(self) -> bool:
-        """Whether anything is known of what the run and its descendants use. Of most runs nothing is, from beginning to end."""
+        """Whether anything is known of what the run and its descendants use. Of most runs nothing
+        is, from beginning to end."""
         return bool(self.sources or self.reservations or self.below or self.levels)
 
     def reserve(self, name: str, reservation: OpenReservation) -> None:
@@ -316,11 +365,14 @@ class Account:
         return [each.silence for each in self.reservations.values() if each.silence is not None]
 
     def _sums_of(self, reservation: OpenReservation) -> dict[LimitKind, int]:
-        return self.reserved_by_gateway if reservation.source == "gateway" else self.reserved_by_agent
+        return (
+            self.reserved_by_gateway if reservation.source == "gateway" else self.reserved_by_agent
+        )
 
     def own(self, kind: LimitKind, *, sure: bool = False) -> int | None:
-        """Return what the run itself has used and reserved: the largest figure of any source. Reservations add to the reports and
-        to what the gateway saw. `sure`: without the parts that may not have been used."""
+        """Return what the run itself has used and reserved: the largest figure of any source.
+        Reservations add to the reports and to what the gateway saw. `sure`: without the parts that
+        may not have been used."""
         if not self.sources and not self.reservations:
             return None
         of = Use.sure_of if sure else Use.of
@@ -344,7 +396,8 @@ class Account:
         return (self.own(kind) or 0) - (self.own(kind, sure=True) or 0)
 
     def end_below(self, ended: Account) -> None:
-        """Take over what is known of a descendant that ends: the part of its use that may not have been used."""
+        """Take over what is known of a descendant that ends: the part of its use that may not have
+        been used."""
         for kind in (LimitKind.TOKENS, LimitKind.COST):
             if unsure := ended.unsure(kind):
                 _add(self.ended_unsure, {kind: unsure})
@@ -371,7 +424,11 @@ def add_ended(accounts: Iterable[Account], used: tuple[int, ...]) -> None:
 
 def add_below(accounts: Iterable[Account], before: tuple[int, ...], after: tuple[int, ...]) -> None:
     """Add the change of a run's use to its ancestors' accounts."""
-    changes = [(kind, new - old) for kind, old, new in zip(TREE_USE, before, after, strict=True) if new != old]
+    changes = [
+        (kind, new - old)
+        for kind, old, new in zip(TREE_USE, before, after, strict=True)
+        if new != old
+    ]
     for account in accounts:
         for kind, change in changes:
             account.below[kind] = account.below.get(kind, 0) + change

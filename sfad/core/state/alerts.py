@@ -1,4 +1,5 @@
-"""One alert, and what alerts watch of all runs together: what they cost within a window, how many limits have ended."""
+"""One alert, and what alerts watch of all runs together: what they cost within a window, how many
+limits have ended."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from ...protocol.units import format_duration, format_usd
 from .budgets import Budget, to_nanos, to_usd
 from .policy import Policy
 
-# ---- One alert: raised when its value crosses the threshold, cleared when the value has stayed below it for `HOLD`
+# ---- One alert: raised when its value crosses the threshold, cleared when the
+# value has stayed below it for `HOLD`
 #
-# Without the hold, a run whose use goes up and down around a threshold would raise an alert, and wake an operator, each time.
+# Without the hold, a run whose use goes up and down around a threshold would raise an alert, and
+# wake an operator, each time.
 
 
 HOLD = 60.0
@@ -47,9 +50,11 @@ class RaisedAlert(Struct):
         return self.over_since + HOLD if self.over_since is not None else None
 
 
-def changed(raised: RaisedAlert | None, now: Measure | None, at: float) -> tuple[RaisedAlert | None, Change | None]:
-    """Return the alert after a look at its value, `None` where it is not raised, and what has changed. `now`: `None` if nothing is
-    left to watch, as with a limit that was taken away."""
+def changed(
+    raised: RaisedAlert | None, now: Measure | None, at: float
+) -> tuple[RaisedAlert | None, Change | None]:
+    """Return the alert after a look at its value, `None` where it is not raised, and what has
+    changed. `now`: `None` if nothing is left to watch, as with a limit that was taken away."""
     above = now is not None and now.above
     if raised is None:
         return (RaisedAlert(now, at), "raised") if now is not None and above else (None, None)
@@ -79,7 +84,8 @@ class SummedWindow:
         """`parts`: what `parts` of an earlier window had, of whatever span."""
         self.span = span
         self._parts: deque[tuple[float, int]] = deque(parts)
-        """For each part of the span in which something was added: when it was added last, and the sum."""
+        """For each part of the span in which something was added: when it was added last, and the
+        sum."""
         self._total = sum(amount for _, amount in self._parts)
 
     @property
@@ -104,7 +110,8 @@ class SummedWindow:
         return self._parts[0][0] + self.span if self._parts else None
 
 
-# ---- What alerts watch of all runs together: what they cost within a window, how many of them limits have ended, and budgets
+# ---- What alerts watch of all runs together: what they cost within a window, how
+# many of them limits have ended, and budgets
 
 
 Key = tuple[str, str]
@@ -169,7 +176,8 @@ class SharedAlerts:
         self._window(_of_user(user), policy).add(nanos, at)
 
     def cost(self, user: str | None, at: float) -> int:
-        """Return what the runs of a user have cost within the window, or those of all users (`None`), in nano-dollars."""
+        """Return what the runs of a user have cost within the window, or those of all users
+        (`None`), in nano-dollars."""
         window = self._windows.get(EVERYBODY if user is None else _of_user(user))
         return window.total(at) if window is not None else 0
 
@@ -185,7 +193,9 @@ class SharedAlerts:
         self, policy: Policy, at: float, budgets: Mapping[Key, BudgetUse], plans: Mapping[Key, tuple[Measure, str]]
     ) -> Iterator[tuple[Key, Change, Measure, str]]:  # fmt: skip
         """Yield each alert that has changed, with its value and what it says."""
-        for key in sorted(self._windows.keys() | self.raised.keys() | budgets.keys() | plans.keys()):
+        for key in sorted(
+            self._windows.keys() | self.raised.keys() | budgets.keys() | plans.keys()
+        ):
             if key[0] == EventType.ALERT_PLAN:
                 now, message = plans.get(key, (None, ""))
                 yield from self._change(key, now, message, at)
@@ -201,7 +211,8 @@ class SharedAlerts:
     def _look_at_budget(
         self, key: Key, use: BudgetUse | None, policy: Policy, at: float
     ) -> Iterator[tuple[Key, Change, Measure, str]]:  # fmt: skip
-        """Look at both thresholds of a budget. The alert at the second one takes the place of that at the first."""
+        """Look at both thresholds of a budget. The alert at the second one takes the place of that
+        at the first."""
         share, before = policy.alerts.limit_share, self.raised.get(key)
         message = use.message if use is not None else before.message if before is not None else ""
         above = before is not None and before.measure.threshold >= RUN_OUT
@@ -209,11 +220,20 @@ class SharedAlerts:
             self.raised.pop(key, None)
             above = True
         if above:
-            yield from self._change(key, None if use is None else Measure(use.share, RUN_OUT, use.run_out), message, at)
+            yield from self._change(
+                key, None if use is None else Measure(use.share, RUN_OUT, use.run_out), message, at
+            )
         if key not in self.raised or not above:
-            yield from self._change(key, None if use is None else Measure(use.share, share, use.share >= share), message, at)
+            yield from self._change(
+                key,
+                None if use is None else Measure(use.share, share, use.share >= share),
+                message,
+                at,
+            )
 
-    def _change(self, key: Key, now: Measure | None, message: str, at: float) -> Iterator[tuple[Key, Change, Measure, str]]:
+    def _change(
+        self, key: Key, now: Measure | None, message: str, at: float
+    ) -> Iterator[tuple[Key, Change, Measure, str]]:
         before = self.raised.pop(key, None)
         after, change = changed(before, now, at)
         if after is not None:
@@ -227,7 +247,11 @@ class SharedAlerts:
         times = [alert.due for alert in self.raised.values() if alert.due is not None]
         for key, alert in self.raised.items():
             window = self._windows.get(key)
-            if alert.over_since is None and window is not None and (change := window.changes_at()) is not None:
+            if (
+                alert.over_since is None
+                and window is not None
+                and (change := window.changes_at()) is not None
+            ):
                 times.append(change)
         return min(times, default=None)
 
@@ -244,9 +268,17 @@ class SharedAlerts:
 def _message(key: Key, now: Measure) -> str:
     span = format_duration(now.window or 0)
     if key == TERMINATIONS:
-        return f"limits and budgets ended {now.value:g} runs within {span} (alerts.terminations is {now.threshold:g})"
-    whose, name = (f"runs of user {key[1]}", "cost_usd_per_user") if key[1] else ("runs", "cost_usd")
-    return f"{whose} cost {format_usd(now.value)} USD within {span} (alerts.{name} is {format_usd(now.threshold)})"
+        return (
+            f"limits and budgets ended {now.value:g} runs within {span} (alerts.terminations is "
+            f"{now.threshold:g})"
+        )
+    whose, name = (
+        (f"runs of user {key[1]}", "cost_usd_per_user") if key[1] else ("runs", "cost_usd")
+    )
+    return (
+        f"{whose} cost {format_usd(now.value)} USD within {span} (alerts.{name} is "
+        f"{format_usd(now.threshold)})"
+    )
 
 
 def _threshold(key: Key, policy: Policy) -> float | None:

@@ -1,9 +1,11 @@
-"""Budgets of users and teams over the nodes of a fleet: what the keeper gives, and what the other nodes ask it for.
+"""Budgets of users and teams over the nodes of a fleet: what the keeper gives, and what the other
+nodes ask it for.
 
-A node may charge its *allowance* of a budget without asking anyone. It asks for more when a call, a reservation or a run lacks
-some, and gives back what it does not use. Each message tells whole amounts and bears a number, so that one that is lost, late or
-repeated does no harm: the node counts a returned part as gone before it tells of it, and the keeper counts an allowance as given
-before it answers. So the sum of what all may charge is never above the budget."""
+A node may charge its *allowance* of a budget without asking anyone. It asks for more when a call, a
+reservation or a run lacks some, and gives back what it does not use. Each message tells whole
+amounts and bears a number, so that one that is lost, late or repeated does no harm: the node counts
+a returned part as gone before it tells of it, and the keeper counts an allowance as given before it
+answers. So the sum of what all may charge is never above the budget."""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ from ...protocol.requests.fleet import Allowance, Allowances, AllowanceWanted, A
 from .budgets import Budget, Given, to_nanos, to_usd
 
 PARTS = 4
-"""A node that lacks little gets one part of so many, times the nodes that have asked, of what is left. So what a node may hold gets
-small towards the end, and the first of a thousand nodes does not take it all."""
+"""A node that lacks little gets one part of so many, times the nodes that have asked, of what is
+left. So what a node may hold gets small towards the end, and the first of a thousand nodes does not
+take it all."""
 FEW = 4
 """So many nodes more are expected."""
 
@@ -27,14 +30,21 @@ Key = tuple[str, str]
 # ---- The keeper
 
 
-def give(budget: Budget | None, node: str, number: int, wanted: AllowanceWanted, *, here: str) -> Allowance:
+def give(
+    budget: Budget | None, node: str, number: int, wanted: AllowanceWanted, *, here: str
+) -> Allowance:
     """Return what a node may charge of a budget from now on, and note it. `here`: the keeper."""
     answer = Allowance(scope=wanted.scope, name=wanted.name, begins=wanted.begins, usd=wanted.usd)
     if budget is None:
         whose = f"{wanted.scope} {wanted.name}"
-        return replace(answer, waits=f"node {here} has no budget of {whose}: give all nodes the same [budgets]")
+        return replace(
+            answer, waits=f"node {here} has no budget of {whose}: give all nodes the same [budgets]"
+        )
     if datetime.fromisoformat(budget.begins) != datetime.fromisoformat(wanted.begins):
-        return replace(answer, waits=f"on node {here} the period began at {budget.begins}, here at {wanted.begins}")
+        return replace(
+            answer,
+            waits=f"on node {here} the period began at {budget.begins}, here at {wanted.begins}",
+        )
     before = budget.given.get(node)
     if before is not None and number <= before.number:  # it is late, or came before
         return replace(answer, usd=to_usd(before.allowance), number=before.number)
@@ -45,9 +55,15 @@ def give(budget: Budget | None, node: str, number: int, wanted: AllowanceWanted,
         given.lacks = need > left
         if not given.lacks:
             given.allowance += min(left, max(need, left // (PARTS * (len(budget.given) + FEW))))
-        elif not budget.held:  # else what others give back makes it enough, for this node or another one
+        elif (
+            not budget.held
+        ):  # else what others give back makes it enough, for this node or another one
             given.allowance += left
-    scarce = budget.short or budget.exhausted or any(each.lacks for name, each in budget.given.items() if name != node)
+    scarce = (
+        budget.short
+        or budget.exhausted
+        or any(each.lacks for name, each in budget.given.items() if name != node)
+    )
     answer = replace(answer, usd=to_usd(given.allowance), number=number, scarce=scarce)
     if not given.lacks:
         return answer
@@ -73,8 +89,9 @@ class Drawing:
     """Budgets of which others lack some."""
 
     def returned(self, budgets: Iterable[Budget]) -> list[tuple[Budget, int]]:
-        """Return the budgets of which this node gives a part back, each with what it keeps: what it has charged, if it has charged
-        nothing since it was asked last, if others need it, or if it has too little for itself. Ask once a minute."""
+        """Return the budgets of which this node gives a part back, each with what it keeps: what it
+        has charged, if it has charged nothing since it was asked last, if others need it, or if it
+        has too little for itself. Ask once a minute."""
         found = []
         for budget in budgets:
             key = (budget.scope, budget.name)
@@ -86,7 +103,8 @@ class Drawing:
         return found
 
     def request(self, budgets: Iterable[Budget], now: float) -> AskAllowances:
-        """Return what to ask the keeper. `now`: Unix time, so that a daemon that has begun again goes on with a higher number."""
+        """Return what to ask the keeper. `now`: Unix time, so that a daemon that has begun again
+        goes on with a higher number."""
         self.number = max(self.number + 1, int(now * 1_000_000))
         wanted = []
         for budget in budgets:

@@ -1,4 +1,5 @@
-"""Money budgets of users and teams (docs/limits.md). The shell knows the calendar, and tells when a period begins."""
+"""Money budgets of users and teams (docs/limits.md). The shell knows the calendar, and tells when a
+period begins."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,13 +9,15 @@ from ...protocol.kinds import COSTS
 from ...protocol.types import LimitKind
 from ...protocol.units import format_usd
 
-# ---- Money inside the core: whole nano-dollars (1 USD = 1 000 000 000), so that sums and comparisons are exact
+# ---- Money inside the core: whole nano-dollars (1 USD = 1 000 000 000), so that
+# sums and comparisons are exact
 #
-# Ten reservations of 0.1 USD must fit a limit of 1 USD and the eleventh must not; with floats each comparison needs a tolerance.
-# Micro-dollars are too coarse, because one token can cost less than that. Nano-dollars are the 9 decimals that the wire shows.
+# Ten reservations of 0.1 USD must fit a limit of 1 USD and the eleventh must not; with floats each
+# comparison needs a tolerance. Micro-dollars are too coarse, because one token can cost less than
+# that. Nano-dollars are the 9 decimals that the wire shows.
 #
-# Amounts are in USD, as floats, everywhere outside: on the wire, in the config, in prices, in the ledger and in the spool. They are
-# converted only by the functions here.
+# Amounts are in USD, as floats, everywhere outside: on the wire, in the config, in prices, in the
+# ledger and in the spool. They are converted only by the functions here.
 
 NANOS = 1_000_000_000
 
@@ -36,7 +39,8 @@ def to_usd(nanos: int | None) -> float | None:
 
 
 def to_core(kind: LimitKind, amount: float) -> float:
-    """Return an amount of a kind as the core counts it: money in nano-dollars, the rest as it is."""
+    """Return an amount of a kind as the core counts it: money in nano-dollars, the rest as it
+    is."""
     return to_nanos(amount) if kind in COSTS else amount
 
 
@@ -45,7 +49,8 @@ def to_wire(kind: LimitKind, amount: float) -> float:
     return amount / NANOS if kind in COSTS else amount
 
 
-# ---- Money budgets of users and teams (docs/limits.md). The shell knows the calendar, and tells when a period begins
+# ---- Money budgets of users and teams (docs/limits.md). The shell knows the
+# calendar, and tells when a period begins
 
 
 @dataclass(slots=True)
@@ -89,7 +94,8 @@ class Budget:
     renews_at: float | None = None
     """When that is, on the shell's clock."""
     keeper: str | None = None
-    """The node of the fleet that gives this one its allowance; empty if that is not known yet. `None`: this daemon keeps it."""
+    """The node of the fleet that gives this one its allowance; empty if that is not known yet.
+    `None`: this daemon keeps it."""
     allowance: int = 0
     """Nano-dollars that the keeper lets this node charge in this period."""
     given: dict[str, Given] = field(default_factory=dict)
@@ -103,14 +109,22 @@ class Budget:
 
     @property
     def key(self) -> str:
-        return f"budgets.users.{self.name}.daily_usd" if self.scope == "user" else f"budgets.teams.{self.name}.usd"
+        return (
+            f"budgets.users.{self.name}.daily_usd"
+            if self.scope == "user"
+            else f"budgets.teams.{self.name}.usd"
+        )
 
     @property
     def most(self) -> int:
         """Return the nano-dollars that this daemon may charge in the period."""
         if self.keeper is not None:
             return self.allowance
-        return self.allowed - sum(each.allowance for each in self.given.values()) if self.given else self.allowed
+        return (
+            self.allowed - sum(each.allowance for each in self.given.values())
+            if self.given
+            else self.allowed
+        )
 
     @property
     def left(self) -> int:
@@ -119,7 +133,11 @@ class Budget:
     @property
     def used(self) -> int:
         """Return the nano-dollars that are known to be charged, on other nodes too."""
-        return self.charged + sum(each.charged for each in self.given.values()) if self.given else self.charged
+        return (
+            self.charged + sum(each.charged for each in self.given.values())
+            if self.given
+            else self.charged
+        )
 
     @property
     def exhausted(self) -> bool:
@@ -138,16 +156,27 @@ class Budget:
     @property
     def sentence(self) -> str:
         most = "at most " if self.at_most else ""
-        used, allowed, mine = (format_usd(to_usd(each)) for each in (self.used, self.allowed, self.most))
+        used, allowed, mine = (
+            format_usd(to_usd(each)) for each in (self.used, self.allowed, self.most)
+        )
         if self.keeper is not None:
-            words = f"{most}{used} USD here, of {mine} that node {self.keeper or '?'} has given of {allowed} USD a {self.period}"
+            words = (
+                f"{most}{used} USD here, of {mine} that node {self.keeper or '?'} has given of "
+                f"{allowed} USD a {self.period}"
+            )
             words += f" ({self.waits})" if self.waits is not None else ""
         elif self.given:
             held = format_usd(to_usd(self.held))
-            words = f"{most}{used} of {allowed} USD a {self.period} in the fleet, and other nodes hold {held} more"
+            words = (
+                f"{most}{used} of {allowed} USD a {self.period} in the fleet, and other nodes "
+                f"hold {held} more"
+            )
         else:
             words = f"{most}{used} of {allowed} USD a {self.period}"
-        return f"{self.scope} {self.name} has used {words}; it renews at {self.renews.replace('T', ' ')[:16]}"
+        return (
+            f"{self.scope} {self.name} has used {words}; it renews at "
+            f"{self.renews.replace('T', ' ')[:16]}"
+        )
 
     @property
     def held(self) -> int:
@@ -160,7 +189,13 @@ class Budgets:
         self._by_user: dict[str, list[Budget]] = {}
 
     def __iter__(self) -> Iterator[Budget]:
-        return iter({(budget.scope, budget.name): budget for found in self._by_user.values() for budget in found}.values())
+        return iter(
+            {
+                (budget.scope, budget.name): budget
+                for found in self._by_user.values()
+                for budget in found
+            }.values()
+        )
 
     def know(self, budgets: Iterable[Budget]) -> None:
         self._by_user = {}
@@ -172,9 +207,13 @@ class Budgets:
         return self._by_user.get(user, ())
 
     def find(self, scope: str, name: str) -> Budget | None:
-        return next((budget for budget in self if (budget.scope, budget.name) == (scope, name)), None)
+        return next(
+            (budget for budget in self if (budget.scope, budget.name) == (scope, name)), None
+        )
 
     def exhausted(self, user: str) -> Budget | None:
-        """Return a budget of the user of which nothing will be left in this period. If other nodes may give some back, a run can
-        start, and its calls wait."""
-        return next((budget for budget in self.of(user) if budget.exhausted and not budget.may_grow), None)
+        """Return a budget of the user of which nothing will be left in this period. If other nodes
+        may give some back, a run can start, and its calls wait."""
+        return next(
+            (budget for budget in self.of(user) if budget.exhausted and not budget.may_grow), None
+        )

@@ -1,8 +1,10 @@
-"""Runs on other nodes: what is known of each on the node that started it, and of the lease on the node where it executes.
+"""Runs on other nodes: what is known of each on the node that started it, and of the lease on the
+node where it executes.
 
-A *grant* is the share of a tree that a run on another node may use: descendants, money, tokens, turns, time. The *giver* has it in
-its own tree as a run with a `Remote`, and counts the whole share as used before it sends it; the *taker* has it as a root with a
-`Lease`, and decides by the grant alone. Times are those of each one's own clock; no time of one is compared with the other's."""
+A *grant* is the share of a tree that a run on another node may use: descendants, money, tokens,
+turns, time. The *giver* has it in its own tree as a run with a `Remote`, and counts the whole share
+as used before it sends it; the *taker* has it as a root with a `Lease`, and decides by the grant
+alone. Times are those of each one's own clock; no time of one is compared with the other's."""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ from msgspec import Struct
 from ...protocol.types import RunId
 
 DRIFT = 1.01
-"""How much faster one machine's clock may run than another's. Crystals differ by 0.0001, and virtual machines by little more."""
+"""How much faster one machine's clock may run than another's. Crystals differ by 0.0001, and
+virtual machines by little more."""
 
 SPARE = 15.0
-"""Seconds that the taker's ladder may take beyond the grace (`stop.kill_wait`), and its timers may be late."""
+"""Seconds that the taker's ladder may take beyond the grace (`stop.kill_wait`), and its timers may
+be late."""
 
 
 class Remote(Struct):
@@ -44,11 +48,14 @@ class Remote(Struct):
 
     def over_at(self, grace: float) -> float | None:
         """Return when its node has surely stopped it if nothing more is heard; `None`: never."""
-        return self.lease_from + self.lease * DRIFT + grace + SPARE if self.lease is not None else None
+        return (
+            self.lease_from + self.lease * DRIFT + grace + SPARE if self.lease is not None else None
+        )
 
 
 class Lease(Struct):
-    """Of a run that another node has granted: until when its giver wants it, and what it wanted last."""
+    """Of a run that another node has granted: until when its giver wants it, and what it wanted
+    last."""
 
     until: float | None
     """`None`: it goes on without its giver."""

@@ -1,4 +1,5 @@
-"""Limits of a run: where each comes from, within which range, and what has been exceeded. What the page docs/limits.md says."""
+"""Limits of a run: where each comes from, within which range, and what has been exceeded. What the
+page docs/limits.md says."""
 
 from collections.abc import Collection, Iterator, Mapping
 from math import inf
@@ -19,28 +20,42 @@ from .request import Asked
 PROFILED = tuple(kind for kind in LimitKind if kind.value in Profile.__struct_fields__)
 """Kinds that a profile sets, and `limits.adaptive` adapts."""
 
-NEED_COUNTING = (LimitKind.COST, LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST, LimitKind.TOKENS)
+NEED_COUNTING = (
+    LimitKind.COST,
+    LimitKind.PLANNING_COST,
+    LimitKind.EXECUTION_COST,
+    LimitKind.TOKENS,
+)
 """Kinds that mean nothing unless something tells what a run uses."""
 
-_OF_ONE_RUN = tuple(kind for kind, spec in KINDS.items() if spec.scope == "run" and kind is not LimitKind.TIME)
+_OF_ONE_RUN = tuple(
+    kind for kind, spec in KINDS.items() if spec.scope == "run" and kind is not LimitKind.TIME
+)
 """Kinds that a child's own limits are lowered in, to its parent's."""
 
 _ANSWERED = METERED_KINDS | {LimitKind.TIME}
-"""Kinds whose defaults `--on-limit` changes. Those of memory and processes protect the machine, and only change where the limit
-itself was asked for."""
+"""Kinds whose defaults `--on-limit` changes. Those of memory and processes protect the machine, and
+only change where the limit itself was asked for."""
 
 
-SILENT_AGENT = Limit(kind=LimitKind.SILENCE, threshold=1800.0, action=Action.WARN, source=f"profile {CODING_AGENT}")
-"""Of known agent programs: a model call seldom takes longer than ten minutes, and a person is told of a run that hangs."""
+SILENT_AGENT = Limit(
+    kind=LimitKind.SILENCE, threshold=1800.0, action=Action.WARN, source=f"profile {CODING_AGENT}"
+)
+"""Of known agent programs: a model call seldom takes longer than ten minutes, and a person is told
+of a run that hangs."""
 
 
-_ONLY_OF: Mapping[Action, Collection[LimitKind]] = {Action.REFUSE: METERED_KINDS, Action.CONTINUE: (LimitKind.SILENCE,)}
-"""Actions that only some kinds can have: what is reserved before it is used can be refused; after any other breach than of silence,
-a continued session would exceed the limit again."""
+_ONLY_OF: Mapping[Action, Collection[LimitKind]] = {
+    Action.REFUSE: METERED_KINDS,
+    Action.CONTINUE: (LimitKind.SILENCE,),
+}
+"""Actions that only some kinds can have: what is reserved before it is used can be refused; after
+any other breach than of silence, a continued session would exceed the limit again."""
 
 
 def amount(kind: LimitKind, value: float) -> str:
-    """Return an amount that the core has counted for people, with the kind where the unit does not tell it: `11 turns`."""
+    """Return an amount that the core has counted for people, with the kind where the unit does not
+    tell it: `11 turns`."""
     shown = bare(kind, value)
     return shown if KINDS[kind].unit else f"{shown} {kind}".removesuffix("s" if value == 1 else "")
 
@@ -66,7 +81,8 @@ class ActiveLimit(Struct, omit_defaults=True, gc=False):
 
     @property
     def binds(self) -> bool:
-        """Whether the run's descendants may not have more. A limit that only warns binds none of them."""
+        """Whether the run's descendants may not have more. A limit that only warns binds none of
+        them."""
         return self.action is not Action.WARN or not KINDS[self.limit.kind].acts
 
     @property
@@ -104,8 +120,8 @@ class Crossing(Struct, frozen=True):
 
 
 def limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> Limits:
-    """Return the limits of a new run: what was asked for, else learned, else the profile's, else the default; never more than
-    the parent has. `uid`: whose run it is. Raise `Invalid`."""
+    """Return the limits of a new run: what was asked for, else learned, else the profile's, else
+    the default; never more than the parent has. `uid`: whose run it is. Raise `Invalid`."""
     chosen = dict(policy.defaults)
     if above is not None:
         for kind in BY_KERNEL:  # their defaults bound the whole tree
@@ -120,21 +136,28 @@ def limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> L
             chosen.pop(kind, None)
     if asked.on_limit is not None:
         answered = _ONLY_OF.get(asked.on_limit, _ANSWERED)
-        chosen |= {kind: replace(chosen[kind], action=asked.on_limit) for kind in answered if kind in chosen}
+        chosen |= {
+            kind: replace(chosen[kind], action=asked.on_limit)
+            for kind in answered
+            if kind in chosen
+        }
     for limit in asked.limits:
         check_range(limit, policy)
         chosen[limit.kind] = _with_action(limit, asked, policy)
     silence = chosen.get(LimitKind.SILENCE)
     if silence is not None and silence.action is Action.CONTINUE and asked.attempts == 1:
-        raise Invalid("the action 'continue' of the limit 'silence' needs further attempts, as in: --attempts 3")
+        raise Invalid(
+            "the action 'continue' of the limit 'silence' needs further attempts, as in: "
+            "--attempts 3"
+        )
     if above is not None:
         narrow(chosen, above)
     return {kind: ActiveLimit(chosen[kind]) for kind in KINDS if kind in chosen}
 
 
 def profile_of(asked: Asked, policy: Policy) -> tuple[str, Profile] | None:
-    """Return a run's profile and what to call it: its type's, else `coding-agent` for a known agent program, because the defaults
-    would end that in the middle of ordinary work."""
+    """Return a run's profile and what to call it: its type's, else `coding-agent` for a known agent
+    program, because the defaults would end that in the middle of ordinary work."""
     if asked.type in PROFILES:
         return f"type {asked.type}", PROFILES[asked.type]
     if asked.agent_program and policy.program_profile:
@@ -149,7 +172,8 @@ def _of_profile(asked: Asked, policy: Policy) -> dict[LimitKind, Limit]:
 
 def profile_limits(source: str, profile: Profile, policy: Policy) -> dict[LimitKind, Limit]:
     """Return the limits of a profile."""
-    # turns and cost are cut to what may be asked for; time is not, because `max_time` ends the run anyway
+    # turns and cost are cut to what may be asked for; time is not, because `max_time` ends the run
+    # anyway
     return {
         kind: Limit(
             kind=kind,
@@ -175,24 +199,31 @@ def _bounded(kind: LimitKind, threshold: float, policy: Policy) -> float:
     return threshold if kind is LimitKind.TIME else min(threshold, most_of(kind, policy) or inf)
 
 
-def _by_advice(asked: Asked, chosen: Mapping[LimitKind, Limit], policy: Policy, uid: int) -> dict[LimitKind, Limit]:
+def _by_advice(
+    asked: Asked, chosen: Mapping[LimitKind, Limit], policy: Policy, uid: int
+) -> dict[LimitKind, Limit]:
     advice = policy.advice.get(advice_key(uid, asked.type, asked.name))
     return {
-        kind: Limit(kind=kind, threshold=threshold, action=chosen[kind].action, source="limits.adaptive")
+        kind: Limit(
+            kind=kind, threshold=threshold, action=chosen[kind].action, source="limits.adaptive"
+        )
         for kind, threshold in (advice or {}).items()
         if kind in chosen and threshold <= (most_of(kind, policy) or inf)
     }
 
 
 def advice_key(uid: int, run_type: str | None, name: str | None) -> str:
-    """Return the key of a run's learned thresholds in `Policy.advice`: by its user, and its type, else its name.
+    """Return the key of a run's learned thresholds in `Policy.advice`: by its user, and its type,
+    else its name.
 
-    What a user's runs use must not move the limits of another user, who may call other things by the same name."""
+    What a user's runs use must not move the limits of another user, who may call other things by
+    the same name."""
     return f"uid {uid} type {run_type}" if run_type is not None else f"uid {uid} name {name}"
 
 
 def _with_action(limit: Limit, asked: Asked, policy: Policy) -> Limit:
-    """Return a limit that was asked for with its action: its own, else `--on-limit`, else the profile's."""
+    """Return a limit that was asked for with its action: its own, else `--on-limit`, else the
+    profile's."""
     if not KINDS[limit.kind].acts:
         return replace(limit, action=Action.WARN)
     if limit.action is not None:
@@ -204,40 +235,54 @@ def _with_action(limit: Limit, asked: Asked, policy: Policy) -> Limit:
 
 
 def narrow(limits: dict[LimitKind, Limit], above: Parent) -> None:
-    """Lower a child's limits to its parent's. What it uses of a tree's limit counts against its ancestors' limits, and its clock
-    runs within its parent's; only kinds that count for the run alone are lowered here. A limit of the child's own that only
-    warns does not loosen them.
+    """Lower a child's limits to its parent's. What it uses of a tree's limit counts against its
+    ancestors' limits, and its clock runs within its parent's; only kinds that count for the run
+    alone are lowered here. A limit of the child's own that only warns does not loosen them.
 
-    Rejected: lowering a tree's limits as well. When a parent's limit pauses it, the same threshold inherited by its child would
-    terminate the child at the same moment, and again after the parent was given more room."""
+    Rejected: lowering a tree's limits as well. When a parent's limit pauses it, the same threshold
+    inherited by its child would terminate the child at the same moment, and again after the parent
+    was given more room."""
     for kind in _OF_ONE_RUN:
         active, own = above.limits.get(kind), limits.get(kind)
         if active is None or not active.binds:
             continue
         bounds = own is not None and ActiveLimit(own).binds
         if own is None or not bounds or own.threshold > active.limit.threshold:
-            source = active.limit.source if is_from_above(active.limit) else f"run {above.id} ({active.limit.source})"
+            source = (
+                active.limit.source
+                if is_from_above(active.limit)
+                else f"run {above.id} ({active.limit.source})"
+            )
             action = own.action if own is not None and bounds else active.action
             limits[kind] = replace(active.limit, action=action, source=source)
 
 
 def check_range(limit: Limit, policy: Policy) -> None:
-    """Raise `Invalid` for a threshold outside the range of its kind, or an action that the kind does not take."""
+    """Raise `Invalid` for a threshold outside the range of its kind, or an action that the kind
+    does not take."""
     spec, threshold = KINDS[limit.kind], limit.threshold
     most = most_of(limit.kind, policy)
     if limit.action is not None and not spec.acts:
-        raise Invalid(f"the limit '{limit.kind}' takes no action, so '{limit.action}' cannot be its action ({limit.source})")
+        raise Invalid(
+            f"the limit '{limit.kind}' takes no action, so '{limit.action}' cannot be its "
+            "action "
+            f"({limit.source})"
+        )
     if limit.action is Action.CONTINUE and limit.kind is not LimitKind.SILENCE:
         raise Invalid(
-            f"the limit '{limit.kind}' cannot continue a session ({limit.source}), because it would be exceeded again; only "
-            "silence can, as in silence=15m:continue. After another limit: sfactl continue RUN --limit …"
+            f"the limit '{limit.kind}' cannot continue a session ({limit.source}), because it "
+            "would be exceeded again; only "
+            "silence can, as in silence=15m:continue. After another limit: sfactl continue RUN "
+            "--limit …"
         )
     if limit.action is Action.REFUSE and limit.kind not in METERED_KINDS:
         raise Invalid(
-            f"the limit '{limit.kind}' cannot refuse ({limit.source}): only what is reserved before it is used can be refused, "
+            f"the limit '{limit.kind}' cannot refuse ({limit.source}): only what is reserved "
+            "before it is used can be refused, "
             f"which is {', '.join(sorted(METERED_KINDS))}"
         )
-    within = spec.least <= threshold < inf and (most is None or threshold <= most)  # false for a NaN, too
+    # false for a NaN, too
+    within = spec.least <= threshold < inf and (most is None or threshold <= most)
     if not within or (threshold != int(threshold) and spec.whole):
         raise Invalid(_out_of_range(limit, most, policy))
 
@@ -258,7 +303,10 @@ def _out_of_range(limit: Limit, most: float | None, policy: Policy) -> str:
     range_ = f"{asked} is outside its range: {format_amount(limit.kind, spec.least)} {upper}{whole}"
     if most is None or not limit.threshold > most or not spec.most:
         return range_
-    return f"{range_}. To allow more, raise {policy.where_set(f'limits.{spec.most}')}, then run: sfactl reload"
+    return (
+        f"{range_}. To allow more, raise {policy.where_set(f'limits.{spec.most}')}, then run: "
+        "sfactl reload"
+    )
 
 
 def step(before: ActiveLimit | None, limit: Limit) -> str:
@@ -268,19 +316,28 @@ def step(before: ActiveLimit | None, limit: Limit) -> str:
 
 
 def all_crossings(limits: Limits, account: Account, nearing: float) -> Iterator[Crossing]:
-    """Yield each limit that was crossed since the last call, but not time: the clock has a timer."""
+    """Yield each limit that was crossed since the last call, but not time: the clock has a
+    timer."""
     for kind, active in limits.items():
         if active.over or kind is LimitKind.TIME or KINDS[kind].instead:
             continue
         used = account.used(kind)
         if used is not None:
-            # a call that is under way was lowered to fit: it may take all that is left, and uses little of it
-            yield from crossings(active, used, nearing, near=used - account.reserved_by_gateway.get(kind, 0))
+            # a call that is under way was lowered to fit: it may take all that is left, and uses
+            # little of it
+            yield from crossings(
+                active, used, nearing, near=used - account.reserved_by_gateway.get(kind, 0)
+            )
 
 
-def crossings(active: ActiveLimit, used: float, nearing: float, *, near: float | None = None) -> Iterator[Crossing]:
-    """Yield whether this limit was crossed since the last call. `near`: what counts for its nearing, where that is less."""
-    if not active.near and active.nears(used if near is None or active.above(used) else near, nearing):
+def crossings(
+    active: ActiveLimit, used: float, nearing: float, *, near: float | None = None
+) -> Iterator[Crossing]:
+    """Yield whether this limit was crossed since the last call. `near`: what counts for its
+    nearing, where that is less."""
+    if not active.near and active.nears(
+        used if near is None or active.above(used) else near, nearing
+    ):
         active.near = True
         yield Crossing(active, used, exceeded=False)
     if not active.over and active.above(used):

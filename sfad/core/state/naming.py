@@ -1,8 +1,9 @@
 """The loop identity of a command that was not named: what a person would call the agent.
 
-Looks through interpreters and launchers: `python x.py` is `x`, `npx codex` is `codex`, `env A=1 nice claude` is `claude`,
-`sh -c TEXT` is `sh-` and eight hex digits of its hash. To do so it must know which options of a launcher take a value;
-the tables below list those, and nothing else is known of any program.
+Looks through interpreters and launchers: `python x.py` is `x`, `npx codex` is `codex`, `env A=1
+nice claude` is `claude`, `sh -c TEXT` is `sh-` and eight hex digits of its hash. To do so it must
+know which options of a launcher take a value; the tables below list those, and nothing else is
+known of any program.
 """
 
 import hashlib
@@ -20,16 +21,22 @@ NAME = "1 to 64 letters, digits, . _ and -"
 LONGEST = 64
 _PLAIN = re.compile(r"[A-Za-z0-9._-]*")
 
-_BY_PACKAGE = {package: name for name, program in KNOWN_PROGRAMS.items() for package in program.packages}
+_BY_PACKAGE = {
+    package: name for name, program in KNOWN_PROGRAMS.items() for package in program.packages
+}
 AGENT_COMMANDS = frozenset({*KNOWN_PROGRAMS, *_BY_PACKAGE})
 """Derived names of programs that are coding agents, and of the packages that they come in."""
 
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "busybox"})
 
-_NODE = "r e p C --require --import --loader --experimental-loader --eval --print --conditions --tsconfig"
+_NODE = (
+    "r e p C --require --import --loader --experimental-loader --eval --print --conditions "
+    "--tsconfig"
+)
 _INTERPRETERS = {
-    "python": "c m W X", "pypy": "c m W X", "node": _NODE, "nodejs": _NODE, "tsx": _NODE, "bun": _NODE,
-    "deno": "c --config --import-map --lock", "ruby": "e I r C", "perl": "e E I", "php": "r d f c", "lua": "e l", "Rscript": "e",
+    "python": "c m W X", "pypy": "c m W X", "node": _NODE, "nodejs": _NODE, "tsx": _NODE,
+    "bun": _NODE, "deno": "c --config --import-map --lock", "ruby": "e I r C", "perl": "e E I",
+    "php": "r d f c", "lua": "e l", "Rscript": "e",
 }  # fmt: skip
 """Interpreters, and their options that take a value."""
 
@@ -37,14 +44,16 @@ _CODE = {"python": "-c", "pypy": "-c", "php": "-r"}
 """The option whose value is the program itself; `-e` and its like where nothing is said."""
 
 _LAUNCHERS = {
-    "env": "u C S --unset --chdir --split-string", "nice": "n --adjustment", "nohup": "", "setsid": "",
-    "stdbuf": "i o e --input --output --error", "time": "o f --output --format", "ionice": "c n --class --classdata",
-    "chrt": "T P D", "taskset": "", "timeout": "k s --kill-after --signal", "unbuffer": "", "exec": "a", "command": "",
-    "sudo": "u g h p C c R D T r t U --user --group --host --prompt --chdir --chroot --role --type", "doas": "u C",
-    "xvfb-run": "n e f p s w", "strace": "o e s a p u E I O S P X b", "flock": "w E", "watch": "n --interval",
-    "systemd-run": "p E u H M --unit --property --setenv --uid --gid --slice --description --working-directory",
+    "env": "u C S --unset --chdir --split-string", "nice": "n --adjustment", "nohup": "",
+    "setsid": "", "stdbuf": "i o e --input --output --error", "time": "o f --output --format",
+    "ionice": "c n --class --classdata", "chrt": "T P D", "taskset": "",
+    "timeout": "k s --kill-after --signal", "unbuffer": "", "exec": "a", "command": "",
+    "sudo": "u g h p C c R D T r t U --user --group --host --prompt --chdir --chroot --role --type",
+    "doas": "u C", "xvfb-run": "n e f p s w", "strace": "o e s a p u E I O S P X b", "flock": "w E",
+    "watch": "n --interval",
+    "systemd-run": ("p E u H M --unit --property --setenv --uid --gid --slice --description " "--working-directory"),
     "npx": "p c w --package --call --workspace", "bunx": "p --package",
-    "uvx": "p w --from --with --with-editable --with-requirements --python --index --index-url --env-file",
+    "uvx": ("p w --from --with --with-editable --with-requirements --python --index --index-url " "--env-file"),
     "pipx": "i --spec --python --pip-args --index-url",
 }  # fmt: skip
 """Programs whose first operand is the command to run, and their options that take a value."""
@@ -53,44 +62,55 @@ _OPERANDS_FIRST = {"chrt": 1, "taskset": 1, "timeout": 1, "flock": 1}
 """Operands before the command: a duration, a mask, a priority, a lock file."""
 
 _UV = (
-    "m p w --module --with --with-editable --with-requirements --python --project --directory --extra --group --package "
+    "m p w --module --with --with-editable --with-requirements --python --project --directory "
+    "--extra --group --package "
     "--env-file --index"
 )
 _RUNNERS = {
-    "uv": ("run", _UV), "poetry": ("run", "C P --directory --project"), "pipenv": ("run", ""), "pixi": ("run", "e --environment"),
-    "pdm": ("run", "p --project"), "hatch": ("run", "e --env"), "rye": ("run", ""), "conda": ("run", "n p --name --prefix --cwd"),
-    "npm": ("exec x run run-script", "p c w --package --call --workspace --prefix"), "pnpm": ("exec dlx run", "C --dir --package"),
-    "yarn": ("exec dlx run", "p --package --cwd"), "bun": ("x", "p --package"), "mise": ("exec x", "C --cd"),
+    "uv": ("run", _UV), "poetry": ("run", "C P --directory --project"), "pipenv": ("run", ""),
+    "pixi": ("run", "e --environment"), "pdm": ("run", "p --project"), "hatch": ("run", "e --env"),
+    "rye": ("run", ""), "conda": ("run", "n p --name --prefix --cwd"),
+    "npm": ("exec x run run-script", "p c w --package --call --workspace --prefix"),
+    "pnpm": ("exec dlx run", "C --dir --package"), "yarn": ("exec dlx run", "p --package --cwd"),
+    "bun": ("x", "p --package"), "mise": ("exec x", "C --cd"),
 }  # fmt: skip
 """Project tools: the subcommands that run something, and options that take a value."""
 
 _PACKAGES = frozenset({"npx", "bunx", "uvx", "pipx", "npm", "pnpm", "yarn", "bun"})
 """What these run may be written as a package with scope and version."""
 
-_SUFFIX = re.compile(r"\.(py|pyw|pyz|sh|bash|zsh|js|mjs|cjs|ts|mts|cts|tsx|rb|pl|php|lua|jar|exe|R|r)$")
+_SUFFIX = re.compile(
+    r"\.(py|pyw|pyz|sh|bash|zsh|js|mjs|cjs|ts|mts|cts|tsx|rb|pl|php|lua|jar|exe|R|r)$"
+)
 _VERSION = re.compile(r"[0-9][0-9.]*t?$")
 _AFTER_PACKAGE = re.compile(r"[@=<>~!\[#]")
 _ENTRY_POINTS = frozenset({"cli", "index", "main", "__main__"})
-"""Files that say nothing by themselves: two packages whose agents are both called `cli` would look like a loop."""
+"""Files that say nothing by themselves: two packages whose agents are both called `cli` would look
+like a loop."""
 
 _DEEPEST = 16
-"""Launchers looked through. A command with more of them gets the name of the last one: the work must not grow with its square."""
+"""Launchers looked through. A command with more of them gets the name of the last one: the work
+must not grow with its square."""
 
 
 def is_name(text: str) -> bool:
-    """Return whether `text` is a name: letters and digits of any script. Nothing in it can steer a terminal or is invisible."""
+    """Return whether `text` is a name: letters and digits of any script. Nothing in it can steer a
+    terminal or is invisible."""
     if not 0 < len(text) <= LONGEST:
         return False
     return _PLAIN.fullmatch(text) is not None or (not _is_mark(text[0]) and all(map(_fits, text)))
 
 
 def one_form(name: str) -> str:
-    """Return the name in the one form in which names are compared: `Ü` may be written as one character or as two."""
+    """Return the name in the one form in which names are compared: `Ü` may be written as one
+    character or as two."""
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
 def _fits(character: str) -> bool:
-    return character in "._-" or ((character.isalnum() or _is_mark(character)) and not is_invisible(character))
+    return character in "._-" or (
+        (character.isalnum() or _is_mark(character)) and not is_invisible(character)
+    )
 
 
 def _is_mark(character: str) -> bool:
@@ -99,7 +119,8 @@ def _is_mark(character: str) -> bool:
 
 def derive_name(argv: Sequence[str]) -> str:
     """The name of a command. Never empty; always a name."""
-    if len(argv) <= _MAX_REMEMBERED and sum(map(len, argv)) <= _MAX_REMEMBERED:  # the start of a run asks several times
+    # the start of a run asks several times
+    if len(argv) <= _MAX_REMEMBERED and sum(map(len, argv)) <= _MAX_REMEMBERED:
         return _remembered(tuple(argv))
     return _derived(argv)
 
@@ -125,28 +146,32 @@ _remembered = lru_cache(maxsize=64)(_derived)
 
 
 def program_name(argv: Sequence[str]) -> str:
-    """The program of a command by the name that the config has for it, however it was installed: `npx @google/gemini-cli` is
-    `gemini`."""
+    """The program of a command by the name that the config has for it, however it was installed:
+    `npx @google/gemini-cli` is `gemini`."""
     name = derive_name(argv)
     return _BY_PACKAGE.get(name, name)
 
 
 def executes(argv: Sequence[str], program: str) -> bool:
-    """Return whether a process with this command line is the program itself, and neither launches it nor runs it in a shell."""
+    """Return whether a process with this command line is the program itself, and neither launches
+    it nor runs it in a shell."""
     name = _executed(argv)
     return _BY_PACKAGE.get(name, name) == program
 
 
 def executed_word(argv: Sequence[str], program: str) -> int | None:
-    """Return where a command names the program that it executes; `None` if it executes another, or does not say so in a word of
-    its own, as `sh -c` and `env -S` do not."""
+    """Return where a command names the program that it executes; `None` if it executes another, or
+    does not say so in a word of its own, as `sh -c` and `env -S` do not."""
     return named_word(argv, program) if program_name(argv) == program else None
 
 
 def named_word(argv: Sequence[str], program: str) -> int | None:
-    """Return where a command names its program, which is known; `None` if that is not a word of its own."""
+    """Return where a command names its program, which is known; `None` if that is not a word of its
+    own."""
     names = (_clean(_base(_package(word))) for word in argv)
-    return next((at for at, name in enumerate(names) if _BY_PACKAGE.get(name, name) == program), None)
+    return next(
+        (at for at, name in enumerate(names) if _BY_PACKAGE.get(name, name) == program), None
+    )
 
 
 _ONLY_TELLS = frozenset({"--version", "--help", "-v", "-V", "-h"})
@@ -154,12 +179,13 @@ _ONLY_TELLS = frozenset({"--version", "--help", "-v", "-V", "-h"})
 
 
 def agent_of(argv: Sequence[str], programs: Collection[str]) -> str | None:
-    """Return which of `programs` a running process is, by its command line. A file in a directory called `shims` is not the
-    program, but asks for it or finds it."""
+    """Return which of `programs` a running process is, by its command line. A file in a directory
+    called `shims` is not the program, but asks for it or finds it."""
     if not argv or argv[-1] in _ONLY_TELLS:
         return None
     if not argv[0].startswith("/"):
-        argv = [argv[0].split(" ")[0], *argv[1:]]  # a title that the process has given itself: `npm exec @openai/codex`
+        # a title that the process has given itself: `npm exec @openai/codex`
+        argv = [argv[0].split(" ")[0], *argv[1:]]
     name = _executed(argv)
     file = next((word for word in argv if _base(word) == name), "")
     program = _BY_PACKAGE.get(name, name)
@@ -167,7 +193,8 @@ def agent_of(argv: Sequence[str], programs: Collection[str]) -> str | None:
 
 
 def _executed(argv: Sequence[str]) -> str:
-    """Return the name of a command, without looking behind launchers and `sh -c`: what these run is a process of its own."""
+    """Return the name of a command, without looking behind launchers and `sh -c`: what these run is
+    a process of its own."""
     first = _base(argv[0]) if argv else ""
     plain = _VERSION.sub("", first[:64]) or first
     inner = _of_shell(plain, list(argv[1:])) if plain in _SHELLS else None
@@ -176,7 +203,8 @@ def _executed(argv: Sequence[str]) -> str:
 
 
 def _look_inside(program: str, rest: list[str]) -> list[str] | str | None:
-    """What the program runs: a shorter command to look at again, a name, or nothing if the program is the agent itself."""
+    """What the program runs: a shorter command to look at again, a name, or nothing if the program
+    is the agent itself."""
     plain = _VERSION.sub("", program[:64]) or program
     if plain in _SHELLS:
         return _of_shell(plain, rest)
@@ -204,7 +232,8 @@ def _parse(words: list[str], valued: str) -> tuple[list[tuple[str, str]], list[s
             name, equals, value = word.partition("=")
             found.append((name, value if equals else rest.pop() if name in takes and rest else ""))
             continue
-        for at, letter in enumerate(word[1:65], start=2):  # no program has more letters, and a word may have megabytes
+        # no program has more letters, and a word may have megabytes
+        for at, letter in enumerate(word[1:65], start=2):
             if letter in takes:
                 found.append((f"-{letter}", word[at:] or (rest.pop() if rest else "")))
                 break
@@ -220,7 +249,9 @@ def _of_shell(shell: str, rest: list[str]) -> list[str] | str | None:
     found, operands = _parse(rest, "o O --rcfile --init-file --command")
     if shell == "busybox":
         return operands
-    text = operands[0] if _value(found, "-c") is not None and operands else _value(found, "--command")
+    text = (
+        operands[0] if _value(found, "-c") is not None and operands else _value(found, "--command")
+    )
     if text is not None:
         return f"sh-{_hash(text)}"
     return _base(operands[0]) if operands and _value(found, "-s") is None else None
@@ -233,11 +264,19 @@ def _of_interpreter(name: str, rest: list[str]) -> str | None:
         more, operands = _parse(operands[1:], valued)
         found += more
     names = (_CODE[name],) if name in _CODE else ("-e", "-E", "-p", "--eval", "--print")
-    takes_code = [option for option in names if option.startswith("--") or option[1:] in valued.split()]
+    takes_code = [
+        option for option in names if option.startswith("--") or option[1:] in valued.split()
+    ]
     text = _value(found, *takes_code)
     if text is not None:
         return f"code-{_hash(text)}"
-    module = _value(found, "-m") if name in {"python", "pypy"} else _value(found, "-f") if name == "php" else None
+    module = (
+        _value(found, "-m")
+        if name in {"python", "pypy"}
+        else _value(found, "-f")
+        if name == "php"
+        else None
+    )
     if module:
         return module.split(".")[0] if name != "php" else _base(module)
     return _base(operands[0]) if operands else None

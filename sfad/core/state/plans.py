@@ -1,4 +1,5 @@
-"""Subscriptions: what is known of the windows of each, what agents may use of them, and which run has used how much."""
+"""Subscriptions: what is known of the windows of each, what agents may use of them, and which run
+has used how much."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ DAY = 86400.0
 """Seconds. A window that is at least so long is one of the person's week (`plans.keep_week`)."""
 NEARING = 0.8
 SPREAD = 60.0
-"""Seconds within which runs go on after a reset. If all made a call at once, all would go out before the first reply tells what
-is used."""
+"""Seconds within which runs go on after a reset. If all made a call at once, all would go out
+before the first reply tells what is used."""
 AFTER_RESET = 0.5
 """Seconds after a reset until the first call: the provider's clock may be a little behind."""
 UNTOLD = 60.0
@@ -26,14 +27,15 @@ UNTOLD = 60.0
 FORECAST = 1800.0
 """Seconds of the past by which the present rate is measured."""
 LEAST_SEEN = 300.0
-"""Seconds for which a window must have been followed before a forecast: with a known reset, a sixtieth of the time until then,
-which is as long for five hours."""
+"""Seconds for which a window must have been followed before a forecast: with a known reset, a
+sixtieth of the time until then, which is as long for five hours."""
 OVERTAKEN = 60.0
-"""Replies of parallel calls overtake each other: within so many seconds after a figure was first told, a lower one is older, and so
-is a reply that says nothing of a refusal. A reset that is later by more than this is of another window."""
+"""Replies of parallel calls overtake each other: within so many seconds after a figure was first
+told, a lower one is older, and so is a reply that says nothing of a refusal. A reset that is later
+by more than this is of another window."""
 FARTHEST = 400 * DAY
-"""Seconds. No window is so long, so a reset or a wait that is farther away is not believed: no calendar has a moment that a header
-can name in error."""
+"""Seconds. No window is so long, so a reset or a wait that is farther away is not believed: no
+calendar has a moment that a header can name in error."""
 MOST_WINDOWS = 16
 MOST_RUNS = 1000
 """Runs that have a part in the next growth of a window. A thousand are a leak."""
@@ -54,7 +56,8 @@ def provider_of(api: str) -> Provider | None:
 
 
 class Window(Struct):
-    """One window of a subscription, as it was heard of last. Times are Unix times: a reset is a matter of the calendar."""
+    """One window of a subscription, as it was heard of last. Times are Unix times: a reset is a
+    matter of the calendar."""
 
     name: str
     used: float | None = None
@@ -78,7 +81,8 @@ class Window(Struct):
     weights: dict[RunId, int] = {}
     """What the calls of each run have cost since it grew last, in nano-dollars."""
     samples: list[tuple[float, float]] = []
-    """When it was heard of, and how much of it was used, as far as that is wanted for a forecast."""
+    """When it was heard of, and how much of it was used, as far as that is wanted for a
+    forecast."""
 
     @property
     def length(self) -> float:
@@ -90,19 +94,24 @@ class Window(Struct):
         return self.length >= DAY
 
     def counts(self, model: str | None) -> bool:
-        """Return whether calls of a model use it: `7d_opus` is used by the models with that word in their names. `None`: any
-        model."""
+        """Return whether calls of a model use it: `7d_opus` is used by the models with that word in
+        their names. `None`: any model."""
         of_model = self.name.partition("_")[2]
         return not of_model or model is None or of_model in model
 
     @property
     def ends_at(self) -> float | None:
-        """When what is known of it is known no more: at its reset; at the end of its length if no reset was told, else it would bar
-        its agents for good."""
-        return self.resets_at if self.resets_at is not None or self.used is None else self.heard_at + self.length
+        """When what is known of it is known no more: at its reset; at the end of its length if no
+        reset was told, else it would bar its agents for good."""
+        return (
+            self.resets_at
+            if self.resets_at is not None or self.used is None
+            else self.heard_at + self.length
+        )
 
     def over(self, now: float) -> bool:
-        """Return whether it has ended. An end that no window can have is none, as an earlier version may have saved it."""
+        """Return whether it has ended. An end that no window can have is none, as an earlier
+        version may have saved it."""
         return self.ends_at is not None and not now < self.ends_at <= now + FARTHEST
 
     def reset(self, now: float) -> None:
@@ -119,7 +128,11 @@ class Window(Struct):
     def seen(self) -> SeenWindow:
         """Return it as if it had just been heard of."""
         return SeenWindow(
-            window=self.name, used_ratio=self.used, resets_at=self.resets_at, seconds=self.seconds, rejected=self.rejected
+            window=self.name,
+            used_ratio=self.used,
+            resets_at=self.resets_at,
+            seconds=self.seconds,
+            rejected=self.rejected,
         )
 
     def hear(self, seen: SeenWindow, now: float, retry_after: float | None) -> float:
@@ -129,13 +142,24 @@ class Window(Struct):
         if self.used is None and not self.rejected:
             self.since = now
         older = self._is_older(seen, now)
-        if seen.resets_at is not None and self.resets_at is not None and seen.resets_at < self.resets_at - OVERTAKEN and not older:
-            self.base = None  # of another window than its growth was counted in; that agents stop too early is the lesser harm
+        if (
+            seen.resets_at is not None
+            and self.resets_at is not None
+            and seen.resets_at < self.resets_at - OVERTAKEN
+            and not older
+        ):
+            # of another window than its growth was counted in; that agents stop too early is the
+            # lesser harm
+            self.base = None
         self.heard_at = now
         self.seconds = seen.seconds or self.seconds
-        self.resets_at = seen.resets_at if seen.resets_at is not None and not older else self.resets_at
+        self.resets_at = (
+            seen.resets_at if seen.resets_at is not None and not older else self.resets_at
+        )
         if seen.rejected and (self.resets_at is None or self.resets_at <= now):
-            self.resets_at = now + (retry_after if retry_after and retry_after <= FARTHEST else UNTOLD)
+            self.resets_at = now + (
+                retry_after if retry_after and retry_after <= FARTHEST else UNTOLD
+            )
         if seen.rejected:
             self.rejected, self.rejected_at = True, now
         elif now - self.rejected_at >= OVERTAKEN:
@@ -143,7 +167,8 @@ class Window(Struct):
         if seen.used_ratio is None or older:
             return 0.0
         before, self.used = self.used, seen.used_ratio
-        if before is not None and seen.used_ratio < before:  # the provider has reset it early, or has corrected itself
+        # the provider has reset it early, or has corrected itself
+        if before is not None and seen.used_ratio < before:
             self.samples, self.base = [], seen.used_ratio
             self.near = self.full = False
         if not self.samples or self.samples[-1][1] != self.used:
@@ -158,7 +183,11 @@ class Window(Struct):
         """Return whether a reply was sent before the one that told of the present figure."""
         if self.used is None or seen.used_ratio is None or now - self.samples[-1][0] >= OVERTAKEN:
             return False
-        later = seen.resets_at - self.resets_at if seen.resets_at is not None and self.resets_at is not None else 0.0
+        later = (
+            seen.resets_at - self.resets_at
+            if seen.resets_at is not None and self.resets_at is not None
+            else 0.0
+        )
         return later <= OVERTAKEN and seen.used_ratio < self.used
 
     def weigh(self, run: RunId, cost: int) -> None:
@@ -168,16 +197,22 @@ class Window(Struct):
     def divide(self, grown: float) -> dict[RunId, float]:
         """Return what each run has of a growth, by what its calls have cost since the last one."""
         total = sum(self.weights.values())
-        parts = {run: grown * weight / total for run, weight in self.weights.items()} if total else {}
+        parts = (
+            {run: grown * weight / total for run, weight in self.weights.items()} if total else {}
+        )
         self.weights = {}
         return parts
 
     def empty_at(self, now: float) -> float | None:
-        """Return when it is used up if it grows as within the last half hour; `None` if its reset comes before."""
+        """Return when it is used up if it grows as within the last half hour; `None` if its reset
+        comes before."""
         if self.used is None or len(self.samples) < 2:
             return None
         began, ratio = self.samples[0]
-        if now - began < (self.resets_at - now if self.resets_at is not None else LEAST_SEEN * 60) / 60:
+        if (
+            now - began
+            < (self.resets_at - now if self.resets_at is not None else LEAST_SEEN * 60) / 60
+        ):
             return None  # a burst of calls is no rate
         rate = (self.used - ratio) / max(1.0, now - began)
         at = now + (1 - self.used) / rate if rate > 0 else None
@@ -219,7 +254,11 @@ class Subscription(Struct):
 
     def barring(self, policy: PlanPolicy, model: str | None) -> list[Window]:
         """Return the windows of which agents may use no more for calls of a model."""
-        return [each for each in self.windows.values() if each.counts(model) and each.bars(policy.kept(each.of_week))]
+        return [
+            each
+            for each in self.windows.values()
+            if each.counts(model) and each.bars(policy.kept(each.of_week))
+        ]
 
     @property
     def shorter(self) -> Window | None:
@@ -264,16 +303,17 @@ class PlanHold(Struct):
 
 
 def spread(waiting: Sequence[tuple[int, float]], now: float, within: float) -> list[float]:
-    """Return when each of the runs goes on that wait for a reset: one after the other, the first at once, by priority (higher
-    first) and then in the order in which they began to wait. `waiting`: priority, and since when, of each."""
+    """Return when each of the runs goes on that wait for a reset: one after the other, the first at
+    once, by priority (higher first) and then in the order in which they began to wait. `waiting`:
+    priority, and since when, of each."""
     order = sorted(range(len(waiting)), key=lambda index: (-waiting[index][0], waiting[index][1]))
     turns = {index: now + within * turn / len(waiting) for turn, index in enumerate(order)}
     return [turns[index] for index in range(len(waiting))]
 
 
 def spread_of(windows: Iterable[Window], now: float) -> float:
-    """Return the seconds over which runs go on: a minute, or a fifth of what is known to have been a whole window if that is
-    less."""
+    """Return the seconds over which runs go on: a minute, or a fifth of what is known to have been
+    a whole window if that is less."""
     known = min((now - each.since for each in windows if each.since), default=SPREAD * 5)
     return min(SPREAD, max(0.0, known) / 5)
 
@@ -289,18 +329,24 @@ def clock(moment: float, now: float, zone: tzinfo | None) -> str:
 
 
 def sentence(window: Window, keep: float, now: float, zone: tzinfo | None) -> str:
-    """Return what bars a call: `the 5h window is 81 % used, agents may use 80 %; it resets at 14:00`."""
+    """Return what bars a call: `the 5h window is 81 % used, agents may use 80 %; it resets at
+    14:00`."""
     used = f"is {percent(window.used)} used" if window.used is not None else "is used up"
     if window.rejected:
         why = f"the {window.name} window {used}, and the provider refuses calls"
     else:
         why = f"the {window.name} window {used}, agents may use {percent(1 - keep)}"
-    when = f"it resets at {clock(window.resets_at, now, zone)}" if window.resets_at is not None else "its reset is not known"
+    when = (
+        f"it resets at {clock(window.resets_at, now, zone)}"
+        if window.resets_at is not None
+        else "its reset is not known"
+    )
     return f"{why}; {when}"
 
 
 def events_of(window: Window, keep: float) -> Iterator[str]:
-    """Yield which events a window calls for now, each once between two resets: `nearing`, `exhausted`."""
+    """Yield which events a window calls for now, each once between two resets: `nearing`,
+    `exhausted`."""
     if not window.near and window.used is not None and window.used >= NEARING - _SLACK:
         window.near = True
         yield "nearing"

@@ -12,19 +12,26 @@ from ...protocol.types import Action, Bound, Limit, LimitKind
 from .access import OPERATOR_ONLY, AccessRules
 
 MAX_ATTEMPTS = 100
-"""Attempts one run may ask for. Back-off grows to its cap, so this many take hours; more is a scheduler's work."""
+"""Attempts one run may ask for. Back-off grows to its cap, so this many take hours; more is a
+scheduler's work."""
 
 MAX_RETRY_DELAY = 3600.0
-"""Seconds before the second attempt at most: a run that waits holds its slot, and no clock of its own ends it."""
+"""Seconds before the second attempt at most: a run that waits holds its slot, and no clock of its
+own ends it."""
 
 MAX_LABELS = 64
-"""Labels of a run, inherited ones included, and conditions on labels in one request. Each is part of a query of the ledger."""
+"""Labels of a run, inherited ones included, and conditions on labels in one request. Each is part
+of a query of the ledger."""
 
 
 DEFAULT_DEPTH = Bound(value=5, source="default")
 DEFAULT_DESCENDANTS = Bound(value=64, source="default")
 DEFAULT_LIMITS = {
-    kind: Limit(kind=kind, threshold=float(spec.default), action=Action.TERMINATE if spec.acts else Action.WARN)
+    kind: Limit(
+        kind=kind,
+        threshold=float(spec.default),
+        action=Action.TERMINATE if spec.acts else Action.WARN,
+    )
     for kind, spec in KINDS.items()
     if spec.default is not None
 }
@@ -36,7 +43,8 @@ DURATION = {"unit": "duration"}
 
 
 class Invalid(Exception):
-    """A request holds a value outside its range. The message names the value, the range and what to do."""
+    """A request holds a value outside its range. The message names the value, the range and what to
+    do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,8 @@ class CallBounds(Struct, frozen=True, kw_only=True):
 
 
 class PlanPolicy(Struct, frozen=True, kw_only=True):
-    """`[plans]` of the config, for one provider. What is kept of each window for the person, from 0 to 1."""
+    """`[plans]` of the config, for one provider. What is kept of each window for the person, from 0
+    to 1."""
 
     keep: float = 0.0
     keep_week: float = 0.0
@@ -111,7 +120,8 @@ class Policy:
     unadmitted: Literal["warn", "terminate", "off"] = "warn"
     """What follows if an agent program is started within a run without asking."""
     bypass: Literal["auto", "warn", "terminate"] = "auto"
-    """What follows if a run calls its model around the gateway; `auto`: `terminate` where a person has set a limit of money."""
+    """What follows if a run calls its model around the gateway; `auto`: `terminate` where a person
+    has set a limit of money."""
     unnamed: Literal["child", "loop"] = "child"
     """What a run that no one named is below a run of the same program."""
     defaults: Mapping[LimitKind, Limit] = field(default_factory=lambda: DEFAULT_LIMITS)
@@ -119,7 +129,8 @@ class Policy:
     program_profile: bool = True
     """Whether a known agent program gets the profile `coding-agent` where its run names none."""
     advice: Mapping[str, Mapping[LimitKind, float]] = field(default_factory=dict)
-    """Thresholds learned from the ledger, where `limits.adaptive` asks for them; see `limits.advice_key`."""
+    """Thresholds learned from the ledger, where `limits.adaptive` asks for them; see
+    `limits.advice_key`."""
     max_time: float = 3600.0
     """The longest time of a run, whatever its limits' actions."""
     max_turns: int = 100
@@ -142,14 +153,19 @@ class Policy:
     plans: Mapping[str, PlanPolicy] = field(default_factory=dict)
     """By provider; `NOTHING_KEPT` where it has none."""
     budget_action: Action = Action.PAUSE
-    """What becomes of a user's live trees when a budget of the user or of a team has run out: pause, terminate or warn."""
+    """What becomes of a user's live trees when a budget of the user or of a team has run out:
+    pause, terminate or warn."""
     result_wait: float = 30.0
     """How long an agent may stay after it has printed its final result."""
     grace: float = 5.0
     polite: float = 1.0
-    """The part of the grace that the main processes of `interrupted` programs have for themselves."""
-    interrupted: frozenset[str] = frozenset(name for name, program in KNOWN_PROGRAMS.items() if program.interrupted)
-    """Programs (`naming.program_name`) whose main process gets SIGINT alone before their run is signalled."""
+    """The part of the grace that the main processes of `interrupted` programs have for
+    themselves."""
+    interrupted: frozenset[str] = frozenset(
+        name for name, program in KNOWN_PROGRAMS.items() if program.interrupted
+    )
+    """Programs (`naming.program_name`) whose main process gets SIGINT alone before their run is
+    signalled."""
     kill_wait: float = 10.0
     trees_per_user: int = 32
     trees: int = 64
@@ -171,5 +187,6 @@ class Policy:
     """Where a key that no file sets would be set."""
 
     def where_set(self, key: str) -> str:
-        """Return the key with the file that sets it or would set it: `limits.max_time in /etc/sfad/sfad.toml`."""
+        """Return the key with the file that sets it or would set it: `limits.max_time in
+        /etc/sfad/sfad.toml`."""
         return f"{key} in {self.files.get(key, self.file)}"

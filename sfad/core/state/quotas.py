@@ -1,4 +1,5 @@
-"""Bounds on users and on the daemon rather than on runs: spawn rates and the queue of waiting trees (docs/limits.md)."""
+"""Bounds on users and on the daemon rather than on runs: spawn rates and the queue of waiting trees
+(docs/limits.md)."""
 
 from bisect import insort
 from collections import deque
@@ -59,7 +60,8 @@ class SlidingWindow:
     def free_at(self, at: float, ahead: int = 0) -> float:
         """Return when once more fits, from `at` on, after `ahead` others that wait for the same."""
         used, rounds = self.used(at), 0
-        place = used + ahead - self.limit  # in the order of all times: when this one leaves the window, the next fits
+        # in the order of all times: when this one leaves the window, the next fits
+        place = used + ahead - self.limit
         while place >= used:
             place, rounds = place - self.limit, rounds + 1
         return (at if place < 0 else self._times[place] + self.span) + rounds * self.span
@@ -86,11 +88,13 @@ NO_GROUPS: Mapping[str, int] = {}
 
 
 class Slots:
-    """Slots for trees at once, of the daemon, of each user and of each user's groups, and the queue for them.
+    """Slots for trees at once, of the daemon, of each user and of each user's groups, and the queue
+    for them.
 
-    A free slot goes to the waiting user with the fewest live trees; among several to the one who has waited longest since they got
-    a slot. So no user keeps another from starting, by number, priority or haste. Priority, then first come, counts within one
-    user only (docs/users.md). A tree whose group has no room holds up no tree outside the group."""
+    A free slot goes to the waiting user with the fewest live trees; among several to the one who
+    has waited longest since they got a slot. So no user keeps another from starting, by number,
+    priority or haste. Priority, then first come, counts within one user only (docs/users.md). A
+    tree whose group has no room holds up no tree outside the group."""
 
     def __init__(self, *, per_user: int, total: int, groups: Mapping[str, int] = NO_GROUPS) -> None:
         self.per_user = per_user
@@ -100,19 +104,23 @@ class Slots:
         self._taken: dict[RunId, _Lane] = {}
         self._by_user: dict[str, int] = {}
         self._by_group: dict[_Lane, int] = {}
-        # a queue for each lane, in its order: a user or a group at the bound neither holds up the others nor costs a scan
+        # a queue for each lane, in its order: a user or a group at the bound neither holds up the
+        # others nor costs a scan
         self._queues: dict[_Lane, list[_Place]] = {}
         self._since: dict[str, int] = {}
-        """When each waiting user began to wait, or got a slot the last time, in the order of events. A user who comes later waits
-        from then on: being forgotten while nothing waits must be no way to the front."""
+        """When each waiting user began to wait, or got a slot the last time, in the order of
+        events. A user who comes later waits from then on: being forgotten while nothing waits must
+        be no way to the front."""
         self._waiting: dict[RunId, tuple[_Lane, _Place]] = {}
         """The lane of each waiting root, and its place in the lane's queue."""
         self._outside: dict[RunId, str] = {}
-        """Roots that are in no queue yet, because they wait for other runs or for a subscription's reset, each with its user."""
+        """Roots that are in no queue yet, because they wait for other runs or for a subscription's
+        reset, each with its user."""
         self._order = 0
 
     def resize(self, *, per_user: int, total: int, groups: Mapping[str, int]) -> None:
-        """Follow a changed policy. Trees that have a slot keep it. A group that is not there any more has no bound."""
+        """Follow a changed policy. Trees that have a slot keep it. A group that is not there any
+        more has no bound."""
         self.per_user, self.total, self.groups = per_user, total, groups
 
     def user_count(self, user: str) -> int:
@@ -141,7 +149,11 @@ class Slots:
 
     def group_full(self, user: str, group: str | None) -> bool:
         """Return whether the user has as many trees in the group as one may have."""
-        return group is not None and group in self.groups and self.group_count(user, group) >= self.groups[group]
+        return (
+            group is not None
+            and group in self.groups
+            and self.group_count(user, group) >= self.groups[group]
+        )
 
     def free_for(self, user: str, group: str | None = None) -> bool:
         has_room = len(self._taken) < self.total and self._by_user.get(user, 0) < self.per_user
@@ -155,7 +167,8 @@ class Slots:
             self._by_group[user, group] = self.group_count(user, group) + 1
 
     def wait_outside(self, root: RunId, user: str) -> None:
-        """Count a root that waits outside the queue, for other runs or for a subscription's reset, until it leaves or is queued."""
+        """Count a root that waits outside the queue, for other runs or for a subscription's reset,
+        until it leaves or is queued."""
         self._outside[root] = user
 
     def enqueue(self, root: RunId, user: str, priority: int, group: str | None = None) -> None:
@@ -169,8 +182,8 @@ class Slots:
         return root in self._waiting or root in self._outside
 
     def place_of(self, root: RunId) -> QueuePlace | None:
-        """Return which slot a root in the queue waits for, and its place: among those of its group if that has no room, else among
-        those of its user. `None` if it is not in the queue."""
+        """Return which slot a root in the queue waits for, and its place: among those of its group
+        if that has no room, else among those of its user. `None` if it is not in the queue."""
         if root not in self._waiting:
             return None
         lane, entry = self._waiting[root]
@@ -178,13 +191,20 @@ class Slots:
         if group is not None and self.group_full(user, group):
             queue = self._queues[lane]
             used, limit = self.group_count(user, group), self.groups[group]
-            return QueuePlace(f"groups.{group}.slots", used, limit, queue.index(entry) + 1, len(queue))
+            return QueuePlace(
+                f"groups.{group}.slots", used, limit, queue.index(entry) + 1, len(queue)
+            )
         rivals = [
-            other for each, queue in self._queues.items() if each[0] == user and not self.group_full(*each) for other in queue
+            other
+            for each, queue in self._queues.items()
+            if each[0] == user and not self.group_full(*each)
+            for other in queue
         ]
         place = sum(other < entry for other in rivals) + 1
         if self.full_for(user):
-            return QueuePlace("quotas.trees_per_user", self.user_count(user), self.per_user, place, len(rivals))
+            return QueuePlace(
+                "quotas.trees_per_user", self.user_count(user), self.per_user, place, len(rivals)
+            )
         return QueuePlace("quotas.trees", self.count, self.total, place, len(rivals))
 
     def leave(self, root: RunId) -> None:

@@ -7,7 +7,8 @@ from msgspec import Struct
 from ...protocol.types import Action, After, Bound, Claim, Grant, Kind, Limit, Placing, RunId
 from .policy import Invalid
 
-# ---- Which tools a run may use: the lists of `--allow-tool` and `--block-tool`, and how a child's are narrowed
+# ---- Which tools a run may use: the lists of `--allow-tool` and `--block-tool`,
+# and how a child's are narrowed
 
 
 class ToolLists(NamedTuple):
@@ -19,17 +20,21 @@ class ToolLists(NamedTuple):
 
 
 def narrowed(own: ToolLists, above: ToolLists, caller: str) -> ToolLists:
-    """Return the lists of a run that asks for `own`, started by a run with `above` that messages call `caller`: it may use what
-    both allow, and neither blocks. Raise `Invalid` if none of its tools is left: no list would allow all."""
+    """Return the lists of a run that asks for `own`, started by a run with `above` that messages
+    call `caller`: it may use what both allow, and neither blocks. Raise `Invalid` if none of its
+    tools is left: no list would allow all."""
     blocked = tuple(dict.fromkeys((*above.blocked, *own.blocked)))
     if not (own.allowed and above.allowed):
         return ToolLists(own.allowed or above.allowed, blocked)
-    within = [tool for tool in own.allowed if tool in above.allowed or name_of(tool) in above.allowed]
+    within = [
+        tool for tool in own.allowed if tool in above.allowed or name_of(tool) in above.allowed
+    ]
     # of two patterns of one tool, it is not known which allows less
     within += [tool for tool in above.allowed if name_of(tool) in own.allowed]
     if not within:
         raise Invalid(
-            f"none of the tools {', '.join(own.allowed)} is among those of {caller}, which may use {', '.join(above.allowed)}; "
+            f"none of the tools {', '.join(own.allowed)} is among those of {caller}, which may "
+            f"use {', '.join(above.allowed)}; "
             "name some of these"
         )
     return ToolLists(tuple(dict.fromkeys(within)), blocked)
@@ -59,8 +64,9 @@ class SessionAsked(Struct, frozen=True):
 
 
 class Asked(Struct, frozen=True, omit_defaults=True):
-    """What a spawn asked for. Environment and descriptors stay with the shell. A field that the request has under the same name is
-    taken from there (`spawn_steps.asked_of`). A run is saved with it, so a default of a field stays what it is."""
+    """What a spawn asked for. Environment and descriptors stay with the shell. A field that the
+    request has under the same name is taken from there (`spawn_steps.asked_of`). A run is saved
+    with it, so a default of a field stays what it is."""
 
     argv: tuple[str, ...]
     cwd: str = "/"
@@ -106,7 +112,8 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     by_automatic_shim: bool = False
     """An automatic shim has started a program, and no one gave it a name."""
     models: tuple[str, ...] = ()
-    """Patterns of the models that it may call; those that its peer's run may, where there is none."""
+    """Patterns of the models that it may call; those that its peer's run may, where there is
+    none."""
     nested: bool = False
     """It may start sessions and stop them, although it is a subagent."""
     session: SessionAsked | None = None
@@ -117,7 +124,8 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     group: str | None = None
     """Of a root: the group whose slots it shares."""
     resume: bool = False
-    """Each further attempt continues the session of the one before, if that has one. So a lost one is followed by another."""
+    """Each further attempt continues the session of the one before, if that has one. So a lost one
+    is followed by another."""
     continues: RunId | None = None
     """The ended run whose agent's session it continues."""
     logins: dict[str, str] = {}

@@ -1,7 +1,8 @@
 """One run: its transition table, what is saved of it, and its place in the tree.
 
-The table is the only place that says what may follow what; docs/states.md is generated from it. Every end goes through
-`stopping`: there a run waits until none of its processes is alive, which takes no time if there is none.
+The table is the only place that says what may follow what; docs/states.md is generated from it.
+Every end goes through `stopping`: there a run waits until none of its processes is alive, which
+takes no time if there is none.
 """
 
 from __future__ import annotations
@@ -15,7 +16,19 @@ from signal import SIGINT
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ...protocol.types import ENDED, Action, After, ApiTrouble, Bound, LimitKind, Reason, Repetition, RunId, Status, Word
+from ...protocol.types import (
+    ENDED,
+    Action,
+    After,
+    ApiTrouble,
+    Bound,
+    LimitKind,
+    Reason,
+    Repetition,
+    RunId,
+    Status,
+    Word,
+)
 from .access import FULL, Permissions
 from .account import OF_AGENT, Account
 from .alerts import RaisedAlert
@@ -26,11 +39,13 @@ from .policy import Invalid
 from .request import Asked
 from .vocabulary import ReasonKind
 
-# ---- The stop ladder of a run: signal, grace, SIGKILL until its containment is empty, then a survey of what survived
+# ---- The stop ladder of a run: signal, grace, SIGKILL until its containment is
+# empty, then a survey of what survived
 #
-# A ladder empties one run's containment, and with it every descendant's. Time takes it from rung to rung; it ends as soon as the
-# containment is empty. Where the policy names a run's program, there is one more rung first: its main process alone is
-# interrupted, and has `stop.polite` seconds to end.
+# A ladder empties one run's containment, and with it every descendant's. Time takes it from rung to
+# rung; it ends as soon as the containment is empty. Where the policy names a run's program, there
+# is one more rung first: its main process alone is interrupted, and has `stop.polite` seconds to
+# end.
 
 MAX_GRACE = 60.0
 """Seconds that a request may ask for at most."""
@@ -61,7 +76,8 @@ class Ladder(Struct):
     rung: Rung = Rung.SIGNALLED
     killed_at: float | None = None
     interrupted: frozenset[RunId] = frozenset()
-    """Runs whose main process was interrupted and has not ended yet, while on `Rung.INTERRUPTED`."""
+    """Runs whose main process was interrupted and has not ended yet, while on
+    `Rung.INTERRUPTED`."""
     polite_ends_at: float = 0.0
     """When every process is signalled at the latest; only meaningful on `Rung.INTERRUPTED`."""
     overdue: bool = False
@@ -84,7 +100,9 @@ class Ladder(Struct):
     @property
     def overdue_at(self) -> float:
         """When to look for survivors; an estimate until SIGKILL was sent."""
-        return (self.killed_at if self.killed_at is not None else self.grace_ends_at) + self.kill_wait
+        return (
+            self.killed_at if self.killed_at is not None else self.grace_ends_at
+        ) + self.kill_wait
 
 
 # ---- One run: its transition table, what is saved of it, and its place in the tree
@@ -93,7 +111,8 @@ PATH = " › "
 """Between the runs through which a failure came."""
 
 Token = int
-"""Names a request that waits for an `AnswerRequest`. The shell chooses it; the core only hands it back."""
+"""Names a request that waits for an `AnswerRequest`. The shell chooses it; the core only hands it
+back."""
 
 TRANSITIONS: dict[Status, frozenset[Status]] = {
     Status.ACCEPTED: frozenset({Status.QUEUED, Status.STARTING, Status.STOPPING}),
@@ -137,8 +156,8 @@ class Clock(Struct, gc=False):
 
 
 class ProcessExit(Struct, gc=False):
-    """How the main process of an attempt ended: by its exit code or by a signal. Neither is known if it was not this daemon's
-    child."""
+    """How the main process of an attempt ended: by its exit code or by a signal. Neither is known
+    if it was not this daemon's child."""
 
     code: int | None
     signal: int | None
@@ -153,7 +172,8 @@ class ProcessExit(Struct, gc=False):
 
     @property
     def interrupted(self) -> bool:
-        """Whether SIGINT ended it, or it says so as shells do: programs that read the key themselves have no signal."""
+        """Whether SIGINT ended it, or it says so as shells do: programs that read the key
+        themselves have no signal."""
         return self.signal == SIGINT or self.code == 128 + SIGINT
 
 
@@ -189,7 +209,9 @@ class Attempt(Struct, omit_defaults=True, gc=False):
     @property
     def knows_its_calls(self) -> bool:
         """Whether the agent has ended by itself, so that it knows what its calls have used."""
-        return self.said_failed is None and (self.said_finished or (self.exit is not None and self.exit.success))
+        return self.said_failed is None and (
+            self.said_finished or (self.exit is not None and self.exit.success)
+        )
 
     @property
     def succeeded(self) -> bool:
@@ -211,7 +233,8 @@ class Paused(Struct):
     """The run is paused itself, not only with an ancestor."""
 
     until: float | None
-    """When the daemon stops waiting for a resume; `None` after a reboot, until `adopting` sets it."""
+    """When the daemon stops waiting for a resume; `None` after a reboot, until `adopting` sets
+    it."""
     suspended: bool = False
     """Its foreground client was suspended (Ctrl-Z)."""
     no_money: Reason | None = None
@@ -219,8 +242,8 @@ class Paused(Struct):
     by_hand: bool = False
     """While it `resumes_itself`: a request paused it as well."""
     frozen: bool = True
-    """Its processes stand still. Where a call to its model was not made, only its calls do: a reply must not be frozen in its
-    middle."""
+    """Its processes stand still. Where a call to its model was not made, only its calls do: a reply
+    must not be frozen in its middle."""
     frozen_at: float | None = None
     """Since when they do."""
     by_giver: bool = False
@@ -228,7 +251,8 @@ class Paused(Struct):
 
 
 class LimitHold(Struct):
-    """The breach of a limit that holds the run until a person decides, or `until`. Between two attempts nothing is frozen yet."""
+    """The breach of a limit that holds the run until a person decides, or `until`. Between two
+    attempts nothing is frozen yet."""
 
     kind: LimitKind
     reason: Reason
@@ -246,14 +270,16 @@ class Ending(Struct, frozen=True):
 
 
 class AllowedModels(Struct, frozen=True):
-    """Patterns of models, as a run was started with them. They bind all that it starts, detached runs too."""
+    """Patterns of models, as a run was started with them. They bind all that it starts, detached
+    runs too."""
 
     run: RunId
     patterns: tuple[str, ...]
 
 
 class FailedBelow(Struct, frozen=True):
-    """How a child has ended that did not complete: `sfactl run` prints it in the parent, and the parent often fails of it."""
+    """How a child has ended that did not complete: `sfactl run` prints it in the parent, and the
+    parent often fails of it."""
 
     run: RunId
     name: str
@@ -271,7 +297,8 @@ class FailedBelow(Struct, frozen=True):
         return self.reason.message.partition(inner)[2] if self.reason.below else self.reason.message
 
     def is_told_by(self, line: str) -> bool:
-        """Return whether this line on the parent's stderr is what `sfactl run` has printed at the end."""
+        """Return whether this line on the parent's stderr is what `sfactl run` has printed at the
+        end."""
         return line.startswith((f"sfactl: {self.run} ", f"[agent:{self.name}] "))
 
 
@@ -290,8 +317,8 @@ class Birth(Struct, frozen=True):
     max_descendants: Bound
     permissions: Permissions = FULL
     origin: tuple[tuple[str | None, str], ...] = ()
-    """Of a root: the chain it comes from, for the loop rule. What its peer claimed (of any kind: `None`), or the chain of the
-    run that detached it."""
+    """Of a root: the chain it comes from, for the loop rule. What its peer claimed (of any kind:
+    `None`), or the chain of the run that detached it."""
     claimed_depth: int = 0
     """Of a root: runs above it as its peer claimed. A detached run starts again at 0."""
     models: tuple[AllowedModels, ...] = ()
@@ -321,7 +348,8 @@ class State:
     paused: Paused | None = None
     limit_hold: LimitHold | None = None
     retry_at: float | None = None
-    """When the next attempt is launched. While it is `retrying` and this is not set, the ladder clears what the last one left."""
+    """When the next attempt is launched. While it is `retrying` and this is not set, the ladder
+    clears what the last one left."""
     ladder: Ladder | None = None
     """What empties this run's containment. `None` where an ancestor's ladder does."""
     ending: Ending | None = None
@@ -345,12 +373,14 @@ class State:
     holds_agent: bool = False
     """An agent program was seen in it."""
     bypassed: set[str] = field(default_factory=set)
-    """How it was seen to use its model around the gateway: `stream`, `session`, `connection`; `below`: a run below it was."""
+    """How it was seen to use its model around the gateway: `stream`, `session`, `connection`;
+    `below`: a run below it was."""
     misses_calls: bool = False
-    """Its agent may have made calls that it does not know of: it failed, was interrupted, or stood still for long. They may be
-    billed, so what its output and its session files tell is partial."""
+    """Its agent may have made calls that it does not know of: it failed, was interrupted, or stood
+    still for long. They may be billed, so what its output and its session files tell is partial."""
     cut: Reason | None = None
-    """Its last word was cut by a limit: a reply ended at a maximum that the gateway had lowered. So it cannot be completed."""
+    """Its last word was cut by a limit: a reply ended at a maximum that the gateway had lowered. So
+    it cannot be completed."""
     failed_below: FailedBelow | None = None
     """The child that was the last to end without being completed."""
     awaits: tuple[After, ...] = ()
@@ -358,13 +388,16 @@ class State:
     agent_session: str | None = None
     """The id of its agent's session, once that is saved where its program can continue it."""
     plan_hold: PlanHold | None = None
-    """The window of a subscription whose reset it waits for: paused between two calls, or queued."""
+    """The window of a subscription whose reset it waits for: paused between two calls, or
+    queued."""
     subscriptions: dict[str, str] = field(default_factory=dict)
     """The key of the subscription that its last call used, by provider."""
     plan_shares: dict[str, float] = field(default_factory=dict)
-    """What it has used itself of each window: by the key of the subscription, `/` and the window's name."""
+    """What it has used itself of each window: by the key of the subscription, `/` and the window's
+    name."""
     plan_present: dict[str, float] = field(default_factory=dict)
-    """What it and its descendants have used of the present shorter window, by the key of the subscription."""
+    """What it and its descendants have used of the present shorter window, by the key of the
+    subscription."""
     thawed_at: float | None = None
     """When it was last thawed after so long that the timers of its calls ran out."""
     remote: Remote | None = None
@@ -386,7 +419,13 @@ class State:
         failing = self.latest.failing_since
         if not self.account.reservations:
             return failing
-        return min([*(silence.since for silence in self.account.silences), *([] if failing is None else [failing])], default=None)
+        return min(
+            [
+                *(silence.since for silence in self.account.silences),
+                *([] if failing is None else [failing]),
+            ],
+            default=None,
+        )
 
     @property
     def clearing(self) -> bool:
@@ -410,7 +449,11 @@ class State:
     @property
     def repeating(self) -> Repetition | None:
         """The tool call that its model repeats, as long as it does."""
-        return Repetition(tool=self.streak.tool, count=self.streak.count) if self.streak is not None and self.streak.said else None
+        return (
+            Repetition(tool=self.streak.tool, count=self.streak.count)
+            if self.streak is not None and self.streak.said
+            else None
+        )
 
     @property
     def suspended(self) -> bool:
@@ -422,7 +465,8 @@ class State:
 
 
 class Run(State):
-    """A live run: its state, its birth and its place in the tree. Only the machine changes it; the shell reads it."""
+    """A live run: its state, its birth and its place in the tree. Only the machine changes it; the
+    shell reads it."""
 
     __slots__ = (
         "ancestors",
@@ -449,8 +493,12 @@ class Run(State):
         self.ancestors: tuple[Run, ...] = (*parent.ancestors, parent) if parent is not None else ()
         """Root first."""
         self.root: Run = self.ancestors[0] if self.ancestors else self
-        self.lineage_ids: tuple[RunId, ...] = (*parent.lineage_ids, birth.id) if parent is not None else (birth.id,)
-        self.chain: tuple[str, ...] = (*parent.chain, birth.name) if parent is not None else (birth.name,)
+        self.lineage_ids: tuple[RunId, ...] = (
+            (*parent.lineage_ids, birth.id) if parent is not None else (birth.id,)
+        )
+        self.chain: tuple[str, ...] = (
+            (*parent.chain, birth.name) if parent is not None else (birth.name,)
+        )
         """Names, root first."""
         self.children: dict[RunId, Run] = {}
 
@@ -466,7 +514,9 @@ class Run(State):
     @property
     def paused_in_lineage(self) -> bool:
         """Whether it is paused, by itself or with an ancestor."""
-        return self.paused is not None or (self.parent is not None and self.parent.paused_in_lineage)
+        return self.paused is not None or (
+            self.parent is not None and self.parent.paused_in_lineage
+        )
 
     @property
     def frozen_in_lineage(self) -> bool:
@@ -488,16 +538,23 @@ class Run(State):
                 used=self.plan_hold.used,
             )
         if reason is None and self.paused is not None and self.paused.suspended:
-            words = f"suspended at its terminal; it continues with 'fg' there, or with: sfactl resume {self.id}"
+            words = (
+                "suspended at its terminal; it continues with 'fg' there, or with: sfactl resume "
+                f"{self.id}"
+            )
             return Reason(kind=ReasonKind.SUSPENDED, message=words)
         return reason
 
     @property
     def allowed_time(self) -> float:
-        """Seconds that its clock may count before it ends the run. Only a limit that terminates ends it sooner than
-        `max_time`."""
+        """Seconds that its clock may count before it ends the run. Only a limit that terminates
+        ends it sooner than `max_time`."""
         time = self.limits.get(LimitKind.TIME)
-        return min(time.limit.threshold, self.max_time) if time and time.action is Action.TERMINATE else self.max_time
+        return (
+            min(time.limit.threshold, self.max_time)
+            if time and time.action is Action.TERMINATE
+            else self.max_time
+        )
 
     @property
     def deadline(self) -> float | None:
@@ -505,7 +562,11 @@ class Run(State):
         own = self.own_deadline
         if not self.ancestors:
             return own
-        return min([own, *(above.own_deadline or own for above in self.ancestors)]) if own is not None else None
+        return (
+            min([own, *(above.own_deadline or own for above in self.ancestors)])
+            if own is not None
+            else None
+        )
 
     @property
     def own_deadline(self) -> float | None:
@@ -514,13 +575,17 @@ class Run(State):
 
     @property
     def needs_slot(self) -> bool:
-        """Whether it takes one of the slots for trees: a root does that executes here and that no other node has granted."""
+        """Whether it takes one of the slots for trees: a root does that executes here and that no
+        other node has granted."""
         return self.parent is None and self.remote is None and self.lease is None
 
     @property
     def share(self) -> int:
-        """Descendants that it takes of each ancestor's bound: itself, and what was granted to it."""
-        return 1 + (self.remote.descendants if self.remote is not None and self.parent is not None else 0)
+        """Descendants that it takes of each ancestor's bound: itself, and what was granted to
+        it."""
+        return 1 + (
+            self.remote.descendants if self.remote is not None and self.parent is not None else 0
+        )
 
     @property
     def granted(self) -> bool:
@@ -530,14 +595,21 @@ class Run(State):
     @property
     def remote_below(self) -> bool:
         """Whether the run, or one below it, was offered to another node and has not ended there."""
-        return any(each.remote is not None and each.remote.node is not None for each in self.subtree())
+        return any(
+            each.remote is not None and each.remote.node is not None for each in self.subtree()
+        )
 
     @property
     def tree_can_spend(self) -> bool:
-        """Whether the run or one below it may cost money: it has, something is to tell what it costs, or it holds an agent program.
-        That calls would go through the gateway says nothing: so it is with most runs that never make one."""
+        """Whether the run or one below it may cost money: it has, something is to tell what it
+        costs, or it holds an agent program. That calls would go through the gateway says nothing:
+        so it is with most runs that never make one."""
         return bool(self.account.below) or any(
-            run.asked.agent_program or run.asked.metered or run.holds_agent or run.called or run.account.metered
+            run.asked.agent_program
+            or run.asked.metered
+            or run.holds_agent
+            or run.called
+            or run.account.metered
             for run in self.subtree()
         )
 
@@ -549,18 +621,22 @@ class Run(State):
         return found
 
     def move(self, to: Status) -> None:
-        """Change the status. Raise `IllegalTransition`, and change nothing, where the table has no such arrow."""
+        """Change the status. Raise `IllegalTransition`, and change nothing, where the table has no
+        such arrow."""
         if to not in TRANSITIONS[self.status]:
             raise IllegalTransition(self.id, self.status, to)
         self.status = to
 
     def miss_calls(self) -> None:
-        """Note that its agent may not know of all its calls, unless it has told each one by itself."""
+        """Note that its agent may not know of all its calls, unless it has told each one by
+        itself."""
         if self.asked.tells_each_call:
             return
         self.misses_calls = True
         for source in OF_AGENT & self.account.sources.keys():
-            self.account.sources[source] = dataclass_replace(self.account.sources[source], partial=True)
+            self.account.sources[source] = dataclass_replace(
+                self.account.sources[source], partial=True
+            )
 
     def adopt(self, pid: int | None) -> None:
         """Take the main process that an earlier daemon launched; `None`: it is not alive."""
@@ -581,8 +657,9 @@ def mermaid() -> str:
 
 # ---- Run numbers as text: base 32 after a letter that tells how many digits follow
 #
-# Plain base 32 stops being in order where a digit is added ("v" > "10") unless it is padded, and padded numbers make every
-# short prefix ambiguous. With the letter, text order is number order, and the first 1 023 ids have at most three characters.
+# Plain base 32 stops being in order where a digit is added ("v" > "10") unless it is padded, and
+# padded numbers make every short prefix ambiguous. With the letter, text order is number order, and
+# the first 1 023 ids have at most three characters.
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 
@@ -602,7 +679,12 @@ def run_id(number: int) -> RunId:
 def run_number(run: RunId) -> int:
     """The inverse of `run_id`. Raises `ValueError` for text that is not a whole id."""
     digits = run[1:]
-    if len(run) < 2 or ord(run[0]) - ord("a") + 1 != len(digits) or digits[0] == "0" or not set(digits) <= set(_DIGITS):
+    if (
+        len(run) < 2
+        or ord(run[0]) - ord("a") + 1 != len(digits)
+        or digits[0] == "0"
+        or not set(digits) <= set(_DIGITS)
+    ):
         raise ValueError(f"{run!r} is not a run id")
     return int(digits, 32)
 

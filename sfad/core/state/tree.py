@@ -64,34 +64,45 @@ def full_ancestor(parent: Run | None) -> tuple[Run, Bound] | None:
 
 
 def typed_bounds(run: Run) -> Iterator[tuple[Run, ActiveLimit]]:
-    """Yield the limits of money or tokens that bind a run and that a person has typed, with the run that each is of: the run
-    itself, then those above it."""
+    """Yield the limits of money or tokens that bind a run and that a person has typed, with the run
+    that each is of: the run itself, then those above it."""
     for each in reversed(run.lineage):
         grant = each.asked.grant
-        typed = {limit.kind for limit in each.asked.limits if limit.typed} if grant is None else set(grant.typed)
-        found = (each.limits[kind] for kind in NEED_COUNTING if kind in typed and kind in each.limits)
+        typed = (
+            {limit.kind for limit in each.asked.limits if limit.typed}
+            if grant is None
+            else set(grant.typed)
+        )
+        found = (
+            each.limits[kind] for kind in NEED_COUNTING if kind in typed and kind in each.limits
+        )
         yield from ((each, active) for active in found if active.binds)
 
 
 def narrower(asked: Bound | None, inherited: Bound) -> Bound:
-    """Return the bound of a run below a root: it only narrows. Of equal ones the inherited one is named."""
+    """Return the bound of a run below a root: it only narrows. Of equal ones the inherited one is
+    named."""
     if asked is None or asked.value <= 0 or asked.value >= inherited.value:
         return inherited
     return asked
 
 
-# ---- What a daemon finds of an earlier one: saved runs, what there is of them now, and stop requests that wait
+# ---- What a daemon finds of an earlier one: saved runs, what there is of them now,
+# and stop requests that wait
 #
-# A run is saved as its `Birth`, once, and its `State`, after each change. `State` is the run's own part, not a copy: it is encoded
-# before the next event is handled. Times are those of the core's clock, which starts again after a reboot (`rebased`).
+# A run is saved as its `Birth`, once, and its `State`, after each change. `State` is the run's own
+# part, not a copy: it is encoded before the next event is handled. Times are those of the core's
+# clock, which starts again after a reboot (`rebased`).
 
 
 def rebased(birth: Birth, state: State, at: float) -> tuple[Birth, State]:
-    """Return both for a clock that has started again since, at `at`: what was to happen later happens now. How long the run had
-    been running when the machine went down is not known."""
+    """Return both for a clock that has started again since, at `at`: what was to happen later
+    happens now. How long the run had been running when the machine went down is not known."""
     ladder = state.ladder
     if ladder is not None:
-        ladder = replaced(ladder, grace_ends_at=at, killed_at=None if ladder.killed_at is None else at)
+        ladder = replaced(
+            ladder, grace_ends_at=at, killed_at=None if ladder.killed_at is None else at
+        )
     return replaced(birth, created_at=at), replace(
         state,
         clock=Clock(counted=state.clock.counted),
@@ -101,8 +112,12 @@ def rebased(birth: Birth, state: State, at: float) -> tuple[Birth, State]:
         paused=replaced(state.paused, until=None) if state.paused is not None else None,
         limit_hold=replaced(state.limit_hold, until=None) if state.limit_hold is not None else None,
         alerts={what: _rebased_alert(alert, at) for what, alert in state.alerts.items()},
-        remote=replaced(state.remote, heard_at=at, lease_from=at) if state.remote is not None else None,
-        lease=replaced(state.lease, until=at) if state.lease is not None and state.lease.until is not None else state.lease,
+        remote=replaced(state.remote, heard_at=at, lease_from=at)
+        if state.remote is not None
+        else None,
+        lease=replaced(state.lease, until=at)
+        if state.lease is not None and state.lease.until is not None
+        else state.lease,
     )
 
 
@@ -123,7 +138,8 @@ class Remembered:
     startable: bool = False
     """What it takes to start it is there: command, environment, descriptors."""
     begun: bool = True
-    """The main process of its latest attempt was saved, or may have been, and that is lost. Otherwise that has executed nothing."""
+    """The main process of its latest attempt was saved, or may have been, and that is lost.
+    Otherwise that has executed nothing."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,5 @@
-"""The words that leave the core as text: names of timers and signals, kinds of reasons; the types of events are the protocol's."""
+"""The words that leave the core as text: names of timers and signals, kinds of reasons; the types
+of events are the protocol's."""
 
 from signal import Signals
 
@@ -10,7 +11,8 @@ class Timer(Word):
     """What a run's timer is for. A run has at most one of each."""
 
     DEADLINE = "deadline"
-    """Its clock reaches its time limit, or the share of it that is published; before its launch: the launch takes too long."""
+    """Its clock reaches its time limit, or the share of it that is published; before its launch:
+    the launch takes too long."""
     RESULT = "result"
     """Its agent printed its final result and has not exited."""
     RETRY = "retry"

@@ -1,4 +1,5 @@
-"""The trio shell: turns what happens into events, and the core's commands into effects. It decides nothing.
+"""The trio shell: turns what happens into events, and the core's commands into effects. It decides
+nothing.
 
 server ─ pending_requests ─────────▶ ┌───────────┐ ─▶ event ─▶ core ─▶ commands ─┬─▶ saving: journal, then ledger
 launcher, timers ─ launcher_events ▶ │ core_loop │                               ├─▶ launching, launcher

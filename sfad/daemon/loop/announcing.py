@@ -1,4 +1,5 @@
-"""Events: numbered, recorded, logged, and pushed to the clients that watch their runs, or follow all events."""
+"""Events: numbered, recorded, logged, and pushed to the clients that watch their runs, or follow
+all events."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -20,10 +21,12 @@ from ...runs.live import Watchers
 from ...storage.ledger import Ledger
 from .resources import Resources
 
-# ---- Pushes events to those that follow all of them, once they are on record, or at once while the ledger cannot be written
+# ---- Pushes events to those that follow all of them, once they are on record, or
+# at once while the ledger cannot be written
 #
-# A client that resumes after the last number it has seen must neither miss an event nor get one twice, across a daemon that was
-# killed. So it sees nothing that the ledger may not have: not even for the 10 ms that an event waits for its transaction.
+# A client that resumes after the last number it has seen must neither miss an event nor get one
+# twice, across a daemon that was killed. So it sees nothing that the ledger may not have: not even
+# for the 10 ms that an event waits for its transaction.
 
 
 Follower = Callable[[Event, tuple[RunId, ...]], None]
@@ -38,8 +41,8 @@ class EventFeed:
         self._unrecorded: deque[tuple[Event, int | None, tuple[RunId, ...]]] = deque()
 
     def follow(self, scope: Callable[[], Scope], follower: Follower) -> Callable[[], None]:
-        """Call `follower` with each event in the scope from now on. The scope is asked for each: a reload may change who is in the
-        admin group. Return how to stop it."""
+        """Call `follower` with each event in the scope from now on. The scope is asked for each: a
+        reload may change who is in the admin group. Return how to stop it."""
         self._followers[follower] = scope
         self._ledger.tell_of_events(self._recorded)
 
@@ -55,7 +58,8 @@ class EventFeed:
         if not self._followers:
             return
         self._unrecorded.append((event, self._uid_of(lineage[-1]) if lineage else None, lineage))
-        if self._ledger.trouble is not None:  # an operator who watches a full disk must see what happens
+        # an operator who watches a full disk must see what happens
+        if self._ledger.trouble is not None:
             self._recorded(self._ledger.last_event)
 
     def _recorded(self, number: int) -> None:
@@ -70,13 +74,24 @@ class EventFeed:
 
 
 RESERVED = 1000
-"""Numbers of events that are reserved at once. After a daemon was killed, the next one skips as many."""
+"""Numbers of events that are reserved at once. After a daemon was killed, the next one skips as
+many."""
 
 
 class Announcer:
-    def __init__(self, resources: Resources, catalogue: RunCatalogue, watchers: Watchers, happened: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        resources: Resources,
+        catalogue: RunCatalogue,
+        watchers: Watchers,
+        happened: Callable[[], None],
+    ) -> None:
         """`happened` is called after each event."""
-        self._ledger, self._numbers, self._log = resources.ledger, resources.spool.numbers, resources.log
+        self._ledger, self._numbers, self._log = (
+            resources.ledger,
+            resources.spool.numbers,
+            resources.log,
+        )
         self._limit_log = LimitLog(Path(resources.state_dir), resources.log.warning)
         self._output = resources.output
         self._counts = resources.counts
@@ -107,7 +122,13 @@ class Announcer:
             self.tell_of_run(EventType.RUN_PROGRESS, run, text, "low", by=f"run {run}")
 
     def tell_of_run(
-        self, what: EventType, run: RunId, message: str, severity: Severity = "medium", *, by: str | None = None
+        self,
+        what: EventType,
+        run: RunId,
+        message: str,
+        severity: Severity = "medium",
+        *,
+        by: str | None = None,
     ) -> None:
         """Announce an event of a live run that the core did not decide."""
         live = self._catalogue.live.get(run)
@@ -130,8 +151,11 @@ class Announcer:
         """Announce an event of the daemon itself."""
         self._announce(Event(type=what, message=message, severity=severity), ())
 
-    def tell_of_hook(self, what: EventType, message: str, severity: Severity, run: RunId | None) -> None:
-        """Announce an event of a hook: of the run that has ended, whose `--on-end` it is, or of the daemon."""
+    def tell_of_hook(
+        self, what: EventType, message: str, severity: Severity, run: RunId | None
+    ) -> None:
+        """Announce an event of a hook: of the run that has ended, whose `--on-end` it is, or of the
+        daemon."""
         event = Event(type=what, message=message, severity=severity)
         info = self._catalogue.info(run) if run is not None else None
         if info is None:
@@ -167,7 +191,8 @@ class Announcer:
         self._counts.published(event, now.timestamp())
         number = self._ledger.last_event
         if number > self._reserved:
-            # events are pushed before they are on record, and the next daemon must not give their numbers to others
+            # events are pushed before they are on record, and the next daemon must not give their
+            # numbers to others
             self._reserved = number + RESERVED
             self._numbers.reserve_events(self._reserved)
         self._log.event(event)
@@ -178,7 +203,8 @@ class Announcer:
         return event
 
 
-# ---- Tells followers which runs have changed, several times a second at most, with what the kernel counts of live ones
+# ---- Tells followers which runs have changed, several times a second at most, with
+# what the kernel counts of live ones
 #
 # Without a follower nothing is noted or measured: a change costs one look at an empty set.
 
@@ -187,18 +213,21 @@ INTERVAL = 0.25
 LOOKS = 2.0
 """Seconds in which each live run is looked at once, if that takes little."""
 SLICE = 64
-"""Runs that are looked at in one go, 5 ms where each has a cgroup: everything else of the daemon waits meanwhile."""
+"""Runs that are looked at in one go, 5 ms where each has a cgroup: everything else of the daemon
+waits meanwhile."""
 SHARE = 9
-"""A pause is at least so many times as long as the work before it, so pushes, and looks, take at most a tenth of a CPU each."""
+"""A pause is at least so many times as long as the work before it, so pushes, and looks, take at
+most a tenth of a CPU each."""
 _MEMORY_STEP, _LEAST_STEP = 0.02, 1 << 20
-"""The change of memory that is worth a push, as a share and in bytes. Sizes are shown with two or three digits."""
+"""The change of memory that is worth a push, as a share and in bytes. Sizes are shown with two or
+three digits."""
 _CPU_STEP = 0.05
 _HEARD_STEP = 5.0
 """Seconds. A run that prints all the time must not be pushed for that more often."""
 
 RunFollower = Callable[[list[KnownRun] | None], None]
-"""Takes runs in its scope that have changed, each as it is now; `None` if it must read all of them again: some have left the
-daemon's memory meanwhile."""
+"""Takes runs in its scope that have changed, each as it is now; `None` if it must read all of them
+again: some have left the daemon's memory meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +245,11 @@ class Load:
         """Return the load at the next look."""
         before, used = self.footprint.cpu_s, footprint.cpu_s
         # without cgroups the sum is of the processes that are alive, so it falls when one ends
-        cpu = max(0.0, used - before) / (now - self.at) if used is not None and before is not None and now > self.at else None
+        cpu = (
+            max(0.0, used - before) / (now - self.at)
+            if used is not None and before is not None and now > self.at
+            else None
+        )
         return Load(footprint, cpu, now, heard)
 
     def differs(self, before: "Load") -> bool:
@@ -225,7 +258,11 @@ class Load:
         step = max(_LEAST_STEP, _MEMORY_STEP * old.memory_bytes)
         unlike = new.processes != old.processes or abs(new.memory_bytes - old.memory_bytes) >= step
         unlike = unlike or abs((self.heard or 0) - (before.heard or 0)) >= _HEARD_STEP
-        return unlike or (self.cpu is None) != (before.cpu is None) or abs((self.cpu or 0) - (before.cpu or 0)) >= _CPU_STEP
+        return (
+            unlike
+            or (self.cpu is None) != (before.cpu is None)
+            or abs((self.cpu or 0) - (before.cpu or 0)) >= _CPU_STEP
+        )
 
 
 class RunFeed:
@@ -246,8 +283,8 @@ class RunFeed:
         return bool(self._followers)
 
     def follow(self, scope: Callable[[], Scope], follower: RunFollower) -> Callable[[], None]:
-        """Call `follower` with runs in the scope that change from now on. The scope is asked for each push: a reload may change who
-        is in the admin group. Return how to stop it."""
+        """Call `follower` with runs in the scope that change from now on. The scope is asked for
+        each push: a reload may change who is in the admin group. Return how to stop it."""
         self._followers[follower] = scope
         self._followed.set()
 
@@ -289,7 +326,11 @@ class RunFeed:
     def known(self, run: RunId) -> KnownRun | None:
         """Return a run that is in memory, with its load if there are followers."""
         load = self._told.get(run)
-        return self._catalogue.in_memory(run, load.footprint, load.cpu) if load is not None else self._catalogue.in_memory(run)
+        return (
+            self._catalogue.in_memory(run, load.footprint, load.cpu)
+            if load is not None
+            else self._catalogue.in_memory(run)
+        )
 
     async def serve(self) -> None:
         """Look at live runs again and again while there are followers."""
@@ -314,7 +355,11 @@ class RunFeed:
         for run, footprint in self._launcher.footprints(runs, cpu=True).items():
             before, live = self._looked.get(run), self._catalogue.live.get(run)
             heard = self._catalogue.heard(live, now) if live is not None else None
-            load = before.after(footprint, now, heard) if before is not None else Load(footprint, at=now, heard=heard)
+            load = (
+                before.after(footprint, now, heard)
+                if before is not None
+                else Load(footprint, at=now, heard=heard)
+            )
             self._looked[run] = load
             told = self._told.get(run)
             if told is None or load.differs(told):

@@ -32,17 +32,26 @@ from .pending_requests import PendingRequests
 from .resources import Resources
 from .saving import Saver
 
-_INTERNAL = frozenset({c.Arm, c.Disarm, c.ArmAlerts, c.ArmPlans, c.SaveAlerts, c.TellCall, c.MeterAgent})
+_INTERNAL = frozenset(
+    {c.Arm, c.Disarm, c.ArmAlerts, c.ArmPlans, c.SaveAlerts, c.TellCall, c.MeterAgent}
+)
 """These have no effect outside the process: a crash before or after one is equivalent."""
 
 
-_SIGNS = (e.LaunchSucceeded, e.UseSeen, e.ToolsCalled, e.AgentSaid, e.ReportRequested, e.ReserveRequested)
+_SIGNS = (
+    e.LaunchSucceeded,
+    e.UseSeen,
+    e.ToolsCalled,
+    e.AgentSaid,
+    e.ReportRequested,
+    e.ReserveRequested,
+)
 """Events that are signs of life of their runs."""
 
 
 class EventQueue:
-    """Passes events on one after the other: an event that is fed while another is handled is handled after it. Those that are fed
-    before `begin` wait for it."""
+    """Passes events on one after the other: an event that is fed while another is handled is
+    handled after it. Those that are fed before `begin` wait for it."""
 
     def __init__(self) -> None:
         self._events: deque[e.Event] = deque()
@@ -112,7 +121,8 @@ class CoreLoop:
                 self._apply(command, unsaved)
             except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
                 self.resources.log.internal_error(command)
-                if isinstance(command, c.Admit):  # else its client would wait for good, and the run would keep a slot
+                # else its client would wait for good, and the run would keep a slot
+                if isinstance(command, c.Admit):
                     self.saver.commit_failed([command.run.id], INTERNAL_ERROR)
         if outcome.changed:
             if self.fleet.remote:
@@ -172,7 +182,8 @@ class CoreLoop:
             case c.Charge(scope, name, nanos):
                 self.budgets.record(scope, name, nanos)
             case c.Interrupt(run_id):
-                launcher.signal_main(run_id, SIGINT)  # if it has ended by now, the core will hear of that
+                # if it has ended by now, the core will hear of that
+                launcher.signal_main(run_id, SIGINT)
             case c.Terminate(run_id, signal):
                 launcher.terminate(run_id, signal)
             case c.Kill(run_id):

@@ -1,11 +1,13 @@
-"""This daemon as a node of a fleet: its actor, the ways to other nodes, and what is said about granted runs.
+"""This daemon as a node of a fleet: its actor, the ways to other nodes, and what is said about
+granted runs.
 
-The daemon knows nothing of Ray. The node's actor has one connection to it (`serve_fleet`) and is pushed what Ray is to do: reserve
-for a run, and pass on what comes through a socket to another node. Through such a socket the daemon, or a client, speaks the
-ordinary protocol with the other node's daemon.
+The daemon knows nothing of Ray. The node's actor has one connection to it (`serve_fleet`) and is
+pushed what Ray is to do: reserve for a run, and pass on what comes through a socket to another
+node. Through such a socket the daemon, or a client, speaks the ordinary protocol with the other
+node's daemon.
 
-What is said about grants is always the whole present state, never a change: a message that is lost, repeated or late does no
-harm."""
+What is said about grants is always the whole present state, never a change: a message that is lost,
+repeated or late does no harm."""
 
 import os
 import socket
@@ -55,12 +57,14 @@ from .shipping import Shipping
 
 
 def stamp() -> str:
-    """Return what this node's clock says, for a giver to send back. It begins again at each boot."""
+    """Return what this node's clock says, for a giver to send back. It begins again at each
+    boot."""
     return f"{current_boot()}:{trio.current_time():.3f}"
 
 
 def lease_until(echo: str, lease: float) -> float | None:
-    """Return when a lease ends that began when this node's clock said `echo`; `None` if that was before the machine was booted."""
+    """Return when a lease ends that began when this node's clock said `echo`; `None` if that was
+    before the machine was booted."""
     boot, _, at = echo.rpartition(":")
     try:
         return float(at) + lease if boot == current_boot() else None
@@ -103,8 +107,8 @@ class Fleet:
         *,
         sock: str,
     ) -> None:
-        """`sent`: the other node has a run, so that what it is started with need not be kept any more. `save`: what is saved once
-        of a run is another than before."""
+        """`sent`: the other node has a run, so that what it is started with need not be kept any
+        more. `save`: what is saved once of a run is another than before."""
         self._config = config
         self._machine = machine
         self._catalogue = catalogue
@@ -121,7 +125,8 @@ class Fleet:
         """Live runs for which Ray has, or is to have, a reservation."""
         self._placing_here: set[RunId] = set()
         self.complete: Callable[[Live], Awaitable[Asked]] = _not_served
-        """Completes the request of a run that starts on this node after all. Raises `Invalid`, `OSError`."""
+        """Completes the request of a run that starts on this node after all. Raises `Invalid`,
+        `OSError`."""
         self._push: Push | None = None
         self._asked: dict[int, Told] = {}
         self._number = 0
@@ -145,7 +150,8 @@ class Fleet:
     # ---- the actor
 
     def connect_actor(self, push: Push) -> None:
-        """Use this connection of the node's actor from now on. An actor before it is told to end."""
+        """Use this connection of the node's actor from now on. An actor before it is told to
+        end."""
         before, self._push = self._push, push
         if before is not None:
             before(FleetPush(id=0, what="end"), ())
@@ -194,7 +200,9 @@ class Fleet:
             for each in descriptors:
                 os.close(each)
             if not self.enabled:
-                raise NotConnected("this daemon is in no fleet: set fleet.address in its config (docs/fleet.md)")
+                raise NotConnected(
+                    "this daemon is in no fleet: set fleet.address in its config (docs/fleet.md)"
+                )
             raise NotConnected("the fleet is not connected; sfactl fleet status tells why")
         self._push(push, descriptors)
 
@@ -216,7 +224,8 @@ class Fleet:
         return mine
 
     async def pass_on(self, node: str, request: Request, within: float = PASSED_ON) -> Reply:
-        """Ask the daemon of a node something, as a client outside any run, and return its answer. Raise `OSError`."""
+        """Ask the daemon of a node something, as a client outside any run, and return its answer.
+        Raise `OSError`."""
         with trio.socket.from_stdlib_socket(self.way(node)) as sock, trio.move_on_after(within):
             return await _Conversation(sock, node, self.node).ask(request)
         raise OSError(f"node {node} does not answer")
@@ -231,7 +240,11 @@ class Fleet:
     def _ask_for_place(self, run: Run) -> None:
         try:
             away = run.remote.away if run.remote is not None else None
-            self._send(FleetPush(id=0, what="place", run=run.id, placing=run.asked.placing, node=away or ""))
+            self._send(
+                FleetPush(
+                    id=0, what="place", run=run.id, placing=run.asked.placing, node=away or ""
+                )
+            )
         except NotConnected as error:
             self._feed(e.PlacementWaits(trio.current_time(), run.id, str(error)))
 
@@ -249,12 +262,14 @@ class Fleet:
             self._feed(e.PlacementWaits(now, told.run, told.waits or "", told.infeasible))
 
     def _is_queued(self, run: RunId) -> bool:
-        """Return whether the run has not executed on another node before: else this node takes it as that one did."""
+        """Return whether the run has not executed on another node before: else this node takes it
+        as that one did."""
         live = self._catalogue.live.get(run)
         return live is not None and live.run.status is Status.QUEUED
 
     async def _place_here(self, run: RunId) -> None:
-        """Start a run on this node after all: complete its request, as the daemon of another node would."""
+        """Start a run on this node after all: complete its request, as the daemon of another node
+        would."""
         try:
             live = self._catalogue.live.get(run)
             if live is None or live.run.remote is None:
@@ -262,7 +277,11 @@ class Fleet:
             try:
                 asked = await self.complete(live)
             except (Invalid, OSError) as error:
-                self._feed(e.GrantRefused(trio.current_time(), run, Reason(kind="fleet", message=str(error))))
+                self._feed(
+                    e.GrantRefused(
+                        trio.current_time(), run, Reason(kind="fleet", message=str(error))
+                    )
+                )
                 return
             self._feed(e.Placed(trio.current_time(), run, self.node, asked))
             placed = self._catalogue.live.get(run)
@@ -298,8 +317,8 @@ class Fleet:
         neighbour.look()
 
     def takes(self, command: c.WithId) -> bool:
-        """Return whether a command about processes means a run of another node; then it was carried out as far as it can be here:
-        its node is told what is wanted of the run."""
+        """Return whether a command about processes means a run of another node; then it was carried
+        out as far as it can be here: its node is told what is wanted of the run."""
         if command.run not in self.remote or not isinstance(command, _OF_PROCESSES):
             return False
         live = self._catalogue.live.get(command.run)
@@ -308,7 +327,13 @@ class Fleet:
         if isinstance(command, c.Survey):
             node = live.run.remote.node
             why = f"on node {node}, which has not told yet that it has stopped"
-            self._feed(e.Surveyed(trio.current_time(), command.run, (Survivor(pid=0, run_id=command.run, why=why),)))
+            self._feed(
+                e.Surveyed(
+                    trio.current_time(),
+                    command.run,
+                    (Survivor(pid=0, run_id=command.run, why=why),),
+                )
+            )
         return True
 
     def look(self) -> None:
@@ -333,13 +358,16 @@ class Fleet:
         """Give up this node's runs there."""
         runs = [run.id for run in self.runs_on(node)]
         for run in runs:
-            why = f"node {node} was given up by an operator (sfactl fleet forget); whether the run still executes is not known"
+            why = (
+                f"node {node} was given up by an operator (sfactl fleet forget); whether the run "
+                "still executes is not known"
+            )
             self._feed(e.GrantLost(trio.current_time(), run, why))
         return runs
 
     def counts(self) -> tuple[dict[str, int], dict[str, int], dict[str, float]]:
-        """Return how many live runs each node was given by this one, was taken from each, and for how many seconds nodes with runs
-        of this one have not been heard of."""
+        """Return how many live runs each node was given by this one, was taken from each, and for
+        how many seconds nodes with runs of this one have not been heard of."""
         granted: dict[str, int] = {}
         taken: dict[str, int] = {}
         away: dict[str, float] = {}
@@ -350,7 +378,11 @@ class Fleet:
                 away[run.remote.node] = round(trio.current_time() - run.remote.heard_at, 1)
             elif run.asked.grant is not None:
                 taken[run.asked.grant.giver] = taken.get(run.asked.grant.giver, 0) + 1
-        return granted, taken, {node: seconds for node, seconds in away.items() if seconds > self._config.lease / 2}
+        return (
+            granted,
+            taken,
+            {node: seconds for node, seconds in away.items() if seconds > self._config.lease / 2},
+        )
 
     def heard(self, node: str, at: float) -> None:
         """Note that a node was heard of, so that its runs are not shown as unreachable."""
@@ -389,7 +421,8 @@ class _Conversation:
 
 
 IDLE = 2
-"""Quarters of a lease for which a connection stays open after the last run: often another one follows."""
+"""Quarters of a lease for which a connection stays open after the last run: often another one
+follows."""
 PAUSE, PAUSE_MAX = 0.1, 5.0
 """Seconds until a lost connection is opened again: doubled each time."""
 _TRANSIENT = {ErrorCode.UNAVAILABLE, ErrorCode.INTERNAL}
@@ -447,7 +480,9 @@ class Neighbour:
         self._tends = 0
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read, sock)
-            await self._send(sock, [Hello(id=0, versions=list(SUPPORTED), client=f"fleet {self._fleet.node}")])
+            await self._send(
+                sock, [Hello(id=0, versions=list(SUPPORTED), client=f"fleet {self._fleet.node}")]
+            )
             idle = 0
             while idle < IDLE:
                 self._changed = trio.Event()
@@ -461,7 +496,8 @@ class Neighbour:
 
     @property
     def _interval(self) -> float:
-        """Seconds that the other node may wait before it answers. Three of them fit into a lease."""
+        """Seconds that the other node may wait before it answers. Three of them fit into a
+        lease."""
         return self._fleet._config.lease / 4
 
     async def _send(self, sock: trio.socket.SocketType, messages: Iterable[Request]) -> None:
@@ -477,7 +513,11 @@ class Neighbour:
         now = trio.current_time()
         fleet = self._fleet
         offered = set(self._offered.values())
-        new = [run for run in runs if run.remote is not None and not run.remote.id and run.id not in offered]
+        new = [
+            run
+            for run in runs
+            if run.remote is not None and not run.remote.id and run.id not in offered
+        ]
         ready = [run for run in new if run.id not in self._shipping]
         fresh = bool(self._stamp) and now - self._heard_at < fleet._config.lease / 2
         taken = {run.remote.id: run for run in runs if run.remote is not None and run.remote.id}
@@ -497,7 +537,9 @@ class Neighbour:
             self._tends = self._last
             wait = self._interval if taken else 0.0
             seen = {id_: self._seen[id_] for id_ in told if id_ in self._seen}
-            yield Tend(id=self._last, giver=fleet.node, echo=self._stamp, runs=told, seen=seen, wait=wait)
+            yield Tend(
+                id=self._last, giver=fleet.node, echo=self._stamp, runs=told, seen=seen, wait=wait
+            )
 
     # ---- files that a run is sent with come before its grant
 
@@ -505,7 +547,11 @@ class Neighbour:
         """Begin to send the files of runs that the node has not taken."""
         for run in runs:
             ship = self._fleet._catalogue.live[run.id].spawn.ship
-            unsent = run.remote is not None and not run.remote.id and run.id not in self._shipped | self._shipping
+            unsent = (
+                run.remote is not None
+                and not run.remote.id
+                and run.id not in self._shipped | self._shipping
+            )
             if unsent and ship is not None:
                 self._shipping.add(run.id)
                 nursery.start_soon(self._ship, run, ship)
@@ -517,7 +563,9 @@ class Neighbour:
             try:
                 with trio.socket.from_stdlib_socket(fleet.way(self.node)) as sock:
                     conversation = _Conversation(sock, self.node, fleet.node)
-                    await fleet.shipping.send(run.birth.uid, ship, partial(self._in_time, conversation))
+                    await fleet.shipping.send(
+                        run.birth.uid, ship, partial(self._in_time, conversation)
+                    )
                 self._shipped.add(run.id)
                 break
             except ShipRefused as error:
@@ -538,7 +586,11 @@ class Neighbour:
         assert run.remote is not None
         before = self._wanted.get(run.remote.id)
         wanted = wanted_of(run, before.number if before is not None else 0, now)
-        if before is None or (wanted.paused, wanted.stop) != (before.paused, before.stop) or wanted.grace < before.grace - 30:
+        if (
+            before is None
+            or (wanted.paused, wanted.stop) != (before.paused, before.stop)
+            or wanted.grace < before.grace - 30
+        ):
             return replace(wanted, number=time.time_ns() // 1000)
         return before
 
@@ -586,7 +638,8 @@ class Neighbour:
                 self._heard(unpack_reply(body))
 
     async def _received(self, sock: trio.socket.SocketType) -> bytes:
-        """Return what comes next. Raise `TooSlowError` where the node owes an answer for too long."""
+        """Return what comes next. Raise `TooSlowError` where the node owes an answer for too
+        long."""
         while True:
             with trio.move_on_after(3 * self._interval):
                 return await sock.recv(65536)
@@ -613,16 +666,27 @@ class Neighbour:
             case RunReply() if offered is not None:
                 # of an ended run this has no totals: the answer to the next Tend has
                 status = reply.run.status if not reply.run.status.terminal else Status.STARTING
-                fleet._feed(e.GrantSeen(now, offered, self.node, e.GrantState(status, reply.run.id)))
+                fleet._feed(
+                    e.GrantSeen(now, offered, self.node, e.GrantState(status, reply.run.id))
+                )
                 fleet._sent(offered)
                 self.look()
             case Refused() if offered is not None:
-                reason = Reason(kind=reply.refused.kind, message=f"node {self.node}: {reply.refused.message}")
+                reason = Reason(
+                    kind=reply.refused.kind, message=f"node {self.node}: {reply.refused.message}"
+                )
                 fleet._feed(e.GrantRefused(now, offered, reason))
             case Error() if offered is not None and reply.code in _TRANSIENT:
-                raise ConnectionAbortedError(f"node {self.node}: {reply.message}")  # it is offered again after a pause
+                # it is offered again after a pause
+                raise ConnectionAbortedError(f"node {self.node}: {reply.message}")
             case Error() if offered is not None:
-                fleet._feed(e.GrantRefused(now, offered, Reason(kind="fleet", message=f"node {self.node}: {reply.message}")))
+                fleet._feed(
+                    e.GrantRefused(
+                        now,
+                        offered,
+                        Reason(kind="fleet", message=f"node {self.node}: {reply.message}"),
+                    )
+                )
             case Error():
                 raise ConnectionAbortedError(f"node {self.node}: {reply.message}")
 
@@ -646,4 +710,6 @@ def state_of(info: RunInfo) -> e.GrantState:
     cost = info.total_cost_usd if info.total_cost_usd is not None else usage.cost_usd
     tokens = info.total_tokens if info.total_tokens is not None else usage.tokens
     used = Use(turns=usage.turns, messages=usage.messages, input_tokens=tokens, cost=to_nanos(cost))
-    return e.GrantState(info.status, info.id, used, info.descendants, info.reason, info.exit_code, info.signal)
+    return e.GrantState(
+        info.status, info.id, used, info.descendants, info.reason, info.exit_code, info.signal
+    )

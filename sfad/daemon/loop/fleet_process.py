@@ -1,4 +1,5 @@
-"""The process that makes this node's actor: starts it where there is none, and ends with what it says."""
+"""The process that makes this node's actor: starts it where there is none, and ends with what it
+says."""
 
 import os
 import signal
@@ -13,7 +14,8 @@ from .fleet import Fleet
 from .otel_process import UNKNOWN, ended, start_helper
 
 PATIENCE = 3.0
-"""Seconds that an actor has to connect by itself: that of an earlier daemon, or one that Ray starts again."""
+"""Seconds that an actor has to connect by itself: that of an earlier daemon, or one that Ray starts
+again."""
 PAUSE, PAUSE_MAX = 1.0, 60.0
 """Seconds until the next is started where one could not make an actor: doubled each time."""
 LIFETIME = 120.0
@@ -23,7 +25,9 @@ MAX_SAID = 2000
 
 
 class FleetProcess:
-    def __init__(self, config: FleetConfig, fleet: Fleet, launcher: Launcher, log: Log, *, sock: str) -> None:
+    def __init__(
+        self, config: FleetConfig, fleet: Fleet, launcher: Launcher, log: Log, *, sock: str
+    ) -> None:
         self._config = config
         self._fleet = fleet
         self._launcher = launcher
@@ -54,7 +58,9 @@ class FleetProcess:
                 await self._fleet.connected.wait()
             if not self._fleet.is_connected:
                 self.trouble = said or f"the process that makes the actor ended with {how}"
-                self._log.warning(f"this node is in no fleet: {self.trouble}; tried again in {pause:g} s")
+                self._log.warning(
+                    f"this node is in no fleet: {self.trouble}; tried again in {pause:g} s"
+                )
                 with trio.move_on_after(pause):
                     await self._fleet.connected.wait()
                 pause = min(2 * pause, PAUSE_MAX)
@@ -65,7 +71,16 @@ class FleetProcess:
         try:
             actions = [(os.POSIX_SPAWN_DUP2, stderr, 1), (os.POSIX_SPAWN_DUP2, stderr, 2)]
             insecure = ["--insecure"] if self._config.insecure else []
-            words = ["-m", "sfad.fleet", "--daemon", self._daemon, "--node", self._fleet.node, *insecure, str(self._config.address)]
+            words = [
+                "-m",
+                "sfad.fleet",
+                "--daemon",
+                self._daemon,
+                "--node",
+                self._fleet.node,
+                *insecure,
+                str(self._config.address),
+            ]
             pid = self.pid = start_helper(words, actions)
         finally:
             os.close(stderr)
@@ -74,7 +89,10 @@ class FleetProcess:
             with trio.move_on_after(LIFETIME):
                 text = await _read(said)
                 return await ended(pid) or UNKNOWN, text
-            return "a time-out", f"no answer of the cluster at {self._config.address} within {LIFETIME:g} s"
+            return (
+                "a time-out",
+                f"no answer of the cluster at {self._config.address} within {LIFETIME:g} s",
+            )
         finally:
             os.close(said)
             await self._end(pid)

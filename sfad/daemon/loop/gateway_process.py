@@ -1,4 +1,5 @@
-"""A gateway's process: starts it, watches it, adopts that of an earlier daemon, and tells runs where it is."""
+"""A gateway's process: starts it, watches it, adopts that of an earlier daemon, and tells runs
+where it is."""
 
 import json
 import math
@@ -34,18 +35,23 @@ LISTENER = 3
 RECORD, JOURNAL = ".json", ".calls"
 """The files of a gateway, after `gateway`, or `gateway-UID`."""
 PAUSE, PAUSE_MAX = 0.1, 5.0
-"""Seconds until an ended gateway is started again: doubled each time, until one has lived for `PAUSE_MAX`."""
+"""Seconds until an ended gateway is started again: doubled each time, until one has lived for
+`PAUSE_MAX`."""
 FAILING = 0.8
-"""The pause from which on callers are refused meanwhile. They must not wait for a gateway that cannot start."""
+"""The pause from which on callers are refused meanwhile. They must not wait for a gateway that
+cannot start."""
 BACKLOG = 512
 UNUSED_MAX = 10.0
-"""Seconds that a gateway which does not always run goes on after the last run that may use it: runs may follow each other, and a
-start takes 0.4 s of a CPU."""
+"""Seconds that a gateway which does not always run goes on after the last run that may use it: runs
+may follow each other, and a start takes 0.4 s of a CPU."""
 LAST_CALLS = 1.0
 """Seconds that the gateway has to end when the daemon does, after its last run has ended."""
 
 
-_USERS_ENV = re.compile(r"PYTHON|LD_LIBRARY_PATH$|PATH$|LANG$|LC_|TZ$|SSL_CERT_(FILE|DIR)$|(https?|all|no)_proxy$", re.IGNORECASE)
+_USERS_ENV = re.compile(
+    r"PYTHON|LD_LIBRARY_PATH$|PATH$|LANG$|LC_|TZ$|SSL_CERT_(FILE|DIR)$|(https?|all|no)_proxy$",
+    re.IGNORECASE,
+)
 """The variables of the daemon that a user's gateway gets. Others may be keys of the operator's."""
 
 ANY_RUN = "ANY-RUN"
@@ -79,10 +85,11 @@ class GatewayProcess:
         sock: str,
         state_dir: str,
     ) -> None:
-        """Adopt the gateway of an earlier daemon, or bind the address of a new one if it is enabled. `tell` announces an event.
-        `settle` is awaited before a new one is started, with what the one before has noted of its calls. `in_use` returns whether a
-        live run uses it. `damaged` is told of a file that cannot be read. `ports`: those of all gateways. `uid`: the user that it
-        becomes; `None`: it stays the daemon's own."""
+        """Adopt the gateway of an earlier daemon, or bind the address of a new one if it is
+        enabled. `tell` announces an event. `settle` is awaited before a new one is started, with
+        what the one before has noted of its calls. `in_use` returns whether a live run uses it.
+        `damaged` is told of a file that cannot be read. `ports`: those of all gateways. `uid`: the
+        user that it becomes; `None`: it stays the daemon's own."""
         self.uid = uid
         self._name = "the gateway" if uid is None else f"the gateway of user {user_name(uid)}"
         self._ports = ports
@@ -94,7 +101,10 @@ class GatewayProcess:
         self._log = log
         self._daemon = sock
         files = "gateway" if uid is None else f"gateway-{uid}"
-        self._path, self._journal = Path(state_dir, files + RECORD), Path(state_dir, files + JOURNAL)
+        self._path, self._journal = (
+            Path(state_dir, files + RECORD),
+            Path(state_dir, files + JOURNAL),
+        )
         self._listener: socket.socket | None = None
         self._changed = trio.Event()
         self._demanded = -math.inf
@@ -115,7 +125,10 @@ class GatewayProcess:
             try:
                 self._bind()  # live runs have its address
             except OSError as error:
-                self._log.warning(f"{self._name} has no address yet: {error}; the next run that uses it asks again")
+                self._log.warning(
+                    f"{self._name} has no address yet: {error}; the next run that uses it asks "
+                    "again"
+                )
 
     @property
     def _always(self) -> bool:
@@ -128,10 +141,15 @@ class GatewayProcess:
     def pid(self) -> int | None:
         """The process; `None` while there is none."""
         record = self._record
-        return record.pid if record is not None and record.pid and kernel.is_alive(record.pid, record.started) else None
+        return (
+            record.pid
+            if record is not None and record.pid and kernel.is_alive(record.pid, record.started)
+            else None
+        )
 
     def reconfigure(self, config: GatewayConfig) -> None:
-        """Start the gateway, or end it once no run uses it, or have it ask for the config, because that was read again."""
+        """Start the gateway, or end it once no run uses it, or have it ask for the config, because
+        that was read again."""
         self._config = config
         if config.enabled is not False and self._record is None and self.uid is None:
             self._bind()
@@ -139,8 +157,8 @@ class GatewayProcess:
         self._changed.set()
 
     def start_for_run(self, then: Callable[[str | None], None]) -> None:
-        """Have the gateway run until no live run uses it: one is about to. Call `then` once it has begun its work, or, if it
-        cannot, with the reason."""
+        """Have the gateway run until no live run uses it: one is about to. Call `then` once it has
+        begun its work, or, if it cannot, with the reason."""
         self._demanded = trio.current_time()
         if self.pid is not None and self._serving.is_set():
             then(None)
@@ -149,7 +167,8 @@ class GatewayProcess:
             self._changed.set()
 
     def start_ahead(self) -> None:
-        """Start the gateway, because a call is likely to come soon. If it cannot be started, the call meets that."""
+        """Start the gateway, because a call is likely to come soon. If it cannot be started, the
+        call meets that."""
         self._demanded = trio.current_time()
         self._changed.set()
 
@@ -162,7 +181,8 @@ class GatewayProcess:
         await self._answer(None)
 
     async def _answer(self, trouble: str | None) -> None:
-        for _ in range(0, len(self._waiting), TURN_REQUESTS):  # not until none waits: who is told of trouble may ask again
+        # not until none waits: who is told of trouble may ask again
+        for _ in range(0, len(self._waiting), TURN_REQUESTS):
             waiting, self._waiting = self._waiting[:TURN_REQUESTS], self._waiting[TURN_REQUESTS:]
             for then in waiting:
                 then(trouble)
@@ -179,7 +199,11 @@ class GatewayProcess:
         except OSError as error:
             if found is None:
                 raise
-            self._log.warning(f"port {found.port} of {self._name} is taken: live runs cannot reach their model ({error.strerror})")
+            self._log.warning(
+                f"port {found.port} of {self._name} is taken: live runs cannot reach their "
+                "model "
+                f"({error.strerror})"
+            )
             _bind_to_free_port(listener)
         _listen(listener)
         self._listener = listener
@@ -190,7 +214,8 @@ class GatewayProcess:
             self._write()
 
     def keep(self, listener: int) -> None:
-        """Keep the listener of a gateway that an earlier daemon has started: if it dies, connections wait for the next gateway."""
+        """Keep the listener of a gateway that an earlier daemon has started: if it dies,
+        connections wait for the next gateway."""
         if self._listener is None:
             self._listener = socket.socket(fileno=listener)
         else:
@@ -204,8 +229,8 @@ class GatewayProcess:
         return self.base if self._always or self.pid is not None else None
 
     def address(self, token: str | None = None) -> str:
-        """Return where a run finds its upstreams, each at a path of its name. `token`: the run's, unless the address is only shown.
-        Raises `OSError`."""
+        """Return where a run finds its upstreams, each at a path of its name. `token`: the run's,
+        unless the address is only shown. Raises `OSError`."""
         if self._launcher.containment == "cgroup":
             return self.base
         return f"{self.base}/run/{token or ANY_RUN}"
@@ -239,8 +264,8 @@ class GatewayProcess:
     # ---- the process
 
     async def serve(self) -> None:
-        """Keep the gateway running while it is wanted, until cancelled, or until that of a user has no run left that has its
-        address."""
+        """Keep the gateway running while it is wanted, until cancelled, or until that of a user has
+        no run left that has its address."""
         pause = PAUSE
         while True:
             began = trio.current_time()
@@ -270,9 +295,14 @@ class GatewayProcess:
         if pause < FAILING:
             self._tell(EventType.GATEWAY_ENDED, message, "medium")
             return
-        self._tell(EventType.GATEWAY_ENDED, f"{message}; until then runs cannot reach their model; the log tells more", "high")
+        self._tell(
+            EventType.GATEWAY_ENDED,
+            f"{message}; until then runs cannot reach their model; the log tells more",
+            "high",
+        )
         if self._listener is not None:
-            # its port stays bound, and without this option no other process can bind it too, and be taken for the gateway
+            # its port stays bound, and without this option no other process can bind it too, and be
+            # taken for the gateway
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
             self._listener.shutdown(socket.SHUT_RDWR)
 
@@ -292,7 +322,8 @@ class GatewayProcess:
         await self._changed.wait()
 
     async def _need(self) -> None:
-        """Wait until a run or a connection needs it, or until it may be that no run can any more."""
+        """Wait until a run or a connection needs it, or until it may be that no run can any
+        more."""
         async with trio.open_nursery() as nursery:
             if self._listener is not None:
                 _listen(self._listener)  # it was shut down if the gateway died again and again
@@ -307,7 +338,8 @@ class GatewayProcess:
         self.start_ahead()
 
     async def _watched(self, pid: int) -> str:
-        """Wait until the process has ended; tell it to end once it is not wanted. Return how it ended."""
+        """Wait until the process has ended; tell it to end once it is not wanted. Return how it
+        ended."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_unwanted)
             nursery.start_soon(self._answer_once_serving)
@@ -359,9 +391,18 @@ class GatewayProcess:
         _listen(self._listener)
         user = [] if self.uid is None else ["--user", str(self.uid)]
         pid = start_helper(
-            ["-m", "sfad.gateway", "--daemon", self._daemon, "--journal", os.fspath(self._journal), *user],
+            [
+                "-m",
+                "sfad.gateway",
+                "--daemon",
+                self._daemon,
+                "--journal",
+                os.fspath(self._journal),
+                *user,
+            ],
             [(os.POSIX_SPAWN_DUP2, self._listener.fileno(), LISTENER)],
-            blocked=[signal.SIGHUP],  # until it has a handler: it may be told of a new config at once
+            # until it has a handler: it may be told of a new config at once
+            blocked=[signal.SIGHUP],
             env=None if self.uid is None else _USERS_ENV,
         )
         self._launcher.own(pid)
@@ -375,7 +416,10 @@ class GatewayProcess:
         try:
             return noted_in(self._journal)
         except OSError as error:
-            self._log.warning(f"{self._journal} cannot be read: {error.strerror}; calls that were under way count as reserved")
+            self._log.warning(
+                f"{self._journal} cannot be read: {error.strerror}; calls that were under way "
+                "count as reserved"
+            )
             return []
 
     async def _ended(self, pid: int) -> str:
@@ -398,7 +442,11 @@ class GatewayProcess:
             return None
         except (OSError, *UNDECODABLE) as error:
             kept = keep_damaged(self._path)
-            self._damaged(f"{self._path} cannot be read, so live runs may not reach their model any more: {error}; {kept}")
+            self._damaged(
+                f"{self._path} cannot be read, so live runs may not reach their model any "
+                "more: "
+                f"{error}; {kept}"
+            )
             self._end_unknown()
             return None
 

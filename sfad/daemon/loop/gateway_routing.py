@@ -1,4 +1,5 @@
-"""Routes runs through the gateway, or around it: what their commands and environments say of it (docs/gateway.md)."""
+"""Routes runs through the gateway, or around it: what their commands and environments say of it
+(docs/gateway.md)."""
 
 import json
 import os
@@ -9,7 +10,15 @@ from msgspec.structs import replace
 
 from ...agents import claude
 from ...agents.setup_reader import TreeSetups
-from ...agents.setups import GATEWAY, VARIABLES, Setup, UnreadableError, json_object, merged, savable
+from ...agents.setups import (
+    GATEWAY,
+    VARIABLES,
+    Setup,
+    UnreadableError,
+    json_object,
+    merged,
+    savable,
+)
 from ...config import UpstreamConfig
 from ...config_values import is_base_url
 from ...core.state.naming import executed_word, named_word, program_name
@@ -28,17 +37,28 @@ _NO_PROXY = (b"no_proxy", b"NO_PROXY")
 
 
 def routed(
-    request: Spawn, setups: TreeSetups, gateways: Gateways, uid: int, *, explicit: bool = False, token: str | None = None
+    request: Spawn,
+    setups: TreeSetups,
+    gateways: Gateways,
+    uid: int,
+    *,
+    explicit: bool = False,
+    token: str | None = None,
 ) -> Spawn:
-    """Return the request of a user with a command and an environment that lead through the gateway, or around it. `request.direct`:
-    why it has to go around it, if that is known before; `explicit`: the caller asked for the gateway; `token`: names the run in the
-    gateway's address, where that is known. Raise `Invalid`, `OSError`."""
+    """Return the request of a user with a command and an environment that lead through the gateway,
+    or around it. `request.direct`: why it has to go around it, if that is known before; `explicit`:
+    the caller asked for the gateway; `token`: names the run in the gateway's address, where that is
+    known. Raise `Invalid`, `OSError`."""
     if request.gateway is None:
         return request
     words = [os.fsdecode(word) for word in request.argv]
     program = program_name(words)
     at = named_word(words, program)
-    setup = setups.of(program, *_asked(words, at, request.env, gateways.of(uid).base)) if request.gateway else setups.of(program)
+    setup = (
+        setups.of(program, *_asked(words, at, request.env, gateways.of(uid).base))
+        if request.gateway
+        else setups.of(program)
+    )
     if not request.gateway or setup.direct is not None:
         return _around(request, setup.direct, setups, gateways, explicit=explicit)
     address = gateways.of(uid).address(token)
@@ -49,22 +69,35 @@ def routed(
     moved = _moved(request.env, setups, setup, gateways)
     own = next((variable for variable in moved if variable in setups.followed(setup)), None)
     direct = (
-        request.direct or _undone(setup, request, given) or (own and f"{own} was set to another address after its tree was started")
+        request.direct
+        or _undone(setup, request, given)
+        or (own and f"{own} was set to another address after its tree was started")
     )
     if direct is not None:
         return _around(request, direct, setups, gateways, explicit=explicit)
-    argv = request.argv if at is None else [*request.argv[: at + 1], *map(os.fsencode, [*more, *given])]
+    argv = (
+        request.argv
+        if at is None
+        else [*request.argv[: at + 1], *map(os.fsencode, [*more, *given])]
+    )
     env = keyless(request.env, program, gateways.upstreams, setups, setup)
     env = with_options(with_objects(env, setup.merged, address), setup.appended, address)
-    variables = {variable: value for variable, value in setups.env_of(setup).items() if variable not in moved}
+    variables = {
+        variable: value for variable, value in setups.env_of(setup).items() if variable not in moved
+    }
     return replace(request, argv=argv, env=_with(env, variables, setup.unset, address))
 
 
-def _around(request: Spawn, why: str | None, setups: TreeSetups, gateways: Gateways, *, explicit: bool) -> Spawn:
-    """Return the request of a run that goes around the gateway, though its tree uses it if there is a reason. Raise `Invalid`."""
+def _around(
+    request: Spawn, why: str | None, setups: TreeSetups, gateways: Gateways, *, explicit: bool
+) -> Spawn:
+    """Return the request of a run that goes around the gateway, though its tree uses it if there is
+    a reason. Raise `Invalid`."""
     if explicit and why is not None:
         raise Invalid(f"{why}: leave out --gateway")
-    return replace(request, env=_direct(request.env, setups, gateways), direct=why if request.gateway else None)
+    return replace(
+        request, env=_direct(request.env, setups, gateways), direct=why if request.gateway else None
+    )
 
 
 def settings_file(request: Spawn) -> str | None:
@@ -76,14 +109,24 @@ def settings_file(request: Spawn) -> str | None:
 
 
 def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
-    """Return why other settings may count for a run than those that were found; `None` if none do."""
-    if setup.undone_by is not None and any(re.fullmatch(setup.undone_by, word) for word in options):  # a word may hold a key
-        return f"with the settings in its command, others may count than those that route {setup.program} through the gateway"
+    """Return why other settings may count for a run than those that were found; `None` if none
+    do."""
+    # a word may hold a key
+    if setup.undone_by is not None and any(re.fullmatch(setup.undone_by, word) for word in options):
+        return (
+            "with the settings in its command, others may count than those that route "
+            f"{setup.program} through the gateway"
+        )
     if setup.only_in is not None and savable(os.fsdecode(request.cwd)) != setup.only_in:
-        return f"the address in the settings of {setup.program} is known for {setup.only_in} only, where this tree was started"
+        return (
+            f"the address in the settings of {setup.program} is known for {setup.only_in} only, "
+            "where this tree was started"
+        )
     if not setup.only_with:
         return None
-    env = dict(item.decode(errors="surrogateescape").split("=", 1) for item in request.env if b"=" in item)
+    env = dict(
+        item.decode(errors="surrogateescape").split("=", 1) for item in request.env if b"=" in item
+    )
     set_above = dict(setup.env)  # the run above may be one of the same program
     other = next(
         (
@@ -93,13 +136,23 @@ def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
         ),
         None,
     )
-    return f"{other} is not what it was where this tree was started, so other settings of {setup.program} count" if other else None
+    return (
+        (
+            f"{other} is not what it was where this tree was started, so other settings of "
+            f"{setup.program} count"
+        )
+        if other
+        else None
+    )
 
 
 def _moved(env: Iterable[bytes], setups: TreeSetups, setup: Setup, gateways: Gateways) -> list[str]:
-    """Return the variables in which a run above has put another address. They stay: the key of what follows them is for that."""
+    """Return the variables in which a run above has put another address. They stay: the key of what
+    follows them is for that."""
     upstream_of = {
-        variable: value.split("/")[1] for variable, value in setups.env_of(setup).items() if value.startswith(f"{GATEWAY}/")
+        variable: value.split("/")[1]
+        for variable, value in setups.env_of(setup).items()
+        if value.startswith(f"{GATEWAY}/")
     }
     names = tuple([f"{variable}=".encode() for variable in upstream_of])
     inherited = [item for item in env if item.startswith(names)]
@@ -117,36 +170,50 @@ def _moved(env: Iterable[bytes], setups: TreeSetups, setup: Setup, gateways: Gat
     return moved
 
 
-def _asked(words: Sequence[str], at: int | None, env: Iterable[bytes], gateway: str) -> tuple[list[str], dict[str, str]]:
-    """Return the words after the program, and its environment. What an earlier start has put there names no address of its own."""
+def _asked(
+    words: Sequence[str], at: int | None, env: Iterable[bytes], gateway: str
+) -> tuple[list[str], dict[str, str]]:
+    """Return the words after the program, and its environment. What an earlier start has put there
+    names no address of its own."""
     variables = dict(os.fsdecode(item).partition("=")[::2] for item in env)
     before, after = (words, []) if at is None else (words[:at], words[at + 1 :])
-    assigned = dict(word.partition("=")[::2] for word in before if "=" in word and not word.startswith("-"))
+    assigned = dict(
+        word.partition("=")[::2] for word in before if "=" in word and not word.startswith("-")
+    )
     return [word.replace(f"{gateway}/", f"{GATEWAY}/") for word in after], variables | assigned
 
 
 def check_base_urls(setups: TreeSetups) -> None:
-    """Raise `Invalid` for an address of a person's that no request can be sent to: the agent's key would go to the provider of the
-    config."""
+    """Raise `Invalid` for an address of a person's that no request can be sent to: the agent's key
+    would go to the provider of the config."""
     for upstream in setups.upstreams.values():
         if not is_base_url(upstream.url):
-            shown = next((variable for variable, (name, _) in VARIABLES.items() if name == upstream.name), upstream.name)
+            shown = next(
+                (variable for variable, (name, _) in VARIABLES.items() if name == upstream.name),
+                upstream.name,
+            )
             raise Invalid(
-                f"{shown} in the environment cannot be an upstream of the gateway: it is not a URL that begins with http:// or "
+                f"{shown} in the environment cannot be an upstream of the gateway: it is not a "
+                "URL that begins with http:// or "
                 "https:// and has a host; correct or unset it, or start the run with --no-gateway"
             )
 
 
-def _with(env: Iterable[bytes], variables: Mapping[str, str], unset: Iterable[str], address: str) -> list[bytes]:
-    told = {variable.encode(): value.replace(GATEWAY, address).encode() for variable, value in variables.items()}
+def _with(
+    env: Iterable[bytes], variables: Mapping[str, str], unset: Iterable[str], address: str
+) -> list[bytes]:
+    told = {
+        variable.encode(): value.replace(GATEWAY, address).encode()
+        for variable, value in variables.items()
+    }
     left_out = {*told, *(variable.encode() for variable in unset)}
     kept = [item for item in env if item.partition(b"=")[0] not in left_out]
     return exempt_from_proxies(kept) + [variable + b"=" + value for variable, value in told.items()]
 
 
 def _direct(env: Sequence[bytes], setups: TreeSetups, gateways: Gateways) -> list[bytes]:
-    """Return the environment of a run that leaves out the gateway, which the run above it may use: without placeholders, and with
-    what the person had in place of the gateway's address."""
+    """Return the environment of a run that leaves out the gateway, which the run above it may use:
+    without placeholders, and with what the person had in place of the gateway's address."""
     own = {name: upstream.url for name, upstream in setups.upstreams.items()}
     kept = []
     for item in env:
@@ -160,21 +227,35 @@ def _direct(env: Sequence[bytes], setups: TreeSetups, gateways: Gateways) -> lis
 
 
 def _upstream_in(url: str, gateways: Gateways) -> str | None:
-    """Return the upstream that an address of the gateway leads to; `None` if it is another address."""
+    """Return the upstream that an address of the gateway leads to; `None` if it is another
+    address."""
     parts = url.split("/")[3:] if gateways.is_own(url) else []
     return next(iter(parts[2:] if parts[:1] == ["run"] else parts), None)
 
 
 def keyless(
-    env: Sequence[bytes], program: str, upstreams: Mapping[str, UpstreamConfig], setups: TreeSetups, setup: Setup
+    env: Sequence[bytes],
+    program: str,
+    upstreams: Mapping[str, UpstreamConfig],
+    setups: TreeSetups,
+    setup: Setup,
 ) -> list[bytes]:
-    """Return the environment of a run that uses the gateway: without the keys that the gateway has, and with placeholders, because
-    programs do not start without a key. For upstreams that the run's root has chosen the gateway uses no key, so theirs stay."""
+    """Return the environment of a run that uses the gateway: without the keys that the gateway has,
+    and with placeholders, because programs do not start without a key. For upstreams that the run's
+    root has chosen the gateway uses no key, so theirs stay."""
     chosen = setups.upstreams
-    keyed = {name: each for name, each in upstreams.items() if name not in chosen and (each.key_file or each.key_env)}
+    keyed = {
+        name: each
+        for name, each in upstreams.items()
+        if name not in chosen and (each.key_file or each.key_env)
+    }
     if not keyed:
         return list(env)
-    secrets = {os.environb.get(each.key_env.encode(), b"") for each in keyed.values() if each.key_env is not None}
+    secrets = {
+        os.environb.get(each.key_env.encode(), b"")
+        for each in keyed.values()
+        if each.key_env is not None
+    }
     secrets = {secret for secret in secrets if len(secret) >= SHORTEST}
     replaced = {variable for name in keyed for variable in KEYS.get(name, ())} - setups.keys
     kept = [
@@ -187,13 +268,18 @@ def keyless(
     called = [name for name in keyed if name in KEYS and not {*KEYS[name]}.issubset(setup.keys)]
     known = KNOWN_PROGRAMS.get(program)
     own = known.keys if known is not None else ()
-    variables = {next((key for key in own if key in KEYS[name]), KEYS[name][0]).encode() for name in called}
+    variables = {
+        next((key for key in own if key in KEYS[name]), KEYS[name][0]).encode() for name in called
+    }
     missing = variables - {item.partition(b"=")[0] for item in kept}
     return kept + [variable + f"={PLACEHOLDER}".encode() for variable in sorted(missing)]
 
 
-def with_objects(env: Sequence[bytes], objects: Iterable[tuple[str, str]], address: str) -> list[bytes]:
-    """Return the environment with these objects merged into those of its variables. What is not JSON stays as it is."""
+def with_objects(
+    env: Sequence[bytes], objects: Iterable[tuple[str, str]], address: str
+) -> list[bytes]:
+    """Return the environment with these objects merged into those of its variables. What is not
+    JSON stays as it is."""
     result = list(env)
     for variable, text in objects:
         name = f"{variable}=".encode()
@@ -207,14 +293,18 @@ def with_objects(env: Sequence[bytes], objects: Iterable[tuple[str, str]], addre
     return result
 
 
-def with_options(env: Sequence[bytes], options: Iterable[tuple[str, str]], address: str) -> list[bytes]:
+def with_options(
+    env: Sequence[bytes], options: Iterable[tuple[str, str]], address: str
+) -> list[bytes]:
     """Return the environment with each option after those that its variable has."""
     result = list(env)
     for variable, text in options:
         name, option = f"{variable}=".encode(), text.replace(GATEWAY, address).encode()
         before = next((item.removeprefix(name) for item in result if item.startswith(name)), b"")
         if option not in before:
-            result = [item for item in result if not item.startswith(name)] + [name + (before + b" " + option).strip()]
+            result = [item for item in result if not item.startswith(name)] + [
+                name + (before + b" " + option).strip()
+            ]
     return result
 
 
@@ -222,8 +312,14 @@ def exempt_from_proxies(env: list[bytes]) -> list[bytes]:
     """Return an environment in which no program looks for the gateway behind a proxy."""
     if not any(item.lower().startswith(_PROXIES) and not item.endswith(b"=") for item in env):
         return env
-    no_proxy = {name: value for name, _, value in (item.partition(b"=") for item in env) if name in _NO_PROXY}
+    no_proxy = {
+        name: value
+        for name, _, value in (item.partition(b"=") for item in env)
+        if name in _NO_PROXY
+    }
     hosts = next((value for name in _NO_PROXY if (value := no_proxy.get(name))), b"")
     if hosts.strip() != b"*" and b"127.0.0.1" not in (host.strip() for host in hosts.split(b",")):
         hosts += b",127.0.0.1" if hosts else b"127.0.0.1"
-    return [item for item in env if item.partition(b"=")[0] not in _NO_PROXY] + [name + b"=" + hosts for name in _NO_PROXY]
+    return [item for item in env if item.partition(b"=")[0] not in _NO_PROXY] + [
+        name + b"=" + hosts for name in _NO_PROXY
+    ]

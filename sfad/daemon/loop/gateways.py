@@ -1,8 +1,9 @@
 """The gateways of a daemon: its own, and root's daemon has one for each other user, as that user.
 
-So a user's calls come from that user's own process, and no other user depends on it: on its memory, its connections, and what reads
-hostile requests in it. Only the service's own gateway calls upstreams with a key of the operator's. A user's gateway knows no key.
-It passes requests to these on to the service's own, with a name of the run that only the daemon can write. So a run has one
+So a user's calls come from that user's own process, and no other user depends on it: on its memory,
+its connections, and what reads hostile requests in it. Only the service's own gateway calls
+upstreams with a key of the operator's. A user's gateway knows no key. It passes requests to these
+on to the service's own, with a name of the run that only the daemon can write. So a run has one
 address, whatever the config says of keys at the time of a call.
 """
 
@@ -50,8 +51,8 @@ class Gateways:
         sock: str,
         state_dir: str,
     ) -> None:
-        """Adopt the gateways of an earlier daemon. `settle` is told of the user whose gateway has noted the calls, too. Others: see
-        `GatewayProcess`."""
+        """Adopt the gateways of an earlier daemon. `settle` is told of the user whose gateway has
+        noted the calls, too. Others: see `GatewayProcess`."""
         self._config = config
         self._launcher = launcher
         self._log = log
@@ -61,8 +62,8 @@ class Gateways:
 
         def make(uid: int | None) -> GatewayProcess:
             return GatewayProcess(
-                self._config, launcher, log, tell, partial(settle, uid), partial(self._in_use, uid), damaged, self._ports,
-                uid=uid, sock=sock, state_dir=state_dir,
+                self._config, launcher, log, tell, partial(settle, uid), partial(self._in_use, uid),
+                damaged, self._ports, uid=uid, sock=sock, state_dir=state_dir,
             )  # fmt: skip
 
         self._make = make
@@ -140,25 +141,36 @@ class Gateways:
     # ---- who calls which upstream
 
     def settings(self, gateway_uid: int | None) -> dict[str, UpstreamInfo]:
-        """Return the upstreams of the config as a gateway is told them: that of a user, or the service's own. Raises `OSError`."""
+        """Return the upstreams of the config as a gateway is told them: that of a user, or the
+        service's own. Raises `OSError`."""
         return {
             name: UpstreamInfo(url=each.url, api=each.api, through=self.own.base)
             if gateway_uid is not None and _has_key(each)
-            else UpstreamInfo(url=each.url, api=each.api, key_env=each.key_env, key_file=each.key_file)
+            else UpstreamInfo(
+                url=each.url, api=each.api, key_env=each.key_env, key_file=each.key_file
+            )
             for name, each in self.upstreams.items()
         }
 
     def leads_keyed_only(self, gateway_uid: int | None, uid: int) -> bool:
-        """Return whether a gateway leads a user's runs to upstreams with a key of the operator's only."""
+        """Return whether a gateway leads a user's runs to upstreams with a key of the operator's
+        only."""
         return gateway_uid is None and self.of(uid) is not self.own
 
-    def may_ask(self, gateway_uid: int | None, live: Live, setups: TreeSetups, upstream: str) -> bool:
-        """Return whether a gateway may ask about a call of a run to an upstream. `setups`: of the run's tree."""
+    def may_ask(
+        self, gateway_uid: int | None, live: Live, setups: TreeSetups, upstream: str
+    ) -> bool:
+        """Return whether a gateway may ask about a call of a run to an upstream. `setups`: of the
+        run's tree."""
         if gateway_uid not in {None, live.uid}:
             return False
         found = self.upstreams.get(upstream) if upstream not in setups.upstreams else None
         keyed = found is not None and _has_key(found)
-        return keyed if self.leads_keyed_only(gateway_uid, live.uid) else gateway_uid is None or not keyed
+        return (
+            keyed
+            if self.leads_keyed_only(gateway_uid, live.uid)
+            else gateway_uid is None or not keyed
+        )
 
     # ---- names of runs
 
@@ -172,17 +184,26 @@ class Gateways:
         return run if secrets.compare_digest(self._signed(run).encode(), token.encode()) else None
 
     def with_token(self, run: RunId, words: list[bytes]) -> list[bytes]:
-        """Return words, each address of the gateway in them with the run's name where its cgroup does not tell it."""
+        """Return words, each address of the gateway in them with the run's name where its cgroup
+        does not tell it."""
         token = self.token(run)
-        return words if token is None else [word.replace(ANY_RUN.encode(), token.encode()) for word in words]
+        return (
+            words
+            if token is None
+            else [word.replace(ANY_RUN.encode(), token.encode()) for word in words]
+        )
 
     def token(self, run: RunId) -> str | None:
         """Return what names a run in an address; `None` where its cgroup tells."""
-        return self._signed(run) if self._launcher.containment != "cgroup" and self.own.has_address else None
+        return (
+            self._signed(run)
+            if self._launcher.containment != "cgroup" and self.own.has_address
+            else None
+        )
 
     def passage(self, gateway_uid: int | None, run: RunId) -> str | None:
-        """Return what names a run to the service's own gateway, where a gateway passes calls on to that; else `None`. Raises
-        `OSError`."""
+        """Return what names a run to the service's own gateway, where a gateway passes calls on to
+        that; else `None`. Raises `OSError`."""
         return self._signed(run) if gateway_uid is not None and self._keyed else None
 
     def _signed(self, run: RunId) -> str:
@@ -227,16 +248,20 @@ def _has_key(upstream: UpstreamConfig) -> bool:
     return upstream.key_file is not None or upstream.key_env is not None
 
 
-# ---- Looks for connections that lead from an agent program to its model past the gateway (docs/gateway.md)
+# ---- Looks for connections that lead from an agent program to its model past the
+# gateway (docs/gateway.md)
 #
-# While an agent program is alive in a run whose calls should come through the gateway and have not, all TCP connections are
-# looked at now and then, in a thread. A run without an agent program is never looked at, and without such runs nothing wakes up.
+# While an agent program is alive in a run whose calls should come through the gateway and have not,
+# all TCP connections are looked at now and then, in a thread. A run without an agent program is
+# never looked at, and without such runs nothing wakes up.
 #
-# A connection tells neither which process of the run has it nor what it is for. So the run must hold the program, the connection
-# must be there in two looks, and it must not be one that the program makes anyway.
+# A connection tells neither which process of the run has it nor what it is for. So the run must
+# hold the program, the connection must be there in two looks, and it must not be one that the
+# program makes anyway.
 
 LOOK_EVERY, LOOK_EVERY_MAX = 2.0, 30.0
-"""Seconds between two looks, after a program was seen and after a long while without anything: an idle terminal costs little."""
+"""Seconds between two looks, after a program was seen and after a long while without anything: an
+idle terminal costs little."""
 SLOWER = 1.25
 RESOLVED_FOR = 300.0
 """Seconds for which the addresses of a name are used again."""
@@ -302,7 +327,10 @@ class ConnectionWatch:
 
     async def _look(self) -> set[Reached]:
         """Return which programs' APIs the runs are connected to."""
-        apis = {run: dict(self._apis(self._live[run], programs.values())) for run, programs in self._programs.items()}
+        apis = {
+            run: dict(self._apis(self._live[run], programs.values()))
+            for run, programs in self._programs.items()
+        }
         wanted = {api for each in apis.values() for api in each}
         try:
             found = await in_thread(self._addresses.reached, wanted, abandon=True)
@@ -320,7 +348,9 @@ class ConnectionWatch:
         own = self._live[live.lineage_ids[0]].setups.upstreams.values()
         for url in (*_BUILT_IN, *self._upstreams(), *(each.url for each in own)):
             api = _api_of(url)
-            program = next((each for each in programs if api is not None and _connects(each) != api[0]), None)
+            program = next(
+                (each for each in programs if api is not None and _connects(each) != api[0]), None
+            )
             if api is not None and program is not None:
                 yield api, program
 
@@ -338,7 +368,8 @@ class _Addresses:
         self._known: dict[Api, tuple[float, frozenset[bytes]]] = {}
 
     def reached(self, apis: Collection[Api]) -> set[tuple[Opened, Api]]:
-        """Return the connections that lead to one of these APIs. Names are resolved only where a connection has the port."""
+        """Return the connections that lead to one of these APIs. Names are resolved only where a
+        connection has the port."""
         kernel = Kernel()
         try:
             connections = kernel.connections({port for _, port in apis})
@@ -347,7 +378,10 @@ class _Addresses:
         ports = {connection.port for connection in connections}
         hosts = {api: self._of(api) for api in apis if api[1] in ports}
         return {
-            (connection, api) for connection in connections for api, known in hosts.items() if _leads_to(connection, api, known)
+            (connection, api)
+            for connection in connections
+            for api, known in hosts.items()
+            if _leads_to(connection, api, known)
         }
 
     def _of(self, api: Api) -> frozenset[bytes]:
@@ -356,7 +390,8 @@ class _Addresses:
         if now < until:
             return known
         found = set()
-        with suppress(OSError, UnicodeError):  # a name that cannot be resolved here has no connection to be found
+        # a name that cannot be resolved here has no connection to be found
+        with suppress(OSError, UnicodeError):
             for family, _, _, _, address in socket.getaddrinfo(*api, type=socket.SOCK_STREAM):
                 found.add(socket.inet_pton(family, str(address[0]).partition("%")[0]))
         self._known[api] = now + RESOLVED_FOR, frozenset(found)

@@ -1,4 +1,5 @@
-"""Requests of other nodes that wait until something happens to runs that they have granted to this one."""
+"""Requests of other nodes that wait until something happens to runs that they have granted to this
+one."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -19,7 +20,8 @@ class Tending(Protocol):
         """Seconds."""
 
     def answer(self, *, whatever: bool) -> bool:
-        """Answer, if there is something to tell, or `whatever` there is. Return whether it need not wait any more."""
+        """Answer, if there is something to tell, or `whatever` there is. Return whether it need not
+        wait any more."""
 
 
 class GrantedRuns:
@@ -36,7 +38,9 @@ class GrantedRuns:
             self._timers.disarm(tending.key)
             return
         self._waiting[tending.key] = tending
-        self._timers.arm(tending.key, trio.current_time() + tending.wait, lambda: self._due(tending.key))
+        self._timers.arm(
+            tending.key, trio.current_time() + tending.wait, lambda: self._due(tending.key)
+        )
 
     def _due(self, key: tuple[str, int]) -> None:
         if (tending := self._waiting.pop(key, None)) is not None:

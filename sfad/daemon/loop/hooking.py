@@ -1,4 +1,5 @@
-"""The hooks of a daemon: wires them to the config, the events, the ends of runs and the next daemon."""
+"""The hooks of a daemon: wires them to the config, the events, the ends of runs and the next
+daemon."""
 
 import os
 import sqlite3
@@ -25,7 +26,8 @@ from .isolating import Isolating
 from .resources import Resources
 
 PAGE, PAGES = 500, 20
-"""Events of the ledger that are read at once, and how often, to find those that an earlier daemon had not finished."""
+"""Events of the ledger that are read at once, and how often, to find those that an earlier daemon
+had not finished."""
 
 LAST_HOOKS = 5.0
 """Seconds that hooks have when the daemon ends. The next daemon starts what was not finished."""
@@ -34,7 +36,12 @@ BEFORE_REEXECUTION = 2.0
 
 class Hooking:
     def __init__(
-        self, resources: Resources, announcer: Announcer, catalogue: RunCatalogue, background: Background, isolating: Isolating
+        self,
+        resources: Resources,
+        announcer: Announcer,
+        catalogue: RunCatalogue,
+        background: Background,
+        isolating: Isolating,
     ) -> None:
         self._resources = resources
         self._announcer = announcer
@@ -47,21 +54,33 @@ class Hooking:
         self.on_events = EventHooks(
             self.processes, reports, background, env, resources.socket, self._spool.save_done, catalogue.uid
         )  # fmt: skip
-        self.end_hooks = EndHooks(self.processes, reports, background, resources.socket, self._spool.forget, isolating.sandbox_of)
+        self.end_hooks = EndHooks(
+            self.processes,
+            reports,
+            background,
+            resources.socket,
+            self._spool.forget,
+            isolating.sandbox_of,
+        )
 
     def begin(self, hooks: Mapping[str, Hook]) -> None:
-        """Follow the config, and continue with the events that an earlier daemon had not finished."""
+        """Follow the config, and continue with the events that an earlier daemon had not
+        finished."""
         self.configure(hooks)
         if hooks:
             try:
                 self._replay()
             except (sqlite3.Error, LedgerError) as error:
-                self._resources.log.error(f"events that hooks have missed cannot be read from the ledger: {error}")
+                self._resources.log.error(
+                    f"events that hooks have missed cannot be read from the ledger: {error}"
+                )
 
     def _replay(self) -> None:
         for _ in range(PAGES):
             request = Events(id=0, after=self.on_events.oldest)
-            page = read_event_page(self._resources.ledger.file.directory, EventFilter(EVERYTHING), request, PAGE)
+            page = read_event_page(
+                self._resources.ledger.file.directory, EventFilter(EVERYTHING), request, PAGE
+            )
             for event in page.events:
                 self.on_events.take(event)
             if not page.more:
@@ -70,19 +89,24 @@ class Hooking:
     def configure(self, hooks: Mapping[str, Hook]) -> None:
         self.on_events.configure(hooks, self._resources.ledger.last_event, self._spool.done())
         if hooks and self._unfollow is None:
-            self._unfollow = self._announcer.event_feed.follow(lambda: EVERYTHING, self.on_events.take)
+            self._unfollow = self._announcer.event_feed.follow(
+                lambda: EVERYTHING, self.on_events.take
+            )
         elif not hooks and self._unfollow is not None:
             self._unfollow()
             self._unfollow = None
 
     def begin_on_ends(self) -> None:
-        """Execute the commands of runs that an earlier daemon has ended, or that have ended without one."""
+        """Execute the commands of runs that an earlier daemon has ended, or that have ended without
+        one."""
         for run, hook in self._spool.on_ends().items():
             if run in self._catalogue.live:
                 continue
             info = self._catalogue.info(run)
             if info is None:
-                self._resources.log.error(f"--on-end of run {run} is not executed: the ledger does not know the run")
+                self._resources.log.error(
+                    f"--on-end of run {run} is not executed: the ledger does not know the run"
+                )
                 self._spool.forget([run])
             elif info.status.terminal:
                 self.end_hooks.ended(info, hook)
@@ -97,15 +121,24 @@ class Hooking:
         self._spool.forget([run])
 
     def peer(self, peer: Peer) -> Peer:
-        """Return who a peer is that may be in a hook. A hook of the config acts for the operator. The command of `--on-end` stays
-        what it is, in a run that the core does not know: it may do nothing."""
+        """Return who a peer is that may be in a hook. A hook of the config acts for the operator.
+        The command of `--on-end` stays what it is, in a run that the core does not know: it may do
+        nothing."""
         return replace(peer, run=None, hook=True) if self.processes.is_operators(peer.run) else peer
 
     def test_event(self, what: str) -> Event:
-        """Return an event of this type as hooks get them: with the name of a run, and with the state of an alert."""
+        """Return an event of this type as hooks get them: with the name of a run, and with the
+        state of an alert."""
         state: Literal["raised"] | None = "raised" if what.startswith("alert_") else None
         number = self._resources.ledger.last_event
-        return Event(type=what, seq=number, time=wall_clock(), agent_name="test", message="a test of this hook", state=state)
+        return Event(
+            type=what,
+            seq=number,
+            time=wall_clock(),
+            agent_name="test",
+            message="a test of this hook",
+            state=state,
+        )
 
     async def finish(self) -> None:
         """Let hooks do what the end of the daemon gives them to do."""

@@ -1,5 +1,5 @@
-"""Asks the keeper of the fleet what this node may spend of budgets, regularly, and at once when something lacks money. Tells it
-what is heard of subscriptions, and hears what other nodes know."""
+"""Asks the keeper of the fleet what this node may spend of budgets, regularly, and at once when
+something lacks money. Tells it what is heard of subscriptions, and hears what other nodes know."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -23,7 +23,8 @@ from ..loop.fleet import Fleet, NotConnected
 AGAIN, AGAIN_MAX = 0.2, 10.0
 """Seconds until a keeper that has not answered is asked again: doubled each time."""
 SHARE_AFTER = 2.0
-"""Seconds between two times that subscriptions are shared: each reply to a call changes something."""
+"""Seconds between two times that subscriptions are shared: each reply to a call changes
+something."""
 
 
 class KeeperRequests:
@@ -86,7 +87,8 @@ class KeeperRequests:
             regular_at = trio.current_time() + self._interval
 
     async def serve_plans(self) -> None:
-        """Share what is known of subscriptions whenever that changes, and regularly, until cancelled."""
+        """Share what is known of subscriptions whenever that changes, and regularly, until
+        cancelled."""
         await self._known.wait()
         if self.node == self._fleet.node:
             await trio.sleep_forever()
@@ -96,7 +98,9 @@ class KeeperRequests:
             self._plan_changed = trio.Event()
             if (plans := self.plans()) or len(self._machine.tree):
                 with suppress(OSError):  # the next time tells the same, or newer
-                    answer = await self._fleet.pass_on(self.node or "", SharePlans(id=1, plans=plans))
+                    answer = await self._fleet.pass_on(
+                        self.node or "", SharePlans(id=1, plans=plans)
+                    )
                     self.learn(answer.plans if isinstance(answer, SharedPlans) else ())
             await trio.sleep(SHARE_AFTER)
 
@@ -114,13 +118,15 @@ class KeeperRequests:
             # the clocks of nodes differ: what is told from the future would hide what is heard next
             time = min(now, datetime.fromtimestamp(plan.heard_at, now.tzinfo))
             told = SeePlan(
-                id=0, run="", provider=plan.provider, time=time.timestamp(), login=plan.login, organization=plan.organization,
-                plan_type=plan.plan_type, status=plan.status, windows=plan.windows,
+                id=0, run="", provider=plan.provider, time=time.timestamp(), login=plan.login,
+                organization=plan.organization, plan_type=plan.plan_type, status=plan.status,
+                windows=plan.windows,
             )  # fmt: skip
             self._feed(e.PlanSeen(trio.current_time(), time, told))
 
     async def _find_keeper(self) -> None:
-        """Wait until it is known who keeps the budgets: the daemon of the cluster's head, unless the config names another."""
+        """Wait until it is known who keeps the budgets: the daemon of the cluster's head, unless
+        the config names another."""
         while self.node is None:
             await self._fleet.connected.wait()
             head = await self._head()
@@ -161,9 +167,13 @@ class KeeperRequests:
             return True
         assert self.node is not None
         try:
-            answer = await self._fleet.pass_on(self.node, self._drawing.request(budgets, wall_clock().timestamp()))
+            answer = await self._fleet.pass_on(
+                self.node, self._drawing.request(budgets, wall_clock().timestamp())
+            )
         except OSError as error:
-            return self._unanswered(f"node {self.node}, which keeps the budgets, does not answer: {error}")
+            return self._unanswered(
+                f"node {self.node}, which keeps the budgets, does not answer: {error}"
+            )
         if isinstance(answer, Error):
             return self._unanswered(f"node {self.node}: {answer.message}")
         assert isinstance(answer, Allowances)
@@ -175,7 +185,11 @@ class KeeperRequests:
     def rest(self) -> None:
         """Refuse what waits for the keeper, because the next program would not know of it."""
         if self._fleet.enabled:
-            self._feed(e.AllowancesKnown(trio.current_time(), (), waits="the daemon is being renewed; try again"))
+            self._feed(
+                e.AllowancesKnown(
+                    trio.current_time(), (), waits="the daemon is being renewed; try again"
+                )
+            )
 
     def _unanswered(self, why: str) -> bool:
         if self.trouble is None:

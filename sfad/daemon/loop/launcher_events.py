@@ -1,4 +1,5 @@
-"""What the launcher and the timers tell of runs. An end waits until it is known what its run has used."""
+"""What the launcher and the timers tell of runs. An end waits until it is known what its run has
+used."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -21,10 +22,12 @@ from ...usage.sessions import LAST_LOOK_WAIT
 from .gateways import ConnectionWatch
 
 ENDS_WAIT = PRICES_WAIT + LAST_LOOK_WAIT
-"""Seconds that a re-execution waits at most for pending ends. An end that is fed sooner stays without a price."""
+"""Seconds that a re-execution waits at most for pending ends. An end that is fed sooner stays
+without a price."""
 
 CALLS_WAIT = 2.0
-"""Seconds that an end waits for what its model calls have used. The gateway tells when it sees that its caller is gone."""
+"""Seconds that an end waits for what its model calls have used. The gateway tells when it sees that
+its caller is gone."""
 
 End = e.MainExited | e.Emptied
 
@@ -32,7 +35,8 @@ End = e.MainExited | e.Emptied
 @dataclass(frozen=True, slots=True)
 class _PendingTree:
     learning: trio.CancelScope
-    """For all runs of the tree together: 1 000 waits in a row would let it exceed its time, or a stop its grace."""
+    """For all runs of the tree together: 1 000 waits in a row would let it exceed its time, or a
+    stop its grace."""
     events: deque[End | e.TimerFired] = field(default_factory=deque)
 
 
@@ -40,8 +44,8 @@ class _PendingTree:
 class LauncherEvents:
     """Feeds the core with what the launcher and the timers tell.
 
-    The end of a run waits while the price list is being loaded, or a session file may still grow. The ends of a tree are fed
-    in their order."""
+    The end of a run waits while the price list is being loaded, or a session file may still grow.
+    The ends of a tree are fed in their order."""
 
     tree: Tree
     timers: Timers
@@ -57,7 +61,8 @@ class LauncherEvents:
     _none_pending: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
     def arrived(self, event: e.Event) -> None:
-        """Take what the launcher tells. Before the core decides about an end, everything is learnt that the run wrote or used."""
+        """Take what the launcher tells. Before the core decides about an end, everything is learnt
+        that the run wrote or used."""
         match event:
             case e.OfRun(run=run_id) if run_id in self.hooks:
                 self.hooks.arrived(event)
@@ -67,13 +72,17 @@ class LauncherEvents:
             case e.AgentSeen():
                 self.bypass_watch.agent_seen(event.run, event.process)
                 self.feed(event)
-            case e.MainExited(run=run_id) | e.Emptied(run=run_id) if (run := self.tree.get(run_id)) is not None:
+            case e.MainExited(run=run_id) | e.Emptied(run=run_id) if (
+                run := self.tree.get(run_id)
+            ) is not None:
                 self._ended(run, event)
             case _:
                 self.feed(event)
 
     def arm(self, run: RunId, timer: Timer, at: float) -> None:
-        self.timers.arm((run, timer), at, lambda: self._fired(e.TimerFired(trio.current_time(), run, timer)))
+        self.timers.arm(
+            (run, timer), at, lambda: self._fired(e.TimerFired(trio.current_time(), run, timer))
+        )
 
     def arm_alerts(self, at: float | None) -> None:
         """Feed `AlertsDue` then, or not any more."""
@@ -87,7 +96,11 @@ class LauncherEvents:
         if at is None:
             self.timers.disarm("plans")
         else:
-            self.timers.arm("plans", at, lambda: self.feed(e.PlansDue(trio.current_time(), wall_clock().astimezone())))
+            self.timers.arm(
+                "plans",
+                at,
+                lambda: self.feed(e.PlansDue(trio.current_time(), wall_clock().astimezone())),
+            )
 
     def _ended(self, run: Run, event: End) -> None:
         """Feed that a run or its main process has ended, now or later."""
@@ -96,7 +109,9 @@ class LauncherEvents:
             if not self.metering.may_wait(run) and not _calls(run):
                 self._feed_now(event)
                 return
-            self._pending[root] = _PendingTree(trio.CancelScope(deadline=trio.current_time() + PRICES_WAIT))
+            self._pending[root] = _PendingTree(
+                trio.CancelScope(deadline=trio.current_time() + PRICES_WAIT)
+            )
             self.background.start_soon(self._feed_later, root)
         self._pending[root].events.append(event)
 
@@ -108,7 +123,9 @@ class LauncherEvents:
             self._feed_now(event)
         else:
             pending.events.append(event)
-            pending.learning.deadline = min(pending.learning.deadline, trio.current_time() + LAST_LOOK_WAIT)
+            pending.learning.deadline = min(
+                pending.learning.deadline, trio.current_time() + LAST_LOOK_WAIT
+            )
 
     def call_settled(self) -> None:
         """Note that a model call was settled."""
@@ -137,8 +154,12 @@ class LauncherEvents:
                     first = pending.events[0]
                     run = self.tree.get(first.run)
                     if run is not None:
-                        await self.metering.learn_use(run, succeeded=isinstance(first, e.MainExited) and first.code == 0)
-                        if isinstance(first, e.Emptied) or (isinstance(first, e.MainExited) and first.empty):
+                        await self.metering.learn_use(
+                            run, succeeded=isinstance(first, e.MainExited) and first.code == 0
+                        )
+                        if isinstance(first, e.Emptied) or (
+                            isinstance(first, e.MainExited) and first.empty
+                        ):
                             await self._calls_settled(run)
                     if pending.events:  # else `feed_all` was called in the meantime
                         self._feed_now(pending.events.popleft())

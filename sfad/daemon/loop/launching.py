@@ -32,16 +32,20 @@ from .isolating import Isolating
 from .resources import Resources
 from .shipping import Shipping
 
-# ---- Directories of shims, which come first in the PATH of runs (docs/agents.md): the one that a person has installed, and those
+# ---- Directories of shims, which come first in the PATH of runs (docs/agents.md):
+# the one that a person has installed, and those
 # that the daemon makes for runs that use the gateway.
 #
-# A shim of a program that is not there would deceive `command -v`. So an automatic directory has shims of just the agent programs
-# that a tree finds in its PATH, and there is one for each set of them.
+# A shim of a program that is not there would deceive `command -v`. So an automatic directory has
+# shims of just the agent programs that a tree finds in its PATH, and there is one for each set of
+# them.
 
 BASH_ENV = b".bash_env"
-"""The file in an automatic directory that bash reads before a script, and in `bash -lc` after /etc/profile has set PATH."""
+"""The file in an automatic directory that bash reads before a script, and in `bash -lc` after
+/etc/profile has set PATH."""
 THEIR_BASH_ENV, SHIMS = "SFA_BASH_ENV", "SFA_SHIMS"
-"""Variables of a run: what BASH_ENV was before, which bash expands; and what its PATH begins with."""
+"""Variables of a run: what BASH_ENV was before, which bash expands; and what its PATH begins
+with."""
 _FIND_AGAIN = rb"""# sfad: a login shell sets PATH again, and would lose the shims
 if [ -n "${SFA_BASH_ENV-}" ]; then
     eval "_sfa=\"$SFA_BASH_ENV\""
@@ -53,7 +57,8 @@ case "$PATH:" in "${SFA_SHIMS-}":*) ;; *) PATH="${SFA_SHIMS:+$SFA_SHIMS:}$PATH" 
 
 
 class ShimDirectory:
-    """What there is in the directory, as of the last look: at the start, at a reload, and at each `status`. No launch looks."""
+    """What there is in the directory, as of the last look: at the start, at a reload, and at each
+    `status`. No launch looks."""
 
     def __init__(self, state: Path) -> None:
         self.path = shim_dir(state)
@@ -63,11 +68,13 @@ class ShimDirectory:
         self.look()
 
     def look(self) -> None:
-        self.programs = sorted(_executables(self.path)) if ":" not in str(self.path) else ()  # PATH could not hold it
+        # PATH could not hold it
+        self.programs = sorted(_executables(self.path)) if ":" not in str(self.path) else ()
         self.in_path = os.fsencode(self.path) if self.programs else None
 
     def open_to(self, uid: int) -> bool:
-        """Return whether a user can enter the directory: a state directory is open to the daemon's own user only."""
+        """Return whether a user can enter the directory: a state directory is open to the daemon's
+        own user only."""
         return self.path == SYSTEM_SHIMS or uid == os.geteuid()
 
 
@@ -80,10 +87,15 @@ class AutomaticShims:
         self._made: dict[tuple[str, ...], bytes | None] = {}
 
     def in_path(self, programs: Sequence[str], uid: int) -> bytes | None:
-        """Return the directory with shims of these programs, for a user's runs; `None` if there are none, or the user cannot enter
-        it. What an earlier daemon has made is made again: it may be of another installation."""
+        """Return the directory with shims of these programs, for a user's runs; `None` if there are
+        none, or the user cannot enter it. What an earlier daemon has made is made again: it may be
+        of another installation."""
         key = tuple(sorted(programs))
-        if not key or ":" in str(self._path) or not (self._path == SYSTEM_AUTOMATIC_SHIMS or uid == os.geteuid()):
+        if (
+            not key
+            or ":" in str(self._path)
+            or not (self._path == SYSTEM_AUTOMATIC_SHIMS or uid == os.geteuid())
+        ):
             return None
         if key not in self._made:
             self._made[key] = self._make(key)
@@ -103,7 +115,10 @@ class AutomaticShims:
                 _write(directory / program, shim_files.text(program, automatic=True), 0o755)
             _write(directory / os.fsdecode(BASH_ENV), _FIND_AGAIN, 0o644)
         except OSError as error:
-            self._trouble(f"{directory}: no automatic shims: {error.strerror}; what runs start by a program's name is no child run")
+            self._trouble(
+                f"{directory}: no automatic shims: {error.strerror}; what runs start by a "
+                "program's name is no child run"
+            )
             return None
         return os.fsencode(directory)
 
@@ -111,7 +126,9 @@ class AutomaticShims:
 def _write(path: Path, text: bytes, mode: int) -> None:
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+    with open(
+        os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb"
+    ) as file:
         file.write(text)
         os.fchmod(file.fileno(), mode)
     new.replace(path)
@@ -120,21 +137,28 @@ def _write(path: Path, text: bytes, mode: int) -> None:
 def _executables(directory: Path) -> list[str]:
     try:
         with os.scandir(directory) as entries:
-            return [entry.name for entry in entries if entry.is_file() and stat.S_IMODE(entry.stat().st_mode) & 0o111]
+            return [
+                entry.name
+                for entry in entries
+                if entry.is_file() and stat.S_IMODE(entry.stat().st_mode) & 0o111
+            ]
     except OSError:
         return []
 
 
-# ---- The environment of a run: what the client sent, without variables of the daemon or of another run, plus SFA_*
+# ---- The environment of a run: what the client sent, without variables of the
+# daemon or of another run, plus SFA_*
 
 
 _FOREIGN = (b"NOTIFY_SOCKET=", b"LISTEN_", b"WATCHDOG_", b"MAINPID=", b"FDSTORE=")
-"""Variables by which systemd speaks to one service. A run that inherits them could answer in the service's name."""
+"""Variables by which systemd speaks to one service. A run that inherits them could answer in the
+service's name."""
 
 _OWN = (
-    b"SFA_RUN_ID=", b"SFA_ROOT_ID=", b"SFA_PARENT_ID=", b"SFA_NAME=", b"SFA_DEPTH=", b"SFA_MAX_DEPTH=", b"SFA_CALL_CHAIN=",
-    b"SFA_DEADLINE=", b"SFA_ATTEMPT=", b"SFA_SOCKET=", b"SFA_COOKIE=", b"SFA_ALLOWED_TOOLS=", b"SFA_BLOCKED_TOOLS=",
-    b"SFA_NO_LOG=", b"SFA_QUIET=", b"SFA_SHIMS=", b"SFA_TASK=", b"SFA_MODEL=", b"SFA_PROVIDER=", b"SFA_INSTRUCTIONS=",
+    b"SFA_RUN_ID=", b"SFA_ROOT_ID=", b"SFA_PARENT_ID=", b"SFA_NAME=", b"SFA_DEPTH=",
+    b"SFA_MAX_DEPTH=", b"SFA_CALL_CHAIN=", b"SFA_DEADLINE=", b"SFA_ATTEMPT=", b"SFA_SOCKET=",
+    b"SFA_COOKIE=", b"SFA_ALLOWED_TOOLS=", b"SFA_BLOCKED_TOOLS=", b"SFA_NO_LOG=", b"SFA_QUIET=",
+    b"SFA_SHIMS=", b"SFA_TASK=", b"SFA_MODEL=", b"SFA_PROVIDER=", b"SFA_INSTRUCTIONS=",
 )  # fmt: skip
 
 
@@ -151,14 +175,17 @@ def run_environment(
     told = [*_told(run, spawn, socket, deadline)]
     if shims:
         told.append((SHIMS, os.fsdecode(b":".join(shims))))
-    kept = [item for item in spawn.env if not item.startswith(_FOREIGN) and not item.startswith(_OWN)]
+    kept = [
+        item for item in spawn.env if not item.startswith(_FOREIGN) and not item.startswith(_OWN)
+    ]
     if shims:
         kept = _finding_shims(kept, shims)
     return kept + [f"{key}={value}".encode(errors="surrogateescape") for key, value in told]
 
 
 def _finding_shims(env: Sequence[bytes], shims: Sequence[bytes]) -> list[bytes]:
-    """Return an environment whose PATH begins with directories of shims, also after a login shell has set it."""
+    """Return an environment whose PATH begins with directories of shims, also after a login shell
+    has set it."""
     kept = []
     for item in env:
         if item.startswith(b"PATH="):
@@ -166,7 +193,9 @@ def _finding_shims(env: Sequence[bytes], shims: Sequence[bytes]) -> list[bytes]:
             kept.append(b"PATH=" + b":".join([*shims, *others]))
         elif not item.startswith(b"BASH_ENV="):
             kept.append(item)
-        elif not item.endswith(b"/" + BASH_ENV):  # else it is that of a run above, and SFA_BASH_ENV holds the person's
+        elif not item.endswith(
+            b"/" + BASH_ENV
+        ):  # else it is that of a run above, and SFA_BASH_ENV holds the person's
             kept.append(f"{THEIR_BASH_ENV}=".encode() + item[9:])
     return [*kept, b"BASH_ENV=" + shims[-1] + b"/" + BASH_ENV]
 
@@ -181,8 +210,12 @@ def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tupl
         ("SFA_NAME", run.identity[1]),
         ("SFA_DEPTH", str(len(lineage) - 1 + len(granted))),
         ("SFA_MAX_DEPTH", str(run.birth.max_depth.value)),
-        # without the run itself: an agent that looks for its own name in the chain must not find itself
-        ("SFA_CALL_CHAIN", ",".join([*(name for _, name in granted), *(r.identity[1] for r in lineage[:-1])])),
+        # without the run itself: an agent that looks for its own name in the chain must not find
+        # itself
+        (
+            "SFA_CALL_CHAIN",
+            ",".join([*(name for _, name in granted), *(r.identity[1] for r in lineage[:-1])]),
+        ),
         ("SFA_DEADLINE", f"{deadline:.0f}"),
         ("SFA_ATTEMPT", str(run.attempt)),
         ("SFA_SOCKET", socket),
@@ -201,8 +234,8 @@ def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tupl
 
 
 LAUNCH = 8
-"""Descriptors that a launch takes for some milliseconds: files for the output, pipes of the trampoline, the way into the
-containment, a pidfd."""
+"""Descriptors that a launch takes for some milliseconds: files for the output, pipes of the
+trampoline, the way into the containment, a pidfd."""
 
 Arm = Callable[[RunId, Timer, float], None]
 """Run, timer, time."""
@@ -236,11 +269,14 @@ class Launching:
         live = self.catalogue.live[run.id]
         opened: list[int] = []
         if live.credentials is None and run.birth.uid != 0 and os.geteuid() == 0:
-            self._fail(run, errno.EPERM, f"what user {run.birth.user} may do is not known", "launch")
+            self._fail(
+                run, errno.EPERM, f"what user {run.birth.user} may do is not known", "launch"
+            )
             return
         try:
             try:
-                check_descriptors(self.descriptors)  # it may have waited since it was admitted, or be one of many
+                # it may have waited since it was admitted, or be one of many
+                check_descriptors(self.descriptors)
             except OSError as error:
                 self._fail(run, errno.EMFILE, str(error), "launch")
                 return
@@ -248,13 +284,21 @@ class Launching:
                 spec = self._spec(live, opened)
                 self.metering.begin_attempt(live, opened)
             except OSError as error:
-                self._fail(run, error.errno or 0, f"its output could not be opened: {error}", "output")
+                self._fail(
+                    run, error.errno or 0, f"its output could not be opened: {error}", "output"
+                )
                 return
-            if run.attempt > 1:  # where the meter was in an earlier attempt says nothing about this one
+            # where the meter was in an earlier attempt says nothing about this one
+            if run.attempt > 1:
                 self.resources.spool.journal.save([live], self.metering.position)
             if self.resources.spool.journal.failing:
                 # the next daemon would take it for queued, and launch it a second time
-                self._fail(run, errno.ENOSPC, "the disk has no room to save that it is launched; free some", "output")
+                self._fail(
+                    run,
+                    errno.ENOSPC,
+                    "the disk has no room to save that it is launched; free some",
+                    "output",
+                )
                 return
             parent = run.parent.id if run.parent is not None else None
             self.resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
@@ -268,12 +312,17 @@ class Launching:
                 os.close(descriptor)
 
     def expect(self, run: Run) -> None:
-        """Bound a launch by the time that the run may take. The core arms this timer again when the command is executed."""
+        """Bound a launch by the time that the run may take. The core arms this timer again when the
+        command is executed."""
         now = trio.current_time()
         self.arm(run.id, Timer.DEADLINE, now + run.allowed_time - run.clock.elapsed(now))
 
     def _fail(self, run: Run, number: int, why: str, kind: Literal["launch", "output"]) -> None:
-        self.feed(e.LaunchFailed(trio.current_time(), run.id, number, f"run {run.id} was not started: {why}", kind))
+        self.feed(
+            e.LaunchFailed(
+                trio.current_time(), run.id, number, f"run {run.id} was not started: {why}", kind
+            )
+        )
 
     def _save_main(self, live: Live, record: LaunchRecord) -> bool:
         live.set_main(record.pid, record.started, self.resources.output.inodes(live.run.id))
@@ -288,7 +337,9 @@ class Launching:
         deadline = wall_clock().timestamp() + min(left)
         shims = self._shims(live)
         terminal = spawn.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
-        env = run_environment(run, spawn, socket=self.resources.socket, deadline=deadline, shims=shims)
+        env = run_environment(
+            run, spawn, socket=self.resources.socket, deadline=deadline, shims=shims
+        )
         env = self.shipping.environment(live, worktrees.environment(live, env))
         step, cwd = self._first_step(live)
         return LaunchSpec(
@@ -321,18 +372,31 @@ class Launching:
         return argv_of(live.spawn, run.attempt, run.agent_session if run.latest.resumes else None)
 
     def _shims(self, live: Live) -> list[bytes]:
-        """Return the directories that come first in the run's PATH: the installed shims, then the automatic ones."""
+        """Return the directories that come first in the run's PATH: the installed shims, then the
+        automatic ones."""
         run = live.run
-        found = [self.shims.in_path if self.shims.in_path is not None and self.shims.open_to(run.birth.uid) else None]
+        found = [
+            self.shims.in_path
+            if self.shims.in_path is not None and self.shims.open_to(run.birth.uid)
+            else None
+        ]
         if live.spawn.gateway:
-            found.append(self.automatic_shims.in_path(self.catalogue.live[run.root.id].setups.programs, run.birth.uid))
+            found.append(
+                self.automatic_shims.in_path(
+                    self.catalogue.live[run.root.id].setups.programs, run.birth.uid
+                )
+            )
         return [each for each in found if each is not None]
 
     def _stdio(self, live: Live, opened: list[int]) -> tuple[int | None, int | None, int | None]:
         if live.spawn.stdio == "inherit":
             stdin, stdout, stderr = live.descriptors
             return stdin, stdout, stderr
-        piped = live.stdin.read_end if live.stdin is not None else (live.descriptors[0] if live.descriptors else None)
+        piped = (
+            live.stdin.read_end
+            if live.stdin is not None
+            else (live.descriptors[0] if live.descriptors else None)
+        )
         if not live.kept:
             return piped, None, None
         owner = None if live.credentials is None else (live.credentials.uid, live.credentials.gid)
@@ -341,5 +405,6 @@ class Launching:
 
 
 def _is_terminal(descriptor: int) -> bool:
-    # isatty(3) is an ioctl, for which a file on a FUSE mount would wait; a terminal is a character device
+    # isatty(3) is an ioctl, for which a file on a FUSE mount would wait; a terminal is a character
+    # device
     return stat.S_ISCHR(os.fstat(descriptor).st_mode) and os.isatty(descriptor)

@@ -56,18 +56,26 @@ class Measuring:
     """When the text was made last, and the text."""
 
     async def text(self) -> str:
-        """Return the metrics in the text format of Prometheus. Raises `OSError` where no thread can be started."""
+        """Return the metrics in the text format of Prometheus. Raises `OSError` where no thread can
+        be started."""
         text = await self.background.walk(partial(_text, self.values()))
         self._told = trio.current_time(), text
         return text
 
     async def recent_text(self) -> str:
-        """Return `text`, at most `RECENT` seconds old: clients that ask all the time must not keep the daemon busy."""
+        """Return `text`, at most `RECENT` seconds old: clients that ask all the time must not keep
+        the daemon busy."""
         made, text = self._told
         return text if trio.current_time() < made + RECENT else await self.text()
 
     def values(self) -> Values:
-        return {**self._of_daemon(), **self._of_runs(), **_of_types(self.counts), **self._of_users(), **self._of_calls()}
+        return {
+            **self._of_daemon(),
+            **self._of_runs(),
+            **_of_types(self.counts),
+            **self._of_users(),
+            **self._of_calls(),
+        }
 
     def _of_daemon(self) -> Values:
         began = time.time() - trio.current_time() + self.began
@@ -76,7 +84,9 @@ class Measuring:
             "sfad_start_time_seconds": _alone(round(began, 3)),
             "sfad_connections": _alone(self.connections()),
             "sfad_slow_clients_dropped": _alone(self.counts.slow_clients),
-            "sfad_hook_executions": {(outcome,): self.counts.hooks.get(outcome, 0) for outcome in get_args(HookOutcome)},
+            "sfad_hook_executions": {
+                (outcome,): self.counts.hooks.get(outcome, 0) for outcome in get_args(HookOutcome)
+            },
             "sfad_events": {(kind,): count for kind, count in self.counts.events.items()},
             "sfad_events_lost": _alone(self.counts.unrecorded),
             "sfad_ledger_commit_duration_seconds": {(): self.counts.commit},
@@ -88,30 +98,40 @@ class Measuring:
         machine, counts = self.machine, self.counts
         live = Counter(live.run.status for live in self.catalogue.live.values())
         runs = (live.run for live in self.catalogue.live.values())
-        alerts = Counter(alert.type for alert in all_alerts(runs, machine.shared_alerts, trio.current_time()))
+        alerts = Counter(
+            alert.type for alert in all_alerts(runs, machine.shared_alerts, trio.current_time())
+        )
         budgets = list(machine.budgets)
         breaches: dict[Labels, float] = {
-            (kind, action): count for kind, actions in counts.hit.items() for action, count in actions.items()
+            (kind, action): count
+            for kind, actions in counts.hit.items()
+            for action, count in actions.items()
         }
         return {
             "sfad_runs": {(status,): live[status] for status in LIVE},
             "sfad_queued_runs": _alone(machine.slots.queued),
             "sfad_runs_admitted": _alone(machine.admitted),
-            "sfad_runs_ended": {(status,): counts.ended.get(status, 0) for status in Status if status in ENDED},
+            "sfad_runs_ended": {
+                (status,): counts.ended.get(status, 0) for status in Status if status in ENDED
+            },
             "sfad_spawns_refused": {(rule,): counts.refused.get(rule, 0) for rule in Rule},
             "sfad_limits_exceeded": breaches,
             "sfad_alerts": {(kind,): alerts[kind] for kind in ALERTS},
             "sfad_limits_exceeded_last_hour": _alone(counts.hit_in_an_hour(time.time())),
             "sfad_spawn_duration_seconds": {(): counts.spawn},
             "sfad_queue_wait_seconds": {(): counts.queue_wait},
-            "sfad_budget_usd": {(budget.scope, budget.name): to_usd(budget.allowed) for budget in budgets},
+            "sfad_budget_usd": {
+                (budget.scope, budget.name): to_usd(budget.allowed) for budget in budgets
+            },
             "sfad_plan_used_ratio": {
                 (found.provider, found.account, window.name): window.used
                 for found in machine.plans.known.values()
                 for window in found.windows.values()
                 if window.used is not None
             },
-            "sfad_budget_used_usd": {(budget.scope, budget.name): to_usd(budget.charged) for budget in budgets},
+            "sfad_budget_used_usd": {
+                (budget.scope, budget.name): to_usd(budget.charged) for budget in budgets
+            },
         }
 
     def _of_users(self) -> Values:
@@ -131,7 +151,9 @@ class Measuring:
         waiting = sum(len(self.machine.waiting_calls(run)) for run in self.catalogue.live)
         under_way = sum(len(self.machine.calls_under_way(run)) for run in self.catalogue.live)
         calls: dict[Labels, float] = {
-            (upstream, outcome): count for upstream, outcomes in self.counts.calls.items() for outcome, count in outcomes.items()
+            (upstream, outcome): count
+            for upstream, outcomes in self.counts.calls.items()
+            for outcome, count in outcomes.items()
         }
         return {
             "sfad_gateway_calls": calls,

@@ -1,6 +1,8 @@
-"""Serves the metrics to Prometheus by HTTP, on loopback or a Unix socket, where `metrics.listen` is set.
+"""Serves the metrics to Prometheus by HTTP, on loopback or a Unix socket, where `metrics.listen` is
+set.
 
-A connection gets one reply and is closed. Clients are not trusted: on loopback each user of the machine, and each run, may connect.
+A connection gets one reply and is closed. Clients are not trusted: on loopback each user of the
+machine, and each run, may connect.
 """
 
 import socket
@@ -16,15 +18,18 @@ from ...host.log import Log
 from ...host.socket_file import PathError, bind_socket, unbind_socket
 
 MAX_CONNECTIONS = 8
-"""Of more, the one that the daemon has waited for longest is closed: a client that asks nothing must not keep the others out."""
+"""Of more, the one that the daemon has waited for longest is closed: a client that asks nothing
+must not keep the others out."""
 BACKLOG = 128
 TIMEOUT = 10.0
-"""Seconds for a whole connection: Prometheus waits as long for a scrape, unless it is told otherwise."""
+"""Seconds for a whole connection: Prometheus waits as long for a scrape, unless it is told
+otherwise."""
 RETRY = 0.25
 """Seconds until connections are accepted again after the daemon had no descriptor for one."""
 
 PAUSE = 0.02
-"""Seconds between two connections: a client that connects again and again must not keep the daemon busy."""
+"""Seconds between two connections: a client that connects again and again must not keep the daemon
+busy."""
 
 
 class _Client:
@@ -83,7 +88,10 @@ class MetricsEndpoint:
             listener = _bound(address)
         except (OSError, PathError) as error:
             self.trouble = str(error)
-            self._log.error(f"metrics are not served at {text}: {error}; correct metrics.listen, then run 'sfactl reload'")
+            self._log.error(
+                f"metrics are not served at {text}: {error}; correct metrics.listen, then run "
+                "'sfactl reload'"
+            )
             return
         self.trouble = None
         self._log.info("metrics", listen=text)
@@ -92,7 +100,8 @@ class MetricsEndpoint:
                 await self._accept(accepting, local=isinstance(address, tuple))
         finally:
             if isinstance(address, Path):
-                with suppress(PathError):  # another user's directory now: the next daemon replaces a stale socket
+                # another user's directory now: the next daemon replaces a stale socket
+                with suppress(PathError):
                     unbind_socket(address)
 
     async def _accept(self, listener: trio.socket.SocketType, *, local: bool) -> None:
@@ -122,7 +131,8 @@ class MetricsEndpoint:
                     return
 
     async def _serve_one(self, client: _Client, local: bool) -> None:
-        from .scrapes import answer_scrape  # imports h11, which a daemon without an endpoint does not need
+        # imports h11, which a daemon without an endpoint does not need
+        from .scrapes import answer_scrape
 
         try:
             with client.scope, trio.move_on_after(TIMEOUT):
@@ -139,7 +149,10 @@ def _bound(address: Path | tuple[str, int]) -> socket.socket:
     """Return a listener. Raises `OSError`, `PathError`."""
     if isinstance(address, Path):
         return bind_socket(address)
-    listener = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener = socket.socket(
+        socket.AF_INET6 if ":" in address[0] else socket.AF_INET,
+        socket.SOCK_STREAM | socket.SOCK_CLOEXEC,
+    )
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setblocking(False)

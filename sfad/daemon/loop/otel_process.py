@@ -1,7 +1,9 @@
-"""The exporter of spans, `sfactl otel`: a process of its own, because it speaks with a collector that may be slow or hostile.
+"""The exporter of spans, `sfactl otel`: a process of its own, because it speaks with a collector
+that may be slow or hostile.
 
-It reads the config and the ended runs as any client does, and remembers itself where it was. It ends when the daemon does, or when
-it becomes another program: its stdin is a pipe from the daemon."""
+It reads the config and the ended runs as any client does, and remembers itself where it was. It
+ends when the daemon does, or when it becomes another program: its stdin is a pipe from the
+daemon."""
 
 import os
 import re
@@ -22,17 +24,31 @@ from ...processes.launcher import Launcher
 UNKNOWN = "how is not known"
 """The end of a process that another has reaped."""
 _FOREIGN = ("NOTIFY_SOCKET", "LISTEN_", "WATCHDOG_", "MAINPID", "FDSTORE", "SFA_")
-_DEFAULT = (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGPIPE)
+_DEFAULT = (
+    signal.SIGCHLD,
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGUSR2,
+    signal.SIGPIPE,
+)
 
 FileActions = Sequence[tuple[int, int, int]]
 
 
 def start_helper(
-    words: Sequence[str], file_actions: FileActions, blocked: Sequence[int] = (), env: re.Pattern[str] | None = None
+    words: Sequence[str],
+    file_actions: FileActions,
+    blocked: Sequence[int] = (),
+    env: re.Pattern[str] | None = None,
 ) -> int:
-    """Start this interpreter with `words`, in a process group of its own. `env` matches the names of the variables
-    that it gets, if not all. Return its pid. Raises `OSError`."""
-    given = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN) and (env is None or env.match(key))}
+    """Start this interpreter with `words`, in a process group of its own. `env` matches the names
+    of the variables that it gets, if not all. Return its pid. Raises `OSError`."""
+    given = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(_FOREIGN) and (env is None or env.match(key))
+    }
     return os.posix_spawn(
         sys.executable, [sys.executable, "-P", "-X", "utf8", *words], given,
         file_actions=file_actions, setsigmask=blocked, setsigdef=_DEFAULT, setpgroup=0,
@@ -40,7 +56,8 @@ def start_helper(
 
 
 async def ended(pid: int) -> str | None:
-    """Wait until a process has ended, and reap it. Return how it ended; `None` if there is none any more."""
+    """Wait until a process has ended, and reap it. Return how it ended; `None` if there is none any
+    more."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -66,7 +83,8 @@ def _reap(pidfd: int) -> str:
 
 
 PAUSE, PAUSE_MAX = 1.0, 300.0
-"""Seconds until an ended exporter is started again: doubled each time, until one has lived for `PAUSE_MAX`."""
+"""Seconds until an ended exporter is started again: doubled each time, until one has lived for
+`PAUSE_MAX`."""
 MAX_LINE = 1000
 """Bytes of a line of its stderr that are logged."""
 WORKS = "exporting "
@@ -113,7 +131,9 @@ class OtelProcess:
                 how = f"it cannot be started: {error}"
             pause = PAUSE if trio.current_time() - began > PAUSE_MAX else min(2 * pause, PAUSE_MAX)
             self.trouble = f"{self.trouble or 'the exporter of spans ended'} ({how})"
-            self._log.warning(f"the exporter of spans ended ({how}); it is started again in {pause:g} s")
+            self._log.warning(
+                f"the exporter of spans ended ({how}); it is started again in {pause:g} s"
+            )
             await trio.sleep(pause)
 
     async def _run(self) -> str:
@@ -135,7 +155,11 @@ class OtelProcess:
 
     def _started(self, stdin: int, stderr: int) -> int:
         try:
-            actions = [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, stderr, 1), (os.POSIX_SPAWN_DUP2, stderr, 2)]
+            actions = [
+                (os.POSIX_SPAWN_DUP2, stdin, 0),
+                (os.POSIX_SPAWN_DUP2, stderr, 1),
+                (os.POSIX_SPAWN_DUP2, stderr, 2),
+            ]
             pid = start_helper(["-m", "sfactl.otel", self._daemon], actions)
         finally:
             os.close(stdin)

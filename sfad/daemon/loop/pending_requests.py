@@ -30,7 +30,8 @@ OnAdmit = Callable[[RunId], None]
 
 @dataclass(slots=True)
 class PendingSpawn:
-    """A spawn that the core has not decided about. Its descriptors go to the run if it is admitted."""
+    """A spawn that the core has not decided about. Its descriptors go to the run if it is
+    admitted."""
 
     spawn: Spawn
     setups: TreeSetups
@@ -84,16 +85,21 @@ class PendingRequests:
     _spawns: dict[int, PendingSpawn] = field(default_factory=dict)
 
     def ask(self, asker: OnAnswer, make: Callable[[int, float], e.Event]) -> None:
-        """Feed the event that `make(token, now)` returns. `asker` is called once, with the core's answer."""
+        """Feed the event that `make(token, now)` returns. `asker` is called once, with the core's
+        answer."""
         self.feed(make(self._token(asker), trio.current_time()))
 
     def spawn(self, peer: Peer, asked: Asked, pending: PendingSpawn, asker: OnAnswer) -> None:
-        """Ask for a run. It takes over the descriptors, whatever the answer. `on_admit` is called before `asker` if it is yes. A
-        request with the key of an earlier one gets the same answer.
+        """Ask for a run. It takes over the descriptors, whatever the answer. `on_admit` is called
+        before `asker` if it is yes. A request with the key of an earlier one gets the same answer.
 
         Raises `OSError` where too few descriptors are left. Then nothing was asked."""
         spawn = pending.spawn
-        known = self.catalogue.answer_to((peer.uid, peer.run, spawn.key)) if spawn.key is not None else None
+        known = (
+            self.catalogue.answer_to((peer.uid, peer.run, spawn.key))
+            if spawn.key is not None
+            else None
+        )
         if known is not None:
             pending.close()
             pending.on_admit(known)
@@ -111,13 +117,23 @@ class PendingRequests:
         continued = self.catalogue.info(asked.continues) if asked.continues is not None else None
         by = continued.continued_by if continued is not None else None
         now, grant = trio.current_time(), asked.grant
-        until = lease_until(grant.stamp, grant.lease) if grant is not None and grant.lease is not None else None
+        until = (
+            lease_until(grant.stamp, grant.lease)
+            if grant is not None and grant.lease is not None
+            else None
+        )
         self.feed(e.SpawnRequested(now, token, peer, asked, self._ended(asked.after), by, until))
 
     def _ended(self, awaited: Iterable[After]) -> dict[RunId, Status]:
         """Return how those of the runs have ended that are not live."""
-        ended = ((after.run, self.catalogue.info(after.run)) for after in awaited if after.run not in self.catalogue.live)
-        return {run: info.status for run, info in ended if info is not None and info.status.terminal}
+        ended = (
+            (after.run, self.catalogue.info(after.run))
+            for after in awaited
+            if after.run not in self.catalogue.live
+        )
+        return {
+            run: info.status for run, info in ended if info is not None and info.status.terminal
+        }
 
     def take_admitted(self, token: int) -> PendingSpawn:
         """Return an admitted spawn, once. Its descriptors are the caller's now."""
@@ -139,7 +155,8 @@ class PendingRequests:
             asker(answer)
 
     def withdraw(self, asker: OnAnswer, token: int, why: str | None) -> None:
-        """Expect no answer to a model call, and have the core forget it. `why`: see `CallWithdrawn`."""
+        """Expect no answer to a model call, and have the core forget it. `why`: see
+        `CallWithdrawn`."""
         self._askers[token].remove(asker)
         if not self._askers[token]:
             del self._askers[token]
@@ -160,7 +177,8 @@ class PendingRequests:
         return self.last_token
 
     def answer_again(self, run: RunId, client: int | None, asker: OnAnswer) -> None:
-        """Answer a request that was repeated with its key. `client`: the one that the run is tied to."""
+        """Answer a request that was repeated with its key. `client`: the one that the run is tied
+        to."""
         if client is not None:
             self.feed(e.ClientBack(trio.current_time(), run, client))
         live = self.catalogue.live.get(run)

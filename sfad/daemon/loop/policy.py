@@ -11,7 +11,8 @@ from ...protocol.types import Action, Bound, Limit, LimitKind
 
 
 def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
-    """Return the core's numbers, each bound with the file that set it. `everyone`: the daemon serves each user."""
+    """Return the core's numbers, each bound with the file that set it. `everyone`: the daemon
+    serves each user."""
     config = loaded.config
     source = {setting.key: setting.source for setting in loaded.settings}
 
@@ -24,10 +25,15 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         if threshold is None:
             return None
         action = Action.TERMINATE if KINDS[kind].acts else Action.WARN
-        return Limit(kind=kind, threshold=float(threshold), action=action, source=origin(f"defaults.{key}"))
+        return Limit(
+            kind=kind, threshold=float(threshold), action=action, source=origin(f"defaults.{key}")
+        )
 
-    # each key of these sections, but for `adaptive` and `agent_programs`, is a field of `Policy` with the same name
-    numbers = asdict(config.guard) | asdict(config.limits) | asdict(config.stop) | asdict(config.quotas)
+    # each key of these sections, but for `adaptive` and `agent_programs`, is a field of `Policy`
+    # with the same name
+    numbers = (
+        asdict(config.guard) | asdict(config.limits) | asdict(config.stop) | asdict(config.quotas)
+    )
     del numbers["adaptive"], numbers["agent_programs"]
     for key in ("max_depth", "max_descendants"):
         numbers[key] = Bound(value=numbers[key], source=origin(f"guard.{key}"))
@@ -49,7 +55,9 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
             "anthropic": _plan_policy(config.plans, config.plans.anthropic),
             "openai": _plan_policy(config.plans, config.plans.openai),
         },
-        interrupted=frozenset(name for name, program in config.programs.items() if program.stop == "SIGINT-main"),
+        interrupted=frozenset(
+            name for name, program in config.programs.items() if program.stop == "SIGINT-main"
+        ),
         groups={name: group.slots for name, group in config.groups.items()},
         retry_delay=config.attempts.delay,
         retry_delay_max=config.attempts.delay_max,
@@ -59,7 +67,9 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
     )
 
 
-def _plan_policy(all_: configuration.PlansConfig, own: configuration.ProviderPlanConfig) -> PlanPolicy:
+def _plan_policy(
+    all_: configuration.PlansConfig, own: configuration.ProviderPlanConfig
+) -> PlanPolicy:
     return PlanPolicy(
         keep=all_.keep if own.keep is None else own.keep,
         keep_week=all_.keep_week if own.keep_week is None else own.keep_week,

@@ -16,7 +16,8 @@ from ...storage.output.files import OutputFiles
 
 
 class EarlyEvents:
-    """Keeps the launcher's events until the core knows the runs that they are about, then passes each on at once."""
+    """Keeps the launcher's events until the core knows the runs that they are about, then passes
+    each on at once."""
 
     def __init__(self) -> None:
         self._waiting: list[Event] = []
@@ -35,7 +36,8 @@ class EarlyEvents:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The daemon's files, its launcher and its timers. They are closed by the caller of the loop, but for `spool`."""
+    """The daemon's files, its launcher and its timers. They are closed by the caller of the loop,
+    but for `spool`."""
 
     log: Log
     timers: Timers
@@ -49,9 +51,11 @@ class Resources:
     socket: str
     state_dir: str
     state_dir_lost: Callable[[], str | None]
-    """Returns why `state_dir` does not lead to the directory that was opened; `None` while it does."""
+    """Returns why `state_dir` does not lead to the directory that was opened; `None` while it
+    does."""
     counts: Counts
     damages: Damages
     """Is told of what is damaged in the state directory."""
     everyone: bool = False
-    """Whether the daemon serves every user of the machine, each run as its submitter; else only its owner and root."""
+    """Whether the daemon serves every user of the machine, each run as its submitter; else only its
+    owner and root."""

@@ -85,7 +85,8 @@ class Succession:
             self.catalogue.add(one.live)
 
     async def supervise(self, adoption: Adoption, unwritten: Rows) -> None:
-        """Have the core adopt the runs, before a client asks anything. `unwritten` are rows that the ledger could not take."""
+        """Have the core adopt the runs, before a client asks anything. `unwritten` are rows that
+        the ledger could not take."""
         self._complete_records(adoption, unwritten)
         for one in adoption.runs:
             if one.live.stdin is not None:
@@ -95,13 +96,17 @@ class Succession:
             if one.live.run.attempt:
                 self.metering.adopt(one.live, one.meter)
         runs = adoption.event.runs
-        learnt = await self.metering.read_ended([one.run for one in runs if one.run.pid is None and not one.starting])
+        learnt = await self.metering.read_ended(
+            [one.run for one in runs if one.run.pid is None and not one.starting]
+        )
         self.adopted = sum(1 for one in runs if one.run.pid is not None)
         self.feed(structs.replace(adoption.event, learnt=learnt))
         for starting in (one.run for one in runs if one.starting):
-            # not sooner: its time may come while ended runs are read, when the core does not know it yet
+            # not sooner: its time may come while ended runs are read, when the core does not know
+            # it yet
             self.launching.expect(starting)
-        self.budgets.look()  # a tree that was paused for a budget goes on if that was renewed or raised since
+        # a tree that was paused for a budget goes on if that was renewed or raised since
+        self.budgets.look()
         for one in adoption.runs:
             if one.exited is not None:
                 self.launcher_events.arrived(one.exited)
@@ -110,8 +115,11 @@ class Succession:
             self._tell_of_lost_stdin()
 
     def tell_adopted(self, adoption: Adoption) -> None:
-        """Announce what was damaged, and what became of an earlier daemon's runs, if there were any."""
-        self.resources.damages.tell_events(lambda message: self.announcer.tell(EventType.DAEMON_STATE_DAMAGED, message, "high"))
+        """Announce what was damaged, and what became of an earlier daemon's runs, if there were
+        any."""
+        self.resources.damages.tell_events(
+            lambda message: self.announcer.tell(EventType.DAEMON_STATE_DAMAGED, message, "high")
+        )
         if adoption.event.runs or adoption.rows:
             message = f"{adoption.event.why}: {adoption}"
             if adoption.event.continued:
@@ -125,7 +133,9 @@ class Succession:
         for call in adoption.calls:  # nearly always they are there by now
             self.resources.ledger.record_call(call)
         later = {info.id for info, _ in unwritten}
-        closed = [info.id for info, _ in adoption.rows if info.status.terminal and info.id not in later]
+        closed = [
+            info.id for info, _ in adoption.rows if info.status.terminal and info.id not in later
+        ]
         self.resources.spool.ended.recorded([*closed, *adoption.over])
         self.resources.spool.ended.forget(adoption.never)
         self.resources.spool.spawns.forget_others(self.catalogue.live)
@@ -135,7 +145,8 @@ class Succession:
                 self._tell_of_end(info)
 
     def _tell_of_end(self, info: RunInfo) -> None:
-        """Announce an end that an earlier daemon decided, or that was found, unless the ledger has the event."""
+        """Announce an end that an earlier daemon decided, or that was found, unless the ledger has
+        the event."""
         what = f"run_{info.status}"
         if not self.resources.ledger.records.has_event(info.id, what):
             why = info.reason.message if info.reason is not None else ""
@@ -146,15 +157,21 @@ class Succession:
     def _tell_of_lost_stdin(self) -> None:
         for run, live in self.catalogue.live.items():
             if live.spawn.stdin == "pipe" and live.stdin is None:
-                self.announcer.tell_of_run(EventType.RUN_PROGRESS, run, "its stdin has ended: the daemon that held it died")
+                self.announcer.tell_of_run(
+                    EventType.RUN_PROGRESS, run, "its stdin has ended: the daemon that held it died"
+                )
 
     def count_earlier_spawns(self) -> None:
-        """Count the spawns of the last hour, and the sessions: a restart of the daemon must not be a way around their rates."""
+        """Count the spawns of the last hour, and the sessions: a restart of the daemon must not be
+        a way around their rates."""
         now, at = wall_clock(), trio.current_time()
         records, window = self.resources.ledger.records, self.machine.policy.sessions.window
         for found, count in (
             (records.root_spawns(now - timedelta(seconds=HOUR)), self.machine.spawned_before),
-            (records.sessions(now - timedelta(seconds=window)), self.machine.session_started_before),
+            (
+                records.sessions(now - timedelta(seconds=window)),
+                self.machine.session_started_before,
+            ),
         ):
             for user, created in found:
                 ago = (now - created).total_seconds()
@@ -162,14 +179,19 @@ class Succession:
                     count(user, at - ago)
 
     def hand_over(self) -> dict[RunId, HandedRun]:
-        """Save every snapshot, and return what is not in one. Raises `OSError` where that cannot be, and where an earlier save has
-        failed."""
-        self.launcher_events.feed_all()  # of what was reaped here, the next program could not learn how it ended
+        """Save every snapshot, and return what is not in one. Raises `OSError` where that cannot
+        be, and where an earlier save has failed."""
+        # of what was reaped here, the next program could not learn how it ended
+        self.launcher_events.feed_all()
         live_runs = self.catalogue.live
         self.resources.spool.journal.save_all(live_runs.values(), self.metering.position)
         records = self.resources.launcher.hand_over()
         return {
-            run: HandedRun(records.get(run), live.descriptors, live.stdin.hand_over() if live.stdin is not None else None)
+            run: HandedRun(
+                records.get(run),
+                live.descriptors,
+                live.stdin.hand_over() if live.stdin is not None else None,
+            )
             for run, live in live_runs.items()
         }
 
@@ -191,16 +213,25 @@ class Runtime:
         read_config: ReadConfig,
         began: float | None = None,
     ) -> None:
-        """`read_config` reads the config again, and returns what is in force then and what has changed. `began`: when the daemon
-        was started, if it was re-executed since."""
+        """`read_config` reads the config again, and returns what is in force then and what has
+        changed. `began`: when the daemon was started, if it was re-executed since."""
         now, config, queue = trio.current_time(), loaded.config, EventQueue()
         self.resources = resources
-        self.log, self.timers, self.spool, self.ledger = resources.log, resources.timers, resources.spool, resources.ledger
+        self.log, self.timers, self.spool, self.ledger = (
+            resources.log,
+            resources.timers,
+            resources.spool,
+            resources.ledger,
+        )
         self.output, self.launcher = resources.output, resources.launcher
         self.socket, self.state_dir = resources.socket, resources.state_dir
         self.counts, self.damages = resources.counts, resources.damages
         self.everyone = resources.everyone
-        self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
+        self.config, self.settings, self.agents = (
+            config,
+            loaded.settings,
+            registered(config, loaded.settings),
+        )
         self.config_files = loaded.files
         self.rejected_config = loaded.rejected
         """Why the config files are not used as they are now; `None` if they are."""
@@ -208,9 +239,12 @@ class Runtime:
         self._renewed = began is not None
         self.feed = queue.feed
         """Handles an event and applies its commands."""
-        # the clock has gone on since an earlier daemon named its reservations, so these names are new
+        # the clock has gone on since an earlier daemon named its reservations, so these names are
+        # new
         self.machine = Machine(
-            policy_of(loaded, everyone=self.everyone), next_number=self.ledger.next_number, reservations=int(1000 * now)
+            policy_of(loaded, everyone=self.everyone),
+            next_number=self.ledger.next_number,
+            reservations=int(1000 * now),
         )
         self.descriptors = Descriptors(resources.turns)
         self.background = Background(self.log.internal_error)
@@ -218,9 +252,18 @@ class Runtime:
         self.watchers = Watchers()
         self.status_text = StatusText(self._describe, self._show)
         self.spool.begin(os.path.realpath(self.state_dir))
-        self.catalogue = RunCatalogue(self.ledger.records, self.spool.earlier.keys(), self.output.forget)
-        self.calls = CallList(self.ledger.records, self.catalogue.live, self.machine.waiting_calls, self.machine.calls_under_way)
-        self.announcer = Announcer(resources, self.catalogue, self.watchers, self.status_text.outdated)
+        self.catalogue = RunCatalogue(
+            self.ledger.records, self.spool.earlier.keys(), self.output.forget
+        )
+        self.calls = CallList(
+            self.ledger.records,
+            self.catalogue.live,
+            self.machine.waiting_calls,
+            self.machine.calls_under_way,
+        )
+        self.announcer = Announcer(
+            resources, self.catalogue, self.watchers, self.status_text.outdated
+        )
         signs = Signs(self.catalogue.live, self.output)
         silence = SilenceWatch(signs, self.launcher, self.feed, _nearing(config))
         self.catalogue.heard = silence.heard
@@ -232,10 +275,12 @@ class Runtime:
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
         shipped = ShippedFiles(Path(self.state_dir), config.fleet.ship_max)
         jobs = MaintenanceJobs(
-            self.ledger, self.output, lambda: self.catalogue.live, self.log.info, self._ledger_damaged,
-            shipped=shipped, named=lambda: self.shipping.named(),
+            self.ledger, self.output, lambda: self.catalogue.live, self.log.info,
+            self._ledger_damaged, shipped=shipped, named=lambda: self.shipping.named(),
         )  # fmt: skip
-        self.session_archive = SessionArchive(Path(self.state_dir), self.output, config.sessions, self.log.warning)
+        self.session_archive = SessionArchive(
+            Path(self.state_dir), self.output, config.sessions, self.log.warning
+        )
         self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
         self.gateways = Gateways(
             config.gateway, self.launcher, self.log, self.announcer.tell,
@@ -257,8 +302,12 @@ class Runtime:
         self.otel = OtelProcess(config.otel, self.launcher, self.log, sock=self.socket)
         self.granted = GrantedRuns(self.timers)
         self.metrics = MetricsEndpoint(config.metrics, self.measuring.recent_text, self.log)
-        self.isolating = Isolating(loaded, self.gateways, sock=self.socket, state_dir=self.state_dir)
-        self.hooking = Hooking(resources, self.announcer, self.catalogue, self.background, self.isolating)
+        self.isolating = Isolating(
+            loaded, self.gateways, sock=self.socket, state_dir=self.state_dir
+        )
+        self.hooking = Hooking(
+            resources, self.announcer, self.catalogue, self.background, self.isolating
+        )
         self.worktrees = Worktrees(self.hooking.processes, self.catalogue.live)
         self.shipping = Shipping(shipped, self.hooking.processes, self.catalogue.live)
         self.fleet = Fleet(
@@ -272,21 +321,35 @@ class Runtime:
             self.shipping,
             sock=self.socket,
         )
-        self.fleet_process = FleetProcess(config.fleet, self.fleet, self.launcher, self.log, sock=self.socket)
+        self.fleet_process = FleetProcess(
+            config.fleet, self.fleet, self.launcher, self.log, sock=self.socket
+        )
         self.bypass_watch = ConnectionWatch(
-            self.catalogue.live, self.launcher, lambda: [each.url for each in self.gateways.upstreams.values()], self.feed
+            self.catalogue.live,
+            self.launcher,
+            lambda: [each.url for each in self.gateways.upstreams.values()],
+            self.feed,
         )
         self.launcher_events = LauncherEvents(
             self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed,
             self.hooking.processes, self.bypass_watch,
         )  # fmt: skip
-        self._budgets = BudgetBooks(self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges)
-        self.keeper = KeeperRequests(config.fleet, self._budgets, self.machine, self.fleet, self.feed, self.log)
+        self._budgets = BudgetBooks(
+            self.machine.budgets,
+            self.ledger,
+            self.timers,
+            self.feed,
+            self.log.warning,
+            self.spool.charges,
+        )
+        self.keeper = KeeperRequests(
+            config.fleet, self._budgets, self.machine, self.fleet, self.feed, self.log
+        )
         self._plans = PlanBooks(self.spool.plans, self.ledger, self.log.warning)
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
-            resources, self.catalogue, self.watchers, self._budgets, self.metering, self.storage, self.feed, self.run_feed,
-            self.machine.saved_alerts, self.hooking,
+            resources, self.catalogue, self.watchers, self._budgets, self.metering, self.storage,
+            self.feed, self.run_feed, self.machine.saved_alerts, self.hooking,
         )  # fmt: skip
         self.ledger.report_to(self.saver)
         self.shims = ShimDirectory(Path(self.state_dir))
@@ -306,13 +369,13 @@ class Runtime:
             self.shipping,
         )
         self.succession = Succession(
-            resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets, launching, self.launcher_events,
-            self.background, self.feed,
+            resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets,
+            launching, self.launcher_events, self.background, self.feed,
         )  # fmt: skip
         loop = CoreLoop(
-            self.machine, resources, self.catalogue, self.requests, self.announcer, self.adviser, self.metering, self._budgets,
-            self._plans, self.saver, launching, self.launcher_events, self.background, self.session_archive, self.fleet,
-            self.keeper, self.granted, shut_down,
+            self.machine, resources, self.catalogue, self.requests, self.announcer, self.adviser,
+            self.metering, self._budgets, self._plans, self.saver, launching, self.launcher_events,
+            self.background, self.session_archive, self.fleet, self.keeper, self.granted, shut_down,
         )  # fmt: skip
         self._read_config = read_config
         queue.begin(loop.handle)
@@ -324,16 +387,19 @@ class Runtime:
             await nursery.start(self.metering.serve)
             await nursery.start(self.launcher.serve)
             for serve in (
-                self.timers.serve, self.maintenance.serve, self.session_archive.serve, self.metering.sample, self.storage.serve,
-                self.run_feed.serve, self.metrics.serve, self.ledger.serve, self.bypass_watch.serve, self.fleet.serve,
-                self.keeper.serve, self.keeper.serve_plans,
+                self.timers.serve, self.maintenance.serve, self.session_archive.serve,
+                self.metering.sample, self.storage.serve, self.run_feed.serve, self.metrics.serve,
+                self.ledger.serve, self.bypass_watch.serve, self.fleet.serve, self.keeper.serve,
+                self.keeper.serve_plans,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             if systemd.manages():
                 nursery.start_soon(keep_serving, self.status_text.serve, self.log.internal_error)
             self._follow_config()
             self.succession.count_earlier_spawns()
-            self.machine.restore_alerts(self.spool.alerts.earlier(wall_clock(), trio.current_time()))
+            self.machine.restore_alerts(
+                self.spool.alerts.earlier(wall_clock(), trio.current_time())
+            )
             now = wall_clock().astimezone()
             self.machine.plans.known_before(self._plans.earlier(), trio.current_time(), now)
             task_status.started()
@@ -347,8 +413,8 @@ class Runtime:
         self.pidfds.close()
 
     def reload(self) -> tuple[configuration.Loaded, list[Change]]:
-        """Read the config again and follow it. Runs that were admitted keep their limits. Return the config, and what has changed.
-        Raises `ConfigError`, and then nothing has."""
+        """Read the config again and follow it. Runs that were admitted keep their limits. Return
+        the config, and what has changed. Raises `ConfigError`, and then nothing has."""
         try:
             loaded, changed = self._read_config()
         except configuration.ConfigError as error:
@@ -357,7 +423,11 @@ class Runtime:
             raise
         config, self.rejected_config = loaded.config, None
         self.status_text.outdated()
-        self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
+        self.config, self.settings, self.agents = (
+            config,
+            loaded.settings,
+            registered(config, loaded.settings),
+        )
         self.config_files = loaded.files
         self.metering.reconfigure(config.prices, _nearing(config))
         self.maintenance.reconfigure(config.retention)
@@ -377,22 +447,33 @@ class Runtime:
 
     def _follow_config(self) -> None:
         self._budgets.know(self.config.budgets)
-        self.counts.registers(agent.type for agent in self.config.agents.values() if agent.type is not None)
+        self.counts.registers(
+            agent.type for agent in self.config.agents.values() if agent.type is not None
+        )
         guard = self.config.guard
-        self.launcher.watch_agents(frozenset({*AGENTS, *guard.agent_programs} if guard.unadmitted != "off" else ()))
+        self.launcher.watch_agents(
+            frozenset({*AGENTS, *guard.agent_programs} if guard.unadmitted != "off" else ())
+        )
         self.adviser.configure(adaptive=self.config.limits.adaptive, policy=self.machine.policy)
 
     def _describe(self) -> str:
         """Return what the administrator of the service should see first."""
         queued = self.machine.slots.queued
-        parts = [f"{counted(len(self.machine.tree), 'run')} live, {queued} {'of them ' if queued else ''}queued"]
+        parts = [
+            (
+                f"{counted(len(self.machine.tree), 'run')} live, {queued} "
+                f"{'of them ' if queued else ''}queued"
+            )
+        ]
         if self.machine.draining:
             parts.append("stopping every tree")
         if self.storage.unwritable is not None:
             parts.append(f"the ledger cannot be written: {self.storage.unwritable}")
         if self.rejected_config is not None:
             parts.append(f"config rejected: {self.rejected_config}")
-        if raised := len(self.machine.shared_alerts) + sum(len(run.alerts) for run in self.machine.tree):
+        if raised := len(self.machine.shared_alerts) + sum(
+            len(run.alerts) for run in self.machine.tree
+        ):
             parts.append(counted(raised, "alert"))
         return "; ".join(parts)
 
@@ -401,8 +482,9 @@ class Runtime:
             systemd.notify(systemd.status(text))
 
     def _ledger_damaged(self, message: str) -> None:
-        """Tell it, and have the daemon renew itself: the next program sets the ledger aside, and begins another with the live runs,
-        which notice nothing. One that was renewed does not do so again, in case that did not help."""
+        """Tell it, and have the daemon renew itself: the next program sets the ledger aside, and
+        begins another with the live runs, which notice nothing. One that was renewed does not do so
+        again, in case that did not help."""
         self.damages(message)
         if not self._renewed:
             self._renewed = True
@@ -413,14 +495,26 @@ class Runtime:
         self.announcer.tell_milestone(run, milestone)
 
     async def _settle_calls(self, gateway_uid: int | None, noted: list[EndCall]) -> None:
-        """Charge what a gateway that has ended had under way: that of a user, or the service's own."""
+        """Charge what a gateway that has ended had under way: that of a user, or the service's
+        own."""
         for each in noted:
             await self._price_known(each)
         at, pricing = trio.current_time(), self.metering.use_pricing
-        found = [(each, open_[1]) for each in noted if (open_ := self.machine.reservation(each.reservation)) is not None]
-        settled = [(e.CallSettled(at, each, pricing.use_of_call(each, reservation)), reservation) for each, reservation in found]
+        found = [
+            (each, open_[1])
+            for each in noted
+            if (open_ := self.machine.reservation(each.reservation)) is not None
+        ]
+        settled = [
+            (e.CallSettled(at, each, pricing.use_of_call(each, reservation)), reservation)
+            for each, reservation in found
+        ]
         # a call whose price was known, and is not now, counts as reserved
-        sure = (each for each, reservation in settled if each.used.cost is not None or reservation.cost is None)
+        sure = (
+            each
+            for each, reservation in settled
+            if each.used.cost is not None or reservation.cost is None
+        )
         self.feed(e.GatewayGone(at, tuple(sure), gateway_uid))
 
     async def _price_known(self, call: EndCall) -> None:
@@ -429,9 +523,14 @@ class Runtime:
         await known.wait()
 
     def _sent_to_node(self, run: RunId) -> None:
-        """Forget what a run is started with, once its node has that, unless it may start on another one."""
+        """Forget what a run is started with, once its node has that, unless it may start on another
+        one."""
         live = self.catalogue.live.get(run)
-        if live is not None and live.run.asked.placing is not None and not live.run.asked.placing.restart_elsewhere:
+        if (
+            live is not None
+            and live.run.asked.placing is not None
+            and not live.run.asked.placing.restart_elsewhere
+        ):
             self.spool.spawns.forget(run)
 
     def forget_pruned(self, runs: Collection[RunId]) -> None:

@@ -1,4 +1,5 @@
-"""Saves what the core decides about runs, in the journal first and in the ledger, and tells clients of ends that are on record."""
+"""Saves what the core decides about runs, in the journal first and in the ledger, and tells clients
+of ends that are on record."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -28,7 +29,8 @@ from .announcing import Announcer, RunFeed
 from .hooking import Hooking
 from .resources import Resources
 
-# ---- Watches over the state directory: whether it is in its place, whether the ledger can be written, whether the disk is full
+# ---- Watches over the state directory: whether it is in its place, whether the
+# ledger can be written, whether the disk is full
 
 
 NO_ROOM = 64 * 1024
@@ -53,8 +55,8 @@ class StorageWatch:
         return self.look() or self.resources.ledger.trouble
 
     def look(self) -> str | None:
-        """Look once a turn whether the state directory, and the spool in it, are where they were. Return why the directory is
-        not."""
+        """Look once a turn whether the state directory, and the spool in it, are where they were.
+        Return why the directory is not."""
         if self._looked == self.resources.turns.number:
             return self._lost
         self._looked = self.resources.turns.number
@@ -64,17 +66,25 @@ class StorageWatch:
             self.resources.spool.put_back(self.catalogue.live.values())
         if lost is not None and before is None:
             self.resources.log.error(f"{lost}; new runs are refused, and live runs go on")
-            self.announcer.tell(EventType.DAEMON_STATE_DIR_LOST, f"{lost}; new runs are refused", "medium")
-        elif lost is None and before is not None:
-            self.resources.log.warning(f"the state directory {self.resources.state_dir} is back; new runs are admitted again")
             self.announcer.tell(
-                EventType.DAEMON_STATE_DIR_BACK, f"the state directory {self.resources.state_dir} is back", "medium"
+                EventType.DAEMON_STATE_DIR_LOST, f"{lost}; new runs are refused", "medium"
+            )
+        elif lost is None and before is not None:
+            self.resources.log.warning(
+                f"the state directory {self.resources.state_dir} is back; new runs are "
+                "admitted "
+                "again"
+            )
+            self.announcer.tell(
+                EventType.DAEMON_STATE_DIR_BACK,
+                f"the state directory {self.resources.state_dir} is back",
+                "medium",
             )
         return lost
 
     async def serve(self) -> None:
-        """Look whenever another process may have moved, removed or replaced what the daemon has open, until cancelled. Each
-        admission and each write look as well."""
+        """Look whenever another process may have moved, removed or replaced what the daemon has
+        open, until cancelled. Each admission and each write look as well."""
         state_dir, settled = Path(self.resources.state_dir), False
         while True:
             with Displacement(directories=[state_dir, state_dir / "spool"]) as displacement:
@@ -90,20 +100,29 @@ class StorageWatch:
         self.announcer.tell(EventType.DAEMON_LEDGER_REPLACED, note, "high")
 
     def ledger_failing(self, error: str | None, lost: int) -> None:
-        """The ledger cannot be written, or can be again (`error` is `None`). `lost` records will never be written."""
+        """The ledger cannot be written, or can be again (`error` is `None`). `lost` records will
+        never be written."""
         if error is None:
             self.resources.log.warning("the ledger can be written again", lost=lost)
             return
-        self.resources.log.error(f"the ledger cannot be written: {error}; new runs are refused, ends are held in memory", lost=lost)
+        self.resources.log.error(
+            f"the ledger cannot be written: {error}; new runs are refused, ends are held in memory",
+            lost=lost,
+        )
         self.announcer.tell(
-            EventType.DAEMON_LEDGER_FAILING, f"the ledger cannot be written: {error}; new runs are refused", "medium"
+            EventType.DAEMON_LEDGER_FAILING,
+            f"the ledger cannot be written: {error}; new runs are refused",
+            "medium",
         )
 
     def tell_of_full_disk(self) -> None:
-        """Warn the runs whose output goes to a full disk. They write it themselves, and the daemon sees no error."""
+        """Warn the runs whose output goes to a full disk. They write it themselves, and the daemon
+        sees no error."""
         with suppress(OSError):
             if self.resources.output.room() < NO_ROOM:
-                message = f"no room is left in {self.resources.output.directory}: what it prints is lost"
+                message = (
+                    f"no room is left in {self.resources.output.directory}: what it prints is lost"
+                )
                 for run in [run for run, live in self.catalogue.live.items() if live.kept]:
                     self.announcer.tell_of_run(EventType.ALERT_DISK_FULL, run, message, "high")
 
@@ -112,13 +131,17 @@ class StorageWatch:
 
 
 RECORD_STATE_WITHIN = 0.1
-"""Seconds until the ledger has another state of a live run, which the journal has at once. So a run that is shorter has two rows to
-write and not three, and what reads the ledger without a daemon is not far behind."""
+"""Seconds until the ledger has another state of a live run, which the journal has at once. So a run
+that is shorter has two rows to write and not three, and what reads the ledger without a daemon is
+not far behind."""
 SAVE_USE_WITHIN = 1.0
-"""Seconds until a changed use is saved: a daemon that is killed forgets this much, and each save is a row of each run."""
+"""Seconds until a changed use is saved: a daemon that is killed forgets this much, and each save is
+a row of each run."""
 
 
-_SAVED_WITH = frozenset({c.Launch, c.Charge, c.SaveBudget, c.Admit, c.SaveAlerts, c.SavePlan, c.RecordCall})
+_SAVED_WITH = frozenset(
+    {c.Launch, c.Charge, c.SaveBudget, c.Admit, c.SaveAlerts, c.SavePlan, c.RecordCall}
+)
 """Commands that say what is saved with the snapshots."""
 
 
@@ -141,11 +164,13 @@ class Saver:
     """Runs that have used more than their rows tell."""
 
     def save_snapshots(self, outcome: c.Outcome) -> list[Live]:
-        """Save what was decided, before any of it is done: the next daemon may find it half done. Where a run was admitted, return
-        what is to be saved together with it instead."""
+        """Save what was decided, before any of it is done: the next daemon may find it half done.
+        Where a run was admitted, return what is to be saved together with it instead."""
         admits = charges = unsaved = False
         launched: set[RunId] = set()
-        for command in () if _SAVED_WITH.isdisjoint(map(type, outcome.commands)) else outcome.commands:
+        for command in (
+            () if _SAVED_WITH.isdisjoint(map(type, outcome.commands)) else outcome.commands
+        ):
             match command:
                 case c.Launch(run):
                     launched.add(run.id)
@@ -164,7 +189,8 @@ class Saver:
                     unsaved = True
                 case c.RecordCall(call) if call.state == "ended":
                     self._keep(call)
-        # a budget that was charged for use which is not saved would be charged for it again by the next daemon
+        # a budget that was charged for use which is not saved would be charged for it again by the
+        # next daemon
         runs = outcome.changed | outcome.used if charges else outcome.changed
         changed = [live for run in runs if (live := self.catalogue.live.get(run)) is not None]
         if changed:
@@ -178,17 +204,24 @@ class Saver:
         if admits:
             return changed
         if launched:  # saved when their processes are known, before these execute anything
-            changed = [live for live in changed if live.run.id not in launched or live.run.attempt > 1]
+            changed = [
+                live for live in changed if live.run.id not in launched or live.run.attempt > 1
+            ]
         if changed:
-            self.resources.spool.journal.save(changed, self.metering.position if charges else nowhere)
+            self.resources.spool.journal.save(
+                changed, self.metering.position if charges else nowhere
+            )
         elif unsaved:
             self.resources.spool.plans.write()
         return []
 
     def admit(self, live: Live, changed: Iterable[Live]) -> None:
         run = live.run.id
-        # the ledger tries again for what it holds; clients that go on asking meanwhile must not use up the spool's room for ends
-        refused = self.storage.look() or (self.resources.ledger.trouble if self.resources.ledger.backlog else None)
+        # the ledger tries again for what it holds; clients that go on asking meanwhile must not use
+        # up the spool's room for ends
+        refused = self.storage.look() or (
+            self.resources.ledger.trouble if self.resources.ledger.backlog else None
+        )
         if refused is not None:
             self.commit_failed([run], refused)
             return
@@ -207,7 +240,9 @@ class Saver:
             live.set_end(self._record(live))
             return
         if not self._changed:
-            self.resources.timers.arm("record", trio.current_time() + RECORD_STATE_WITHIN, self._record_changed)
+            self.resources.timers.arm(
+                "record", trio.current_time() + RECORD_STATE_WITHIN, self._record_changed
+            )
         self._changed.add(run.id)
 
     def _record(self, live: Live) -> RunInfo:
@@ -252,12 +287,14 @@ class Saver:
         self.run_feed.changed([info.id])
 
     def retire(self, live: Live) -> None:
-        """An ended run leaves the live ones. Clients are told when that is recorded, or at once if the ledger cannot be written."""
+        """An ended run leaves the live ones. Clients are told when that is recorded, or at once if
+        the ledger cannot be written."""
         recorded = live.end
         info = recorded or info_of(live, trio.current_time())
         self.catalogue.retire(live, info, admitted=recorded is not None)
         self.run_feed.changed([info.id])
-        if recorded is None:  # it was never admitted: a request with the same key is to get another run
+        # it was never admitted: a request with the same key is to get another run
+        if recorded is None:
             self.catalogue.forget_requests([info.id])
             self.resources.spool.ended.forget([info.id])
             self.hooking.never_admitted(info.id)
@@ -277,11 +314,15 @@ class Saver:
     def save_alerts_soon(self) -> None:
         """Save what alerts count within a second, like the use that they count."""
         if "save alerts" not in self.resources.timers:
-            self.resources.timers.arm("save alerts", trio.current_time() + SAVE_USE_WITHIN, self.save_alerts)
+            self.resources.timers.arm(
+                "save alerts", trio.current_time() + SAVE_USE_WITHIN, self.save_alerts
+            )
 
     def _note_use(self, runs: Iterable[RunId]) -> None:
         if not self._used:
-            self.resources.timers.arm("save use", trio.current_time() + SAVE_USE_WITHIN, self._save_use)
+            self.resources.timers.arm(
+                "save use", trio.current_time() + SAVE_USE_WITHIN, self._save_use
+            )
         self._used.update(runs)
 
     def _save_use(self) -> None:
@@ -311,8 +352,8 @@ class Saver:
         self.feed(e.CommitFailed(trio.current_time(), tuple(runs), error))
 
     def recorded(self, runs: Iterable[RunId]) -> None:
-        """These ends are on record. Clients are not told before: a daemon killed a moment later would call a run lost that clients
-        were told is completed."""
+        """These ends are on record. Clients are not told before: a daemon killed a moment later
+        would call a run lost that clients were told is completed."""
         ended = list(runs)
         crash_point("end on record")
         self.resources.spool.ended.recorded(ended)
@@ -325,7 +366,8 @@ class Saver:
 
     def trouble(self, error: str | None, lost: int) -> None:
         self.resources.counts.unrecorded += lost
-        # ends are held in memory while the ledger cannot be written, and clients do not wait for that
+        # ends are held in memory while the ledger cannot be written, and clients do not wait for
+        # that
         self.storage.ledger_failing(error, lost)
         if error is not None:
             self._tell_ends(self.catalogue.unrecorded)

@@ -1,4 +1,5 @@
-"""Metrics in the text format of Prometheus, and one request for them by HTTP. Imported when they are asked for."""
+"""Metrics in the text format of Prometheus, and one request for them by HTTP. Imported when they
+are asked for."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -18,7 +19,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def text_of(values: Values) -> str:
-    """Return `values`, and the figures of this process under their usual names (`process_…`), as text."""
+    """Return `values`, and the figures of this process under their usual names (`process_…`), as
+    text."""
     registry = CollectorRegistry()
     registry.register(_Collector(values))
     ProcessCollector(registry=registry)
@@ -48,7 +50,9 @@ def _family(metric: Metric, values: Mapping[Labels, float | Histogram]) -> Famil
 
 def _cumulative(histogram: Histogram) -> Iterator[tuple[str, int]]:
     below = 0
-    for bound, count in zip((*map(_bound, histogram.bounds), "+Inf"), histogram.counts, strict=True):
+    for bound, count in zip(
+        (*map(_bound, histogram.bounds), "+Inf"), histogram.counts, strict=True
+    ):
         below += count
         yield bound, below
 
@@ -58,7 +62,8 @@ def _bound(value: float) -> str:
 
 
 _LOCAL = re.compile(rb"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?", re.IGNORECASE)
-"""The hosts by which a loopback address is reached. A page in a browser reaches it by a name of its own (DNS rebinding)."""
+"""The hosts by which a loopback address is reached. A page in a browser reaches it by a name of its
+own (DNS rebinding)."""
 
 Text = Callable[[], Awaitable[str]]
 """Returns the metrics. Raises `OSError`."""
@@ -73,7 +78,9 @@ async def answer_scrape(stream: trio.SocketStream, text: Text, *, local: bool) -
             return
         status, body = await _reply(request, text, local)
         kind = CONTENT_TYPE if status == 200 else "text/plain; charset=utf-8"
-        await http.answer(status, [(b"content-type", kind.encode()), (b"connection", b"close")], body.encode())
+        await http.answer(
+            status, [(b"content-type", kind.encode()), (b"connection", b"close")], body.encode()
+        )
 
 
 async def _reply(request: h11.Request, text: Text, local: bool) -> tuple[int, str]:

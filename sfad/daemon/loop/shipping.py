@@ -1,5 +1,6 @@
-"""Files that are sent with runs: archives that clients and other nodes bring, the copy in which a run works, and what it has
-changed there. What reads files of a run is executed as the run's user."""
+"""Files that are sent with runs: archives that clients and other nodes bring, the copy in which a
+run works, and what it has changed there. What reads files of a run is executed as the run's
+user."""
 
 import os
 import secrets
@@ -44,16 +45,27 @@ class Shipping:
 
     def named(self) -> frozenset[str]:
         """Return the copies that live runs name."""
-        return frozenset(name_of(each.uid, each.spawn.ship.archive) for each in self.live.values() if each.spawn.ship is not None)
+        return frozenset(
+            name_of(each.uid, each.spawn.ship.archive)
+            for each in self.live.values()
+            if each.spawn.ship is not None
+        )
 
     # ---- archives come
 
     async def put(self, uid: int, request: PutFiles) -> tuple[int, bool]:
-        """Keep a piece of an archive. Return how many bytes there are, and whether it is whole. Raise `ShipRefused`, `OSError`."""
+        """Keep a piece of an archive. Return how many bytes there are, and whether it is whole.
+        Raise `ShipRefused`, `OSError`."""
         async with self._turn(uid):
             return await in_thread(
                 lambda named: self.files.put(
-                    uid, request.archive, request.size, request.offset, request.data, last=request.last, named=named
+                    uid,
+                    request.archive,
+                    request.size,
+                    request.offset,
+                    request.data,
+                    last=request.last,
+                    named=named,
                 ),
                 self.named(),
             )
@@ -62,17 +74,26 @@ class Shipping:
         return self._turns.setdefault(uid, trio.Lock())
 
     async def send(self, uid: int, ship: Ship, ask: Ask) -> None:
-        """Bring the files of a run to another node, as far as it does not have them. `ask` asks its daemon. Raise `ShipRefused`,
-        `OSError`."""
+        """Bring the files of a run to another node, as far as it does not have them. `ask` asks its
+        daemon. Raise `ShipRefused`, `OSError`."""
         if not self.files.is_whole(uid, ship.archive):
             raise ShipRefused(NOT_HERE.format(os.fsdecode(ship.directory)))
         data, offset, last = b"", 0, False
         while True:
-            kept = await ask(PutFiles(id=0, archive=ship.archive, size=ship.size, offset=offset, data=data, last=last))
-            if isinstance(kept, Error) and kept.code not in {ErrorCode.UNAVAILABLE, ErrorCode.INTERNAL}:
+            kept = await ask(
+                PutFiles(
+                    id=0, archive=ship.archive, size=ship.size, offset=offset, data=data, last=last
+                )
+            )
+            if isinstance(kept, Error) and kept.code not in {
+                ErrorCode.UNAVAILABLE,
+                ErrorCode.INTERNAL,
+            }:
                 raise ShipRefused(kept.message)
             if not isinstance(kept, FilesKept):
-                raise ConnectionAbortedError(kept.message if isinstance(kept, Error) else "it does not speak this protocol")
+                raise ConnectionAbortedError(
+                    kept.message if isinstance(kept, Error) else "it does not speak this protocol"
+                )
             if kept.whole:
                 return
             offset = kept.offset
@@ -82,11 +103,13 @@ class Shipping:
 
     def directory(self, uid: int, ship: Ship) -> bytes:
         """Return the directory in which a run of a user works."""
-        return os.path.join(os.fsencode(self.files.copy_of(uid, ship.archive)), b"own/files", ship.within).rstrip(b"/")
+        return os.path.join(
+            os.fsencode(self.files.copy_of(uid, ship.archive)), b"own/files", ship.within
+        ).rstrip(b"/")
 
     def first_step(self, live: Live) -> tuple[list[bytes], bytes] | None:
-        """Return the first step of a run (`LaunchSpec.first_step`) and where that starts; `None` if no files were sent. Raise
-        `OSError`."""
+        """Return the first step of a run (`LaunchSpec.first_step`) and where that starts; `None` if
+        no files were sent. Raise `OSError`."""
         ship = live.spawn.ship
         if ship is None:
             return None
@@ -95,25 +118,35 @@ class Shipping:
         owner = None if live.credentials is None else (live.credentials.uid, live.credentials.gid)
         copy = str(self.files.begin(live.run.id, live.uid, ship, owner))
         step = step_words(
-            copy=copy, cwd=self.directory(live.uid, ship), git=ship.git, author=ship.author, most=self.files.most,
-            sealed=live.spawn.isolation is not None,
+            copy=copy, cwd=self.directory(live.uid, ship), git=ship.git, author=ship.author,
+            most=self.files.most, sealed=live.spawn.isolation is not None,
         )  # fmt: skip
         return step, os.fsencode(f"{copy}/own")
 
     def environment(self, live: Live, env: list[bytes]) -> list[bytes]:
-        """Return the environment of a run: in a copy, without what would lead git elsewhere, and with its directory."""
+        """Return the environment of a run: in a copy, without what would lead git elsewhere, and
+        with its directory."""
         ship = live.spawn.ship
         if ship is None:
             return env
         here = b"PWD=" + self.directory(live.uid, ship)
-        return [here if item.startswith(b"PWD=") else item for item in env if not item.startswith(_LOCAL)]
+        return [
+            here if item.startswith(b"PWD=") else item
+            for item in env
+            if not item.startswith(_LOCAL)
+        ]
 
     # ---- what it has changed
 
-    async def pack(self, shipment: Shipment, user: Credentials | None, *, patch: bool) -> tuple[str, int]:
-        """Pack what a run has changed. Return the name of the archive and its bytes. Raise `ShipRefused`, `OSError`."""
+    async def pack(
+        self, shipment: Shipment, user: Credentials | None, *, patch: bool
+    ) -> tuple[str, int]:
+        """Pack what a run has changed. Return the name of the archive and its bytes. Raise
+        `ShipRefused`, `OSError`."""
         name, copy = secrets.token_hex(16), str(self.files.directory / shipment.copy)
-        words = pack_words(copy=copy, name=name, git=shipment.ship.git, most=self.files.most, patch=patch)
+        words = pack_words(
+            copy=copy, name=name, git=shipment.ship.git, most=self.files.most, patch=patch
+        )
         env = [b"PATH=" + os.fsencode(os.environ.get("PATH", os.defpath))]
         command = ContainedCommand(words, os.fsencode(f"{copy}/own"), env, b"", PACK_SECONDS, user)
         async with self._turn(shipment.uid):

@@ -1,5 +1,6 @@
-"""Worktrees of runs: which run gets one, where, and what its launch needs. Git itself is executed as the run's user, in a contained
-helper before the run is admitted, and as the first step of each attempt (`processes.worktree`)."""
+"""Worktrees of runs: which run gets one, where, and what its launch needs. Git itself is executed
+as the run's user, in a contained helper before the run is admitted, and as the first step of each
+attempt (`processes.worktree`)."""
 
 import json
 import os
@@ -54,29 +55,48 @@ class Worktrees:
     """Of each user, one helper at a time."""
 
     async def prepared(
-        self, request: Spawn, earlier: RunInfo | None, above: Live | None, uid: int, user: Credentials | None
+        self,
+        request: Spawn,
+        earlier: RunInfo | None,
+        above: Live | None,
+        uid: int,
+        user: Credentials | None,
     ) -> Spawn:
-        """Return a request for a worktree with what there will be: its working directory is in the worktree. `earlier`: the run
-        that had it before. Raise `Invalid`, `WorktreeImpossible`, `OSError`."""
+        """Return a request for a worktree with what there will be: its working directory is in the
+        worktree. `earlier`: the run that had it before. Raise `Invalid`, `WorktreeImpossible`,
+        `OSError`."""
         asked = request.worktree
         assert asked is not None
         if above is not None and above.spawn.isolation is not None:
             # git would execute hooks that the run could write, outside of its sandbox
-            raise Invalid(f"run {above.run.id} is isolated, so what it starts works in its worktree: leave out --worktree")
+            raise Invalid(
+                f"run {above.run.id} is isolated, so what it starts works in its worktree: "
+                "leave "
+                "out --worktree"
+            )
         branch, path = asked.branch, b""
         if earlier is not None:
             branch, path = earlier.branch, self._free(earlier)
         found = await self._look(request, branch, path, uid, user)
         if found.error is not None:
-            raise Invalid(f"--worktree: {os.fsencode(found.error).decode(errors='backslashreplace')}")
+            raise Invalid(
+                f"--worktree: {os.fsencode(found.error).decode(errors='backslashreplace')}"
+            )
         if not path:
-            name = request.name or request.agent or derive_name(tuple(map(os.fsdecode, request.argv)))
+            name = (
+                request.name or request.agent or derive_name(tuple(map(os.fsdecode, request.argv)))
+            )
             path = os.fsencode(f"{found.directory}/{slug(name)}-{secrets.token_hex(4)}")
         worktree = Worktree(
-            branch=branch, of=asked.of, path=path, repository=os.fsencode(found.repository), start=found.start,
-            origin=request.cwd, found=found.found, alternates=list(map(os.fsencode, found.alternates)),
+            branch=branch, of=asked.of, path=path, repository=os.fsencode(found.repository),
+            start=found.start, origin=request.cwd, found=found.found,
+            alternates=list(map(os.fsencode, found.alternates)),
         )  # fmt: skip
-        return replace(request, worktree=worktree, cwd=os.path.join(path, os.fsencode(found.prefix)).rstrip(b"/"))
+        return replace(
+            request,
+            worktree=worktree,
+            cwd=os.path.join(path, os.fsencode(found.prefix)).rstrip(b"/"),
+        )
 
     def _free(self, earlier: RunInfo) -> bytes:
         """Return the path of an earlier run's worktree, if no run works there. Raise `Invalid`."""
@@ -86,9 +106,13 @@ class Worktrees:
         check_free(path, earlier.id, self.live)
         return path
 
-    async def _look(self, request: Spawn, branch: str | None, again: bytes, uid: int, user: Credentials | None) -> _Looked:
+    async def _look(
+        self, request: Spawn, branch: str | None, again: bytes, uid: int, user: Credentials | None
+    ) -> _Looked:
         env = [item for item in request.env if not item.startswith(_LOCAL)]
-        command = ContainedCommand(look_words(branch, again), request.cwd, env, b"", LOOK_SECONDS, user)
+        command = ContainedCommand(
+            look_words(branch, again), request.cwd, env, b"", LOOK_SECONDS, user
+        )
         async with self._turns.setdefault(uid, trio.Lock()):
             result = await self.processes.run(command, trio.CancelScope(), operators=False)
         answer = result.output.rpartition(b"\n" + ANSWER)[2]
@@ -97,30 +121,40 @@ class Worktrees:
             return msgspec.convert(json.loads(answer.decode(errors="surrogateescape")), _Looked)
         except (ValueError, msgspec.ValidationError):
             said = result.output.decode(errors="replace").strip()[-200:]
-            raise WorktreeImpossible(f"git could not look at the repository: {said or result.how}") from None
+            raise WorktreeImpossible(
+                f"git could not look at the repository: {said or result.how}"
+            ) from None
 
 
 def check_free(path: bytes, of: RunId, live: Mapping[RunId, Live]) -> None:
     """Raise `Invalid` if a live run works in the worktree of the ended run `of`."""
     for each in live.values():
         if each.spawn.worktree is not None and each.spawn.worktree.path == path:
-            raise Invalid(f"run {each.run.id} works in the worktree of run {of}: wait for its end, or take another")
+            raise Invalid(
+                f"run {each.run.id} works in the worktree of run {of}: wait for its end, or "
+                "take "
+                "another"
+            )
 
 
 def isolated(isolation: Isolation, worktree: Worktree | None) -> Isolation:
-    """Return the isolation of a run that has a worktree of its own: it may write there, and what git needs to commit on its branch,
-    and read the rest of the repository. Raise `Invalid`."""
+    """Return the isolation of a run that has a worktree of its own: it may write there, and what
+    git needs to commit on its branch, and read the rest of the repository. Raise `Invalid`."""
     if worktree is None or worktree.shared:
         return isolation
     above = os.path.dirname(worktree.branch or "sfad/")
     if not above:
         raise Invalid(
-            f"--isolate needs a branch in a directory of its own, as in --worktree=work/{worktree.branch}: the run could write to "
+            "--isolate needs a branch in a directory of its own, as in "
+            f"--worktree=work/{worktree.branch}: the run could write to "
             f"each branch beside '{worktree.branch}'"
         )
     repository = os.fsdecode(worktree.repository)
     own = f"worktrees/{os.path.basename(os.fsdecode(worktree.path))}"
-    paths = [f"{repository}/{each}" for each in ("objects", own, f"refs/heads/{above}", f"logs/refs/heads/{above}")]
+    paths = [
+        f"{repository}/{each}"
+        for each in ("objects", own, f"refs/heads/{above}", f"logs/refs/heads/{above}")
+    ]
     return replace(
         isolation,
         directory=worktree.path,
@@ -130,7 +164,8 @@ def isolated(isolation: Isolation, worktree: Worktree | None) -> Isolation:
 
 
 def again(kept: Spawn, run: RunInfo, agents: Mapping[str, Registered]) -> Spawn:
-    """Return what a run was started with as a further run is: in the same worktree, or, while the run lives, in another."""
+    """Return what a run was started with as a further run is: in the same worktree, or, while the
+    run lives, in another."""
     entry = agents.get(kept.agent or "")
     own = kept.worktree is not None or (entry is not None and entry.agent.worktree)
     if run.worktree is None or not own:
@@ -139,14 +174,20 @@ def again(kept: Spawn, run: RunInfo, agents: Mapping[str, Registered]) -> Spawn:
 
 
 def shared(request: Spawn, above: Live | None) -> Spawn:
-    """Return a request without a worktree of its own, which has that of the run above if it starts in there."""
+    """Return a request without a worktree of its own, which has that of the run above if it starts
+    in there."""
     if request.worktree is not None and not request.worktree.path:
-        raise Invalid("a worktree was asked for, and nothing has looked at the repository")  # else it would be the checkout itself
+        # else it would be the checkout itself
+        raise Invalid("a worktree was asked for, and nothing has looked at the repository")
     inherited = above.spawn.worktree if above is not None else None
     if above is None or inherited is None or request.worktree is not None:
         return request
     inside = f"{os.fsdecode(request.cwd)}/".startswith(f"{os.fsdecode(inherited.path)}/")
-    return replace(request, worktree=replace(inherited, branch=branch(above), shared=True)) if inside else request
+    return (
+        replace(request, worktree=replace(inherited, branch=branch(above), shared=True))
+        if inside
+        else request
+    )
 
 
 def branch(live: Live) -> str | None:
@@ -161,14 +202,22 @@ def first_step(live: Live, socket: str, *, sealed: bool) -> list[bytes] | None:
     if worktree is None or worktree.shared:
         return None
     record = Record(
-        path=os.fsdecode(worktree.path), repository=os.fsdecode(worktree.repository), branch=branch(live) or "",
-        start=worktree.start, run=live.run.id, socket=socket, isolated=spawn.isolation is not None,
+        path=os.fsdecode(worktree.path), repository=os.fsdecode(worktree.repository),
+        branch=branch(live) or "", start=worktree.start, run=live.run.id, socket=socket,
+        isolated=spawn.isolation is not None,
     )  # fmt: skip
-    return step_words(record, origin=worktree.origin, cwd=spawn.cwd, sealed=sealed, found=worktree.found)
+    return step_words(
+        record, origin=worktree.origin, cwd=spawn.cwd, sealed=sealed, found=worktree.found
+    )
 
 
 def environment(live: Live, env: list[bytes]) -> list[bytes]:
-    """Return the environment of a run in a worktree: without what would lead git elsewhere, and with its directory."""
+    """Return the environment of a run in a worktree: without what would lead git elsewhere, and
+    with its directory."""
     if live.spawn.worktree is None:
         return env
-    return [b"PWD=" + live.spawn.cwd if item.startswith(b"PWD=") else item for item in env if not item.startswith(_LOCAL)]
+    return [
+        b"PWD=" + live.spawn.cwd if item.startswith(b"PWD=") else item
+        for item in env
+        if not item.startswith(_LOCAL)
+    ]

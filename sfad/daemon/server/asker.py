@@ -1,7 +1,7 @@
 """One request while it is being answered, and the registry of the functions that answer.
 
-A verb's file in `verbs/` registers its function with `answers` or `answers_about_run`. The dispatcher calls it once the peer is
-permitted to use the verb and the run is resolved.
+A verb's file in `verbs/` registers its function with `answers` or `answers_about_run`. The
+dispatcher calls it once the peer is permitted to use the verb and the run is resolved.
 """
 
 import sqlite3
@@ -30,7 +30,8 @@ from .shares import ClientBounds, Shares
 INTERNAL = "internal error; the daemon's log has the traceback"
 
 EXPECTED = (RequestError, OSError, sqlite3.Error, LedgerError, CancelledError)
-"""What work in a thread raises if the request, the machine, the disk or the ledger does not allow it."""
+"""What work in a thread raises if the request, the machine, the disk or the ledger does not allow
+it."""
 
 T = TypeVar("T")
 Fields = ParamSpec("Fields")
@@ -55,16 +56,32 @@ class Services:
     """The open ones."""
     looks: Looks
     agent_session_checks: dict[int, trio.CapacityLimiter]
-    """By uid: for threads that look for the sessions of ended runs. A user's file system may not answer."""
+    """By uid: for threads that look for the sessions of ended runs. A user's file system may not
+    answer."""
 
 
 class Asker:
     """Who waits for the answer to one request. The core calls this object with it."""
 
-    __slots__ = ("answered", "connection", "id", "peer", "permission", "runtime", "services", "waits")
+    __slots__ = (
+        "answered",
+        "connection",
+        "id",
+        "peer",
+        "permission",
+        "runtime",
+        "services",
+        "waits",
+    )
 
     def __init__(
-        self, services: Services, connection: Connection, request_id: int, permission: str | None = None, *, waits: bool = False
+        self,
+        services: Services,
+        connection: Connection,
+        request_id: int,
+        permission: str | None = None,
+        *,
+        waits: bool = False,
     ) -> None:
         self.services = services
         self.runtime = services.runtime
@@ -72,9 +89,11 @@ class Asker:
         self.peer = connection.peer
         self.id = request_id
         self.permission = permission
-        """The verb that the peer must be permitted to use; `None` where the core, or the function that answers, checks that."""
+        """The verb that the peer must be permitted to use; `None` where the core, or the function
+        that answers, checks that."""
         self.waits = waits
-        """Whether it is counted as a request that is not answered. One that is answered at once never is."""
+        """Whether it is counted as a request that is not answered. One that is answered at once
+        never is."""
         self.answered = False
 
     @property
@@ -83,14 +102,15 @@ class Asker:
         return self.runtime.machine.scope(self.peer)
 
     def check_permitted(self, verb: str, lineage: list[RunId] | None = None) -> None:
-        """Raise `RequestError` unless the peer may use `verb`, on the run at the end of `lineage` if one is given."""
+        """Raise `RequestError` unless the peer may use `verb`, on the run at the end of `lineage`
+        if one is given."""
         refused = self.runtime.machine.why_refused(self.peer, verb, lineage)
         if refused is not None:
             raise RequestError(ErrorCode.NOT_PERMITTED, refused)
 
     def resolve(self, handle: str, verb: str | None = None) -> RunInfo:
-        """Return the run that an id, a name or a unique prefix means, if the peer may use the request's verb, or `verb`, on it.
-        Raise `RequestError`."""
+        """Return the run that an id, a name or a unique prefix means, if the peer may use the
+        request's verb, or `verb`, on it. Raise `RequestError`."""
         info = self.runtime.catalogue.info(self.find(handle, verb))
         if info is None:  # it was deleted just now
             raise RequestError(ErrorCode.NO_SUCH_RUN, unknown_run(handle))
@@ -101,7 +121,8 @@ class Asker:
         catalogue, used = self.runtime.catalogue, verb or self.permission
         assert used is not None
         run = find_run(catalogue, handle, self.scope)
-        if self.peer.run is not None or used != self.permission:  # else the dispatcher has checked all there is to check
+        # else the dispatcher has checked all there is to check
+        if self.peer.run is not None or used != self.permission:
             self.check_permitted(used, catalogue.lineage(run))
         return run
 
@@ -137,10 +158,15 @@ class Asker:
         self.services.bounds.requests.add(self.connection.groups, 1)
 
     def ask(
-        self, event: Callable[Concatenate[float, int, Peer, Fields], e.Event], *args: Fields.args, **kwargs: Fields.kwargs
+        self,
+        event: Callable[Concatenate[float, int, Peer, Fields], e.Event],
+        *args: Fields.args,
+        **kwargs: Fields.kwargs,
     ) -> None:
         """Put an event with these fields to the core, and reply with its answer."""
-        self.runtime.requests.ask(self, lambda token, now: event(now, token, self.peer, *args, **kwargs))
+        self.runtime.requests.ask(
+            self, lambda token, now: event(now, token, self.peer, *args, **kwargs)
+        )
 
     def __call__(self, answer: c.Answer) -> None:
         match answer:
@@ -152,7 +178,10 @@ class Asker:
                 self._reply_with(self.runtime.catalogue.info(run.id))
             case c.Known(known):
                 live = self.runtime.catalogue.live.get(known)
-                self._reply_with(self.runtime.catalogue.info(known), lowered(live.run) if live is not None else ())
+                self._reply_with(
+                    self.runtime.catalogue.info(known),
+                    lowered(live.run) if live is not None else (),
+                )
             case c.SpawnRefused(refusal, recorded):
                 self.reply(m.Refused(id=self.id, refused=refusal, run=recorded))
             case c.ReserveAnswer(run, reservation, limit_refusal):
@@ -163,10 +192,24 @@ class Asker:
                 if self.runtime.spool.charges.write():
                     self.reply(answer)
                 else:  # what is given must be on record: else the next daemon gives it again
-                    self.fail(ErrorCode.UNAVAILABLE, "the keeper cannot record what it gives: its disk is full, or does not answer")
+                    self.fail(
+                        ErrorCode.UNAVAILABLE,
+                        (
+                            "the keeper cannot record what it gives: its disk is full, or does not "
+                            "answer"
+                        ),
+                    )
             case c.StopDone(stopped, survivors, elapsed, ended):
                 gone, alive = list(stopped), list(survivors)
-                self.reply(m.Stopped(id=self.id, stopped=gone, survivors=alive, elapsed_s=round(elapsed, 4), ended=list(ended)))
+                self.reply(
+                    m.Stopped(
+                        id=self.id,
+                        stopped=gone,
+                        survivors=alive,
+                        elapsed_s=round(elapsed, 4),
+                        ended=list(ended),
+                    )
+                )
             case c.ErrorAnswer(code, message):
                 self.fail(code, message)
             case _:
@@ -177,8 +220,8 @@ class Asker:
         self.reply(m.RunReply(id=self.id, run=info, lowered=list(less)))
 
     def defer(self) -> Callable[[], bool]:
-        """Note that the reply comes later, from another thread's work. Return a function that says, once, whether it is still
-        wanted: all deferred requests fail before a re-execution."""
+        """Note that the reply comes later, from another thread's work. Return a function that says,
+        once, whether it is still wanted: all deferred requests fail before a re-execution."""
         waiting = self.connection.deferred
         waiting.add(self.id)
 
@@ -189,8 +232,11 @@ class Asker:
 
         return is_wanted
 
-    def later(self, work: Callable[[], Awaitable[T]], reply: Callable[[T], m.Reply], *, failing: str = "") -> None:
-        """Run `work` in the background, then send `reply(result)`. `failing`: how the message begins if `work` raises an error."""
+    def later(
+        self, work: Callable[[], Awaitable[T]], reply: Callable[[T], m.Reply], *, failing: str = ""
+    ) -> None:
+        """Run `work` in the background, then send `reply(result)`. `failing`: how the message
+        begins if `work` raises an error."""
         is_wanted = self.defer()
 
         def done(found: T) -> None:
@@ -206,12 +252,18 @@ class Asker:
         self.runtime.background.run_then(work, done, failed, EXPECTED)
 
 
-def withdraw_calls(requests: PendingRequests, connection: Connection, number: int | None, why: str | None) -> None:
-    """Forget the model calls that wait for an answer on the gateway's connection: one of them, or all. `why`: see
-    `CallWithdrawn`."""
+def withdraw_calls(
+    requests: PendingRequests, connection: Connection, number: int | None, why: str | None
+) -> None:
+    """Forget the model calls that wait for an answer on the gateway's connection: one of them, or
+    all. `why`: see `CallWithdrawn`."""
     for token, askers in requests.askers().items():
         for asker in list(askers):
-            if isinstance(asker, Asker) and asker.connection is connection and number in {None, asker.id}:
+            if (
+                isinstance(asker, Asker)
+                and asker.connection is connection
+                and number in {None, asker.id}
+            ):
                 asker.end()
                 requests.withdraw(asker, token, why)
 
@@ -225,9 +277,13 @@ def told(error: Exception) -> tuple[ErrorCode, str]:
     return ErrorCode.INTERNAL, INTERNAL
 
 
-def _reserved(request: int, run: Run, reservation: str | None, refusal: LimitRefusal | None) -> m.Reserved:
+def _reserved(
+    request: int, run: Run, reservation: str | None, refusal: LimitRefusal | None
+) -> m.Reserved:
     cost = run.account.reservations[reservation].cost if reservation is not None else None
-    return m.Reserved(id=request, run=run.id, reservation=reservation, cost_usd=to_usd(cost), refused=refusal)
+    return m.Reserved(
+        id=request, run=run.id, reservation=reservation, cost_usd=to_usd(cost), refused=refusal
+    )
 
 
 class Verb(NamedTuple):
@@ -235,7 +291,8 @@ class Verb(NamedTuple):
 
     answer: Callable[..., None]
     permission: str | None
-    """The verb that the peer must be permitted to use, or `None` if `answer`, or the core, checks that."""
+    """The verb that the peer must be permitted to use, or `None` if `answer`, or the core, checks
+    that."""
     about_run: bool
     """Whether the request names one run, which `answer` is given."""
 
@@ -244,8 +301,11 @@ REGISTRY: dict[type, Verb] = {}
 """By kind of request. Complete once `sfad.daemon.server.verbs` is imported."""
 
 
-def answers(kind: type[RequestT], *, checked_later: bool = False) -> Callable[[Handler[RequestT]], Handler[RequestT]]:
-    """Register the decorated function for requests of this kind. `checked_later`: it, or the core, checks the permission."""
+def answers(
+    kind: type[RequestT], *, checked_later: bool = False
+) -> Callable[[Handler[RequestT]], Handler[RequestT]]:
+    """Register the decorated function for requests of this kind. `checked_later`: it, or the core,
+    checks the permission."""
     return _register(kind, about_run=False, checked_later=checked_later)
 
 
@@ -254,10 +314,14 @@ def answers_about_run(kind: type[OfRun]) -> Callable[[HandlerOfRun[OfRun]], Hand
     return _register(kind, about_run=True)
 
 
-def _register(kind: type, *, about_run: bool, checked_later: bool = False) -> Callable[[Function], Function]:
+def _register(
+    kind: type, *, about_run: bool, checked_later: bool = False
+) -> Callable[[Function], Function]:
     def register(answer: Function) -> Function:
         verb = m.tag(kind)
-        REGISTRY[kind] = Verb(answer, None if checked_later else TABLE[verb].narrowed_by or verb, about_run)
+        REGISTRY[kind] = Verb(
+            answer, None if checked_later else TABLE[verb].narrowed_by or verb, about_run
+        )
         return answer
 
     return register

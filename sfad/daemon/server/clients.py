@@ -1,6 +1,7 @@
 """The connected clients: which are let in, what each makes the daemon keep, and which are dropped.
 
-Everything that a client can make the daemon keep has a bound: see `shares`. The bound of time is here.
+Everything that a client can make the daemon keep has a bound: see `shares`. The bound of time is
+here.
 """
 
 import select
@@ -56,7 +57,8 @@ class ClientTable:
         self._identify = identify
 
     def admit(self, sock: socket.socket) -> None:
-        """Take a connection, or say why not. A client that never says hello counts as well, so it is identified first."""
+        """Take a connection, or say why not. A client that never says hello counts as well, so it
+        is identified first."""
         peer = self._identified(sock)
         groups = self._groups(peer)
         refusal = descriptors.refusal(str(groups.lane)) or self._bounds.refusal(groups, uncounted=1)
@@ -90,8 +92,12 @@ class ClientTable:
         try:
             return self._identify(sock)
         except Exception as error:  # noqa: BLE001 - a peer with odd data in /proc must not crash the daemon
-            self._resources.log.error("a peer could not be identified", traceback=traceback.format_exc())
-            return Peer(-1, "unknown", owner=False, unidentified=f"it could not be identified: {error}")
+            self._resources.log.error(
+                "a peer could not be identified", traceback=traceback.format_exc()
+            )
+            return Peer(
+                -1, "unknown", owner=False, unidentified=f"it could not be identified: {error}"
+            )
 
     def _groups(self, peer: Peer) -> PeerGroups:
         return PeerGroups.of(peer, self._root(peer.run) if peer.run is not None else None)
@@ -101,40 +107,57 @@ class ClientTable:
         what = "the rest of a frame" if connection.greeted else "a handshake"
 
         def over() -> None:
-            self.drop_with_error(connection, ErrorCode.BAD_REQUEST, f"{what} did not come within {FRAME_TIME:g} s")
+            self.drop_with_error(
+                connection, ErrorCode.BAD_REQUEST, f"{what} did not come within {FRAME_TIME:g} s"
+            )
 
-        self._resources.timers.arm(("connection", connection.number), trio.current_time() + FRAME_TIME, over)
+        self._resources.timers.arm(
+            ("connection", connection.number), trio.current_time() + FRAME_TIME, over
+        )
 
     def relieve_input(self, connection: Connection) -> None:
-        """Drop the clients with the largest unfinished requests until each group is within its share."""
+        """Drop the clients with the largest unfinished requests until each group is within its
+        share."""
         shares = self._bounds.input
         for group in shares.over(connection.groups):
             while (size := shares.total(group)) > (share := shares.share(group)):
                 largest = max(self._members(group), key=lambda each: each.counted.input)
-                message = f"{group} left {size} bytes of requests unfinished; at most {share} are held"
+                message = (
+                    f"{group} left {size} bytes of requests unfinished; at most {share} are held"
+                )
                 self.drop_with_error(largest, ErrorCode.UNAVAILABLE, message)
 
     def watch_output(self, connection: Connection) -> None:
-        """Count what the client has not read, drop what is too much, and have the epoll tell when it reads again."""
+        """Count what the client has not read, drop what is too much, and have the epoll tell when
+        it reads again."""
         self._bounds.count(connection.groups, connection.take_load_change())
         if connection.unsent_size > MAX_UNSENT and connection.messages > 1:
-            self._drop_slow(connection, f"it left {connection.unsent_size} bytes unread, at most {MAX_UNSENT} are held")
+            self._drop_slow(
+                connection,
+                f"it left {connection.unsent_size} bytes unread, at most {MAX_UNSENT} are held",
+            )
         self._relieve_output(connection)
         if not connection.closed:
             self._update_epoll(connection)
 
     def _update_epoll(self, connection: Connection) -> None:
-        self._epoll.modify(connection.fd, select.EPOLLIN | (select.EPOLLOUT if connection.unsent else 0))
+        self._epoll.modify(
+            connection.fd, select.EPOLLIN | (select.EPOLLOUT if connection.unsent else 0)
+        )
 
     def _relieve_output(self, connection: Connection) -> None:
-        """Drop the clients with the most unread bytes until each group is within its share, which a single reply may exceed."""
+        """Drop the clients with the most unread bytes until each group is within its share, which a
+        single reply may exceed."""
         shares = self._bounds.output
         for group in shares.over(connection.groups):
             while (size := shares.total(group)) > (share := shares.share(group)):
                 largest = max(self._members(group), key=lambda each: each.counted.output)
                 if largest.messages == 1 and size - largest.counted.output <= share:
                     break
-                why = f"{group} left {size} bytes unread, at most {share} are held, and this client has the most"
+                why = (
+                    f"{group} left {size} bytes unread, at most {share} are held, and this client "
+                    "has the most"
+                )
                 self._drop_slow(largest, why)
 
     def _members(self, group: ShareGroup) -> list[Connection]:
@@ -143,7 +166,12 @@ class ClientTable:
     def _drop_slow(self, connection: Connection, why: str) -> None:
         peer = connection.peer
         self._resources.counts.slow_clients += 1
-        self._resources.log.warning(f"dropped a slow client: {why}", connection=connection.number, user=peer.user, run=peer.run)
+        self._resources.log.warning(
+            f"dropped a slow client: {why}",
+            connection=connection.number,
+            user=peer.user,
+            run=peer.run,
+        )
         self.drop(connection)
 
     def drop_with_error(self, connection: Connection, code: ErrorCode, message: str) -> None:
@@ -153,7 +181,9 @@ class ClientTable:
 
     def drop_for_bug(self, connection: Connection) -> None:
         """Log the exception that is being handled, and drop the connection that caused it."""
-        self._resources.log.error("internal error while serving a client", traceback=traceback.format_exc())
+        self._resources.log.error(
+            "internal error while serving a client", traceback=traceback.format_exc()
+        )
         self.drop(connection)
 
     def drop(self, connection: Connection) -> None:
@@ -164,7 +194,9 @@ class ClientTable:
             self._epoll.unregister(connection.fd)
         del self.by_fd[connection.fd]
         if connection.peer.gateway:
-            withdraw_calls(self._requests, connection, None, "the gateway ended while the call waited")
+            withdraw_calls(
+                self._requests, connection, None, "the gateway ended while the call waited"
+            )
         connection.close()
         self._bounds.count(connection.groups, connection.take_load_change())
         self._feed(e.ClientGone(trio.current_time(), connection.number))

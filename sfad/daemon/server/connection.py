@@ -17,7 +17,16 @@ from ...durable.handover import Connected
 from ...host.descriptors import close_soon, of_another_user, without_linger
 from ...host.probe import UCRED
 from ...protocol.framing import HEADER, MAX_REQUEST, FrameDecoder
-from ...protocol.messages import MAX_DESCRIPTORS, Events, Info, List, Wait, Watch, WatchRuns, Welcome
+from ...protocol.messages import (
+    MAX_DESCRIPTORS,
+    Events,
+    Info,
+    List,
+    Wait,
+    Watch,
+    WatchRuns,
+    Welcome,
+)
 from ...protocol.requests.base import Reply
 from ...protocol.types import RunId
 from .shares import UNCHANGED, ClientLoad, PeerGroups
@@ -47,14 +56,16 @@ class RunRows(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
 
 
 class Looks:
-    """Looks at runs that requests share which have arrived together: the first one looks, and the others get what it has seen. All
-    had been received by then, so none is answered with something older than itself."""
+    """Looks at runs that requests share which have arrived together: the first one looks, and the
+    others get what it has seen. All had been received by then, so none is answered with something
+    older than itself."""
 
     def __init__(self) -> None:
         self._seen: dict[object, Any] = {}
 
     def of(self, key: object, look: Callable[[], T]) -> T:
-        """Return what `look` returns, or has returned for a request with the same key. The key has whatever makes a difference."""
+        """Return what `look` returns, or has returned for a request with the same key. The key has
+        whatever makes a difference."""
         seen = self._seen.get(key)
         if seen is None:
             seen = self._seen[key] = look()
@@ -67,7 +78,8 @@ class Looks:
 
 
 def framed(reply: Reply | RunRow | RunRows) -> bytearray:
-    """Return the frame of a reply. It is written once: to copy a list of 1 000 runs takes longer than to encode it."""
+    """Return the frame of a reply. It is written once: to copy a list of 1 000 runs takes longer
+    than to encode it."""
     frame = bytearray(HEADER)
     _encoder.encode_into(reply, frame, HEADER)
     frame[:HEADER] = (len(frame) - HEADER).to_bytes(HEADER, "big")
@@ -77,19 +89,21 @@ def framed(reply: Reply | RunRow | RunRows) -> bytearray:
 # ---- One client's connection: frames in, frames out, descriptors both ways; never blocks
 
 MAX_READ = 64 * 1024
-"""Bytes read at once. They may be thousands of requests, and the other clients wait while the daemon splits them."""
+"""Bytes read at once. They may be thousands of requests, and the other clients wait while the
+daemon splits them."""
 
 MAX_UNSENT = 8 * 1024 * 1024
-"""Bytes of replies and events that may wait for a client that does not read, before the daemon drops it. A larger reply is still
-sent to a client that had nothing else waiting."""
+"""Bytes of replies and events that may wait for a client that does not read, before the daemon
+drops it. A larger reply is still sent to a client that had nothing else waiting."""
 
 UNCOUNTED = 1024
-"""Bytes of requests of one client that the daemon keeps without counting them: 2 MiB where each client has so many. Nearly all
-requests are shorter, and most are answered in the turn in which they come."""
+"""Bytes of requests of one client that the daemon keeps without counting them: 2 MiB where each
+client has so many. Nearly all requests are shorter, and most are answered in the turn in which they
+come."""
 
 LONG = 192 * 1024
-"""Bytes of a reply that may not fit in what the kernel keeps for a socket by default, 208 KiB. It takes a longer one in one go if
-it may keep that much meanwhile, as for a list of 1 000 runs."""
+"""Bytes of a reply that may not fit in what the kernel keeps for a socket by default, 208 KiB. It
+takes a longer one in one go if it may keep that much meanwhile, as for a list of 1 000 runs."""
 
 BODY_OVERHEAD = 64
 """Bytes that a waiting request takes beside its own: a `bytes` object and its place in a queue."""
@@ -97,12 +111,14 @@ BODY_OVERHEAD = 64
 _read = memoryview(bytearray(MAX_READ))
 """What each connection reads into: to allocate as much for each read takes longer than the read."""
 
-# 253 is SCM_MAX_FD. The kernel would close the descriptors that do not fit in this thread, and a FUSE file can block close(2)
+# 253 is SCM_MAX_FD. The kernel would close the descriptors that do not fit in this thread, and a
+# FUSE file can block close(2)
 _ANCILLARY = socket.CMSG_SPACE(4 * 253) + socket.CMSG_SPACE(UCRED.size)
 
 
 class DescriptorsLost(Exception):
-    """The client sent more descriptors than any request carries, or the kernel found no room for them."""
+    """The client sent more descriptors than any request carries, or the kernel found no room for
+    them."""
 
 
 class Pending(NamedTuple):
@@ -115,10 +131,16 @@ class Pending(NamedTuple):
 
 
 class Connection:
-    """State of one client. `number` is never used twice; descriptors in `received` are owned until taken."""
+    """State of one client. `number` is never used twice; descriptors in `received` are owned until
+    taken."""
 
     def __init__(
-        self, sock: socket.socket, number: int, peer: Peer, groups: PeerGroups, on_unsent: Callable[["Connection"], None]
+        self,
+        sock: socket.socket,
+        number: int,
+        peer: Peer,
+        groups: PeerGroups,
+        on_unsent: Callable[["Connection"], None],
     ) -> None:
         self.sock = sock
         self.fd = sock.fileno()
@@ -127,19 +149,24 @@ class Connection:
         self.bodies: deque[bytes] = deque()
         self.received: deque[int] = deque()
         self.may_hang = False
-        """Some are files of a FUSE server of a user, whom the daemon's next child would ask when it closes them."""
+        """Some are files of a FUSE server of a user, whom the daemon's next child would ask when it
+        closes them."""
         self.bodies_size = 0
         self.unsent: deque[tuple[bytearray, list[int]]] = deque()
-        """Bytes, and the descriptors that travel with their first byte. A message without descriptors is added to the last entry:
-        an object of its own would take several times its bytes."""
+        """Bytes, and the descriptors that travel with their first byte. A message without
+        descriptors is added to the last entry: an object of its own would take several times its
+        bytes."""
         self.unsent_size = 0
         self.messages = 0
         """Messages that were added to `unsent` since it was last empty."""
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self.maker = int(UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))[0])
+        self.maker = int(
+            UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))[0]
+        )
         """The process that connected."""
         self.sender = self.maker
-        """The process that sent what was read last. It is another process if the connection was inherited or passed on."""
+        """The process that sent what was read last. It is another process if the connection was
+        inherited or passed on."""
         self.sender_uid = peer.uid
         """The uid of that process then."""
         self.peer = peer
@@ -152,7 +179,8 @@ class Connection:
         self.on_unsent = on_unsent
         self.closed = False
         self.ended = False
-        """The client will send nothing more. Its earlier requests are still handled, and answered if that takes no time."""
+        """The client will send nothing more. Its earlier requests are still handled, and answered
+        if that takes no time."""
         self.deferred: set[int] = set()
         """Ids of requests whose reply comes later, from another thread's work."""
         self.waits: dict[int, Pending] = {}
@@ -175,7 +203,8 @@ class Connection:
         )
 
     def take_over(self, handed: Connected) -> None:
-        """Take over what the earlier process held for this client, except for the requests that wait."""
+        """Take over what the earlier process held for this client, except for the requests that
+        wait."""
         self.greeted = handed.greeted
         self._take_in([*handed.bodies, *self.decoder.feed(handed.partial)])
         self.received.extend(handed.received)
@@ -199,9 +228,12 @@ class Connection:
         return ClientLoad(*map(sub, load, before))
 
     def read(self) -> None:
-        """Take in what has arrived; `ended` is set at the end. Raise `ProtocolError`, `DescriptorsLost`."""
+        """Take in what has arrived; `ended` is set at the end. Raise `ProtocolError`,
+        `DescriptorsLost`."""
         try:
-            size, ancillary, flags, _ = self.sock.recvmsg_into([_read], _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+            size, ancillary, flags, _ = self.sock.recvmsg_into(
+                [_read], _ANCILLARY, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return
         except OSError:
@@ -211,15 +243,21 @@ class Connection:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = _descriptors(payload)
                 self.received.extend(received)
-                self.may_hang |= self.peer.uid not in (0, os.geteuid()) and any(map(of_another_user, received))
+                self.may_hang |= self.peer.uid not in (0, os.geteuid()) and any(
+                    map(of_another_user, received)
+                )
                 for descriptor in received:
-                    without_linger(descriptor)  # a child that starts now closes its copy at execve(2), perhaps as the last
+                    # a child that starts now closes its copy at execve(2), perhaps as the last
+                    without_linger(descriptor)
             elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
                 # pid 0: the sender is in an outer pid namespace; it is in no run
                 sender, self.sender_uid, _gid = UCRED.unpack(payload)
                 self.sender = sender or self.maker
         if flags & socket.MSG_CTRUNC or len(self.received) > 4 * MAX_DESCRIPTORS:
-            raise DescriptorsLost(f"{len(self.received)} descriptors that no request took, or the kernel had no room for more")
+            raise DescriptorsLost(
+                f"{len(self.received)} descriptors that no request took, or the kernel had no "
+                "room for more"
+            )
         self._take_in(self.decoder.feed(_read[:size]))
         self.ended = not size
 
@@ -234,7 +272,8 @@ class Connection:
         return body
 
     def take(self, count: int) -> list[int] | None:
-        """Return the next `count` received descriptors, or `None` if they did not come with the message."""
+        """Return the next `count` received descriptors, or `None` if they did not come with the
+        message."""
         if len(self.received) < count:
             return None
         return [self.received.popleft() for _ in range(count)]
@@ -244,7 +283,8 @@ class Connection:
         self.send(reply)
 
     def send(self, reply: Reply | RunRow | RunRows, descriptors: Sequence[int] = ()) -> None:
-        """Send what the socket takes now, and keep the rest. `descriptors` are closed once the kernel has duplicated them."""
+        """Send what the socket takes now, and keep the rest. `descriptors` are closed once the
+        kernel has duplicated them."""
         kept = list(descriptors)
         data = framed(reply)
         if self.closed:
@@ -286,19 +326,25 @@ class Connection:
 
     def _send_long(self, data: bytearray, descriptors: Sequence[int]) -> int:
         kept = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, len(data))  # the kernel doubles it, and has a bound of its own
+        # the kernel doubles it, and has a bound of its own
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, len(data))
         sent = self._send_some(data, descriptors)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kept // 2)
         return sent
 
     def _send_some(self, data: bytearray, descriptors: Sequence[int]) -> int:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        rights = (
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+            if descriptors
+            else []
+        )
         try:
             return self.sock.sendmsg([data], rights) if rights else self.sock.send(data)
         except BlockingIOError:
             return 0
         except OSError:
-            # the client is gone, or too many descriptors are in flight (ETOOMANYREFS); the server notices when it reads
+            # the client is gone, or too many descriptors are in flight (ETOOMANYREFS); the server
+            # notices when it reads
             with suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)
             return len(data)

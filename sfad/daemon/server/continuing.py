@@ -1,4 +1,5 @@
-"""What a request to continue the session of an ended run becomes: the request of that run, with what was asked for instead."""
+"""What a request to continue the session of an ended run becomes: the request of that run, with
+what was asked for instead."""
 
 import os
 from collections.abc import Sequence
@@ -37,21 +38,33 @@ _REST = (LimitKind.TIME, LimitKind.TURNS, LimitKind.MESSAGES, LimitKind.TOKENS, 
 
 
 def continued(request: Spawn, kept: Spawn, info: RunInfo) -> Spawn:
-    """Return the request for a run that continues the session of the ended run `info`, which was started with `kept`. Raise
-    `RequestError`."""
+    """Return the request for a run that continues the session of the ended run `info`, which was
+    started with `kept`. Raise `RequestError`."""
     asked = request.continues
     assert asked is not None
     if request.argv or request.agent is not None:
-        raise bad_request(f"a run that continues {info.id} has its command: leave out the agent and the command")
+        raise bad_request(
+            f"a run that continues {info.id} has its command: leave out the agent and the command"
+        )
     terminal = request.stdio == "inherit"
     program = resumable_program(info.argv)
-    if terminal and asked.task is not None and program is not None and not program.resumes_with_task_in_terminal:
+    if (
+        terminal
+        and asked.task is not None
+        and program is not None
+        and not program.resumes_with_task_in_terminal
+    ):
         title = KNOWN_PROGRAMS[program.name].title
         raise bad_request(
-            f"{title} takes no task where it continues a session in a terminal: leave the task out, and type it there"
+            f"{title} takes no task where it continues a session in a terminal: leave the task "
+            "out, and type it there"
         )
     if terminal and kept.stdio != "inherit":
-        raise bad_request(f"run {info.id} did not use a terminal, so it continues in the background or in the foreground only")
+        raise bad_request(
+            f"run {info.id} did not use a terminal, so it continues in the background or in "
+            "the "
+            "foreground only"
+        )
     chosen = {
         name: value
         for name in Spawn.__struct_fields__
@@ -67,7 +80,9 @@ def continued(request: Spawn, kept: Spawn, info: RunInfo) -> Spawn:
         key=request.key,
         tied=request.tied,
         watch=request.watch,
-        stdin=request.stdin if request.stdin != "null" or kept.stdin == "descriptor" else kept.stdin,
+        stdin=request.stdin
+        if request.stdin != "null" or kept.stdin == "descriptor"
+        else kept.stdin,
         stdio=request.stdio,
         log=request.log and (kept.log or kept.stdio == "inherit"),
         descriptors=request.descriptors,
@@ -96,12 +111,18 @@ def _others(request: Spawn, kept: Spawn, info: RunInfo) -> list[Limit]:
             continue
         left, spec = state.threshold - (state.used or 0), KINDS[state.kind]
         if left < spec.least:
-            used = f"{format_amount(state.kind, state.used or 0)} of {format_amount(state.kind, state.threshold)}"
+            used = (
+                f"{format_amount(state.kind, state.used or 0)} of "
+                f"{format_amount(state.kind, state.threshold)}"
+            )
             raise bad_request(
-                f"too little is left of the limit of {state.kind} of run {info.id}, which has used {used}; give it another: "
+                f"too little is left of the limit of {state.kind} of run {info.id}, which has "
+                f"used {used}; give it another: "
                 f"--limit {state.kind}=N, or leave out --limit rest"
             )
-        rest.append(Limit(kind=state.kind, threshold=left, action=state.action, source=f"rest of {info.id}"))
+        rest.append(
+            Limit(kind=state.kind, threshold=left, action=state.action, source=f"rest of {info.id}")
+        )
     kinds |= {limit.kind for limit in rest}
     return rest + [limit for limit in own if limit.kind not in kinds]
 
@@ -118,19 +139,24 @@ def _task(asked: Continuation, info: RunInfo, *, terminal: bool) -> str | None:
 
 
 def wanted_agent_session(request: Spawn, info: RunInfo, uid: int) -> WantedAgentSession | None:
-    """Return the session to look for before it is continued; `None` if its program is not known, and its agent has a command that
-    continues it. `request`: as `continued` returns it. Raise `RequestError`."""
+    """Return the session to look for before it is continued; `None` if its program is not known,
+    and its agent has a command that continues it. `request`: as `continued` returns it. Raise
+    `RequestError`."""
     program = resumable_program(info.argv)
     if program is None:
         if info.session_id is None:
             raise wrong_state(
-                f"run {info.id} cannot be continued: its command ('{program_name(info.argv)}') is no agent program whose sessions "
-                f"sfad knows; an agent's entry can say how with `resume`. {_from_the_beginning(info)}"
+                f"run {info.id} cannot be continued: its command ('{program_name(info.argv)}') is "
+                "no agent program whose sessions "
+                "sfad knows; an agent's entry can say how with `resume`. "
+                f"{_from_the_beginning(info)}"
             )
         return None
     env = dict(os.fsdecode(item).partition("=")[::2] for item in request.env)
     began, ended = info.started_at or info.created_at, info.ended_at or wall_clock()
-    return WantedAgentSession(program, info.session_id, env, directory(program, info), uid, began, ended)
+    return WantedAgentSession(
+        program, info.session_id, env, directory(program, info), uid, began, ended
+    )
 
 
 def _from_the_beginning(info: RunInfo) -> str:
@@ -150,11 +176,18 @@ def resumable_program(argv: Sequence[str]) -> AgentProgram | None:
     name = program_name(argv)
     known = KNOWN_PROGRAMS.get(name)
     program = program_called(name) if known is not None and known.title else None
-    return program if program is not None and program.resumed([], "0", None, terminal=False) is not None else None
+    return (
+        program
+        if program is not None and program.resumed([], "0", None, terminal=False) is not None
+        else None
+    )
 
 
-async def find_agent_session(wanted: WantedAgentSession | None, info: RunInfo, limiter: trio.CapacityLimiter) -> str:
-    """Return the id of the session, once it is known that its program can continue it. Raise `RequestError`, `OSError`."""
+async def find_agent_session(
+    wanted: WantedAgentSession | None, info: RunInfo, limiter: trio.CapacityLimiter
+) -> str:
+    """Return the id of the session, once it is known that its program can continue it. Raise
+    `RequestError`, `OSError`."""
     if wanted is None:
         assert info.session_id is not None
         return info.session_id
@@ -162,9 +195,14 @@ async def find_agent_session(wanted: WantedAgentSession | None, info: RunInfo, l
         with trio.fail_after(CHECK_WAIT):
             return await in_thread(wanted.find, abandon=True, limiter=limiter)
     except trio.TooSlowError:
-        raise unavailable(f"the sessions of run {info.id} cannot be read: their file system has not answered for 10 s") from None
+        raise unavailable(
+            f"the sessions of run {info.id} cannot be read: their file system has not answered "
+            "for 10 s"
+        ) from None
     except NotResumable as why:
-        raise wrong_state(f"run {info.id} cannot be continued: {why}. {_from_the_beginning(info)}") from None
+        raise wrong_state(
+            f"run {info.id} cannot be continued: {why}. {_from_the_beginning(info)}"
+        ) from None
 
 
 def with_agent_session(request: Spawn, session: str) -> Spawn:
@@ -178,7 +216,11 @@ def check_ended(info: RunInfo) -> None:
         raise wrong_state(f"run {info.id} has not ended: stop it first, or send it a message")
     if info.fleet is not None and info.fleet.node is not None:
         raise wrong_state(
-            f"run {info.id} executed on node {info.fleet.node}, which has its session: there, sfactl continue {info.fleet.run}"
+            f"run {info.id} executed on node {info.fleet.node}, which has its session: there, "
+            f"sfactl continue {info.fleet.run}"
         )
     if info.started_at is None and info.session_id is None:
-        raise wrong_state(f"run {info.id} was never started, so there is nothing to continue: sfactl rerun {info.id}")
+        raise wrong_state(
+            f"run {info.id} was never started, so there is nothing to continue: sfactl rerun "
+            f"{info.id}"
+        )

@@ -1,4 +1,5 @@
-"""What clients send: frames are read, and each request goes to the function that answers it, if the peer may use the verb."""
+"""What clients send: frames are read, and each request goes to the function that answers it, if the
+peer may use the verb."""
 
 import os
 import time
@@ -29,7 +30,8 @@ from .lookup import RequestError, bad_request
 from .peers import run_of
 from .shares import ClientBounds, ShareGroup
 
-# ---- Requests to the functions that answer them: the handshake, the permission, the verb's function, and what it raised
+# ---- Requests to the functions that answer them: the handshake, the permission,
+# the verb's function, and what it raised
 
 
 class Dispatcher:
@@ -47,8 +49,13 @@ class Dispatcher:
         common = set(request.versions) & set(SUPPORTED)
         if not common:
             spoken, supported = request.versions[:16], list(SUPPORTED)
-            message = f"client speaks protocol versions {spoken}, this daemon {supported}; update the older one"
-            connection.send(m.Error(id=request.id, code=ErrorCode.UNSUPPORTED_VERSION, message=message))
+            message = (
+                f"client speaks protocol versions {spoken}, this daemon {supported}; update the "
+                "older one"
+            )
+            connection.send(
+                m.Error(id=request.id, code=ErrorCode.UNSUPPORTED_VERSION, message=message)
+            )
             return
         connection.welcome(
             m.Welcome(
@@ -63,7 +70,9 @@ class Dispatcher:
 
     def handle(self, connection: Connection, request: m.Request) -> None:
         verb = REGISTRY.get(type(request))
-        asker = Asker(self._services, connection, request.id, verb.permission if verb is not None else None)
+        asker = Asker(
+            self._services, connection, request.id, verb.permission if verb is not None else None
+        )
         if not isinstance(request, LOOKS):
             self._services.looks.forget()  # what it changes must be seen by the requests after it
         try:
@@ -94,7 +103,9 @@ class Dispatcher:
             asker.check_share(self._services.bounds.requests, 1)
         except RequestError:
             if isinstance(request, m.Spawn):
-                close_soon(asker.connection.take(request.descriptors) or (), asker.connection.sender_group)
+                close_soon(
+                    asker.connection.take(request.descriptors) or (), asker.connection.sender_group
+                )
             raise
 
 
@@ -102,12 +113,15 @@ def _check_user(asker: Asker, request: Any) -> None:
     """Raise `RequestError` if a user's gateway asks about a run of another user."""
     live = asker.runtime.catalogue.live.get(getattr(request, "run", ""))
     if live is not None and live.uid != asker.peer.gateway_uid:
-        raise RequestError(ErrorCode.NOT_PERMITTED, f"run {live.run.id} is of another user than this gateway")
+        raise RequestError(
+            ErrorCode.NOT_PERMITTED, f"run {live.run.id} is of another user than this gateway"
+        )
 
 
 def _answer(verb: Verb, asker: Asker, request: Any) -> None:
-    """Check the permission and find the run of a request. The core checks again what it decides about: meanwhile a run may have
-    ended. The guard checks a `spawn` itself, so that its refusal is recorded."""
+    """Check the permission and find the run of a request. The core checks again what it decides
+    about: meanwhile a run may have ended. The guard checks a `spawn` itself, so that its refusal is
+    recorded."""
     if verb.permission is not None:
         asker.check_permitted(verb.permission)
     if asker.peer.gateway_uid is not None:
@@ -144,16 +158,19 @@ def _pass_on(asker: Asker, request: Any, place: FleetPlace) -> None:
 
 
 TURN_TIME = 0.01
-"""Seconds of requests of one tree, or of one user outside any run, before the next one has a turn."""
+"""Seconds of requests of one tree, or of one user outside any run, before the next one has a
+turn."""
 
 MAY_HANG = (
-    "stdin, stdout or stderr is a file of a FUSE file system of a user, which could keep the daemon waiting; use a pipe, as in "
+    "stdin, stdout or stderr is a file of a FUSE file system of a user, which could keep the "
+    "daemon waiting; use a pipe, as in "
     "cat FILE | sfactl run …, or another file system"
 )
 
 
 class Turns:
-    """Which client's requests are handled next: trees and users take turns, and so do the clients of each."""
+    """Which client's requests are handled next: trees and users take turns, and so do the clients
+    of each."""
 
     def __init__(self, handle: Callable[[Connection], None]) -> None:
         """`handle` handles some requests of a connection, and adds it again if there are more."""
@@ -168,7 +185,8 @@ class Turns:
         self._waiting.setdefault(connection.groups.lane, deque()).append(connection)
 
     def take(self) -> None:
-        """Handle requests of each group for a while. A group with many clients waits as long as one with few."""
+        """Handle requests of each group for a while. A group with many clients waits as long as one
+        with few."""
         for lane in list(self._waiting):
             self._take(lane)
 
@@ -186,10 +204,16 @@ class Turns:
 
 
 class Receiver:
-    """Reads from each client that has sent something, and dispatches its requests when its turn comes."""
+    """Reads from each client that has sent something, and dispatches its requests when its turn
+    comes."""
 
     def __init__(
-        self, resources: Resources, live: Container[RunId], bounds: ClientBounds, clients: ClientTable, dispatcher: Dispatcher
+        self,
+        resources: Resources,
+        live: Container[RunId],
+        bounds: ClientBounds,
+        clients: ClientTable,
+        dispatcher: Dispatcher,
     ) -> None:
         self._resources = resources
         self._live = live
@@ -199,7 +223,8 @@ class Receiver:
         self.turns = Turns(self._take_turn)
 
     def read(self, connection: Connection) -> None:
-        if (refusal := descriptors.refusal(connection.sender_group)) is not None:  # what it sends with descriptors would stay open
+        # what it sends with descriptors would stay open
+        if (refusal := descriptors.refusal(connection.sender_group)) is not None:
             self._clients.drop_with_error(connection, ErrorCode.UNAVAILABLE, refusal)
             return
         before, received = connection.decoder.pending, len(connection.received)
@@ -224,7 +249,10 @@ class Receiver:
             self._resources.timers.disarm(("connection", connection.number))
         elif connection.decoder.pending and not before:
             self._clients.give_time(connection)
-        if len(connection.received) > received and (refusal := self._bounds.refusal(connection.groups)) is not None:
+        if (
+            len(connection.received) > received
+            and (refusal := self._bounds.refusal(connection.groups)) is not None
+        ):
             self._clients.drop_with_error(connection, ErrorCode.UNAVAILABLE, refusal)
         if connection.counted.input:
             self._clients.relieve_input(connection)
@@ -232,11 +260,13 @@ class Receiver:
             self._clients.drop(connection)
 
     def why_sender_refused(self, connection: Connection) -> str | None:
-        """Say why the sender may not use a connection that another process made: it would have that one's rights."""
+        """Say why the sender may not use a connection that another process made: it would have that
+        one's rights."""
         peer = connection.peer
         if connection.sender_uid != peer.uid and not peer.unidentified:
             return (
-                f"this connection was made by uid {peer.uid} and is used by uid {connection.sender_uid}; after a change "
+                f"this connection was made by uid {peer.uid} and is used by uid "
+                f"{connection.sender_uid}; after a change "
                 "of user, connect again"
             )
         if connection.sender == connection.maker:
@@ -244,12 +274,18 @@ class Receiver:
         try:
             run = run_of(connection.sender, self._resources.launcher)
         except (Unidentifiable, OSError) as error:
-            return f"process {connection.sender}, which did not make this connection, could not be identified: {error}"
+            return (
+                f"process {connection.sender}, which did not make this connection, could not be "
+                f"identified: {error}"
+            )
         if run == connection.peer.run:
             return None
-        made_in, sent_in = (f"run {each}" if each is not None else "no run" for each in (connection.peer.run, run))
+        made_in, sent_in = (
+            f"run {each}" if each is not None else "no run" for each in (connection.peer.run, run)
+        )
         return (
-            f"this connection was made by a process in {made_in} and used by process {connection.sender} in {sent_in}; "
+            f"this connection was made by a process in {made_in} and used by process "
+            f"{connection.sender} in {sent_in}; "
             "each process must make its own"
         )
 
@@ -261,7 +297,8 @@ class Receiver:
 
     def _handle_some(self, connection: Connection) -> None:
         if connection.peer.run is not None and connection.peer.run not in self._live:
-            # no process of an ended run is alive to read the answers, and its requests may take minutes
+            # no process of an ended run is alive to read the answers, and its requests may take
+            # minutes
             self._clients.drop(connection)
             return
         for _ in range(min(TURN_REQUESTS, len(connection.bodies))):
@@ -280,9 +317,12 @@ class Receiver:
         try:
             request = unpack_request(body)
         except BadMessage as error:
-            connection.send(Error(id=request_id(body), code=ErrorCode.BAD_REQUEST, message=str(error)))
+            connection.send(
+                Error(id=request_id(body), code=ErrorCode.BAD_REQUEST, message=str(error))
+            )
             if not connection.greeted or connection.received:
-                # which of the descriptors belong to this request is unknown: the next one would be given the wrong ones
+                # which of the descriptors belong to this request is unknown: the next one would be
+                # given the wrong ones
                 self._clients.drop(connection)
             return
         if connection.greeted:

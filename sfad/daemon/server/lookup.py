@@ -1,4 +1,5 @@
-"""Which run an id, a name or a prefix means; how a request fails, and checks of fields that several kinds have."""
+"""Which run an id, a name or a prefix means; how a request fails, and checks of fields that several
+kinds have."""
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
@@ -17,7 +18,8 @@ from ...protocol.types import ErrorCode, Limit, RunId
 
 
 MAX_SECONDS = 36_525 * 86_400.0
-"""A hundred years: further back than that nothing was recorded, and beyond some 8 000 years there is no `datetime`."""
+"""A hundred years: further back than that nothing was recorded, and beyond some 8 000 years there
+is no `datetime`."""
 
 MAX_CHOSEN = 1024
 """Runs named in one request; each is looked up."""
@@ -64,14 +66,22 @@ def check_limits(limits: Sequence[Limit]) -> tuple[Limit, ...]:
 
 def check_signal(number: int, allowed: Iterable[int]) -> None:
     if number not in allowed:
-        names = ", ".join(sorted(Signals(n).name for n in allowed)) if len(list(allowed)) < 16 else "1 to 64"
+        names = (
+            ", ".join(sorted(Signals(n).name for n in allowed))
+            if len(list(allowed)) < 16
+            else "1 to 64"
+        )
         raise bad_request(f"signal {number} cannot be sent here; allowed: {names}")
 
 
 def check_filters(request: Stop | Select | List | Summarise | WatchRuns) -> None:
     check_most("names", len(values_of(request.name or ())), MAX_CHOSEN)
     # a key without a value fits no run, and is still a condition in the query
-    check_most("labels", sum(max(1, len(values_of(value))) for value in request.labels.values()), MAX_LABELS)
+    check_most(
+        "labels",
+        sum(max(1, len(values_of(value))) for value in request.labels.values()),
+        MAX_LABELS,
+    )
 
 
 # ---- Which run an id, a name or a prefix means, in the daemon and in `sfad.history` without one
@@ -85,7 +95,8 @@ class KnownRuns(Protocol):
     """Where runs are looked up."""
 
     def knows(self, run: RunId, scope: Scope) -> bool:
-        """Return whether there is a run with this id, and a caller with this scope may be told of it."""
+        """Return whether there is a run with this id, and a caller with this scope may be told of
+        it."""
 
     def live_runs(self, scope: Scope, *, name: str) -> Collection[RunId]:
         """Return the live runs of this name."""
@@ -98,12 +109,17 @@ class KnownRuns(Protocol):
 
 
 def find_run(runs: KnownRuns, handle: str, scope: Scope) -> RunId:
-    """Return the id of the run that `handle` means: the run with this id; else the live run of this name, else the newest of this
-    name; else the only run whose id begins with it. Raise `RequestError` if there is none in the scope, or several.
+    """Return the id of the run that `handle` means: the run with this id; else the live run of this
+    name, else the newest of this name; else the only run whose id begins with it. Raise
+    `RequestError` if there is none in the scope, or several.
 
-    By its exact id, a peer inside a run also finds runs outside of its subtree (`Scope.knows`), so the caller checks what the peer
-    may do with the run."""
-    found = handle if runs.knows(handle, scope) else _by_name(runs, handle, scope) or _by_prefix(runs, handle, scope)
+    By its exact id, a peer inside a run also finds runs outside of its subtree (`Scope.knows`), so
+    the caller checks what the peer may do with the run."""
+    found = (
+        handle
+        if runs.knows(handle, scope)
+        else _by_name(runs, handle, scope) or _by_prefix(runs, handle, scope)
+    )
     if found is None:
         raise RequestError(ErrorCode.NO_SUCH_RUN, unknown_run(handle))
     return found
@@ -117,7 +133,10 @@ def _by_name(runs: KnownRuns, name: str, scope: Scope) -> RunId | None:
     if len(named) > 1:
         raise RequestError(
             ErrorCode.AMBIGUOUS_RUN,
-            f"'{name}' is the name of {len(named)} live runs ({_some(named)}); give an id, or --name {name} for all of them",
+            (
+                f"'{name}' is the name of {len(named)} live runs ({_some(named)}); give an id, or "
+                f"--name {name} for all of them"
+            ),
         )
     return next(iter(named)) if named else runs.newest_ended(name, scope)
 
@@ -125,7 +144,10 @@ def _by_name(runs: KnownRuns, name: str, scope: Scope) -> RunId | None:
 def _by_prefix(runs: KnownRuns, prefix: str, scope: Scope) -> RunId | None:
     found = runs.find(prefix, scope) if prefix else []
     if len(found) > 1:
-        raise RequestError(ErrorCode.AMBIGUOUS_RUN, f"'{prefix}' fits several runs ({_some(found)}); give more of the id")
+        raise RequestError(
+            ErrorCode.AMBIGUOUS_RUN,
+            f"'{prefix}' fits several runs ({_some(found)}); give more of the id",
+        )
     return found[0] if found else None
 
 

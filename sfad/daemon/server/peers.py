@@ -1,4 +1,5 @@
-"""The process at the other end of a socket, as the kernel knows it. What a client says of itself does not count."""
+"""The process at the other end of a socket, as the kernel knows it. What a client says of itself
+does not count."""
 
 import ctypes
 import errno
@@ -42,14 +43,23 @@ def identify(
     gateway_at: Callable[[int], Gateway | None] = lambda _pid: None,
     exporter: int | None = None,
 ) -> Peer:
-    """Return the peer and the run that it is in. A peer that cannot be identified says why, and is refused everything. `gateway_at`
-    returns the gateway that is a process, `exporter` is a process, too.
+    """Return the peer and the run that it is in. A peer that cannot be identified says why, and is
+    refused everything. `gateway_at` returns the gateway that is a process, `exporter` is a process,
+    too.
 
-    The credentials are those of the time when it connected. Takes less than 0.1 ms, because names of users are cached."""
+    The credentials are those of the time when it connected. Takes less than 0.1 ms, because names
+    of users are cached."""
     try:
-        pid, uid, gid = UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
+        pid, uid, gid = UCRED.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size)
+        )
     except OSError as error:
-        return Peer(uid=-1, user="unknown", owner=False, unidentified=f"the kernel does not name the process: {error.strerror}")
+        return Peer(
+            uid=-1,
+            user="unknown",
+            owner=False,
+            unidentified=f"the kernel does not name the process: {error.strerror}",
+        )
     user, owner, gids = user_name(uid), uid in (0, os.geteuid()), all_groups(connection, gid)
     if (gateway := gateway_at(pid)) is not None and _lives(connection):
         return Peer(uid=uid, user=user, owner=owner, gateway=True, gateway_uid=gateway.uid)
@@ -61,12 +71,18 @@ def identify(
         return Peer(uid=uid, user=user, owner=owner, unidentified=str(why))
     except (OSError, ValueError) as error:  # as when no descriptor is free
         what = error.strerror if isinstance(error, OSError) else type(error).__name__
-        return Peer(uid=uid, user=user, owner=owner, unidentified=f"the process could not be looked at: {what}")
+        return Peer(
+            uid=uid,
+            user=user,
+            owner=owner,
+            unidentified=f"the process could not be looked at: {what}",
+        )
     return Peer(uid=uid, user=user, owner=owner, run=run, gids=gids)
 
 
 def all_groups(connection: socket.socket, gid: int) -> frozenset[int]:
-    """Return the groups of the process that connected, as the kernel knows them: the group database is not asked."""
+    """Return the groups of the process that connected, as the kernel knows them: the group database
+    is not asked."""
     try:
         return frozenset({gid, *peer_groups(connection)})
     except OSError:  # before Linux 4.13
@@ -80,7 +96,11 @@ def peer_groups(connection: socket.socket) -> tuple[int, ...]:
         found, size = array("I", bytes(4 * most)), ctypes.c_uint32(4 * most)
         address, _ = found.buffer_info()
         if not _libc.getsockopt(
-            connection.fileno(), socket.SOL_SOCKET, SO_PEERGROUPS, ctypes.c_void_p(address), ctypes.byref(size)
+            connection.fileno(),
+            socket.SOL_SOCKET,
+            SO_PEERGROUPS,
+            ctypes.c_void_p(address),
+            ctypes.byref(size),
         ):
             return tuple(found[: size.value // 4])
         if ctypes.get_errno() != errno.ERANGE:
@@ -90,7 +110,8 @@ def peer_groups(connection: socket.socket) -> tuple[int, ...]:
 
 
 def _lives(connection: socket.socket) -> bool:
-    """Return whether the process that connected is alive still, so that no other process has its pid."""
+    """Return whether the process that connected is alive still, so that no other process has its
+    pid."""
     try:
         held = peer_pidfd(connection)
     except Unidentifiable:
@@ -104,7 +125,8 @@ def _lives(connection: socket.socket) -> bool:
 
 
 def run_of(pid: int, launcher: Launcher) -> RunId | None:
-    """Return the run that a process is in now; `None` if it is in none. Raises `Unidentifiable` and `OSError`."""
+    """Return the run that a process is in now; `None` if it is in none. Raises `Unidentifiable` and
+    `OSError`."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError as error:
@@ -134,11 +156,12 @@ def peer_pidfd(connection: socket.socket) -> int | None:
     return int.from_bytes(answer, sys.byteorder, signed=True)
 
 
-# ---- The user that a client's run executes as, where root's daemon serves another user, by what the kernel says of the client
+# ---- The user that a client's run executes as, where root's daemon serves another
+# user, by what the kernel says of the client
 #
-# User and groups are those of the moment when the client connected (SO_PEERCRED, SO_PEERGROUPS). Limits and no_new_privs are those
-# that the process which sent the request has now. It must still be that user's in every respect: a setuid program has limits that
-# its caller has not.
+# User and groups are those of the moment when the client connected (SO_PEERCRED, SO_PEERGROUPS).
+# Limits and no_new_privs are those that the process which sent the request has now. It must still
+# be that user's in every respect: a setuid program has limits that its caller has not.
 
 
 _NO_UID = 0xFFFFFFFF
@@ -148,16 +171,22 @@ _LIMIT = re.compile(rb"^Max .{21} (\d+|unlimited) +(\d+|unlimited) ", re.MULTILI
 
 
 def submitter(connection: Connection, containment: str) -> Credentials | None:
-    """Return the user that executes what the client submits; `None` is the daemon's own user. Raise `RequestError`."""
+    """Return the user that executes what the client submits; `None` is the daemon's own user. Raise
+    `RequestError`."""
     peer = connection.peer
-    if peer.uid == 0 or peer.unidentified or os.geteuid() != 0:  # the guard refuses who is not identified
+    # the guard refuses who is not identified
+    if peer.uid == 0 or peer.unidentified or os.geteuid() != 0:
         return None
     if containment != "cgroup":
-        raise _refused(peer, "runs of several users need cgroups: by tags their orphans cannot be told apart")
+        raise _refused(
+            peer, "runs of several users need cgroups: by tags their orphans cannot be told apart"
+        )
     try:
         return _credentials(connection)
     except (OSError, ValueError, KeyError, Unidentifiable) as error:
-        raise _refused(peer, f"the kernel does not tell what process {connection.sender} is: {error}") from error
+        raise _refused(
+            peer, f"the kernel does not tell what process {connection.sender} is: {error}"
+        ) from error
 
 
 def _credentials(connection: Connection) -> Credentials:
@@ -176,7 +205,9 @@ def _credentials(connection: Connection) -> Credentials:
         raise _refused(peer, f"process {pid} {strange}")
     uid, gid, groups = peer.uid, _gid(connection.sock), peer_groups(connection.sock)
     if len(groups) > MAX_GROUPS:
-        raise _refused(peer, f"it has {len(groups)} supplementary groups; at most {MAX_GROUPS} can be kept")
+        raise _refused(
+            peer, f"it has {len(groups)} supplementary groups; at most {MAX_GROUPS} can be kept"
+        )
     if _NO_UID in (uid, gid, *groups):
         raise _refused(peer, "one of its ids is no id")
     return Credentials(uid, gid, groups, limits, no_new_privs=status[b"NoNewPrivs"] == b"1")
@@ -190,7 +221,10 @@ def _strange(peer: Peer, pid: int, status: dict[bytes, bytes]) -> str | None:
     if peer.run is None:
         for kind in ("user", "pid"):
             if os.stat(f"/proc/{pid}/ns/{kind}").st_ino != os.stat(f"/proc/self/ns/{kind}").st_ino:
-                return f"is in another {kind} namespace, which its run would leave; submit it from outside"
+                return (
+                    f"is in another {kind} namespace, which its run would leave; submit it from "
+                    "outside"
+                )
     return None
 
 
@@ -198,7 +232,9 @@ def _limits_of(pid: int) -> Rlimits:
     # not prlimit(2), for which root needs CAP_SYS_RESOURCE
     found = _LIMIT.findall(kernel.read(f"/proc/{pid}/limits", whole=True) or b"")
     if len(found) != LIMIT_KINDS:
-        raise OSError(errno.EIO, f"/proc/{pid}/limits has {len(found)} limits instead of {LIMIT_KINDS}")
+        raise OSError(
+            errno.EIO, f"/proc/{pid}/limits has {len(found)} limits instead of {LIMIT_KINDS}"
+        )
     return tuple((_number(soft), _number(hard)) for soft, hard in found)
 
 
@@ -207,7 +243,9 @@ def _number(limit: bytes) -> int:
 
 
 def _gid(sock: socket.socket) -> int:
-    _pid, _uid, gid = struct.unpack("=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    _pid, _uid, gid = struct.unpack(
+        "=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    )
     return int(gid)
 
 

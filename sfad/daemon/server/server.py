@@ -1,6 +1,7 @@
 """One task serves every connection over a nested epoll.
 
-One task for each connection is the textbook way; measured, it served a fifth of the requests a second.
+One task for each connection is the textbook way; measured, it served a fifth of the requests a
+second.
 """
 
 import os
@@ -17,7 +18,14 @@ from ...durable.handover import Clients, Handover
 from ...host import systemd
 from ...host.displacement import Displacement
 from ...host.files import identity
-from ...host.socket_file import PathError, Users, bind_socket, directory_mode, socket_mode, unbind_socket
+from ...host.socket_file import (
+    PathError,
+    Users,
+    bind_socket,
+    directory_mode,
+    socket_mode,
+    unbind_socket,
+)
 from ...protocol.event_types import EventType
 from ...protocol.messages import Events, Wait, Watch, WatchRuns
 from ...protocol.types import ErrorCode, Severity
@@ -30,15 +38,18 @@ from .dispatch import Dispatcher, Receiver
 from .shares import ClientBounds
 from .verbs.following import push
 
-# ---- The listening socket: it accepts connections, is bound again when another process removes or replaces it, and is removed
+# ---- The listening socket: it accepts connections, is bound again when another
+# process removes or replaces it, and is removed
 # at the end, unless systemd bound it.
 
 
 ACCEPT_PAUSE = 1.0
-"""Seconds before the next try when a connection could not be accepted for want of descriptors or memory."""
+"""Seconds before the next try when a connection could not be accepted for want of descriptors or
+memory."""
 
 MAX_ACCEPTS = 64
-"""Connections accepted in one go. A client may connect and hang up in a loop; the others have their turns in between."""
+"""Connections accepted in one go. A client may connect and hang up in a loop; the others have their
+turns in between."""
 
 
 class Listener:
@@ -52,8 +63,8 @@ class Listener:
         tell: Callable[[EventType, str, Severity], object],
         inode: tuple[int, int] | None = None,
     ) -> None:
-        """`users`: of `[access]`. `admit` takes each connection. `tell` announces an event of the daemon. `inode`: the socket's in
-        the file system, if not the one at its path now."""
+        """`users`: of `[access]`. `admit` takes each connection. `tell` announces an event of the
+        daemon. `inode`: the socket's in the file system, if not the one at its path now."""
         self._path = Path(resources.socket)
         self._epoll = epoll
         self._resources = resources
@@ -62,7 +73,8 @@ class Listener:
         self._tell = tell
         self._log = resources.log
         self._bound_here = not systemd.listens(sock)
-        """Whether this daemon has bound what is at the path: else systemd did, which also removes it."""
+        """Whether this daemon has bound what is at the path: else systemd did, which also removes
+        it."""
         self._unbound: str | None = None
         """Why no socket could be made in place of the one that is gone."""
         self._listen_on(sock, inode or identity(self._path))
@@ -75,7 +87,8 @@ class Listener:
         # accept(2) passes it on to connections, so no message comes without its sender
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._epoll.register(sock, select.EPOLLIN)
-        # no other file gets this number while the listener is open: the kernel keeps the inode of a bound socket
+        # no other file gets this number while the listener is open: the kernel keeps the inode of a
+        # bound socket
         self._sock, self.inode = sock, inode
 
     def fileno(self) -> int:
@@ -95,8 +108,11 @@ class Listener:
             self._admit(sock)
 
     def _pause(self, error: OSError) -> None:
-        # EMFILE, ENFILE, ENOBUFS, ENOMEM: the socket stays readable, and trying again at once would be a busy loop
-        self._log.warning(f"cannot accept a connection: {error}; trying again in {ACCEPT_PAUSE:g} s")
+        # EMFILE, ENFILE, ENOBUFS, ENOMEM: the socket stays readable, and trying again at once would
+        # be a busy loop
+        self._log.warning(
+            f"cannot accept a connection: {error}; trying again in {ACCEPT_PAUSE:g} s"
+        )
         self._epoll.modify(self._sock, 0)
 
         def again() -> None:
@@ -111,7 +127,8 @@ class Listener:
             self._sock.close()
 
     def remove(self) -> None:
-        """Remove the socket that this daemon has bound, once it is closed. Another listener's stays."""
+        """Remove the socket that this daemon has bound, once it is closed. Another listener's
+        stays."""
         # to look whether a socket of systemd is stale would make it start the service again
         if not self._bound_here or identity(self._path) != self.inode:
             return
@@ -121,7 +138,8 @@ class Listener:
             self._log.warning(str(error))  # the next daemon finds it stale and replaces it
 
     async def look_after(self) -> None:
-        """Bind the socket again when another process has removed or replaced it, until cancelled."""
+        """Bind the socket again when another process has removed or replaced it, until
+        cancelled."""
         settled = False
         while True:
             with Displacement([self._path]) as displacement:
@@ -148,7 +166,10 @@ class Listener:
         self.accept()  # what has connected to the old one
         self.close()
         self._listen_on(*bound)
-        what = f"another process removed or replaced the socket {self._path}; the daemon has made it again"
+        what = (
+            f"another process removed or replaced the socket {self._path}; the daemon has made it "
+            "again"
+        )
         self._log.warning(what)
         self._tell(EventType.DAEMON_SOCKET_RENEWED, what, "medium")
 
@@ -157,17 +178,25 @@ class Listener:
             return None
         mode = socket_mode(everyone=self._resources.everyone)
         bound = bind_socket(
-            self._path, held=Path(self._resources.state_dir), mode=mode, directory_mode=directory_mode(self._users, self._path)
+            self._path,
+            held=Path(self._resources.state_dir),
+            mode=mode,
+            directory_mode=directory_mode(self._users, self._path),
         )
         return bound, identity(self._path)
 
     def _tell_unbound(self, why: str) -> None:
         if why != self._unbound:
-            self._log.error(f"another process removed or replaced the socket {self._path}, and it cannot be made again: {why}")
+            self._log.error(
+                f"another process removed or replaced the socket {self._path}, and it cannot "
+                "be "
+                f"made again: {why}"
+            )
         self._unbound = why
 
 
-# ---- Re-execution: the clients are handed to the program that this process becomes, which takes them over
+# ---- Re-execution: the clients are handed to the program that this process
+# becomes, which takes them over
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,28 +214,36 @@ class ClientHandover:
         for connection in list(self.clients.by_fd.values()):
             if connection.peer.gateway:
                 withdraw_calls(self.services.runtime.requests, connection, None, why=None)
-                self.clients.drop(connection)  # it connects again, and asks again what is not answered
+                # it connects again, and asks again what is not answered
+                self.clients.drop(connection)
             else:
                 self._give_up(connection)
         answers = {
             token: [
-                (asker.connection.number, asker.id) for asker in askers if isinstance(asker, Asker) and not asker.connection.closed
+                (asker.connection.number, asker.id)
+                for asker in askers
+                if isinstance(asker, Asker) and not asker.connection.closed
             ]
             for token, askers in self.services.runtime.requests.askers().items()
         }
         # the fleet's actor connects again by itself
-        connections = [each.hand_over(now) for each in self.clients.by_fd.values() if each.on_close is None]
+        connections = [
+            each.hand_over(now) for each in self.clients.by_fd.values() if each.on_close is None
+        ]
         return Clients(connections, self.clients.last_number, answers)
 
     def _give_up(self, connection: Connection) -> None:
         """Fail the requests that another thread works on."""
         for request in sorted(connection.deferred):
             message = "the daemon restarted itself before this was done; try again"
-            Asker(self.services, connection, request, waits=True).fail(ErrorCode.UNAVAILABLE, message)
+            Asker(self.services, connection, request, waits=True).fail(
+                ErrorCode.UNAVAILABLE, message
+            )
         connection.deferred.clear()
 
     def take_over(self, handed: Clients, last_token: int) -> None:
-        """Take the connections over, and expect the core's answers to their requests. Call this before anything is answered."""
+        """Take the connections over, and expect the core's answers to their requests. Call this
+        before anything is answered."""
         numbered: dict[int, Connection] = {}
         for each in handed.connections:
             numbered[each.number] = connection = self.clients.take_over(each)
@@ -232,7 +269,9 @@ class ClientHandover:
             if not isinstance(request, Watch):
                 self.dispatcher.handle(connection, request)
 
-    def _pending(self, handed: Clients) -> Iterator[tuple[Connection, Wait | Watch | WatchRuns | Events]]:
+    def _pending(
+        self, handed: Clients
+    ) -> Iterator[tuple[Connection, Wait | Watch | WatchRuns | Events]]:
         for each in handed.connections:
             connection = self.clients.by_fd.get(each.fd)
             if connection is not None:
@@ -243,7 +282,8 @@ class ClientHandover:
 
 
 class Server:
-    """Waits until a client connects, sends or reads, and has the part handle it whose job that is."""
+    """Waits until a client connects, sends or reads, and has the part handle it whose job that
+    is."""
 
     def __init__(
         self,
@@ -252,13 +292,21 @@ class Server:
         identify: Callable[[socket.socket], Peer],
         handed: Handover | None = None,
     ) -> None:
-        """`handed`: this process was re-executed. Make the server before anything is answered: it takes the clients over."""
+        """`handed`: this process was re-executed. Make the server before anything is answered: it
+        takes the clients over."""
         self._epoll = select.epoll()
         bounds = ClientBounds(runtime.descriptors)
         resources, live = runtime.resources, runtime.catalogue.live
         last_number = handed.clients.last_number if handed is not None else 0
         self._clients = ClientTable(
-            self._epoll, resources, runtime.requests, runtime.feed, runtime.catalogue.root, bounds, identify, last_number
+            self._epoll,
+            resources,
+            runtime.requests,
+            runtime.feed,
+            runtime.catalogue.root,
+            bounds,
+            identify,
+            last_number,
         )
         runtime.measuring.connections = self._clients.by_fd.__len__
         self._looks = Looks()
@@ -270,7 +318,13 @@ class Server:
             self.handover.take_over(handed.clients, handed.last_token)
         inode = handed.inode if handed is not None else None
         self.listener = Listener(
-            listener, self._epoll, resources, runtime.config.access.users, self._clients.admit, runtime.announcer.tell, inode
+            listener,
+            self._epoll,
+            resources,
+            runtime.config.access.users,
+            self._clients.admit,
+            runtime.announcer.tell,
+            inode,
         )
         self._awake = trio.Event()
         self._awake.set()
@@ -278,7 +332,8 @@ class Server:
     async def serve(self) -> None:
         turns = self._receiver.turns
         while True:
-            if not self._awake.is_set():  # else it would let trio look around once more for each request
+            # else it would let trio look around once more for each request
+            if not self._awake.is_set():
                 await self._awake.wait()
             if turns:
                 await trio.lowlevel.checkpoint()

@@ -1,8 +1,9 @@
 """How much of the daemon each run, tree and user may take.
 
-Everything that clients make the daemon keep has a bound, and each bound is shared out. One run cannot take what others need,
-and all runs together leave enough to the owner of the daemon, who must be able to stop them. A run is bounded together with
-its tree, because it could start children to multiply its share.
+Everything that clients make the daemon keep has a bound, and each bound is shared out. One run
+cannot take what others need, and all runs together leave enough to the owner of the daemon, who
+must be able to stop them. A run is bounded together with its tree, because it could start children
+to multiply its share.
 """
 
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from ...host.descriptors import Descriptors, Need
 from ...protocol.types import RunId
 
 MAX_CONNECTIONS = 2048
-"""Each costs about 2 KiB and a descriptor; 64 trees of 64 runs with a client in each are far below. Where the process may open
-few descriptors, half of these. Descriptors that wait for a request or for a client count like connections."""
+"""Each costs about 2 KiB and a descriptor; 64 trees of 64 runs with a client in each are far below.
+Where the process may open few descriptors, half of these. Descriptors that wait for a request or
+for a client count like connections."""
 
 LEAST_CONNECTIONS = 8
 """The smallest share of a run, however few descriptors there are."""
@@ -27,19 +29,29 @@ MAX_UNREAD = 32 * 1024 * 1024
 """Bytes of replies and events that clients have not read, all connections together."""
 
 MAX_REQUESTS = 16384
-"""Requests that are not answered, of all connections together: of waits, stops, and of connections that have ended since. Each
-costs 1 or 2 KiB."""
+"""Requests that are not answered, of all connections together: of waits, stops, and of connections
+that have ended since. Each costs 1 or 2 KiB."""
 
 MAX_WATCHES = 2048
-"""Watches of all connections together. Each event of a run is sent to each that watches it or an ancestor."""
+"""Watches of all connections together. Each event of a run is sent to each that watches it or an
+ancestor."""
 
 MAX_RUN_FEEDS = 64
-"""Clients that are told of changed runs, of all connections together. Each push is encoded for each of them."""
+"""Clients that are told of changed runs, of all connections together. Each push is encoded for each
+of them."""
 
 Level = Literal["run", "tree", "unidentified", "user", "others", "owner"]
 
-FRACTIONS: dict[Level, float] = {"run": 1 / 8, "tree": 1 / 4, "unidentified": 1 / 8, "user": 1 / 2, "others": 3 / 4, "owner": 1}
-"""The part of the whole that each group may take. `others` is everything but the owner outside any run."""
+FRACTIONS: dict[Level, float] = {
+    "run": 1 / 8,
+    "tree": 1 / 4,
+    "unidentified": 1 / 8,
+    "user": 1 / 2,
+    "others": 3 / 4,
+    "owner": 1,
+}
+"""The part of the whole that each group may take. `others` is everything but the owner outside any
+run."""
 
 
 NAMES: dict[Level, str] = {
@@ -88,7 +100,8 @@ class PeerGroups:
 
     @cached_property
     def lane(self) -> ShareGroup:
-        """The group whose requests take turns with those of other groups: the tree of the peer, else its user."""
+        """The group whose requests take turns with those of other groups: the tree of the peer,
+        else its user."""
         return next(group for group in self.all if group.scope != "run")
 
 
@@ -106,7 +119,8 @@ UNCHANGED = ClientLoad()
 
 
 class Shares:
-    """The shares of one bounded thing. `what` names it in refusals; `least` is the smallest share of any group."""
+    """The shares of one bounded thing. `what` names it in refusals; `least` is the smallest share
+    of any group."""
 
     def __init__(self, what: str, whole: int, *, least: int = 0) -> None:
         self.what = what
@@ -124,8 +138,8 @@ class Shares:
         return self._totals.get(group, 0)
 
     def _grantable(self, group: ShareGroup) -> int:
-        """Return the most that a group is granted now: for a user, half of what other users leave. So `n` users leave at least one
-        part in `2 ** n` to the next."""
+        """Return the most that a group is granted now: for a user, half of what other users leave.
+        So `n` users leave at least one part in `2 ** n` to the next."""
         if group.scope != "user":
             return self.share(group)
         everyone = ShareGroup("others")
@@ -141,7 +155,8 @@ class Shares:
                 del self._totals[group]
 
     def over(self, groups: PeerGroups, more: int = 0) -> list[ShareGroup]:
-        """Return the groups that would have more than their share if a peer in all of them took `more`."""
+        """Return the groups that would have more than their share if a peer in all of them took
+        `more`."""
         if self._everything + more <= self._unshared:
             return []
         return [group for group in groups.all if self.total(group) + more > self.share(group)]
@@ -150,12 +165,19 @@ class Shares:
         """Say why a peer of these groups may not take `more`, or return `None`."""
         if self._everything + more <= self._unshared:
             return None
-        # not in `over`: who took what was free then does not lose it to another user who comes later
-        over = next((group for group in groups.all if self.total(group) + more > self._grantable(group)), None)
+        # not in `over`: who took what was free then does not lose it to another user who comes
+        # later
+        over = next(
+            (group for group in groups.all if self.total(group) + more > self._grantable(group)),
+            None,
+        )
         if over is None:
             return None
         total, share = self.total(over), self._grantable(over)
-        return f"{over} would have {total + more} {self.what}, at most {share} are allowed; close some, or try again later"
+        return (
+            f"{over} would have {total + more} {self.what}, at most {share} are allowed; close "
+            "some, or try again later"
+        )
 
 
 class ClientBounds:
@@ -177,7 +199,7 @@ class ClientBounds:
                 shares.add(groups, amount)
 
     def refusal(self, groups: PeerGroups, *, uncounted: int = 0, unopened: int = 0) -> str | None:
-        """Say why a peer may not have the descriptors that are counted for it and `uncounted` more, or return `None`. Of these,
-        `unopened` have yet to be opened."""
+        """Say why a peer may not have the descriptors that are counted for it and `uncounted` more,
+        or return `None`. Of these, `unopened` have yet to be opened."""
         need = Need.OWNER if groups.owner else Need.CLIENT
         return self._descriptors.refusal(groups, uncounted) or self._process.refusal(need, unopened)

@@ -1,7 +1,7 @@
 """What a request to start a run becomes before the core decides about it.
 
-`STEPS`, at the end, are the changes to it, in their order, and `CHECKS` what must hold of the result. `asked_of` translates that
-into the core's terms.
+`STEPS`, at the end, are the changes to it, in their order, and `CHECKS` what must hold of the
+result. `asked_of` translates that into the core's terms.
 """
 
 import os
@@ -38,13 +38,16 @@ from ..loop.worktrees import check_free, shared
 from .lookup import bad_request, check_limits, check_most, too_many, unavailable, wrong_state
 
 MAX_EXEC = 6 << 20
-"""Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer and a NUL for each word."""
+"""Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer
+and a NUL for each word."""
 
 LARGE = 64 << 10
-"""Bytes of argv and environment that are not usual: a login has some 5 KiB. `quotas.queued_per_user` bounds the usual ones."""
+"""Bytes of argv and environment that are not usual: a login has some 5 KiB.
+`quotas.queued_per_user` bounds the usual ones."""
 
 MAX_LARGE = 64 << 20
-"""Bytes of all large ones of a user's runs that wait, or may start again: the daemon keeps them in memory and on its disk."""
+"""Bytes of all large ones of a user's runs that wait, or may start again: the daemon keeps them in
+memory and on its disk."""
 
 
 class SpawnContext(NamedTuple):
@@ -64,10 +67,12 @@ class SpawnContext(NamedTuple):
     fleet: Fleet
 
 
-def context_of(runtime: Runtime, request: Spawn, peer: Peer, caller: Live | None, setups: TreeSetups) -> SpawnContext:
+def context_of(
+    runtime: Runtime, request: Spawn, peer: Peer, caller: Live | None, setups: TreeSetups
+) -> SpawnContext:
     return SpawnContext(
-        peer, caller, setups, bool(request.gateway), runtime.gateways, runtime.isolating, runtime.agents, runtime.catalogue.live,
-        runtime.fleet,
+        peer, caller, setups, bool(request.gateway), runtime.gateways, runtime.isolating,
+        runtime.agents, runtime.catalogue.live, runtime.fleet,
     )  # fmt: skip
 
 
@@ -87,47 +92,76 @@ def apply_steps(request: Spawn, context: SpawnContext) -> Spawn:
 
 
 def asks_for_gateway(request: Spawn, *, by_default: bool | None) -> bool:
-    """Return whether the request says that its run is to use the gateway. A list of models says so too."""
-    return request.gateway if request.gateway is not None else bool(request.allowed_models or by_default)
+    """Return whether the request says that its run is to use the gateway. A list of models says so
+    too."""
+    return (
+        request.gateway
+        if request.gateway is not None
+        else bool(request.allowed_models or by_default)
+    )
 
 
 def decide_gateway(request: Spawn, context: SpawnContext) -> Spawn:
-    """Decide whether the run uses the gateway. What is in a run that uses it may not leave it, and the other way round."""
+    """Decide whether the run uses the gateway. What is in a run that uses it may not leave it, and
+    the other way round."""
     caller = context.caller
     inherited = context.gateways.enabled if caller is None else caller.spawn.gateway
     if request.gateway is None and asks_for_gateway(request, by_default=inherited):
         request = replace(request, gateway=True)
-    if not request.gateway and (request.allowed_models or (caller is not None and caller.run.birth.models)):
+    if not request.gateway and (
+        request.allowed_models or (caller is not None and caller.run.birth.models)
+    ):
         raise Invalid(
-            "only the gateway bounds models: leave out --no-gateway, because --model-allow was given to this run or one above it"
+            "only the gateway bounds models: leave out --no-gateway, because --model-allow was "
+            "given to this run or one above it"
         )
     if caller is None:
         if request.gateway:
             check_base_urls(context.setups)
         return request
     if request.gateway and caller.spawn.gateway is False:
-        raise Invalid(f"run {caller.run.id} was started with --no-gateway, which holds for what it starts: leave out --gateway")
+        raise Invalid(
+            f"run {caller.run.id} was started with --no-gateway, which holds for what it "
+            "starts: "
+            "leave out --gateway"
+        )
     if request.gateway is None:
         return replace(request, gateway=inherited)
     if not request.gateway and inherited:
         raise Invalid(
-            f"run {caller.run.id} uses the gateway, so what it starts may not leave it: leave out --no-gateway, or start the run "
+            f"run {caller.run.id} uses the gateway, so what it starts may not leave it: leave out "
+            "--no-gateway, or start the run "
             "from outside any run"
         )
     return request
 
 
 def check_placeable(request: Spawn, context: SpawnContext) -> Spawn:
-    """Refuse what cannot go to another node. What a run above has decided about the gateway holds there, too."""
+    """Refuse what cannot go to another node. What a run above has decided about the gateway holds
+    there, too."""
     caller = context.caller
     if request.stdio != "files" or request.stdin == "descriptor":
-        raise Invalid("a run with --fleet reads no stdin of this machine, and writes to files of its node: leave out --stdio")
+        raise Invalid(
+            "a run with --fleet reads no stdin of this machine, and writes to files of its "
+            "node: "
+            "leave out --stdio"
+        )
     if request.detach:
-        raise Invalid("--detach and --fleet exclude each other: a run of another node is a child, or a root that no run started")
+        raise Invalid(
+            "--detach and --fleet exclude each other: a run of another node is a child, or a "
+            "root "
+            "that no run started"
+        )
     if caller is not None and request.gateway is None and caller.spawn.gateway is not None:
         return replace(request, gateway=caller.spawn.gateway)
-    if caller is not None and request.gateway is not None and caller.spawn.gateway not in {None, request.gateway}:
-        raise Invalid(f"what run {caller.run.id} has decided about the gateway holds for what it starts")
+    if (
+        caller is not None
+        and request.gateway is not None
+        and caller.spawn.gateway not in {None, request.gateway}
+    ):
+        raise Invalid(
+            f"what run {caller.run.id} has decided about the gateway holds for what it starts"
+        )
     return request
 
 
@@ -146,13 +180,19 @@ def work_in_copy(request: Spawn, context: SpawnContext) -> Spawn:
     if ship is None:
         return request
     if request.grant is None and ship.node != context.fleet.node:
-        raise bad_request("--ship sends files to the node where a run is placed: add --fleet or --on, or leave out --ship")
+        raise bad_request(
+            "--ship sends files to the node where a run is placed: add --fleet or --on, or "
+            "leave "
+            "out --ship"
+        )
     _check_files(ship, context)
     return replace(request, cwd=context.fleet.shipping.directory(context.peer.uid, ship))
 
 
 def _check_files(ship: Ship, context: SpawnContext) -> None:
-    if (ship.within and why_unsafe(os.fsdecode(ship.within)) is not None) or not ship.directory.startswith(b"/"):
+    if (
+        ship.within and why_unsafe(os.fsdecode(ship.within)) is not None
+    ) or not ship.directory.startswith(b"/"):
         raise bad_request(f"the run cannot work in {ship.within[:80]!r} of {ship.directory[:80]!r}")
     if not ship.author.isprintable():
         raise bad_request(f"a control character in the author of commits: {ship.author[:80]!r}")
@@ -171,10 +211,15 @@ def narrow_tools(request: Spawn, context: SpawnContext) -> Spawn:
 
 
 def fill_in_agent(request: Spawn, context: SpawnContext) -> Spawn:
-    """Replace the name of a registered agent by its command, with options for the tools that it may use."""
+    """Replace the name of a registered agent by its command, with options for the tools that it may
+    use."""
     if request.agent is None:
         return request
-    return filled_in(request, context.agents, context.gateways.of(context.peer.uid).address() if request.gateway else None)
+    return filled_in(
+        request,
+        context.agents,
+        context.gateways.of(context.peer.uid).address() if request.gateway else None,
+    )
 
 
 def resume_command(request: Spawn, _: SpawnContext) -> Spawn:
@@ -187,7 +232,8 @@ def resume_command(request: Spawn, _: SpawnContext) -> Spawn:
     if argv is None:
         shown = " ".join(word.decode(errors="backslashreplace") for word in request.argv[:8])[:200]
         raise wrong_state(
-            f"run {continues.run} cannot be continued: sfad knows no command that continues its session {session}, or "
+            f"run {continues.run} cannot be continued: sfad knows no command that continues its "
+            f"session {session}, or "
             f"cannot tell which words of its command are its task: {shown}"
         )
     return replace(request, argv=argv)
@@ -195,7 +241,11 @@ def resume_command(request: Spawn, _: SpawnContext) -> Spawn:
 
 def route(request: Spawn, context: SpawnContext) -> Spawn:
     """Route command and environment through the gateway, or around it."""
-    more = routed(replace(request, argv=request.resume_argv), *_way(context)).argv if request.resume_argv else []
+    more = (
+        routed(replace(request, argv=request.resume_argv), *_way(context)).argv
+        if request.resume_argv
+        else []
+    )
     return replace(routed(request, *_way(context), explicit=context.explicit), resume_argv=more)
 
 
@@ -217,12 +267,16 @@ def share_worktree(request: Spawn, context: SpawnContext) -> Spawn:
 
 
 def mark_hooks(request: Spawn, context: SpawnContext) -> Spawn:
-    """Give runs that a hook starts, and what is started in them, the channel of hooks: their events start no hook. No other client
-    may hide its runs so."""
-    if context.peer.hook or (context.caller is not None and context.caller.run.birth.channel == CHANNEL):
+    """Give runs that a hook starts, and what is started in them, the channel of hooks: their events
+    start no hook. No other client may hide its runs so."""
+    if context.peer.hook or (
+        context.caller is not None and context.caller.run.birth.channel == CHANNEL
+    ):
         return replace(request, channel=CHANNEL)
     if request.channel == CHANNEL:
-        raise bad_request(f"the channel '{CHANNEL}' is that of runs which a hook starts; choose another")
+        raise bad_request(
+            f"the channel '{CHANNEL}' is that of runs which a hook starts; choose another"
+        )
     return request
 
 
@@ -230,34 +284,52 @@ def mark_hooks(request: Spawn, context: SpawnContext) -> Spawn:
 
 
 def check_size(request: Spawn, context: SpawnContext) -> None:
-    """Refuse what execve(2) does not take, and a large request of a user whose live runs have enough of them."""
+    """Refuse what execve(2) does not take, and a large request of a user whose live runs have
+    enough of them."""
     size, peer = _size(request), context.peer
     if size > MAX_EXEC:
-        raise too_many("bytes of argv and environment with 9 more for each word (argument list too long)", size, MAX_EXEC)
+        raise too_many(
+            "bytes of argv and environment with 9 more for each word (argument list too long)",
+            size,
+            MAX_EXEC,
+        )
     if size <= LARGE:
         return
-    kept = sum(other for one in context.live.values() if one.uid == peer.uid and (other := _size(one.spawn)) > LARGE)
+    kept = sum(
+        other
+        for one in context.live.values()
+        if one.uid == peer.uid and (other := _size(one.spawn)) > LARGE
+    )
     if kept + size > MAX_LARGE:
         raise unavailable(
-            f"argv and environment have {size} bytes, and {kept} are kept for user {peer.user}'s runs that wait; at most "
-            f"{MAX_LARGE} together: wait until one of them has started, or start it with a smaller environment"
+            f"argv and environment have {size} bytes, and {kept} are kept for user {peer.user}'s "
+            "runs that wait; at most "
+            f"{MAX_LARGE} together: wait until one of them has started, or start it with a "
+            "smaller environment"
         )
 
 
 def _size(request: Spawn) -> int:
     """Return the bytes that execve(2) counts."""
-    return sum(map(len, request.argv)) + sum(map(len, request.env)) + 9 * (len(request.argv) + len(request.env))
+    return (
+        sum(map(len, request.argv))
+        + sum(map(len, request.env))
+        + 9 * (len(request.argv) + len(request.env))
+    )
 
 
 def check_characters(request: Spawn, _: SpawnContext) -> None:
-    """Refuse NUL in what the kernel takes; where lists show the text, also control characters and such as change the direction of
-    writing."""
+    """Refuse NUL in what the kernel takes; where lists show the text, also control characters and
+    such as change the direction of writing."""
     isolation = request.isolation or _NO_ISOLATION
     for what, words in (
         ("argv", request.argv),
         ("env", request.env),
         ("cwd", [request.cwd]),
-        ("the directory of --ship", [] if request.ship is None else [request.ship.directory, request.ship.within]),
+        (
+            "the directory of --ship",
+            [] if request.ship is None else [request.ship.directory, request.ship.within],
+        ),
         ("a writable path", isolation.writable),
         ("a readable path", isolation.readable),
     ):
@@ -267,22 +339,35 @@ def check_characters(request: Spawn, _: SpawnContext) -> None:
     if any("\0" in tool for tool in (*request.allowed_tools, *request.blocked_tools)):
         raise bad_request("a NUL character in the name of a tool")
     labels = [word for pair in request.labels.items() for word in pair]
-    for name, texts in (("a label", labels), ("--type", [request.run_type]), ("--channel", [request.channel])):
+    for name, texts in (
+        ("a label", labels),
+        ("--type", [request.run_type]),
+        ("--channel", [request.channel]),
+    ):
         odd = next((text for text in texts if text is not None and not text.isprintable()), None)
         if odd is not None:
             raise bad_request(f"a control character in {name}: {odd[:80]!r}")
 
 
 def check_bounds(request: Spawn, _: SpawnContext) -> None:
-    """Bound what the daemon keeps and shows while it remembers the run. Argv and env are bounded by the frame and by execve(2)."""
+    """Bound what the daemon keeps and shows while it remembers the run. Argv and env are bounded by
+    the frame and by execve(2)."""
     isolation = request.isolation or _NO_ISOLATION
     paths = (*isolation.writable, *isolation.readable)
     tools = sum(len(tool) + 1 for tool in (*request.allowed_tools, *request.blocked_tools))
     labels = max((len(word) for pair in request.labels.items() for word in pair), default=0)
     for what, value, limit in (
         ("bytes of cwd", len(request.cwd), 4096),
-        ("bytes of the directory of --ship", len(request.ship.directory) if request.ship is not None else 0, 4096),
-        ("characters of the author of commits", len(request.ship.author) if request.ship is not None else 0, 256),
+        (
+            "bytes of the directory of --ship",
+            len(request.ship.directory) if request.ship is not None else 0,
+            4096,
+        ),
+        (
+            "characters of the author of commits",
+            len(request.ship.author) if request.ship is not None else 0,
+            256,
+        ),
         ("characters of key", len(request.key or ""), 64),
         ("characters of session", len(request.agent_session or ""), 64),
         ("labels", len(request.labels), MAX_LABELS),
@@ -291,8 +376,16 @@ def check_bounds(request: Spawn, _: SpawnContext) -> None:
         ("characters of --channel", len(request.channel or ""), 64),
         ("characters of tool names, with 1 more for each", tools, 65536),
         ("characters of patterns of models", sum(map(len, request.allowed_models)), 4096),
-        ("bytes of writable and readable paths, with 1 more for each", sum(len(path) + 1 for path in paths), 65536),
-        ("characters of --egress, with 1 more for each", sum(len(host) + 1 for host in isolation.egress), 16384),
+        (
+            "bytes of writable and readable paths, with 1 more for each",
+            sum(len(path) + 1 for path in paths),
+            65536,
+        ),
+        (
+            "characters of --egress, with 1 more for each",
+            sum(len(host) + 1 for host in isolation.egress),
+            16384,
+        ),
         ("names in the claimed chain", len(request.claim.names), 64),
         ("characters of a claimed name", max(map(len, request.claim.names), default=0), 64),
     ):
@@ -314,11 +407,14 @@ def check_values(request: Spawn, _: SpawnContext) -> None:
     unknown = (set(request.allow) | set(request.deny)) - VERBS
     if unknown:
         known = ", ".join(sorted(VERBS))
-        raise bad_request(f"unknown verb to allow or deny: {', '.join(sorted(unknown))}; choose from: {known}")
+        raise bad_request(
+            f"unknown verb to allow or deny: {', '.join(sorted(unknown))}; choose from: {known}"
+        )
 
 
 def check_worktree(request: Spawn, context: SpawnContext) -> None:
-    """Refuse the worktree of an earlier run that another request has taken while git looked at the repository."""
+    """Refuse the worktree of an earlier run that another request has taken while git looked at the
+    repository."""
     worktree = request.worktree
     if worktree is not None and worktree.of is not None and not worktree.shared:
         check_free(worktree.path, worktree.of, context.live)
@@ -332,14 +428,22 @@ def check_meter(request: Spawn, _: SpawnContext) -> None:
         names = ", ".join([*known, *UNREAD])
         raise bad_request(f"unknown meter '{request.meter[:80]}'; choose from: {names}")
     if request.stdio != "files" or not request.log:
-        raise bad_request(f"the meter '{request.meter}' has nothing to read: this run's output is not kept in files")
+        raise bad_request(
+            f"the meter '{request.meter}' has nothing to read: this run's output is not kept "
+            "in "
+            "files"
+        )
 
 
 def check_on_end(request: Spawn, context: SpawnContext) -> None:
     if request.on_end is None:
         return
     if context.peer.run is not None:
-        raise bad_request("--on-end is for runs that are started from outside any run: leave it out, and wait for the run instead")
+        raise bad_request(
+            "--on-end is for runs that are started from outside any run: leave it out, and "
+            "wait "
+            "for the run instead"
+        )
     check_most("characters of --on-end", len(request.on_end), MAX_ON_END)
     if "\0" in request.on_end:
         raise bad_request("a NUL character in --on-end")
@@ -352,8 +456,8 @@ _NO_ISOLATION = Isolation()
 
 
 def is_own_program(shim: int, run: Live, request: Spawn) -> bool:
-    """Return whether it is the run's own command that has led to a shim, as `timeout 60 claude` does in the run's PATH: no process
-    between the two is the program."""
+    """Return whether it is the run's own command that has led to a shim, as `timeout 60 claude`
+    does in the run's PATH: no process between the two is the program."""
     program = program_name([os.fsdecode(word) for word in request.argv[:1]])
     if run.main is None or request.name is not None or program_name(run.run.asked.argv) != program:
         return False
@@ -366,7 +470,8 @@ def is_own_program(shim: int, run: Live, request: Spawn) -> bool:
 
 
 def own_command(request: Spawn, run: Live, context: SpawnContext) -> list[bytes]:
-    """Return the command of a run's own program, which starts it in place of the shim. Raise `Invalid`, `OSError`."""
+    """Return the command of a run's own program, which starts it in place of the shim. Raise
+    `Invalid`, `OSError`."""
     request = decide_gateway(request, context)
     token = context.gateways.token(run.run.id)
     return routed(request, context.setups, context.gateways, run.uid, token=token).argv
@@ -378,18 +483,26 @@ def own_command(request: Spawn, run: Live, context: SpawnContext) -> list[bytes]
 def asked_of(
     spawn: Spawn, client: int, session: SessionAsked | None = None, setups: TreeSetups = NO_SETUPS
 ) -> tuple[Asked, AgentProgram | None]:
-    """Return the part of a request that the core decides about, and the program whose output a meter reads."""
+    """Return the part of a request that the core decides about, and the program whose output a
+    meter reads."""
     argv = tuple(shown(word) for word in spawn.argv)
     derived = derive_name(argv)
     program = program_of(spawn.meter, argv, kept=spawn.log and spawn.stdio == "files")
     # something beside the gateway tells what it uses
     metered = program is not None or spawn.meter == BY_REPORT
-    metered = metered or (spawn.meter != NO_METER and session_files_of(spawn.meter, argv) is not None)
+    metered = metered or (
+        spawn.meter != NO_METER and session_files_of(spawn.meter, argv) is not None
+    )
     decided = {
         "argv": abridged(argv),
         "cwd": shown(spawn.cwd),
-        # derived from the whole command: a hash of its beginning would be the same for several agents
-        "name": spawn.name if spawn.name is not None else spawn.agent if spawn.placing is not None and spawn.agent else derived,
+        # derived from the whole command: a hash of its beginning would be the same for several
+        # agents
+        "name": spawn.name
+        if spawn.name is not None
+        else spawn.agent
+        if spawn.placing is not None and spawn.agent
+        else derived,
         "identity": spawn.agent,
         "agent_program": derived in AGENT_COMMANDS,
         "tells_each_call": spawn.meter == ANY_PROGRAM,
@@ -422,18 +535,23 @@ _LOGIN_VARIABLES = tuple(name + b"=" for name in _LOGINS)
 
 
 def _logins(env: Iterable[bytes], setups: TreeSetups) -> dict[str, str]:
-    """Return hashes of the credentials in an environment, and of Codex's login, by provider: they tell which subscription a run
-    will use, or that it will use none."""
+    """Return hashes of the credentials in an environment, and of Codex's login, by provider: they
+    tell which subscription a run will use, or that it will use none."""
     # one call of C for each of some hundred variables, of which nearly none is one of these
     found = [item.partition(b"=") for item in env if item.startswith(_LOGIN_VARIABLES)]
     codex = setups.of("codex").account
     own = {"openai": codex} if codex else {}
-    return own | {_LOGINS[name]: digest(value.decode("latin-1")) for name, _, value in found if value}
+    return own | {
+        _LOGINS[name]: digest(value.decode("latin-1")) for name, _, value in found if value
+    }
 
 
 def _tells_late(spawn: Spawn, argv: Sequence[str]) -> bool:
-    """Return whether a run that cannot use the gateway tells too late what it uses, and no person has named its meter."""
-    program = named(program_name(argv)) if spawn.direct is not None and spawn.meter is None else None
+    """Return whether a run that cannot use the gateway tells too late what it uses, and no person
+    has named its meter."""
+    program = (
+        named(program_name(argv)) if spawn.direct is not None and spawn.meter is None else None
+    )
     return program is not None and not program.tells_in_time
 
 
@@ -445,7 +563,8 @@ def _uncounted(spawn: Spawn) -> str | None:
 
 
 MAX_SHOWN = 4096
-"""Characters of a command line that are kept for display. It may have megabytes, and a thousand runs are in memory."""
+"""Characters of a command line that are kept for display. It may have megabytes, and a thousand
+runs are in memory."""
 
 
 def abridged(argv: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Completes requests for which no client waits: of runs whose place is this node after all, and of lost runs that are continued."""
+"""Completes requests for which no client waits: of runs whose place is this node after all, and of
+lost runs that are continued."""
 
 import os
 from typing import NamedTuple
@@ -28,8 +29,11 @@ class Completed(NamedTuple):
     program: AgentProgram | None
 
 
-async def completed_for(runtime: Runtime, request: Spawn, peer: Peer, caller: Live | None) -> Completed:
-    """Return what a request becomes, once the gateway serves if its run may not start without. Raise `Invalid`, `OSError`."""
+async def completed_for(
+    runtime: Runtime, request: Spawn, peer: Peer, caller: Live | None
+) -> Completed:
+    """Return what a request becomes, once the gateway serves if its run may not start without.
+    Raise `Invalid`, `OSError`."""
     setups = NO_SETUPS
     if caller is not None:
         setups = runtime.catalogue.live[caller.run.root.id].setups
@@ -39,7 +43,9 @@ async def completed_for(runtime: Runtime, request: Spawn, peer: Peer, caller: Li
     try:
         decided = apply_steps(request, context)
         if (file := settings_file(decided)) is not None and decided.gateway:
-            decided = apply_steps(replace(request, direct=await runtime.setups.why_around(peer.uid, file)), context)
+            decided = apply_steps(
+                replace(request, direct=await runtime.setups.why_around(peer.uid, file)), context
+            )
     except RequestError as error:
         raise Invalid(str(error)) from None
     if decided.gateway and caller is None:
@@ -48,20 +54,31 @@ async def completed_for(runtime: Runtime, request: Spawn, peer: Peer, caller: Li
 
 
 async def complete_here(runtime: Runtime, live: Live) -> Asked:
-    """Complete the request of a run that was to be placed, and whose place is this node. Return what it asks of the core. Raise
-    `Invalid`, `OSError`."""
+    """Complete the request of a run that was to be placed, and whose place is this node. Return
+    what it asks of the core. Raise `Invalid`, `OSError`."""
     run, uid, request = live.run, live.uid, replace(live.spawn, placing=None)
     caller = runtime.catalogue.live.get(run.parent.id) if run.parent is not None else None
-    peer = Peer(uid=uid, user=run.user, owner=uid in (0, os.geteuid()), run=live.caller, hook=request.channel == CHANNEL)
+    peer = Peer(
+        uid=uid,
+        user=run.user,
+        owner=uid in (0, os.geteuid()),
+        run=live.caller,
+        hook=request.channel == CHANNEL,
+    )
     found = await completed_for(runtime, request, peer, caller)
     live.program, live.spawn = found.program, found.spawn
     live.setups = found.setups if caller is None else NO_SETUPS
-    live.session_files = None if found.spawn.meter == NO_METER else session_files_of(found.spawn.meter, found.asked.argv)
+    live.session_files = (
+        None
+        if found.spawn.meter == NO_METER
+        else session_files_of(found.spawn.meter, found.asked.argv)
+    )
     return found.asked
 
 
 async def _served(runtime: Runtime, decided: Spawn, uid: int, *, explicit: bool) -> None:
-    """Have the gateway started, and wait for it if the run may not start without. Raise `Invalid`."""
+    """Have the gateway started, and wait for it if the run may not start without. Raise
+    `Invalid`."""
     if not (explicit or runtime.gateways.always):
         if decided.direct is None:
             runtime.gateways.start_ahead(uid)

@@ -1,4 +1,5 @@
-"""The APIs that the gateway knows, by the name that `[gateway.upstreams]` uses. Pure: bytes in, facts out.
+"""The APIs that the gateway knows, by the name that `[gateway.upstreams]` uses. Pure: bytes in,
+facts out.
 
 `base`       what a call asks for, what a reply tells, what costs more than tokens, and the interface of an API
 `anthropic`  Anthropic Messages

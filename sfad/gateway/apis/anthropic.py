@@ -31,7 +31,8 @@ from .base import (
 _FOR_AN_HOUR = re.compile(rb'"ttl"\s*:\s*"1h"')
 """The lifetime of a block in the cache, wherever it is: one in the input of a tool counts too."""
 _MIN_THINKING = 1024
-"""Tokens: the API refuses a smaller thinking budget (https://platform.claude.com/docs/en/build-with-claude/extended-thinking)."""
+"""Tokens: the API refuses a smaller thinking budget
+(https://platform.claude.com/docs/en/build-with-claude/extended-thinking)."""
 
 MAX_ADVISORS = 8
 """Models that are told of one reply. A request names one."""
@@ -59,8 +60,10 @@ class _AnthropicUsage(msgspec.Struct):
 
 
 class _AnthropicIteration(_AnthropicUsage):
-    """One of the times that a model ran for a request. In the usage of the whole are neither those that compacted the conversation
-    (https://platform.claude.com/docs/en/build-with-claude/compaction), nor those of an advisor, which is another model
+    """One of the times that a model ran for a request. In the usage of the whole are neither those
+    that compacted the conversation
+    (https://platform.claude.com/docs/en/build-with-claude/compaction), nor those of an advisor,
+    which is another model
     (https://platform.claude.com/docs/en/agents-and-tools/tool-use/advisor-tool)."""
 
     type: Any = None
@@ -102,7 +105,8 @@ class _AnthropicApi(Api):
     factors = ANTHROPIC_FACTORS
 
     def path(self, path: str) -> str:
-        # opencode takes the base URL to end in /v1 (https://github.com/anomalyco/opencode/issues/35005), Claude Code does not
+        # opencode takes the base URL to end in /v1
+        # (https://github.com/anomalyco/opencode/issues/35005), Claude Code does not
         return f"/v1{path}" if path.startswith(("/messages", "/models")) else path
 
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
@@ -128,7 +132,9 @@ class _AnthropicApi(Api):
         if budget is not None and budget > tokens - _MIN_THINKING:
             fits = tokens - _MIN_THINKING  # so that something is left for the answer
             thinking["budget_tokens"] = encoded(fits)
-            request["thinking"] = encoded(thinking if fits >= _MIN_THINKING else {"type": "disabled"})
+            request["thinking"] = encoded(
+                thinking if fits >= _MIN_THINKING else {"type": "disabled"}
+            )
         return msgspec.json.encode(request)
 
     def refusal(self, message: str, retry_after: int | None = None) -> bytes:
@@ -183,18 +189,25 @@ class _AnthropicReader(ReplyReader):
             if (told := getattr(more, name)) is not None:
                 setattr(usage, name, told)
         self.tokens = _tokens(usage)
-        self.tiers = words(speed=usage.speed, inference_geo=usage.inference_geo, service_tier=usage.service_tier)
+        self.tiers = words(
+            speed=usage.speed, inference_geo=usage.inference_geo, service_tier=usage.service_tier
+        )
         if usage.cache_creation is not None:
             self.long_cached = counters.number(usage.cache_creation.ephemeral_1h_input_tokens)
         if usage.server_tool_use is not None:
-            self.fees_usd = counters.number(usage.server_tool_use.web_search_requests) * ANTHROPIC_FEES["web_search"]
+            self.fees_usd = (
+                counters.number(usage.server_tool_use.web_search_requests)
+                * ANTHROPIC_FEES["web_search"]
+            )
         self.others = {}
         for iteration in usage.iterations or ():
             if iteration.type == "compaction":
                 self.tokens = counters.plus(self.tokens, _tokens(iteration))
             elif iteration.type == "advisor_message" and len(self.others) < MAX_ADVISORS:
                 model = counters.printable(iteration.model, MODEL_MAX)
-                self.others[model] = counters.plus(self.others.get(model, Tokens()), _tokens(iteration))
+                self.others[model] = counters.plus(
+                    self.others.get(model, Tokens()), _tokens(iteration)
+                )
 
 
 def _tokens(usage: _AnthropicUsage) -> Tokens:

@@ -15,19 +15,23 @@ from ...agents.line_meter import Factors, factor_of
 from ...protocol.types import Tokens
 from ...protocol.units import MOST_COUNTED
 
-# ---- Server-sent events, piece by piece (https://html.spec.whatwg.org/multipage/server-sent-events.html)
+# ---- Server-sent events, piece by piece
+# (https://html.spec.whatwg.org/multipage/server-sent-events.html)
 
 
 MAX_EVENT = 4 << 20
-"""Bytes of one event. A longer one is skipped: the events that tell usage and the whole reply have some hundred kilobytes."""
+"""Bytes of one event. A longer one is skipped: the events that tell usage and the whole reply have
+some hundred kilobytes."""
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 """In JSON none of them occurs unescaped."""
 _BLANK_LINES = re.compile(rb"(?:\r\n|\r|\n){3,}")
-"""The same as one. Each line takes half a microsecond, and a compressed piece of the stream may hold a million."""
+"""The same as one. Each line takes half a microsecond, and a compressed piece of the stream may
+hold a million."""
 
 
 class EventStream:
-    """Splits a stream into the data of its events. The name of an event is not needed: the data of each API say it too."""
+    """Splits a stream into the data of its events. The name of an event is not needed: the data of
+    each API say it too."""
 
     def __init__(self) -> None:
         self._line = bytearray()
@@ -80,7 +84,8 @@ class EventStream:
 
 
 MAX_REPLY = 8 << 20
-"""Bytes of a reply that is one JSON document, which is read at its end. The usage of a larger one stays unknown."""
+"""Bytes of a reply that is one JSON document, which is read at its end. The usage of a larger one
+stays unknown."""
 MAX_TOOL_USES = 256
 """Tool calls told of one reply. Models make a handful."""
 MODEL_MAX = 128
@@ -162,7 +167,8 @@ class ReplyReader(ABC):
         self.fees_usd = 0.0
         """What the provider's tools have cost."""
         self.others: dict[str, Tokens] = {}
-        """What other models have used that the provider asked meanwhile, by their names. It is not in `tokens`."""
+        """What other models have used that the provider asked meanwhile, by their names. It is not
+        in `tokens`."""
         self.cut = False
         """It ended because its maximum output was reached."""
         self.background = False
@@ -192,7 +198,8 @@ class ReplyReader(ABC):
 
     @property
     def held(self) -> int:
-        """Bytes of the reply that are kept until it or an event is whole, twice: the whole is a copy of the parts."""
+        """Bytes of the reply that are kept until it or an event is whole, twice: the whole is a
+        copy of the parts."""
         return 2 * (self._events.held if self._events is not None else len(self._document or b""))
 
     @abstractmethod
@@ -205,7 +212,8 @@ class ReplyReader(ABC):
 
     @property
     def unknown(self) -> bool:
-        """Whether not even an estimate is possible, because what has come does not show all that was generated."""
+        """Whether not even an estimate is possible, because what has come does not show all that
+        was generated."""
         return not self.told and (self.background or not self._read)
 
     def use(self, tool: ToolUse) -> None:
@@ -213,7 +221,8 @@ class ReplyReader(ABC):
             self.tools.append(tool)
 
     def _decoded(self, take: Callable[[bytes], None], data: bytes) -> bool:
-        """Return whether the data have the form that is expected. Others tell nothing; what is not told is estimated."""
+        """Return whether the data have the form that is expected. Others tell nothing; what is not
+        told is estimated."""
         try:
             take(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -228,7 +237,8 @@ class Api(ABC):
     calls: re.Pattern[str]
     """Paths of requests for an answer of a model."""
     free: re.Pattern[str]
-    """Whole paths of requests that cost nothing, apart from those whose method only reads or deletes."""
+    """Whole paths of requests that cost nothing, apart from those whose method only reads or
+    deletes."""
     references: re.Pattern[bytes]
     """What a body has that names files by URL or id."""
     factors: Factors
@@ -240,7 +250,8 @@ class Api(ABC):
     def call(self, path: str, body: bytes) -> ModelCall | None:
         """Return what a request for an answer says, or `None` if the path is for something else.
 
-        Raises `ValueError` and `RecursionError` if such a request cannot be read, or if a provider may read another value in it."""
+        Raises `ValueError` and `RecursionError` if such a request cannot be read, or if a provider
+        may read another value in it."""
         found = self.calls.search(path)
         return self.asked(found, body) if found is not None else None
 
@@ -250,7 +261,8 @@ class Api(ABC):
 
     @abstractmethod
     def lowered(self, body: bytes, tokens: int) -> bytes:
-        """Return the body with a maximum output of `tokens`, and with thinking that fits into it."""
+        """Return the body with a maximum output of `tokens`, and with thinking that fits into
+        it."""
 
     def completed(self, body: bytes) -> bytes:
         """Return the body with what the reply needs to tell its usage."""
@@ -258,16 +270,17 @@ class Api(ABC):
 
     @abstractmethod
     def refusal(self, message: str, retry_after: int | None = None) -> bytes:
-        """Return the body of HTTP 400 in the provider's format: programs then print the message and stop. With `retry_after`, in
-        seconds, that of HTTP 429, at which they try again."""
+        """Return the body of HTTP 400 in the provider's format: programs then print the message and
+        stop. With `retry_after`, in seconds, that of HTTP 429, at which they try again."""
 
     @abstractmethod
     def reply(self, *, streamed: bool) -> ReplyReader:
         """Return what reads the reply of a call."""
 
     def factor(self, model: str, asked: Mapping[str, str], told: Mapping[str, str]) -> float:
-        """Return what the tiers that were asked for, or what the reply tells instead, multiply all prices of a model by. That a
-        tier is cheaper counts only where the reply tells it, because an upstream may not have it."""
+        """Return what the tiers that were asked for, or what the reply tells instead, multiply all
+        prices of a model by. That a tier is cheaper counts only where the reply tells it, because
+        an upstream may not have it."""
         only_asked = [tier for name, tier in asked.items() if name not in told]
         least = (max(1.0, factor_of(self.factors, model, [tier])) for tier in only_asked)
         return prod(least, start=factor_of(self.factors, model, told.values()))
@@ -276,7 +289,8 @@ class Api(ABC):
         return self.references.search(body) is not None or hides(body)
 
     def is_free(self, method: str, path: str) -> bool:
-        """Return whether a request that is not a model call costs nothing. One that is not known may cost money."""
+        """Return whether a request that is not a model call costs nothing. One that is not known
+        may cost money."""
         return method in _CHANGES_NOTHING or self.free.fullmatch(path) is not None
 
 
@@ -292,8 +306,8 @@ _MOST_OUTPUT = (
     (re.compile(r"gemini"), 65_536),
     (re.compile(r"\bo[134]\b"), 100_000),
 )
-"""Tokens that one answer of a model may have at most, where a request does not say (the providers' tables of models). Providers
-refuse a larger maximum."""
+"""Tokens that one answer of a model may have at most, where a request does not say (the providers'
+tables of models). Providers refuse a larger maximum."""
 
 
 def most_output(model: str) -> int:
@@ -310,7 +324,8 @@ _HIDDEN = re.compile(rb"\\u00(?!26|3[cCeE]|7[fF])[2-7]")
 
 
 def hides(body: bytes) -> bool:
-    """Return whether JSON escapes what needs none, so that a search for a word in it may miss the word."""
+    """Return whether JSON escapes what needs none, so that a search for a word in it may miss the
+    word."""
     return _HIDDEN.search(body) is not None
 
 
@@ -332,8 +347,8 @@ _BLANKS = re.compile(rb"[ \t\r\n]*")
 
 
 def fields_once(document: bytes) -> Fields:
-    """Return the fields of a JSON object. Raises `ValueError` if it has another form, or names a field twice or with an escape: of
-    two values, the provider may take the other one."""
+    """Return the fields of a JSON object. Raises `ValueError` if it has another form, or names a
+    field twice or with an escape: of two values, the provider may take the other one."""
     found = _FIELDS.decode(document)
     if len(found) > MAX_FIELDS:
         raise ValueError(f"an object in it has {len(found)} fields; the most is {MAX_FIELDS}")
@@ -358,7 +373,8 @@ def _after(document: bytes, at: int, token: bytes) -> int:
 
 
 class RequestFields:
-    """The fields of a request. Raises `ValueError` for a value of another type than the API's: some providers convert it."""
+    """The fields of a request. Raises `ValueError` for a value of another type than the API's: some
+    providers convert it."""
 
     def __init__(self, document: bytes) -> None:
         self.fields = fields_once(document)
@@ -394,12 +410,16 @@ class RequestFields:
         return {name: word for name in names if (word := self.word(name)) is not None}
 
     def model(self) -> str:
-        """Return the model. A request that names others, too, which OpenRouter and LiteLLM then ask instead, is refused."""
+        """Return the model. A request that names others, too, which OpenRouter and LiteLLM then ask
+        instead, is refused."""
         name = self.word("model")
         if name is None:
             raise ValueError("it names no model")
         if any(value and value != [name] for value in map(self._value, ("models", "fallbacks"))):
-            raise ValueError("it names more models than one, and the gateway decides about one: leave out 'models' and 'fallbacks'")
+            raise ValueError(
+                "it names more models than one, and the gateway decides about one: leave out "
+                "'models' and 'fallbacks'"
+            )
         return name[: MODEL_MAX + 1]
 
     def _value(self, name: str) -> Any:
@@ -425,12 +445,18 @@ MOST_USES = 10
 """Uses of the provider's tools in one call, where the request says no maximum. A guess."""
 
 ANTHROPIC_FEES = {"web_search": 0.01}
-OPENAI_FEES = {"web_search": 0.01, "file_search": 0.0025, "code_interpreter": 0.03, "image_generation": 0.25}
-"""USD for a use (https://platform.claude.com/docs/en/about-claude/pricing, https://openai.com/api/pricing): of a container for the
-smallest, of an image for the dearest."""
+OPENAI_FEES = {
+    "web_search": 0.01,
+    "file_search": 0.0025,
+    "code_interpreter": 0.03,
+    "image_generation": 0.25,
+}
+"""USD for a use (https://platform.claude.com/docs/en/about-claude/pricing,
+https://openai.com/api/pricing): of a container for the smallest, of an image for the dearest."""
 GEMINI_SEARCH, GEMINI_QUERY = 0.035, 0.014
-"""USD for a grounded reply of Gemini 2, for a query of Gemini 3 (https://ai.google.dev/gemini-api/docs/pricing). The free ones of
-each day are taken to be used up."""
+"""USD for a grounded reply of Gemini 2, for a query of Gemini 3
+(https://ai.google.dev/gemini-api/docs/pricing). The free ones of each day are taken to be used
+up."""
 
 
 class _ServerTool(msgspec.Struct):
@@ -447,15 +473,29 @@ def words(**told: Any) -> dict[str, str]:
     return {name: word for name, word in told.items() if isinstance(word, str)}
 
 
-def most_fees(fees: Mapping[str, float], tools: msgspec.Raw | None, uses: int | None = None) -> float:
-    """Return what the provider's tools in a request may cost. `uses`: how often it may use all of them. Raises `ValueError`."""
+def most_fees(
+    fees: Mapping[str, float], tools: msgspec.Raw | None, uses: int | None = None
+) -> float:
+    """Return what the provider's tools in a request may cost. `uses`: how often it may use all of
+    them. Raises `ValueError`."""
     offered = _TOOLS.decode(tools or b"[]")
-    return max((_fee(fees, tool.type) * _number(tool.max_uses, _number(uses, MOST_USES)) for tool in offered), default=0.0)
+    return max(
+        (
+            _fee(fees, tool.type) * _number(tool.max_uses, _number(uses, MOST_USES))
+            for tool in offered
+        ),
+        default=0.0,
+    )
 
 
 def models_of_tools(tools: msgspec.Raw | None) -> tuple[str, ...]:
-    """Return the models that tools in a request name, such as that of an advisor. Raises `ValueError`."""
-    return tuple(dict.fromkeys(tool.model for tool in _TOOLS.decode(tools or b"[]") if tool.model is not None))
+    """Return the models that tools in a request name, such as that of an advisor. Raises
+    `ValueError`."""
+    return tuple(
+        dict.fromkeys(
+            tool.model for tool in _TOOLS.decode(tools or b"[]") if tool.model is not None
+        )
+    )
 
 
 def fee_of_use(fees: Mapping[str, float], kind: str) -> float:
@@ -465,7 +505,10 @@ def fee_of_use(fees: Mapping[str, float], kind: str) -> float:
 
 def _fee(fees: Mapping[str, float], kind: Any) -> float:
     # `web_search_20250305`, `web_search_preview`
-    return max((fee for name, fee in fees.items() if isinstance(kind, str) and kind.startswith(name)), default=0.0)
+    return max(
+        (fee for name, fee in fees.items() if isinstance(kind, str) and kind.startswith(name)),
+        default=0.0,
+    )
 
 
 def _number(value: Any, default: int) -> int:

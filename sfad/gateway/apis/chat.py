@@ -7,7 +7,17 @@ import msgspec
 
 from ...agents import counters
 from ...agents.line_meter import OPENAI_FACTORS
-from .base import MAX_TOOL_USES, Api, ModelCall, OpenToolUse, ReplyReader, RequestFields, encoded, fields, words
+from .base import (
+    MAX_TOOL_USES,
+    Api,
+    ModelCall,
+    OpenToolUse,
+    ReplyReader,
+    RequestFields,
+    encoded,
+    fields,
+    words,
+)
 from .responses import OPENAI_FREE, OPENAI_REFERENCES, openai_refusal
 
 
@@ -67,7 +77,10 @@ class _ChatApi(Api):
         # servers differ in which of two names they know
         return ModelCall(
             model=request.model(),
-            max_output=max(request.count("max_completion_tokens") or 0, request.count("max_tokens") or 0) or None,
+            max_output=max(
+                request.count("max_completion_tokens") or 0, request.count("max_tokens") or 0
+            )
+            or None,
             choices=max(request.count("n") or 1, request.count("best_of") or 1),
             streams=request.flag("stream"),
             caches=True,
@@ -77,16 +90,25 @@ class _ChatApi(Api):
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
         request = fields(body)
-        # the older name is the only one that some servers know, and newer models of OpenAI refuse it
-        names = [name for name in ("max_completion_tokens", "max_tokens") if bytes(request.get(name, b"null")) != b"null"]
-        return msgspec.json.encode(request | dict.fromkeys(names or ["max_completion_tokens"], encoded(tokens)))
+        # the older name is the only one that some servers know, and newer models of OpenAI refuse
+        # it
+        names = [
+            name
+            for name in ("max_completion_tokens", "max_tokens")
+            if bytes(request.get(name, b"null")) != b"null"
+        ]
+        return msgspec.json.encode(
+            request | dict.fromkeys(names or ["max_completion_tokens"], encoded(tokens))
+        )
 
     def completed(self, body: bytes) -> bytes:
         request = RequestFields(body)
         options = fields(request.raw("stream_options"))
         if not request.flag("stream") or bytes(options.get("include_usage", b"")) == b"true":
             return body
-        return msgspec.json.encode(request.fields | {"stream_options": encoded(options | {"include_usage": True})})
+        return msgspec.json.encode(
+            request.fields | {"stream_options": encoded(options | {"include_usage": True})}
+        )
 
     def refusal(self, message: str, retry_after: int | None = None) -> bytes:
         return openai_refusal(message, retry_after)
@@ -121,7 +143,9 @@ class _ChatReader(ReplyReader):
         self._count(completion)
 
     def _say(self, choice: int, said: _ChatSaid, *, whole: bool = False) -> None:
-        self.written += counters.size(said.content, said.reasoning_content, said.reasoning, said.refusal)
+        self.written += counters.size(
+            said.content, said.reasoning_content, said.reasoning, said.refusal
+        )
         for number, call in enumerate(said.tool_calls or ()):
             key = (choice, number if whole else call.index)  # only a stream numbers them
             if key not in self._calls and len(self._calls) >= MAX_TOOL_USES:

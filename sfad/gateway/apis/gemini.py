@@ -65,8 +65,8 @@ class _GeminiGenerated(msgspec.Struct, rename="camel"):
 
 
 class _Spelled(RequestFields):
-    """The fields of a message. Google takes each name in camelCase and in snake_case (https://protobuf.dev/programming-guides/json/),
-    and a number as a string too."""
+    """The fields of a message. Google takes each name in camelCase and in snake_case
+    (https://protobuf.dev/programming-guides/json/), and a number as a string too."""
 
     def raw(self, name: str) -> msgspec.Raw | None:
         return super().raw(self._spelling(name))
@@ -77,7 +77,11 @@ class _Spelled(RequestFields):
 
     def count(self, name: str) -> int | None:
         value = self._value(name)
-        return positive(int(value)) if isinstance(value, str) and re.fullmatch("[0-9]{1,18}", value) else super().count(name)
+        return (
+            positive(int(value))
+            if isinstance(value, str) and re.fullmatch("[0-9]{1,18}", value)
+            else super().count(name)
+        )
 
     def put(self, name: str, value: msgspec.Raw) -> None:
         self.fields[self._spelling(name)] = value
@@ -107,7 +111,9 @@ class _GeminiApi(Api):
             continues=request.raw("cachedContent") is not None,
             refers=self.refers(body),
             tiers=words(serviceTier=_tier(request.word("serviceTier"))),
-            fees_usd=MOST_USES * GEMINI_QUERY if hides(body) or _SEARCH.search(request.raw("tools") or b"") else 0.0,
+            fees_usd=MOST_USES * GEMINI_QUERY
+            if hides(body) or _SEARCH.search(request.raw("tools") or b"")
+            else 0.0,
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
@@ -123,8 +129,13 @@ class _GeminiApi(Api):
 
     def refusal(self, message: str, retry_after: int | None = None) -> bytes:
         if retry_after is None:
-            return msgspec.json.encode({"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}})
-        wait = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{retry_after}s"}
+            return msgspec.json.encode(
+                {"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}}
+            )
+        wait = {
+            "@type": "type.googleapis.com/google.rpc.RetryInfo",
+            "retryDelay": f"{retry_after}s",
+        }
         error = {"code": 429, "message": message, "status": "RESOURCE_EXHAUSTED", "details": [wait]}
         return msgspec.json.encode({"error": error})
 
@@ -147,7 +158,9 @@ class _GeminiReader(ReplyReader):
 
     def document(self, data: bytes) -> None:
         # a stream without alt=sse is one array
-        for generated in _ARRAY.decode(data) if data.lstrip()[:1] == b"[" else [_GENERATED.decode(data)]:
+        for generated in (
+            _ARRAY.decode(data) if data.lstrip()[:1] == b"[" else [_GENERATED.decode(data)]
+        ):
             self._take(generated)
         self.told = self.tokens is not None
 
@@ -158,16 +171,22 @@ class _GeminiReader(ReplyReader):
                 if part.function_call is not None:
                     self.written += counters.size(part.function_call.args)
                     self.use(tool_use(part.function_call.name, bytes(part.function_call.args)))
-            if candidate.grounding_metadata is not None and (queries := candidate.grounding_metadata.web_search_queries):
+            if candidate.grounding_metadata is not None and (
+                queries := candidate.grounding_metadata.web_search_queries
+            ):
                 self.fees_usd = max(self.fees_usd, GEMINI_SEARCH, len(queries) * GEMINI_QUERY)
-        self.cut |= any(candidate.finish_reason == "MAX_TOKENS" for candidate in generated.candidates)
+        self.cut |= any(
+            candidate.finish_reason == "MAX_TOKENS" for candidate in generated.candidates
+        )
         self._finished |= any(candidate.finish_reason for candidate in generated.candidates)
         usage = generated.usage_metadata
         if usage is not None:  # each event repeats it, with what has come by then
             self.tokens = counters.tokens_in_all(
-                total=counters.number(usage.prompt_token_count) + counters.number(usage.tool_use_prompt_token_count),
+                total=counters.number(usage.prompt_token_count)
+                + counters.number(usage.tool_use_prompt_token_count),
                 read=usage.cached_content_token_count,
-                output=counters.number(usage.candidates_token_count) + counters.number(usage.thoughts_token_count),
+                output=counters.number(usage.candidates_token_count)
+                + counters.number(usage.thoughts_token_count),
             )
             self.told = self._finished
 

@@ -69,13 +69,26 @@ class _ResponsesEvent(msgspec.Struct):
 
 _COMPACTED = 20_000
 """Tokens that a conversation is compacted to at most, a guess: the request takes no maximum."""
-_CALLS = {"function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "computer_call"}
+_CALLS = {
+    "function_call",
+    "custom_tool_call",
+    "local_shell_call",
+    "shell_call",
+    "apply_patch_call",
+    "computer_call",
+}
 """What the agent is to execute, and not OpenAI."""
 
 
 def openai_refusal(message: str, retry_after: int | None) -> bytes:
-    kind, code = ("invalid_request_error", "refused_by_gateway") if retry_after is None else ("requests", "rate_limit_exceeded")
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
+    kind, code = (
+        ("invalid_request_error", "refused_by_gateway")
+        if retry_after is None
+        else ("requests", "rate_limit_exceeded")
+    )
+    return msgspec.json.encode(
+        {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    )
 
 
 OPENAI_FREE = re.compile(
@@ -100,7 +113,8 @@ class _ResponsesApi(Api):
             fixed=compacts,
             streams=request.flag("stream"),
             caches=True,
-            continues=request.raw("previous_response_id") is not None or request.raw("conversation") is not None,
+            continues=request.raw("previous_response_id") is not None
+            or request.raw("conversation") is not None,
             refers=self.refers(body),
             background=request.flag("background"),
             tiers=request.words("service_tier"),
@@ -138,9 +152,15 @@ class _ResponsesReader(ReplyReader):
     def _call(self, item: _ResponsesItem) -> None:
         self.fees_usd += fee_of_use(OPENAI_FEES, item.type)
         if item.type in _CALLS:
-            told = next((each for each in (item.arguments, item.input) if isinstance(each, str)), "")
+            told = next(
+                (each for each in (item.arguments, item.input) if isinstance(each, str)), ""
+            )
             name = item.name if item.name is not None else item.type
-            self.use(tool_use(name, told.encode(errors="replace") + bytes(item.action) + bytes(item.operation)))
+            self.use(
+                tool_use(
+                    name, told.encode(errors="replace") + bytes(item.action) + bytes(item.operation)
+                )
+            )
 
     def _count(self, response: _ResponsesResponse) -> None:
         incomplete = response.incomplete_details
@@ -152,7 +172,10 @@ class _ResponsesReader(ReplyReader):
         if usage is not None:
             details = usage.input_tokens_details or _ResponsesDetails()
             self.tokens = counters.tokens_in_all(
-                total=usage.input_tokens, read=details.cached_tokens, written=details.cache_write_tokens, output=usage.output_tokens
+                total=usage.input_tokens,
+                read=details.cached_tokens,
+                written=details.cache_write_tokens,
+                output=usage.output_tokens,
             )
             self.told = True
 

@@ -32,13 +32,14 @@ class KernelLimits:
         """Have the kernel enforce the run's bounds, where it can."""
 
     def used(self, run: LaunchedRun, kind: str) -> int | None:  # noqa: ARG002 - for subclasses
-        """Return what the kernel counts against a bound: for `pids`, processes and threads of a bounded run; for `memory`, bytes
-        of a run whose memory was charged to it from its start. None if the kernel does not count it."""
+        """Return what the kernel counts against a bound: for `pids`, processes and threads of a
+        bounded run; for `memory`, bytes of a run whose memory was charged to it from its start.
+        None if the kernel does not count it."""
         return None
 
     def cpu_seconds(self, run: LaunchedRun) -> float | None:  # noqa: ARG002 - for subclasses
-        """Return what CPU the run and its descendants have used so far, ended processes included. None if the kernel does not
-        count it."""
+        """Return what CPU the run and its descendants have used so far, ended processes included.
+        None if the kernel does not count it."""
         return None
 
     def breaches(self, run: LaunchedRun) -> frozenset[str]:  # noqa: ARG002 - for subclasses
@@ -59,11 +60,13 @@ class AdoptedRuns(Protocol):
         """Return whether a process is provably the run's."""
 
     def finish(self, run: LaunchedRun) -> bool:
-        """Return whether anything is alive in the run. Called once, after its main process, if that is alive, was adopted."""
+        """Return whether anything is alive in the run. Called once, after its main process, if that
+        is alive, was adopted."""
 
 
 class RunStops(Protocol):
-    """Signals to all processes of a run and its descendants. All methods may raise `OSError`, and are called again then."""
+    """Signals to all processes of a run and its descendants. All methods may raise `OSError`, and
+    are called again then."""
 
     def terminate(self, run: LaunchedRun, number: int) -> None:
         """Signal every process."""
@@ -83,7 +86,8 @@ class RunPauses(Protocol):
 
 
 class RunContainment(Protocol):
-    """Keeps the processes of every run together, so that all of them can be found, signalled, paused and counted."""
+    """Keeps the processes of every run together, so that all of them can be found, signalled,
+    paused and counted."""
 
     kind: Literal["cgroup", "tags"]
     detail: str
@@ -100,17 +104,20 @@ class RunContainment(Protocol):
         """Remove what `prepare` made."""
 
     def populated(self, run: LaunchedRun, poll: int | None = None) -> bool:
-        """Return whether anything is alive in the run, besides zombies and unreaped main processes of child runs. `poll`: that of
-        the reactor which told that its main process has ended, if one did. Raises `OSError`.
+        """Return whether anything is alive in the run, besides zombies and unreaped main processes
+        of child runs. `poll`: that of the reactor which told that its main process has ended, if
+        one did. Raises `OSError`.
 
-        While the run is being emptied, the containment calls `OwedEvents.report_if_empty` when this may have become false."""
+        While the run is being emptied, the containment calls `OwedEvents.report_if_empty` when this
+        may have become false."""
 
     def members(self, *tops: LaunchedRun) -> Iterable[tuple[int, RunId]]:
-        """Yield every live process in these runs, of which none is in another, and the run that the process is in. Raises
-        `OSError`."""
+        """Yield every live process in these runs, of which none is in another, and the run that the
+        process is in. Raises `OSError`."""
 
     def outside(self, run: LaunchedRun) -> Iterable[tuple[int, RunId]]:  # noqa: ARG002 - for subclasses
-        """Yield live processes of the run that `members` does not find, because they have left its containment."""
+        """Yield live processes of the run that `members` does not find, because they have left its
+        containment."""
         return ()
 
     def run_of(self, pid: int, pidfd: int | None) -> RunId | None:

@@ -30,7 +30,8 @@ _ANCESTRY_READS = 5
 
 
 def run_by_cookie(pid: int, runs: LaunchedRuns) -> RunId | None:
-    """Return the run whose cookie a process carries. Raises `Unidentifiable` for a cookie of this instance that no run has."""
+    """Return the run whose cookie a process carries. Raises `Unidentifiable` for a cookie of this
+    instance that no run has."""
     value = cookie(pid, runs.instance)
     if value is None:
         return None
@@ -44,8 +45,9 @@ _Found = TypeVar("_Found")
 
 
 def with_steady_ancestors(pid: int, look: Callable[[list[psutil.Process]], _Found]) -> _Found:
-    """Return what `look` says of a process and its ancestors, up to this process, if they were the same before and after: the pid
-    of a parent that ends meanwhile may be used again. Raises `Unidentifiable` if they keep changing."""
+    """Return what `look` says of a process and its ancestors, up to this process, if they were the
+    same before and after: the pid of a parent that ends meanwhile may be used again. Raises
+    `Unidentifiable` if they keep changing."""
     for _ in range(_ANCESTRY_READS):
         chain = list(ancestors(pid, os.getpid()))
         answer = look(chain)
@@ -60,21 +62,25 @@ def descends(chain: list[psutil.Process]) -> bool:
 
 
 def run_by_ancestors(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[RunId | None, bool]:
-    """Return the run of the nearest process that `run_of` knows, of `pid` and its ancestors; and whether `pid` descends from this
-    process. Raises `Unidentifiable`."""
+    """Return the run of the nearest process that `run_of` knows, of `pid` and its ancestors; and
+    whether `pid` descends from this process. Raises `Unidentifiable`."""
 
     def look(chain: list[psutil.Process]) -> tuple[RunId | None, bool]:
-        run_id = next((run_id for one in chain if one.pid != os.getpid() and (run_id := run_of(one.pid))), None)
+        run_id = next(
+            (run_id for one in chain if one.pid != os.getpid() and (run_id := run_of(one.pid))),
+            None,
+        )
         return run_id, descends(chain)
 
     return with_steady_ancestors(pid, look)
 
 
 def unmarked(pid: int) -> Unidentifiable:
-    """Return the refusal of a descendant of the daemon that is in no known run: it is in some run, and must not have the rights of
-    a person."""
+    """Return the refusal of a descendant of the daemon that is in no known run: it is in some run,
+    and must not have the rights of a person."""
     return Unidentifiable(
-        f"process {pid} was started within a run of this daemon, but has left its run's containment and removed its marks; "
+        f"process {pid} was started within a run of this daemon, but has left its run's "
+        "containment and removed its marks; "
         "ask from a process that has not"
     )
 
@@ -85,14 +91,17 @@ def printable_path(path: str) -> str:
 
 
 def still_there(pidfd: int | None) -> bool:
-    """Return whether the pidfd's process is still there, so that /proc/PID was about it: later its pid may be used again."""
+    """Return whether the pidfd's process is still there, so that /proc/PID was about it: later its
+    pid may be used again."""
     return pidfd is None or not reaped(pidfd)
 
 
-# ---- Binding runs to CPUs, where no `cpu` controller can throttle them. Best effort: a process may choose other CPUs itself.
+# ---- Binding runs to CPUs, where no `cpu` controller can throttle them. Best
+# effort: a process may choose other CPUs itself.
 #
-# A run that may use 1.5 cores is bound to two of the CPUs that its parent run may use. So it cannot use more than two; nothing
-# limits it to one and a half. Runs are spread: each begins where the last one ended.
+# A run that may use 1.5 cores is bound to two of the CPUs that its parent run may use. So it cannot
+# use more than two; nothing limits it to one and a half. Runs are spread: each begins where the
+# last one ended.
 
 
 Cpus = frozenset[int]
@@ -134,7 +143,8 @@ class RunCpus:
         """Give a run its bounds, and choose CPUs for it and for the runs below it."""
         again = bounds.cpu != run.bounds.cpu
         run.bounds = bounds
-        for below in run.subtree() if again and self._binding else ():  # each after the run above it
+        # each after the run above it
+        for below in run.subtree() if again and self._binding else ():
             below.cpus = self._choose(below)
 
     def _choose(self, run: LaunchedRun) -> Cpus | None:
@@ -144,12 +154,14 @@ class RunCpus:
         return self._affinity.choose(run.bounds.cpu, within or self._affinity.all)
 
     def of(self, run: LaunchedRun) -> Cpus | None:
-        """Return those of the nearest run that is bound. The daemon starts every run, so a child run inherits none."""
+        """Return those of the nearest run that is bound. The daemon starts every run, so a child
+        run inherits none."""
         return next((above.cpus for above in run.upwards() if above.cpus is not None), None)
 
     def rebind(self, run: LaunchedRun) -> None:
         """Bind the live processes of a run and its descendants. Raises `OSError`."""
-        for _ in range(2 if self._binding else 0):  # a process that was forked during the first pass inherited the old CPUs
+        # a process that was forked during the first pass inherited the old CPUs
+        for _ in range(2 if self._binding else 0):
             for pid, run_id in tuple(self._containment.members(run)):
                 bind(pid, self.of(self._runs[run_id]) or self._affinity.all)
 
@@ -162,8 +174,10 @@ class RunCpus:
 
 
 def bind(pid: int, cpus: Cpus) -> None:
-    """Bind every thread of a process; what it starts later inherits that. Raises `OSError`, but not if the process is gone."""
-    for thread in ask(lambda: psutil.Process(pid).threads(), []):  # its `cpu_affinity` would bind the first one only
+    """Bind every thread of a process; what it starts later inherits that. Raises `OSError`, but not
+    if the process is gone."""
+    # its `cpu_affinity` would bind the first one only
+    for thread in ask(lambda: psutil.Process(pid).threads(), []):
         with suppress(ProcessLookupError, PermissionError):
             os.sched_setaffinity(thread.id, cpus)
 
@@ -187,7 +201,8 @@ class MarkedProcess(NamedTuple):
 
 
 RunOf = Callable[[MarkedProcess, RunId | None], RunId | None]
-"""Takes a process and its parent's run; returns its run, `None` if it is in none, or `FOREIGN` if it is foreign."""
+"""Takes a process and its parent's run; returns its run, `None` if it is in none, or `FOREIGN` if
+it is foreign."""
 
 
 def with_marks(process: psutil.Process, parent: int = 0) -> MarkedProcess:
@@ -197,16 +212,21 @@ def with_marks(process: psutil.Process, parent: int = 0) -> MarkedProcess:
 
 
 def run_by_marks(
-    one: MarkedProcess, inherited: RunId | None, cookies: Mapping[bytes, RunId], tags: Mapping[int, RunId]
+    one: MarkedProcess,
+    inherited: RunId | None,
+    cookies: Mapping[bytes, RunId],
+    tags: Mapping[int, RunId],
 ) -> RunId | None:
-    """Return the run of a process that has no ancestor in a run, by the cookies and tags of the runs that are looked for."""
+    """Return the run of a process that has no ancestor in a run, by the cookies and tags of the
+    runs that are looked for."""
     carried = cookies.get(one.cookie) if one.cookie is not None else None
     if carried is not None:
         return carried
     if inherited == FOREIGN:
         return FOREIGN
     if one.cookie is not None:
-        # where another daemon's run has started this daemon and the earlier one, an orphan may be below that run's processes
+        # where another daemon's run has started this daemon and the earlier one, an orphan may be
+        # below that run's processes
         return None if one.process.pid in {each.pid for each in ancestors(os.getpid())} else FOREIGN
     return tags.get(one.tag) if one.tag is not None else None
 
@@ -228,10 +248,15 @@ class MarkScan:
     @cached_property
     def ours(self) -> frozenset[int]:
         """This process and its descendants."""
-        return frozenset(one.process.pid for one, _ in self.with_runs(lambda _one, _above: None, os.getpid()))
+        return frozenset(
+            one.process.pid for one, _ in self.with_runs(lambda _one, _above: None, os.getpid())
+        )
 
-    def with_runs(self, of: RunOf, top: int = 0, *, but: int = 0) -> Iterator[tuple[MarkedProcess, RunId | None]]:
-        """Yield `top` and every process below it, with its run; leave out `but` and what is below that."""
+    def with_runs(
+        self, of: RunOf, top: int = 0, *, but: int = 0
+    ) -> Iterator[tuple[MarkedProcess, RunId | None]]:
+        """Yield `top` and every process below it, with its run; leave out `but` and what is below
+        that."""
         pending: list[tuple[int, RunId | None]] = [(top, None)]
         while pending:
             pid, inherited = pending.pop()
@@ -251,8 +276,12 @@ class MarkScan:
         return found
 
     def carriers(self, cookie: bytes, tag: int | None) -> list[int]:
-        """Return the processes that carry one of the marks: quick, where `members` looks at each process of the machine."""
-        return [*self._by_mark.get(cookie, ()), *(self._by_mark.get(tag, ()) if tag is not None else ())]
+        """Return the processes that carry one of the marks: quick, where `members` looks at each
+        process of the machine."""
+        return [
+            *self._by_mark.get(cookie, ()),
+            *(self._by_mark.get(tag, ()) if tag is not None else ()),
+        ]
 
     def members(self, cookie: bytes, tag: int | None) -> list[psutil.Process]:
         """Return the processes of one run, by its cookie and tag."""
@@ -266,17 +295,27 @@ class MarkScan:
 
 
 def scan_marks(known: Mapping[int, MarkedProcess] = MappingProxyType({})) -> MarkScan:
-    """Look at all processes. `known` are processes of which an earlier look has found the marks. Raises `OSError`."""
+    """Look at all processes. `known` are processes of which an earlier look has found the marks.
+    Raises `OSError`."""
     marked = {pid: one for pid, one in known.items() if one.cookie is not None}
     fresh = (process for pid in psutil.pids() if pid not in marked and (process := find(pid)))
-    # psutil's `status` and `ppid` would add 50 us a process: a tenth of the adoption of a thousand runs (`recovery`: 0.9 s of CPU)
+    # psutil's `status` and `ppid` would add 50 us a process: a tenth of the adoption of a thousand
+    # runs (`recovery`: 0.9 s of CPU)
     shown = ((process, kernel.stat(process.pid)) for process in fresh)
-    return MarkScan(marked | {process.pid: with_marks(process, now.parent) for process, now in shown if now and now.alive})
+    return MarkScan(
+        marked
+        | {
+            process.pid: with_marks(process, now.parent)
+            for process, now in shown
+            if now and now.alive
+        }
+    )
 
 
 class RecentScan:
-    """Two looks, one after the other, for what an earlier daemon has left: the second finds what was forked during the first.
-    A thousand runs may be adopted at once, and the same looks serve them all."""
+    """Two looks, one after the other, for what an earlier daemon has left: the second finds what
+    was forked during the first. A thousand runs may be adopted at once, and the same looks serve
+    them all."""
 
     def __init__(self) -> None:
         self._taken: MarkScan | None = None

@@ -1,4 +1,5 @@
-"""Containment without cgroups, by descent and marks: which run a process is in, and signals until nothing is left."""
+"""Containment without cgroups, by descent and marks: which run a process is in, and signals until
+nothing is left."""
 
 from __future__ import annotations
 
@@ -37,8 +38,9 @@ from .membership import (
 
 # ---- Which run a process is in, by descent and marks
 #
-# A process is in the run of its nearest ancestor that is known. If it lost that ancestor it became our child; then its tag tells
-# its run, else its cookie. Both can be copied, so below a known ancestor a tag counts only if it names a run of its subtree.
+# A process is in the run of its nearest ancestor that is known. If it lost that ancestor it became
+# our child; then its tag tells its run, else its cookie. Both can be copied, so below a known
+# ancestor a tag counts only if it names a run of its subtree.
 
 # ---- Runs of an earlier daemon, without cgroups: their processes are not below this one
 #
@@ -69,7 +71,10 @@ class AdoptedTags(AdoptedRuns):
         process = observed.find(pid)
         tag = self._runs.tag_of(run)
         tags = {tag: run.id} if tag is not None else {}
-        return process is not None and run_by_marks(with_marks(process), None, {run.cookie: run.id}, tags) == run.id
+        return (
+            process is not None
+            and run_by_marks(with_marks(process), None, {run.cookie: run.id}, tags) == run.id
+        )
 
     def finish(self, run: LaunchedRun) -> bool:
         if run.main is not None:
@@ -91,10 +96,13 @@ class AdoptedTags(AdoptedRuns):
                     yield process, run_id
 
     def run_of(self, one: MarkedProcess, inherited: RunId | None) -> RunId | None:
-        """Return the run of a process that is not below this one, by its parent's run and its marks."""
+        """Return the run of a process that is not below this one, by its parent's run and its
+        marks."""
         if inherited:
             tagged = self._runs.tags.get(one.tag) if one.tag is not None else None
-            return tagged if tagged is not None and self._runs.within(tagged, inherited) else inherited
+            return (
+                tagged if tagged is not None and self._runs.within(tagged, inherited) else inherited
+            )
         cookies = {self._runs[run_id].cookie: run_id for run_id in self._elsewhere}
         tags = {tag: run_id for tag, run_id in self._runs.tags.items() if run_id in self._elsewhere}
         return run_by_marks(one, inherited, cookies, tags)
@@ -111,12 +119,12 @@ class TagsMembership:
         self._orphans = orphans
         self._adopted = adopted
         self._strays: dict[psutil.Process, RunId] = {}
-        """Processes that have the tag of a run which they are not in, and the run that they are in. They may lose the ancestor that
-        tells it."""
+        """Processes that have the tag of a run which they are not in, and the run that they are in.
+        They may lose the ancestor that tells it."""
 
     def run_of(self, pid: int, pidfd: int | None) -> RunId | None:
-        """Return the run of a descendant by its nearest ancestor that is known; of an orphan by tag, else by cookie; of any other
-        process by cookie. Raises `Unidentifiable`, `OSError`."""
+        """Return the run of a descendant by its nearest ancestor that is known; of an orphan by
+        tag, else by cookie; of any other process by cookie. Raises `Unidentifiable`, `OSError`."""
         if pid <= 0:
             raise Unidentifiable("the process is in another pid namespace")
         run_id, ours = with_steady_ancestors(pid, self._by_descent)
@@ -132,22 +140,39 @@ class TagsMembership:
         found: RunId | None = None
         ours = descends(line)
         for ancestor in reversed(line[:-1] if ours else line if self._adopted else []):
-            found = self._marked_below(ancestor.pid, found) if ours else self._adopted.run_of(with_marks(ancestor), found)
+            found = (
+                self._marked_below(ancestor.pid, found)
+                if ours
+                else self._adopted.run_of(with_marks(ancestor), found)
+            )
         return found or None, ours
 
     def run_of_child(self, pid: int) -> RunId | None:
-        """Return the run of a direct child of this process. Nothing tells that of a zombie without a tag."""
-        return self._orphans.owned.get(pid) or self._stray(pid) or self._by_mark(pid) or self._sole(pid)
+        """Return the run of a direct child of this process. Nothing tells that of a zombie without
+        a tag."""
+        return (
+            self._orphans.owned.get(pid)
+            or self._stray(pid)
+            or self._by_mark(pid)
+            or self._sole(pid)
+        )
 
     def run_below(self, process: Stat, inherited: RunId | None) -> RunId | None:
         """Return the run of a process whose parent is in `inherited`."""
-        run_id = self._marked_below(process.pid, inherited) or (self._sole(process.pid) if inherited is None else None)
-        if run_id is not None and self._runs.by_tag(process.pid) not in (None, run_id) and (stray := observed.find(process.pid)):
+        run_id = self._marked_below(process.pid, inherited) or (
+            self._sole(process.pid) if inherited is None else None
+        )
+        if (
+            run_id is not None
+            and self._runs.by_tag(process.pid) not in (None, run_id)
+            and (stray := observed.find(process.pid))
+        ):
             self._strays[stray] = run_id
         return run_id
 
     def _marked_below(self, pid: int, inherited: RunId | None) -> RunId | None:
-        """Return the same, but only what is proven: a guess may stop a process, but gives it no rights."""
+        """Return the same, but only what is proven: a guess may stop a process, but gives it no
+        rights."""
         owned = self._orphans.owned.get(pid)
         if owned or inherited is None:
             return owned or self._stray(pid) or self._by_mark(pid)
@@ -159,16 +184,23 @@ class TagsMembership:
         return self._strays.get(process) if process else None
 
     def _by_mark(self, pid: int) -> RunId | None:
-        return self._runs.by_tag(pid) or (self._runs.by_cookie(pid) if kernel.is_alive(pid) else None)
+        return self._runs.by_tag(pid) or (
+            self._runs.by_cookie(pid) if kernel.is_alive(pid) else None
+        )
 
     def _sole(self, pid: int) -> RunId | None:
-        """Return the run of an orphan that has removed its marks, where only one tree can be meant."""
+        """Return the run of an orphan that has removed its marks, where only one tree can be
+        meant."""
         process = kernel.stat(pid)
         return self._runs.sole_tree(process.started) if process and process.alive else None
 
     def forget_strays(self) -> None:
         """Forget those that have ended, or whose run was released."""
-        kept = (stray for stray, run_id in self._strays.items() if run_id in self._runs and stray.is_running())
+        kept = (
+            stray
+            for stray, run_id in self._strays.items()
+            if run_id in self._runs and stray.is_running()
+        )
         self._strays = {stray: self._strays[stray] for stray in kept}
 
 
@@ -176,7 +208,8 @@ class TagsMembership:
 
 
 _LISTINGS = 3
-"""Listings of our children, before children that come and go without pause are taken for live ones."""
+"""Listings of our children, before children that come and go without pause are taken for live
+ones."""
 
 
 class Census:
@@ -191,7 +224,11 @@ class Census:
         """Yield what is alive in these runs, from one scan."""
         self._orphans.reap()
         outside = self._adopted.processes() if self._adopted.concerns(runs) else ()
-        return ((process, run_id) for process, run_id in chain(self._below_us(), outside) if run_id in runs)
+        return (
+            (process, run_id)
+            for process, run_id in chain(self._below_us(), outside)
+            if run_id in runs
+        )
 
     def _below_us(self) -> Iterator[tuple[Stat, RunId | None]]:
         """Yield our live descendants. A zombie has no children any more."""
@@ -201,7 +238,9 @@ class Census:
         for process in table.values():
             above = table.get(process.parent)
             # an orphan below us is left to us, if its parent has ended meanwhile
-            families[process.parent if process.parent == 0 or (above and above.alive) else os.getpid()].append(process)
+            families[
+                process.parent if process.parent == 0 or (above and above.alive) else os.getpid()
+            ].append(process)
         pending: list[tuple[int, RunId | None]] = [(os.getpid(), None)]
         while pending:
             parent, inherited = pending.pop()
@@ -211,12 +250,14 @@ class Census:
                 yield process, run_id
 
     def live_children(self, runs: set[RunId]) -> list[int]:
-        """Return our live direct children in these runs. While there is none, nothing of the runs is alive.
+        """Return our live direct children in these runs. While there is none, nothing of the runs
+        is alive.
 
-        A child that forked and ended between the listing and the look at it has left its children to us: they are in
-        the next listing. So only a listing without a new child says that there is none. If each of some listings has a
-        new child, which may be of the run, something is alive, and the daemon's other tasks need their turn: looking until
-        one was caught alive took eleven seconds and 32 000 zombies, with twenty processes that forked without pause on two
+        A child that forked and ended between the listing and the look at it has left its children
+        to us: they are in the next listing. So only a listing without a new child says that there
+        is none. If each of some listings has a new child, which may be of the run, something is
+        alive, and the daemon's other tasks need their turn: looking until one was caught alive took
+        eleven seconds and 32 000 zombies, with twenty processes that forked without pause on two
         cores."""
         seen: set[int] = set()
         for _ in range(_LISTINGS):
@@ -229,11 +270,13 @@ class Census:
             if not fresh:
                 return self._live_elsewhere(runs)
             seen.update(fresh)
-        return [pid for pid, run_id in placed if run_id in runs or run_id is None] or self._live_elsewhere(runs)
+        return [
+            pid for pid, run_id in placed if run_id in runs or run_id is None
+        ] or self._live_elsewhere(runs)
 
     def _live_elsewhere(self, runs: set[RunId]) -> list[int]:
-        """Return processes of these runs that are not below us. A process that forks and exits without pause cannot escape this
-        below us; elsewhere it may."""
+        """Return processes of these runs that are not below us. A process that forks and exits
+        without pause cannot escape this below us; elsewhere it may."""
         for _ in range(2 if self._adopted.concerns(runs) else 0):
             found = [process.pid for process, run_id in self._adopted.processes() if run_id in runs]
             if found:
@@ -245,17 +288,21 @@ class Census:
         return any(pid not in self._orphans.owned for pid in self.live_children(runs))
 
 
-# ---- Containment without cgroups: by descent and by two marks that processes inherit. Best effort, as `doctor` tells the operator
+# ---- Containment without cgroups: by descent and by two marks that processes
+# inherit. Best effort, as `doctor` tells the operator
 #
-# This process is a subreaper (prctl(2)), so whatever a run starts stays below it, and `Census` tells which run a process is in:
-# by its ancestors, by a soft RLIMIT_MSGQUEUE that only its run has (it survives `env -i`, setsid and a double fork, and can be
-# read of every process), or by the cookie in its environment.
+# This process is a subreaper (prctl(2)), so whatever a run starts stays below it, and `Census`
+# tells which run a process is in: by its ancestors, by a soft RLIMIT_MSGQUEUE that only its run has
+# (it survives `env -i`, setsid and a double fork, and can be read of every process), or by the
+# cookie in its environment.
 #
-# A live process has a live parent, up to this process, because the orphans of dead processes become our children. So a run is
-# empty when none of our *direct* children that are in it is alive: one cheap read, and no race with processes that fork.
+# A live process has a live parent, up to this process, because the orphans of dead processes become
+# our children. So a run is empty when none of our *direct* children that are in it is alive: one
+# cheap read, and no race with processes that fork.
 #
-# That is not true of runs that were adopted from a dead daemon, whose processes are elsewhere (`AdoptedTags`). Such a run is empty
-# when two looks at all processes of the machine find none of it.
+# That is not true of runs that were adopted from a dead daemon, whose processes are elsewhere
+# (`AdoptedTags`). Such a run is empty when two looks at all processes of the machine find none of
+# it.
 
 # ---- Pausing runs: SIGSTOP to every process, and again to what another process continues
 
@@ -263,8 +310,8 @@ class Census:
 _KEEP_EVERY = 1.0
 """Seconds between two looks whether paused runs stand still."""
 _FIRST_LOOK, _LAST_LOOKS = 0.002, 0.1
-"""Seconds between two looks whether every process has stopped: at first, and at most, where one does not stop (uninterruptible
-sleep). The kernel notifies us only of our own children."""
+"""Seconds between two looks whether every process has stopped: at first, and at most, where one
+does not stop (uninterruptible sleep). The kernel notifies us only of our own children."""
 
 
 class TagsPauses(RunPauses):
@@ -283,8 +330,11 @@ class TagsPauses(RunPauses):
 
     async def _stop_all(self, run: LaunchedRun) -> None:
         pause = _FIRST_LOOK
-        while run.freezing and (awake := [one for one, _ in self._census.take(run_ids([run])) if not _stands(one)]):
-            for process in awake:  # also one that was stopped before: another process may have continued it
+        while run.freezing and (
+            awake := [one for one, _ in self._census.take(run_ids([run])) if not _stands(one)]
+        ):
+            # also one that was stopped before: another process may have continued it
+            for process in awake:
                 send(process, signal.SIGSTOP)
             await trio.sleep(pause)
             pause = min(2 * pause, _LAST_LOOKS)
@@ -304,7 +354,9 @@ class TagsPauses(RunPauses):
 
     def thaw(self, run: LaunchedRun) -> None:
         self._paused.discard(run)
-        still_paused = {below.id for below in run.subtree() if self._paused.intersection(below.upwards())}
+        still_paused = {
+            below.id for below in run.subtree() if self._paused.intersection(below.upwards())
+        }
         for process, run_id in self._census.take(run_ids([run])):
             if run_id not in still_paused:
                 send(process, signal.SIGCONT)
@@ -317,8 +369,8 @@ class TagsPauses(RunPauses):
 def _stands(process: Stat) -> bool:
     """Return whether a process runs no more.
 
-    A process that waits in vfork(2) for its child cannot be stopped, and would wait for ever if the child is; but it does
-    nothing else, and is stopped before it continues."""
+    A process that waits in vfork(2) for its child cannot be stopped, and would wait for ever if the
+    child is; but it does nothing else, and is stopped before it continues."""
     if process.state in "ZX":  # the main thread has ended, others have not
         return observed.threads_stopped(process.pid)
     return process.state in "Tt" or (process.state == "D" and kernel.will_stop(process.pid))
@@ -332,8 +384,9 @@ _SIGNAL_SLICE = 0.01
 _MIN_SCANS = 2
 """Scans of a SIGTERM at least: the second finds what was forked during the first."""
 _PURSUED_FOR = 0.1
-"""Seconds after which a SIGTERM is not followed further: processes that fork faster are left to the SIGKILL after the grace.
-Nothing is reaped meanwhile: ten scans of twenty processes that forked without pause left 32 000 zombies, and the machine no pid."""
+"""Seconds after which a SIGTERM is not followed further: processes that fork faster are left to the
+SIGKILL after the grace. Nothing is reaped meanwhile: ten scans of twenty processes that forked
+without pause left 32 000 zombies, and the machine no pid."""
 _PIDFDS_AT_ONCE = 32
 """Pidfds waited on at a time; the next are looked for when these are gone."""
 _KILL_EVERY = 0.5
@@ -343,7 +396,9 @@ _LOOK_EVERY = 0.002
 
 
 class TagsStops(RunStops):
-    def __init__(self, parts: LauncherParts, census: Census, membership: TagsMembership, pauses: TagsPauses) -> None:
+    def __init__(
+        self, parts: LauncherParts, census: Census, membership: TagsMembership, pauses: TagsPauses
+    ) -> None:
         self._runs = parts.runs
         self._reactor = parts.reactor
         self._orphans = parts.orphans
@@ -364,11 +419,14 @@ class TagsStops(RunStops):
     def terminate(self, run: LaunchedRun, number: int) -> None:
         self._pauses.end(run)
         if not self._terminating:
-            self._reactor.soon(self._signal_all)  # one scan for all that are stopped at the same time
+            # one scan for all that are stopped at the same time
+            self._reactor.soon(self._signal_all)
         self._terminating[run] = (number, run.stop_count)
 
     def _signal_all(self) -> None:
-        asked = {run: number for run, (number, stop) in self._terminating.items() if run.in_stop(stop)}
+        asked = {
+            run: number for run, (number, stop) in self._terminating.items() if run.in_stop(stop)
+        }
         for number in set(asked.values()):
             runs = run_ids(run for run in asked if asked[run] == number)
             signalled: set[tuple[int, int]] = set()
@@ -416,8 +474,9 @@ class TagsStops(RunStops):
     def _kill_children(self, runs: set[RunId], signalled: set[tuple[int, int]]) -> bool:
         """Kill the direct children that are not in `signalled` yet; return whether there were any.
 
-        Against processes that fork and exit this is the race to win: each of their processes is our child as soon as the one
-        before it is gone. A look costs microseconds, and the pid of an unreaped child is no other process's."""
+        Against processes that fork and exit this is the race to win: each of their processes is our
+        child as soon as the one before it is gone. A look costs microseconds, and the pid of an
+        unreaped child is no other process's."""
         fresh = False
         for pid in kernel.children():
             if (pid, 0) not in signalled and self._membership.run_of_child(pid) in runs:
@@ -431,9 +490,15 @@ class TagsStops(RunStops):
 
     def _signal_new(self, runs: set[RunId], signalled: set[tuple[int, int]], *numbers: int) -> bool:
         """Signal the processes that are not in `signalled` yet; return whether there were any."""
-        fresh = [process for process, _ in self._census.take(runs) if (process.pid, process.started) not in signalled]
+        fresh = [
+            process
+            for process, _ in self._census.take(runs)
+            if (process.pid, process.started) not in signalled
+        ]
         sandboxes = (
-            set() if signal.SIGKILL in numbers else {pid for run in runs if run in self._runs for pid in self._runs[run].sandboxes}
+            set()
+            if signal.SIGKILL in numbers
+            else {pid for run in runs if run in self._runs for pid in self._runs[run].sandboxes}
         )
         for process in fresh:
             if process.pid not in sandboxes:
@@ -456,8 +521,11 @@ class TagsStops(RunStops):
                     await wait_ended(self._reactor, children[:_PIDFDS_AT_ONCE], _KILL_EVERY)
                 else:
                     self._owed.report_if_empty(run)
-                    # a main process that has ended is reaped meanwhile; another process may need seconds, and that is reported
-                    await trio.sleep(_KILL_EVERY if any(not main.ours for main in run.mains) else _LOOK_EVERY)
+                    # a main process that has ended is reaped meanwhile; another process may need
+                    # seconds, and that is reported
+                    await trio.sleep(
+                        _KILL_EVERY if any(not main.ours for main in run.mains) else _LOOK_EVERY
+                    )
         finally:
             self._draining.discard(run)
 
@@ -484,7 +552,8 @@ class TagsContainment(RunContainment):
         self.stops = TagsStops(parts, self._census, self._membership, self.pauses)
 
     def prepare(self, run: LaunchedRun) -> Door:
-        self.adopted.forget(run)  # an earlier attempt's processes are gone, or the run would not start again
+        # an earlier attempt's processes are gone, or the run would not start again
+        self.adopted.forget(run)
         return Door(msgqueue=self._runs.tag_of(run))
 
     def remove(self, run: LaunchedRun) -> None:

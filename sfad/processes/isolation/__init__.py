@@ -8,5 +8,6 @@
 `kernel`        system calls that Python does not have, and the seccomp filter
 `forwarder`     the way from a network of its own to the gateway
 
-All but `sandbox` are executed by a bare interpreter, once for each start, and import only the standard library.
+All but `sandbox` are executed by a bare interpreter, once for each start, and import only the
+standard library.
 """

@@ -1,7 +1,8 @@
 """Passes bytes between a sandbox with a network of its own and the gateway.
 
-The listener is in the sandbox's network, and this process is outside. So the agent can neither see nor signal it, and the kernel
-still says of each connection to the gateway which run's cgroup it comes from.
+The listener is in the sandbox's network, and this process is outside. So the agent can neither see
+nor signal it, and the kernel still says of each connection to the gateway which run's cgroup it
+comes from.
 """
 
 import errno
@@ -22,21 +23,24 @@ _PIECE = 1 << 16
 """Bytes that are taken at once. While they wait, no more are read."""
 _BACKLOG = 128
 _AGAIN = 0.25
-"""Seconds until the listener is looked at again when there was no room, or no descriptor on the whole machine."""
+"""Seconds until the listener is looked at again when there was no room, or no descriptor on the
+whole machine."""
 _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _SPARE = 16
 """Descriptors beside those of connections."""
 
 
 def start(port: int, info: int, gate: int) -> None:
-    """Fork the forwarder of the process that bubblewrap, which this process becomes, starts: `info` tells its pid, and the command
-    waits until `gate` is closed. If there is no way to the gateway, this process is killed."""
+    """Fork the forwarder of the process that bubblewrap, which this process becomes, starts: `info`
+    tells its pid, and the command waits until `gate` is closed. If there is no way to the gateway,
+    this process is killed."""
     sandbox = os.getpid()
     if os.fork():
         return
     try:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_IGN)  # a run that is stopped may call its model during the grace
+            # a run that is stopped may call its model during the grace
+            signal.signal(number, signal.SIG_IGN)
         ended = os.pidfd_open(sandbox)
         listener = _listener_within(_child_pid(info), port)
         os.close(gate)
@@ -82,7 +86,8 @@ def _listener_within(pid: int, port: int) -> socket.socket:
 
 
 def _listen_in(network: int, port: int, far: socket.socket) -> None:
-    """Enter the network, listen there, and pass the socket on. This process cannot come back, so it ends."""
+    """Enter the network, listen there, and pass the socket on. This process cannot come back, so it
+    ends."""
     try:
         # the user namespace that owns it gives the right to enter it
         join_namespace(fcntl.ioctl(network, _NS_GET_USERNS))
@@ -114,7 +119,8 @@ class _Forwarder:
         self._ended = ended
         self._poll = select.epoll()
         self._ways: dict[int, tuple[_Way, _Way]] = {}
-        """By the descriptor: the way that it is the source of, and the way that it is the sink of."""
+        """By the descriptor: the way that it is the source of, and the way that it is the sink
+        of."""
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         wanted = 2 * _MOST_CONNECTIONS + _SPARE
         room = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -138,7 +144,8 @@ class _Forwarder:
             self._accept_while_there_is_room()
 
     def _accept_while_there_is_room(self) -> None:
-        """Look at the listener only while another connection has room: it stays ready, and would keep a CPU busy."""
+        """Look at the listener only while another connection has room: it stays ready, and would
+        keep a CPU busy."""
         room = len(self._ways) < 2 * self._most
         if room != self._accepting:
             self._accepting = room

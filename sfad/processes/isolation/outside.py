@@ -1,7 +1,9 @@
-"""The program between the trampoline and bubblewrap. Its words (`sandbox.Sandbox.words`) end with `--` and the command.
+"""The program between the trampoline and bubblewrap. Its words (`sandbox.Sandbox.words`) end with
+`--` and the command.
 
-It decides what the command sees and can write, and becomes `bwrap`, which makes the namespaces and starts the command in them.
-Both are outside of the sandbox, so the command's environment comes sealed, and takes effect inside.
+It decides what the command sees and can write, and becomes `bwrap`, which makes the namespaces and
+starts the command in them. Both are outside of the sandbox, so the command's environment comes
+sealed, and takes effect inside.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from .view import SandboxSettings, SandboxView
 from .visible import TEMPORARY, ForbiddenError
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
-_NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--cap-drop", "ALL")
+_NAMESPACES = (
+    "--unshare-user",
+    "--unshare-pid",
+    "--unshare-ipc",
+    "--unshare-uts",
+    "--unshare-cgroup-try",
+    "--cap-drop",
+    "ALL",
+)
 _MOST_VARIABLES = 2048
 """bubblewrap takes 9000 arguments, and three set a variable."""
 _PIECE = 1 << 16
@@ -34,7 +44,8 @@ _DEFAULT_SIGNALS = (
 
 def main(words: list[str]) -> None:
     """Become the command's sandbox. Return only by `SystemExit`, after a line on stderr."""
-    kernel.default(kernel.SIGPIPE, kernel.SIGXFSZ, kernel.SIGINT)  # Python has changed these, and the command would inherit it
+    # Python has changed these, and the command would inherit it
+    kernel.default(kernel.SIGPIPE, kernel.SIGXFSZ, kernel.SIGINT)
     settings = SandboxSettings(words)
     try:
         _become_sandbox(settings)
@@ -68,15 +79,22 @@ def _become_sandbox(settings: SandboxSettings) -> None:
         # the terminal sends them to bubblewrap as well, which would end
         kernel.ignore(kernel.SIGINT, kernel.SIGQUIT)
         command = [sys.executable, "-I", "-S", "-c", _DEFAULT_SIGNALS, file, *settings.command]
-    os.execve(settings.one("bwrap"), ["bwrap", "--args", str(said), "--", *command], own(os.environb))
+    os.execve(
+        settings.one("bwrap"), ["bwrap", "--args", str(said), "--", *command], own(os.environb)
+    )
 
 
 def _pass_on_stdin() -> None:
     """Have another process pass on what a file contains, if stdin is one. Raises `OSError`.
 
-    /proc/self/fd/0 opens a file again, for writing too, and past all that is mounted: it belongs to a mount of the machine."""
+    /proc/self/fd/0 opens a file again, for writing too, and past all that is mounted: it belongs to
+    a mount of the machine."""
     kind = os.fstat(0).st_mode
-    if stat.S_ISCHR(kind) or stat.S_ISSOCK(kind) or os.readlink("/proc/self/fd/0").startswith("pipe:"):
+    if (
+        stat.S_ISCHR(kind)
+        or stat.S_ISSOCK(kind)
+        or os.readlink("/proc/self/fd/0").startswith("pipe:")
+    ):
         return
     read, write = os.pipe()
     if os.fork():
@@ -94,9 +112,13 @@ def _pass_on_stdin() -> None:
 
 
 def _environment(env: Mapping[str, str]) -> Iterator[str]:
-    """Yield bubblewrap's words for the command's environment. Raise `ForbiddenError` for more than it takes."""
+    """Yield bubblewrap's words for the command's environment. Raise `ForbiddenError` for more than
+    it takes."""
     if len(env) > _MOST_VARIABLES:
-        raise ForbiddenError(f"its environment has {len(env)} variables, and at most {_MOST_VARIABLES} are possible: unset some")
+        raise ForbiddenError(
+            f"its environment has {len(env)} variables, and at most {_MOST_VARIABLES} are "
+            "possible: unset some"
+        )
     for name, value in env.items():
         yield from ("--setenv", name, value)
 
@@ -133,7 +155,11 @@ def _file_of(settings: SandboxSettings) -> str:
             found = found or file
     name = settings.command[0] if settings.command else "''"
     denied = f"cannot execute {found}: permission denied"
-    return _fail(NOT_EXECUTABLE, denied) if found else _fail(NOT_FOUND, f"cannot execute {name}: no such file")
+    return (
+        _fail(NOT_EXECUTABLE, denied)
+        if found
+        else _fail(NOT_FOUND, f"cannot execute {name}: no such file")
+    )
 
 
 def _say(message: str) -> None:

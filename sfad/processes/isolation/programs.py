@@ -1,7 +1,9 @@
-"""Where programs are that a sandbox shows, read-only, in directories of which it shows nothing else: in a home, below /data.
+"""Where programs are that a sandbox shows, read-only, in directories of which it shows nothing
+else: in a home, below /data.
 
-They come from variables and the command of the run that was isolated first, and from names that installers use. What a run starts
-can choose none of them. No link is followed that the run could have made.
+They come from variables and the command of the run that was isolated first, and from names that
+installers use. What a run starts can choose none of them. No link is followed that the run could
+have made.
 """
 
 from __future__ import annotations
@@ -12,32 +14,53 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from .visible import ForbiddenError, followed, within, within_any
 
 _INSTALLED = (
-    ".local/bin", ".local/lib", ".local/opt", ".local/share/claude", ".local/share/uv", ".local/share/pipx", ".local/pipx",
-    ".local/share/mise", ".local/share/fnm", ".local/share/virtualenvs", ".virtualenvs", ".nvm", ".fnm", ".volta", ".nodenv",
-    ".pyenv", ".rbenv", ".goenv", ".asdf", ".npm-global", ".npm-packages", ".cargo/bin", ".rustup", ".bun/bin",
-    ".bun/install/global", ".deno/bin", "go/bin", ".dotnet", ".sdkman/candidates", ".opencode/bin", ".nix-profile",
-    ".local/state/nix", "miniconda3", "anaconda3", "miniforge3", ".agents/skills",
+    ".local/bin", ".local/lib", ".local/opt", ".local/share/claude", ".local/share/uv",
+    ".local/share/pipx", ".local/pipx", ".local/share/mise", ".local/share/fnm",
+    ".local/share/virtualenvs", ".virtualenvs", ".nvm", ".fnm", ".volta", ".nodenv", ".pyenv",
+    ".rbenv", ".goenv", ".asdf", ".npm-global", ".npm-packages", ".cargo/bin", ".rustup",
+    ".bun/bin", ".bun/install/global", ".deno/bin", "go/bin", ".dotnet", ".sdkman/candidates",
+    ".opencode/bin", ".nix-profile", ".local/state/nix", "miniconda3", "anaconda3", "miniforge3",
+    ".agents/skills",
 )  # fmt: skip
-"""Below a home directory: nothing but programs. Not caches such as ~/go/pkg, which a program would want to write."""
+"""Below a home directory: nothing but programs. Not caches such as ~/go/pkg, which a program would
+want to write."""
 _GIT = (".gitconfig", ".config/git/config", ".config/git/ignore", ".config/git/attributes")
 _CREDENTIALS = (b"token", b"passw", b"secret", b"extraheader")
 VARIABLES = (
-    "PATH", "PYTHONPATH", "NODE_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYENV_ROOT", "NVM_DIR", "JAVA_HOME", "GOROOT", "RUSTUP_HOME",
-    "DOTNET_ROOT", "NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO",
+    "PATH", "PYTHONPATH", "NODE_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYENV_ROOT", "NVM_DIR",
+    "JAVA_HOME", "GOROOT", "RUSTUP_HOME", "DOTNET_ROOT", "NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE",
+    "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO",
 )  # fmt: skip
-"""Where a user says that programs and the certificates that they trust are: paths, or lists of them with colons."""
+"""Where a user says that programs and the certificates that they trust are: paths, or lists of them
+with colons."""
 _FOLDERS = ("bin", "sbin", ".bin", "shims", "Scripts")
 _SIGNS = ("lib", "lib64", "libexec", "pyvenv.cfg", "versions")
 """What an installation has beside its folder of programs."""
 _SHARED = ("", ".local", ".local/share", ".config", ".cache")
 """Directories of a home that are no installation, whatever they hold."""
-_INTERPRETERS = ("python", "python3", "node", "npm", "uv", "ruby", "java", "go", "git", "deno", "bun", "cargo", "perl")
+_INTERPRETERS = (
+    "python",
+    "python3",
+    "node",
+    "npm",
+    "uv",
+    "ruby",
+    "java",
+    "go",
+    "git",
+    "deno",
+    "bun",
+    "cargo",
+    "perl",
+)
 """What is often a link in /usr/local/bin or ~/.local/bin."""
 
 
-def places(homes: Sequence[str], said: Mapping[str, str], program: str, changeable: Sequence[str]) -> Iterator[str]:
-    """Yield paths. `said`: variables of the run that was isolated first; `program`: the first word of its command. `changeable`:
-    where the run can make links."""
+def places(
+    homes: Sequence[str], said: Mapping[str, str], program: str, changeable: Sequence[str]
+) -> Iterator[str]:
+    """Yield paths. `said`: variables of the run that was isolated first; `program`: the first word
+    of its command. `changeable`: where the run can make links."""
     shared = [os.path.normpath(f"{home}/{name}") for home in homes for name in _SHARED]
     path = [each for each in said.get("PATH", "").split(":") if each.startswith("/")]
     found = [f"{home}/{name}" for home in homes for name in _INSTALLED]
@@ -47,16 +70,26 @@ def places(homes: Sequence[str], said: Mapping[str, str], program: str, changeab
     for file in _executed(program, path):
         found += _of_program(file, shared, changeable)
     for each in found:
-        if each.startswith("/") and os.path.exists(each) and not _leads(each, changeable) and not _is_shared(each, shared):
+        if (
+            each.startswith("/")
+            and os.path.exists(each)
+            and not _leads(each, changeable)
+            and not _is_shared(each, shared)
+        ):
             yield os.path.normpath(each)
 
 
 def _executed(program: str, path: Sequence[str]) -> Iterator[str]:
-    """Yield the files of the command and of interpreters, and the interpreter that the command's first line names."""
+    """Yield the files of the command and of interpreters, and the interpreter that the command's
+    first line names."""
     if "/" in program:
         yield program
     for name in (program, *_INTERPRETERS):
-        yield from (f"{each}/{name}" for each in path if name and "/" not in name and os.path.lexists(f"{each}/{name}"))
+        yield from (
+            f"{each}/{name}"
+            for each in path
+            if name and "/" not in name and os.path.lexists(f"{each}/{name}")
+        )
     candidates = [program] if "/" in program else [f"{each}/{program}" for each in path]
     file = next((each for each in candidates if os.path.isfile(each)), None)
     if file is not None:
@@ -76,7 +109,8 @@ def _interpreter(file: str) -> Iterator[str]:
 
 
 def _of_program(file: str, shared: Sequence[str], changeable: Sequence[str]) -> Iterator[str]:
-    """Yield what a program consists of: each installation that a link to it, or the program itself, lies in."""
+    """Yield what a program consists of: each installation that a link to it, or the program itself,
+    lies in."""
     try:
         real, links = followed(file)
     except ForbiddenError:
@@ -85,11 +119,16 @@ def _of_program(file: str, shared: Sequence[str], changeable: Sequence[str]) -> 
         return
     for each in (*links, real):
         top, modules, _ = each.partition("/node_modules/")
-        yield f"{top}/node_modules" if modules else _installation(os.path.dirname(each), shared, otherwise=each)
+        yield (
+            f"{top}/node_modules"
+            if modules
+            else _installation(os.path.dirname(each), shared, otherwise=each)
+        )
 
 
 def _installation(folder: str, shared: Sequence[str], otherwise: str = "") -> str:
-    """Return the directory that holds a folder of programs and what belongs to them; the folder if there is none."""
+    """Return the directory that holds a folder of programs and what belongs to them; the folder if
+    there is none."""
     folder = os.path.normpath(folder)
     above, name = os.path.split(folder)
     if name not in _FOLDERS:

@@ -16,7 +16,10 @@ from .kernel import compiled
 _PATIENCE = 10.0
 """Seconds that a sandbox may take on a busy machine."""
 _PACKAGES = str(Path(__file__).parents[3])
-_START = "import sys; sys.path.append(sys.argv[1]); from sfad.processes.isolation.outside import main; main(sys.argv[2:])"
+_START = (
+    "import sys; sys.path.append(sys.argv[1]); from sfad.processes.isolation.outside import main; "
+    "main(sys.argv[2:])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class Sandbox:
     agent: str
     """The agent program of that run, whose own files are writable; empty if it is none."""
     variables: Sequence[bytes]
-    """Those of that run which say where programs are, and where agents keep their files, as `KEY=VALUE`."""
+    """Those of that run which say where programs are, and where agents keep their files, as
+    `KEY=VALUE`."""
     network: bool
     """Whether it keeps the machine's network."""
     gateway: int | None = None
@@ -64,12 +68,26 @@ class Sandbox:
         ]
         found = {"net": not self.network, "terminal": self.terminal}
         flags = [name.encode() for name, wanted in found.items() if wanted]
-        python = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, _PACKAGES, f"bwrap={bubblewrap() or ''}"]
-        return [*map(os.fsencode, python), *flags, *(name.encode() + b"=" + value for name, value in given)]
+        python = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-X",
+            "utf8",
+            "-c",
+            _START,
+            _PACKAGES,
+            f"bwrap={bubblewrap() or ''}",
+        ]
+        return [
+            *map(os.fsencode, python),
+            *flags,
+            *(name.encode() + b"=" + value for name, value in given),
+        ]
 
     def _agent_files(self) -> Iterator[tuple[str, bytes]]:
-        """Yield where agent programs keep login, settings and sessions: those of this run's program, and those that it must not
-        see."""
+        """Yield where agent programs keep login, settings and sessions: those of this run's
+        program, and those that it must not see."""
         for name, program in KNOWN_PROGRAMS.items():
             whose = "own" if name == self.agent else "other"
             yield from ((whose, file.encode()) for file in program.files)
@@ -80,20 +98,29 @@ class Sandbox:
 @cache
 def _code() -> list[str]:
     """Return the directories from which the daemon takes its interpreter and its modules."""
-    interpreters = {os.path.dirname(file) for file in (sys.executable, os.path.realpath(sys.executable))}
-    files = (Path(file) for name, module in sys.modules.items() if "." not in name and (file := getattr(module, "__file__", None)))
+    interpreters = {
+        os.path.dirname(file) for file in (sys.executable, os.path.realpath(sys.executable))
+    }
+    files = (
+        Path(file)
+        for name, module in sys.modules.items()
+        if "." not in name and (file := getattr(module, "__file__", None))
+    )
     modules = {str(file.parents[file.stem == "__init__"]) for file in files}
     return sorted({os.path.realpath(path) for path in (*interpreters, *modules)})
 
 
-def in_sandbox(sandbox: Sequence[bytes], files: Sequence[bytes], argv: Sequence[bytes]) -> list[bytes]:
-    """Return the command that starts another in a sandbox. It executes the first of `files` that can be executed."""
+def in_sandbox(
+    sandbox: Sequence[bytes], files: Sequence[bytes], argv: Sequence[bytes]
+) -> list[bytes]:
+    """Return the command that starts another in a sandbox. It executes the first of `files` that
+    can be executed."""
     return [*sandbox, *(b"file=" + file for file in files), b"--", *argv]
 
 
 def impossible(uid: int) -> str | None:
-    """Return why a user's runs cannot be isolated here, and what to do; `None` if nothing is known against it. It is known for
-    certain by `tried` only."""
+    """Return why a user's runs cannot be isolated here, and what to do; `None` if nothing is known
+    against it. It is known for certain by `tried` only."""
     if bubblewrap() is None:
         return f"bubblewrap is not installed: {FIX}"
     try:
@@ -104,20 +131,30 @@ def impossible(uid: int) -> str | None:
 
 
 def tried() -> str | None:
-    """Start a program of this user's in a whole sandbox, as that of a run. Return why that failed; `None` if it did not."""
+    """Start a program of this user's in a whole sandbox, as that of a run. Return why that failed;
+    `None` if it did not."""
     from tempfile import TemporaryDirectory  # `doctor` needs it, and not the daemon
 
     home, path = (os.fsencode(os.environ.get(name, "")) for name in ("HOME", "PATH"))
     try:
         with TemporaryDirectory() as directory:
             sandbox = Sandbox(
-                socket="", hidden=(), directory=os.fsencode(directory), writable=(), readable=(), home=home, program=b"true",
-                agent="", variables=[b"PATH=" + path], network=False,
+                socket="", hidden=(), directory=os.fsencode(directory), writable=(), readable=(),
+                home=home, program=b"true", agent="", variables=[b"PATH=" + path], network=False,
             )  # fmt: skip
             words = in_sandbox(sandbox.words(), [b"/bin/true", b"/usr/bin/true"], [b"true"])
             done = subprocess.run(
-                words, cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE, check=False
+                words,
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_PATIENCE,
+                check=False,
             )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return None if done.returncode == 0 else done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+    return (
+        None
+        if done.returncode == 0
+        else done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+    )

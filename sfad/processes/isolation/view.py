@@ -1,4 +1,5 @@
-"""Bubblewrap's words for what a command sees. It begins with nothing; a deeper mount covers what is above it."""
+"""Bubblewrap's words for what a command sees. It begins with nothing; a deeper mount covers what is
+above it."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ MOST_FILES = 100_000
 
 
 def named() -> set[str]:
-    """Return where sockets are by the name that they were bound to. Of one bound by a relative path, or renamed, the kernel tells
-    no path."""
+    """Return where sockets are by the name that they were bound to. Of one bound by a relative
+    path, or renamed, the kernel tells no path."""
     try:
         with open("/proc/net/unix", "rb") as file:
             lines = file.read().split(b"\n")
@@ -31,8 +32,8 @@ def named() -> set[str]:
 
 
 def below(directory: str) -> tuple[set[str], bool]:
-    """Return the sockets in a directory, whatever they were bound to, and whether it was looked through. It is not if it has more
-    than a hundred thousand files."""
+    """Return the sockets in a directory, whatever they were bound to, and whether it was looked
+    through. It is not if it has more than a hundred thousand files."""
     found: set[str] = set()
     left = [directory]
     seen = 0
@@ -47,7 +48,11 @@ def below(directory: str) -> tuple[set[str], bool]:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 left.append(entry.path)
-            elif not entry.is_file(follow_symlinks=False) and not entry.is_symlink() and _is_socket(entry.path):
+            elif (
+                not entry.is_file(follow_symlinks=False)
+                and not entry.is_symlink()
+                and _is_socket(entry.path)
+            ):
                 found.add(entry.path)
     return found, True
 
@@ -55,7 +60,9 @@ def below(directory: str) -> tuple[set[str], bool]:
 def check_count(found: set[str]) -> None:
     """Raise `ForbiddenError` for more than can be covered."""
     if len(found) > _MOST:
-        raise ForbiddenError(f"{len(found)} Unix sockets would have to be covered, and at most {_MOST} can be")
+        raise ForbiddenError(
+            f"{len(found)} Unix sockets would have to be covered, and at most {_MOST} can be"
+        )
 
 
 def _is_socket(path: str) -> bool:
@@ -82,7 +89,9 @@ class SandboxView:
         self._top = os.path.normpath(settings.one("directory") or self._here)
         self._said = settings.named("variable")
         home = settings.one("home")
-        self._homes = sorted({os.path.realpath(each) for each in (home, _home_by_name()) if each and each != "/"})
+        self._homes = sorted(
+            {os.path.realpath(each) for each in (home, _home_by_name()) if each and each != "/"}
+        )
         self._links: dict[str, str] = {}
         self._mounts: dict[str, str] = {}
         """What is mounted at a path: `tmpfs`, `ro-bind`, `bind`, `cover`."""
@@ -92,10 +101,20 @@ class SandboxView:
         hides = self._hides([*settings.all("write"), *readable])
         daemons = [os.path.realpath(path) for path in settings.all("hide")]
         code = settings.all("code")  # what is executed outside of the sandbox, for the next run too
-        self._writable = visible.writable(settings.all("write"), own, self._top, [*self._homes, *hides, *code], [*daemons, *code])
-        if any(within(path, self._top) for path in (*daemons, *code)) or within_any(self._top, code):
-            warn(f"the working directory {self._top} is read-only, because files of sfad itself are there: start elsewhere")
-        self._mount("tmpfs", [path for path in visible.PRIVATE if os.path.isdir(path) and not os.path.islink(path)])
+        self._writable = visible.writable(
+            settings.all("write"), own, self._top, [*self._homes, *hides, *code], [*daemons, *code]
+        )
+        if any(within(path, self._top) for path in (*daemons, *code)) or within_any(
+            self._top, code
+        ):
+            warn(
+                f"the working directory {self._top} is read-only, because files of sfad itself "
+                "are there: start elsewhere"
+            )
+        self._mount(
+            "tmpfs",
+            [path for path in visible.PRIVATE if os.path.isdir(path) and not os.path.islink(path)],
+        )
         self._mount("tmpfs", [home for home in self._homes if visible.can_be_empty(home)])
         self._show([*visible.SYSTEM, *visible.visible_of_private()])
         self._show([*settings.all("keep"), *self._programs()])
@@ -105,10 +124,19 @@ class SandboxView:
         self._follow([*own, *([home] if home else [])])
         for path in self._writable:
             self._mounts[path] = "bind"
-        self._mount("cover", [path for path in hides if self.sees(path) and self._mounts.get(path) != "bind"])
-        self._cover_sockets([path for path in (*readable, self._top) if self._mounts.get(path) == "ro-bind"])
+        self._mount(
+            "cover",
+            [path for path in hides if self.sees(path) and self._mounts.get(path) != "bind"],
+        )
+        self._cover_sockets(
+            [path for path in (*readable, self._top) if self._mounts.get(path) == "ro-bind"]
+        )
         if self._here in self._homes and not self.sees(self._here):
-            warn(f"the working directory {self._here} is the home directory, of which the command sees nothing: start elsewhere")
+            warn(
+                f"the working directory {self._here} is the home directory, of which the "
+                "command "
+                "sees nothing: start elsewhere"
+            )
         self._show_door(settings.one("door"))
 
     def sees(self, path: str) -> bool:
@@ -120,14 +148,18 @@ class SandboxView:
         return self._mounts.get(path) == "tmpfs" or self._nearest(path) == "bind"
 
     def shown(self) -> list[str]:
-        """Return the directories that the command can only read, without what lies below another one."""
-        return topmost(path for path, kind in self._mounts.items() if kind == "ro-bind" and os.path.isdir(path))
+        """Return the directories that the command can only read, without what lies below another
+        one."""
+        return topmost(
+            path for path, kind in self._mounts.items() if kind == "ro-bind" and os.path.isdir(path)
+        )
 
     def words(self) -> Iterator[str]:
         """Yield the words. Raise `ForbiddenError`."""
         if len(self._mounts) > _MOST_PLACES:
             raise ForbiddenError(
-                f"its sandbox would be made of {len(self._mounts)} mounts, and at most {_MOST_PLACES} are possible"
+                f"its sandbox would be made of {len(self._mounts)} mounts, and at most "
+                f"{_MOST_PLACES} are possible"
             )
         yield from ("--dev", "/dev", "--proc", "/proc")
         for path in visible.SETTINGS:
@@ -138,10 +170,18 @@ class SandboxView:
             kind = self._mounts[path]
             if kind == "tmpfs" or (kind == "cover" and os.path.isdir(path)):
                 yield from ("--tmpfs", path)
-                if kind == "cover" or path == "/run" or (path in self._homes and within(path, self._top)):
+                if (
+                    kind == "cover"
+                    or path == "/run"
+                    or (path in self._homes and within(path, self._top))
+                ):
                     closed.append(path)
             else:
-                yield from (f"--{kind}", path, path) if kind != "cover" else ("--ro-bind", "/dev/null", path)
+                yield from (
+                    (f"--{kind}", path, path)
+                    if kind != "cover"
+                    else ("--ro-bind", "/dev/null", path)
+                )
         for link, target in self._links.items():
             if not self.sees(link):
                 yield from ("--symlink", target, link)
@@ -155,11 +195,14 @@ class SandboxView:
         if self.sees(self._here) or self._here in self._mounts:
             return
         if not self._has_home(self._here):
-            raise ForbiddenError(f"it would not see its working directory {self._here}: name it with --readable")
+            raise ForbiddenError(
+                f"it would not see its working directory {self._here}: name it with --readable"
+            )
         yield from ("--dir", self._here)
 
     def _has_home(self, path: str) -> bool:
-        """Return whether a directory is a home or above one, so that its files are not shown for being the working directory."""
+        """Return whether a directory is a home or above one, so that its files are not shown for
+        being the working directory."""
         return path == "/" or any(within(home, path) for home in self._homes)
 
     def _said_by(self, setting: str) -> list[str]:
@@ -169,11 +212,22 @@ class SandboxView:
     def _hides(self, asked: Sequence[str]) -> list[str]:
         """Return what is hidden wherever it would be seen."""
         daemons = [os.path.realpath(path) for path in self._settings.all("hide")]
-        secrets = visible.secrets(self._homes, self._settings.all("other"), self._said_by("other-variable"), root=os.geteuid() == 0)
-        return topmost(path for path in (*daemons, *(path for path in secrets if path not in asked)) if os.path.lexists(path))
+        secrets = visible.secrets(
+            self._homes,
+            self._settings.all("other"),
+            self._said_by("other-variable"),
+            root=os.geteuid() == 0,
+        )
+        return topmost(
+            path
+            for path in (*daemons, *(path for path in secrets if path not in asked))
+            if os.path.lexists(path)
+        )
 
     def _programs(self) -> Iterator[str]:
-        return programs.places(self._homes, self._said, self._settings.one("program"), self._writable)
+        return programs.places(
+            self._homes, self._said, self._settings.one("program"), self._writable
+        )
 
     def _mount(self, kind: str, paths: Iterable[str]) -> None:
         self._mounts.update(dict.fromkeys(paths, kind))
@@ -182,7 +236,11 @@ class SandboxView:
         """Show what is there, read-only, and not seen already."""
         for path in paths:
             real = self._follow([path])
-            if os.path.exists(real) and not within_any(real, self._writable) and not self.sees(real):
+            if (
+                os.path.exists(real)
+                and not within_any(real, self._writable)
+                and not self.sees(real)
+            ):
                 self._mounts[real] = "ro-bind"
 
     def _follow(self, paths: Iterable[str]) -> str:
@@ -210,14 +268,16 @@ class SandboxView:
             found |= more
             if not all_seen:
                 self._warn(
-                    f"{path} has more files than are looked through: Unix sockets in it may be reached, if they were renamed"
+                    f"{path} has more files than are looked through: Unix sockets in it may be "
+                    "reached, if they were renamed"
                 )
         found = {path for path in found if self._nearest(path) == "ro-bind"}
         check_count(found)
         self._mount("cover", found)
 
     def _show_door(self, socket: str) -> None:
-        """Show the daemon's socket. If nothing else is in its directory, show that: the next daemon will make another socket."""
+        """Show the daemon's socket. If nothing else is in its directory, show that: the next daemon
+        will make another socket."""
         directory, name = os.path.split(socket)
         try:
             alone = os.listdir(directory) == [name]
@@ -230,11 +290,15 @@ class SandboxView:
 
 
 def _checked(readable: Sequence[str], daemons: Sequence[str]) -> Sequence[str]:
-    """Return the paths that the caller names. Raise `ForbiddenError` for one that cannot be shown."""
+    """Return the paths that the caller names. Raise `ForbiddenError` for one that cannot be
+    shown."""
     for path in readable:
         real, links = followed(path)
         if links:
-            raise ForbiddenError(f"{path} is to be readable, but leads to {real} by the link {links[0]}: name {real} itself")
+            raise ForbiddenError(
+                f"{path} is to be readable, but leads to {real} by the link {links[0]}: name "
+                f"{real} itself"
+            )
         if not os.path.lexists(real):
             raise ForbiddenError(f"{path} is to be readable, and does not exist")
         if within_any(real, daemons):
@@ -255,7 +319,8 @@ def _home_by_name() -> str:
 
 
 def _own_cgroup() -> Iterator[str]:
-    """Yield the words that hide the cgroups of others, and show the run's own where programs look for their limits."""
+    """Yield the words that hide the cgroups of others, and show the run's own where programs look
+    for their limits."""
     if not os.path.isdir("/sys/fs/cgroup"):
         return
     with open("/proc/self/mountinfo") as file:
@@ -278,7 +343,9 @@ def _own_cgroup() -> Iterator[str]:
 class SandboxSettings:
     def __init__(self, words: list[str]) -> None:
         at = words.index("--")
-        self._pairs = [(name, value) for name, _, value in (word.partition("=") for word in words[:at])]
+        self._pairs = [
+            (name, value) for name, _, value in (word.partition("=") for word in words[:at])
+        ]
         self.command = words[at + 1 :]
 
     def all(self, name: str) -> list[str]:
@@ -292,4 +359,7 @@ class SandboxSettings:
 
     def named(self, name: str) -> dict[str, str]:
         """Return `KEY=VALUE` items. Of two with one key, the first counts."""
-        return {key: value for key, _, value in (item.partition("=") for item in reversed(self.all(name)))}
+        return {
+            key: value
+            for key, _, value in (item.partition("=") for item in reversed(self.all(name)))
+        }

@@ -1,8 +1,10 @@
-"""Starting the process that executes a trampoline: by clone3(2), or where that is impossible by posix_spawn(3).
+"""Starting the process that executes a trampoline: by clone3(2), or where that is impossible by
+posix_spawn(3).
 
-The daemon never forks itself. posix_spawn(3) suspends it until the child has executed the trampoline (vfork). It is called through
-ctypes, because `os.posix_spawn` makes every descriptor that it passes on inheritable. The calls keep the interpreter's lock
-(`PyDLL`), so that other Python threads do not see the limits that are set around a call.
+The daemon never forks itself. posix_spawn(3) suspends it until the child has executed the
+trampoline (vfork). It is called through ctypes, because `os.posix_spawn` makes every descriptor
+that it passes on inheritable. The calls keep the interpreter's lock (`PyDLL`), so that other Python
+threads do not see the limits that are set around a call.
 """
 
 import ctypes
@@ -24,18 +26,21 @@ from ..launcher import LaunchError, LaunchSpec
 from .executable import FD_DOOR, FD_FREE, FD_REPORT, Trampoline, python
 from .image import CLONE_AT, IMAGE
 
-# ---- clone3(2) into a run's cgroup, sharing the daemon's memory: what posix_spawn(3) cannot do before glibc 2.39
+# ---- clone3(2) into a run's cgroup, sharing the daemon's memory: what
+# posix_spawn(3) cannot do before glibc 2.39
 #
-# A child that attaches itself waits for the kernel: 6 to 17 ms on 6.18, an RCU grace period in which mkdir(2) of another cgroup
-# waits too. A child that begins in its cgroup waits for nothing. It makes the system calls of a table, the last of which executes
-# the trampoline, and touches nothing else.
+# A child that attaches itself waits for the kernel: 6 to 17 ms on 6.18, an RCU grace period in
+# which mkdir(2) of another cgroup waits too. A child that begins in its cgroup waits for nothing.
+# It makes the system calls of a table, the last of which executes the trampoline, and touches
+# nothing else.
 #
-# There is no CLONE_VFORK, which would suspend the daemon until the child has executed: an agent that is root may freeze its cgroup,
-# and so the child run that it asks for. So the daemon goes on, and the child's memory must stay until the child has executed or
-# ended. It does not belong to Python, which frees its own when it ends.
+# There is no CLONE_VFORK, which would suspend the daemon until the child has executed: an agent
+# that is root may freeze its cgroup, and so the child run that it asks for. So the daemon goes on,
+# and the child's memory must stay until the child has executed or ended. It does not belong to
+# Python, which frees its own when it ends.
 #
-# Linux 6.18 kills a child at once that begins in a cgroup whose `cgroup.kill` was ever written to: it compares how often that was
-# done with the count of the cgroup that the parent is in.
+# Linux 6.18 kills a child at once that begins in a cgroup whose `cgroup.kill` was ever written to:
+# it compares how often that was done with the count of the cgroup that the parent is in.
 
 _pylibc = ctypes.PyDLL(None, use_errno=True)
 _pylibc.malloc.argtypes, _pylibc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
@@ -54,16 +59,24 @@ _CLONE_VM, _CLONE_PIDFD, _CLONE_CHILD_CLEARTID, _CLONE_CLEAR_SIGHAND, _CLONE_INT
     1 << 33,
 )
 _FLAGS = _CLONE_VM | _CLONE_PIDFD | _CLONE_CHILD_CLEARTID | _CLONE_CLEAR_SIGHAND
-_SIGACTION, _SIGPROCMASK, _DUP2, _EXECVE, _SYS_SETSID, _SETAFFINITY, _PRLIMIT = 13, 14, 33, 59, 112, 203, 302
+_SIGACTION, _SIGPROCMASK, _DUP2, _EXECVE, _SYS_SETSID, _SETAFFINITY, _PRLIMIT = (
+    13,
+    14,
+    33,
+    59,
+    112,
+    203,
+    302,
+)
 _MAY_FAIL = 1 << 32
 """Added to the number of a call: if it fails, the child goes on."""
 _CALL = 5
 """Words of a call in the table: its number and four arguments."""
 
 _PIDFD, _WAITING, _ZERO, _LIMITS, _CPUS, _STACK, _CALLS = 11, 12, 13, 17, 21, 37, 69
-"""Where the memory has, in words, after the arguments of clone3(2): the pidfd, a word that the kernel clears when the child
-executes or ends, 32 bytes of zeros, two limits, a mask of 1 024 CPUs, a stack of 256 bytes, and the table of calls. Addresses of
-strings and the strings come last."""
+"""Where the memory has, in words, after the arguments of clone3(2): the pidfd, a word that the
+kernel clears when the child executes or ends, 32 bytes of zeros, two limits, a mask of 1 024 CPUs,
+a stack of 256 bytes, and the table of calls. Addresses of strings and the strings come last."""
 _MAX_CPU = 64 * (_STACK - _CPUS)
 
 Limits = dict[int, tuple[int, int]]
@@ -71,16 +84,21 @@ Limits = dict[int, tuple[int, int]]
 
 
 class Cloner:
-    """Clones children of this process. `executable` is a descriptor of the trampoline's image, which has the code for it."""
+    """Clones children of this process. `executable` is a descriptor of the trampoline's image,
+    which has the code for it."""
 
     def __init__(self, executable: int) -> None:
         """Raises `OSError` where a security module forbids to execute the image in this process."""
         # never unmapped: a child that has not executed yet runs it
-        code = _pylibc.mmap(None, len(IMAGE), mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, executable, 0)
+        code = _pylibc.mmap(
+            None, len(IMAGE), mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, executable, 0
+        )
         if code == _FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
-        prototype = ctypes.PYFUNCTYPE(ctypes.c_long, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int)
+        prototype = ctypes.PYFUNCTYPE(
+            ctypes.c_long, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
+        )
         self._clone = prototype(code + CLONE_AT)
         self._ignored = _ignored_signals()
 
@@ -95,11 +113,12 @@ class Cloner:
         limits: Limits,
         cpus: frozenset[int] | None,
     ) -> tuple[int, int, int]:
-        """Return pid, pidfd and memory of a new child that executes `path`. Once it has executed or ended, `free` the memory.
+        """Return pid, pidfd and memory of a new child that executes `path`. Once it has executed or
+        ended, `free` the memory.
 
-        The child is a session leader with `sources` as descriptors 0, 1, 2 and so on, all signals at their defaults and unblocked,
-        in the cgroup whose directory is open as `cgroup`. It writes to `report` what fails in it, as a trampoline does. Raises
-        `OSError`."""
+        The child is a session leader with `sources` as descriptors 0, 1, 2 and so on, all signals
+        at their defaults and unblocked, in the cgroup whose directory is open as `cgroup`. It
+        writes to `report` what fails in it, as a trampoline does. Raises `OSError`."""
         count = 3 + len(self._ignored) + len(limits) + (cpus is not None) + len(sources)
         argv_at = _CALLS + _CALL * count
         env_at = argv_at + len(argv) + 1
@@ -115,12 +134,16 @@ class Cloner:
             calls += _SIGACTION, number, place[_ZERO], 0, 8
         for index, kind in enumerate(limits):
             calls += _PRLIMIT, 0, kind, place[_LIMITS + 2 * index], 0
-        if cpus is not None:  # a cpuset or unplugging may have taken these CPUs from the daemon: start the command unbound
+        # a cpuset or unplugging may have taken these CPUs from the daemon: start the command
+        # unbound
+        if cpus is not None:
             calls += _SETAFFINITY + _MAY_FAIL, 0, _MAX_CPU // 8, place[_CPUS], 0
         for target, source in enumerate(sources):
             calls += _DUP2, source, target, 0, 0
         calls += _SIGPROCMASK, signal.SIG_SETMASK, place[_ZERO], 0, 8
-        *strings, path_at, _end = accumulate([len(word) + 1 for word in words], initial=place[text_at])
+        *strings, path_at, _end = accumulate(
+            [len(word) + 1 for word in words], initial=place[text_at]
+        )
         calls += _EXECVE, path_at, place[argv_at], place[env_at], 0
         flags = _FLAGS if cgroup is None else _FLAGS | _CLONE_INTO_CGROUP
         arguments = (
@@ -155,15 +178,16 @@ class Cloner:
 
 
 def _ignored_signals() -> list[int]:
-    """Return the signals that this process ignores, which CLONE_CLEAR_SIGHAND leaves: Python's two, nohup(1)'s one, and whatever it
-    inherited, which may be the two that glibc keeps to itself (32 and 33; a parent that called posix_spawn(3) leaves them ignored)
-    and does not tell of."""
+    """Return the signals that this process ignores, which CLONE_CLEAR_SIGHAND leaves: Python's two,
+    nohup(1)'s one, and whatever it inherited, which may be the two that glibc keeps to itself (32
+    and 33; a parent that called posix_spawn(3) leaves them ignored) and does not tell of."""
     mask = int(kernel.status("self").get(b"SigIgn", b"0"), 16)
     return [bit + 1 for bit in range(mask.bit_length()) if mask >> bit & 1]
 
 
 def is_waiting(memory: int) -> bool:
-    """Return whether the child has neither executed nor ended. Until then it has all descriptors of this process."""
+    """Return whether the child has neither executed nor ended. Until then it has all descriptors of
+    this process."""
     return bool(ctypes.c_int.from_address(memory + 8 * _WAITING).value)
 
 
@@ -172,23 +196,35 @@ def free(memory: int) -> None:
     _pylibc.free(memory)
 
 
-# ---- Starting the process that executes a trampoline: by clone3(2), or where that is impossible by posix_spawn(3)
+# ---- Starting the process that executes a trampoline: by clone3(2), or where that
+# is impossible by posix_spawn(3)
 
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
 _libc = ctypes.PyDLL(None)
 _NAME_MAX, _POINTER = 255, 8
 _MAX_SEARCH = 1 << 20
-"""Most bytes of argument list for the files of a search: half of what execve(2) takes at least, and thousands of directories."""
+"""Most bytes of argument list for the files of a search: half of what execve(2) takes at least, and
+thousands of directories."""
 _STDIN = b"/proc/self/fd/0"
-"""A session leader without a terminal acquires the one that it opens (tty(4)). It opens its own stdin, so that no path has to
-be trusted."""
+"""A session leader without a terminal acquires the one that it opens (tty(4)). It opens its own
+stdin, so that no path has to be trusted."""
 
 
 _CLONE_REFUSED = frozenset(
-    {errno.ENOSYS, errno.EINVAL, errno.E2BIG, errno.EPERM, errno.EACCES, errno.EBUSY, errno.EOPNOTSUPP, errno.EAGAIN}
+    {
+        errno.ENOSYS,
+        errno.EINVAL,
+        errno.E2BIG,
+        errno.EPERM,
+        errno.EACCES,
+        errno.EBUSY,
+        errno.EOPNOTSUPP,
+        errno.EAGAIN,
+    }
 )
-"""An old kernel, a seccomp filter, or a cgroup that a process may enter but not begin in: one with rights that were delegated
-otherwise, or with as many processes as `pids.max` allows. posix_spawn(3) is tried then."""
+"""An old kernel, a seccomp filter, or a cgroup that a process may enter but not begin in: one with
+rights that were delegated otherwise, or with as many processes as `pids.max` allows. posix_spawn(3)
+is tried then."""
 
 
 class Door(NamedTuple):
@@ -197,8 +233,8 @@ class Door(NamedTuple):
     cgroup: int | None = None
     """The directory of its cgroup. The launcher closes it."""
     attach: bool = False
-    """Whether a child must attach itself, and not begin there: see `Cloner.clone`. In a frozen cgroup it would stand still before
-    it has executed, with all descriptors of the daemon."""
+    """Whether a child must attach itself, and not begin there: see `Cloner.clone`. In a frozen
+    cgroup it would stand still before it has executed, with all descriptors of the daemon."""
     msgqueue: int | None = None
     """The soft RLIMIT_MSGQUEUE that tags it."""
 
@@ -227,7 +263,9 @@ class ProcessCreator:
         self._attributes = _buffer()
         everything = (ctypes.c_ubyte * 128)(*[255] * 128)
         _libc.posix_spawnattr_init(self._attributes)
-        _libc.posix_spawnattr_setflags(self._attributes, ctypes.c_short(_SETSIGDEF | _SETSIGMASK | _SETSID))
+        _libc.posix_spawnattr_setflags(
+            self._attributes, ctypes.c_short(_SETSIGDEF | _SETSIGMASK | _SETSID)
+        )
         _libc.posix_spawnattr_setsigdefault(self._attributes, everything)
         _libc.posix_spawnattr_setsigmask(self._attributes, (ctypes.c_ubyte * 128)())
 
@@ -243,34 +281,65 @@ class ProcessCreator:
         nofile: int | None = None,
         cpus: frozenset[int] | None = None,
     ) -> NewChild:
-        """Return a new child: a session leader, all signals at their defaults and unblocked. Raises `OSError`.
+        """Return a new child: a session leader, all signals at their defaults and unblocked. Raises
+        `OSError`.
 
-        It executes the first of `files` that is there, with `env` instead of the environment in `spec`. `door`, `report` and
-        `gate` are the trampoline's descriptors, and stay the caller's. `nofile` and the door's `msgqueue` are its soft limits and
-        `cpus` are its CPUs, where they differ from the daemon's. The caller has refused null bytes, at which the C strings would
+        It executes the first of `files` that is there, with `env` instead of the environment in
+        `spec`. `door`, `report` and `gate` are the trampoline's descriptors, and stay the caller's.
+        `nofile` and the door's `msgqueue` are its soft limits and `cpus` are its CPUs, where they
+        differ from the daemon's. The caller has refused null bytes, at which the C strings would
         end."""
         stdio = [self._null if fd is None else fd for fd in (spec.stdin, spec.stdout, spec.stderr)]
-        terminal = spec.terminal and os.isatty(stdio[0]) and (spec.user is None or os.fstat(stdio[0]).st_uid == spec.user.uid)
+        terminal = (
+            spec.terminal
+            and os.isatty(stdio[0])
+            and (spec.user is None or os.fstat(stdio[0]).st_uid == spec.user.uid)
+        )
         trampoline = self._interactive if terminal else self._trampoline
         argv = trampoline.argv(spec.umask, spec.cwd, files, spec.argv)
         env = env if trampoline.image is not None else sealed(env)
-        limits = dict(filter(None, (_limit(resource.RLIMIT_NOFILE, nofile), _limit(resource.RLIMIT_MSGQUEUE, door.msgqueue))))
+        limits = dict(
+            filter(
+                None,
+                (
+                    _limit(resource.RLIMIT_NOFILE, nofile),
+                    _limit(resource.RLIMIT_MSGQUEUE, door.msgqueue),
+                ),
+            )
+        )
         opened: list[int] = []
         try:
             given = (*stdio, self._null, report, gate, trampoline.image)
-            sources = [fd if fd >= FD_FREE else _above(fd, opened) for fd in given if fd is not None]
+            sources = [
+                fd if fd >= FD_FREE else _above(fd, opened) for fd in given if fd is not None
+            ]
             if self._cloner is not None and trampoline.image is not None and not door.attach:
                 try:
                     return NewChild(
-                        *self._cloner.clone(trampoline.path, argv, env, sources, sources[FD_REPORT], door.cgroup, limits, cpus)
+                        *self._cloner.clone(
+                            trampoline.path,
+                            argv,
+                            env,
+                            sources,
+                            sources[FD_REPORT],
+                            door.cgroup,
+                            limits,
+                            cpus,
+                        )
                     )
                 except OSError as error:
                     if error.errno not in _CLONE_REFUSED:
                         raise
             if door.cgroup is not None:
-                sources[FD_DOOR] = os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=door.cgroup)
+                sources[FD_DOOR] = os.open(
+                    "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=door.cgroup
+                )
                 opened.append(sources[FD_DOOR])
-            return NewChild(self._posix_spawn(trampoline.path, argv, env, sources, limits, cpus, terminal=terminal))
+            return NewChild(
+                self._posix_spawn(
+                    trampoline.path, argv, env, sources, limits, cpus, terminal=terminal
+                )
+            )
         finally:
             for fd in opened:
                 os.close(fd)
@@ -297,7 +366,16 @@ class ProcessCreator:
                 changed[kind] = resource.getrlimit(kind)
                 resource.setrlimit(kind, limit)
             mine = _bind(cpus)
-            _check(_libc.posix_spawn(ctypes.byref(pid), path, actions, self._attributes, _strings(argv), _strings(env)))
+            _check(
+                _libc.posix_spawn(
+                    ctypes.byref(pid),
+                    path,
+                    actions,
+                    self._attributes,
+                    _strings(argv),
+                    _strings(env),
+                )
+            )
         finally:
             if mine is not None:
                 os.sched_setaffinity(0, mine)
@@ -313,7 +391,8 @@ class ProcessCreator:
 
 
 def _above(fd: int, opened: list[int]) -> int:
-    """Return another descriptor of a file, none of those that the trampoline gets: they are set one after the other."""
+    """Return another descriptor of a file, none of those that the trampoline gets: they are set one
+    after the other."""
     opened.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FD_FREE))
     return opened[-1]
 
@@ -333,7 +412,8 @@ def _describe(actions: object, sources: Sequence[int], *, terminal: bool) -> Non
 
 
 def _buffer() -> ctypes.Array[ctypes.c_uint64]:
-    """Return room for a posix_spawnattr_t (336 bytes in glibc) or a posix_spawn_file_actions_t (80)."""
+    """Return room for a posix_spawnattr_t (336 bytes in glibc) or a posix_spawn_file_actions_t
+    (80)."""
     return (ctypes.c_uint64 * 128)()
 
 
@@ -347,23 +427,26 @@ def _check(number: int) -> None:
 
 
 def _bind(cpus: frozenset[int] | None) -> set[int] | None:
-    """Bind this thread, for a child to inherit before its first instruction; return the thread's CPUs before that."""
+    """Bind this thread, for a child to inherit before its first instruction; return the thread's
+    CPUs before that."""
     if cpus is None:
         return None
     mine = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, cpus)
-    except OSError:  # a cpuset or unplugging took these CPUs from the daemon: start the command unbound
+    except (
+        OSError
+    ):  # a cpuset or unplugging took these CPUs from the daemon: start the command unbound
         return None
     return mine
 
 
 def files_to_try(name: bytes, env: Sequence[bytes], without: Collection[bytes] = ()) -> list[bytes]:
-    """Return the files that execvp(3) would try to execute, by the *run's* PATH, in its working directory, except those in the
-    directories `without`. None is looked at here.
+    """Return the files that execvp(3) would try to execute, by the *run's* PATH, in its working
+    directory, except those in the directories `without`. None is looked at here.
 
-    Raises `LaunchError` for a name longer than a file's can be, and for more bytes than the kernel takes. The client chooses
-    both, and the list grows with the product of name and PATH."""
+    Raises `LaunchError` for a name longer than a file's can be, and for more bytes than the kernel
+    takes. The client chooses both, and the list grows with the product of name and PATH."""
     if b"/" in name:
         return [name]
     if not name:

@@ -1,4 +1,5 @@
-"""The trampoline in Python (see `executable`). Run as a file with -I -S; imports nothing of the package."""
+"""The trampoline in Python (see `executable`). Run as a file with -I -S; imports nothing of the
+package."""
 
 import ctypes
 import errno
@@ -26,9 +27,11 @@ def _array(items: list[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
 
 
 def _environment() -> "ctypes.Array[ctypes.c_char_p]":
-    """Return the command's, which came sealed (`credentials.sealed`): this program is still root when the loader looks at it.
+    """Return the command's, which came sealed (`credentials.sealed`): this program is still root
+    when the loader looks at it.
 
-    It is read as execve(2) got it: `os.environ` drops entries without "=", and Python may add LC_CTYPE when it starts."""
+    It is read as execve(2) got it: `os.environ` drops entries without "=", and Python may add
+    LC_CTYPE when it starts."""
     with open("/proc/self/environ", "rb") as file:
         return _array([item.removeprefix(_SEAL) for item in file.read().split(b"\0")[:-1]])
 
@@ -40,7 +43,10 @@ def _exec(path: bytes, argv: list[bytes], environment: "ctypes.Array[ctypes.c_ch
 
 
 def _exec_first(
-    shell: bytes, files: list[bytes], argv: list[bytes], environment: "ctypes.Array[ctypes.c_char_p]"
+    shell: bytes,
+    files: list[bytes],
+    argv: list[bytes],
+    environment: "ctypes.Array[ctypes.c_char_p]",
 ) -> tuple[int, int]:
     verdict = errno.ENOENT
     for file in files:
@@ -51,7 +57,9 @@ def _exec_first(
             verdict = failure
         if failure in _THE_COMMANDS:
             break
-    return (INTERPRET if verdict == errno.ENOENT and any(map(os.path.exists, files)) else EXEC), verdict
+    return (
+        INTERPRET if verdict == errno.ENOENT and any(map(os.path.exists, files)) else EXEC
+    ), verdict
 
 
 def _become() -> None:
@@ -72,7 +80,9 @@ def _become() -> None:
     keyring = libc.syscall(_KEYCTL.get(platform.machine(), 219), _JOIN_SESSION_KEYRING, None)
     if keyring < 0 and ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS):
         raise OSError(ctypes.get_errno(), "no session keyring")
-    if libc.capset(header, nothing) or (no_new_privs and libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)):
+    if libc.capset(header, nothing) or (
+        no_new_privs and libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    ):
         raise OSError(ctypes.get_errno(), "cannot give privileges up")
 
 
@@ -96,17 +106,19 @@ def _has_terminal() -> bool:
 def _keep_company() -> None:
     """Let SIGTSTP (Ctrl-Z) stop the command, as it can in a shell.
 
-    The kernel discards SIGTSTP in a process group in which no member has a parent in the same session and another group
-    (setpgid(2): an orphaned process group), and the command's parent is the daemon. So two idle processes stay as long as the
-    command: one in its group, and that one's parent in another group. Neither is the command's child: the command must not find
-    children that it does not know."""
+    The kernel discards SIGTSTP in a process group in which no member has a parent in the same
+    session and another group (setpgid(2): an orphaned process group), and the command's parent is
+    the daemon. So two idle processes stay as long as the command: one in its group, and that one's
+    parent in another group. Neither is the command's child: the command must not find children that
+    it does not know."""
     command = os.getpid()
     joined, joining = os.pipe()
     child = os.fork()
     if child:
         os.close(joining)
         os.waitpid(child, 0)  # noqa: TID251 - this process reaps its own child, by pid
-        os.read(joined, 1)  # returns when both have closed the pipe: a Ctrl-Z before that would be discarded
+        # returns when both have closed the pipe: a Ctrl-Z before that would be discarded
+        os.read(joined, 1)
         os.close(joined)
         return
     if not os.fork():
@@ -134,7 +146,8 @@ def _accompany(command: int) -> None:
 
 
 def main() -> int:
-    """Attach this process and become the command. Return only on failure, with the errno, or with 0 at a shut gate."""
+    """Attach this process and become the command. Return only on failure, with the errno, or with 0
+    at a shut gate."""
     shell, umask, cwd, *words = (os.fsencode(word) for word in sys.argv[1:])
     files, argv = words[: words.index(b"")], words[words.index(b"") + 1 :]
     stage = ATTACH

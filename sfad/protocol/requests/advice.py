@@ -24,7 +24,8 @@ class Advice(Struct, frozen=True, kw_only=True):
     suggested: float | None
     """`p95` and a quarter."""
     failed_share: float | None
-    """The share of all ended runs that ended by a breach of it, 0 to 1; `None` if none has ended."""
+    """The share of all ended runs that ended by a breach of it, 0 to 1; `None` if none has
+    ended."""
     ended: int = 0
     """Ended runs, successful or not."""
     limit: float | None = None
@@ -149,7 +150,8 @@ class Recommend(Request, tag="recommend"):
 
 
 class Recommended(Reply, tag="recommended"):
-    """Advice for each kind of limit, and the limits in force for a run of this type that sets none itself."""
+    """Advice for each kind of limit, and the limits in force for a run of this type that sets none
+    itself."""
 
     runs: int
     """The successful runs that the advice is based on."""
@@ -176,7 +178,8 @@ class Summarise(Request, tag="summary"):
     groups_only: bool = False
     """Leave all but the groups empty: each other figure reads all rows again."""
     here: bool = False
-    """Without the runs that another node of the fleet has taken and that are not lost: that one tells of them."""
+    """Without the runs that another node of the fleet has taken and that are not lost: that one
+    tells of them."""
 
 
 class Summarised(Reply, tag="summarised"):

@@ -1,4 +1,5 @@
-"""What every request and every reply has; the handshake, and the replies that many requests have."""
+"""What every request and every reply has; the handshake, and the replies that many requests
+have."""
 
 from __future__ import annotations
 
@@ -12,23 +13,27 @@ from ..framing import frame
 from ..types import ErrorCode, Lowered, RunId, RunInfo
 
 ALWAYS = sys.maxsize
-"""`Request.repeats` of requests that wait for runs: the daemon may be restarted several times meanwhile."""
+"""`Request.repeats` of requests that wait for runs: the daemon may be restarted several times
+meanwhile."""
 MAX_DESCRIPTORS = 3
 """Descriptors in one message: stdin, stdout, stderr."""
 
 
-class Request(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type"):
+class Request(
+    Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type"
+):
     """Base of every message that a client sends."""
 
     id: int
     repeats: ClassVar[int] = 0
-    """How often a client sends the request again if the connection is lost before the reply. 0 for what adds up, what writes, and
-    what may meet another state the second time (`Resume` would thaw what was paused again meanwhile)."""
+    """How often a client sends the request again if the connection is lost before the reply. 0 for
+    what adds up, what writes, and what may meet another state the second time (`Resume` would thaw
+    what was paused again meanwhile)."""
 
 
 class Hello(Request, tag="hello"):
-    """The first message of a connection: which versions the client speaks. The daemon chooses the highest that it speaks too.
-    Answered by `Welcome`."""
+    """The first message of a connection: which versions the client speaks. The daemon chooses the
+    highest that it speaks too. Answered by `Welcome`."""
 
     versions: list[int]
     client: str = ""
@@ -36,7 +41,8 @@ class Hello(Request, tag="hello"):
 
 
 class Reply(Struct, kw_only=True, omit_defaults=True, tag_field="type"):
-    """Base of every message that the daemon sends. `id` is that of the request, or 0 if the request could not be read."""
+    """Base of every message that the daemon sends. `id` is that of the request, or 0 if the request
+    could not be read."""
 
     id: int
 
@@ -76,4 +82,5 @@ def pack_message(message: Request | Reply) -> bytes:
 
 
 unpack_reply = reader(Reply, strange=lambda number: Reply(id=number))
-"""Return the reply in a frame's body, of the replies that are imported; a `Reply` for one of a newer daemon. Raise `BadMessage`."""
+"""Return the reply in a frame's body, of the replies that are imported; a `Reply` for one of a
+newer daemon. Raise `BadMessage`."""

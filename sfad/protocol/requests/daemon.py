@@ -41,7 +41,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """Runs in the client's scope, as `queued`."""
     queued: int
     admitted: int | None
-    """Starts since the daemon's start; `None`, as `refused` and `connections`, for a client that may not know of all runs."""
+    """Starts since the daemon's start; `None`, as `refused` and `connections`, for a client that
+    may not know of all runs."""
     refused: int | None
     connections: int | None
     """Including this one."""
@@ -70,8 +71,9 @@ class DaemonStatus(Reply, tag="daemon_status"):
     quotas: list[QuotaState] = []
     """Of the client's user; empty inside a run."""
     metrics: str | None = None
-    """Where Prometheus reads metrics; `None` if nowhere. What is configured, as this, `otel`, `config_files` and `log`, and
-    what is wrong with it, is told to the daemon's own user and root only."""
+    """Where Prometheus reads metrics; `None` if nowhere. What is configured, as this, `otel`,
+    `config_files` and `log`, and what is wrong with it, is told to the daemon's own user and root
+    only."""
     metrics_trouble: str | None = None
     """Why they are not served there."""
     otel: str | None = None
@@ -83,7 +85,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
     alerts: list[AlertState] = []
     """Those that are raised, the oldest first; for a client in a run, those about its subtree."""
     config_files: list[str] | None = None
-    """The config files in force, the weakest first. Told, as `log`, to the daemon's own user and root only."""
+    """The config files in force, the weakest first. Told, as `log`, to the daemon's own user and
+    root only."""
     log: str | None = None
     """Where the daemon's log goes: a file, or `stderr`, or `journal`."""
     hooks: list[HookState] = []
@@ -91,8 +94,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
     on_ends: list[OnEndState] = []
     """Commands of `--on-end` that wait or run."""
     cost_usd: float | None = None
-    """What runs have cost within the last `window_s`: those of all users, or of the client's user if it may not know of others;
-    `None` inside a run."""
+    """What runs have cost within the last `window_s`: those of all users, or of the client's user
+    if it may not know of others; `None` inside a run."""
     window_s: float = 3600.0
     """`alerts.window` of the config."""
     gateways: list[GatewayInfo] = []
@@ -104,7 +107,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
 
 
 class TryHook(Request, tag="test_hook"):
-    """Execute a hook of the config for an invented event (docs/hooks.md#hooks). Answered by `HookTested` once it has ended."""
+    """Execute a hook of the config for an invented event (docs/hooks.md#hooks). Answered by
+    `HookTested` once it has ended."""
 
     name: str
     event: str = ""
@@ -166,7 +170,8 @@ class AgentList(Reply, tag="agent_list"):
 
 
 class Config(Request, tag="config"):
-    """Return the effective configuration and where each value comes from. Answered by `ConfigReply`."""
+    """Return the effective configuration and where each value comes from. Answered by
+    `ConfigReply`."""
 
     repeats = 1
 
@@ -188,8 +193,8 @@ class ConfigReply(Reply, tag="config"):
 
 
 class Reload(Request, tag="reload"):
-    """Read the config files again, as SIGHUP does. Answered by `Reloaded`; `bad_request` if a file is wrong: the old config stays,
-    and the message names file, key and allowed values."""
+    """Read the config files again, as SIGHUP does. Answered by `Reloaded`; `bad_request` if a file
+    is wrong: the old config stays, and the message names file, key and allowed values."""
 
     repeats = 1
 
@@ -215,8 +220,9 @@ class Reloaded(Reply, tag="reloaded"):
 
 
 class Prune(Request, tag="prune"):
-    """Remove ended trees: their rows and events in the ledger, and their output. A tree with a live run stays whole. A user other
-    than root removes their own trees only. Answered by `Pruned`; `unavailable` if not everything could be removed."""
+    """Remove ended trees: their rows and events in the ledger, and their output. A tree with a live
+    run stays whole. A user other than root removes their own trees only. Answered by `Pruned`;
+    `unavailable` if not everything could be removed."""
 
     older_than: float | None = None
     """Only trees whose last run ended so many seconds ago; at most 100 years."""
@@ -239,7 +245,8 @@ class Pruned(Reply, tag="pruned"):
 
 
 class HookState(Struct, frozen=True, kw_only=True):
-    """A hook of the config, and what became of it since the daemon's start (docs/hooks.md#hooks)."""
+    """A hook of the config, and what became of it since the daemon's start
+    (docs/hooks.md#hooks)."""
 
     name: str
     on: list[str]

@@ -1,4 +1,5 @@
-"""The fleet: ways to the daemons of other nodes, and what these ask each other about the runs that they have granted."""
+"""The fleet: ways to the daemons of other nodes, and what these ask each other about the runs that
+they have granted."""
 
 from __future__ import annotations
 
@@ -11,12 +12,13 @@ from .base import Reply, Request
 from .plans import Provider, SeenWindow
 
 FLEET_VERSION = 1
-"""Raised when two nodes would misread each other. They refuse each other then, with both numbers."""
+"""Raised when two nodes would misread each other. They refuse each other then, with both
+numbers."""
 
 
 class OpenFleet(Request, tag="open_fleet"):
-    """Open a way to the daemon of a node: a socket that speaks this protocol from its `Hello` on. Answered by `FleetWay`.
-    Without `node`, only list the nodes."""
+    """Open a way to the daemon of a node: a socket that speaks this protocol from its `Hello` on.
+    Answered by `FleetWay`. Without `node`, only list the nodes."""
 
     repeats = 1
 
@@ -73,13 +75,15 @@ class FleetState(Reply, tag="fleet_state"):
 
 
 class ForgetNode(Request, tag="forget_node"):
-    """Give up all runs of this node on another one, which will not come back. Answered by `Forgotten`."""
+    """Give up all runs of this node on another one, which will not come back. Answered by
+    `Forgotten`."""
 
     node: str
 
 
 class DrainNode(Request, tag="drain_node"):
-    """Place no more runs on a node, or with `undo` place runs there again. Runs that are there go on. Answered by `Done`."""
+    """Place no more runs on a node, or with `undo` place runs there again. Runs that are there go
+    on. Answered by `Done`."""
 
     repeats = 1
 
@@ -95,8 +99,9 @@ class Forgotten(Reply, tag="forgotten"):
 
 
 class ServeFleet(Request, tag="serve_fleet"):
-    """The node's actor begins, or has lost its connection. What is pushed to it bears this request's id. An actor that was
-    connected before is told to end. Answered by `Done`, then by `FleetPush`."""
+    """The node's actor begins, or has lost its connection. What is pushed to it bears this
+    request's id. An actor that was connected before is told to end. Answered by `Done`, then by
+    `FleetPush`."""
 
     node: str
     version: int
@@ -104,9 +109,10 @@ class ServeFleet(Request, tag="serve_fleet"):
 
 
 class FleetPush(Reply, tag="fleet_push"):
-    """Do something. `way`: pass on what comes through the descriptor, to a node. `place`: reserve for a run, but not on `node`,
-    with which it was lost; `free`: no longer. `nodes`: tell all nodes. `drain`, `undrain`: place no more runs on a node, or again.
-    `keep`: remove the reservations of this node's other runs. `end`: another actor has come."""
+    """Do something. `way`: pass on what comes through the descriptor, to a node. `place`: reserve
+    for a run, but not on `node`, with which it was lost; `free`: no longer. `nodes`: tell all
+    nodes. `drain`, `undrain`: place no more runs on a node, or again. `keep`: remove the
+    reservations of this node's other runs. `end`: another actor has come."""
 
     what: Literal["way", "place", "free", "nodes", "keep", "drain", "undrain", "end"]
     number: int = 0
@@ -136,8 +142,9 @@ class FleetTold(Request, tag="fleet_told"):
 
 
 class Tend(Request, tag="tend"):
-    """What a giver wants of runs that it has granted, by their ids here. Answered by `Tended`: at once if the taker can tell what
-    is not in `seen`, else when it can, or after `wait` seconds. A later `Tend` has an earlier one answered at once."""
+    """What a giver wants of runs that it has granted, by their ids here. Answered by `Tended`: at
+    once if the taker can tell what is not in `seen`, else when it can, or after `wait` seconds. A
+    later `Tend` has an earlier one answered at once."""
 
     giver: str
     echo: str = ""
@@ -175,13 +182,15 @@ class AllowanceWanted(Struct, frozen=True, kw_only=True):
 
 
 class AskAllowances(Request, tag="ask_allowances"):
-    """Take back what a node does not need of budgets, and give it what it lacks. Answered by `Allowances`."""
+    """Take back what a node does not need of budgets, and give it what it lacks. Answered by
+    `Allowances`."""
 
     repeats = 1
 
     node: str
     number: int
-    """Higher than in the node's earlier requests. An earlier one that comes late changes nothing."""
+    """Higher than in the node's earlier requests. An earlier one that comes late changes
+    nothing."""
     wanted: list[AllowanceWanted] = []
 
 
@@ -193,7 +202,8 @@ class Allowance(Struct, frozen=True, kw_only=True):
     begins: str
     usd: float
     number: int = 0
-    """Of the request that it answers, or of a later one that came before; 0 if the request has changed nothing."""
+    """Of the request that it answers, or of a later one that came before; 0 if the request has
+    changed nothing."""
     waits: str | None = None
     """Why that is less than it lacks."""
     used_up: bool = False

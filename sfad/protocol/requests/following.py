@@ -12,7 +12,8 @@ from .base import ALWAYS, Reply, Request
 
 
 class Wait(Request, tag="wait"):
-    """Wait for the end of a run. Answered by `RunReply` when the ledger has its end, or after `timeout`."""
+    """Wait for the end of a run. Answered by `RunReply` when the ledger has its end, or after
+    `timeout`."""
 
     repeats = ALWAYS
 
@@ -24,16 +25,16 @@ class Wait(Request, tag="wait"):
 
 
 class Watch(Request, tag="watch"):
-    """Push the events of a run and its descendants from now on. Answered by `Done`, then by an `EventPush` for each event until the
-    connection ends. No message marks the last one: wait for `run_completed`, `run_failed`, `run_timeout` or `run_cancelled` of the
-    run itself."""
+    """Push the events of a run and its descendants from now on. Answered by `Done`, then by an
+    `EventPush` for each event until the connection ends. No message marks the last one: wait for
+    `run_completed`, `run_failed`, `run_timeout` or `run_cancelled` of the run itself."""
 
     repeats = 1
 
     run: str
     calls: bool = False
-    """Push their model calls instead, as `CallPush`: each when it begins to wait, and when it has ended or is not made. It needs
-    the permission for `calls`."""
+    """Push their model calls instead, as `CallPush`: each when it begins to wait, and when it has
+    ended or is not made. It needs the permission for `calls`."""
 
 
 class EventPush(Reply, tag="event"):
@@ -49,9 +50,10 @@ class CallPush(Reply, tag="call"):
 
 
 class Logs(Request, tag="logs"):
-    """Open the run's output files for reading; they exist from its admission on. To follow them, read as they grow (inotify(7)) and
-    send `Wait` on the same connection; after its reply read to the end once more. Answered by `LogFiles` with two descriptors;
-    `wrong_state` if there are no files."""
+    """Open the run's output files for reading; they exist from its admission on. To follow them,
+    read as they grow (inotify(7)) and send `Wait` on the same connection; after its reply read to
+    the end once more. Answered by `LogFiles` with two descriptors; `wrong_state` if there are no
+    files."""
 
     repeats = 1
 
@@ -63,8 +65,8 @@ class Logs(Request, tag="logs"):
 
 
 class ReadOutput(Request, tag="read_output"):
-    """Read a piece of a run's output, over a connection that no descriptor passes. Needs the permission for `logs`. Answered by
-    `OutputPart`."""
+    """Read a piece of a run's output, over a connection that no descriptor passes. Needs the
+    permission for `logs`. Answered by `OutputPart`."""
 
     repeats = 1
 
@@ -109,9 +111,10 @@ class LogFiles(Reply, tag="log_files"):
 
 
 class Text(Request, tag="text"):
-    """Return the next part of the text in the events of a run's stdout; other lines come unchanged. Ask again when `more` is true,
-    when stdout has grown, and when the run has ended, until a reply has `ended` without `more`. It needs the permission for `logs`.
-    Answered by `TextPart` at once, except for the final answer; `wrong_state` if there is no meter or no output; `bad_request` for
+    """Return the next part of the text in the events of a run's stdout; other lines come unchanged.
+    Ask again when `more` is true, when stdout has grown, and when the run has ended, until a reply
+    has `ended` without `more`. It needs the permission for `logs`. Answered by `TextPart` at once,
+    except for the final answer; `wrong_state` if there is no meter or no output; `bad_request` for
     a cursor of another version of the daemon."""
 
     repeats = 1

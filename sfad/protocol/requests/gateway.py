@@ -13,9 +13,11 @@ class ServeGateway(Request, tag="serve_gateway"):
     """The gateway begins, or has lost its connection. Answered by `GatewaySettings`."""
 
     descriptors: int = 0
-    """1: the gateway's listening socket travels with this message. The next daemon needs it for a gateway that it starts later."""
+    """1: the gateway's listening socket travels with this message. The next daemon needs it for a
+    gateway that it starts later."""
     reservations: list[str] | None = None
-    """On a new connection: the reservations of calls whose end is not answered yet. All others are given back."""
+    """On a new connection: the reservations of calls whose end is not answered yet. All others are
+    given back."""
 
 
 class FindCaller(Request, tag="find_caller"):
@@ -53,7 +55,8 @@ class AdmitCall(Request, tag="admit_call"):
     upstream: str = ""
     streamed: bool = False
     others: list[str] = []
-    """Other models that the provider may ask for this call. The call is refused if the run may not call one of them."""
+    """Other models that the provider may ask for this call. The call is refused if the run may not
+    call one of them."""
     api: str = ""
     """The format of its upstream, which tells the provider of a model without a price."""
     login: str = ""
@@ -100,7 +103,8 @@ class EndCall(Request, tag="end_call"):
 
 
 class SilentCall(Request, tag="silent_call"):
-    """Tell that no byte of a call's reply has come for a while, or that its first byte has come after that. Answered by `Done`."""
+    """Tell that no byte of a call's reply has come for a while, or that its first byte has come
+    after that. Answered by `Done`."""
 
     run: str
     reservation: str
@@ -110,7 +114,8 @@ class SilentCall(Request, tag="silent_call"):
 
 
 class UnaskedRequest(Request, tag="unasked_request"):
-    """Tell of a billable request that is not a model call: the gateway let it pass, or refused it. Answered by `Done`."""
+    """Tell of a billable request that is not a model call: the gateway let it pass, or refused it.
+    Answered by `Done`."""
 
     run: str
     time: float
@@ -159,7 +164,8 @@ class UpstreamInfo(Struct, frozen=True, kw_only=True):
     key_env: str | None = None
     key_file: str | None = None
     through: str | None = None
-    """The address of the gateway that has its key; `None`: the gateway that is told calls it itself."""
+    """The address of the gateway that has its key; `None`: the gateway that is told calls it
+    itself."""
 
 
 class GatewaySettings(Reply, tag="gateway_settings"):
@@ -168,9 +174,9 @@ class GatewaySettings(Reply, tag="gateway_settings"):
 
 
 class CallerFound(Reply, tag="caller_found"):
-    """`upstreams`: those of the caller's tree, which stand beside the gateway's, or replace those of the same name. `certificates`:
-    files of those to trust, beside the gateway's. `keyed_only`: the caller's user has another gateway, for all upstreams without a
-    key of the operator's."""
+    """`upstreams`: those of the caller's tree, which stand beside the gateway's, or replace those
+    of the same name. `certificates`: files of those to trust, beside the gateway's. `keyed_only`:
+    the caller's user has another gateway, for all upstreams without a key of the operator's."""
 
     run: RunId
     upstreams: dict[str, UpstreamInfo] = {}
@@ -183,7 +189,8 @@ class CallerFound(Reply, tag="caller_found"):
 
 
 class CallDecision(Reply, tag="call_decision"):
-    """`max_output`: what the call must be lowered to; `None` if it stays. `refused`: why it must not be made."""
+    """`max_output`: what the call must be lowered to; `None` if it stays. `refused`: why it must
+    not be made."""
 
     reservation: str | None = None
     max_output: int | None = None
@@ -191,4 +198,5 @@ class CallDecision(Reply, tag="call_decision"):
     retry_after: float | None = None
     """With `refused`: seconds after which the call may be asked for again."""
     holds_rejected: bool = False
-    """If the provider refuses it because a window is used up, it is to be asked for again, and waits then for the reset."""
+    """If the provider refuses it because a window is used up, it is to be asked for again, and
+    waits then for the reset."""

@@ -15,10 +15,11 @@ class Info(Request, tag="info"):
 
 
 class List(Request, tag="list"):
-    """Return a page of runs, oldest first: every matching live run, and the newest `rows` matching ended ones. Answered by
-    `RunList`.
+    """Return a page of runs, oldest first: every matching live run, and the newest `rows` matching
+    ended ones. Answered by `RunList`.
 
-    A page that is not the last may hold fewer runs than `rows`, even none. A run that ends between two pages may be in both.
+    A page that is not the last may hold fewer runs than `rows`, even none. A run that ends between
+    two pages may be in both.
     """
 
     repeats = 1
@@ -53,11 +54,13 @@ class RunList(Reply, tag="runs"):
 
 
 class WatchRuns(Request, tag="watch_runs"):
-    """Return runs as `List` does, in one page, with `processes`, `memory_bytes`, `cpu_cores` and totals of live ones. Then push
-    those that change, at most four times a second. It needs the permission for `list`.
+    """Return runs as `List` does, in one page, with `processes`, `memory_bytes`, `cpu_cores` and
+    totals of live ones. Then push those that change, at most four times a second. It needs the
+    permission for `list`.
 
-    Answered by `RunList`, then by `RunsPush` with the same id, or by a `RunList` that replaces everything before it. A client that
-    leaves a push unread gets the next one when it has read it, and after 30 s an `Error` (`unavailable`) as the last message.
+    Answered by `RunList`, then by `RunsPush` with the same id, or by a `RunList` that replaces
+    everything before it. A client that leaves a push unread gets the next one when it has read it,
+    and after 30 s an `Error` (`unavailable`) as the last message.
     """
 
     repeats = ALWAYS

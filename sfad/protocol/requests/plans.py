@@ -33,7 +33,8 @@ class PlanWindow(Struct, frozen=True, kw_only=True):
     rejected: bool = False
     """The provider has refused a call because of it, and it has not been reset since."""
     empty_at: datetime | None = None
-    """When it will be used up at the present rate; `None` if that is after its reset, or cannot be told."""
+    """When it will be used up at the present rate; `None` if that is after its reset, or cannot be
+    told."""
 
 
 class PlanAccount(Struct, frozen=True, kw_only=True):

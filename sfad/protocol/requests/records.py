@@ -9,14 +9,16 @@ from .base import ALWAYS, Reply, Request
 
 
 class Result(Request, tag="result"):
-    """Return a finished run's final answer, or its stdout if it has no meter or no answer is found. Answered by `ResultText`;
-    `wrong_state` if the run has not ended, or its output is missing or was replaced by another process."""
+    """Return a finished run's final answer, or its stdout if it has no meter or no answer is found.
+    Answered by `ResultText`; `wrong_state` if the run has not ended, or its output is missing or
+    was replaced by another process."""
 
     repeats = 1
 
     run: str
     max_bytes: int = 64 * 1024
-    """Bytes of the text, and of stdout if that is returned, cut to 1 to 1 048 576. The newest part is kept."""
+    """Bytes of the text, and of stdout if that is returned, cut to 1 to 1 048 576. The newest part
+    is kept."""
     raw: bool = False
     """Always stdout."""
     wrapped: bool = True
@@ -32,9 +34,10 @@ class ResultText(Reply, tag="result"):
 
 
 class Events(Request, tag="events"):
-    """Return the oldest `rows` events (at most 1 000) with a higher number than `after`, or without it the newest ones. Answered by
-    `EventPage`. With `follow`, after a page that is the last, each later event comes as `EventPush`. A client that is cut off asks
-    again with the last number that it has seen."""
+    """Return the oldest `rows` events (at most 1 000) with a higher number than `after`, or without
+    it the newest ones. Answered by `EventPage`. With `follow`, after a page that is the last, each
+    later event comes as `EventPush`. A client that is cut off asks again with the last number that
+    it has seen."""
 
     repeats = ALWAYS
 
@@ -63,8 +66,9 @@ class EventPage(Reply, tag="events"):
 
 
 class ListCalls(Request, tag="calls"):
-    """Return a page of the model calls that a run has made through the gateway (docs/gateway.md), in the order of their time. To
-    follow them, first send `Watch` with `calls`. Answered by `CallPage`. Calls that wait or are under way are in the last page."""
+    """Return a page of the model calls that a run has made through the gateway (docs/gateway.md),
+    in the order of their time. To follow them, first send `Watch` with `calls`. Answered by
+    `CallPage`. Calls that wait or are under way are in the last page."""
 
     repeats = 1
 

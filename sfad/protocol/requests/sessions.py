@@ -7,14 +7,16 @@ from .base import Reply, Request
 
 
 class StartSession(Request, tag="start_session"):
-    """Start a session (docs/sessions.md): a run of a registered agent, with a task, under `[sessions]` of the config. It needs the
-    permission for `spawn`. Answered as `Spawn` is, with `lowered` where limits are lower than asked for; `bad_request` for an
-    unknown agent, and for more time or tool calls than a session may have. Fields that `Spawn` has too mean the same."""
+    """Start a session (docs/sessions.md): a run of a registered agent, with a task, under
+    `[sessions]` of the config. It needs the permission for `spawn`. Answered as `Spawn` is, with
+    `lowered` where limits are lower than asked for; `bad_request` for an unknown agent, and for
+    more time or tool calls than a session may have. Fields that `Spawn` has too mean the same."""
 
     repeats = 3
 
     task: str
-    """A placeholder of the agent, as `model`, `provider` and `instructions` (docs/agents.md#placeholders). At most 120 000 bytes.
+    """A placeholder of the agent, as `model`, `provider` and `instructions`
+    (docs/agents.md#placeholders). At most 120 000 bytes.
     """
     cwd: bytes
     env: list[bytes]
@@ -63,8 +65,8 @@ class SessionRules(Reply, tag="session_rules"):
 
 
 class Transcript(Request, tag="transcript"):
-    """Return a run's events and the newest lines of its output, made safe for a language model. It needs the permission for `logs`.
-    Answered by `TranscriptText`."""
+    """Return a run's events and the newest lines of its output, made safe for a language model. It
+    needs the permission for `logs`. Answered by `TranscriptText`."""
 
     repeats = 1
 

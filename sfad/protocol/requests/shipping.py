@@ -9,8 +9,9 @@ PIECE = 1 << 20
 
 
 class PutFiles(Request, tag="put_files"):
-    """Bring a piece of an archive, a gzipped tar, that a later `Spawn` names in `ship`. Needs the permission for `spawn`. Answered
-    by `FilesKept`, which says where the next piece begins: without `data`, it only asks.
+    """Bring a piece of an archive, a gzipped tar, that a later `Spawn` names in `ship`. Needs the
+    permission for `spawn`. Answered by `FilesKept`, which says where the next piece begins: without
+    `data`, it only asks.
 
     The daemon removes an archive that no run has named for an hour."""
 
@@ -21,7 +22,8 @@ class PutFiles(Request, tag="put_files"):
     size: int
     """Bytes of all files before they are packed; at most `fleet.ship_max`."""
     offset: int = 0
-    """Where the piece belongs. If that is not where the next one is expected, nothing is kept of it."""
+    """Where the piece belongs. If that is not where the next one is expected, nothing is kept of
+    it."""
     data: bytes = b""
     """At most 1 MiB."""
     last: bool = False
@@ -36,8 +38,9 @@ class FilesKept(Reply, tag="files_kept"):
 
 
 class FetchFiles(Request, tag="fetch_files"):
-    """Compare the files of a run with what was sent (`ship`), and pack what has changed, on the node where the run executes. Needs
-    the permission for `logs`, and the run's own user. Answered by `FilesPacked`; `wrong_state` if the run has no such files."""
+    """Compare the files of a run with what was sent (`ship`), and pack what has changed, on the
+    node where the run executes. Needs the permission for `logs`, and the run's own user. Answered
+    by `FilesPacked`; `wrong_state` if the run has no such files."""
 
     repeats = 1
 
@@ -59,7 +62,8 @@ class FilesPacked(Reply, tag="files_packed"):
 
 
 class GetFiles(Request, tag="get_files"):
-    """Read a piece of what `fetch_files` has packed. Needs what that needs. Answered by `FilesPart`."""
+    """Read a piece of what `fetch_files` has packed. Needs what that needs. Answered by
+    `FilesPart`."""
 
     repeats = 1
 

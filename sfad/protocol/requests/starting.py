@@ -6,7 +6,21 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ..types import Action, After, Bound, Claim, Grant, Isolation, Kind, Limit, Placing, Refusal, RunId, Ship, Worktree
+from ..types import (
+    Action,
+    After,
+    Bound,
+    Claim,
+    Grant,
+    Isolation,
+    Kind,
+    Limit,
+    Placing,
+    Refusal,
+    RunId,
+    Ship,
+    Worktree,
+)
 from .base import Reply, Request
 
 
@@ -16,52 +30,59 @@ class Continuation(Struct, frozen=True, kw_only=True):
     run: RunId
     """In a request also a name, or a unique prefix of an id."""
     task: str | None = None
-    """What its agent is told first. `None`: why the run ended, and to go on; in a terminal nothing."""
+    """What its agent is told first. `None`: why the run ended, and to go on; in a terminal
+    nothing."""
     rest: bool = False
-    """Give the new run what is left of the limits of the ended one, as far as the request names no limit of the kind."""
+    """Give the new run what is left of the limits of the ended one, as far as the request names no
+    limit of the kind."""
     agent_session: str = ""
     """The id of the session. Set by the daemon only."""
 
 
 class Spawn(Request, tag="spawn"):
-    """Start a run. Answered by `RunReply` once the command has been executed, could not be executed or is queued; by `Refused`; or,
-    to a shim, by `OwnProgram`.
+    """Start a run. Answered by `RunReply` once the command has been executed, could not be executed
+    or is queued; by `Refused`; or, to a shim, by `OwnProgram`.
 
-    A second request with the same `key`, from the same user and the same run (or from outside any run), starts nothing. The reply
-    is the run that the first one started, as it is now. The daemon remembers the keys of live runs and of the last 1000 that ended,
-    across restarts.
+    A second request with the same `key`, from the same user and the same run (or from outside any
+    run), starts nothing. The reply is the run that the first one started, as it is now. The daemon
+    remembers the keys of live runs and of the last 1000 that ended, across restarts.
 
-    `allow` and `deny` take the verbs `agents`, `calls`, `config`, `events`, `info`, `limit`, `list`, `logs`, `pause`, `plans`,
-    `report`, `reserve`, `result`, `resume`, `send`, `settle`, `signal`, `spawn`, `status`, `stop`, `summary`, `wait`, `watch`.
-    Any other is `bad_request`.
+    `allow` and `deny` take the verbs `agents`, `calls`, `config`, `events`, `info`, `limit`,
+    `list`, `logs`, `pause`, `plans`, `report`, `reserve`, `result`, `resume`, `send`, `settle`,
+    `signal`, `spawn`, `status`, `stop`, `summary`, `wait`, `watch`. Any other is `bad_request`.
     """
 
     repeats = 3  # with its key, a run is admitted once however often it is asked for
 
     argv: list[bytes]
-    """The command, found by the `PATH` in `env` as execvp(3) does. It is not empty and has no NUL bytes. With `agent`: the words
-    after the agent's name."""
+    """The command, found by the `PATH` in `env` as execvp(3) does. It is not empty and has no NUL
+    bytes. With `agent`: the words after the agent's name."""
     cwd: bytes
     """An absolute path."""
     env: list[bytes]
-    """The whole environment, as `KEY=VALUE`. The daemon changes some variables (docs/configuration.md#environment-of-a-run)."""
+    """The whole environment, as `KEY=VALUE`. The daemon changes some variables
+    (docs/configuration.md#environment-of-a-run)."""
     umask: int = 0o022
     """18 is octal 022."""
     agent: str | None = None
-    """A registered agent (docs/agents.md). Its entry and `argv`, where one word after `--` is the task, make the command."""
+    """A registered agent (docs/agents.md). Its entry and `argv`, where one word after `--` is the
+    task, make the command."""
     placeholders: dict[str, str] = {}
-    """With `agent`: `task`, `model`, `provider`, `instructions`. With a `task`, all of `argv` goes to the program."""
+    """With `agent`: `task`, `model`, `provider`, `instructions`. With a `task`, all of `argv` goes
+    to the program."""
     agent_session: str | None = None
-    """Without `agent`: a session id of at most 64 characters that is a word of `argv`. Each further attempt gets a new id in its
-    place."""
+    """Without `agent`: a session id of at most 64 characters that is a word of `argv`. Each further
+    attempt gets a new id in its place."""
     name: str | None = None
-    """1 to 64 letters and digits of any script, `.`, `_` and `-`; else made from `argv` (docs/guard.md#names)."""
+    """1 to 64 letters and digits of any script, `.`, `_` and `-`; else made from `argv`
+    (docs/guard.md#names)."""
     kind: Kind = "agent"
     """The loop rule compares it, with the name."""
     run_type: str | None = None
     """Shown as `type`. Some types bring a profile of limits (docs/limits.md#profiles)."""
     max_depth: Bound | None = None
-    """Runs in a chain, from the root: at a root up to `guard.depth_ceiling`; below a root it only narrows."""
+    """Runs in a chain, from the root: at a root up to `guard.depth_ceiling`; below a root it only
+    narrows."""
     max_descendants: Bound | None = None
     """Runs below this one, with the same rule."""
     limits: list[Limit] = []
@@ -69,8 +90,8 @@ class Spawn(Request, tag="spawn"):
     on_limit: Action | None = None
     """The action of each limit that names none."""
     meter: str | None = None
-    """The meter that reads stdout (docs/metering.md#what-each-program-tells), or `report` or `none`. `None`: the meter of the
-    command."""
+    """The meter that reads stdout (docs/metering.md#what-each-program-tells), or `report` or
+    `none`. `None`: the meter of the command."""
     attempts: int = 1
     """1 to 100. The daemon starts the command again if it fails."""
     retry_delay: float | None = None
@@ -92,20 +113,24 @@ class Spawn(Request, tag="spawn"):
     group: str | None = None
     """The group whose slots the tree shares (docs/guard.md#groups)."""
     after: list[After] = []
-    """The run is queued until each of these has ended (docs/guard.md#after-another-run). At most 64."""
+    """The run is queued until each of these has ended (docs/guard.md#after-another-run). At most
+    64."""
     log: bool = True
     """Keep stdout and stderr in files."""
     quiet: bool = False
     """The run sees it as `SFA_QUIET=1`."""
     gateway: bool | None = None
-    """Send its model calls through the gateway (docs/gateway.md). `None`: as its parent does; a root does if the gateway is
-    enabled."""
+    """Send its model calls through the gateway (docs/gateway.md). `None`: as its parent does; a
+    root does if the gateway is enabled."""
     shim: bool = False
-    """The client is a shim (docs/agents.md#shims). If the reply is `OwnProgram`, it executes the program itself."""
+    """The client is a shim (docs/agents.md#shims). If the reply is `OwnProgram`, it executes the
+    program itself."""
     stdin: Literal["null", "descriptor", "pipe"] = "null"
-    """`descriptor`: the descriptor that travels with this message. `pipe`: a pipe that `Send` writes to."""
+    """`descriptor`: the descriptor that travels with this message. `pipe`: a pipe that `Send`
+    writes to."""
     stdio: Literal["files", "inherit"] = "files"
-    """`inherit`: the three descriptors that travel with this message are the run's stdin, stdout and stderr."""
+    """`inherit`: the three descriptors that travel with this message are the run's stdin, stdout
+    and stderr."""
     labels: dict[str, str] = {}
     """The parent's other keys are added. At most 64 in all."""
     channel: str | None = None
@@ -123,27 +148,32 @@ class Spawn(Request, tag="spawn"):
     claim: Claim = Claim()
     """The chain that a client outside any run claims (docs/guard.md#claims)."""
     watch: bool = False
-    """Push an `EventPush` for each event of the run and its descendants, from its admission on, as `Watch` does."""
+    """Push an `EventPush` for each event of the run and its descendants, from its admission on, as
+    `Watch` does."""
     on_end: str | None = None
-    """A command for `sh -c`, executed once the run has ended (docs/hooks.md#a-command-for-one-run). At most 4 096 characters, and
-    only from outside any run."""
+    """A command for `sh -c`, executed once the run has ended (docs/hooks.md#a-command-for-one-run).
+    At most 4 096 characters, and only from outside any run."""
     key: str | None = None
-    """A random word of at most 64 characters. The same user asking again from the same run with the same key gets the run admitted
-    before."""
+    """A random word of at most 64 characters. The same user asking again from the same run with the
+    same key gets the run admitted before."""
     descriptors: int = 0
     """How many descriptors travel with this message."""
     isolation: Isolation | None = None
-    """Start the command in a sandbox (docs/isolation.md). `None`: as the config says, and as its parent is."""
+    """Start the command in a sandbox (docs/isolation.md). `None`: as the config says, and as its
+    parent is."""
     automatic: bool = False
     """The shim that asks is one that the daemon has made: no person wants a child run."""
     direct: str | None = None
-    """Why the run's program goes without the gateway although the run may use it. Set by the daemon only."""
+    """Why the run's program goes without the gateway although the run may use it. Set by the daemon
+    only."""
     worktree: Worktree | None = None
-    """Have the run work in a git worktree of its own. `None`: as its registered agent does, else in its working directory."""
+    """Have the run work in a git worktree of its own. `None`: as its registered agent does, else in
+    its working directory."""
     placing: Placing | None = None
     """Execute it on a node of the fleet that has room for it."""
     ship: Ship | None = None
-    """With `placing`: have it work in a copy of a directory, whose files `put_files` has brought."""
+    """With `placing`: have it work in a copy of a directory, whose files `put_files` has
+    brought."""
     grant: Grant | None = None
     """Another node has started it. Only the fleet's actor may bring one."""
     env_set: bool = False
@@ -151,15 +181,17 @@ class Spawn(Request, tag="spawn"):
     resume: bool = False
     """Each further attempt continues the session of the one before, where that has one."""
     continues: Continuation | None = None
-    """Continue the session of an ended run, with its command, its directory, and what it was started with. `argv` is empty then,
-    and each field that has another value than its default counts instead of that of the ended run."""
+    """Continue the session of an ended run, with its command, its directory, and what it was
+    started with. `argv` is empty then, and each field that has another value than its default
+    counts instead of that of the ended run."""
     resume_argv: list[bytes] = []
-    """The command that continues a session, with `{session}` and `{task}`, if its agent has one. Set by the daemon only."""
+    """The command that continues a session, with `{session}` and `{task}`, if its agent has one.
+    Set by the daemon only."""
 
 
 class Recall(Request, tag="recall"):
-    """Ask what a run was started with, in order to start it again (docs/guard.md#again). It needs the permission for `info`.
-    Answered by `Recalled`; `wrong_state` if the request is not kept."""
+    """Ask what a run was started with, in order to start it again (docs/guard.md#again). It needs
+    the permission for `info`. Answered by `Recalled`; `wrong_state` if the request is not kept."""
 
     repeats = 1
 
@@ -167,29 +199,32 @@ class Recall(Request, tag="recall"):
 
 
 class Recalled(Reply, tag="recalled"):
-    """`request`: as it was sent, without environment, umask, key and claim; and of a run below another with what it has inherited:
-    its way to its model, its sandbox, its tools, its models, its labels."""
+    """`request`: as it was sent, without environment, umask, key and claim; and of a run below
+    another with what it has inherited: its way to its model, its sandbox, its tools, its models,
+    its labels."""
 
     run: RunId
     """The run's id."""
     request: Spawn
-    """The `spawn` as it was sent, with `id` 0, without `env`, `umask`, `key` and `claim`. Of a run below another it has what that
-    run had inherited."""
+    """The `spawn` as it was sent, with `id` 0, without `env`, `umask`, `key` and `claim`. Of a run
+    below another it has what that run had inherited."""
     owner: str | None = None
     """The run's user, if that is not the client's."""
 
 
 class OwnProgram(Reply, tag="own_program"):
-    """No child run: the command of the run that the shim is in has led to it, so it is to become the program itself."""
+    """No child run: the command of the run that the shim is in has led to it, so it is to become
+    the program itself."""
 
     argv: list[bytes]
     """The command, with what routes it through the gateway."""
 
 
 class Refused(Reply, tag="refused"):
-    """The guard refused the spawn; this is a normal answer. `run`: the id under which the refusal is recorded; `None` if there were
-    so many refusals of this kind that they are only counted."""
+    """The guard refused the spawn; this is a normal answer. `run`: the id under which the refusal
+    is recorded; `None` if there were so many refusals of this kind that they are only counted."""
 
     refused: Refusal
     run: RunId | None = None
-    """The id that recorded the refusal; `None` if it was only counted (docs/guard.md#refusals-as-data)."""
+    """The id that recorded the refusal; `None` if it was only counted
+    (docs/guard.md#refusals-as-data)."""

@@ -7,9 +7,9 @@ from .base import Reply, Request
 
 
 class Report(Request, tag="report"):
-    """Add what an agent has used since its last report (docs/metering.md#reports); an unknown amount is `None`. Answered by
-    `RunReply`; `bad_request`, and nothing is counted, if an amount is negative, above 10¹⁰ or above 10 000 USD, or if the cache
-    fields exceed `input_tokens`."""
+    """Add what an agent has used since its last report (docs/metering.md#reports); an unknown
+    amount is `None`. Answered by `RunReply`; `bad_request`, and nothing is counted, if an amount is
+    negative, above 10¹⁰ or above 10 000 USD, or if the cache fields exceed `input_tokens`."""
 
     run: str | None = None
     """`None`: the run that the client is in."""
@@ -33,9 +33,10 @@ class Report(Request, tag="report"):
 
 
 class Reserve(Request, tag="reserve"):
-    """Ask before a model call whether the run may use this much (docs/metering.md#reservations). A yes reserves the estimate with
-    the run, its ancestors, its user and its teams, all or none. What is not settled when the run ends is charged in full. Answered
-    by `Reserved`; `wrong_state` if the run has 1000 open reservations."""
+    """Ask before a model call whether the run may use this much (docs/metering.md#reservations). A
+    yes reserves the estimate with the run, its ancestors, its user and its teams, all or none. What
+    is not settled when the run ends is charged in full. Answered by `Reserved`; `wrong_state` if
+    the run has 1000 open reservations."""
 
     model: str
     input_tokens: int
@@ -47,8 +48,8 @@ class Reserve(Request, tag="reserve"):
 
 
 class Reserved(Reply, tag="reserved"):
-    """`reservation` is the name of the reservation, or `refused` says why there is none. A refusal charges nothing, but is a
-    breach."""
+    """`reservation` is the name of the reservation, or `refused` says why there is none. A refusal
+    charges nothing, but is a breach."""
 
     run: RunId
     reservation: str | None = None
@@ -60,7 +61,8 @@ class Reserved(Reply, tag="reserved"):
 
 
 class Settle(Request, tag="settle"):
-    """Replace a reservation with what was used. Answered by `RunReply`; `wrong_state` if the reservation is not open."""
+    """Replace a reservation with what was used. Answered by `RunReply`; `wrong_state` if the
+    reservation is not open."""
 
     reservation: str
     input_tokens: int

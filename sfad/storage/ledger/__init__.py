@@ -1,4 +1,5 @@
-"""The durable record: SQLite in WAL mode, one writer, every admission committed before its process starts.
+"""The durable record: SQLite in WAL mode, one writer, every admission committed before its process
+starts.
 
 `ledger`    `Ledger`, opened and brought up to date; used in the trio thread: queues writes, and tells a listener of each
 `records`   reads of runs, calls and events, which also see queued writes
@@ -18,4 +19,13 @@ from .database import LedgerError, LedgerTooNew, is_full
 from .ledger import Ledger, OpenedLedger
 from .rows import RunExtra
 
-__all__ = ["Backup", "Ledger", "LedgerError", "LedgerTooNew", "OpenedLedger", "RunExtra", "back_up", "is_full"]
+__all__ = [
+    "Backup",
+    "Ledger",
+    "LedgerError",
+    "LedgerTooNew",
+    "OpenedLedger",
+    "RunExtra",
+    "back_up",
+    "is_full",
+]

@@ -1,7 +1,9 @@
-"""Copies the ledger while it is in use, finds the newest copy, and puts the ledger back after another process has removed it.
+"""Copies the ledger while it is in use, finds the newest copy, and puts the ledger back after
+another process has removed it.
 
-An agent can do that by mistake, with `rm -rf` or `git clean` in the wrong directory. The open database is still whole, so it is
-copied to its place. SQLite alone would continue to write to a file that no later daemon finds.
+An agent can do that by mistake, with `rm -rf` or `git clean` in the wrong directory. The open
+database is still whole, so it is copied to its place. SQLite alone would continue to write to a
+file that no later daemon finds.
 """
 
 import os
@@ -25,7 +27,8 @@ _STEP = 64
 """Pages copied between two pauses, 256 KiB: 0.2 ms."""
 
 LEFT_FREE = 16 * 1024 * 1024
-"""Bytes that a copy must leave free: admissions fail on a full disk, which is worse than an old backup."""
+"""Bytes that a copy must leave free: admissions fail on a full disk, which is worse than an old
+backup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +48,32 @@ def newest_backup(directory: Path) -> Backup | None:
 
 
 def keep_apart(backup: Backup) -> str:
-    """Rename a backup, so that the next one does not replace all that remains of a lost ledger. Return a line about it.
+    """Rename a backup, so that the next one does not replace all that remains of a lost ledger.
+    Return a line about it.
 
     Raises `OSError`."""
     stamp = int(backup.at.timestamp())
     while (target := backup.path.with_name(f"{backup.path.name}.{stamp}")).exists():
         stamp += 1
     backup.path.rename(target)
-    return f"the backup of {backup.at:%Y-%m-%d %H:%M} is of the earlier ledger; it is kept as {target}"
+    return (
+        f"the backup of {backup.at:%Y-%m-%d %H:%M} is of the earlier ledger; it is kept as {target}"
+    )
 
 
-def back_up(directory: Path, target: Path, *, replace: bool, between: Callable[[], object] = lambda: None) -> Backup:
-    """Copy the ledger in `directory`, whether a daemon serves it or not, to the file `target`, 0600, whose directory exists.
+def back_up(
+    directory: Path, target: Path, *, replace: bool, between: Callable[[], object] = lambda: None
+) -> Backup:
+    """Copy the ledger in `directory`, whether a daemon serves it or not, to the file `target`,
+    0600, whose directory exists.
 
-    The copy shows one moment. It is read again before it gets its name, so `target` is never a part of a copy. The log cannot be
-    reset meanwhile, so it grows by what is written. For a thread; `between` is called every 256 KiB, and may wait, or raise to
-    give up, which leaves nothing behind.
+    The copy shows one moment. It is read again before it gets its name, so `target` is never a part
+    of a copy. The log cannot be reset meanwhile, so it grows by what is written. For a thread;
+    `between` is called every 256 KiB, and may wait, or raise to give up, which leaves nothing
+    behind.
 
-    Raises `FileExistsError` unless `replace`, `OSError`, `sqlite3.Error`, and `LedgerError` if there is no ledger or it is damaged.
+    Raises `FileExistsError` unless `replace`, `OSError`, `sqlite3.Error`, and `LedgerError` if
+    there is no ledger or it is damaged.
     """
     if not (directory / LEDGER).is_file():
         raise LedgerError(f"there is no ledger in {directory}")
@@ -92,16 +103,22 @@ def check_room(size: int, directory: Path) -> None:
     system, needed = os.statvfs(directory), size + LEFT_FREE
     free = system.f_bavail * system.f_frsize
     if free < needed:
-        raise LedgerError(f"a copy of the ledger needs {format_size(needed)} in {directory}; only {format_size(free)} are free")
+        raise LedgerError(
+            f"a copy of the ledger needs {format_size(needed)} in {directory}; only "
+            f"{format_size(free)} are free"
+        )
 
 
 def _claim(path: Path) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    os.close(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    )
 
 
 def _copy(directory: Path, partial: Path, between: Callable[[], object]) -> None:
     with closing(open_reader(directory)) as source:
-        # in a transaction each step sees the same; without one each write of the daemon would restart the copy
+        # in a transaction each step sees the same; without one each write of the daemon would
+        # restart the copy
         source.execute("BEGIN")
         source.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         _write(source, partial, between)
@@ -111,7 +128,8 @@ def _copy(directory: Path, partial: Path, between: Callable[[], object]) -> None
 
 def _write(source: sqlite3.Connection, target: Path, between: Callable[[], object]) -> None:
     with closing(sqlite3.connect(target, isolation_level=None)) as copy:
-        # the copy does not count until it has its name, so it needs neither a journal nor waiting for the disk
+        # the copy does not count until it has its name, so it needs neither a journal nor waiting
+        # for the disk
         copy.execute("PRAGMA synchronous = OFF")
         source.backup(copy, pages=_STEP, progress=lambda *_: between())
         copy.execute("PRAGMA journal_mode = DELETE").fetchone()  # one file, without a log beside it
@@ -141,8 +159,13 @@ Identities = tuple[tuple[int, int] | None, ...]
 
 
 def identities(directory: str) -> Identities:
-    """Return which files have the ledger's names now. Costs three stat(2) calls, a twentieth of a transaction."""
-    return identity(f"{directory}/{LEDGER}"), identity(f"{directory}/{LEDGER}-wal"), identity(f"{directory}/{LEDGER}-shm")
+    """Return which files have the ledger's names now. Costs three stat(2) calls, a twentieth of a
+    transaction."""
+    return (
+        identity(f"{directory}/{LEDGER}"),
+        identity(f"{directory}/{LEDGER}-wal"),
+        identity(f"{directory}/{LEDGER}-shm"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,20 +184,28 @@ def put_back(directory: Path, source: sqlite3.Connection) -> PutBack:
     path = directory / LEDGER
     try:
         _copy_back(source, path.with_name(f"{LEDGER}.new"))
-        kept = [str(aside) for name in (path, *beside(path)) if (aside := set_aside(name)) is not None]
+        kept = [
+            str(aside) for name in (path, *beside(path)) if (aside := set_aside(name)) is not None
+        ]
         path.with_name(f"{LEDGER}.new").rename(path)
         writer, guard, reader = _opened(path, source)
     except (OSError, sqlite3.Error, LedgerError) as error:
         raise LedgerError(
-            f"the ledger {path} was removed or replaced by another process, and cannot be put back: {error}"
+            f"the ledger {path} was removed or replaced by another process, and cannot be put "
+            f"back: {error}"
         ) from error
     rest = f"; what was in its place is kept as {', '.join(kept)}" if kept else ""
-    note = f"the ledger {path} was removed or replaced by another process; all of it was written again{rest}"
+    note = (
+        f"the ledger {path} was removed or replaced by another process; all of it was written "
+        f"again{rest}"
+    )
     return PutBack(writer, guard, reader, note)
 
 
 def _copy_back(source: sqlite3.Connection, target: Path) -> None:
-    pages, size = (source.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    pages, size = (
+        source.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size")
+    )
     check_room(pages * size, target.parent)
     for name in beside(target):
         set_aside(name)
@@ -186,15 +217,22 @@ def _copy_back(source: sqlite3.Connection, target: Path) -> None:
         raise
 
 
-def _opened(path: Path, source: sqlite3.Connection) -> tuple[sqlite3.Connection, sqlite3.Connection, sqlite3.Connection]:
+def _opened(
+    path: Path, source: sqlite3.Connection
+) -> tuple[sqlite3.Connection, sqlite3.Connection, sqlite3.Connection]:
     busy_timeout = source.execute("PRAGMA busy_timeout").fetchone()[0] / 1000
     with ExitStack() as undo:
         undo.callback(path.unlink)
-        writer = lenient(sqlite3.connect(path, isolation_level=None, timeout=busy_timeout, check_same_thread=False))
+        writer = lenient(
+            sqlite3.connect(
+                path, isolation_level=None, timeout=busy_timeout, check_same_thread=False
+            )
+        )
         undo.callback(writer.close)
         configure(writer)
         guard, reader = (undo.enter_context(closing(open_reader(path.parent))) for _ in range(2))
         for connection in (guard, reader):
-            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # SQLite opens the file no sooner
+            # SQLite opens the file no sooner
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         undo.pop_all()
     return writer, guard, reader

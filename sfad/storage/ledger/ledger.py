@@ -1,4 +1,5 @@
-"""The ledger as the trio thread sees it: writes are queued, and a listener is told what became of them."""
+"""The ledger as the trio thread sees it: writes are queued, and a listener is told what became of
+them."""
 
 import math
 import sqlite3
@@ -24,13 +25,27 @@ from .database import LedgerError, open_reader
 from .opening import open_writer
 from .queries import Reader
 from .records import Records
-from .rows import Op, RunExtra, Statement, call_op, charge_op, event_op, insert_op, plan_op, set_charge, state_op, upserts
+from .rows import (
+    Op,
+    RunExtra,
+    Statement,
+    call_op,
+    charge_op,
+    event_op,
+    insert_op,
+    plan_op,
+    set_charge,
+    state_op,
+    upserts,
+)
 from .writer import LINGER, Checkpointed, Report, Transactions, Writer, WriteResult
 
-# ---- The ledger between its opening and its first write: what was found in it, and how it is brought up to date
+# ---- The ledger between its opening and its first write: what was found in it, and
+# how it is brought up to date
 
 LOCK_WAIT = 15.0
-"""Seconds that opening waits for another program's lock if it needs one: to migrate, or because the lock keeps readers out."""
+"""Seconds that opening waits for another program's lock if it needs one: to migrate, or because the
+lock keeps readers out."""
 
 _LAST_RUN, _LAST_EVENT = ("runs", "number"), ("events", "seq")
 
@@ -45,7 +60,8 @@ class LedgerFile:
 
 
 class OpenedLedger:
-    """The ledger in one directory, which is made if it is missing. `Ledger` takes it over; it is not for use after that."""
+    """The ledger in one directory, which is made if it is missing. `Ledger` takes it over; it is
+    not for use after that."""
 
     def __init__(
         self,
@@ -57,23 +73,27 @@ class OpenedLedger:
     ) -> None:
         """Open the ledger. Raises `LedgerError`.
 
-        `floor_number`: no run gets this number or a lower one, whatever the file says. It is the highest number of an output
-        file, so that a new ledger does not give an id again. `busy_timeout`: seconds that a transaction waits for another
-        program's lock. `lock_wait`: seconds that opening waits for it."""
+        `floor_number`: no run gets this number or a lower one, whatever the file says. It is the
+        highest number of an output file, so that a new ledger does not give an id again.
+        `busy_timeout`: seconds that a transaction waits for another program's lock. `lock_wait`:
+        seconds that opening waits for it."""
         self.notes: list[str] = []
         """What opening had to do, a line each, for the log and an event."""
         self.boot = current_boot()
-        # no client waits for an answer yet, and a daemon that does not get the ledger leaves all live runs alone
+        # no client waits for an answer yet, and a daemon that does not get the ledger leaves all
+        # live runs alone
         found = open_writer(directory, self.notes, busy_timeout=lock_wait)
         self.connection = found.connection
-        # until the live runs are brought up to date here they have no supervisor: what has to wait longer is written later
+        # until the live runs are brought up to date here they have no supervisor: what has to wait
+        # longer is written later
         self.connection.execute(f"PRAGMA busy_timeout = {int(1000 * busy_timeout)}")
         self.is_new = found.is_new
         """There was no ledger, or it was set aside: live runs are not in it."""
         self.damaged = found.damaged
         """Those of `left` whose rows are damaged. `upsert` writes such a row again as a whole."""
         self.left = found.left
-        """Runs that the file showed as live when it was opened, oldest first: an earlier daemon left them."""
+        """Runs that the file showed as live when it was opened, oldest first: an earlier daemon
+        left them."""
         try:
             backup, highest = self._backup(directory)
             reader = Reader(open_reader(directory))
@@ -82,12 +102,17 @@ class OpenedLedger:
             self.last_event = reader.last(*_LAST_EVENT)
         except sqlite3.Error as error:
             self.connection.close()
-            raise LedgerError(f"the ledger in {directory} cannot be read: {error}; move it away to begin a new one") from error
+            raise LedgerError(
+                f"the ledger in {directory} cannot be read: {error}; move it away to begin a "
+                "new "
+                "one"
+            ) from error
         self.file = LedgerFile(directory, backup)
         self.records = Records(reader)
 
     def _backup(self, directory: Path) -> tuple[Backup | None, int]:
-        """Return the newest backup. Keep that of a ledger that is gone apart, and return the highest run number in it instead."""
+        """Return the newest backup. Keep that of a ledger that is gone apart, and return the
+        highest run number in it instead."""
         found = newest_backup(directory)
         if not self.is_new or found is None:
             return found, 0
@@ -97,28 +122,40 @@ class OpenedLedger:
         try:
             self.notes.append(keep_apart(found))
         except OSError as error:
-            self.notes.append(f"the backup {found.path} cannot be kept under another name: {error}; the next one replaces it")
+            self.notes.append(
+                f"the backup {found.path} cannot be kept under another name: {error}; the next "
+                "one replaces it"
+            )
             return found, number
         return None, number
 
-    def upsert(self, rows: Iterable[tuple[RunInfo, RunExtra]], calls: Iterable[CallInfo] = ()) -> None:
-        """Insert these runs, or bring their rows up to date, and insert these calls unless they are there. Committed on return.
+    def upsert(
+        self, rows: Iterable[tuple[RunInfo, RunExtra]], calls: Iterable[CallInfo] = ()
+    ) -> None:
+        """Insert these runs, or bring their rows up to date, and insert these calls unless they are
+        there. Committed on return.
 
-        The pid of a run without `boot_id` in its extra is taken for one of this boot. Raises `sqlite3.Error` if the disk
-        refuses; then nothing was changed."""
+        The pid of a run without `boot_id` in its extra is taken for one of this boot. Raises
+        `sqlite3.Error` if the disk refuses; then nothing was changed."""
         ops = [insert_op("admit", info, extra, self.boot) for info, extra in rows]
-        damaged = [("DELETE FROM runs WHERE number = ?", op.row[:1]) for op in ops if op.run_id in self.damaged]
+        damaged = [
+            ("DELETE FROM runs WHERE number = ?", op.row[:1])
+            for op in ops
+            if op.run_id in self.damaged
+        ]
         self._execute([*damaged, *upserts(ops, calls)])
         self.next_number = max([self.next_number, *(op.row[0] + 1 for op in ops)])
 
     def set_charged(self, scope: str, name: str, period_start: datetime, usd: float) -> None:
-        """Set what a user's or a team's budget was charged in the period that began then: for a ledger that was lost.
+        """Set what a user's or a team's budget was charged in the period that began then: for a
+        ledger that was lost.
 
         Committed on return. Raises `sqlite3.Error` if the disk refuses."""
         self._execute([set_charge(charge_op(scope, name, period_start, usd))])
 
     def _execute(self, statements: Iterable[Statement]) -> None:
-        self.connection.execute("BEGIN")  # not IMMEDIATE: without a statement this needs no lock, and waits for none
+        # not IMMEDIATE: without a statement this needs no lock, and waits for none
+        self.connection.execute("BEGIN")
         try:
             for sql, parameters in statements:
                 self.connection.execute(sql, parameters)
@@ -133,7 +170,8 @@ class OpenedLedger:
         self.connection.close()
 
 
-# ---- The ledger as the trio thread sees it: writes are queued, and a listener is told what became of them
+# ---- The ledger as the trio thread sees it: writes are queued, and a listener is
+# told what became of them
 
 T = TypeVar("T")
 
@@ -151,13 +189,15 @@ class LedgerListener(Protocol):
         """These admissions will never be in the file."""
 
     def recorded(self, runs: list[RunId], /) -> None:
-        """These runs were recorded with a terminal status, and are in the file now. While writes fail, this waits."""
+        """These runs were recorded with a terminal status, and are in the file now. While writes
+        fail, this waits."""
 
     def calls_recorded(self, calls: list[CallKey], /) -> None:
         """The rows of these calls are in the file, or were given up."""
 
     def trouble(self, error: str | None, lost: int, /) -> None:
-        """Writes begin to fail, or work again (`None`), or `lost` operations other than admissions were given up."""
+        """Writes begin to fail, or work again (`None`), or `lost` operations other than admissions
+        were given up."""
 
     def was_put_back(self, note: str, /) -> None:
         """Another process had removed or replaced the file, and it was written again."""
@@ -166,15 +206,21 @@ class LedgerListener(Protocol):
         """A transaction was committed, and has taken so long."""
 
     def checkpointed(self) -> None:
-        """Everything that `recorded` told of is in the database itself, and not in its log alone."""
+        """Everything that `recorded` told of is in the database itself, and not in its log
+        alone."""
 
 
 class Ledger:
     """Takes writes. `records` reads, `file` looks after the file."""
 
-    def __init__(self, opened: OpenedLedger, turns: LoopTurns, state_dir_lost: Callable[[], str | None] = lambda: None) -> None:
-        """Take over an opened ledger. `state_dir_lost` is called in another thread; it returns why the directory is elsewhere now
-        with the ledger in it, or `None`."""
+    def __init__(
+        self,
+        opened: OpenedLedger,
+        turns: LoopTurns,
+        state_dir_lost: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Take over an opened ledger. `state_dir_lost` is called in another thread; it returns why
+        the directory is elsewhere now with the ledger in it, or `None`."""
         self.records = opened.records
         self.file = opened.file
         self.trouble: str | None = None
@@ -210,7 +256,8 @@ class Ledger:
             self._told(report)
 
     def tell_of_events(self, told: Callable[[int], None] | None) -> None:
-        """From now on, tell the highest number of an event that is on record, or that cannot be waited for while writes fail."""
+        """From now on, tell the highest number of an event that is on record, or that cannot be
+        waited for while writes fail."""
         self._told_of_events = told
 
     def admit(self, info: RunInfo, extra: RunExtra) -> None:
@@ -223,11 +270,13 @@ class Ledger:
         self._put_seen(state_op(info, extra, self._boot), info, extra)
 
     def upsert(self, info: RunInfo, extra: RunExtra) -> None:
-        """Queue what `OpenedLedger.upsert` could not do for this run. It waits in memory until the disk takes it."""
+        """Queue what `OpenedLedger.upsert` could not do for this run. It waits in memory until the
+        disk takes it."""
         self._put_seen(insert_op("upsert", info, extra, self._boot), info, extra)
 
     def refuse(self, info: RunInfo, extra: RunExtra) -> None:
-        """Queue a refused run's row. No client waits for it. It waits in memory until the disk takes it."""
+        """Queue a refused run's row. No client waits for it. It waits in memory until the disk
+        takes it."""
         self._put_seen(insert_op("refuse", info, extra, self._boot), info, extra)
         self.next_number = max(self.next_number, run_number(info.id) + 1)
 
@@ -235,12 +284,13 @@ class Ledger:
         self._put(Op("count", run_id, (run_number(run_id),)))
 
     def record_call(self, call: CallInfo) -> None:
-        """Queue a call's row. A second one of the same call changes nothing but its `more`. It waits in memory until the disk
-        takes it."""
+        """Queue a call's row. A second one of the same call changes nothing but its `more`. It
+        waits in memory until the disk takes it."""
         self._put(call_op(call))
 
     def charge(self, scope: str, name: str, period_start: datetime, usd: float) -> None:
-        """Queue an addition to what a user's or a team's budget was charged in the period that began then."""
+        """Queue an addition to what a user's or a team's budget was charged in the period that
+        began then."""
         self._put(charge_op(scope, name, period_start, usd))
 
     def record_plan(self, provider: str, account: str, heard_at: float, known: str) -> None:
@@ -252,7 +302,8 @@ class Ledger:
         self.last_event = max(self.last_event, number)
 
     def record_event(self, event: Event) -> Event:
-        """Queue an event and return it with its number. Raises `ValueError` for one without a time."""
+        """Queue an event and return it with its number. Raises `ValueError` for one without a
+        time."""
         numbered = msgspec.structs.replace(event, seq=self.last_event + 1)
         op = event_op(numbered)
         self.last_event += 1
@@ -263,8 +314,9 @@ class Ledger:
         served = self._urgent is not None
         self._writer.put(op, urgent=op.urgent or served)
         if op.urgent and not self._waking:
-            # once for everything that the trio thread does in one go: the requests of a burst share a transaction, and the two
-            # threads do not take the interpreter lock from each other between them
+            # once for everything that the trio thread does in one go: the requests of a burst share
+            # a transaction, and the two threads do not take the interpreter lock from each other
+            # between them
             self._waking = True
             if self._urgent is not None:
                 self._urgent.set()
@@ -283,12 +335,14 @@ class Ledger:
         self._writer.wake()
 
     async def serve(self) -> None:
-        """Until cancelled, write in this thread where that waits for nothing: what is urgent, once for everything that the thread
-        does in one go, and the rest after `LINGER`. A thread that is woken, and wakes this one, doubles the time of a commit."""
+        """Until cancelled, write in this thread where that waits for nothing: what is urgent, once
+        for everything that the thread does in one go, and the rest after `LINGER`. A thread that is
+        woken, and wakes this one, doubles the time of a commit."""
         self._urgent = trio.Event()
         try:
             while True:
-                with trio.CancelScope() as self._lingering:  # one for many waits: it costs more than a wait
+                # one for many waits: it costs more than a wait
+                with trio.CancelScope() as self._lingering:
                     while True:
                         await self._urgent.wait()
                         self._write_now()
@@ -309,7 +363,8 @@ class Ledger:
 
     @property
     def idle(self) -> bool:
-        """Whether the thread that writes waits for work. It reports what it has written a moment before that."""
+        """Whether the thread that writes waits for work. It reports what it has written a moment
+        before that."""
         return self._writer.idle
 
     async def flush(self) -> bool:
@@ -326,7 +381,8 @@ class Ledger:
         return outcome[0]
 
     def flush_now(self, timeout: float = 1.0) -> bool:
-        """`flush` without letting another task run meanwhile. False after `timeout` seconds as well."""
+        """`flush` without letting another task run meanwhile. False after `timeout` seconds as
+        well."""
         outcome: SimpleQueue[bool] = SimpleQueue()
         self._writer.flush(outcome.put)
         try:
@@ -335,22 +391,26 @@ class Ledger:
             return False
 
     def when_idle(self, work: Callable[[Connection], T]) -> Future[T]:
-        """Call `work` with the connection that writes, in the writer's thread; see `Writer.when_idle`."""
+        """Call `work` with the connection that writes, in the writer's thread; see
+        `Writer.when_idle`."""
         return self._writer.when_idle(work)
 
     def look_after(self) -> None:
-        """Have the file written again soon if another process has removed or replaced it. A write looks for itself."""
+        """Have the file written again soon if another process has removed or replaced it. A write
+        looks for itself."""
         if self._transactions.displaced:
             self._writer.flush(lambda _clean: None)
 
     def close(self, timeout: float = 5.0) -> int:
-        """Write what is queued and close the file. Return how many operations could not be written within `timeout` seconds."""
+        """Write what is queued and close the file. Return how many operations could not be written
+        within `timeout` seconds."""
         # the reader first: the last connection to close checkpoints, and a read-only one cannot
         self.records.close()
         return self._writer.close(timeout)
 
     def _report(self, report: Report) -> None:
-        # when trio is over, no task waits for a report; `close` returns how many operations stayed unwritten
+        # when trio is over, no task waits for a report; `close` returns how many operations stayed
+        # unwritten
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._hear, report)
 
@@ -397,7 +457,8 @@ class Ledger:
 
 
 def _sorted_out(result: WriteResult) -> tuple[list[RunId], list[RunId], list[CallKey], int]:
-    """Return whose admissions and whose ends are in the file, or were given up, which calls, and the newest event there."""
+    """Return whose admissions and whose ends are in the file, or were given up, which calls, and
+    the newest event there."""
     admitted, ended, calls, newest = list[RunId](), list[RunId](), list[CallKey](), 0
     for op in result.committed:
         if op.kind == "event":

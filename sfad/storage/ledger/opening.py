@@ -1,7 +1,9 @@
-"""Opens the one connection that writes, at the newest schema version, and reads a ledger that a daemon left.
+"""Opens the one connection that writes, at the newest schema version, and reads a ledger that a
+daemon left.
 
-A corrupt file is set aside under a new name, never deleted. So is anything else that has one of the ledger's names. A start reads
-the schema, the rows of live runs and the highest numbers, whatever the size of the file. `Maintenance` checks all of it later.
+A corrupt file is set aside under a new name, never deleted. So is anything else that has one of the
+ledger's names. A start reads the schema, the rows of live runs and the highest numbers, whatever
+the size of the file. `Maintenance` checks all of it later.
 """
 
 import os
@@ -25,7 +27,8 @@ _HIGHEST = 1 << 60
 
 
 SUSPECT = f"{LEDGER}.suspect"
-"""Is there when damage was found in the ledger while it was in use: the next start reads all of it."""
+"""Is there when damage was found in the ledger while it was in use: the next start reads all of
+it."""
 
 
 def suspect(directory: Path, why: str) -> None:
@@ -35,8 +38,9 @@ def suspect(directory: Path, why: str) -> None:
 
 
 def check_whole(directory: Path, between: Callable[[], object]) -> str | None:
-    """Read the ledger to its last page, and return what is wrong with it. Takes 1.2 ms a MB from the page cache. `between` is
-    called every few ms, and may raise to give up. Raises `sqlite3.Error` if it cannot be read at all."""
+    """Read the ledger to its last page, and return what is wrong with it. Takes 1.2 ms a MB from
+    the page cache. `between` is called every few ms, and may raise to give up. Raises
+    `sqlite3.Error` if it cannot be read at all."""
     stopped: list[BaseException] = []
 
     def look() -> bool:
@@ -64,11 +68,12 @@ _STEPS = 100_000
 
 
 def check(path: Path, busy_timeout: float, *, whole: bool) -> None:
-    """Read the schema and the highest numbers, and, if `whole`, the file to its last page. Raise the `sqlite3.Error` that says what
-    is wrong with it."""
+    """Read the schema and the highest numbers, and, if `whole`, the file to its last page. Raise
+    the `sqlite3.Error` that says what is wrong with it."""
     if size(path) == 0:
         return
-    # read-only: another connection would move the log into a file that is to be salvaged when it is closed
+    # read-only: another connection would move the log into a file that is to be salvaged when it is
+    # closed
     with closing(open_reader(path.parent, busy_timeout)) as connection:
         try:
             check_ours(connection)
@@ -103,7 +108,8 @@ def _read_newest(connection: sqlite3.Connection) -> None:
 
 
 _LOG_KEPT = 16 * 1024 * 1024
-"""Bytes of the log that stay allocated after a checkpoint. A burst may need more, but does not keep it."""
+"""Bytes of the log that stay allocated after a checkpoint. A burst may need more, but does not keep
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +125,8 @@ class OpenedFile:
 def open_writer(directory: Path, notes: list[str], *, busy_timeout: float) -> OpenedFile:
     """Open the file, and make it if it is missing.
 
-    Set a corrupt one aside, untouched, and add a line about that to `notes`. Raises `LedgerError` for everything else that
-    keeps it from being opened."""
+    Set a corrupt one aside, untouched, and add a line about that to `notes`. Raises `LedgerError`
+    for everything else that keeps it from being opened."""
     path = directory / LEDGER
     try:
         _clear(path, notes)
@@ -141,11 +147,13 @@ def open_writer(directory: Path, notes: list[str], *, busy_timeout: float) -> Op
 def open_past(directory: Path) -> sqlite3.Connection:
     """Return a connection to a ledger that a daemon of any release left. Raises `LedgerError`.
 
-    Nothing on the disk is made, changed or migrated: an older ledger is copied into memory and migrated there."""
+    Nothing on the disk is made, changed or migrated: an older ledger is copied into memory and
+    migrated there."""
     connection = None
     try:
         for name in (directory / LEDGER, *beside(directory / LEDGER)):
-            if os.path.lexists(name) and not is_regular(name):  # SQLite would wait for the other end of a FIFO
+            # SQLite would wait for the other end of a FIFO
+            if os.path.lexists(name) and not is_regular(name):
                 raise LedgerError(f"{name} is not a regular file")
         connection = open_reader(directory)
         check_ours(connection)
@@ -163,16 +171,19 @@ def open_past(directory: Path) -> sqlite3.Connection:
 
 
 def configure(connection: sqlite3.Connection) -> None:
-    """Set the pragmas that the promises of docs/durability.md need. Raises `LedgerError` if the file system cannot do it."""
+    """Set the pragmas that the promises of docs/durability.md need. Raises `LedgerError` if the
+    file system cannot do it."""
     if not version_of(connection):
-        # Only before the first page is written. In any other file the pragma changes nothing, but it wants the write lock:
-        # a program that holds the lock would keep the live runs unsupervised.
+        # Only before the first page is written. In any other file the pragma changes nothing, but
+        # it wants the write lock: a program that holds the lock would keep the live runs
+        # unsupervised.
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
         raise LedgerError(f"its file system does not support WAL (journal mode stays {mode!r})")
-    # NORMAL does not fsync at a commit. A commit survives a crash of the daemon, because it is in the page cache; a power
-    # failure may take the last commits, and ends the processes that they describe
+    # NORMAL does not fsync at a commit. A commit survives a crash of the daemon, because it is in
+    # the page cache; a power failure may take the last commits, and ends the processes that they
+    # describe
     connection.execute("PRAGMA synchronous = NORMAL")
     # the writer checkpoints after it has answered, so that no admission waits for an fsync
     connection.execute("PRAGMA wal_autocheckpoint = 0")
@@ -180,22 +191,36 @@ def configure(connection: sqlite3.Connection) -> None:
 
 
 def _clear(path: Path, notes: list[str]) -> None:
-    """Set aside what is not a regular file: SQLite would follow a symlink, and wait for the other end of a FIFO."""
-    foreign = [name for name in (path, *beside(path)) if os.path.lexists(name) and not is_regular(name)]
-    notes += [f"{name} was not a regular file; it was set aside as {set_aside(name)}" for name in foreign]
-    if is_regular(path) and path.lstat().st_uid == os.geteuid() and not os.access(path, os.R_OK | os.W_OK):
+    """Set aside what is not a regular file: SQLite would follow a symlink, and wait for the other
+    end of a FIFO."""
+    foreign = [
+        name for name in (path, *beside(path)) if os.path.lexists(name) and not is_regular(name)
+    ]
+    notes += [
+        f"{name} was not a regular file; it was set aside as {set_aside(name)}" for name in foreign
+    ]
+    if (
+        is_regular(path)
+        and path.lstat().st_uid == os.geteuid()
+        and not os.access(path, os.R_OK | os.W_OK)
+    ):
         regain(path)
 
 
 def _open_checked(path: Path, notes: list[str], busy_timeout: float) -> OpenedFile:
     _make(path)
     check(path, busy_timeout, whole=os.path.lexists(path.with_name(SUSPECT)))
-    connection = lenient(sqlite3.connect(path, isolation_level=None, timeout=busy_timeout, check_same_thread=False))
+    connection = lenient(
+        sqlite3.connect(path, isolation_level=None, timeout=busy_timeout, check_same_thread=False)
+    )
     try:
         is_new = version_of(connection) == 0
         configure(connection)
         if dropped := migrate(connection):
-            notes.append(f"dropped triggers and indices of another program from the ledger {path}: {', '.join(dropped)}")
+            notes.append(
+                f"dropped triggers and indices of another program from the ledger {path}: "
+                f"{', '.join(dropped)}"
+            )
         left, damaged = _left(path, notes)
     except BaseException:
         connection.close()
@@ -204,7 +229,8 @@ def _open_checked(path: Path, notes: list[str], busy_timeout: float) -> OpenedFi
 
 
 def _left(path: Path, notes: list[str]) -> tuple[list[RunInfo], frozenset[RunId]]:
-    """Return the runs that the ledger shows as live, and which of their rows are damaged. Keep each such row, and add a line."""
+    """Return the runs that the ledger shows as live, and which of their rows are damaged. Keep each
+    such row, and add a line."""
     left, damaged = list[RunInfo](), set[RunId]()
     with closing(open_reader(path.parent)) as connection:
         connection.text_factory = text = _TextDecoder()
@@ -213,11 +239,20 @@ def _left(path: Path, notes: list[str]) -> tuple[list[RunInfo], frozenset[RunId]
             left.append(info)
             if is_damaged(info) or text.wrong:
                 damaged.add(info.id)
-                why = "a text in it is not UTF-8" if text.wrong else info.reason.message if info.reason else ""
+                why = (
+                    "a text in it is not UTF-8"
+                    if text.wrong
+                    else info.reason.message
+                    if info.reason
+                    else ""
+                )
                 content = repr(dict(zip(READ_COLUMNS, row, strict=True)))
-                kept = keep_damaged(path.with_name(f"{LEDGER}.{info.id}"), content.encode(errors="backslashreplace"))
+                kept = keep_damaged(
+                    path.with_name(f"{LEDGER}.{info.id}"), content.encode(errors="backslashreplace")
+                )
                 notes.append(
-                    f"run {info.id}: the row of this live run in the ledger is damaged ({why}) and is written again; {kept}"
+                    f"run {info.id}: the row of this live run in the ledger is damaged ({why}) "
+                    f"and is written again; {kept}"
                 )
             text.wrong = False
     return left, frozenset(damaged)
@@ -238,8 +273,11 @@ class _TextDecoder:
 
 def _make(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # SQLite gives -wal and -shm the mode of the database file. O_NONBLOCK: do not wait for the other end of a FIFO
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW, 0o600)
+    # SQLite gives -wal and -shm the mode of the database file. O_NONBLOCK: do not wait for the
+    # other end of a FIFO
+    descriptor = os.open(
+        path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW, 0o600
+    )
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
@@ -253,12 +291,17 @@ def _make(path: Path) -> None:
 
 
 def _set_aside(path: Path, error: sqlite3.Error) -> str:
-    """Rename the database and its log, which SQLite finds by name, so that both can still be salvaged."""
+    """Rename the database and its log, which SQLite finds by name, so that both can still be
+    salvaged."""
     target = free_name(path, "corrupt")
-    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)  # an index into the log, which SQLite makes from it again
+    # an index into the log, which SQLite makes from it again
+    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
     if size(log := log_of(path)):
         log.rename(log_of(target))
     else:
         log.unlink(missing_ok=True)
     path.rename(target)
-    return f"the ledger {path} is corrupt ({error}); it was set aside as {target.name}, and a new one was begun"
+    return (
+        f"the ledger {path} is corrupt ({error}); it was set aside as {target.name}, and a new "
+        "one was begun"
+    )

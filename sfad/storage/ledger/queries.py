@@ -1,11 +1,12 @@
 """Synchronous queries on a read-only connection.
 
-This module chooses the index of each query, because SQLite's planner has no statistics here. The first filter with an index
-drives the query; the others are written `+column = ?`, which hides their indices from the planner. Without such a filter a page
-walks the table itself, newest first.
+This module chooses the index of each query, because SQLite's planner has no statistics here. The
+first filter with an index drives the query; the others are written `+column = ?`, which hides their
+indices from the planner. Without such a filter a page walks the table itself, newest first.
 
-What a page reads does not depend on the ledger's size: it walks at most `MAX_WALKED` rows or entries of the driving index, and ends
-there even if few rows match. The next page continues below. Only a tree is walked whole, because the guard bounds its size.
+What a page reads does not depend on the ledger's size: it walks at most `MAX_WALKED` rows or
+entries of the driving index, and ends there even if few rows match. The next page continues below.
+Only a tree is walked whole, because the guard bounds its size.
 """
 
 from __future__ import annotations
@@ -42,8 +43,10 @@ from .rows import (
 _COLUMNS = ", ".join(f"runs.{name}" for name in READ_COLUMNS)
 
 _BELOW = (
-    "runs.number IN (WITH RECURSIVE below(id, number) AS (SELECT id, number FROM runs WHERE number = ? UNION ALL "
-    "SELECT child.id, child.number FROM below JOIN runs AS child ON child.parent_id = below.id) SELECT number FROM below)"
+    "runs.number IN (WITH RECURSIVE below(id, number) AS (SELECT id, number FROM runs WHERE "
+    "number = ? UNION ALL "
+    "SELECT child.id, child.number FROM below JOIN runs AS child ON child.parent_id = below.id) "
+    "SELECT number FROM below)"
 )
 
 MAX_WALKED = 5000
@@ -53,7 +56,8 @@ CALLS = 250
 """Calls in one page, some 3 ms."""
 
 MOST_BELOW = 20_000
-"""Descendants of the ended runs in a page. The totals of each run are summed from their rows, in some 5 µs a row."""
+"""Descendants of the ended runs in a page. The totals of each run are summed from their rows, in
+some 5 µs a row."""
 
 MAX_PAGES = 16
 """Pages that are held, of 1000 runs each in some 100 KB."""
@@ -63,14 +67,17 @@ MAX_EVENTS = 100_000
 
 _NO_NUMBER = 2**63 - 1
 
-LIVE = f"runs.status IN ({', '.join(repr(status.value) for status in Status if not status.terminal)})"
+LIVE = (
+    f"runs.status IN ({', '.join(repr(status.value) for status in Status if not status.terminal)})"
+)
 
 
 OPEN_RUNS = f"SELECT {_COLUMNS} FROM runs INDEXED BY runs_status WHERE {LIVE} ORDER BY number"  # noqa: S608
 """Selects `READ_COLUMNS` of the runs that the ledger shows as live, oldest first."""
 
 _HIGHEST_TIME = 253402300800
-"""The end of the year 9999, the last one that `datetime` has. To SQLite a text, as in a damaged row, is higher."""
+"""The end of the year 9999, the last one that `datetime` has. To SQLite a text, as in a damaged
+row, is higher."""
 _CREATED_AFTER = f"created_at > ? AND created_at < {_HIGHEST_TIME}"
 
 
@@ -93,7 +100,8 @@ class Page:
         return self.within is not None or self.scope.run is not None
 
     def admits(self, info: RunInfo, uid: int | None, lineage: Sequence[RunId]) -> bool:
-        """Apply the same filters to a run of a user that is not in the file yet. `lineage`: its ids, see `needs_lineage`."""
+        """Apply the same filters to a run of a user that is not in the file yet. `lineage`: its
+        ids, see `needs_lineage`."""
         query = self.query
         if query.before is not None and not (info.status.terminal and info.id < query.before):
             return False
@@ -110,7 +118,8 @@ class Page:
 
 
 Ended = tuple[int, int]
-"""The number of a run that has ended, and how many descendants it has. A page has a thousand of them, so they are not objects."""
+"""The number of a run that has ended, and how many descendants it has. A page has a thousand of
+them, so they are not objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +130,13 @@ class Selection:
     ended: list[Ended]
     """The newest first."""
     reached: int = 0
-    """The selection has every matching run that has ended with this number or a higher one; there may be more with lower numbers.
-    0: there are no more."""
+    """The selection has every matching run that has ended with this number or a higher one; there
+    may be more with lower numbers. 0: there are no more."""
 
     @classmethod
     def of(cls, live: list[int], ended: Iterable[Ended], rows: int, reached: int) -> Selection:
-        """Keep all live runs, and the newest `rows` of the ended ones down to `reached`; fewer if they have many descendants."""
+        """Keep all live runs, and the newest `rows` of the ended ones down to `reached`; fewer if
+        they have many descendants."""
         ended = sorted(ended, reverse=True)
         if ended and ended[-1][0] < reached:
             ended = [run for run in ended if run[0] >= reached]
@@ -164,7 +174,9 @@ class Reader:
 
     def owner(self, run: RunId) -> tuple[int | None] | None:
         """Return the uid of the run's user, alone in a tuple; `None` for an unknown run."""
-        found: tuple[int | None] | None = self._row("SELECT uid FROM runs WHERE number = ?", number_of(run))
+        found: tuple[int | None] | None = self._row(
+            "SELECT uid FROM runs WHERE number = ?", number_of(run)
+        )
         return found
 
     def parent(self, run: RunId) -> RunId | None:
@@ -174,12 +186,18 @@ class Reader:
 
     def has_event(self, run: RunId, what: str) -> bool:
         """Whether one of the newest events is of this run and type. No index has an event's run."""
-        sql = "SELECT 1 FROM events WHERE seq > (SELECT ifnull(max(seq), 0) FROM events) - ? AND run_id = ? AND type = ? LIMIT 1"
+        sql = (
+            "SELECT 1 FROM events WHERE seq > (SELECT ifnull(max(seq), 0) FROM events) - ? AND "
+            "run_id = ? AND type = ? LIMIT 1"
+        )
         return self._row(sql, MAX_WALKED, run, what) is not None
 
     def charged(self, scope: str, name: str, period_start: float) -> float:
         """Return the USD that a budget was charged in the period that began at `period_start`."""
-        sql = "SELECT CAST(charged_usd AS REAL) FROM budgets WHERE scope = ? AND name = ? AND period_start = ?"
+        sql = (
+            "SELECT CAST(charged_usd AS REAL) FROM budgets WHERE scope = ? AND name = ? AND "
+            "period_start = ?"
+        )
         row = self._row(sql, scope, name, period_start)
         return 0.0 if row is None else row[0] or 0.0
 
@@ -192,7 +210,10 @@ class Reader:
         if numbers is None:
             return []
         terms = [Term("number BETWEEN ? AND ?", numbers), *scope_terms(scope)]
-        where, values = " AND ".join(term.driving or term.plain for term in terms), [v for term in terms for v in term.values]
+        where, values = (
+            " AND ".join(term.driving or term.plain for term in terms),
+            [v for term in terms for v in term.values],
+        )
         sql = f"SELECT number FROM runs WHERE {where} ORDER BY number LIMIT ?"  # noqa: S608
         return [run_id(row[0]) for row in self._connection.execute(sql, [*values, limit])]
 
@@ -202,45 +223,61 @@ class Reader:
 
     def root_spawns(self, since: float) -> list[tuple[str, datetime]]:
         """Return user and time of each root that was admitted after `since`, by time."""
-        # by the index of times and not from the newest row back: while the clock was set back, newer rows got earlier times
+        # by the index of times and not from the newest row back: while the clock was set back,
+        # newer rows got earlier times
         sql = (
             "SELECT user, created_at FROM runs INDEXED BY runs_created "  # noqa: S608
-            f"WHERE {_CREATED_AFTER} AND parent_id IS NULL AND status NOT GLOB 'rejected_*' ORDER BY created_at"
+            f"WHERE {_CREATED_AFTER} AND parent_id IS NULL AND status NOT GLOB 'rejected_*' ORDER "
+            "BY created_at"
         )
-        return [(user, datetime.fromtimestamp(created, UTC)) for user, created in self._connection.execute(sql, (since,))]
+        return [
+            (user, datetime.fromtimestamp(created, UTC))
+            for user, created in self._connection.execute(sql, (since,))
+        ]
 
     def sessions(self, since: float) -> list[tuple[str, datetime]]:
         """Return user and time of each session that was admitted after `since`, by time."""
         sql = (
             "SELECT user, created_at FROM runs INDEXED BY runs_created "  # noqa: S608
-            f"WHERE {_CREATED_AFTER} AND mode = ? AND status NOT GLOB 'rejected_*' ORDER BY created_at"
+            f"WHERE {_CREATED_AFTER} AND mode = ? AND status NOT GLOB 'rejected_*' ORDER BY "
+            "created_at"
         )
-        return [(user, datetime.fromtimestamp(created, UTC)) for user, created in self._connection.execute(sql, (since, SESSION))]
+        return [
+            (user, datetime.fromtimestamp(created, UTC))
+            for user, created in self._connection.execute(sql, (since, SESSION))
+        ]
 
     def ended_sessions(self, since: float) -> list[tuple[float, RunId]]:
-        """Return when sessions that were created after `since` ended, and their ids, the oldest end first."""
+        """Return when sessions that were created after `since` ended, and their ids, the oldest end
+        first."""
         sql = (
             "SELECT ended_at, id FROM runs INDEXED BY runs_created "  # noqa: S608
-            f"WHERE {_CREATED_AFTER} AND mode = ? AND ended_at < {_HIGHEST_TIME} AND status NOT GLOB 'rejected_*' ORDER BY ended_at"
+            f"WHERE {_CREATED_AFTER} AND mode = ? AND ended_at < {_HIGHEST_TIME} AND status NOT "
+            "GLOB 'rejected_*' ORDER BY ended_at"
         )
         return [(at, run) for at, run in self._connection.execute(sql, (since, SESSION))]
 
     def events_of(self, run: RunId, since: float) -> list[Event]:
-        """Return the run's events, the oldest first. `since`: when it was created. No index has an event's run, so at most
-        `MAX_EVENTS` of the newest events are read."""
+        """Return the run's events, the oldest first. `since`: when it was created. No index has an
+        event's run, so at most `MAX_EVENTS` of the newest events are read."""
         sql = (
             f"SELECT {', '.join(EVENT_COLUMNS)} FROM events "  # noqa: S608
-            "WHERE seq > (SELECT max(seq) FROM events) - ? AND time >= ? AND run_id = ? ORDER BY seq"
+            "WHERE seq > (SELECT max(seq) FROM events) - ? AND time >= ? AND run_id = ? ORDER BY "
+            "seq"
         )
         return [event_of(row) for row in self._connection.execute(sql, (MAX_EVENTS, since, run))]
 
     def runs(self, numbers: Sequence[int]) -> list[RunInfo]:
         """Return the runs with these numbers, oldest first."""
-        sql = f"SELECT {_COLUMNS} FROM runs WHERE number IN ({', '.join('?' * len(numbers))}) ORDER BY number"  # noqa: S608
+        sql = (
+            f"SELECT {_COLUMNS} FROM runs WHERE number IN ({', '.join('?' * len(numbers))}) ORDER "
+            "BY number"
+        )
         return [run_info(row) for row in self._connection.execute(sql, numbers)]
 
     def select(self, page: Page) -> Selection:
-        """Return a page. While nothing is committed to the file, the same page is read once; it must not be changed."""
+        """Return a page. While nothing is committed to the file, the same page is read once; it
+        must not be changed."""
         version = self._row("PRAGMA data_version")[0]
         if version != self._version or len(self._selected) >= MAX_PAGES:
             self._version = version
@@ -252,11 +289,14 @@ class Reader:
         return found
 
     def _select(self, page: Page) -> Selection:
-        live = [number for query in live_queries(page) for (number,) in self._connection.execute(*query)]
+        live = [
+            number for query in live_queries(page) for (number,) in self._connection.execute(*query)
+        ]
         ended: list[Ended] = []
         reached, rows, near = 0, page.query.rows, self._near(page)
         for query in ended_queries(page):
-            # most pages are full after a few rows; only the others need to know how far they may walk
+            # most pages are full after a few rows; only the others need to know how far they may
+            # walk
             floor, found = near, self._connection.execute(*query.sql(page, near)).fetchall()
             if len(found) < rows and near:
                 floor = self._floor(query, page)
@@ -269,25 +309,35 @@ class Reader:
 
     def _near(self, page: Page) -> int:
         """Return the number above which a page is full if every second run fits."""
-        highest = page.below - 1 if page.query.before is not None else self._row("SELECT ifnull(max(number), 0) FROM runs")[0]
+        highest = (
+            page.below - 1
+            if page.query.before is not None
+            else self._row("SELECT ifnull(max(number), 0) FROM runs")[0]
+        )
         return max(0, highest - min(2 * page.query.rows, MAX_WALKED))
 
     def _floor(self, query: EndedQuery, page: Page) -> int:
-        """Return the lowest number that the query looks at, so that it walks at most `MAX_WALKED` rows or entries."""
+        """Return the lowest number that the query looks at, so that it walks at most `MAX_WALKED`
+        rows or entries."""
         sql, values = query.walk(page)
         row = self._row(sql, *values) if sql else None
         return 0 if row is None else int(row[0])
 
     def _is_more(self, page: Page, reached: int) -> bool:
-        """Return whether a run below `reached` may match. Times are not in the order of numbers, but have an index."""
+        """Return whether a run below `reached` may match. Times are not in the order of numbers,
+        but have an index."""
         if not reached or page.query.since is None:
             return bool(reached)
-        sql = "SELECT 1 FROM runs INDEXED BY runs_created WHERE created_at >= ? AND number < ? LIMIT 1"
+        sql = (
+            "SELECT 1 FROM runs INDEXED BY runs_created WHERE created_at >= ? AND number < ? "
+            "LIMIT 1"
+        )
         return self._row(sql, page.query.since, reached) is not None
 
     def used_below(self, root: RunId) -> dict[RunId, Used]:
         sql = (
-            "SELECT id, parent_id, cost_usd, tokens, partial, at_most FROM runs INDEXED BY runs_root "
+            "SELECT id, parent_id, cost_usd, tokens, partial, at_most FROM runs INDEXED BY "
+            "runs_root "
             "WHERE root_id = ? AND parent_id IS NOT NULL"
         )
         rows = self._connection.execute(sql, (root,))
@@ -296,15 +346,27 @@ class Reader:
             for run, parent, cost, tokens, partial, at_most in rows
         }
 
-    def calls(self, run: RunId, after: tuple[float, int] = (0.0, 0), rows: int = CALLS) -> list[CallInfo]:
-        """Return calls of a run in the order of their time, those after a time in seconds since the epoch and a number."""
-        sql = f"SELECT {', '.join(CALL_COLUMNS)} FROM calls WHERE run = ? AND (time, number) > (?, ?) ORDER BY time, number LIMIT ?"  # noqa: S608
-        return [call_of(row) for row in self._connection.execute(sql, (number_of(run), *after, rows))]
+    def calls(
+        self, run: RunId, after: tuple[float, int] = (0.0, 0), rows: int = CALLS
+    ) -> list[CallInfo]:
+        """Return calls of a run in the order of their time, those after a time in seconds since the
+        epoch and a number."""
+        sql = (
+            f"SELECT {', '.join(CALL_COLUMNS)} FROM calls WHERE run = ? AND (time, number) > (?, "
+            "?) ORDER BY time, number LIMIT ?"
+        )
+        return [
+            call_of(row) for row in self._connection.execute(sql, (number_of(run), *after, rows))
+        ]
 
     def count_calls(self, run: RunId, but: Iterable[tuple[float, int]] = ()) -> tuple[int, int]:
-        """Return how many calls of a run were made, and how many were refused. `but`: without those of these times and numbers."""
+        """Return how many calls of a run were made, and how many were refused. `but`: without those
+        of these times and numbers."""
         keys = list(but)
-        counts = "count(*) FILTER (WHERE state = 'ended'), ifnull(sum(1 + more) FILTER (WHERE state = 'refused'), 0)"
+        counts = (
+            "count(*) FILTER (WHERE state = 'ended'), ifnull(sum(1 + more) FILTER (WHERE state = "
+            "'refused'), 0)"
+        )
         others = " AND (time, number) != (?, ?)" * len(keys)
         sql = f"SELECT {counts} FROM calls WHERE run = ?{others}"  # noqa: S608
         made, refused = self._row(sql, number_of(run), *(value for key in keys for value in key))
@@ -312,24 +374,41 @@ class Reader:
 
     def last_refusal(self, run: RunId) -> str | None:
         """Return why the last refused call of a run was refused; `None` if none was."""
-        sql = "SELECT refused FROM calls WHERE run = ? AND state = 'refused' ORDER BY time DESC, number DESC LIMIT 1"
+        sql = (
+            "SELECT refused FROM calls WHERE run = ? AND state = 'refused' ORDER BY time DESC, "
+            "number DESC LIMIT 1"
+        )
         row = self._connection.execute(sql, (number_of(run),)).fetchone()
         return row[0] if row is not None else None
 
     def ends(self, runs: Sequence[RunId]) -> dict[RunId, float | None]:
-        """Return when these runs ended, in seconds since the epoch; `None` for a live run. Unknown runs are missing."""
+        """Return when these runs ended, in seconds since the epoch; `None` for a live run. Unknown
+        runs are missing."""
         marks = ", ".join("?" * len(runs))
-        sql = f"SELECT id, ended, CAST(ifnull(ended_at, created_at) AS REAL) FROM runs WHERE number IN ({marks})"  # noqa: S608
+        sql = (
+            "SELECT id, ended, CAST(ifnull(ended_at, created_at) AS REAL) FROM runs WHERE number "
+            f"IN ({marks})"
+        )
         rows = self._connection.execute(sql, [number_of(run) for run in runs])
         return {run: at if ended else None for run, ended, at in rows}
 
     def last(self, table: str, key: str) -> int:
         """Return the highest number that a row of a table has or had."""
-        sql = f"SELECT ifnull(max({key}), 0) FROM {table} UNION SELECT highest FROM deleted WHERE name = ?"  # noqa: S608
-        return max(int(number) for (number,) in self._connection.execute(sql, (table,)) if isinstance(number, int))
+        sql = (
+            f"SELECT ifnull(max({key}), 0) FROM {table} UNION SELECT highest FROM deleted WHERE "
+            "name = ?"
+        )
+        return max(
+            int(number)
+            for (number,) in self._connection.execute(sql, (table,))
+            if isinstance(number, int)
+        )
 
     def size(self) -> int:
-        pages, size = (self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+        pages, size = (
+            self._connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "page_size")
+        )
         return int(pages) * int(size)
 
     def _row(self, sql: str, *values: Any) -> Any:
@@ -373,16 +452,21 @@ class EndedQuery:
 
     @property
     def _number(self) -> str:
-        # the two numbers are equal, but SQLite sorts again unless the order is that of the table that it walks
+        # the two numbers are equal, but SQLite sorts again unless the order is that of the table
+        # that it walks
         return f"{self._source.partition(' ')[0]}.number"
 
     def walk(self, page: Page) -> Query:
-        """Return the query for the last row or entry that this one may walk; an empty one if it may walk all."""
+        """Return the query for the last row or entry that this one may walk; an empty one if it may
+        walk all."""
         if self.first is not None and self.first.bounded:
             return "", []
-        driving, values = ("1", []) if self.first is None else (self.first.driving, self.first.values)
+        driving, values = (
+            ("1", []) if self.first is None else (self.first.driving, self.first.values)
+        )
         sql = (
-            f"SELECT {self._number} FROM {self._source.partition(' ')[0]} WHERE {driving} AND {self._number} < ? "  # noqa: S608
+            f"SELECT {self._number} FROM {self._source.partition(' ')[0]} WHERE {driving} AND "
+            f"{self._number} < ? "
             f"ORDER BY {self._number} DESC LIMIT 1 OFFSET {MAX_WALKED}"
         )
         return sql, [*values, page.below]
@@ -391,7 +475,12 @@ class EndedQuery:
         span = Term(f"{self._number} < ? AND {self._number} >= ?", (page.below, floor))
         driving = [] if self.first is None else [Term(self.first.driving or "", self.first.values)]
         order = f" ORDER BY {self._number} DESC LIMIT {page.query.rows}"
-        return _sql("runs.number, CAST(runs.descendants AS INTEGER)", self._source, [*driving, span, *self.terms], order)
+        return _sql(
+            "runs.number, CAST(runs.descendants AS INTEGER)",
+            self._source,
+            [*driving, span, *self.terms],
+            order,
+        )
 
 
 def live_queries(page: Page) -> Iterator[Query]:
@@ -401,13 +490,18 @@ def live_queries(page: Page) -> Iterator[Query]:
     if page.query.before is not None:
         return
     live = [status for status in dict.fromkeys(page.query.status) if not status.terminal]
-    terms = [Term("runs.status = ?", (status.value,)) for status in live] if page.query.status else [Term(LIVE, ())]
+    terms = (
+        [Term("runs.status = ?", (status.value,)) for status in live]
+        if page.query.status
+        else [Term(LIVE, ())]
+    )
     for term in terms:
         yield _sql("runs.number", "runs INDEXED BY runs_status", [term, *filters(page)])
 
 
 def ended_queries(page: Page) -> Iterator[EndedQuery]:
-    """Yield the queries for the ended runs of a page: one for each status, so that each stops at its own limit."""
+    """Yield the queries for the ended runs of a page: one for each status, so that each stops at
+    its own limit."""
     if page.query.rows <= 0:
         return
     if not page.query.status:
@@ -442,7 +536,10 @@ def _name(names: Sequence[str]) -> Term:
 
 def _label(key: str, values: Sequence[str]) -> Term:
     marks = ", ".join("?" * len(values))
-    exists = f"EXISTS (SELECT 1 FROM labels AS l WHERE l.key = ? AND l.value IN ({marks}) AND l.number = runs.number)"  # noqa: S608
+    exists = (
+        f"EXISTS (SELECT 1 FROM labels AS l WHERE l.key = ? AND l.value IN ({marks}) AND l.number "
+        "= runs.number)"
+    )
     if len(values) != 1:  # the entries of several values are not in the order of numbers
         return Term(exists, (key, *values))
     source = "labels CROSS JOIN runs ON runs.number = labels.number"

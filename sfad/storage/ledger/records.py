@@ -43,15 +43,18 @@ class Records:
         return self._reader.size()
 
     def root_spawns(self, since: datetime) -> list[tuple[str, datetime]]:
-        """Return user and time of each root that was admitted after `since`, by time: what a rate of spawns counts."""
+        """Return user and time of each root that was admitted after `since`, by time: what a rate
+        of spawns counts."""
         return self._reader.root_spawns(since.timestamp())
 
     def sessions(self, since: datetime) -> list[tuple[str, datetime]]:
-        """Return user and time of each session that was admitted after `since`, by time: what the rate of sessions counts."""
+        """Return user and time of each session that was admitted after `since`, by time: what the
+        rate of sessions counts."""
         return self._reader.sessions(since.timestamp())
 
     def get(self, run_id: RunId) -> RunInfo | None:
-        """Return a run, or `None` if there is none. An admission that is not committed yet is not there."""
+        """Return a run, or `None` if there is none. An admission that is not committed yet is not
+        there."""
         found = self._lookup(run_id)
         return None if found is None else found[0]
 
@@ -60,14 +63,19 @@ class Records:
         return None if found is None else found[1]
 
     def request(self, run_id: RunId) -> bytes | None:
-        """Return what a run was started with, as `RunExtra.request` has it; `None` if that is not known."""
+        """Return what a run was started with, as `RunExtra.request` has it; `None` if that is not
+        known."""
         queued = self._unwritten.get(run_id)
         request = queued.extra.request if queued is not None else None
         return request or self._reader.request(run_id)
 
     def find(self, prefix: str, scope: Scope) -> list[RunId]:
         found = (run for run in self._unwritten if run.startswith(prefix))
-        unwritten = (run for run in found if scope.admits(self.uid(run), () if scope.run is None else self.lineage(run)))
+        unwritten = (
+            run
+            for run in found
+            if scope.admits(self.uid(run), () if scope.run is None else self.lineage(run))
+        )
         return sorted({*self._reader.find(prefix, scope, MAX_FOUND), *unwritten})[:MAX_FOUND]
 
     def select(self, page: Page) -> Selection:
@@ -88,8 +96,15 @@ class Records:
     def runs(self, numbers: Sequence[int]) -> list[RunInfo]:
         """Return the runs with these numbers, oldest first."""
         wanted = set(numbers)
-        queued = {number: each.info for run, each in self._unwritten.items() if (number := number_of(run)) in wanted}
-        read = {number_of(info.id): info for info in self._reader.runs([number for number in numbers if number not in queued])}
+        queued = {
+            number: each.info
+            for run, each in self._unwritten.items()
+            if (number := number_of(run)) in wanted
+        }
+        read = {
+            number_of(info.id): info
+            for info in self._reader.runs([number for number in numbers if number not in queued])
+        }
         return [info for _, info in sorted((read | queued).items())]
 
     def unwritten(self, page: Page) -> Iterator[tuple[RunInfo, RunExtra]]:
@@ -127,14 +142,17 @@ class Records:
         return self._reader.has_event(run, what)
 
     def charged(self, scope: str, name: str, period_start: datetime) -> float:
-        """Return the USD that a budget was charged in that period, without charges that are queued."""
+        """Return the USD that a budget was charged in that period, without charges that are
+        queued."""
         return self._reader.charged(scope, name, period_start.timestamp())
 
     def plans(self) -> list[str]:
         """Return what is known of each subscription, as JSON, without what is queued."""
         return self._reader.plans()
 
-    def calls(self, run: RunId, after: tuple[float, int] = (0.0, 0), rows: int = CALLS) -> list[CallInfo]:
+    def calls(
+        self, run: RunId, after: tuple[float, int] = (0.0, 0), rows: int = CALLS
+    ) -> list[CallInfo]:
         """See `Reader.calls`. Without rows that are queued."""
         return self._reader.calls(run, after, rows)
 
@@ -175,7 +193,8 @@ class Records:
 
 _BELOW = (
     "run_id IN (WITH RECURSIVE below(id) AS (SELECT id FROM runs WHERE number = ? UNION ALL "
-    "SELECT child.id FROM below JOIN runs AS child ON child.parent_id = below.id) SELECT id FROM below)"
+    "SELECT child.id FROM below JOIN runs AS child ON child.parent_id = below.id) SELECT id FROM "
+    "below)"
 )
 
 
@@ -230,17 +249,25 @@ class EventFilter:
             terms.append(f"({' OR '.join(_BELOW for _ in self.runs)})")
             values += [number_of(run) for run in self.runs]
         if not self.milestones:
-            terms.append("NOT (type = 'run_progress' AND json_valid(body) AND json_extract(body, '$.by') IS NOT NULL)")
+            terms.append(
+                "NOT (type = 'run_progress' AND json_valid(body) AND json_extract(body, "
+                "'$.by') "
+                "IS NOT NULL)"
+            )
         return " AND ".join(terms), values
 
 
-def event_page(connection: sqlite3.Connection, wanted: EventFilter, request: Events, rows: int) -> EventPage:
+def event_page(
+    connection: sqlite3.Connection, wanted: EventFilter, request: Events, rows: int
+) -> EventPage:
     """Return a page of at most `rows` events, the oldest first. Raises `sqlite3.Error`."""
     where, values = wanted.terms()
     columns, order = ", ".join(EVENT_COLUMNS), "DESC" if request.after is None else "ASC"
     sql = f"SELECT {columns} FROM events WHERE seq > ? AND {where} ORDER BY seq {order} LIMIT ?"  # noqa: S608
     # one more than asked for shows whether there are more
-    found = [event_of(row) for row in connection.execute(sql, [request.after or 0, *values, rows + 1])]
+    found = [
+        event_of(row) for row in connection.execute(sql, [request.after or 0, *values, rows + 1])
+    ]
     events = found[:rows]
     if request.after is None:
         events.reverse()

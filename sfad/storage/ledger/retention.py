@@ -1,7 +1,7 @@
 """Deletes old rows and gives free pages back, in small errands of the writer's thread.
 
-A tree is deleted whole, descendants first, when every run in it ended before the cutoff. Numbers are not given again, because
-the table `deleted` of the schema keeps the highest.
+A tree is deleted whole, descendants first, when every run in it ended before the cutoff. Numbers
+are not given again, because the table `deleted` of the schema keeps the highest.
 """
 
 import sqlite3
@@ -24,7 +24,8 @@ from .queries import LIVE
 from .rows import number_of
 
 STEP_RUNS, STEP_EVENTS = 50, 250
-"""Rows, the latter also of calls, that one transaction deletes, in 1 to 2 ms. An admission may have to wait for that."""
+"""Rows, the latter also of calls, that one transaction deletes, in 1 to 2 ms. An admission may have
+to wait for that."""
 
 _PAGE = 1000
 
@@ -62,11 +63,14 @@ class _OldRun:
 class Pruner:
     """Deletes and compacts, in one thread.
 
-    `errand` calls its argument in the writer's thread and returns the result. `pause` is called between two errands; it may wait,
-    and raise to give up."""
+    `errand` calls its argument in the writer's thread and returns the result. `pause` is called
+    between two errands; it may wait, and raise to give up."""
 
     def __init__(
-        self, directory: Path, errand: Callable[[Callable[[sqlite3.Connection], int]], int], pause: Callable[[], object]
+        self,
+        directory: Path,
+        errand: Callable[[Callable[[sqlite3.Connection], int]], int],
+        pause: Callable[[], object],
     ) -> None:
         self._directory = directory
         self._errand = errand
@@ -74,25 +78,35 @@ class Pruner:
         self._steps = 0
 
     def delete(self, cutoff: datetime) -> Deleted:
-        """Delete the trees that ended before `cutoff`, older events unless their run is live, and charges of budgets in periods
-        that are long over. Raises `sqlite3.Error`."""
+        """Delete the trees that ended before `cutoff`, older events unless their run is live, and
+        charges of budgets in periods that are long over. Raises `sqlite3.Error`."""
         with closing(open_reader(self._directory)) as connection:
             runs = self._delete_runs(connection, _old_runs(connection, cutoff))
-            events = sum(self._do(_delete_events(batch)) for batch in _old_events(connection, cutoff))
+            events = sum(
+                self._do(_delete_events(batch)) for batch in _old_events(connection, cutoff)
+            )
         self._do(_delete_charges(cutoff - 2 * _LONGEST_PERIOD))
         self._do(_delete_plans(cutoff))
         return Deleted(runs, events)
 
     def choose(self, cutoff: datetime, *, keep: int, uid: int | None) -> list[list[_OldRun]]:
-        """Return the trees that ended before `cutoff`, without the `keep` newest of all ended trees; with `uid`, only trees of
-        that user. Raises `sqlite3.Error`."""
+        """Return the trees that ended before `cutoff`, without the `keep` newest of all ended
+        trees; with `uid`, only trees of that user. Raises `sqlite3.Error`."""
         with closing(open_reader(self._directory)) as connection:
-            trees = [tree for tree in _ended_trees(connection, inf) if tree and all(uid in (None, run.uid) for run in tree)]
-        trees.sort(key=lambda tree: tree[-1].number)  # the root's: the order in which the trees were started
-        return [tree for tree in trees[: max(0, len(trees) - keep)] if _last(tree) < cutoff.timestamp()]
+            trees = [
+                tree
+                for tree in _ended_trees(connection, inf)
+                if tree and all(uid in (None, run.uid) for run in tree)
+            ]
+        # the root's: the order in which the trees were started
+        trees.sort(key=lambda tree: tree[-1].number)
+        return [
+            tree for tree in trees[: max(0, len(trees) - keep)] if _last(tree) < cutoff.timestamp()
+        ]
 
     def remove(self, trees: Sequence[Sequence[_OldRun]], *, dry: bool) -> Deleted:
-        """Delete these trees with their events, or only count them if `dry`. Raises `sqlite3.Error`."""
+        """Delete these trees with their events, or only count them if `dry`. Raises
+        `sqlite3.Error`."""
         runs = [run for tree in trees for run in tree]
         gone = {run_id(run.number) for run in runs}
         with closing(open_reader(self._directory)) as connection:
@@ -113,7 +127,8 @@ class Pruner:
         return count
 
     def compact(self) -> int:
-        """Give pages back if a quarter of the file is free, and return how many. Raises `sqlite3.Error`."""
+        """Give pages back if a quarter of the file is free, and return how many. Raises
+        `sqlite3.Error`."""
         free = self._surplus()
         before = free
         while free and (left := self._do(_give_back)) < free:
@@ -134,9 +149,13 @@ class Pruner:
         return result
 
     def checkpoint(self) -> None:
-        """Move the log into the database, except what a reader still needs. Raises `sqlite3.Error`."""
-        # in this thread, because of its fsync: a passive checkpoint does not keep the writer from writing
-        with closing(sqlite3.connect(self._directory / LEDGER, isolation_level=None, timeout=0)) as connection:
+        """Move the log into the database, except what a reader still needs. Raises
+        `sqlite3.Error`."""
+        # in this thread, because of its fsync: a passive checkpoint does not keep the writer from
+        # writing
+        with closing(
+            sqlite3.connect(self._directory / LEDGER, isolation_level=None, timeout=0)
+        ) as connection:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
 
@@ -152,7 +171,8 @@ def _old_runs(connection: sqlite3.Connection, cutoff: datetime) -> Iterator[_Old
 
 
 def _ended_trees(connection: sqlite3.Connection, cutoff: float) -> Iterator[list[_OldRun]]:
-    """Yield the trees in which every run has ended and one was created before `cutoff`, descendants before their ancestors."""
+    """Yield the trees in which every run has ended and one was created before `cutoff`, descendants
+    before their ancestors."""
     seen: set[str] = set()
     for root in _candidates(connection, cutoff):
         if root not in seen:
@@ -167,7 +187,8 @@ def _last(tree: Sequence[_OldRun]) -> float:
 
 
 def _candidates(connection: sqlite3.Connection, cutoff: float) -> Iterator[str]:
-    """Yield the root of each ended run that is old enough, some more than once. The index has all columns that this reads."""
+    """Yield the root of each ended run that is old enough, some more than once. The index has all
+    columns that this reads."""
     sql = (
         "SELECT number, root_id FROM runs INDEXED BY runs_status "
         "WHERE status = ? AND number > ? AND created_at < ? ORDER BY number LIMIT ?"
@@ -182,26 +203,38 @@ def _candidates(connection: sqlite3.Connection, cutoff: float) -> Iterator[str]:
 
 def _tree(connection: sqlite3.Connection, root: str) -> list[_OldRun]:
     columns = "uid, number, ended, CAST(ifnull(ended_at, created_at) AS REAL), labels"
-    below = f"SELECT {columns} FROM runs INDEXED BY runs_root WHERE root_id = ? AND parent_id IS NOT NULL ORDER BY number DESC"  # noqa: S608
+    below = (
+        f"SELECT {columns} FROM runs INDEXED BY runs_root WHERE root_id = ? AND parent_id IS NOT "
+        "NULL ORDER BY number DESC"
+    )
     itself = f"SELECT {columns} FROM runs WHERE number = ? AND parent_id IS NULL"  # noqa: S608
     rows = [*connection.execute(below, (root,)), *connection.execute(itself, (number_of(root),))]
-    return [_OldRun(uid, number, bool(ended), at, labels) for uid, number, ended, at, labels in rows]
+    return [
+        _OldRun(uid, number, bool(ended), at, labels) for uid, number, ended, at, labels in rows
+    ]
 
 
 def _old_events(connection: sqlite3.Connection, cutoff: datetime) -> Iterator[list[int]]:
     """Yield the numbers of events from before the cutoff.
 
-    Reads all events: while the clock was ahead, events got times in the future, which must not hide older ones."""
-    live = {row[0] for row in connection.execute(f"SELECT id FROM runs INDEXED BY runs_status WHERE {LIVE}")}  # noqa: S608
+    Reads all events: while the clock was ahead, events got times in the future, which must not hide
+    older ones."""
+    live = {
+        row[0]
+        for row in connection.execute(f"SELECT id FROM runs INDEXED BY runs_status WHERE {LIVE}")
+    }
     return _events(connection, cutoff.timestamp(), lambda run: run not in live)
 
 
 def _events_of(connection: sqlite3.Connection, runs: Collection[str]) -> Iterator[list[int]]:
-    """Yield the numbers of the events of these runs. No index has an event's run, so this reads all events."""
+    """Yield the numbers of the events of these runs. No index has an event's run, so this reads all
+    events."""
     return _events(connection, inf, runs.__contains__)
 
 
-def _events(connection: sqlite3.Connection, before: float, wanted: Callable[[str | None], bool]) -> Iterator[list[int]]:
+def _events(
+    connection: sqlite3.Connection, before: float, wanted: Callable[[str | None], bool]
+) -> Iterator[list[int]]:
     sql, last = "SELECT seq, run_id FROM events WHERE seq > ? AND time < ? ORDER BY seq LIMIT ?", 0
     while rows := connection.execute(sql, (last, before, STEP_EVENTS)).fetchall():
         last = rows[-1][0]
@@ -210,11 +243,18 @@ def _events(connection: sqlite3.Connection, before: float, wanted: Callable[[str
 
 
 def _delete_runs(runs: Sequence[_OldRun]) -> Callable[[sqlite3.Connection], int]:
-    labels = [(key, value, run.number) for run in runs if run.labels != "{}" for key, value in _labels_of(run.labels).items()]
+    labels = [
+        (key, value, run.number)
+        for run in runs
+        if run.labels != "{}"
+        for key, value in _labels_of(run.labels).items()
+    ]
 
     def work(connection: sqlite3.Connection) -> int:
         connection.execute("BEGIN IMMEDIATE")
-        connection.executemany("DELETE FROM labels WHERE key = ? AND value = ? AND number = ?", labels)
+        connection.executemany(
+            "DELETE FROM labels WHERE key = ? AND value = ? AND number = ?", labels
+        )
         count = _delete(connection, "runs", "number", [run.number for run in runs])
         connection.execute("COMMIT")
         return count
@@ -265,7 +305,8 @@ def _delete(connection: sqlite3.Connection, table: str, key: str, numbers: Seque
 
 
 def _give_back(connection: sqlite3.Connection) -> int:
-    # execute() would stop after the first page: the statement has a step for each page, and no columns to fetch
+    # execute() would stop after the first page: the statement has a step for each page, and no
+    # columns to fetch
     connection.executescript(f"PRAGMA incremental_vacuum({_STEP_PAGES})")
     return max(0, _pragma(connection, "freelist_count") - _FREE_KEPT)
 

@@ -1,4 +1,5 @@
-"""Runs, calls and events as rows, and back, and the SQL that writes them. Each column is named once here.
+"""Runs, calls and events as rows, and back, and the SQL that writes them. Each column is named once
+here.
 
 Environment variables have no column: they may contain secrets.
 """
@@ -18,7 +19,19 @@ from ...core.state.run import number_or_zero, run_id, run_number
 from ...host.files import UNDECODABLE
 from ...protocol.encoding import lean
 from ...protocol.event_types import EventType
-from ...protocol.types import CallInfo, Event, FleetPlace, LimitState, PlanShare, Reason, RunId, RunInfo, Source, Status, Usage
+from ...protocol.types import (
+    CallInfo,
+    Event,
+    FleetPlace,
+    LimitState,
+    PlanShare,
+    Reason,
+    RunId,
+    RunInfo,
+    Source,
+    Status,
+    Usage,
+)
 
 # ---- What runs have used together with their descendants, each counted once
 
@@ -36,7 +49,12 @@ class Used(NamedTuple):
         costs = [cost for cost in (self.cost_usd, more.cost_usd) if cost is not None]
         tokens = [count for count in (self.tokens, more.tokens) if count is not None]
         marks = self.partial or more.partial, self.at_most or more.at_most
-        return Used(self.parent, round(sum(costs), 9) if costs else None, sum(tokens) if tokens else None, *marks)
+        return Used(
+            self.parent,
+            round(sum(costs), 9) if costs else None,
+            sum(tokens) if tokens else None,
+            *marks,
+        )
 
 
 NOTHING = Used(None, None, None, partial=False, at_most=False)
@@ -47,7 +65,8 @@ def used_by(parent: RunId | None, usage: Usage) -> Used:
 
 
 def at_least(usage: Usage) -> bool:
-    """Return whether tokens and cost are lower bounds: they may still grow, or some tokens have no price."""
+    """Return whether tokens and cost are lower bounds: they may still grow, or some tokens have no
+    price."""
     return usage.partial or bool(usage.unpriced_tokens)
 
 
@@ -90,7 +109,8 @@ class RunExtra(Struct, frozen=True, kw_only=True, gc=False):
     allowed_tools: Sequence[str] = ()
     blocked_tools: Sequence[str] = ()
     pid_started: int | None = None
-    """Start time of the main process in clock ticks since boot: field 22 of /proc/PID/stat, see proc(5)."""
+    """Start time of the main process in clock ticks since boot: field 22 of /proc/PID/stat, see
+    proc(5)."""
     boot_id: str | None = None
     """The boot that `pid` and `pid_started` belong to; the ledger fills in the current one."""
     model: str | None = None
@@ -109,17 +129,18 @@ class Op(Struct, frozen=True, eq=False, gc=False):
     kind: Kind
     run_id: RunId | None
     row: tuple[Any, ...]
-    """Of a state: what its row is made of. Most states of short runs are out of date before they are written."""
+    """Of a state: what its row is made of. Most states of short runs are out of date before they
+    are written."""
     labels: tuple[tuple[str, str, int], ...] = ()
     urgent: bool = False
-    """To be written at once: an admission, because a client waits for it, or an end, because clients hear of it before it is in
-    the file, and a SIGKILL must not find it in memory."""
+    """To be written at once: an admission, because a client waits for it, or an end, because
+    clients hear of it before it is in the file, and a SIGKILL must not find it in memory."""
 
 
 # set at admission: columns with a field as it is, or as JSON
 _FIXED_INFO = (
-    "id", "user", "channel", "parent_id", "root_id", "depth", "kind", "name", "type", "cwd", "meter", "worktree", "branch",
-    "continues",
+    "id", "user", "channel", "parent_id", "root_id", "depth", "kind", "name", "type", "cwd",
+    "meter", "worktree", "branch", "continues",
 )  # fmt: skip
 _FIXED_INFO_JSON = ("chain", "argv", "labels")
 _FIXED_EXTRA = ("uid", "mode")
@@ -144,24 +165,39 @@ _STATE_COMPUTED = (
     "fleet",
 )
 
-_FIXED = ("number", "created_at", "queue_group", *_FIXED_INFO, *_FIXED_INFO_JSON, *_FIXED_EXTRA, *_FIXED_EXTRA_JSON)
+_FIXED = (
+    "number",
+    "created_at",
+    "queue_group",
+    *_FIXED_INFO,
+    *_FIXED_INFO_JSON,
+    *_FIXED_EXTRA,
+    *_FIXED_EXTRA_JSON,
+)
 _STATE = (*_STATE_COMPUTED, *_STATE_INFO, *_STATE_TIMES, *_STATE_EXTRA)
 
 _WRITTEN_COLUMNS = (*_FIXED, *_STATE)
 READ_COLUMNS = (*_WRITTEN_COLUMNS, "continued_by")
-"""Without `request`, which is large and which only `rerun` and `continue` read. `continued_by` is written with the other run."""
+"""Without `request`, which is large and which only `rerun` and `continue` read. `continued_by` is
+written with the other run."""
 RUN_COLUMNS = (*_WRITTEN_COLUMNS, "request")
 STATE_COLUMNS = ("number", *_STATE)
 _CONTINUES = RUN_COLUMNS.index("continues")
 EVENT_COLUMNS = ("seq", "time", "type", "severity", "run_id", "root_id", "body")
 
-_CALL_FIELDS = tuple(name for name in CallInfo.__struct_fields__ if name not in ("run_id", "time", "number"))
+_CALL_FIELDS = tuple(
+    name for name in CallInfo.__struct_fields__ if name not in ("run_id", "time", "number")
+)
 CALL_COLUMNS = ("run", "time", "number", *_CALL_FIELDS)
 
 _call_fields = attrgetter(*_CALL_FIELDS)
 _fixed_info, _fixed_info_json = attrgetter(*_FIXED_INFO), attrgetter(*_FIXED_INFO_JSON)
 _fixed_extra, _fixed_extra_json = attrgetter(*_FIXED_EXTRA), attrgetter(*_FIXED_EXTRA_JSON)
-_state_info, _state_times, _state_extra = attrgetter(*_STATE_INFO), attrgetter(*_STATE_TIMES), attrgetter(*_STATE_EXTRA)
+_state_info, _state_times, _state_extra = (
+    attrgetter(*_STATE_INFO),
+    attrgetter(*_STATE_TIMES),
+    attrgetter(*_STATE_EXTRA),
+)
 
 _IN_EVENT_BODY = tuple(name for name in Event.__struct_fields__ if name not in EVENT_COLUMNS)
 _event_body = lean(Event, _IN_EVENT_BODY)
@@ -170,7 +206,9 @@ _event_body = lean(Event, _IN_EVENT_BODY)
 _encode = msgspec.json.Encoder().encode
 
 
-def insert_op(kind: Literal["admit", "refuse", "upsert"], info: RunInfo, extra: RunExtra, boot_id: str | None) -> Op:
+def insert_op(
+    kind: Literal["admit", "refuse", "upsert"], info: RunInfo, extra: RunExtra, boot_id: str | None
+) -> Op:
     """Return the write that creates a run's row, or, for `upsert`, brings an old row up to date."""
     number = run_number(info.id)
     urgent = kind == "admit" or (kind == "upsert" and info.status.terminal)
@@ -184,11 +222,14 @@ def insert_op(kind: Literal["admit", "refuse", "upsert"], info: RunInfo, extra: 
         *_fixed_extra(extra),
         *[_json(value) if value else "[]" for value in _fixed_extra_json(extra)],
     )
-    return Op(kind, info.id, (*fixed, *_state(info, extra, boot_id), extra.request), labels, urgent=urgent)
+    return Op(
+        kind, info.id, (*fixed, *_state(info, extra, boot_id), extra.request), labels, urgent=urgent
+    )
 
 
 def state_op(info: RunInfo, extra: RunExtra, boot_id: str | None) -> Op:
-    """Return the write that brings a run's row up to date. It creates no row, so a run whose admission failed has none."""
+    """Return the write that brings a run's row up to date. It creates no row, so a run whose
+    admission failed has none."""
     return Op("state", info.id, (info, extra, boot_id), urgent=info.status.terminal)
 
 
@@ -197,12 +238,24 @@ def event_op(event: Event) -> Op:
     if not isinstance(event.time, datetime) or not isinstance(event.seq, int):
         raise ValueError(f"event {event.type!r} has no time or no number")
     body = _json(_event_body(event))
-    row = (event.seq, event.time.timestamp(), event.type, event.severity, event.run_id, event.root_id, body)
+    row = (
+        event.seq,
+        event.time.timestamp(),
+        event.type,
+        event.severity,
+        event.run_id,
+        event.root_id,
+        body,
+    )
     return Op("event", event.run_id, row)
 
 
 def call_op(call: CallInfo) -> Op:
-    return Op("call", call.run_id, (run_number(call.run_id), call.time.timestamp(), call.number, *_call_fields(call)))
+    return Op(
+        "call",
+        call.run_id,
+        (run_number(call.run_id), call.time.timestamp(), call.number, *_call_fields(call)),
+    )
 
 
 def charge_op(scope: str, name: str, period_start: datetime, usd: float) -> Op:
@@ -236,7 +289,8 @@ def _state(info: RunInfo, extra: RunExtra, boot_id: str | None) -> tuple[Any, ..
 def _usages(info: RunInfo) -> dict[Source, Usage]:
     """Return the usage that is shown, then each source's.
 
-    The one that is shown is under its source, or, if it is mixed of several sources, under `none`."""
+    The one that is shown is under its source, or, if it is mixed of several sources, under
+    `none`."""
     shown = info.usage
     alone = info.usage_by_source.get(shown.source, shown) == shown
     return {shown.source if alone else "none": shown} | info.usage_by_source
@@ -276,16 +330,22 @@ def _places(names: Iterable[str]) -> _Places:
     return [(name, READ_COLUMNS.index(name), _DECODE.get(name)) for name in names]
 
 
-_INFO = _places([*(name for name in RunInfo.__struct_fields__ if name in READ_COLUMNS), "mode", "queue_group"])
+_INFO = _places(
+    [*(name for name in RunInfo.__struct_fields__ if name in READ_COLUMNS), "mode", "queue_group"]
+)
 _EXTRA = _places(name for name in RunExtra.__struct_fields__ if name in READ_COLUMNS)
 
 
 def _fields(row: Sequence[Any], places: _Places) -> dict[str, Any]:
-    return {name: row[at] if decode is None or row[at] is None else decode(row[at]) for name, at, decode in places}
+    return {
+        name: row[at] if decode is None or row[at] is None else decode(row[at])
+        for name, at, decode in places
+    }
 
 
 def run_info(row: Sequence[Any]) -> RunInfo:
-    """Return the run of a row. Of a damaged row it has the number, and says so: one row must not hide all others."""
+    """Return the run of a row. Of a damaged row it has the number, and says so: one row must not
+    hide all others."""
     try:
         return _run_info(row)
     except UNDECODABLE as error:
@@ -323,10 +383,13 @@ def _run_info(row: Sequence[Any]) -> RunInfo:
     session = fields.pop("mode") == SESSION
     by_source: dict[Source, Usage] = fields["usage"]
     fields["usage"] = next(iter(by_source.values()), Usage())
-    fields["usage_by_source"] = {source: usage for source, usage in by_source.items() if source != "none"}
+    fields["usage_by_source"] = {
+        source: usage for source, usage in by_source.items() if source != "none"
+    }
     # a damaged id must not name another run
     return msgspec.convert(
-        {"session": session, "group": fields.pop("queue_group"), **fields, "id": run_id(row[0])}, RunInfo
+        {"session": session, "group": fields.pop("queue_group"), **fields, "id": run_id(row[0])},
+        RunInfo,
     )  # checks the types, and is as fast as to construct it
 
 
@@ -342,10 +405,18 @@ def event_of(row: Sequence[Any]) -> Event:
     *known, body = row
     fields = dict(zip(EVENT_COLUMNS, known, strict=False))
     try:
-        return msgspec.convert({**msgspec.json.decode(body), **fields, "time": _moment(fields["time"])}, Event)
+        return msgspec.convert(
+            {**msgspec.json.decode(body), **fields, "time": _moment(fields["time"])}, Event
+        )
     except UNDECODABLE as error:
         message = f"the row of event {row[0]} in the ledger is damaged: {error}"
-        return Event(type=EventType.DAEMON_STATE_DAMAGED, severity="high", time=_moment(0), seq=row[0], message=message)
+        return Event(
+            type=EventType.DAEMON_STATE_DAMAGED,
+            severity="high",
+            time=_moment(0),
+            seq=row[0],
+            message=message,
+        )
 
 
 def call_of(row: Sequence[Any]) -> CallInfo:
@@ -354,10 +425,23 @@ def call_of(row: Sequence[Any]) -> CallInfo:
     flags = {name: bool(fields[name]) for name in ("partial", "streamed", "estimated", "at_most")}
     run, number = run_id(fields.pop("run")), fields["number"]
     try:
-        return msgspec.convert({"run_id": run, **fields, **flags, "time": _moment(fields["time"])}, CallInfo)
+        return msgspec.convert(
+            {"run_id": run, **fields, **flags, "time": _moment(fields["time"])}, CallInfo
+        )
     except UNDECODABLE as error:
-        message, number = f"its row in the ledger is damaged: {error}", number if isinstance(number, int) else 0
-        return CallInfo(time=_moment(0), run_id=run, number=number, state="ended", upstream="?", model=None, error=message)
+        message, number = (
+            f"its row in the ledger is damaged: {error}",
+            number if isinstance(number, int) else 0,
+        )
+        return CallInfo(
+            time=_moment(0),
+            run_id=run,
+            number=number,
+            state="ended",
+            upstream="?",
+            model=None,
+            error=message,
+        )
 
 
 _DAMAGED = "damaged"
@@ -374,9 +458,11 @@ def number_of(text: str) -> int:
 
 
 def numbers_of(prefix: str) -> tuple[int, int] | None:
-    """Return the lowest and the highest number whose id begins with `prefix`, or `None` if no id does.
+    """Return the lowest and the highest number whose id begins with `prefix`, or `None` if no id
+    does.
 
-    The numbers in between fit as well, because the first letter of an id says how many digits follow."""
+    The numbers in between fit as well, because the first letter of an id says how many digits
+    follow."""
     if not prefix:
         return 1, _HIGHEST
     missing = ord(prefix[0]) - ord("a") + 2 - len(prefix)
@@ -391,14 +477,15 @@ def numbers_of(prefix: str) -> tuple[int, int] | None:
     return (low, min(high, _HIGHEST)) if low <= _HIGHEST else None
 
 
-# Many rows share one statement, because each statement releases the interpreter lock and takes it again, which costs up to a
-# switch interval (5 ms) while the trio thread is busy.
+# Many rows share one statement, because each statement releases the interpreter lock and takes it
+# again, which costs up to a switch interval (5 ms) while the trio thread is busy.
 Statement = tuple[str, Sequence[Any]]
 """SQL and its parameters."""
 
 _SIZES = (64, 32, 16, 8, 4, 3, 2, 1)
-"""Rows in one statement. There are few sizes, so that SQLite's prepared statements are reused; the largest takes 3 008
-parameters, of 32 766 allowed. The three events of a short run go in one statement."""
+"""Rows in one statement. There are few sizes, so that SQLite's prepared statements are reused; the
+largest takes 3 008 parameters, of 32 766 allowed. The three events of a short run go in one
+statement."""
 
 
 def statements(batch: Sequence[Op]) -> Iterator[Statement]:
@@ -414,7 +501,12 @@ def statements(batch: Sequence[Op]) -> Iterator[Statement]:
         yield from upserts(updated)
     if states := by_kind.get("state"):
         newest = {op.run_id: op.row for op in states}
-        yield from _updates([(run_number(info.id), *_state(info, extra, boot)) for info, extra, boot in newest.values()])
+        yield from _updates(
+            [
+                (run_number(info.id), *_state(info, extra, boot))
+                for info, extra, boot in newest.values()
+            ]
+        )
     if events := by_kind.get("event"):
         yield from _many(partial(_insert, "events"), [op.row for op in events])
     if calls := by_kind.get("call"):
@@ -424,14 +516,20 @@ def statements(batch: Sequence[Op]) -> Iterator[Statement]:
     for op in by_kind.get("charge", ()):
         yield f"{_CHARGE} charged_usd + excluded.charged_usd", op.row
     for row in {op.row[:2]: op.row for op in by_kind.get("plan", ())}.values():
-        yield "INSERT OR REPLACE INTO plans (provider, account, heard_at, known) VALUES (?, ?, ?, ?)", row
+        yield (
+            "INSERT OR REPLACE INTO plans (provider, account, heard_at, known) VALUES (?, ?, ?, ?)",
+            row,
+        )
 
 
 def upserts(ops: Sequence[Op], calls: Iterable[CallInfo] = ()) -> Iterator[Statement]:
     yield from _many(_insert_calls, [call_op(call).row for call in calls])
     for op in ops:
         yield _UPSERT_RUN, op.row
-        yield from (("INSERT OR IGNORE INTO labels (key, value, number) VALUES (?, ?, ?)", label) for label in op.labels)
+        yield from (
+            ("INSERT OR IGNORE INTO labels (key, value, number) VALUES (?, ?, ?)", label)
+            for label in op.labels
+        )
     yield from _continuations(ops)
 
 
@@ -439,7 +537,10 @@ def _continuations(ops: Iterable[Op]) -> Iterator[Statement]:
     """Yield the writes that name these runs in the rows of the runs that they continue."""
     for op in ops:
         if (continued := op.row[_CONTINUES]) is not None:
-            yield "UPDATE runs SET continued_by = ? WHERE number = ?", (op.run_id, number_of(continued))
+            yield (
+                "UPDATE runs SET continued_by = ? WHERE number = ?",
+                (op.run_id, number_of(continued)),
+            )
 
 
 def set_charge(op: Op) -> Statement:
@@ -447,7 +548,10 @@ def set_charge(op: Op) -> Statement:
     return f"{_CHARGE} excluded.charged_usd", op.row
 
 
-_CHARGE = "INSERT INTO budgets (scope, name, period_start, charged_usd) VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET charged_usd ="
+_CHARGE = (
+    "INSERT INTO budgets (scope, name, period_start, charged_usd) VALUES (?, ?, ?, ?) ON CONFLICT "
+    "DO UPDATE SET charged_usd ="
+)
 
 
 def _many(sql: Callable[[int], str], rows: Sequence[tuple[Any, ...]]) -> Iterator[Statement]:
@@ -458,7 +562,12 @@ def _many(sql: Callable[[int], str], rows: Sequence[tuple[Any, ...]]) -> Iterato
             start += size
 
 
-_COLUMNS = {"runs": RUN_COLUMNS, "labels": ("key", "value", "number"), "events": EVENT_COLUMNS, "calls": CALL_COLUMNS}
+_COLUMNS = {
+    "runs": RUN_COLUMNS,
+    "labels": ("key", "value", "number"),
+    "events": EVENT_COLUMNS,
+    "calls": CALL_COLUMNS,
+}
 
 
 @cache
@@ -482,7 +591,10 @@ def _assignments(value: str) -> str:
     # a daemon that adopts a run knows its model only once the agent names it again
     once = ("model", "provider")
     names = ((name, value.format(name)) for name in STATE_COLUMNS[1:])
-    return ", ".join(f"{name} = ifnull({new}, runs.{name})" if name in once else f"{name} = {new}" for name, new in names)
+    return ", ".join(
+        f"{name} = ifnull({new}, runs.{name})" if name in once else f"{name} = {new}"
+        for name, new in names
+    )
 
 
 _UPDATE_ONE = f"UPDATE runs SET {_assignments('?')} WHERE number = ?"  # noqa: S608
@@ -491,7 +603,8 @@ _UPSERT_RUN = f"{_insert('runs', 1)} ON CONFLICT DO UPDATE SET {_assignments('ex
 
 
 def _updates(rows: Sequence[tuple[Any, ...]]) -> Iterator[Statement]:
-    if len(rows) == 1:  # by far the most frequent, and a tenth of a transaction cheaper without the table of new values
+    # by far the most frequent, and a tenth of a transaction cheaper without the table of new values
+    if len(rows) == 1:
         ((number, *values),) = rows
         yield _UPDATE_ONE, (*values, number)
     else:

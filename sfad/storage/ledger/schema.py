@@ -1,7 +1,9 @@
-"""Tables, and the migrations that lead to them: from an empty file to version 1, and later on to the next.
+"""Tables, and the migrations that lead to them: from an empty file to version 1, and later on to
+the next.
 
-`PRAGMA user_version` counts the migrations that have been applied. A released migration is never edited: a change is a new
-entry at the end. tests/ledger/ keeps a dump of every version, which must always load.
+`PRAGMA user_version` counts the migrations that have been applied. A released migration is never
+edited: a change is a new entry at the end. tests/ledger/ keeps a dump of every version, which must
+always load.
 """
 
 import sqlite3
@@ -13,19 +15,24 @@ from .database import LedgerTooNew, corrupt
 APPLICATION_ID = 0x73666164
 """`sfad` in ASCII, in the file's header: tells our file from another program's database."""
 
-# Each index costs every run a page or two in the log, so there are only those that a frequent query walks:
-# - `id` has none: it says the same as `number`. Its column is for people and for joins with `parent_id`.
-# - `runs_status` also finds the live runs. It has `created_at`, so that a search by time reads matching rows only.
+# Each index costs every run a page or two in the log, so there are only those that a frequent query
+# walks:
+# - `id` has none: it says the same as `number`. Its column is for people and for joins with
+#   `parent_id`.
+# - `runs_status` also finds the live runs. It has `created_at`, so that a search by time reads
+#   matching rows only.
 # - A root is found by its number, so `runs_root` and `runs_parent` have only descendants.
-# - `runs_created` leads a search by time to its first row, and tells when there is no more; its entries are added at the end and
-#   never move.
+# - `runs_created` leads a search by time to its first row, and tells when there is no more; its
+#   entries are added at the end and never move.
 # - `runs_uid`: a user who asks for a page of own runs must not walk those of all others.
 # - `events_breaches` has the few events that a summary asks for.
-# - None has `ended`, so that a run's end moves one entry. Columns that filter without an index stand first in the row: they
-#   are read without following a long command line to its overflow pages.
-# Sums need columns: `cost_usd`, `tokens`, `partial` and `at_most` are those of the usage that is shown.
-# The key of `calls` has the order in which calls are shown, and tells a call from all others, so that its row can be written again.
-# AUTOINCREMENT would rewrite a page at every insert. The highest number is kept only when its row is deleted.
+# - None has `ended`, so that a run's end moves one entry. Columns that filter without an index
+#   stand first in the row: they are read without following a long command line to its overflow
+#   pages.
+# Sums need columns: `cost_usd`, `tokens`, `partial` and `at_most` are those of the usage that is
+# shown. The key of `calls` has the order in which calls are shown, and tells a call from all
+# others, so that its row can be written again. AUTOINCREMENT would rewrite a page at every insert.
+# The highest number is kept only when its row is deleted.
 _V1 = """
 CREATE TABLE runs (
     number INTEGER PRIMARY KEY,
@@ -178,10 +185,12 @@ _DROPPED_AT_MOST = 100
 
 
 def migrate(connection: sqlite3.Connection) -> list[str]:
-    """Bring the file to `VERSION`. Each step is one transaction, so that a crash leaves a whole version.
+    """Bring the file to `VERSION`. Each step is one transaction, so that a crash leaves a whole
+    version.
 
-    Drop triggers and indices that another program, such as a database browser, has put on our tables, because they would act or
-    fail in our writes. Return their types and names. Raises as `check_ours` does, and then changes nothing."""
+    Drop triggers and indices that another program, such as a database browser, has put on our
+    tables, because they would act or fail in our writes. Return their types and names. Raises as
+    `check_ours` does, and then changes nothing."""
     dropped = check_ours(connection)
     for kind, name in dropped:
         quoted = name.replace('"', '""')
@@ -192,10 +201,12 @@ def migrate(connection: sqlite3.Connection) -> list[str]:
 
 
 def check_ours(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    """Return type and name of the triggers and indices on our tables that are not ours. Changes nothing.
+    """Return type and name of the triggers and indices on our tables that are not ours. Changes
+    nothing.
 
-    Raises `LedgerTooNew` for the ledger of another build, and `sqlite3.DatabaseError`, as for a damaged file, if the file is not
-    a ledger, or if one of its tables, columns, indices or triggers is missing or changed."""
+    Raises `LedgerTooNew` for the ledger of another build, and `sqlite3.DatabaseError`, as for a
+    damaged file, if the file is not a ledger, or if one of its tables, columns, indices or triggers
+    is missing or changed."""
     version = version_of(connection)
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     found = _objects(connection)
@@ -209,17 +220,31 @@ def check_ours(connection: sqlite3.Connection) -> list[tuple[str, str]]:
     if version < 0:
         raise corrupt(f"its schema has version {version}")
     ours = _ours(version)
-    changed = sorted(name for (kind, name, table), sql in ours.items() if found.get((kind, name, table)) != sql)
+    changed = sorted(
+        name for (kind, name, table), sql in ours.items() if found.get((kind, name, table)) != sql
+    )
     tables = {table for _, _, table in _ours(VERSION)}
     others = [(kind, name) for kind, name, table in found.keys() - ours.keys() if table in tables]
-    if changed or len(others) > _DROPPED_AT_MOST or any(kind not in ("trigger", "index") for kind, _ in others):
-        raise corrupt(f"its schema is not that of version {version}: {', '.join(changed[:5] or [name for _, name in others[:5]])}")
+    if (
+        changed
+        or len(others) > _DROPPED_AT_MOST
+        or any(kind not in ("trigger", "index") for kind, _ in others)
+    ):
+        raise corrupt(
+            f"its schema is not that of version {version}: "
+            f"{', '.join(changed[:5] or [name for _, name in others[:5]])}"
+        )
     return sorted(others)
 
 
 def _objects(connection: sqlite3.Connection) -> Objects:
-    sql = "SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE substr(name, 1, 7) != 'sqlite_'"
-    return {(kind, name, table): " ".join((text or "").split()) for kind, name, table, text in connection.execute(sql)}
+    sql = (
+        "SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE substr(name, 1, 7) != 'sqlite_'"
+    )
+    return {
+        (kind, name, table): " ".join((text or "").split())
+        for kind, name, table, text in connection.execute(sql)
+    }
 
 
 @cache
@@ -232,7 +257,10 @@ def _ours(version: int) -> Objects:
 
 def _apply(connection: sqlite3.Connection, version: int) -> None:
     # executescript() first commits an open transaction, so BEGIN must be part of the script
-    steps = f"PRAGMA application_id = {APPLICATION_ID};{MIGRATIONS[version]}PRAGMA user_version = {version + 1};"
+    steps = (
+        f"PRAGMA application_id = {APPLICATION_ID};{MIGRATIONS[version]}PRAGMA user_version = "
+        f"{version + 1};"
+    )
     try:
         connection.executescript(f"BEGIN IMMEDIATE;{steps}COMMIT;")
     except sqlite3.Error:

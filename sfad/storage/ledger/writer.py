@@ -1,12 +1,15 @@
-"""The thread that writes, and `write_here`, with which the caller writes itself while nothing makes it wait.
+"""The thread that writes, and `write_here`, with which the caller writes itself while nothing makes
+it wait.
 
-Operations come through an inbox. All operations that were queued during one commit go into the next, so under load one
-transaction has many runs. Admissions and ends are written at once; everything else waits for `LINGER`. When a transaction
-fails, its admissions fail at once and are never written later, because their clients have been refused. Everything else waits
-in the backlog, in order, and is tried again with the next admission or after a back-off.
+Operations come through an inbox. All operations that were queued during one commit go into the
+next, so under load one transaction has many runs. Admissions and ends are written at once;
+everything else waits for `LINGER`. When a transaction fails, its admissions fail at once and are
+never written later, because their clients have been refused. Everything else waits in the backlog,
+in order, and is tried again with the next admission or after a back-off.
 
-Work that can wait, such as deleting old rows, comes as errands: one at a time, when nothing is queued. On a connection of its own
-it would compete for SQLite's one write lock, and a connection that finds the lock taken sleeps for a millisecond or more.
+Work that can wait, such as deleting old rows, comes as errands: one at a time, when nothing is
+queued. On a connection of its own it would compete for SQLite's one write lock, and a connection
+that finds the lock taken sleeps for a millisecond or more.
 """
 
 import contextlib
@@ -31,7 +34,8 @@ from .database import LedgerError, explained, is_damage, is_full, log_of, open_r
 from .opening import suspect
 from .rows import Op, statements
 
-# ---- The connection that writes: transactions, checkpoints, and the file put back after another process has removed it
+# ---- The connection that writes: transactions, checkpoints, and the file put back
+# after another process has removed it
 
 CHECKPOINT_ROWS = 500
 """Rows written between two checkpoints. At one to two pages a row, that is some 3 MiB of log."""
@@ -42,28 +46,35 @@ _BYTES_A_ROW = 6 * 1024
 class Transactions:
     """Writes to the ledger's file, for one thread."""
 
-    def __init__(self, connection: sqlite3.Connection, directory: Path, state_dir_lost: Callable[[], str | None]) -> None:
-        """`state_dir_lost` returns why the whole directory is elsewhere now, or `None` while it is in its place; it is called in
-        any thread."""
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        directory: Path,
+        state_dir_lost: Callable[[], str | None],
+    ) -> None:
+        """`state_dir_lost` returns why the whole directory is elsewhere now, or `None` while it is
+        in its place; it is called in any thread."""
         self.connection = connection
         self._directory = directory
         self._state_dir_lost = state_dir_lost
         self._place = str(directory)
         self._identity = identities(self._place)
         self._guard = open_reader(directory)
-        """Keeps the connection that writes from being its file's last one. When the last connection to a file that has lost its
-        name is closed, SQLite deletes the log by name, and by then that is another file's log."""
+        """Keeps the connection that writes from being its file's last one. When the last connection
+        to a file that has lost its name is closed, SQLite deletes the log by name, and by then that
+        is another file's log."""
         self._guard.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        # the log has rows of daemons that were killed: without counting them, daemons that each live for less than
-        # `CHECKPOINT_ROWS`, as in a crash loop, would let it grow until the disk is full
+        # the log has rows of daemons that were killed: without counting them, daemons that each
+        # live for less than `CHECKPOINT_ROWS`, as in a crash loop, would let it grow until the disk
+        # is full
         self.unmoved = size(log_of(directory / LEDGER)) // _BYTES_A_ROW
         """How many rows are in the log since the last checkpoint, about."""
         (self._patience,) = connection.execute("PRAGMA busy_timeout").fetchone()
         self._waits = self._patience
 
     def write(self, batch: Sequence[Op], *, wait: bool = True) -> None:
-        """Write the batch in one transaction. Raises `sqlite3.Error`, and what a row of the batch may raise. `wait`: for another
-        program's lock."""
+        """Write the batch in one transaction. Raises `sqlite3.Error`, and what a row of the batch
+        may raise. `wait`: for another program's lock."""
         connection = self.connection
         try:
             self._wait(self._patience if wait else 0)
@@ -85,9 +96,12 @@ class Transactions:
     def checkpoint(self) -> bool:
         """Move the log into the database. Return whether all of it is there."""
         self.unmoved = 0
-        # a failure loses nothing, because the rows are in the log; if the disk is full, the next write reports it
+        # a failure loses nothing, because the rows are in the log; if the disk is full, the next
+        # write reports it
         with contextlib.suppress(sqlite3.Error):
-            busy, logged, moved = self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            busy, logged, moved = self.connection.execute(
+                "PRAGMA wal_checkpoint(PASSIVE)"
+            ).fetchone()
             return not busy and bool(logged == moved)
         return False
 
@@ -95,14 +109,16 @@ class Transactions:
     def displaced(self) -> bool:
         """Whether another process has removed or replaced the file. From any thread.
 
-        False if the whole directory is elsewhere: the open file went with it, and its path is not ours to write to."""
+        False if the whole directory is elsewhere: the open file went with it, and its path is not
+        ours to write to."""
         return identities(self._place) != self._identity and self._state_dir_lost() is None
 
     def put_back(self) -> PutBack:
         """Write the file again in its place. Raises `LedgerError`."""
         found = put_back(self._directory, self.connection)
         for connection in (self.connection, self._guard):  # in this order: see `_guard`
-            with contextlib.suppress(sqlite3.Error):  # its file is gone, and all of it is in the copy
+            # its file is gone, and all of it is in the copy
+            with contextlib.suppress(sqlite3.Error):
                 connection.close()
         self.connection, self._guard, self._waits = found.writer, found.guard, self._patience
         self._identity = identities(self._place)
@@ -128,16 +144,19 @@ def undo(connection: sqlite3.Connection) -> None:
 
 # ---- The queue of the writer's thread, which wakes it when a transaction is worth its cost
 #
-# A transaction costs some 0.2 ms and a wake-up of the thread, whatever is in it. So only urgent items wake the thread at once; the
-# others wait a little and share the transaction of what comes next.
+# A transaction costs some 0.2 ms and a wake-up of the thread, whatever is in it. So only urgent
+# items wake the thread at once; the others wait a little and share the transaction of what comes
+# next.
 
 
 LINGER = 0.010
-"""Seconds that an item which is not urgent may wait for others. Short runs in sequence have an admission or an end every
-millisecond or so, which takes all others along; a SIGKILL of the daemon loses nothing older than this."""
+"""Seconds that an item which is not urgent may wait for others. Short runs in sequence have an
+admission or an end every millisecond or so, which takes all others along; a SIGKILL of the daemon
+loses nothing older than this."""
 
 ENOUGH = 64
-"""Items that are worth a transaction without an urgent one. They make the next admission's transaction at most 0.5 ms longer."""
+"""Items that are worth a transaction without an urgent one. They make the next admission's
+transaction at most 0.5 ms longer."""
 
 _Item = TypeVar("_Item")
 
@@ -148,13 +167,15 @@ class Inbox(Generic[_Item]):
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """A wake-up for the taker; true if it should take at once."""
         self.asleep = False
-        """Whether the taker waits without a time limit of its own, and must be woken to begin its wait of `LINGER`."""
+        """Whether the taker waits without a time limit of its own, and must be woken to begin its
+        wait of `LINGER`."""
 
     def __len__(self) -> int:
         return len(self._items)
 
     def put(self, item: _Item, *, urgent: bool) -> None:
-        """Queue an item. Never waits. After urgent items the caller calls `wake`, once for all of them."""
+        """Queue an item. Never waits. After urgent items the caller calls `wake`, once for all of
+        them."""
         self._items.append(item)
         if urgent:
             return
@@ -167,8 +188,10 @@ class Inbox(Generic[_Item]):
         self._calls.put(True)
 
     def wait(self, timeout: float | None) -> None:
-        """Return once what is queued is worth a transaction, or if nothing came for `timeout` seconds."""
-        # waiting right after a transaction, and not from the next item on, spares that item a wake-up
+        """Return once what is queued is worth a transaction, or if nothing came for `timeout`
+        seconds."""
+        # waiting right after a transaction, and not from the next item on, spares that item a
+        # wake-up
         called = self._called(LINGER)
         # a call without an item tells that `timeout` is not true any more
         if not called and not self._items and not self._sleep(timeout) and self._items:
@@ -204,11 +227,13 @@ class Inbox(Generic[_Item]):
 
 
 MAX_BATCH = 1024
-"""Operations in one transaction. It bounds how long an admission at the end of a burst waits for its commit."""
+"""Operations in one transaction. It bounds how long an admission at the end of a burst waits for
+its commit."""
 
 MAX_BACKLOG = 50_000
-"""Events and refusals that wait while the disk refuses them, some 50 MB. Ends of runs have no bound of their own:
-while admissions fail, there are only as many as runs were live when the trouble began."""
+"""Events and refusals that wait while the disk refuses them, some 50 MB. Ends of runs have no bound
+of their own: while admissions fail, there are only as many as runs were live when the trouble
+began."""
 
 RETRY_FIRST, RETRY_LAST = 0.1, 5.0
 """Seconds between two tries to write the backlog."""
@@ -216,8 +241,8 @@ RETRY_FIRST, RETRY_LAST = 0.1, 5.0
 _CHECKPOINT_OVERDUE = 16 * CHECKPOINT_ROWS
 
 _QUIET = 0.05
-"""Seconds without a write before a checkpoint that is due. Its fsync takes 10 ms and more, and an admission that comes meanwhile
-has to wait for it."""
+"""Seconds without a write before a checkpoint that is due. Its fsync takes 10 ms and more, and an
+admission that comes meanwhile has to wait for it."""
 
 MOST_HERE = 256
 """Operations that `write_here` writes: 5 ms."""
@@ -226,7 +251,8 @@ SLOW, SLOW_FOR = 0.05, 10.0
 """Seconds of a transaction from which on the disk counts as slow, and for how long."""
 
 _ERRAND_OVERDUE = 1.0
-"""Seconds that an errand waits for an empty queue. Under constant load it runs after that time all the same."""
+"""Seconds that an errand waits for an empty queue. Under constant load it runs after that time all
+the same."""
 
 _OPS_OWN_FAULT = (
     sqlite3.IntegrityError,
@@ -236,14 +262,16 @@ _OPS_OWN_FAULT = (
     ValueError,
     OverflowError,
 )
-"""Errors that the same row would cause again on a healthy disk, so that keeping it would block all others."""
+"""Errors that the same row would cause again on a healthy disk, so that keeping it would block all
+others."""
 
 
 class WriteResult(Struct, frozen=True):
     committed: Sequence[Op] = ()
     failed: Sequence[Op] = ()
     lost: Sequence[Op] = ()
-    """Other operations that will never be written: over the bound, or refused by SQLite because of their content."""
+    """Other operations that will never be written: over the bound, or refused by SQLite because of
+    their content."""
     error: str | None = None
     backlog: int = 0
     """Operations that wait for the disk."""
@@ -268,7 +296,8 @@ class Backlog:
         return len(self.states) + len(self.others)
 
     def add(self, ops: Sequence[Op]) -> list[Op]:
-        """Add operations, and return the oldest ones that are dropped because there are too many."""
+        """Add operations, and return the oldest ones that are dropped because there are too
+        many."""
         for op in ops:
             if op.kind == "state":
                 self.states[op.run_id] = op
@@ -277,7 +306,8 @@ class Backlog:
         return [self.others.popleft() for _ in range(len(self.others) - MAX_BACKLOG)]
 
     def take(self) -> list[Op]:
-        """Return everything, and keep nothing. States come last: one of the others may insert the run."""
+        """Return everything, and keep nothing. States come last: one of the others may insert the
+        run."""
         ops = [*self.others, *self.states.values()]
         self.states.clear()
         self.others.clear()
@@ -336,7 +366,8 @@ class Writer:
         self._suspected = False
         """Whether damage was noted for the next start."""
         self._writing = threading.Lock()
-        """Held from when items are taken from the inbox until they are written, by the thread that does it."""
+        """Held from when items are taken from the inbox until they are written, by the thread that
+        does it."""
         self._wrote_at = self._slow_until = -math.inf
         # a daemon thread: a file system that hangs must not keep the process from exiting
         self._thread = threading.Thread(target=self._run, name="sfad-ledger", daemon=True)
@@ -355,11 +386,16 @@ class Writer:
         return self._inbox.asleep
 
     def write_here(self, heard: int) -> WriteResult | None:
-        """Write what is queued in the caller's thread: so the two threads need not wake each other. `heard`: how many reports of
-        the thread were heard. Return `None` if the thread must do it, which the caller wakes then: it is at work, it has something
-        to tell, something waits besides operations, or a write may wait: the disk was slow a moment ago, or another program has
-        the file's lock."""
-        if len(self._inbox) > MOST_HERE or time.monotonic() < self._slow_until or not self._writing.acquire(blocking=False):
+        """Write what is queued in the caller's thread: so the two threads need not wake each other.
+        `heard`: how many reports of the thread were heard. Return `None` if the thread must do it,
+        which the caller wakes then: it is at work, it has something to tell, something waits
+        besides operations, or a write may wait: the disk was slow a moment ago, or another program
+        has the file's lock."""
+        if (
+            len(self._inbox) > MOST_HERE
+            or time.monotonic() < self._slow_until
+            or not self._writing.acquire(blocking=False)
+        ):
             return None
         try:
             idle = heard == self._reports and not self._backlog and not self._transactions.displaced
@@ -388,15 +424,16 @@ class Writer:
         return WriteResult(committed=batch, seconds=seconds)
 
     def flush(self, done: Callable[[bool], None]) -> None:
-        """Call `done` in the thread once everything queued before has been tried, and say whether all of it is written."""
+        """Call `done` in the thread once everything queued before has been tried, and say whether
+        all of it is written."""
         self._inbox.put(_Flush(done), urgent=True)
         self._inbox.wake()
 
     def when_idle(self, work: Callable[[sqlite3.Connection], _T]) -> Future[_T]:
         """Call `work` in the thread when nothing is queued, or after a second. From any thread.
 
-        Writes wait for it meanwhile, so it should take a few milliseconds. A transaction that it leaves open is rolled back.
-        Closing cancels the future."""
+        Writes wait for it meanwhile, so it should take a few milliseconds. A transaction that it
+        leaves open is rolled back. Closing cancels the future."""
         errand = _Errand(work, Future(), time.monotonic())
         with self._ended:
             if self._over:
@@ -420,7 +457,9 @@ class Writer:
 
     def _run(self) -> None:
         if self._transactions.unmoved >= CHECKPOINT_ROWS:
-            self._checkpoint()  # before the first write, which then begins the log again: this daemon may be killed soon, too
+            # before the first write, which then begins the log again: this daemon may be killed
+            # soon, too
+            self._checkpoint()
         more = True
         while more:
             self._inbox.wait(self._time_to_wait())
@@ -449,8 +488,14 @@ class Writer:
 
     def _handle(self, items: list[_WriterItem]) -> None:
         ops = [item for item in items if isinstance(item, Op)]
-        # while the disk refuses, try again only for a caller that waits for an answer, or after the back-off
-        asked = any(item is None or isinstance(item, _Flush) or (isinstance(item, Op) and item.kind == "admit") for item in items)
+        # while the disk refuses, try again only for a caller that waits for an answer, or after the
+        # back-off
+        asked = any(
+            item is None
+            or isinstance(item, _Flush)
+            or (isinstance(item, Op) and item.kind == "admit")
+            for item in items
+        )
         if self._backlog and not asked and time.monotonic() < self._next_try:
             self._report_lost(self._backlog.add(ops), "too many events wait for the disk")
         else:
@@ -459,8 +504,11 @@ class Writer:
             if isinstance(item, _Flush):
                 item.done(not self._backlog)
         self._errands.extend(item for item in items if isinstance(item, _Errand))
-        # right after a transaction is a good moment: the clients that were answered have work of their own before the next
-        if self._errands and (not len(self._inbox) or time.monotonic() > self._errands[0].since + _ERRAND_OVERDUE):
+        # right after a transaction is a good moment: the clients that were answered have work of
+        # their own before the next
+        if self._errands and (
+            not len(self._inbox) or time.monotonic() > self._errands[0].since + _ERRAND_OVERDUE
+        ):
             self._errands.popleft().run(self._transactions.connection)
         quiet = not items and time.monotonic() > self._wrote_at + _QUIET
         if self._transactions.unmoved >= (CHECKPOINT_ROWS if quiet else _CHECKPOINT_OVERDUE):
@@ -484,7 +532,8 @@ class Writer:
         return None
 
     def _write_batch(self, batch: list[Op]) -> tuple[int, Exception | None]:
-        """Write a batch. Return how many of its operations are written or rejected, and what stopped the rest."""
+        """Write a batch. Return how many of its operations are written or rejected, and what
+        stopped the rest."""
         began = time.monotonic()
         try:
             self._transactions.write(batch)
@@ -514,7 +563,8 @@ class Writer:
         self._delay = min(RETRY_LAST, 2 * self._delay or RETRY_FIRST)
         self._next_try = time.monotonic() + self._delay
         if is_full(error):
-            self._checkpoint()  # once all of the log is in the database, it is written from its beginning again
+            # once all of the log is in the database, it is written from its beginning again
+            self._checkpoint()
         if is_damage(error) and not self._suspected:
             self._suspected = True
             self._transactions.suspect(str(error))

@@ -1,11 +1,14 @@
-"""Frees the oldest bytes of a file while a run writes it: a hole grows from the beginning, and no offset changes.
+"""Frees the oldest bytes of a file while a run writes it: a hole grows from the beginning, and no
+offset changes.
 
-Freed as well is what a run has allocated with fallocate(2) and never written, also behind the end of its file. Such blocks are not
-in the file's size, and SEEK_DATA takes them for a hole. Only the count of blocks tells of them.
+Freed as well is what a run has allocated with fallocate(2) and never written, also behind the end
+of its file. Such blocks are not in the file's size, and SEEK_DATA takes them for a hole. Only the
+count of blocks tells of them.
 
-This relies on two facts about ext4, xfs, btrfs and tmpfs. Punching a hole and answering SEEK_DATA take the same lock of the inode,
-so SEEK_DATA sees all of a punch or nothing. And a file that is only appended to gets no data where a hole was. So bytes that are
-data *after* they were read were data when they were read. See fallocate(2) and lseek(2).
+This relies on two facts about ext4, xfs, btrfs and tmpfs. Punching a hole and answering SEEK_DATA
+take the same lock of the inode, so SEEK_DATA sees all of a punch or nothing. And a file that is
+only appended to gets no data where a hole was. So bytes that are data *after* they were read were
+data when they were read. See fallocate(2) and lseek(2).
 """
 
 import ctypes
@@ -16,24 +19,31 @@ from collections.abc import Callable
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 
 SPARE = 64 << 10
-"""Bytes that a file may take beyond what it holds: ext4 counts the blocks of its tree of extents, too, one for up to 340."""
+"""Bytes that a file may take beyond what it holds: ext4 counts the blocks of its tree of extents,
+too, one for up to 340."""
 _MAX = (1 << 63) - 1
 
 PUNCH = 4 << 20
-"""Bytes freed by one system call: 0.8 ms on tmpfs, 0.3 ms on ext4. The run's own writes wait for the lock that long."""
+"""Bytes freed by one system call: 0.8 ms on tmpfs, 0.3 ms on ext4. The run's own writes wait for
+the lock that long."""
 
-# CDLL and not PyDLL: other threads run meanwhile. Before Linux 6.14, ext4 writes dirty pages to the disk before it frees them.
+# CDLL and not PyDLL: other threads run meanwhile. Before Linux 6.14, ext4 writes dirty pages to the
+# disk before it frees them.
 libc = ctypes.CDLL(None, use_errno=True)
 libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 """The C library. A test puts one in its place whose calls fail."""
 
 
-def free(descriptor: int, keep: int, until: int, between: Callable[[], object] = lambda: None) -> int:
-    """Free the whole blocks before offset `until` and before the newest `keep` bytes; return how many bytes.
+def free(
+    descriptor: int, keep: int, until: int, between: Callable[[], object] = lambda: None
+) -> int:
+    """Free the whole blocks before offset `until` and before the newest `keep` bytes; return how
+    many bytes.
 
-    `between` is called between system calls, and may raise to give up. Raises `OSError`; `EOPNOTSUPP` if the file system cannot
-    free bytes."""
-    status = os.fstat(descriptor)  # the file may have been truncated, and written again, since `until` was chosen
+    `between` is called between system calls, and may raise to give up. Raises `OSError`;
+    `EOPNOTSUPP` if the file system cannot free bytes."""
+    # the file may have been truncated, and written again, since `until` was chosen
+    status = os.fstat(descriptor)
     end = whole_blocks(min(until, status.st_size - keep), status)
     freed = 0
     offset = data_from(descriptor, 0)
@@ -42,18 +52,21 @@ def free(descriptor: int, keep: int, until: int, between: Callable[[], object] =
         punch(descriptor, offset, length)
         between()
         freed += length
-        offset = data_from(descriptor, offset + length)  # past holes: a run may extend its file to 8 EiB
+        # past holes: a run may extend its file to 8 EiB
+        offset = data_from(descriptor, offset + length)
     return freed + _free_unwritten(descriptor, max(0, end), keep)
 
 
 def unwritten(status: os.stat_result, kept: int) -> bool:
-    """Whether a file of which the newest `kept` bytes are kept takes more of the disk than these can."""
+    """Whether a file of which the newest `kept` bytes are kept takes more of the disk than these
+    can."""
     return status.st_blocks * 512 > kept + (kept >> 7) + SPARE
 
 
 def _free_unwritten(descriptor: int, end: int, keep: int) -> int:
-    """If the file takes more than `keep` bytes, and than all from offset `end` on, free blocks that were allocated and not written
-    before `end`, and behind the end of the file. Return how many bytes."""
+    """If the file takes more than `keep` bytes, and than all from offset `end` on, free blocks that
+    were allocated and not written before `end`, and behind the end of the file. Return how many
+    bytes."""
 
     def too_large(status: os.stat_result) -> bool:
         return unwritten(status, max(keep, status.st_size - end))
@@ -63,8 +76,9 @@ def _free_unwritten(descriptor: int, end: int, keep: int) -> int:
         punch(descriptor, 0, end)
     if too_large(os.fstat(descriptor)):
         _free_behind(descriptor)
-        # on ext4 a hole is not punched behind the end. What the run writes between the two calls is lost, a few microseconds'
-        # worth of a run that has allocated room behind its end. xfs allocates there by itself, but is done by now
+        # on ext4 a hole is not punched behind the end. What the run writes between the two calls is
+        # lost, a few microseconds' worth of a run that has allocated room behind its end. xfs
+        # allocates there by itself, but is done by now
         if too_large(status := os.fstat(descriptor)):
             os.ftruncate(descriptor, status.st_size)
     return max(0, before.st_blocks - os.fstat(descriptor).st_blocks) * 512
@@ -82,14 +96,16 @@ def _free_behind(descriptor: int) -> None:
 
 
 def excess(status: os.stat_result, keep: int) -> int:
-    """Return the offset before which whole blocks are older than the newest `keep` bytes; 0 if no block is to be freed."""
+    """Return the offset before which whole blocks are older than the newest `keep` bytes; 0 if no
+    block is to be freed."""
     if status.st_size <= keep or status.st_blocks * 512 <= keep + status.st_blksize:
         return 0
     return max(0, whole_blocks(status.st_size - keep, status))
 
 
 def whole_blocks(offset: int, status: os.stat_result) -> int:
-    """Round `offset` down to the beginning of its block: freeing a part of a block loses its bytes and frees no room."""
+    """Round `offset` down to the beginning of its block: freeing a part of a block loses its bytes
+    and frees no room."""
     return offset // status.st_blksize * status.st_blksize
 
 
@@ -106,9 +122,11 @@ def data_from(descriptor: int, offset: int) -> int | None:
 
 
 def read_into(descriptor: int, buffer: memoryview, offset: int) -> tuple[int, memoryview]:
-    """Read from the first data at or after `offset`. Return the offset of what was read, and the bytes, in `buffer`.
+    """Read from the first data at or after `offset`. Return the offset of what was read, and the
+    bytes, in `buffer`.
 
-    They contain nothing of a hole, even one that is punched meanwhile. Without bytes there is no data after that offset yet."""
+    They contain nothing of a hole, even one that is punched meanwhile. Without bytes there is no
+    data after that offset yet."""
     while count := os.preadv(descriptor, [buffer], offset):
         start = data_from(descriptor, offset)
         if start is None:
@@ -128,6 +146,7 @@ def punch(descriptor: int, offset: int, length: int) -> None:
 
 
 def read(descriptor: int, offset: int, length: int) -> tuple[int, bytes]:
-    """Return the offset of what was read, and at most `length` bytes: `read_into` a buffer of its own."""
+    """Return the offset of what was read, and at most `length` bytes: `read_into` a buffer of its
+    own."""
     start, data = read_into(descriptor, memoryview(bytearray(length)), offset)
     return start, bytes(data)

@@ -1,8 +1,10 @@
-"""When a run's output was written: an index beside its two files, `ID.times`, which is deleted with them.
+"""When a run's output was written: an index beside its two files, `ID.times`, which is deleted with
+them.
 
-An entry says that at a time a file had so many bytes. What a run writes within `SPAN` is one entry, which is appended when the run
-writes again later. So a run that writes for a second, or nothing, has no index: the time of the last write, which the file has, is
-that of all lines. An index has at most `MAX_ENTRIES` entries: then each two become one.
+An entry says that at a time a file had so many bytes. What a run writes within `SPAN` is one entry,
+which is appended when the run writes again later. So a run that writes for a second, or nothing,
+has no index: the time of the last write, which the file has, is that of all lines. An index has at
+most `MAX_ENTRIES` entries: then each two become one.
 """
 
 import os
@@ -29,8 +31,8 @@ _LATEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 
 class Mark(NamedTuple):
-    """The bytes before `offset`, and after the mark before, were written by `time`, in seconds since the epoch. `exact`: within
-    `SPAN` before it."""
+    """The bytes before `offset`, and after the mark before, were written by `time`, in seconds
+    since the epoch. `exact`: within `SPAN` before it."""
 
     offset: int
     time: float
@@ -49,7 +51,8 @@ class _Group:
 
 @dataclass(slots=True)
 class WriteTimes:
-    """Notes when a live run writes. Nothing raises `OSError`: what cannot be noted has no exact time."""
+    """Notes when a live run writes. Nothing raises `OSError`: what cannot be noted has no exact
+    time."""
 
     path: str
     _groups: dict[Suffix, _Group] = field(default_factory=dict)
@@ -96,16 +99,23 @@ class WriteTimes:
 
     def _halve(self) -> None:
         halves = {suffix: _halved(marks) for suffix, marks in read(self.path).items()}
-        # in its place: a crash in between costs exact times, and a file of another name would have to be found and deleted
+        # in its place: a crash in between costs exact times, and a file of another name would have
+        # to be found and deleted
         file = os.open(self.path, os.O_WRONLY | os.O_TRUNC | _OPEN)
         try:
-            os.write(file, b"".join(_packed(suffix, mark) for suffix, marks in halves.items() for mark in marks))
+            os.write(
+                file,
+                b"".join(
+                    _packed(suffix, mark) for suffix, marks in halves.items() for mark in marks
+                ),
+            )
         finally:
             os.close(file)
 
 
 def read(path: str) -> dict[Suffix, list[Mark]]:
-    """Return the marks of an index, by file, as far as it can be read: an unreadable index is none."""
+    """Return the marks of an index, by file, as far as it can be read: an unreadable index is
+    none."""
     marks: dict[Suffix, list[Mark]] = {suffix: [] for suffix in SUFFIXES}
     try:
         file = os.open(path, os.O_RDONLY | _OPEN)
@@ -125,9 +135,11 @@ def read(path: str) -> dict[Suffix, list[Mark]]:
     return marks
 
 
-def told(output: OutputFiles, run: RunInfo, files: tuple[int, int]) -> tuple[list[OutputTime], list[OutputTime]]:
-    """Return when the output of a run was written, given the descriptors of stdout and stderr. The last time of each is that of all
-    that the file has now. Raises `OSError`."""
+def told(
+    output: OutputFiles, run: RunInfo, files: tuple[int, int]
+) -> tuple[list[OutputTime], list[OutputTime]]:
+    """Return when the output of a run was written, given the descriptors of stdout and stderr. The
+    last time of each is that of all that the file has now. Raises `OSError`."""
     found = read(f"{output.directory}/{run.id}{TIMES}")
     began = run.started_at.timestamp() if run.started_at is not None else 0.0
     for marks, file in zip(found.values(), files, strict=True):
@@ -138,9 +150,14 @@ def told(output: OutputFiles, run: RunInfo, files: tuple[int, int]) -> tuple[lis
 
 
 def _told(marks: list[Mark], began: float) -> Iterator[OutputTime]:
-    """Yield what clients are told of marks. One that comes soon after another, or after the run began, is exact in any case."""
+    """Yield what clients are told of marks. One that comes soon after another, or after the run
+    began, is exact in any case."""
     for mark in marks:
-        yield OutputTime(mark.offset, datetime.fromtimestamp(mark.time, UTC), mark.exact or mark.time - began <= SPAN)
+        yield OutputTime(
+            mark.offset,
+            datetime.fromtimestamp(mark.time, UTC),
+            mark.exact or mark.time - began <= SPAN,
+        )
         began = mark.time
 
 
@@ -150,16 +167,24 @@ def _possible(moment: float) -> float:
 
 
 def _packed(suffix: Suffix, mark: Mark) -> bytes:
-    return _ENTRY.pack(mark.offset << 1 | SUFFIXES.index(suffix), int(_possible(mark.time) * 1000) << 1 | mark.exact)
+    return _ENTRY.pack(
+        mark.offset << 1 | SUFFIXES.index(suffix),
+        int(_possible(mark.time) * 1000) << 1 | mark.exact,
+    )
 
 
 def _unpacked(data: bytes) -> Iterator[tuple[Suffix, Mark]]:
     for offset, moment in _ENTRY.iter_unpack(data[: len(data) // _ENTRY.size * _ENTRY.size]):
-        yield SUFFIXES[offset & 1], Mark(offset >> 1, _possible((moment >> 1) / 1000), bool(moment & 1))
+        yield (
+            SUFFIXES[offset & 1],
+            Mark(offset >> 1, _possible((moment >> 1) / 1000), bool(moment & 1)),
+        )
 
 
 def _halved(marks: list[Mark]) -> list[Mark]:
     """Return each second mark, and the last one."""
     pairs = zip(marks[::2], marks[1::2], strict=False)
-    kept = [Mark(two.offset, two.time, two.exact and two.time - one.time < SPAN) for one, two in pairs]
+    kept = [
+        Mark(two.offset, two.time, two.exact and two.time - one.time < SPAN) for one, two in pairs
+    ]
     return kept if len(marks) % 2 == 0 else [*kept, marks[-1]]

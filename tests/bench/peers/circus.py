@@ -48,7 +48,9 @@ class Circus(Peer):
 
     def ask(self, command: str, **properties: object) -> Any:
         self.asked += 1
-        self.requests.send_json({"id": str(self.asked), "command": command, "properties": properties})
+        self.requests.send_json(
+            {"id": str(self.asked), "command": command, "properties": properties}
+        )
         while True:
             if not self.requests.poll(60_000):
                 raise TimeoutError(command)
@@ -59,14 +61,21 @@ class Circus(Peer):
     def submit(self, argv: Argv) -> str:
         name = f"r{self.asked}"
         options = {
-            "respawn": False, "stop_children": True, "graceful_timeout": GRACE, "singleton": True, "copy_env": True,
+            "respawn": False, "stop_children": True, "graceful_timeout": GRACE, "singleton": True,
+            "copy_env": True,
             "stdout_stream": {"class": "FileStream", "filename": str(self.output(name))},
         }  # fmt: skip
 
         def taken() -> bool:
-            # it takes one at a time, and refuses others meanwhile; and refuses one that it has taken
-            reply = self.ask("add", name=name, cmd=argv[0], args=argv[1:], options=options, start=True)
-            return reply["status"] == "ok" or self.ask("status", name=name).get("status") in ("active", "starting")
+            # it takes one at a time, and refuses others meanwhile; and refuses one that it has
+            # taken
+            reply = self.ask(
+                "add", name=name, cmd=argv[0], args=argv[1:], options=options, start=True
+            )
+            return reply["status"] == "ok" or self.ask("status", name=name).get("status") in (
+                "active",
+                "starting",
+            )
 
         while not taken():
             time.sleep(0.001)
@@ -80,7 +89,10 @@ class Circus(Peer):
 
     def wait_all(self, runs: Sequence[str]) -> None:
         # of many events some are lost
-        wait_until(lambda: list(self.ask("status")["statuses"].values()).count("stopped") >= len(runs), "all have stopped")
+        wait_until(
+            lambda: list(self.ask("status")["statuses"].values()).count("stopped") >= len(runs),
+            "all have stopped",
+        )
 
     def list(self) -> object:
         return self.ask("status")
@@ -95,7 +107,13 @@ class Circus(Peer):
         return self.place / f"{run}.out"
 
     def load(self, kind: str, run: str) -> Load:
-        request = json.dumps({"id": "x", "command": "status", "properties": {"name": run} if kind == "status" else {}}).encode()
+        request = json.dumps(
+            {
+                "id": "x",
+                "command": "status",
+                "properties": {"name": run} if kind == "status" else {},
+            }
+        ).encode()
 
         def clients(count: int, seconds: float) -> list[float]:
             sockets = [self.dealer() for _ in range(count)]

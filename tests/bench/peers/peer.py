@@ -31,7 +31,8 @@ class Requests(NamedTuple):
 
 
 Load = Requests | Argv | Callable[[int, float], list[float]]
-"""A request, a command, or a function of clients and seconds that returns the seconds that each answer took."""
+"""A request, a command, or a function of clients and seconds that returns the seconds that each
+answer took."""
 
 
 class Peer:
@@ -48,7 +49,9 @@ class Peer:
         self.place = place
         self.opened = ExitStack()
         """What `close` closes when the processes have ended."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("SFA", "PYTHON"))}
+        kept = {
+            key: value for key, value in os.environ.items() if not key.startswith(("SFA", "PYTHON"))
+        }
         self.env = kept | {"BENCH_PLACE": str(place)}
 
     @classmethod
@@ -56,8 +59,8 @@ class Peer:
         return shutil.which(cls.program) is not None
 
     def start(self, runs: Runs) -> None:
-        """Start the daemon; return when it serves. `runs` are those that it will be asked for: some peers run only what they knew
-        before they started."""
+        """Start the daemon; return when it serves. `runs` are those that it will be asked for: some
+        peers run only what they knew before they started."""
 
     def close(self) -> None:
         """Kill it and its runs."""
@@ -77,7 +80,10 @@ class Peer:
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if process.environ().get("BENCH_PLACE") == str(self.place) and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    process.environ().get("BENCH_PLACE") == str(self.place)
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     found.append(process)
         return found
 
@@ -123,15 +129,26 @@ class Peer:
         return self.commands(run)[kind]
 
     def commands(self, run: Any) -> dict[str, Argv]:
-        """Return command lines by what they do: `list` the runs, show the `status` of one, `spawn` /bin/true."""
+        """Return command lines by what they do: `list` the runs, show the `status` of one, `spawn`
+        /bin/true."""
         raise NotImplementedError
 
     def call(self, *words: str) -> str:
         """Run a command to its end, and return its output."""
-        return subprocess.run(words, env=self.env, cwd=self.place, capture_output=True, text=True, timeout=60, check=False).stdout
+        return subprocess.run(
+            words,
+            env=self.env,
+            cwd=self.place,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        ).stdout
 
     def serve(self, *words: str) -> None:
         """Start the daemon as a child."""
         null = subprocess.DEVNULL
-        process = subprocess.Popen(words, env=self.env, cwd=self.place, stdin=null, stdout=null, stderr=null)
+        process = subprocess.Popen(
+            words, env=self.env, cwd=self.place, stdin=null, stdout=null, stderr=null
+        )
         self.opened.callback(process.wait)

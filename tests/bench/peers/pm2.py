@@ -1,4 +1,5 @@
-"""pm2 over its own sockets. It tells of an end to those who subscribe, and cannot be asked about one run."""
+"""pm2 over its own sockets. It tells of an end to those who subscribe, and cannot be asked about
+one run."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ class Pm2(Peer):
         self.env |= {"PM2_HOME": str(self.place), "PM2_DISCRETE_MODE": "1"}
         (self.place / "touch").write_text("1")  # or it greets
         self.call("pm2", "ping")
-        self.env = {key: self.env[key] for key in ("PATH", "HOME", "PM2_HOME", "BENCH_PLACE") if key in self.env}
+        self.env = {
+            key: self.env[key]
+            for key in ("PATH", "HOME", "PM2_HOME", "BENCH_PLACE")
+            if key in self.env
+        }
         self.pid = int((self.place / "pm2.pid").read_text())
         self.requests, self.replies = self.connect("rpc.sock")
         _, self.pushes = self.connect("pub.sock")
@@ -39,30 +44,42 @@ class Pm2(Peer):
     def request(self, method: str, *words: object) -> bytes:
         self.asked += 1
         body = b"j:" + json.dumps({"type": "call", "method": method, "args": words}).encode()
-        return b"\x12" + b"".join(len(part).to_bytes(4, "big") + part for part in (body, b"s:h:%d" % self.asked))
+        return b"\x12" + b"".join(
+            len(part).to_bytes(4, "big") + part for part in (body, b"s:h:%d" % self.asked)
+        )
 
     def ask(self, *requests: bytes) -> list[Any]:
         found = []
         for at in range(0, len(requests), 8):
             self.requests.sendall(b"".join(requests[at : at + 8]))
-            found += [json.loads(_parts(self.replies)[0][2:])["args"][0] for _ in requests[at : at + 8]]
+            found += [
+                json.loads(_parts(self.replies)[0][2:])["args"][0] for _ in requests[at : at + 8]
+            ]
         return found
 
     def app(self, argv: Argv) -> dict[str, object]:
         name = f"r{self.asked}"
-        paths = {f"pm_{kind}_path": str(self.place / f"{name}.{kind}") for kind in ("out_log", "err_log", "pid")}
+        paths = {
+            f"pm_{kind}_path": str(self.place / f"{name}.{kind}")
+            for kind in ("out_log", "err_log", "pid")
+        }
         return paths | {
-            "name": name, "namespace": "default", "pm_exec_path": argv[0], "args": argv[1:], "pm_cwd": str(self.place),
-            "env": self.env, "exec_interpreter": "none", "exec_mode": "fork_mode", "autorestart": False, "autostart": True,
-            "vizion": False, "pmx": False, "automation": False, "treekill": True, "watch": False, "merge_logs": True,
-            "username": "root", "kill_timeout": int(1000 * GRACE), "kill_retry_time": 100, "instance_var": "NODE_APP_INSTANCE",
+            "name": name, "namespace": "default", "pm_exec_path": argv[0], "args": argv[1:],
+            "pm_cwd": str(self.place), "env": self.env, "exec_interpreter": "none",
+            "exec_mode": "fork_mode", "autorestart": False, "autostart": True, "vizion": False,
+            "pmx": False, "automation": False, "treekill": True, "watch": False, "merge_logs": True,
+            "username": "root", "kill_timeout": int(1000 * GRACE), "kill_retry_time": 100,
+            "instance_var": "NODE_APP_INSTANCE",
         }  # fmt: skip
 
     def submit(self, argv: Argv) -> Any:
         return self.submit_all(argv, 1)[0]
 
     def submit_all(self, argv: Argv, count: int) -> list[Any]:
-        return [one["pm2_env"] for (one,) in self.ask(*(self.request("prepare", self.app(argv)) for _ in range(count)))]
+        return [
+            one["pm2_env"]
+            for (one,) in self.ask(*(self.request("prepare", self.app(argv)) for _ in range(count)))
+        ]
 
     def wait(self, run: Any) -> None:
         self.wait_all([run])
@@ -70,7 +87,10 @@ class Pm2(Peer):
     def wait_all(self, runs: Sequence[Any]) -> None:
         while not self.ended.issuperset(run["pm_id"] for run in runs):
             topic, body = _parts(self.pushes)
-            if topic.endswith(b"process:event") and (event := json.loads(body[2:]))["event"] == "exit":
+            if (
+                topic.endswith(b"process:event")
+                and (event := json.loads(body[2:]))["event"] == "exit"
+            ):
                 self.ended.add(event["process"]["pm_id"])
 
     def list(self) -> object:

@@ -15,7 +15,12 @@ class Tsp(Peer):
 
     def start(self, runs: Runs) -> None:
         del runs
-        self.env |= {"TS_SOCKET": f"{self.place}/s", "TMPDIR": str(self.place), "TS_MAXFINISHED": "20000", "TS_MAXCONN": "15000"}
+        self.env |= {
+            "TS_SOCKET": f"{self.place}/s",
+            "TMPDIR": str(self.place),
+            "TS_MAXFINISHED": "20000",
+            "TS_MAXCONN": "15000",
+        }
         self.call("tsp", "-S", "1000")  # at once
 
     def submit(self, argv: Argv) -> str:
@@ -25,7 +30,9 @@ class Tsp(Peer):
         self.call("tsp", "-w", run)
 
     def wait_all(self, runs: Sequence[str]) -> None:
-        wait_until(lambda: self.call("tsp", "-l").count(" finished ") >= len(runs), "all have finished")
+        wait_until(
+            lambda: self.call("tsp", "-l").count(" finished ") >= len(runs), "all have finished"
+        )
 
     def stop(self, run: str) -> None:
         self.call("tsp", "-k", run)

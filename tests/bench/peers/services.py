@@ -27,10 +27,15 @@ class Runit(Peer):
     def start(self, runs: Runs) -> None:
         (self.place / "all").mkdir()
         self.all: list[Path] = []
-        self.services = {tuple(argv): iter([self.service(argv) for _ in range(count)]) for argv, count in runs}
+        self.services = {
+            tuple(argv): iter([self.service(argv) for _ in range(count)]) for argv, count in runs
+        }
         self.serve(*self.scanner, str(self.place / "all"))
         files = [one / "supervise/status" for one in self.all]
-        wait_until(lambda: all(file.exists() and file.stat().st_size >= 18 for file in files), "all services are supervised")
+        wait_until(
+            lambda: all(file.exists() and file.stat().st_size >= 18 for file in files),
+            "all services are supervised",
+        )
 
     def service(self, argv: Argv) -> Path:
         """Make a service that is down. One that writes has a logger, which is a process too."""
@@ -81,7 +86,10 @@ class Runit(Peer):
         return run[0] / "log/log/current"
 
     def commands(self, run: Run) -> dict[str, Argv]:
-        return {"status": ["sv", "status", str(run[0])], "list": ["sv", "status", *map(str, self.all)]}
+        return {
+            "status": ["sv", "status", str(run[0])],
+            "list": ["sv", "status", *map(str, self.all)],
+        }
 
 
 class S6(Runit):

@@ -53,7 +53,8 @@ class Supervisord(Peer):
     def submit_all(self, argv: Argv, count: int) -> list[str]:
         runs = [next(self.groups[tuple(argv)]) for _ in range(count)]
         if runs:
-            self.rpc.startProcessGroup(runs[0].partition(":")[0], False)  # all that were not started
+            # all that were not started
+            self.rpc.startProcessGroup(runs[0].partition(":")[0], False)
         return runs
 
     def wait(self, run: str) -> None:
@@ -77,9 +78,14 @@ class Supervisord(Peer):
         return self.place / run
 
     def load(self, kind: str, run: str) -> Load:
-        method, words = ("getProcessInfo", (run,)) if kind == "status" else ("getAllProcessInfo", ())
+        method, words = (
+            ("getProcessInfo", (run,)) if kind == "status" else ("getAllProcessInfo", ())
+        )
         body = xmlrpc.client.dumps(words, f"supervisor.{method}")
-        head = f"POST /RPC2 HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/xml\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            "POST /RPC2 HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/xml\r\nContent-Length: "
+            f"{len(body)}\r\n\r\n"
+        )
         return Requests(self.socket, "http", b"", f"{head}{body}".encode())
 
     def commands(self, run: str) -> dict[str, Argv]:

@@ -19,7 +19,9 @@ def body(**more: Any) -> bytes:
 
 
 def test_a_request() -> None:
-    assert API.call("/v1/messages", body(stream=True)) == ModelCall("claude-x", 32_000, streams=True)
+    assert API.call("/v1/messages", body(stream=True)) == ModelCall(
+        "claude-x", 32_000, streams=True
+    )
     cached = body(system=[{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}])
     assert API.call("/v1/messages", cached) == ModelCall("claude-x", 32_000, caches=True)
     said = body(system='a "cache_control" in a text')
@@ -35,9 +37,21 @@ def test_a_maximum_that_is_none(value: Any) -> None:
     ("thinking", "tokens", "lowered"),
     [
         (None, 5000, None),
-        ({"type": "enabled", "budget_tokens": 31_999}, 5000, {"type": "enabled", "budget_tokens": 3976}),
-        ({"type": "enabled", "budget_tokens": 3976}, 5000, {"type": "enabled", "budget_tokens": 3976}),
-        ({"type": "enabled", "budget_tokens": 3977}, 5000, {"type": "enabled", "budget_tokens": 3976}),
+        (
+            {"type": "enabled", "budget_tokens": 31_999},
+            5000,
+            {"type": "enabled", "budget_tokens": 3976},
+        ),
+        (
+            {"type": "enabled", "budget_tokens": 3976},
+            5000,
+            {"type": "enabled", "budget_tokens": 3976},
+        ),
+        (
+            {"type": "enabled", "budget_tokens": 3977},
+            5000,
+            {"type": "enabled", "budget_tokens": 3976},
+        ),
         (
             {"type": "enabled", "budget_tokens": 2000, "display": "x"},
             2048,
@@ -51,7 +65,9 @@ def test_a_maximum_that_is_none(value: Any) -> None:
     ],
 )
 def test_thinking_is_lowered_with_the_maximum(thinking: Any, tokens: int, lowered: Any) -> None:
-    request = json.loads(API.lowered(body(**({} if thinking is None else {"thinking": thinking})), tokens))
+    request = json.loads(
+        API.lowered(body(**({} if thinking is None else {"thinking": thinking})), tokens)
+    )
     assert request["max_tokens"] == tokens
     assert request.get("thinking") == lowered
 
@@ -59,7 +75,10 @@ def test_thinking_is_lowered_with_the_maximum(thinking: Any, tokens: int, lowere
 def test_a_stream_that_breaks_off_with_an_error() -> None:
     error = sse({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}})
     start = sse(
-        {"type": "message_start", "message": {"content": [], "usage": {"input_tokens": 10, "output_tokens": 2}}},
+        {
+            "type": "message_start",
+            "message": {"content": [], "usage": {"input_tokens": 10, "output_tokens": 2}},
+        },
         delta(0, type="text_delta", text="x" * 400),
     )
     reader = read("anthropic", start + error)
@@ -68,15 +87,23 @@ def test_a_stream_that_breaks_off_with_an_error() -> None:
 
 def test_a_figure_that_is_told_twice_counts_once() -> None:
     usage = {"input_tokens": 12, "output_tokens": 80, "cache_read_input_tokens": 30}
-    assert read("anthropic", ANTHROPIC_STREAM + sse({"type": "message_delta", "delta": {}, "usage": usage})).tokens == Tokens(
-        input=62, output=80, cached=30, cache_write=20
-    )
+    assert read(
+        "anthropic", ANTHROPIC_STREAM + sse({"type": "message_delta", "delta": {}, "usage": usage})
+    ).tokens == Tokens(input=62, output=80, cached=30, cache_write=20)
 
 
 def test_thousands_of_tools_are_bounded() -> None:
     reader = APIS["anthropic"].reply(streamed=True)
     for index in range(5000):
-        reader.feed(sse({"type": "content_block_start", "index": index, "content_block": {"type": "tool_use", "name": "x"}}))
+        reader.feed(
+            sse(
+                {
+                    "type": "content_block_start",
+                    "index": index,
+                    "content_block": {"type": "tool_use", "name": "x"},
+                }
+            )
+        )
     for index in range(5000):
         reader.feed(sse({"type": "content_block_stop", "index": index}))
     assert len(reader.tools) == 256

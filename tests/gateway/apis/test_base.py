@@ -28,7 +28,10 @@ def check(reader: ReplyReader) -> None:
         assert all(type(count) is int and 0 <= count <= 10**15 for count in counts)
         assert used.cached + used.cache_write <= used.input
     assert len(reader.tools) <= MAX_TOOL_USES
-    assert all(re.fullmatch("[0-9a-f]{16}", tool.digest) and len(tool.name) <= MODEL_MAX for tool in reader.tools)
+    assert all(
+        re.fullmatch("[0-9a-f]{16}", tool.digest) and len(tool.name) <= MODEL_MAX
+        for tool in reader.tools
+    )
     assert reader.written >= 0
     json.dumps([tool.name for tool in reader.tools]).encode()
 
@@ -58,18 +61,30 @@ def test_a_reply_at_any_split(name: str, at: list[int]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_calls_of_tools_have_equal_digests(name: str) -> None:
     tools = read(SAMPLES[name].api, SAMPLES[name].body, streamed=SAMPLES[name].streamed).tools
-    other = read(SAMPLES[name].api, re.sub(rb"\bls\b", b"rm", SAMPLES[name].body), streamed=SAMPLES[name].streamed).tools
+    other = read(
+        SAMPLES[name].api,
+        re.sub(rb"\bls\b", b"rm", SAMPLES[name].body),
+        streamed=SAMPLES[name].streamed,
+    ).tools
     assert tools[0].digest != other[0].digest
-    assert tools == read(SAMPLES[name].api, SAMPLES[name].body, streamed=SAMPLES[name].streamed).tools
+    assert (
+        tools == read(SAMPLES[name].api, SAMPLES[name].body, streamed=SAMPLES[name].streamed).tools
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(deadline=None)
 @given(part=st.floats(0, 0.999))
 def test_a_reply_that_breaks_off(name: str, part: float) -> None:
-    """A stream costs what came, or what was told before. Of one document, all may have been generated."""
+    """A stream costs what came, or what was told before. Of one document, all may have been
+    generated."""
     sample = SAMPLES[name]
-    reader = read(sample.api, sample.body[: int(part * len(sample.body))], streamed=sample.streamed, whole=False)
+    reader = read(
+        sample.api,
+        sample.body[: int(part * len(sample.body))],
+        streamed=sample.streamed,
+        whole=False,
+    )
     check(reader)
     assert reader.unknown is not sample.streamed
     assert reader.written <= sample.written or not sample.streamed
@@ -80,12 +95,31 @@ def test_a_reply_that_breaks_off(name: str, part: float) -> None:
 @pytest.mark.parametrize("streamed", [True, False])
 @given(data=st.lists(st.binary(max_size=300), max_size=5))
 def test_garbage(api: str, streamed: bool, data: list[bytes]) -> None:
-    reader = read(api, *(b"data: " + each + b"\n\n" if streamed else each for each in data), streamed=streamed)
+    reader = read(
+        api, *(b"data: " + each + b"\n\n" if streamed else each for each in data), streamed=streamed
+    )
     check(reader)
     assert not reader.told
 
 
-VALUES: list[Any] = [None, True, -1, 0.5, 1e300, 10**30, 2**63, "x", "12", [], [1], {}, {"a": 1}, "\ud800", "x" * 10_000, 10**10]
+VALUES: list[Any] = [
+    None,
+    True,
+    -1,
+    0.5,
+    1e300,
+    10**30,
+    2**63,
+    "x",
+    "12",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    "\ud800",
+    "x" * 10_000,
+    10**10,
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,13 +132,23 @@ def test_values_of_other_types_and_lies(name: str, data: st.DataObject) -> None:
     found = list(re.finditer(r'(?<=: )(-?\d+|null|true|false|"[^"]*"|\{\}|\[\])', text))
     one = data.draw(st.sampled_from(found))
     value = json.dumps(data.draw(st.sampled_from(VALUES)))
-    check(read(sample.api, (text[: one.start()] + value + text[one.end() :]).encode(), streamed=sample.streamed))
+    check(
+        read(
+            sample.api,
+            (text[: one.start()] + value + text[one.end() :]).encode(),
+            streamed=sample.streamed,
+        )
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("lie", [-1, -(10**18), "many", 1e300, 10**30, None, [], 2**64])
 def test_usage_that_is_no_number_counts_as_none(name: str, lie: Any) -> None:
-    body = re.sub(rb"(?i)(tokens?(?:_?count)?\": )\d+", lambda found: found[1] + json.dumps(lie).encode(), SAMPLES[name].body)
+    body = re.sub(
+        rb"(?i)(tokens?(?:_?count)?\": )\d+",
+        lambda found: found[1] + json.dumps(lie).encode(),
+        SAMPLES[name].body,
+    )
     reader = read(SAMPLES[name].api, body, streamed=SAMPLES[name].streamed)
     check(reader)
     assert reader.tokens is None or (reader.tokens.input, reader.tokens.output) == (0, 0)
@@ -113,7 +157,17 @@ def test_usage_that_is_no_number_counts_as_none(name: str, lie: Any) -> None:
 @pytest.mark.parametrize("name", STREAMS)
 def test_events_of_an_unknown_form_are_skipped(name: str) -> None:
     sample = SAMPLES[name]
-    odd = [b"{", b"[]", b"null", b"5", b'"x"', b'{"type": 5}', b"\xff", b"[" * 100_000, b'{"type": "new.event", "x": {"y": [1]}}']
+    odd = [
+        b"{",
+        b"[]",
+        b"null",
+        b"5",
+        b'"x"',
+        b'{"type": 5}',
+        b"\xff",
+        b"[" * 100_000,
+        b'{"type": "new.event", "x": {"y": [1]}}',
+    ]
     noise = b"".join(b"data: " + each + b"\n\n" for each in odd)
     check_sample(read(sample.api, noise + sample.body.replace(b"\n\n", b"\n\n" + noise)), sample)
 
@@ -171,7 +225,13 @@ UNCLEAR: list[tuple[str, str]] = [
     ("anthropic", '{"model": "m", "tools": [5, {"type": "web_search_20250305"}]}'),
     ("anthropic", '{"model": "m", "tools": [{"type": "web_search_20250305", "max_uses": "1000"}]}'),
     ("gemini", '{"generationConfig": {"maxOutputTokens": 1, "max_output_tokens": 100000}}'),
-    ("gemini", '{"generationConfig": {"maxOutputTokens": 1}, "generation_config": {"maxOutputTokens": 100000}}'),
+    (
+        "gemini",
+        (
+            '{"generationConfig": {"maxOutputTokens": 1}, "generation_config": {"maxOutputTokens": '
+            "100000}}"
+        ),
+    ),
     ("gemini", '{"generationConfig": {"maxOutputTokens": 1, "maxOutputTokens": 100000}}'),
     ("gemini", '{"generationConfig": {"maxOutputTokens": "1e5"}}'),
     ("gemini", '{"generationConfig": [1]}'),
@@ -194,24 +254,44 @@ def test_a_request_that_a_provider_may_read_differently_is_refused(api: str, bod
 def test_the_larger_of_two_maxima_counts() -> None:
     for first, second in ((5, 9), (9, 5)):
         call = APIS["openai-chat"].call(
-            "/chat/completions", json.dumps({"model": "m", "max_tokens": first, "max_completion_tokens": second}).encode()
+            "/chat/completions",
+            json.dumps(
+                {"model": "m", "max_tokens": first, "max_completion_tokens": second}
+            ).encode(),
         )
         assert call is not None
         assert call.max_output == 9
 
 
-@given(st.dictionaries(st.text(max_size=5), st.recursive(st.integers() | st.text(), st.lists, max_leaves=5)), st.integers(0, 3))
+@given(
+    st.dictionaries(
+        st.text(max_size=5), st.recursive(st.integers() | st.text(), st.lists, max_leaves=5)
+    ),
+    st.integers(0, 3),
+)
 def test_fields_that_are_there_once_are_read(document: dict[str, Any], indent: int) -> None:
     raw = json.dumps(document, indent=indent or None, ensure_ascii=False).encode(errors="replace")
     assume(b"\\" not in raw and b"?" not in raw)
-    assert {name: json.loads(bytes(value)) for name, value in base.fields_once(raw).items()} == document
+    assert {
+        name: json.loads(bytes(value)) for name, value in base.fields_once(raw).items()
+    } == document
 
 
-@given(st.dictionaries(st.sampled_from("abc"), st.sampled_from(["1", "12", '"x,"', '{"a":1}', '"a":1']), min_size=1), st.data())
-def test_a_field_that_is_there_twice_never_passes(document: dict[str, str], data: st.DataObject) -> None:
+@given(
+    st.dictionaries(
+        st.sampled_from("abc"), st.sampled_from(["1", "12", '"x,"', '{"a":1}', '"a":1']), min_size=1
+    ),
+    st.data(),
+)
+def test_a_field_that_is_there_twice_never_passes(
+    document: dict[str, str], data: st.DataObject
+) -> None:
     pairs = [f'"{name}":{value}' for name, value in document.items() if not value.startswith('"a"')]
     assume(pairs)
-    pairs.insert(data.draw(st.integers(0, len(pairs))), data.draw(st.sampled_from(pairs)).split(":")[0] + ":1")
+    pairs.insert(
+        data.draw(st.integers(0, len(pairs))),
+        data.draw(st.sampled_from(pairs)).split(":")[0] + ":1",
+    )
     with pytest.raises(ValueError, match="twice"):
         base.fields_once(("{" + ",".join(pairs) + "}").encode())
 
@@ -306,7 +386,9 @@ def test_what_a_request_is(name: str, method: str, path: str, body: bytes, kind:
 @pytest.mark.parametrize("api", APIS)
 def test_a_refusal_is_told_whatever_its_words(api: str) -> None:
     words = 'limit "cost" of run r1\n→ raise it'
-    assert words in json.dumps(json.loads(APIS[api].refusal(words)), ensure_ascii=False).replace('\\"', '"').replace("\\n", "\n")
+    assert words in json.dumps(json.loads(APIS[api].refusal(words)), ensure_ascii=False).replace(
+        '\\"', '"'
+    ).replace("\\n", "\n")
 
 
 def test_a_rate_is_refused_as_the_provider_would() -> None:
@@ -317,7 +399,10 @@ def test_a_rate_is_refused_as_the_provider_would() -> None:
     assert told["gemini"]["details"][0]["retryDelay"] == "7s"
 
 
-ODD = b'{"z": 1.0, "model": "m", "big": 123456789012345678901234567890, "text": "\\u00e9\\/", "a" : [ 1,2 ], "stream": true}'
+ODD = (
+    b'{"z": 1.0, "model": "m", "big": 123456789012345678901234567890, "text": "\\u00e9\\/", "a" : '
+    b'[ 1,2 ], "stream": true}'
+)
 
 
 @pytest.mark.parametrize("api", APIS)

@@ -40,8 +40,14 @@ def test_a_request(more: dict[str, Any], call: ModelCall) -> None:
         ({}, {"max_completion_tokens": 50}),
         ({"max_tokens": 100}, {"max_tokens": 50}),
         ({"max_completion_tokens": 100}, {"max_completion_tokens": 50}),
-        ({"max_completion_tokens": 100, "max_tokens": 9}, {"max_completion_tokens": 50, "max_tokens": 50}),
-        ({"max_completion_tokens": None, "max_tokens": 100}, {"max_completion_tokens": None, "max_tokens": 50}),
+        (
+            {"max_completion_tokens": 100, "max_tokens": 9},
+            {"max_completion_tokens": 50, "max_tokens": 50},
+        ),
+        (
+            {"max_completion_tokens": None, "max_tokens": 100},
+            {"max_completion_tokens": None, "max_tokens": 50},
+        ),
     ],
 )
 def test_a_request_that_is_lowered(more: dict[str, Any], lowered: dict[str, Any]) -> None:
@@ -61,7 +67,9 @@ def test_a_stream_is_asked_for_its_usage(more: dict[str, Any], options: dict[str
     assert json.loads(API.completed(body(**more)))["stream_options"] == options
 
 
-@pytest.mark.parametrize("more", [{}, {"stream": False}, {"stream": True, "stream_options": {"include_usage": True}}])
+@pytest.mark.parametrize(
+    "more", [{}, {"stream": False}, {"stream": True, "stream_options": {"include_usage": True}}]
+)
 def test_other_requests_stay_as_they_are(more: dict[str, Any]) -> None:
     request = body(**more)
     assert API.completed(request) is request
@@ -69,11 +77,19 @@ def test_other_requests_stay_as_they_are(more: dict[str, Any]) -> None:
 
 def test_a_server_that_tells_its_usage_in_each_event() -> None:
     """What it has told by the middle is no final figure."""
-    events = [chat(content="x", usage={"prompt_tokens": 10, "completion_tokens": count}) for count in range(1, 5)]
+    events = [
+        chat(content="x", usage={"prompt_tokens": 10, "completion_tokens": count})
+        for count in range(1, 5)
+    ]
     reader = read("openai-chat", sse(*events, named=False))
     assert (reader.tokens, reader.told) == (Tokens(input=10, output=4), False)
     reader = read(
-        "openai-chat", sse(*events, chat(finish="stop", usage={"prompt_tokens": 10, "completion_tokens": 5}), named=False)
+        "openai-chat",
+        sse(
+            *events,
+            chat(finish="stop", usage={"prompt_tokens": 10, "completion_tokens": 5}),
+            named=False,
+        ),
     )
     assert (reader.tokens, reader.told) == (Tokens(input=10, output=5), True)
 
@@ -84,16 +100,23 @@ def test_reasoning_and_refusals_are_written() -> None:
 
 
 def test_a_stream_without_usage_is_estimated() -> None:
-    reader = read("openai-chat", sse(chat(content="x" * 400), chat(finish="stop"), "[DONE]", named=False))
+    reader = read(
+        "openai-chat", sse(chat(content="x" * 400), chat(finish="stop"), "[DONE]", named=False)
+    )
     assert (reader.tokens, reader.told, reader.unknown, reader.written) == (None, False, False, 400)
 
 
 def test_an_error_in_a_stream() -> None:
-    reader = read("openai-chat", sse(chat(content="hello"), {"error": {"message": "x", "code": 500}}, named=False))
+    reader = read(
+        "openai-chat",
+        sse(chat(content="hello"), {"error": {"message": "x", "code": 500}}, named=False),
+    )
     assert (reader.told, reader.written) == (False, 5)
 
 
 def test_cached_tokens_are_at_most_all() -> None:
-    usage = CHAT_USAGE | {"prompt_tokens_details": {"cached_tokens": 1000, "cache_write_tokens": 1000}}
+    usage = CHAT_USAGE | {
+        "prompt_tokens_details": {"cached_tokens": 1000, "cache_write_tokens": 1000}
+    }
     reader = read("openai-chat", sse(chat(finish="stop", usage=usage), named=False))
     assert reader.tokens == Tokens(input=100, output=50, cached=100)

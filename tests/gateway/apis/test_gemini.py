@@ -20,8 +20,14 @@ PATH = "/v1beta/models/gemini-x:generateContent"
     [
         ({}, ModelCall("gemini-x", None)),
         ({"generationConfig": None}, ModelCall("gemini-x", None)),
-        ({"generationConfig": {"maxOutputTokens": 500, "candidateCount": 2}}, ModelCall("gemini-x", 500, choices=2)),
-        ({"generation_config": {"max_output_tokens": 500, "candidate_count": 2}}, ModelCall("gemini-x", 500, choices=2)),
+        (
+            {"generationConfig": {"maxOutputTokens": 500, "candidateCount": 2}},
+            ModelCall("gemini-x", 500, choices=2),
+        ),
+        (
+            {"generation_config": {"max_output_tokens": 500, "candidate_count": 2}},
+            ModelCall("gemini-x", 500, choices=2),
+        ),
         ({"generationConfig": {"maxOutputTokens": "500"}}, ModelCall("gemini-x", 500)),
         ({"cachedContent": "cachedContents/c"}, ModelCall("gemini-x", None, continues=True)),
         ({"cached_content": "cachedContents/c"}, ModelCall("gemini-x", None, continues=True)),
@@ -32,7 +38,9 @@ def test_a_request(request_: dict[str, Any], call: ModelCall) -> None:
 
 
 def test_a_streamed_request() -> None:
-    assert API.call("/v1beta/models/gemini-x:streamGenerateContent", b"{}") == ModelCall("gemini-x", None, streams=True)
+    assert API.call("/v1beta/models/gemini-x:streamGenerateContent", b"{}") == ModelCall(
+        "gemini-x", None, streams=True
+    )
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"5"])
@@ -45,18 +53,45 @@ def test_a_request_that_cannot_be_read(body: bytes) -> None:
     ("config", "lowered"),
     [
         ({}, {"generationConfig": {"maxOutputTokens": 5000}}),
-        ({"generationConfig": {"temperature": 1}}, {"generationConfig": {"temperature": 1, "maxOutputTokens": 5000}}),
         (
-            {"generation_config": {"max_output_tokens": 9000, "thinking_config": {"thinking_budget": 8000}}},
-            {"generation_config": {"max_output_tokens": 5000, "thinking_config": {"thinking_budget": 2500}}},
+            {"generationConfig": {"temperature": 1}},
+            {"generationConfig": {"temperature": 1, "maxOutputTokens": 5000}},
         ),
         (
-            {"generationConfig": {"thinkingConfig": {"thinkingBudget": 24_576, "includeThoughts": True}}},
-            {"generationConfig": {"thinkingConfig": {"thinkingBudget": 2500, "includeThoughts": True}, "maxOutputTokens": 5000}},
+            {
+                "generation_config": {
+                    "max_output_tokens": 9000,
+                    "thinking_config": {"thinking_budget": 8000},
+                }
+            },
+            {
+                "generation_config": {
+                    "max_output_tokens": 5000,
+                    "thinking_config": {"thinking_budget": 2500},
+                }
+            },
+        ),
+        (
+            {
+                "generationConfig": {
+                    "thinkingConfig": {"thinkingBudget": 24_576, "includeThoughts": True}
+                }
+            },
+            {
+                "generationConfig": {
+                    "thinkingConfig": {"thinkingBudget": 2500, "includeThoughts": True},
+                    "maxOutputTokens": 5000,
+                }
+            },
         ),
         (
             {"generationConfig": {"thinkingConfig": {"thinkingBudget": -1}}},
-            {"generationConfig": {"thinkingConfig": {"thinkingBudget": -1}, "maxOutputTokens": 5000}},
+            {
+                "generationConfig": {
+                    "thinkingConfig": {"thinkingBudget": -1},
+                    "maxOutputTokens": 5000,
+                }
+            },
         ),
     ],
 )
@@ -71,7 +106,10 @@ def test_a_stream_that_breaks_off() -> None:
 
 
 def test_a_prompt_that_is_blocked() -> None:
-    blocked = {"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 100}}
+    blocked = {
+        "promptFeedback": {"blockReason": "SAFETY"},
+        "usageMetadata": {"promptTokenCount": 100},
+    }
     reader = read("gemini", json.dumps(blocked).encode(), streamed=False)
     assert (reader.tokens, reader.told) == (Tokens(input=100), True)
     assert read("gemini", sse(blocked, named=False)).tokens == Tokens(input=100)

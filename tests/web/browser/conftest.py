@@ -51,7 +51,9 @@ def module_console(_daemons: Start) -> Iterator[Console]:
 
 @pytest.fixture(scope="module")
 def logged_in(browser: Browser, module_console: Console) -> Iterator[BrowserContext]:
-    context = browser.new_context(viewport=DESK, base_url=module_console.origin, reduced_motion="reduce", timezone_id="UTC")
+    context = browser.new_context(
+        viewport=DESK, base_url=module_console.origin, reduced_motion="reduce", timezone_id="UTC"
+    )
     context.set_default_timeout(PATIENCE * 1000)
     page = context.new_page()
     page.goto(module_console.link)
@@ -72,7 +74,10 @@ def page(watched: Daemon, logged_in: BrowserContext) -> Iterator[Page]:  # noqa:
     one = logged_in.new_page()
     wrong: list[str] = []
     one.on("pageerror", lambda error: wrong.append(str(error)))
-    one.on("console", lambda line: wrong.append(line.text) if "Content Security Policy" in line.text else None)
+    one.on(
+        "console",
+        lambda line: wrong.append(line.text) if "Content Security Policy" in line.text else None,
+    )
     yield one
     one.close()
     assert wrong == []

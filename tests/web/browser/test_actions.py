@@ -24,9 +24,13 @@ def info(daemon: Daemon, run: str) -> RunInfo:
         return client.call(m.Info(id=0, run=run), m.RunReply).run
 
 
-def sleeping(daemon: Daemon, name: str, *limits: Limit, command: str = "sleep 300", **options: object) -> str:
+def sleeping(
+    daemon: Daemon, name: str, *limits: Limit, command: str = "sleep 300", **options: object
+) -> str:
     with daemon.client() as client:
-        return started(client, ["sh", "-c", command], name=name, meter="report", limits=list(limits), **options).id
+        return started(
+            client, ["sh", "-c", command], name=name, meter="report", limits=list(limits), **options
+        ).id
 
 
 def test_stop_asks_first(watched: Daemon, page: Page) -> None:
@@ -57,7 +61,9 @@ def test_pause_and_resume(watched: Daemon, page: Page) -> None:
     assert info(watched, run).status is Status.RUNNING
 
 
-def test_a_run_that_its_limit_has_paused_resumes_with_twice_as_much(watched: Daemon, page: Page) -> None:
+def test_a_run_that_its_limit_has_paused_resumes_with_twice_as_much(
+    watched: Daemon, page: Page
+) -> None:
     run = sleeping(watched, "paused", limit(LimitKind.TURNS, 10, Action.PAUSE))
     used(watched, run, turns=11)
     page.goto("/")
@@ -80,7 +86,9 @@ def test_a_limit_is_raised_and_a_wrong_one_is_refused_in_words(watched: Daemon, 
     dialog.get_by_role("button", name="Limit").click()
     expect(dialog).to_have_count(0)
     expect(page.get_by_text(f"{run} is running: turns")).to_be_visible()
-    assert [state.threshold for state in info(watched, run).limits if state.kind is LimitKind.TURNS] == [40]
+    assert [
+        state.threshold for state in info(watched, run).limits if state.kind is LimitKind.TURNS
+    ] == [40]
 
 
 def test_approve_never_asks_for_more_than_the_config_allows(watched: Daemon, page: Page) -> None:
@@ -104,7 +112,10 @@ def test_deny_asks_and_stops(watched: Daemon, page: Page) -> None:
 
 def test_a_message_reaches_stdin(watched: Daemon, page: Page) -> None:
     run = sleeping(
-        watched, "listening", command="read line; echo heard: $line; read line; echo and: $line; sleep 300", stdin="pipe"
+        watched,
+        "listening",
+        command="read line; echo heard: $line; read line; echo and: $line; sleep 300",
+        stdin="pipe",
     )
     page.goto(f"/runs/{run}")
     page.get_by_label("message").fill("look at <b>this</b>")
@@ -133,7 +144,9 @@ def test_a_registered_agent_is_started(page: Page) -> None:
     expect(page.get_by_role("log")).to_contain_text("hello the world")
 
 
-def test_an_action_is_a_post_with_the_token_of_the_page(watched: Daemon, module_console: Console, page: Page) -> None:
+def test_an_action_is_a_post_with_the_token_of_the_page(
+    watched: Daemon, module_console: Console, page: Page
+) -> None:
     run = sleeping(watched, "kept")
     page.goto("/")
     for headers in ({}, {"x-csrf-token": "guess"}):
@@ -142,11 +155,20 @@ def test_an_action_is_a_post_with_the_token_of_the_page(watched: Daemon, module_
     token = page.evaluate("document.body.dataset.token")
     for wrong in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {"Host": "evil.example"}):
         assert (
-            page.request.post(f"{module_console.origin}/api/runs/{run}/stop", headers={"x-csrf-token": token} | wrong).status == 403
+            page.request.post(
+                f"{module_console.origin}/api/runs/{run}/stop",
+                headers={"x-csrf-token": token} | wrong,
+            ).status
+            == 403
         )
     assert page.request.get(f"/api/runs/{run}/stop").status == 405
     assert info(watched, run).status is Status.RUNNING
-    assert page.request.post(f"/api/runs/{run}/stop", headers={"x-csrf-token": token}, data="{}").status == 200
+    assert (
+        page.request.post(
+            f"/api/runs/{run}/stop", headers={"x-csrf-token": token}, data="{}"
+        ).status
+        == 200
+    )
     assert info(watched, run).status is Status.CANCELLED
 
 
@@ -174,11 +196,14 @@ def test_everything_works_by_keyboard(watched: Daemon, page: Page) -> None:
     with watched.client() as client:
         assert ended(client, focused).status is Status.CANCELLED
     page.keyboard.press("/")
-    wait_until(lambda: page.evaluate("document.activeElement.id") == "filter", "the filter has the focus")
+    wait_until(
+        lambda: page.evaluate("document.activeElement.id") == "filter", "the filter has the focus"
+    )
 
 
 def test_a_stranger_with_a_telephone(watched: Daemon, page: Page) -> None:
-    """Stop a runaway, raise a limit, approve a request, read why a run failed and what the last day cost."""
+    """Stop a runaway, raise a limit, approve a request, read why a run failed and what the last day
+    cost."""
     runaway = sleeping(watched, "runaway", limit(LimitKind.COST, 50))
     used(watched, runaway, cost_usd=12)
     asking = sleeping(watched, "asking", limit(LimitKind.COST, 1, Action.REQUEST_INCREASE))
@@ -195,7 +220,10 @@ def test_a_stranger_with_a_telephone(watched: Daemon, page: Page) -> None:
     page.locator(f'[data-run="{bounded}"]').get_by_role("button", name="Limit").click()
     page.get_by_role("dialog").get_by_label("turns").fill("30")
     page.get_by_role("dialog").get_by_role("button", name="Limit").click()
-    wait_until(lambda: any(state.threshold == 30 for state in info(watched, bounded).limits), "the limit is raised")
+    wait_until(
+        lambda: any(state.threshold == 30 for state in info(watched, bounded).limits),
+        "the limit is raised",
+    )
     page.locator(f'[data-run="{runaway}"]').get_by_role("button", name="Stop").click()
     page.get_by_role("dialog").get_by_role("button", name="Stop").click()
     expect(page.locator(f'[data-run="{runaway}"]')).to_contain_text("cancelled")
@@ -206,25 +234,48 @@ def test_a_stranger_with_a_telephone(watched: Daemon, page: Page) -> None:
     expect(page.locator(".legend li").filter(has_text="runaway")).to_contain_text("12.00")
 
 
-@pytest.mark.parametrize(("size", "scheme"), [(TELEPHONE, "light"), (DESK, "dark")], ids=["telephone", "desk"])
+@pytest.mark.parametrize(
+    ("size", "scheme"), [(TELEPHONE, "light"), (DESK, "dark")], ids=["telephone", "desk"]
+)
 def test_axe_finds_nothing_and_no_page_is_wider_than_its_window(
     watched: Daemon, page: Page, size: dict[str, int], scheme: str
 ) -> None:
-    run = sleeping(watched, "asking-" + "x" * 57, limit(LimitKind.COST, 1, Action.REQUEST_INCREASE), labels={"a": "b"})
+    run = sleeping(
+        watched,
+        "asking-" + "x" * 57,
+        limit(LimitKind.COST, 1, Action.REQUEST_INCREASE),
+        labels={"a": "b"},
+    )
     used(watched, run, turns=3, input_tokens=1000, cost_usd=1.5)
     other = sleeping(
-        watched, "near", limit(LimitKind.TURNS, 10), command="printf '\\033[31mred\\033[0m\\n'; sleep 300", stdin="pipe"
+        watched,
+        "near",
+        limit(LimitKind.TURNS, 10),
+        command="printf '\\033[31mred\\033[0m\\n'; sleep 300",
+        stdin="pipe",
     )
     used(watched, other, turns=9)
     page.set_viewport_size(size)
     page.emulate_media(color_scheme=scheme)
-    for path, shown in (("/", "near"), (f"/runs/{other}", "red"), ("/history", "near"), ("/plans", "left"), ("/events", "near")):
+    for path, shown in (
+        ("/", "near"),
+        (f"/runs/{other}", "red"),
+        ("/history", "near"),
+        ("/plans", "left"),
+        ("/events", "near"),
+    ):
         page.goto(path)
         expect(page.get_by_role("main")).to_contain_text(shown)
         expect(page.get_by_role("main")).not_to_have_attribute("aria-busy", "true")
         if path == "/":
             page.locator(f'[data-run="{other}"]').get_by_role("button", name="Limit").click()
             expect(page.get_by_role("dialog")).to_be_visible()
-        found = [each for each in Axe().run(page).response["violations"] if each["impact"] in ("serious", "critical")]
-        assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == [], path
+        found = [
+            each
+            for each in Axe().run(page).response["violations"]
+            if each["impact"] in ("serious", "critical")
+        ]
+        assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == [], (
+            path
+        )
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path

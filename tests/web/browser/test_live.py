@@ -47,12 +47,16 @@ def test_a_page_that_sleeps_catches_up_without_a_gap(
         client.call(m.Wait(id=0, run=gone), m.RunReply)
         logged_in.set_offline(False)
     expect(page.get_by_role("log")).to_contain_text("line 40")
-    assert page.get_by_role("log").locator(".out").all_text_contents() == [f"line {number}" for number in range(1, 41)]
+    assert page.get_by_role("log").locator(".out").all_text_contents() == [
+        f"line {number}" for number in range(1, 41)
+    ]
     expect(page.locator("#banner")).to_have_text("")
     expect(page.locator(".numbers")).to_contain_text("7")
     expect(other.locator(f'[data-run="{late}"]')).to_contain_text("running")
     expect(other.locator(f'[data-run="{gone}"]')).to_contain_text("completed")
-    numbers = page.locator("[data-seq]").evaluate_all("all => all.map(each => Number(each.dataset.seq))")
+    numbers = page.locator("[data-seq]").evaluate_all(
+        "all => all.map(each => Number(each.dataset.seq))"
+    )
     assert numbers == sorted(set(numbers))
     other.close()
 
@@ -74,7 +78,9 @@ def test_a_daemon_that_is_away_is_told_and_comes_back(watched: Daemon, page: Pag
     expect(row.get_by_role("meter", name="turns")).to_have_attribute("aria-valuenow", "4")
 
 
-def test_a_console_that_is_started_again_asks_for_its_new_link(watched: Daemon, browser: Browser) -> None:
+def test_a_console_that_is_started_again_asks_for_its_new_link(
+    watched: Daemon, browser: Browser
+) -> None:
     console = Console(watched)
     context = browser.new_context(viewport=DESK, base_url=console.origin)
     page = context.new_page()
@@ -91,15 +97,32 @@ def test_a_console_that_is_started_again_asks_for_its_new_link(watched: Daemon, 
     again.end()
 
 
-def test_an_ended_agent_goes_on_in_a_new_run(watched: Daemon, browser: Browser, tmp_path: Path) -> None:
+def test_an_ended_agent_goes_on_in_a_new_run(
+    watched: Daemon, browser: Browser, tmp_path: Path
+) -> None:
     for each in ("bin", "home"):
         (tmp_path / each).mkdir()
     program = tmp_path / "bin" / "claude"
     program.write_text(f'#!/bin/sh\nexec {PYTHON} {Path(cli).with_name("fake_claude.py")} "$@"\n')
     program.chmod(0o755)
-    env = {"HOME": str(tmp_path / "home"), "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    words = [sys.executable, "-m", "sfactl", "run", "-q", "--name", "writer", "claude", "please fail"]
-    subprocess.run(words, env=watched.env | env, cwd=tmp_path, capture_output=True, timeout=PATIENCE)
+    env = {
+        "HOME": str(tmp_path / "home"),
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+    }
+    words = [
+        sys.executable,
+        "-m",
+        "sfactl",
+        "run",
+        "-q",
+        "--name",
+        "writer",
+        "claude",
+        "please fail",
+    ]
+    subprocess.run(
+        words, env=watched.env | env, cwd=tmp_path, capture_output=True, timeout=PATIENCE
+    )
     console = Console(watched, env=env)
     context = browser.new_context(viewport=DESK, base_url=console.origin)
     page = context.new_page()
@@ -120,7 +143,9 @@ def test_an_ended_agent_goes_on_in_a_new_run(watched: Daemon, browser: Browser, 
     console.end()
 
 
-def test_a_path_is_a_link_that_can_be_sent(watched: Daemon, module_console: Console, logged_in: BrowserContext) -> None:
+def test_a_path_is_a_link_that_can_be_sent(
+    watched: Daemon, module_console: Console, logged_in: BrowserContext
+) -> None:
     run = sleeping(watched, "shared")
     page = logged_in.new_page()
     # a page of another site: the strict cookie does not come along at first
@@ -142,7 +167,10 @@ def test_a_person_is_notified_while_the_page_is_open(
     expect(page.get_by_role("button", name="Notifications are on")).to_be_visible()
     page.evaluate("navigator.serviceWorker.ready.then(() => true)")
     used(watched, run, turns=11)
-    shown = "navigator.serviceWorker.ready.then((one) => one.getNotifications()).then((all) => all.map((one) => one.title))"
+    shown = (
+        "navigator.serviceWorker.ready.then((one) => one.getNotifications()).then((all) => "
+        "all.map((one) => one.title))"
+    )
     wait_until(lambda: "asks waits for you" in page.evaluate(shown), "the browser shows it")
     page.evaluate("localStorage.clear()")
 
@@ -159,7 +187,9 @@ def test_the_page_can_be_installed(page: Page, logged_in: BrowserContext) -> Non
     )
 
 
-def test_nothing_is_asked_of_another_host(watched: Daemon, module_console: Console, page: Page) -> None:
+def test_nothing_is_asked_of_another_host(
+    watched: Daemon, module_console: Console, page: Page
+) -> None:
     run = sleeping(watched, "local")
     used(watched, run, turns=1, cost_usd=0.1)
     asked: list[str] = []

@@ -40,10 +40,20 @@ def test_an_empty_console_says_what_to_do(page: Page) -> None:
 def test_now_shows_trees_and_what_is_wrong_first(watched: Daemon, page: Page) -> None:
     page.goto("/")
     with watched.client() as client:
-        calm = started(client, ["sleep", "300"], name="calm", meter="report", limits=[limit(LimitKind.TURNS, 10)])
+        calm = started(
+            client,
+            ["sleep", "300"],
+            name="calm",
+            meter="report",
+            limits=[limit(LimitKind.TURNS, 10)],
+        )
         below = started(client, ["sleep", "300"], name="other")
         stuck = started(
-            client, ["sleep", "300"], name="stuck", meter="report", limits=[limit(LimitKind.COST, 0.5, Action.REQUEST_INCREASE)]
+            client,
+            ["sleep", "300"],
+            name="stuck",
+            meter="report",
+            limits=[limit(LimitKind.COST, 0.5, Action.REQUEST_INCREASE)],
         )
     used(watched, calm.id, turns=9, cost_usd=0.25)
     row = page.locator(f'[data-run="{calm.id}"]')
@@ -69,7 +79,12 @@ def test_children_stand_below_their_parents(watched: Daemon, page: Page, tmp_pat
     child.write_text(f'{PYTHON} -m sfactl spawn --name child -- sleep 300 >"$1"\nsleep 300\n')
     told = tmp_path / "id"
     with watched.client() as client:
-        parent = started(client, ["sh", str(child), str(told)], name="parent", limits=[limit(LimitKind.TIME, 600)])
+        parent = started(
+            client,
+            ["sh", str(child), str(told)],
+            name="parent",
+            limits=[limit(LimitKind.TIME, 600)],
+        )
     page.goto("/")
     expect(page.locator("[data-run]").nth(1)).to_contain_text("child")
     page.get_by_role("link", name="parent").click()
@@ -82,11 +97,20 @@ def test_children_stand_below_their_parents(watched: Daemon, page: Page, tmp_pat
 def test_a_run_says_why_it_failed_and_what_it_used(watched: Daemon, page: Page) -> None:
     with watched.client() as client:
         command = ["sh", "-c", "echo a last word >&2; read x; exit 3"]
-        run = started(client, command, name="fails", meter="report", stdin="pipe", limits=[limit(LimitKind.COST, 2)])
+        run = started(
+            client,
+            command,
+            name="fails",
+            meter="report",
+            stdin="pipe",
+            limits=[limit(LimitKind.COST, 2)],
+        )
         page.goto(f"/runs/{run.id}")
         expect(page.get_by_role("button", name="Stop")).to_be_visible()
         used(watched, run.id, turns=3, input_tokens=1000, output_tokens=500, cost_usd=0.5)
-        expect(page.get_by_role("meter", name="cost")).to_have_attribute("aria-valuetext", re.compile("0.50 of 2.00 USD"))
+        expect(page.get_by_role("meter", name="cost")).to_have_attribute(
+            "aria-valuetext", re.compile("0.50 of 2.00 USD")
+        )
         plot = page.get_by_role("img", name=re.compile("^USD: 0.50 of 2.00"))
         expect(plot.locator("canvas")).to_be_visible()
         page.get_by_label("Stream").select_option("stderr")
@@ -100,10 +124,14 @@ def test_a_run_says_why_it_failed_and_what_it_used(watched: Daemon, page: Page) 
     expect(timeline.filter(has_text="run started")).to_have_count(1)
 
 
-def test_the_history_has_filters_in_its_address_and_the_cost_of_days(watched: Daemon, page: Page) -> None:
+def test_the_history_has_filters_in_its_address_and_the_cost_of_days(
+    watched: Daemon, page: Page
+) -> None:
     with watched.client() as client:
         for name, label, cost in (("red", "a", 1.0), ("red", "b", 2.0), ("blue", "a", 4.0)):
-            run = started(client, ["sleep", "300"], name=name, meter="report", labels={"team": label})
+            run = started(
+                client, ["sleep", "300"], name=name, meter="report", labels={"team": label}
+            )
             used(watched, run.id, cost_usd=cost)
             client.call(m.Stop(id=0, runs=[run.id], grace=0), m.Stopped)
     page.goto("/history")
@@ -146,7 +174,9 @@ def test_older_runs_and_events_are_loaded_on_demand(watched: Daemon, page: Page)
     shown = events.count()
     page.get_by_role("button", name="Older").click()
     expect(events.nth(shown)).to_be_visible()
-    numbers = [int(each) for each in events.evaluate_all("all => all.map(each => each.dataset.seq)")]
+    numbers = [
+        int(each) for each in events.evaluate_all("all => all.map(each => each.dataset.seq)")
+    ]
     assert numbers == sorted(set(numbers), reverse=True)
 
 
@@ -154,7 +184,13 @@ def test_events_come_as_they_happen_and_alerts_stand_above(watched: Daemon, page
     page.goto("/events")
     expect(page.get_by_text("No alert is raised.")).to_be_visible()
     with watched.client() as client:
-        run = started(client, ["sleep", "300"], name="near", meter="report", limits=[limit(LimitKind.TURNS, 10)])
+        run = started(
+            client,
+            ["sleep", "300"],
+            name="near",
+            meter="report",
+            limits=[limit(LimitKind.TURNS, 10)],
+        )
     expect(page.locator("[data-seq]").filter(has_text="run started").first).to_contain_text(run.id)
     used(watched, run.id, turns=9)
     expect(page.locator(".alerts")).to_contain_text("used 9 turns")
@@ -165,7 +201,13 @@ def test_events_come_as_they_happen_and_alerts_stand_above(watched: Daemon, page
 
 def test_budgets_show_what_is_left(watched: Daemon, page: Page) -> None:
     with watched.client() as client:
-        run = started(client, ["sleep", "300"], name="spender", meter="report", limits=[limit(LimitKind.COST, 100)])
+        run = started(
+            client,
+            ["sleep", "300"],
+            name="spender",
+            meter="report",
+            limits=[limit(LimitKind.COST, 100)],
+        )
         before = client.call(m.DaemonInfo(id=0), m.DaemonStatus).budgets[0].used_usd
     used(watched, run.id, cost_usd=20)
     page.goto("/plans")

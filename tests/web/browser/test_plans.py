@@ -26,7 +26,9 @@ def account() -> Iterator[Account]:
         yield made
 
 
-def test_windows_are_bars_and_name_the_runs_that_wait(start: Start, account: Account, browser: Browser) -> None:
+def test_windows_are_bars_and_name_the_runs_that_wait(
+    start: Start, account: Account, browser: Browser
+) -> None:
     daemon = start(config=config(account))
     console = Console(daemon)
     context = browser.new_context(viewport=DESK, base_url=console.origin)
@@ -39,10 +41,14 @@ def test_windows_are_bars_and_name_the_runs_that_wait(start: Start, account: Acc
         card = page.locator(".card").filter(has_text="5h")
         expect(card).to_contain_text("agents may use 70 %")
         expect(card.get_by_role("link", name=run)).to_be_visible()
-        expect(card.get_by_role("meter")).to_have_attribute("aria-valuetext", re.compile(r"[78]\d % used"))
+        expect(card.get_by_role("meter")).to_have_attribute(
+            "aria-valuetext", re.compile(r"[78]\d % used")
+        )
         expect(card).to_contain_text("resets at")
         page.goto(f"/runs/{run}")
-        expect(page.locator(".facts")).to_contain_text(re.compile(r"plan.*about \d+ % of the 5h window of anthropic"))
+        expect(page.locator(".facts")).to_contain_text(
+            re.compile(r"plan.*about \d+ % of the 5h window of anthropic")
+        )
         page.goto("/")
         expect(page.locator(".headline")).to_contain_text("% of the")
         stopped(client, everything=True, grace=0)

@@ -1,6 +1,7 @@
 """The verbs by subject. A function named like the verb answers the requests of that kind.
 
-Importing this package loads each file, which registers its functions (see `sfad.daemon.server.asker`).
+Importing this package loads each file, which registers its functions (see
+`sfad.daemon.server.asker`).
 
 `starting`   `spawn`, `recall`, `start_session`
 `steering`   `stop`, `pause`, `resume`, `limit`, `approve`, `deny`, `signal`, `send`, and which runs a command line means

@@ -1,4 +1,5 @@
-"""Verbs about the daemon itself: `status`, `plans`, `config`, `reload`, `agents`, `metrics`, `test_hook`, `prune`."""
+"""Verbs about the daemon itself: `status`, `plans`, `config`, `reload`, `agents`, `metrics`,
+`test_hook`, `prune`."""
 
 import os
 from collections.abc import Iterable
@@ -56,7 +57,11 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
     scope = asker.scope
     mine = runtime.catalogue.live_runs(scope).values()
     everything = scope == EVERYTHING
-    budgets = (b for b in machine.budgets if scope.uid is None or asker.peer.user in b.members) if scope.run is None else ()
+    budgets = (
+        (b for b in machine.budgets if scope.uid is None or asker.peer.user in b.members)
+        if scope.run is None
+        else ()
+    )
     gateway = runtime.gateways.known(asker.peer.uid)
     trusted = asker.peer.uid in (0, os.geteuid())
     asker.reply(
@@ -81,7 +86,9 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             backup_bytes=backup.size_bytes if backup is not None else None,
             backup_at=backup.at if backup is not None else None,
             adopted=runtime.succession.adopted,
-            enforcement={kind: runtime.launcher.enforced_by(kind) for kind in ("memory", "pids", "cpu")},
+            enforcement={
+                kind: runtime.launcher.enforced_by(kind) for kind in ("memory", "pids", "cpu")
+            },
             budgets=[_state(budget, machine.tree) for budget in budgets],
             linger_command=systemd.linger_command(),
             gateway=gateway.url if gateway is not None else None,
@@ -98,7 +105,11 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             quotas=_quotas(asker) if scope.run is None else [],
             alerts=_alerts(asker, mine),
             hooks=runtime.hooking.on_events.states() if everything else [],
-            on_ends=[each for each in runtime.hooking.end_hooks.states() if runtime.catalogue.knows(each.run_id, scope)],
+            on_ends=[
+                each
+                for each in runtime.hooking.end_hooks.states()
+                if runtime.catalogue.knows(each.run_id, scope)
+            ],
             cost_usd=_cost(asker),
             window_s=runtime.machine.policy.alerts.window,
             plans=_plans(asker),
@@ -126,14 +137,28 @@ def plans(asker: Asker, _request: Plans) -> None:
 def _gateways(gateways: Gateways) -> list[GatewayInfo]:
     """Return those of users that are running."""
     found = ((each.uid, each.base, pid) for each in gateways if (pid := each.pid) is not None)
-    return [GatewayInfo(user=user_name(uid), url=url, pid=pid) for uid, url, pid in found if uid is not None]
+    return [
+        GatewayInfo(user=user_name(uid), url=url, pid=pid)
+        for uid, url, pid in found
+        if uid is not None
+    ]
 
 
 def _quotas(asker: Asker) -> list[QuotaState]:
-    found, slots = asker.runtime.machine.quotas(asker.peer.user, trio.current_time()), asker.runtime.machine.slots
-    everyones = [QuotaUse("quotas.trees", slots.count, slots.total)] if asker.scope == EVERYTHING else []
+    found, slots = (
+        asker.runtime.machine.quotas(asker.peer.user, trio.current_time()),
+        asker.runtime.machine.slots,
+    )
+    everyones = (
+        [QuotaUse("quotas.trees", slots.count, slots.total)] if asker.scope == EVERYTHING else []
+    )
     return [
-        QuotaState(key=one.key, used=one.used, limit=one.limit, possible_in_s=None if one.wait is None else round(one.wait, 3))
+        QuotaState(
+            key=one.key,
+            used=one.used,
+            limit=one.limit,
+            possible_in_s=None if one.wait is None else round(one.wait, 3),
+        )
         for one in (*everyones, *found)
     ]
 
@@ -142,16 +167,27 @@ def _cost(asker: Asker) -> float | None:
     scope = asker.scope
     if scope.run is not None:
         return None
-    nanos = asker.runtime.machine.recent_cost(None if scope.uid is None else asker.peer.user, trio.current_time())
+    nanos = asker.runtime.machine.recent_cost(
+        None if scope.uid is None else asker.peer.user, trio.current_time()
+    )
     return round(to_usd(nanos), 6)
 
 
 def _alerts(asker: Asker, mine: Iterable[Live]) -> list[AlertState]:
-    """Return the alerts about the peer's own runs, and about all runs or the runs of a user where that concerns the peer."""
+    """Return the alerts about the peer's own runs, and about all runs or the runs of a user where
+    that concerns the peer."""
     scope, shared = asker.scope, asker.runtime.machine.shared_alerts
     if scope != EVERYTHING:
-        teams = {each.name for each in asker.runtime.machine.budgets.of(asker.peer.user) if each.scope == "team"}
-        own = {("user", asker.peer.user), *(("team", name) for name in teams)} if scope.run is None else set()
+        teams = {
+            each.name
+            for each in asker.runtime.machine.budgets.of(asker.peer.user)
+            if each.scope == "team"
+        }
+        own = (
+            {("user", asker.peer.user), *(("team", name) for name in teams)}
+            if scope.run is None
+            else set()
+        )
         shared = {key: alert for key, alert in shared.items() if subject_of(key) in own}
     return all_alerts((live.run for live in mine), shared, trio.current_time())
 
@@ -197,7 +233,9 @@ def reload(asker: Asker, _request: Reload) -> None:
 
 @answers(Agents)
 def agents(asker: Asker, _request: Agents) -> None:
-    asker.reply(AgentList(id=asker.id, agents=[entry.info for entry in asker.runtime.agents.values()]))
+    asker.reply(
+        AgentList(id=asker.id, agents=[entry.info for entry in asker.runtime.agents.values()])
+    )
 
 
 # ---- `metrics`: the daemon's figures, as Prometheus reads them
@@ -221,17 +259,23 @@ def test_hook(asker: Asker, request: TryHook) -> None:
     types = hooking.on_events.types_of(request.name)
     event = request.event or ("run_failed" if "run_failed" in types else types[0])
     if event not in types:
-        raise bad_request(f"{event!r} does not start hook '{request.name}'; its 'on' matches: {', '.join(types)}")
+        raise bad_request(
+            f"{event!r} does not start hook '{request.name}'; its 'on' matches: {', '.join(types)}"
+        )
 
     async def execute() -> HookResult:
         result = await hooking.on_events.test(request.name, hooking.test_event(event))
         if result is None:
-            raise unavailable(f"hook '{request.name}' is being tested by several clients; try again later")
+            raise unavailable(
+                f"hook '{request.name}' is being tested by several clients; try again later"
+            )
         return result
 
     def reply(result: HookResult) -> HookTested:
         output = clean(result.output)[-OUTPUT:]
-        return HookTested(id=asker.id, how=result.how, ok=result.ok, output=output, elapsed_s=result.elapsed_s)
+        return HookTested(
+            id=asker.id, how=result.how, ok=result.ok, output=output, elapsed_s=result.elapsed_s
+        )
 
     asker.later(execute, reply)
 
@@ -246,5 +290,7 @@ def prune(asker: Asker, request: Prune) -> None:
     runtime, uid, failing = asker.runtime, own_scope(asker).uid, "not everything was removed: "
     groups = asker.connection.groups.all
     asker.later(
-        lambda: runtime.maintenance.prune(request, uid, runtime.forget_pruned, groups), lambda found: found, failing=failing
+        lambda: runtime.maintenance.prune(request, uid, runtime.forget_pruned, groups),
+        lambda found: found,
+        failing=failing,
     )

@@ -1,4 +1,5 @@
-"""Verbs of the fleet: ways to other nodes, the node's actor, and what a giver wants of runs that it has granted to this node."""
+"""Verbs of the fleet: ways to other nodes, the node's actor, and what a giver wants of runs that it
+has granted to this node."""
 
 from collections.abc import Sequence
 
@@ -48,7 +49,9 @@ def open_fleet(asker: Asker, request: OpenFleet) -> None:
         if told.refused is not None:
             asker.fail(ErrorCode.UNAVAILABLE, told.refused)
         else:
-            asker.reply(FleetWay(id=asker.id, node=fleet.node, nodes=[node.name for node in told.nodes]))
+            asker.reply(
+                FleetWay(id=asker.id, node=fleet.node, nodes=[node.name for node in told.nodes])
+            )
 
     fleet.ask_nodes(told)
 
@@ -98,7 +101,9 @@ def drain_node(asker: Asker, request: DrainNode) -> None:
         elif not asker.answered:
             asker.reply(Done(id=asker.id))
 
-    asker.runtime.fleet.ask(FleetPush(id=0, what="undrain" if request.undo else "drain", node=request.node), told)
+    asker.runtime.fleet.ask(
+        FleetPush(id=0, what="undrain" if request.undo else "drain", node=request.node), told
+    )
 
 
 # ---- `serve_fleet`, `fleet_told`: for the node's actor
@@ -110,7 +115,8 @@ def serve_fleet(asker: Asker, request: ServeFleet) -> None:
     if request.version != FLEET_VERSION or request.node != fleet.node:
         theirs = f"node {request.node} with version {request.version}"
         raise unavailable(
-            f"the actor is of {theirs} of the fleet's messages; this is node {fleet.node} with version {FLEET_VERSION}"
+            f"the actor is of {theirs} of the fleet's messages; this is node {fleet.node} with "
+            f"version {FLEET_VERSION}"
         )
 
     def push(message: FleetPush, descriptors: Sequence[int]) -> None:
@@ -137,7 +143,9 @@ def fleet_told(asker: Asker, request: FleetTold) -> None:
 def ask_allowances(asker: Asker, request: AskAllowances) -> None:
     """Give a node its parts of the budgets that this one keeps."""
     here = _kept_here(asker)
-    asker.runtime.requests.ask(asker, lambda token, now: e.AllowancesAsked(now, token, request, here))
+    asker.runtime.requests.ask(
+        asker, lambda token, now: e.AllowancesAsked(now, token, request, here)
+    )
 
 
 @answers(SharePlans)
@@ -153,7 +161,10 @@ def _kept_here(asker: Asker) -> str:
     """Return this node, which is the fleet's keeper. Raise `RequestError` if it is not."""
     here, keeper = asker.runtime.fleet.node, asker.runtime.keeper.node
     if keeper != here:
-        raise unavailable(f"node {here} does not keep the budgets of this fleet; for it the keeper is {keeper or 'not known yet'}")
+        raise unavailable(
+            f"node {here} does not keep the budgets of this fleet; for it the keeper is "
+            f"{keeper or 'not known yet'}"
+        )
     return here
 
 
@@ -181,7 +192,8 @@ class _Tending:
         self._is_wanted = asker.defer()
 
     def answer(self, *, whatever: bool) -> bool:
-        """Answer if there is anything to tell, or `whatever` there is. Return whether it was answered, or need not be."""
+        """Answer if there is anything to tell, or `whatever` there is. Return whether it was
+        answered, or need not be."""
         asker, request = self._asker, self._request
         if asker.connection.closed:
             asker.end()
@@ -200,7 +212,14 @@ class _Tending:
         if not (rows or gone or whatever):
             return False
         if self._is_wanted():
-            asker.reply(Tended(id=asker.id, stamp=stamp(), runs=asker.runtime.catalogue.with_totals(rows), gone=gone))
+            asker.reply(
+                Tended(
+                    id=asker.id,
+                    stamp=stamp(),
+                    runs=asker.runtime.catalogue.with_totals(rows),
+                    gone=gone,
+                )
+            )
         return True
 
     @property

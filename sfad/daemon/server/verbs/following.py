@@ -8,7 +8,19 @@ from msgspec.structs import replace
 
 from ....core.events import ClientBack
 from ....core.state.access import unknown_run
-from ....protocol.messages import CallPush, Done, Error, EventPage, EventPush, Events, List, RunsPush, Wait, Watch, WatchRuns
+from ....protocol.messages import (
+    CallPush,
+    Done,
+    Error,
+    EventPage,
+    EventPush,
+    Events,
+    List,
+    RunsPush,
+    Wait,
+    Watch,
+    WatchRuns,
+)
 from ....protocol.types import ErrorCode, Event, RunId, RunInfo
 from ....runs.catalogue import KnownRun
 from ....storage.ledger.queries import Page
@@ -19,7 +31,8 @@ from ..connection import Pending, RunRows
 from ..lookup import MAX_CHOSEN, MAX_SECONDS, bad_request, check_filters, check_most, unavailable
 from .looking import MAX_ROWS
 
-# ---- `watch`, and `spawn` with `watch`: push the events, or the calls, of a run and its descendants from now on
+# ---- `watch`, and `spawn` with `watch`: push the events, or the calls, of a run
+# and its descendants from now on
 
 
 MAX_EACH = 64
@@ -36,18 +49,28 @@ def watch(asker: Asker, request: Watch, run: RunInfo) -> None:
 
 
 def check_watch_share(asker: Asker) -> None:
-    open_here = sum(isinstance(pending.request, Watch) for pending in asker.connection.waits.values())
+    open_here = sum(
+        isinstance(pending.request, Watch) for pending in asker.connection.waits.values()
+    )
     if open_here >= MAX_EACH:
         raise unavailable(
-            f"this connection has {open_here} open watches, at most {MAX_EACH} are allowed; watch a run that is above others",
+            (
+                f"this connection has {open_here} open watches, at most {MAX_EACH} are allowed; "
+                "watch "
+                "a run that is above others"
+            ),
         )
     asker.check_share(asker.services.bounds.watches, 1)
 
 
 def push(asker: Asker, run: RunId, *, calls: bool = False) -> None:
-    """Push the events, or the `calls`, of the run and its descendants from now on, until the run is over or the connection is
-    closed."""
-    connection, watches, watchers = asker.connection, asker.services.bounds.watches, asker.runtime.watchers
+    """Push the events, or the `calls`, of the run and its descendants from now on, until the run is
+    over or the connection is closed."""
+    connection, watches, watchers = (
+        asker.connection,
+        asker.services.bounds.watches,
+        asker.runtime.watchers,
+    )
 
     uid, lineage = asker.runtime.catalogue.uid(run), asker.runtime.catalogue.lineage(run)
 
@@ -90,14 +113,20 @@ def watch_runs(asker: Asker, request: WatchRuns) -> None:
     asker.check_share(asker.services.bounds.run_feeds, 1)
     root = asker.resolve(request.root).id if request.root is not None else None
     query = List(
-        id=0, name=request.name, user=request.user, labels=request.labels, rows=max(0, min(request.rows, MAX_ROWS)), live=True
+        id=0,
+        name=request.name,
+        user=request.user,
+        labels=request.labels,
+        rows=max(0, min(request.rows, MAX_ROWS)),
+        live=True,
     )
     _Watching(asker, request, query, root).begin()
 
 
 @dataclass(eq=False, slots=True)
 class _Watching:
-    """One client that watches runs. It gets one push at a time: while that is unread, further changes are only noted."""
+    """One client that watches runs. It gets one push at a time: while that is unread, further
+    changes are only noted."""
 
     asker: Asker
     request: WatchRuns
@@ -147,7 +176,10 @@ class _Watching:
     def _everything(self) -> RunRows:
         catalogue, feed = self.asker.runtime.catalogue, self.asker.runtime.run_feed
         found = catalogue.select(self._page)
-        live = [known.info if (known := feed.known(info.id)) is not None else info for info in found.live]
+        live = [
+            known.info if (known := feed.known(info.id)) is not None else info
+            for info in found.live
+        ]
         return RunRows(id=self.asker.id, runs=found.rows(live))
 
     def _stalled(self) -> None:
@@ -158,8 +190,13 @@ class _Watching:
             runtime.timers.arm(self._timer, now + INTERVAL, lambda: self.changed([]))
             return
         connection.waits.pop(self.asker.id).forget()
-        message = f"it left {connection.unsent_size} bytes unread for {STALLED:g} s, so it is not told of runs any more; ask again"
-        runtime.log.warning(f"a slow client: {message}", connection=connection.number, user=connection.peer.user)
+        message = (
+            f"it left {connection.unsent_size} bytes unread for {STALLED:g} s, so it is not told "
+            "of runs any more; ask again"
+        )
+        runtime.log.warning(
+            f"a slow client: {message}", connection=connection.number, user=connection.peer.user
+        )
         connection.send(Error(id=self.asker.id, code=ErrorCode.UNAVAILABLE, message=message))
 
     @property
@@ -187,7 +224,11 @@ def events(asker: Asker, request: Events) -> None:
     runtime = asker.runtime
     if request.follow:
         check_watch_share(asker)
-    following = _Following(asker, replace(request, runs=list(wanted.runs)), wanted) if request.follow else None
+    following = (
+        _Following(asker, replace(request, runs=list(wanted.runs)), wanted)
+        if request.follow
+        else None
+    )
     is_wanted = asker.defer()
 
     async def read() -> EventPage:
@@ -226,7 +267,9 @@ def _filter(asker: Asker, request: Events) -> EventFilter:
         raise bad_request(f"after = {request.after} is no number of an event")
     milestones = request.milestones or "run_progress" in request.types
     runs: list[RunId] = [asker.resolve(run).id for run in request.runs]
-    return EventFilter(asker.scope, tuple(runs), tuple(request.types), request.severity, request.since, milestones)
+    return EventFilter(
+        asker.scope, tuple(runs), tuple(request.types), request.severity, request.since, milestones
+    )
 
 
 class _Following:
@@ -277,7 +320,8 @@ class _Following:
 def wait(asker: Asker, request: Wait) -> None:
     runtime, connection, run = asker.runtime, asker.connection, asker.find(request.run)
     if request.tie:
-        asker.check_permitted("stop", runtime.catalogue.lineage(run))  # a tied run is stopped with its client
+        # a tied run is stopped with its client
+        asker.check_permitted("stop", runtime.catalogue.lineage(run))
         runtime.feed(ClientBack(trio.current_time(), run, connection.number))
     if runtime.catalogue.over(run) or request.timeout == 0:
         asker.show(asker.resolve(run))
@@ -290,7 +334,8 @@ def wait(asker: Asker, request: Wait) -> None:
         forget()
         runtime.timers.disarm(timer)
         if info is not None and not runtime.catalogue.knows(info.id, asker.scope):
-            asker.fail(ErrorCode.NO_SUCH_RUN, unknown_run(info.id))  # a reload has taken the peer's rights away
+            # a reload has taken the peer's rights away
+            asker.fail(ErrorCode.NO_SUCH_RUN, unknown_run(info.id))
         elif info is not None:
             asker.show(info)
         else:

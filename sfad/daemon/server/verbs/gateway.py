@@ -1,4 +1,5 @@
-"""What gateways ask and tell: which run calls, whether a call may be made, what it has used, and what else they see."""
+"""What gateways ask and tell: which run calls, whether a call may be made, what it has used, and
+what else they see."""
 
 import os
 from datetime import UTC, datetime
@@ -39,20 +40,32 @@ def admit_call(asker: Asker, request: AdmitCall) -> None:
     if live is not None and not runtime.gateways.may_ask(
         gateway, live, runtime.catalogue.live[live.run.root.id].setups, request.upstream
     ):
-        asker.fail(ErrorCode.NOT_PERMITTED, f"calls of run {request.run} to upstream '{request.upstream}' are another gateway's")
+        asker.fail(
+            ErrorCode.NOT_PERMITTED,
+            f"calls of run {request.run} to upstream '{request.upstream}' are another gateway's",
+        )
         return
-    least = request.max_output if request.fixed else min(runtime.config.gateway.min_output, request.max_output)
+    least = (
+        request.max_output
+        if request.fixed
+        else min(runtime.config.gateway.min_output, request.max_output)
+    )
 
     def ask(price: e.CallPrice) -> None:
         if asker.connection.closed:  # while the price was looked up
             asker.end()
         else:
-            runtime.requests.ask(asker, lambda token, now: e.CallAsked(now, token, request, price, least, time, gateway))
+            runtime.requests.ask(
+                asker,
+                lambda token, now: e.CallAsked(now, token, request, price, least, time, gateway),
+            )
 
     def priced() -> None:
         ask(runtime.metering.use_pricing.price_of_call(request))
 
-    once_priced(asker, request.run, request.model, priced, lambda why: ask(e.CallPrice(None, unsure=why)))
+    once_priced(
+        asker, request.run, request.model, priced, lambda why: ask(e.CallPrice(None, unsure=why))
+    )
 
 
 # ---- `end_call`: count what a model call has used
@@ -100,20 +113,33 @@ def find_caller(asker: Asker, request: FindCaller) -> None:
         live = None  # a run's calls are its user's: who has read its token may not make them
     if live is not None and gateway not in {None, live.uid}:
         asker.fail(
-            ErrorCode.NOT_PERMITTED, "this is another user's gateway: the addresses of your run's own are in its environment"
+            ErrorCode.NOT_PERMITTED,
+            (
+                "this is another user's gateway: the addresses of your run's own are in its "
+                "environment"
+            ),
         )
         return
     if live is None:
-        message = "the calling process is in no run of this daemon: start the agent with 'sfactl run' or 'sfactl spawn'"
+        message = (
+            "the calling process is in no run of this daemon: start the agent with 'sfactl run' "
+            "or 'sfactl spawn'"
+        )
         asker.fail(ErrorCode.NOT_PERMITTED, message)
         return
     if not live.spawn.gateway:
         # it would spend the operator's key without the checks that its limits count on
-        message = f"run {live.run.id} was started without the gateway, so it may not call it: start the tree with --gateway"
+        message = (
+            f"run {live.run.id} was started without the gateway, so it may not call it: start the "
+            "tree with --gateway"
+        )
         asker.fail(ErrorCode.NOT_PERMITTED, message)
         return
     root = asker.runtime.catalogue.live[live.run.root.id]
-    upstreams = {name: UpstreamInfo(url=each.url, api=each.api) for name, each in root.setups.upstreams.items()}
+    upstreams = {
+        name: UpstreamInfo(url=each.url, api=each.api)
+        for name, each in root.setups.upstreams.items()
+    }
     keyed_only = runtime.gateways.leads_keyed_only(gateway, live.uid)
     # a file that another user names could stand for any authority
     trusts = not keyed_only and root.uid == live.uid
@@ -123,7 +149,9 @@ def find_caller(asker: Asker, request: FindCaller) -> None:
             run=live.run.id,
             upstreams=upstreams,
             certificates=root.setups.certificates if trusts else [],
-            egress=live.spawn.isolation.egress if live.spawn.isolation is not None and not keyed_only else [],
+            egress=live.spawn.isolation.egress
+            if live.spawn.isolation is not None and not keyed_only
+            else [],
             keyed_only=keyed_only,
             token=runtime.gateways.passage(gateway, live.run.id),
         )
@@ -136,7 +164,11 @@ def find_caller(asker: Asker, request: FindCaller) -> None:
 @answers(RefusedEgress)
 def refused_egress(asker: Asker, request: RefusedEgress) -> None:
     if request.run in asker.runtime.catalogue.live:
-        asker.runtime.feed(e.EgressRefused(trio.current_time(), request.run, request.host, request.port, request.why))
+        asker.runtime.feed(
+            e.EgressRefused(
+                trio.current_time(), request.run, request.host, request.port, request.why
+            )
+        )
     asker.reply(Done(id=request.id))
 
 
@@ -153,13 +185,19 @@ def see_plan(asker: Asker, request: SeePlan) -> None:
     live, gateway = asker.runtime.catalogue.live.get(request.run), asker.peer.gateway_uid
     if gateway is None or (live is not None and live.uid == gateway):
         now = wall_clock()
-        # a user's gateway is the user's process: what it tells of the future would hide what is heard next
-        time = datetime.fromtimestamp(request.time, UTC) if 0 <= request.time <= now.timestamp() else now
+        # a user's gateway is the user's process: what it tells of the future would hide what is
+        # heard next
+        time = (
+            datetime.fromtimestamp(request.time, UTC)
+            if 0 <= request.time <= now.timestamp()
+            else now
+        )
         asker.runtime.feed(e.PlanSeen(trio.current_time(), time.astimezone(), request))
     asker.reply(Done(id=request.id))
 
 
-# ---- `serve_gateway`: what the gateway needs to know of the config, and its listener, which its next process needs
+# ---- `serve_gateway`: what the gateway needs to know of the config, and its
+# listener, which its next process needs
 
 
 @answers(ServeGateway)
@@ -172,7 +210,9 @@ def serve_gateway(asker: Asker, request: ServeGateway) -> None:
     if request.reservations is not None:
         runtime.feed(e.GatewayConnected(trio.current_time(), frozenset(request.reservations), user))
     ungated = runtime.config.gateway.ungated
-    asker.reply(GatewaySettings(id=request.id, upstreams=runtime.gateways.settings(user), ungated=ungated))
+    asker.reply(
+        GatewaySettings(id=request.id, upstreams=runtime.gateways.settings(user), ungated=ungated)
+    )
 
 
 # ---- `silent_call`: note that a model call gets no answer, or gets one after all
@@ -185,14 +225,19 @@ MAX_HOST = 255
 @answers(SilentCall)
 def silent_call(asker: Asker, request: SilentCall) -> None:
     now = trio.current_time()
-    silence = Silence(request.host[:MAX_HOST], now - request.silent_s) if request.silent_s is not None else None
+    silence = (
+        Silence(request.host[:MAX_HOST], now - request.silent_s)
+        if request.silent_s is not None
+        else None
+    )
     found = asker.runtime.machine.reservation(request.reservation)
     if found is not None and found[1].gateway_uid == asker.peer.gateway_uid:
         asker.runtime.feed(e.CallSilent(now, request.reservation, silence))
     asker.reply(Done(id=request.id))
 
 
-# ---- `unasked_request`: record a request that costs money and about which the gateway decided by itself
+# ---- `unasked_request`: record a request that costs money and about which the
+# gateway decided by itself
 
 
 @answers(UnaskedRequest)
@@ -222,5 +267,10 @@ def unasked_request(asker: Asker, request: UnaskedRequest) -> None:
 
 @answers(WithdrawCall)
 def withdraw_call(asker: Asker, request: WithdrawCall) -> None:
-    withdraw_calls(asker.runtime.requests, asker.connection, request.call, "the caller hung up while the call waited")
+    withdraw_calls(
+        asker.runtime.requests,
+        asker.connection,
+        request.call,
+        "the caller hung up while the call waited",
+    )
     asker.reply(Done(id=request.id))

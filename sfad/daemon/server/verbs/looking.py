@@ -1,4 +1,5 @@
-"""Verbs with one answer from what is known of runs: `list`, `info`, `calls`, `logs`, `text`, `result`, `summary` and the like."""
+"""Verbs with one answer from what is known of runs: `list`, `info`, `calls`, `logs`, `text`,
+`result`, `summary` and the like."""
 
 import os
 from datetime import timedelta
@@ -64,16 +65,24 @@ def list_(asker: Asker, request: List) -> None:
     query = replace(request, id=0, root=None, rows=max(0, min(request.rows, MAX_ROWS)), limits=True)
     page, limits = Page(query, asker.scope, within=root), request.limits
     key = pack(query), page.scope, root, limits
-    rows, more = asker.services.looks.of(key, lambda: _look_at_page(asker.runtime, page, limits=limits))
+    rows, more = asker.services.looks.of(
+        key, lambda: _look_at_page(asker.runtime, page, limits=limits)
+    )
     asker.reply(RunRows(id=asker.id, runs=rows, next=more))
 
 
 def _look_at_page(runtime: Runtime, page: Page, *, limits: bool) -> tuple[list[Raw], RunId | None]:
     catalogue = runtime.catalogue
-    footprints = runtime.launcher.footprints(catalogue.live_runs(page.scope)) if page.query.live else {}
+    footprints = (
+        runtime.launcher.footprints(catalogue.live_runs(page.scope)) if page.query.live else {}
+    )
     found = catalogue.select(page, footprints, limits=limits)
     # a session does not count itself among those that it may look after
-    live = [run for run in found.live if run.id != page.scope.run] if page.query.sessions else found.live
+    live = (
+        [run for run in found.live if run.id != page.scope.run]
+        if page.query.sessions
+        else found.live
+    )
     return found.rows(live), found.next
 
 
@@ -113,7 +122,9 @@ def _queue(machine: Machine, run: Run) -> QueueState | None:
     if place.key not in {"quotas.trees", "quotas.trees_per_user"}:
         holding = [root for root in holding if root.asked.group == run.asked.group]
     first = min((root.deadline for root in holding if root.deadline is not None), default=None)
-    free_by = wall_clock() + timedelta(seconds=first - trio.current_time()) if first is not None else None
+    free_by = (
+        wall_clock() + timedelta(seconds=first - trio.current_time()) if first is not None else None
+    )
     return QueueState(**place._asdict(), free_by=free_by)
 
 
@@ -126,7 +137,9 @@ def calls(asker: Asker, request: ListCalls, run: RunInfo) -> None:
     found, more = asker.runtime.calls.page(run.id, after)
     live = asker.runtime.catalogue.live.get(run.id)
     uses = bool(live.spawn.gateway) if live is not None else run.by_gateway
-    asker.reply(CallPage(id=asker.id, run=run.id, calls=found, more=more, ended=live is None, gateway=uses))
+    asker.reply(
+        CallPage(id=asker.id, run=run.id, calls=found, more=more, ended=live is None, gateway=uses)
+    )
 
 
 # ---- `result`: a finished run's final answer, made safe for a language model
@@ -137,10 +150,14 @@ def result(asker: Asker, request: Result, run: RunInfo) -> None:
     if not run.status.terminal:
         raise wrong_state(f"run {run.id} is {run.status}; wait for its end, or read its logs")
     work = partial(result_of, asker.runtime.output, run, request)
-    asker.later(lambda: asker.runtime.background.walk(work, asker.connection.groups.all), lambda found: found)
+    asker.later(
+        lambda: asker.runtime.background.walk(work, asker.connection.groups.all),
+        lambda found: found,
+    )
 
 
-# ---- `transcript`: a run's events and output, made safe for a language model. It needs the permission for `logs`.
+# ---- `transcript`: a run's events and output, made safe for a language model. It
+# needs the permission for `logs`.
 
 
 @answers_about_run(Transcript)
@@ -149,7 +166,10 @@ def transcript(asker: Asker, request: Transcript, run: RunInfo) -> None:
         raise bad_request(f"tail = {request.tail} is outside 1 to {MAX_LINES}")
     directory = asker.runtime.ledger.file.directory
     work = partial(transcript_of, directory, asker.runtime.output, run, request)
-    asker.later(lambda: asker.runtime.background.walk(work, asker.connection.groups.all), lambda found: found)
+    asker.later(
+        lambda: asker.runtime.background.walk(work, asker.connection.groups.all),
+        lambda found: found,
+    )
 
 
 # ---- `logs`: a run's output files, opened for reading
@@ -169,13 +189,26 @@ def logs(asker: Asker, request: Logs, run: RunInfo) -> None:
     text = named(run.meter) is not None and _wants_text(asker, request)
     kept = runtime.catalogue.kept(run.id)
     out, err = told(runtime.output, run, descriptors) if request.times else ([], [])
-    reply = LogFiles(id=asker.id, run=run.id, ended=not live, kept=kept, text=text, name=run.name, out_times=out, err_times=err)
+    reply = LogFiles(
+        id=asker.id,
+        run=run.id,
+        ended=not live,
+        kept=kept,
+        text=text,
+        name=run.name,
+        out_times=out,
+        err_times=err,
+    )
     asker.reply(reply, descriptors)
 
 
 def _wants_text(asker: Asker, request: Logs) -> bool:
-    caller = asker.runtime.catalogue.live.get(asker.peer.run) if asker.peer.run is not None else None
-    return request.form == "text" or (request.form == "auto" and caller is not None and caller.program is not None)
+    caller = (
+        asker.runtime.catalogue.live.get(asker.peer.run) if asker.peer.run is not None else None
+    )
+    return request.form == "text" or (
+        request.form == "auto" and caller is not None and caller.program is not None
+    )
 
 
 # ---- `read_output`: a piece of a run's output. It needs the permission for `logs`.
@@ -203,10 +236,15 @@ def read_output(asker: Asker, request: ReadOutput, run: RunInfo) -> None:
     finally:
         for each in descriptors:
             os.close(each)
-    asker.reply(OutputPart(id=asker.id, data=data, offset=offset, ended=ended and offset + len(data) >= size))
+    asker.reply(
+        OutputPart(
+            id=asker.id, data=data, offset=offset, ended=ended and offset + len(data) >= size
+        )
+    )
 
 
-# ---- `text`: the next part of the text in the events of a run's stdout. It needs the permission for `logs`.
+# ---- `text`: the next part of the text in the events of a run's stdout. It needs
+# the permission for `logs`.
 
 
 @answers_about_run(Text)
@@ -219,7 +257,9 @@ def text(asker: Asker, request: Text, run: RunInfo) -> None:
     try:
         with asker.runtime.output.stdout(run.id) as descriptor:
             size = os.fstat(descriptor).st_size
-            shown = TextReader(program, cursor, partial(holes.read, descriptor), size).step(ended=ended)
+            shown = TextReader(program, cursor, partial(holes.read, descriptor), size).step(
+                ended=ended
+            )
     except NOT_KEPT as error:
         raise no_output(run, error) from None
     part = TextPart(
@@ -235,7 +275,8 @@ def text(asker: Asker, request: Text, run: RunInfo) -> None:
     if request.final and ended and not shown.more:
         work = partial(final_text, asker.runtime.output, run, program)
         asker.later(
-            lambda: asker.runtime.background.walk(work, asker.connection.groups.all), lambda found: replace(part, text=found)
+            lambda: asker.runtime.background.walk(work, asker.connection.groups.all),
+            lambda found: replace(part, text=found),
         )
     else:
         asker.reply(part)
@@ -257,8 +298,11 @@ def _cursor(data: bytes) -> Cursor:
 @answers(Summarise)
 def summary(asker: Asker, request: Summarise) -> None:
     check_filters(request)
-    if not (abs(request.since) <= MAX_SECONDS and abs(request.until or 0.0) <= MAX_SECONDS):  # also false for a NaN
-        raise bad_request(f"since and until must be Unix seconds, at most {MAX_SECONDS:.0f} from 1970")
+    # also false for a NaN
+    if not (abs(request.since) <= MAX_SECONDS and abs(request.until or 0.0) <= MAX_SECONDS):
+        raise bad_request(
+            f"since and until must be Unix seconds, at most {MAX_SECONDS:.0f} from 1970"
+        )
     page = page_of(request, asker.scope)
     unwritten = asker.runtime.catalogue.unwritten(page)
     work = partial(summarise, asker.runtime.ledger.file.directory, page, request, unwritten)
@@ -276,9 +320,16 @@ def recommend(asker: Asker, request: m.Recommend) -> None:
     scope, asked = asker.scope, Asked(argv=(), name=request.name, type=request.run_type)
 
     def reply(found: list[Advice]) -> m.Reply:
-        in_force = [held.limit for held in limits_of(asked, None, asker.runtime.machine.policy, asker.peer.uid).values()]
+        in_force = [
+            held.limit
+            for held in limits_of(
+                asked, None, asker.runtime.machine.policy, asker.peer.uid
+            ).values()
+        ]
         runs = max((advice.runs for advice in found), default=0)
         return m.Recommended(id=asker.id, runs=runs, advice=found, in_force=in_force)
 
     groups = asker.connection.groups.all
-    asker.later(lambda: asker.runtime.adviser.advise(scope, request.run_type, request.name, groups), reply)
+    asker.later(
+        lambda: asker.runtime.adviser.advise(scope, request.run_type, request.name, groups), reply
+    )

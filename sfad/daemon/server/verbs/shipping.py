@@ -12,7 +12,10 @@ from ..peers import submitter
 def put_files(asker: Asker, request: PutFiles) -> None:
     runtime, uid = asker.runtime, asker.peer.uid
     if not runtime.fleet.enabled:
-        raise unavailable("this daemon is in no fleet: set fleet.address in its config (docs/fleet.md), or leave out --ship")
+        raise unavailable(
+            "this daemon is in no fleet: set fleet.address in its config (docs/fleet.md), or "
+            "leave out --ship"
+        )
 
     async def put() -> tuple[int, bool]:
         try:
@@ -38,7 +41,12 @@ def fetch_files(asker: Asker, request: FetchFiles, run: RunInfo) -> None:
     asker.later(
         pack,
         lambda packed: FilesPacked(
-            id=asker.id, name=packed[0], size=packed[1], directory=ship.directory, node=ship.node, asked=asker.runtime.fleet.node
+            id=asker.id,
+            name=packed[0],
+            size=packed[1],
+            directory=ship.directory,
+            node=ship.node,
+            asked=asker.runtime.fleet.node,
         ),
     )
 
@@ -55,10 +63,17 @@ def get_files(asker: Asker, request: GetFiles, run: RunInfo) -> None:
 def _of(asker: Asker, run: RunInfo) -> Shipment:
     """Return what is known of the files of a run. Raise `RequestError`."""
     if asker.runtime.catalogue.uid(run.id) != asker.peer.uid:
-        raise RequestError(ErrorCode.NOT_PERMITTED, f"run {run.id} belongs to {run.user}, who alone can fetch its files")
+        raise RequestError(
+            ErrorCode.NOT_PERMITTED,
+            f"run {run.id} belongs to {run.user}, who alone can fetch its files",
+        )
     shipment = asker.runtime.shipping.files.of(run.id)
     if shipment is None:
         began = run.started_at is not None or run.status.terminal
-        why = "no files were sent with it (--ship), or they are deleted by now" if began else "it has not started yet"
+        why = (
+            "no files were sent with it (--ship), or they are deleted by now"
+            if began
+            else "it has not started yet"
+        )
         raise wrong_state(f"run {run.id} has no files to fetch: {why}")
     return shipment

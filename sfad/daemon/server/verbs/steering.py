@@ -1,4 +1,5 @@
-"""Verbs that change live runs: `stop`, `pause`, `resume`, `limit`, `approve`, `deny`, `signal`, `send`; and `select`."""
+"""Verbs that change live runs: `stop`, `pause`, `resume`, `limit`, `approve`, `deny`, `signal`,
+`send`; and `select`."""
 
 import signal as os_signal
 from collections.abc import Mapping
@@ -8,7 +9,20 @@ from ....core import events as e
 from ....core.state.access import OUTSIDE, VERBS, Scope
 from ....core.state.policy import Invalid
 from ....core.state.run import check_grace
-from ....protocol.messages import Approve, ChangeLimits, Deny, Done, Failure, Pause, Resume, Select, Selected, Send, Signal, Stop
+from ....protocol.messages import (
+    Approve,
+    ChangeLimits,
+    Deny,
+    Done,
+    Failure,
+    Pause,
+    Resume,
+    Select,
+    Selected,
+    Send,
+    Signal,
+    Stop,
+)
 from ....protocol.types import ErrorCode, RunId, RunInfo, Status
 from ....runs.live import Live
 from ..asker import Asker, answers, answers_about_run
@@ -24,7 +38,8 @@ from ..lookup import (
     wrong_state,
 )
 
-# ---- `select`: which runs a command line means. The peer needs the permission for what is to be done to them.
+# ---- `select`: which runs a command line means. The peer needs the permission for
+# what is to be done to them.
 
 
 @answers(Select, checked_later=True)
@@ -52,8 +67,8 @@ _CHANGES = ("stop", "pause", "resume", "limit", "approve", "deny")
 
 
 def own_scope(asker: Asker) -> Scope:
-    """Return the runs that the peer means where it names none: a member of the admin group must not end the work of all users by
-    `stop --all`. The operator and root mean all."""
+    """Return the runs that the peer means where it names none: a member of the admin group must not
+    end the work of all users by `stop --all`. The operator and root mean all."""
     return asker.scope if asker.peer.owner else Scope(asker.peer.uid, asker.peer.run)
 
 
@@ -62,8 +77,8 @@ def has_filters(request: Stop | Select) -> bool:
 
 
 def filtered(asker: Asker, request: Stop | Select, verb: str) -> list[RunId]:
-    """Return the live runs that the request's filters choose and `verb` makes sense for, parents first. For a peer inside a run,
-    these are the runs below its own."""
+    """Return the live runs that the request's filters choose and `verb` makes sense for, parents
+    first. For a peer inside a run, these are the runs below its own."""
     if not has_filters(request):
         return []
     own = asker.peer.run
@@ -112,7 +127,9 @@ def _check_sessions(asker: Asker, request: Stop) -> None:
     for handle in request.runs:
         run = asker.resolve(handle)
         if not run.session:
-            raise bad_request(f"run {run.id} ('{run.name}') is not a session; stop it with: sfactl stop {run.id}")
+            raise bad_request(
+                f"run {run.id} ('{run.name}') is not a session; stop it with: sfactl stop {run.id}"
+            )
 
 
 # ---- `pause`: freeze a run's whole tree and stop its clocks
@@ -161,10 +178,11 @@ def limit(asker: Asker, request: ChangeLimits, run: RunInfo) -> None:
 
 
 MAIN_SIGNALS = frozenset({
-    os_signal.SIGINT, os_signal.SIGQUIT, os_signal.SIGWINCH, os_signal.SIGTSTP, os_signal.SIGCONT, os_signal.SIGUSR1,
-    os_signal.SIGUSR2, os_signal.SIGHUP,
+    os_signal.SIGINT, os_signal.SIGQUIT, os_signal.SIGWINCH, os_signal.SIGTSTP, os_signal.SIGCONT,
+    os_signal.SIGUSR1, os_signal.SIGUSR2, os_signal.SIGHUP,
 })  # fmt: skip
-"""What may be sent. SIGTERM and SIGKILL have `stop`, which tells what became of the processes; SIGSTOP has `pause`."""
+"""What may be sent. SIGTERM and SIGKILL have `stop`, which tells what became of the processes;
+SIGSTOP has `pause`."""
 
 
 @answers_about_run(Signal)
@@ -186,12 +204,19 @@ def send(asker: Asker, request: Send, run: RunInfo) -> None:
     if live is None:
         raise wrong_state(f"run {run.id} is {run.status}; it reads no input any more")
     if live.stdin is None and live.spawn.stdin == "pipe":
-        raise wrong_state(f"run {run.id} reads no input any more: its stdin ended with the daemon that held it")
+        raise wrong_state(
+            f"run {run.id} reads no input any more: its stdin ended with the daemon that held it"
+        )
     if live.stdin is None and run.session:
         where = f"{live.spawn.agent!r}" if live.spawn.agent else "it"
-        raise wrong_state(f"run {run.id} reads no input: in the config, the entry of its agent {where} needs stdin = true")
+        raise wrong_state(
+            f"run {run.id} reads no input: in the config, the entry of its agent {where} needs "
+            "stdin = true"
+        )
     if live.stdin is None:
-        raise wrong_state(f"run {run.id} was not started with --stdin, so nothing can be sent to it")
+        raise wrong_state(
+            f"run {run.id} was not started with --stdin, so nothing can be sent to it"
+        )
     if live.stdin.over is not None:
         raise wrong_state(f"nothing can be sent to run {run.id}: {live.stdin.over}")
     refused = live.stdin.write(request.data, eof=request.eof)

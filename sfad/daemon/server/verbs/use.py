@@ -15,7 +15,8 @@ from ....protocol.units import MOST_COUNTED, MOST_SPENT
 from ..asker import Asker, answers
 from ..lookup import bad_request
 
-# ---- `report`: count what an agent says it has used. `reserve` and `settle` share its checks, and the wait for the price.
+# ---- `report`: count what an agent says it has used. `reserve` and `settle` share
+# its checks, and the wait for the price.
 
 
 @answers(Report)
@@ -32,7 +33,8 @@ def report(asker: Asker, request: Report) -> None:
 
 
 def spender(asker: Asker, run: str | None) -> RunId:
-    """Return the run whose use is meant: the one that is named, else the one that the peer is in."""
+    """Return the run whose use is meant: the one that is named, else the one that the peer is
+    in."""
     name = run if run is not None else asker.peer.run
     if name is None:
         raise bad_request(f"say which run to {asker.permission} for: this process is in no run")
@@ -40,10 +42,14 @@ def spender(asker: Asker, run: str | None) -> RunId:
 
 
 def once_priced(
-    asker: Asker, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None] | None = None
+    asker: Asker,
+    run: RunId,
+    model: str | None,
+    then: Callable[[], None],
+    unsure: Callable[[str], None] | None = None,
 ) -> None:
-    """Call `then` once the price of the model is known, or known to be missing. `unsure` is called instead where the daemon cannot
-    find out now."""
+    """Call `then` once the price of the model is known, or known to be missing. `unsure` is called
+    instead where the daemon cannot find out now."""
     is_wanted = asker.defer()
 
     def go_on(why: str | None = None) -> None:
@@ -58,28 +64,36 @@ def once_priced(
 
 
 def check_amounts(request: Report | Reserve | Settle) -> None:
-    """Reject negative, NaN and huge amounts, and overlong names: a live run's account adds up the ones and keeps the others."""
+    """Reject negative, NaN and huge amounts, and overlong names: a live run's account adds up the
+    ones and keeps the others."""
     for field in request.__struct_fields__:
         value = getattr(request, field)
         if isinstance(value, str) and len(value) > NAME_MAX:
             raise bad_request(f"{field} has {len(value)} characters; at most {NAME_MAX}")
         most = MOST_SPENT if field == "cost_usd" else MOST_COUNTED
         if field != "id" and isinstance(value, int | float) and not 0 <= value <= most:
-            raise bad_request(f"{field} = {value} is outside 0 to {most:.0f}; nothing was counted: check its unit")
+            raise bad_request(
+                f"{field} = {value} is outside 0 to {most:.0f}; nothing was counted: check its unit"
+            )
     if not isinstance(request, Reserve):
-        _check_cached(request.input_tokens or 0, request.cached_tokens or 0, request.cache_write_tokens or 0)
+        _check_cached(
+            request.input_tokens or 0, request.cached_tokens or 0, request.cache_write_tokens or 0
+        )
 
 
 def _check_cached(whole: int, cached: int, written: int) -> None:
-    """Tokens from or to a cache are part of the input, so more of them than input would be priced twice."""
+    """Tokens from or to a cache are part of the input, so more of them than input would be priced
+    twice."""
     if cached + written > whole:
         raise bad_request(
-            f"cached_tokens = {cached} and cache_write_tokens = {written} are more than input_tokens = {whole}, which they are "
+            f"cached_tokens = {cached} and cache_write_tokens = {written} are more than "
+            f"input_tokens = {whole}, which they are "
             "part of; nothing was counted: add them to input_tokens",
         )
 
 
-# ---- `reserve`: ask whether a run may make a call to a model, and reserve the most that the call may cost
+# ---- `reserve`: ask whether a run may make a call to a model, and reserve the most
+# that the call may cost
 
 
 @answers(Reserve)
@@ -92,7 +106,10 @@ def reserve(asker: Asker, request: Reserve) -> None:
         asker.ask(e.ReserveRequested, run, estimate)
 
     def unsure(why: str) -> None:
-        asker.fail(ErrorCode.UNAVAILABLE, f"nothing is reserved: the price of the call is not known now: {why}")
+        asker.fail(
+            ErrorCode.UNAVAILABLE,
+            f"nothing is reserved: the price of the call is not known now: {why}",
+        )
 
     once_priced(asker, run, request.model, reserve_estimate, unsure)
 
@@ -113,6 +130,12 @@ def settle(asker: Asker, request: Settle) -> None:
         return
     run, reservation = found[0].id, found[1]
     asker.resolve(run)
-    pricing, model = asker.runtime.metering.use_pricing, reservation.model if request.cost_usd is None else None
-    # after a re-execution the daemon has not yet loaded the prices that the reservation was made with
-    once_priced(asker, run, model, lambda: count(pricing.use_of_settlement(run, reservation, request)))
+    pricing, model = (
+        asker.runtime.metering.use_pricing,
+        reservation.model if request.cost_usd is None else None,
+    )
+    # after a re-execution the daemon has not yet loaded the prices that the reservation was made
+    # with
+    once_priced(
+        asker, run, model, lambda: count(pricing.use_of_settlement(run, reservation, request))
+    )

@@ -32,7 +32,8 @@ class Mount:
     point: str
 
     def directory(self, path: str) -> str | None:
-        """Return the directory of a cgroup by its path in the hierarchy; `None` if that is outside of what is mounted."""
+        """Return the directory of a cgroup by its path in the hierarchy; `None` if that is outside
+        of what is mounted."""
         inside = below(path, self.root)
         return None if inside is None else _joined(self.point, inside)
 
@@ -42,19 +43,22 @@ class Mount:
 
 
 def below(path: str, top: str) -> str | None:
-    """Return the part of a path after `top`, without a slash at its start; `None` if it is not at or below `top`."""
+    """Return the part of a path after `top`, without a slash at its start; `None` if it is not at
+    or below `top`."""
     if top == "/" or path == top or path.startswith(top + "/"):
         return path[len(top) :].lstrip("/") if top != "/" else path.lstrip("/")
     return None
 
 
 def _joined(top: str, inside: str) -> str:
-    # normpath keeps two slashes at the beginning, as POSIX has it; no path of the kernel begins with two
+    # normpath keeps two slashes at the beginning, as POSIX has it; no path of the kernel begins
+    # with two
     return os.path.normpath(f"{top.rstrip('/')}/{inside}")
 
 
 def mounts() -> list[Mount]:
-    """Return every cgroup2 mount: usually one, also on a hybrid host, where its directory is called `unified`."""
+    """Return every cgroup2 mount: usually one, also on a hybrid host, where its directory is called
+    `unified`."""
     lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
     fields = [line.split(" ") for line in lines if " - cgroup2 " in line]
     return [Mount(_unescaped(words[3]), _unescaped(words[4])) for words in fields]
@@ -75,14 +79,19 @@ class BaseCgroup:
 
 
 def locate(instance: str, parent: str | None = None) -> BaseCgroup:
-    """Return where the cgroups of this instance go: in `parent`, else in this process's own cgroup. Makes nothing.
+    """Return where the cgroups of this instance go: in `parent`, else in this process's own cgroup.
+    Makes nothing.
 
     Raises `CgroupImpossible`."""
     found = mounts()
     if not found:
         raise CgroupImpossible("no cgroup2 file system is mounted")
     own = kernel.cgroup(os.getpid()) or "/"
-    directories = [os.path.normpath(parent)] if parent else [_home(d) for m in found if (d := m.directory(own))]
+    directories = (
+        [os.path.normpath(parent)]
+        if parent
+        else [_home(d) for m in found if (d := m.directory(own))]
+    )
     for directory in directories:
         for mount in found:
             path = mount.path(directory)
@@ -93,10 +102,12 @@ def locate(instance: str, parent: str | None = None) -> BaseCgroup:
 
 
 def bases(instance: str, parent: str | None = None) -> Iterator[str]:
-    """Yield the instance's directories: where this process would make it, then each one that a process of the machine is in,
-    because an earlier daemon may have been started elsewhere. The caller may need the first only: then no process is looked at.
+    """Yield the instance's directories: where this process would make it, then each one that a
+    process of the machine is in, because an earlier daemon may have been started elsewhere. The
+    caller may need the first only: then no process is looked at.
 
-    It does not walk the cgroups of other programs: any user may have made them thousands of levels deep. Raises `OSError`."""
+    It does not walk the cgroups of other programs: any user may have made them thousands of levels
+    deep. Raises `OSError`."""
     seen: set[str] = set()
     for directory in _candidates(instance, parent):
         if directory is not None and directory not in seen and os.path.isdir(directory):
@@ -108,7 +119,9 @@ def _candidates(instance: str, parent: str | None) -> Iterator[str | None]:
     yield _located(instance, parent)
     yield _located(instance)
     name, mounted = f"sfad-{instance}", mounts()
-    for path in {_up_to(name, path) for pid in psutil.pids() if (path := kernel.cgroup(pid)) is not None}:
+    for path in {
+        _up_to(name, path) for pid in psutil.pids() if (path := kernel.cgroup(pid)) is not None
+    }:
         yield from (mount.directory(path) for mount in mounted if path)
 
 
@@ -126,9 +139,14 @@ def _up_to(name: str, path: str) -> str | None:
 
 
 def _home(own: str) -> str:
-    """Return where the daemon's runs belong: beside the leaf that the daemon was moved to, if it is in one."""
+    """Return where the daemon's runs belong: beside the leaf that the daemon was moved to, if it is
+    in one."""
     above, name = os.path.split(own)
-    ours = name == SUPERVISOR and os.access(above, os.W_OK) and os.access(f"{above}/cgroup.procs", os.W_OK)
+    ours = (
+        name == SUPERVISOR
+        and os.access(above, os.W_OK)
+        and os.access(f"{above}/cgroup.procs", os.W_OK)
+    )
     return above if ours else own
 
 
@@ -140,21 +158,26 @@ def directory_of(path: str | None) -> str | None:
 # ---- The files of cgroup v2: control files, and trees of cgroups
 
 MAX_DEPTH, MAX_DESCENDANTS = 32, 1024
-"""Levels, and cgroups, that the processes of one run may make below their own. Container runtimes and systemd need less than ten
-levels. An agent with the daemon's uid can raise both, so nothing here relies on them."""
+"""Levels, and cgroups, that the processes of one run may make below their own. Container runtimes
+and systemd need less than ten levels. An agent with the daemon's uid can raise both, so nothing
+here relies on them."""
 _MAX_PATH = 4096 - 64
 """Bytes of a path that a walk follows: PATH_MAX, less the name of a control file."""
 _REMOVED_WITHIN = 10.0
-"""Seconds after which a removal gives up: another process may make cgroups as fast as they are removed."""
+"""Seconds after which a removal gives up: another process may make cgroups as fast as they are
+removed."""
 _CHILDLESS = 2
-"""Links of a directory without directories in it. A cgroup has dozens of files: listing takes twenty times as long as stat(2)."""
+"""Links of a directory without directories in it. A cgroup has dozens of files: listing takes
+twenty times as long as stat(2)."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a cgroup and those in it, deepest first. Raises `OSError` (EBUSY if something lives there, or new ones appear).
+    """Remove a cgroup and those in it, deepest first. Raises `OSError` (EBUSY if something lives
+    there, or new ones appear).
 
-    It goes by descriptors and `..`, one level at a time: an agent can nest cgroups deeper than a path or a recursion reaches."""
+    It goes by descriptors and `..`, one level at a time: an agent can nest cgroups deeper than a
+    path or a recursion reaches."""
     try:
         os.rmdir(directory)
     except FileNotFoundError:
@@ -201,10 +224,16 @@ def _first_child(at: int) -> str | None:
         return next((entry.name for entry in entries if entry.is_dir(follow_symlinks=False)), None)
 
 
-def limit_descendants(directory: str, depth: int | None = MAX_DEPTH, descendants: int | None = MAX_DESCENDANTS) -> None:
-    """Have the kernel limit the cgroups that processes in `directory` make below it; `None` is no limit. Raises `OSError`."""
+def limit_descendants(
+    directory: str, depth: int | None = MAX_DEPTH, descendants: int | None = MAX_DESCENDANTS
+) -> None:
+    """Have the kernel limit the cgroups that processes in `directory` make below it; `None` is no
+    limit. Raises `OSError`."""
     write(f"{directory}/cgroup.max.depth", b"max" if depth is None else b"%d" % depth)
-    write(f"{directory}/cgroup.max.descendants", b"max" if descendants is None else b"%d" % descendants)
+    write(
+        f"{directory}/cgroup.max.descendants",
+        b"max" if descendants is None else b"%d" % descendants,
+    )
 
 
 def write(path: str, content: bytes) -> None:
@@ -217,10 +246,12 @@ def write(path: str, content: bytes) -> None:
 
 
 def read(path: str, *, whole: bool = False) -> bytes:
-    """Return the content of a control file; `b""` if the cgroup is gone. Raises `OSError` if it is there and cannot be read."""
+    """Return the content of a control file; `b""` if the cgroup is gone. Raises `OSError` if it is
+    there and cannot be read."""
     content = kernel.read(path, whole=whole)
     if content is None:
-        # it may be unreadable for another reason than that its cgroup is gone: access is denied, or something is mounted over it
+        # it may be unreadable for another reason than that its cgroup is gone: access is denied, or
+        # something is mounted over it
         for name, error in ((path, errno.EACCES), (os.path.dirname(path), errno.ESTALE)):
             with suppress(FileNotFoundError, NotADirectoryError):
                 os.stat(name)
@@ -229,20 +260,21 @@ def read(path: str, *, whole: bool = False) -> bytes:
 
 
 def pids(directory: str) -> Iterator[int]:
-    """Return the processes of one cgroup, without those of other pid namespaces: they show as 0, which means our own process group
-    to kill(2). Raises `OSError`."""
+    """Return the processes of one cgroup, without those of other pid namespaces: they show as 0,
+    which means our own process group to kill(2). Raises `OSError`."""
     try:
         content = read(f"{directory}/cgroup.procs", whole=True)
     except OSError as error:
-        if error.errno != errno.EOPNOTSUPP:  # a threaded cgroup has none: its processes show above it
+        # a threaded cgroup has none: its processes show above it
+        if error.errno != errno.EOPNOTSUPP:
             raise
         content = b""
     return (pid for pid in map(int, content.split()) if pid > 0)
 
 
 def regain(path: str, base: str) -> None:
-    """Give the owner access again to a control file, and to each cgroup from `base` to it. An agent with the same uid can take it
-    away."""
+    """Give the owner access again to a control file, and to each cgroup from `base` to it. An agent
+    with the same uid can take it away."""
     inside = below(path, base)
     names = inside.split("/") if inside else []
     for count in range(len(names) + 1):
@@ -261,8 +293,9 @@ def regain_after(error: Exception, base: str) -> None:
 
 
 def nested(directory: str, usual: str = "") -> Iterator[str]:
-    """Yield a cgroup and all cgroups in it, each before those in it, without those whose path is too long to be used. `usual`: the
-    name of the one that is nearly always the only one in `directory`. Raises `OSError`, but not for cgroups that are gone."""
+    """Yield a cgroup and all cgroups in it, each before those in it, without those whose path is
+    too long to be used. `usual`: the name of the one that is nearly always the only one in
+    `directory`. Raises `OSError`, but not for cgroups that are gone."""
     pending = [directory]
     while pending:
         path = pending.pop()
@@ -336,7 +369,9 @@ class RunCgroups:
 
     def directory(self, run: LaunchedRun) -> str:
         """Return where the run's cgroup is, or would be."""
-        return "/".join([self.base.directory, *(above.id for above in reversed(list(run.upwards())))])
+        return "/".join(
+            [self.base.directory, *(above.id for above in reversed(list(run.upwards())))]
+        )
 
     def run_with_inode(self, inode: int) -> RunId | None:
         return self._by_inode.get(inode)
@@ -360,7 +395,8 @@ class RunCgroups:
         return None
 
     def inside(self, path: str | None) -> str | None:
-        """Return the directory of a cgroup by its path in the hierarchy; None if it is not below the base."""
+        """Return the directory of a cgroup by its path in the hierarchy; None if it is not below
+        the base."""
         within = below(path, self.base.path) if path is not None else None
         return f"{self.base.directory}/{within}" if within is not None else None
 
@@ -377,9 +413,12 @@ class RunCgroups:
         return self.nearest(self.inside(kernel.cgroup(pid)))
 
     def contains(self, run: LaunchedRun, pid: int) -> bool:
-        """Return whether a process is in the leaf of the run itself, or in a cgroup that the run has made there."""
+        """Return whether a process is in the leaf of the run itself, or in a cgroup that the run
+        has made there."""
         directory = self.inside(kernel.cgroup(pid))
-        return directory is not None and below(directory, f"{self.directory(run)}/{LEAF}") is not None
+        return (
+            directory is not None and below(directory, f"{self.directory(run)}/{LEAF}") is not None
+        )
 
     def holds(self, run: LaunchedRun, pid: int) -> bool:
         """Return whether a process is in the run's cgroup, or below it."""
@@ -387,7 +426,8 @@ class RunCgroups:
         return directory is not None and below(directory, self.directory(run)) is not None
 
     def members(self, *tops: LaunchedRun) -> Iterator[tuple[int, RunId]]:
-        """Yield every process in the cgroups of these runs, with the run it is in. Raises `OSError`."""
+        """Yield every process in the cgroups of these runs, with the run it is in. Raises
+        `OSError`."""
         for run in tops:
             group = self.of(run)
             for directory in nested(group.directory, LEAF) if group else ():

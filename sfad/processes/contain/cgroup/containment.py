@@ -1,13 +1,15 @@
-"""Containment in cgroup v2: one cgroup a run, nested like the runs, with the processes in its leaf `self`.
+"""Containment in cgroup v2: one cgroup a run, nested like the runs, with the processes in its leaf
+`self`.
 
     PARENT/sfad-INSTANCE/RUN/self        the run's processes, and cgroups that they make themselves
                          RUN/CHILD/self  a child run's
 
-So whatever is done to a run's cgroup is done to its descendants too. This rests on facts of the kernel (cgroups(7),
-Documentation/admin-guide/cgroup-v2.rst, and measured on 6.18): a frozen process cannot fork; it takes SIGKILL at once, and
-other signals when it is thawed; `populated` is 0 before the first process has attached, and does not count zombies;
-`cgroup.events` is always readable, and signals a change by EPOLLPRI; `cgroup.kill` catches processes that are being forked,
-and leaves `cgroup.freeze` as it was.
+So whatever is done to a run's cgroup is done to its descendants too. This rests on facts of the
+kernel (cgroups(7), Documentation/admin-guide/cgroup-v2.rst, and measured on 6.18): a frozen process
+cannot fork; it takes SIGKILL at once, and other signals when it is thawed; `populated` is 0 before
+the first process has attached, and does not count zombies; `cgroup.events` is always readable, and
+signals a change by EPOLLPRI; `cgroup.kill` catches processes that are being forked, and leaves
+`cgroup.freeze` as it was.
 """
 
 import os
@@ -36,16 +38,19 @@ from .cgroupfs import RunCgroup, RunCgroups
 from .controllers import Controllers
 from .making import AdoptedCgroups, CgroupLimits, CgroupMaker
 
-# ---- Processes that have left their run's cgroup and are still ours: a main process, whose pidfd is open, or an orphan, our child
+# ---- Processes that have left their run's cgroup and are still ours: a main
+# process, whose pidfd is open, or an orphan, our child
 #
 # Processes below one of these come to us as orphans when it has ended.
 
 KILL_EVERY = 1.0
-"""Seconds between two kills of what does not go: something may have been moved into the cgroup after the first."""
+"""Seconds between two kills of what does not go: something may have been moved into the cgroup
+after the first."""
 _SIGNAL_SLICE = 0.01
 """Seconds of signalling before the daemon's other tasks get their turn."""
 _LOOKS = 20
-"""Looks at orphans in a row. A process that forks and exits without pause may have gone at each, but hardly at all of them."""
+"""Looks at orphans in a row. A process that forks and exits without pause may have gone at each,
+but hardly at all of them."""
 _PIDFDS_AT_ONCE = 32
 """Pidfds of escaped processes waited on at a time."""
 
@@ -61,19 +66,25 @@ class Escapes:
         """Runs whose escaped processes are being stopped."""
 
     def of(self, run: LaunchedRun) -> Iterator[tuple[int, RunId]]:
-        """Yield the escaped processes of a run and its descendants, with the run each is of. Raises `OSError`."""
+        """Yield the escaped processes of a run and its descendants, with the run each is of. Raises
+        `OSError`."""
         runs = run_ids([run])
         for below in run.subtree():
             main = below.main
             if main is None or main.report is not None:  # a trampoline may not be in yet
                 continue
-            if self._cgroups.run_of(main.pid) not in runs and kernel.is_alive(main.pid, main.started):
+            if self._cgroups.run_of(main.pid) not in runs and kernel.is_alive(
+                main.pid, main.started
+            ):
                 yield main.pid, below.id
         yield from self.orphaned(runs)
 
-    def orphaned(self, runs: Container[RunId], poll: int | None = None) -> Iterator[tuple[int, RunId]]:
-        """Yield those that have no parent in their run any more. `poll`: that of the reactor which told that a main process has
-        ended: of many that have ended together, one look tells. Raises `OSError`."""
+    def orphaned(
+        self, runs: Container[RunId], poll: int | None = None
+    ) -> Iterator[tuple[int, RunId]]:
+        """Yield those that have no parent in their run any more. `poll`: that of the reactor which
+        told that a main process has ended: of many that have ended together, one look tells. Raises
+        `OSError`."""
         if poll is not None and self._orphans.none_since == poll:
             return
         found: set[int] = set()
@@ -85,11 +96,14 @@ class Escapes:
                     alive = True
                     continue  # it is looked at again when that run ends
                 if look == 0 and self._orphans.reap_one(pid):
-                    vanished = True  # they may be thousands: where one was is asked only of those that the next look finds
+                    # they may be thousands: where one was is asked only of those that the next look
+                    # finds
+                    vanished = True
                     continue
                 process, inside = kernel.stat(pid), self._cgroups.run_of(pid)
                 if process is None or not process.alive:
-                    # it may have left a child since the look began; within a cgroup, that keeps the cgroup populated
+                    # it may have left a child since the look began; within a cgroup, that keeps the
+                    # cgroup populated
                     vanished |= self._orphans.reap_one(pid) and inside is None
                     continue
                 alive = True
@@ -103,14 +117,14 @@ class Escapes:
                 return
 
     def know(self, members: Iterable[tuple[int, RunId]]) -> None:
-        """Note of which runs the orphans among these frozen processes are: they may leave the cgroup, and shed their marks, when
-        they get the signal. Raises `OSError`."""
+        """Note of which runs the orphans among these frozen processes are: they may leave the
+        cgroup, and shed their marks, when they get the signal. Raises `OSError`."""
         orphans = set(self._orphans.unreaped())
         self._orphans.homes |= {pid: run for pid, run in members if pid in orphans}
 
     def _home(self, process: kernel.Stat, inside: RunId | None) -> RunId | None:
-        """Return the run of a live orphan, as it was found the first time: it may shed its marks. A run that was released has not
-        found it."""
+        """Return the run of a live orphan, as it was found the first time: it may shed its marks. A
+        run that was released has not found it."""
         home = self._orphans.homes.get(process.pid)
         if home is None or home not in self._runs:
             home = self._runs.by_cookie(process.pid) or self._runs.by_tag(process.pid) or inside
@@ -127,7 +141,9 @@ class Escapes:
         for pid in pids:
             for number in numbers:
                 with suppress(ProcessLookupError, PermissionError):
-                    signal.pidfd_send_signal(mains[pid].pidfd, number) if pid in mains else os.kill(pid, number)
+                    signal.pidfd_send_signal(mains[pid].pidfd, number) if pid in mains else os.kill(
+                        pid, number
+                    )
 
     def stop_soon(self, run: LaunchedRun) -> None:
         """While the run is being emptied, stop its escaped processes. Raises `OSError`."""
@@ -144,8 +160,8 @@ class Escapes:
         self._owed.report_if_empty(run)
 
     def _signal_new(self, run: LaunchedRun, signalled: set[tuple[int, int]]) -> list[int]:
-        """Signal each process once; return those of the last look. A process that forks and exits without pause has a new pid
-        at each look."""
+        """Signal each process once; return those of the last look. A process that forks and exits
+        without pause has a new pid at each look."""
         until = monotonic() + _SIGNAL_SLICE
         with lifted():
             while True:
@@ -157,7 +173,8 @@ class Escapes:
                 signalled.update((pid, run.stop_signal) for pid in found)
 
 
-# ---- What the kernel tells of a cgroup in `cgroup.events`: whether it is populated, and whether it is frozen
+# ---- What the kernel tells of a cgroup in `cgroup.events`: whether it is
+# populated, and whether it is frozen
 
 
 _EMPTY = b"populated 0\nfrozen 1\n"
@@ -229,7 +246,8 @@ class CgroupEvents:
 
 
 class CgroupControl:
-    """Writes control files. Make it when this process is where it belongs (see `Controllers.prepare`)."""
+    """Writes control files. Make it when this process is where it belongs (see
+    `Controllers.prepare`)."""
 
     def __init__(self, base: cgroupfs.BaseCgroup) -> None:
         self._base = base
@@ -245,16 +263,22 @@ class CgroupControl:
                 raise
 
     def _step_out(self) -> None:
-        """Go back to where this process belongs: an agent with its uid can move it into a run that is to be frozen."""
+        """Go back to where this process belongs: an agent with its uid can move it into a run that
+        is to be frozen."""
         path = kernel.cgroup(os.getpid())
-        if path is None or path == self._own_cgroup or cgroupfs.below(path, self._base.path) is None:
+        if (
+            path is None
+            or path == self._own_cgroup
+            or cgroupfs.below(path, self._base.path) is None
+        ):
             return
         parent = os.path.dirname(self._base.directory)
         cgroupfs.write(f"{cgroupfs.directory_of(self._own_cgroup) or parent}/cgroup.procs", b"0")
 
 
 def thaw_all(group: RunCgroup) -> None:
-    """Thaw a run's cgroup and those below it, which may have been paused by themselves. Raises `OSError`."""
+    """Thaw a run's cgroup and those below it, which may have been paused by themselves. Raises
+    `OSError`."""
     for directory in cgroupfs.nested(group.directory):
         try:
             cgroupfs.write(f"{directory}/cgroup.freeze", b"0")
@@ -269,7 +293,12 @@ def thaw_all(group: RunCgroup) -> None:
 
 class CgroupPauses(RunPauses):
     def __init__(
-        self, parts: LauncherParts, cgroups: RunCgroups, control: CgroupControl, events: CgroupEvents, escapes: Escapes
+        self,
+        parts: LauncherParts,
+        cgroups: RunCgroups,
+        control: CgroupControl,
+        events: CgroupEvents,
+        escapes: Escapes,
     ) -> None:
         self._reactor = parts.reactor
         self._owed = parts.owed
@@ -303,7 +332,12 @@ _FROZEN_WITHIN = 0.1
 
 class CgroupStops(RunStops):
     def __init__(
-        self, parts: LauncherParts, cgroups: RunCgroups, control: CgroupControl, events: CgroupEvents, escapes: Escapes
+        self,
+        parts: LauncherParts,
+        cgroups: RunCgroups,
+        control: CgroupControl,
+        events: CgroupEvents,
+        escapes: Escapes,
     ) -> None:
         self._reactor = parts.reactor
         self._cgroups = cgroups
@@ -314,7 +348,8 @@ class CgroupStops(RunStops):
         """The stops in which runs are killed again and again."""
 
     def terminate(self, run: LaunchedRun, number: int) -> None:
-        """Freeze, signal every process, and thaw: a process that forks meanwhile cannot outrun the signal."""
+        """Freeze, signal every process, and thaw: a process that forks meanwhile cannot outrun the
+        signal."""
         group = self._cgroups.of(run)
         if group is None:
             signal_mains(run, number)
@@ -348,7 +383,8 @@ class CgroupStops(RunStops):
             signal_mains(run, number, but=members)
 
     def _signal(self, run: LaunchedRun, pid: int, number: int) -> None:
-        # SIGKILL ends a frozen process too, so the pid that was listed may be another process's by now, and of any user
+        # SIGKILL ends a frozen process too, so the pid that was listed may be another process's by
+        # now, and of any user
         held = os.pidfd_open(pid)
         try:
             if self._cgroups.holds(run, pid):
@@ -397,9 +433,10 @@ class CgroupMembership:
         self._orphans = orphans
 
     def run_of(self, pid: int, pidfd: int | None) -> RunId | None:
-        """Return the run whose cgroup the process is in. A process that was moved to another cgroup, by `systemd-run --scope` for
-        example, is still in its run: that of its nearest ancestor that is in one, else that whose cookie it carries. Raises
-        `Unidentifiable`, `OSError`."""
+        """Return the run whose cgroup the process is in. A process that was moved to another
+        cgroup, by `systemd-run --scope` for example, is still in its run: that of its nearest
+        ancestor that is in one, else that whose cookie it carries. Raises `Unidentifiable`,
+        `OSError`."""
         run_id = self._cgroups.run_with_inode(cgroup_id(pidfd)) if pidfd is not None else None
         if run_id is not None:
             self._refuse_moved(pid, run_id)
@@ -418,11 +455,16 @@ class CgroupMembership:
         return run_id
 
     def _refuse_moved(self, pid: int, run_id: RunId) -> None:
-        """Raise `Unidentifiable` for a process in the cgroup of a run that has not started it: it would have its rights."""
+        """Raise `Unidentifiable` for a process in the cgroup of a run that has not started it: it
+        would have its rights."""
         line = (self._orphans.owned.get(each.pid) for each in observed.ancestors(pid))
         began = next((each for each in line if each is not None), None) or self._runs.by_cookie(pid)
         if began is not None and not self._runs.within(run_id, began):
-            raise Unidentifiable(f"process {pid} was started in run {began} and has moved itself into the cgroup of run {run_id}")
+            raise Unidentifiable(
+                f"process {pid} was started in run {began} and has moved itself into the "
+                "cgroup "
+                f"of run {run_id}"
+            )
 
     def _run_of(self, pid: int) -> RunId | None:
         owned = self._orphans.owned.get(pid)
@@ -435,7 +477,9 @@ class CgroupMembership:
             return None
         run_id = self._cgroups.nearest(directory)
         if run_id is None:
-            raise Unidentifiable(f"its cgroup {printable_path(path)} belongs to no run that is known")
+            raise Unidentifiable(
+                f"its cgroup {printable_path(path)} belongs to no run that is known"
+            )
         return run_id
 
 
@@ -450,7 +494,13 @@ class CgroupContainment(RunContainment):
     pauses: CgroupPauses
     stops: CgroupStops
 
-    def __init__(self, parts: LauncherParts, *, base: cgroupfs.BaseCgroup, complain: Complain = lambda _text: None) -> None:
+    def __init__(
+        self,
+        parts: LauncherParts,
+        *,
+        base: cgroupfs.BaseCgroup,
+        complain: Complain = lambda _text: None,
+    ) -> None:
         self.detail = base.directory
         self._runs = parts.runs
         self._owed = parts.owed
@@ -473,7 +523,9 @@ class CgroupContainment(RunContainment):
         try:
             return self._enter(run)
         except PermissionError as error:
-            cgroupfs.regain(os.fsdecode(error.filename or self._base.directory), self._base.directory)
+            cgroupfs.regain(
+                os.fsdecode(error.filename or self._base.directory), self._base.directory
+            )
             return self._enter(run)
 
     def _enter(self, run: LaunchedRun) -> Door:
@@ -492,7 +544,11 @@ class CgroupContainment(RunContainment):
         if group.halted:  # the attempt before ended in its stop's freeze
             thaw_all(group)
         directory = os.open(group.leaf, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        return Door(directory, not self._begins or any(map(self._attaches, run.upwards())), self._runs.tag_of(run))
+        return Door(
+            directory,
+            not self._begins or any(map(self._attaches, run.upwards())),
+            self._runs.tag_of(run),
+        )
 
     def _attaches(self, run: LaunchedRun) -> bool:
         group = self._cgroups.of(run)
@@ -520,7 +576,9 @@ class CgroupContainment(RunContainment):
             return True
         runs = run_ids([run])
         gathered = self.adopted.gather_all(runs)
-        return (gathered and self._cgroups.populated(run)) or any(self._escapes.orphaned(runs, poll))
+        return (gathered and self._cgroups.populated(run)) or any(
+            self._escapes.orphaned(runs, poll)
+        )
 
     def members(self, *tops: LaunchedRun) -> Iterable[tuple[int, RunId]]:
         return self._cgroups.members(*tops)

@@ -1,16 +1,19 @@
-"""The controllers of cgroup v2: `pids`, `memory` and `cpu`, as far as they were delegated to this daemon.
+"""The controllers of cgroup v2: `pids`, `memory` and `cpu`, as far as they were delegated to this
+daemon.
 
-A cgroup has the files of a controller if its parent has it in `cgroup.subtree_control`, and so must every cgroup above
-(cgroups(7)). `pids` is enabled for every run, because every tree has such a limit. The others are enabled down the path to a
-run that has such a limit, because they cost time at each page and each task switch of the processes below.
+A cgroup has the files of a controller if its parent has it in `cgroup.subtree_control`, and so must
+every cgroup above (cgroups(7)). `pids` is enabled for every run, because every tree has such a
+limit. The others are enabled down the path to a run that has such a limit, because they cost time
+at each page and each task switch of the processes below.
 
-A cgroup that enables controllers cannot have processes (EBUSY). With `pids` and `cpu` alone that is *not* refused: the cgroup
-becomes a thread root, and nothing can be attached below it any more (EOPNOTSUPP). So the processes in PARENT, the daemon first
-of all, move into the leaf PARENT/supervisor before anything is enabled. In systemd 254 and later, `DelegateSubgroup=` of the
+A cgroup that enables controllers cannot have processes (EBUSY). With `pids` and `cpu` alone that is
+*not* refused: the cgroup becomes a thread root, and nothing can be attached below it any more
+(EOPNOTSUPP). So the processes in PARENT, the daemon first of all, move into the leaf
+PARENT/supervisor before anything is enabled. In systemd 254 and later, `DelegateSubgroup=` of the
 unit names that leaf, and systemd itself puts the daemon there.
 
-systemd before 254 cannot restart a unit whose cgroup still enables controllers (219/CGROUP): so `undo` is called at the end of
-the daemon, and by the sweep after a daemon that was killed.
+systemd before 254 cannot restart a unit whose cgroup still enables controllers (219/CGROUP): so
+`undo` is called at the end of the daemon, and by the sweep after a daemon that was killed.
 """
 
 import errno
@@ -37,9 +40,12 @@ _MOVE_PASSES = 10
 
 
 class Controllers:
-    """The controllers that can be used below one instance's base. `complain` is told why one cannot."""
+    """The controllers that can be used below one instance's base. `complain` is told why one
+    cannot."""
 
-    def __init__(self, base: BaseCgroup, complain: Callable[[str], object] = lambda _text: None) -> None:
+    def __init__(
+        self, base: BaseCgroup, complain: Callable[[str], object] = lambda _text: None
+    ) -> None:
         self._base = base.directory
         self._parent = os.path.dirname(base.directory)
         self._complain = complain
@@ -62,7 +68,10 @@ class Controllers:
                 self._enable("pids", self._base)
         except OSError as error:
             self.available = set()
-            self._complain(f"limits of memory, processes and CPU are watched, not enforced by the kernel: {_said(error)}")
+            self._complain(
+                "limits of memory, processes and CPU are watched, not enforced by the kernel: "
+                f"{_said(error)}"
+            )
 
     def enable(self, kind: str, directory: str) -> bool:
         """Enable a controller for the cgroups in `directory`; return whether that worked."""
@@ -71,7 +80,10 @@ class Controllers:
         try:
             self._enable(kind, directory)
         except OSError as error:
-            self._complain(f"the cgroup controller {kind} cannot be enabled, so that limits are watched: {_said(error)}")
+            self._complain(
+                f"the cgroup controller {kind} cannot be enabled, so that limits are watched: "
+                f"{_said(error)}"
+            )
             if not self.enabled(kind, self._base) and error.errno not in _SHORTAGES:
                 self.available.discard(kind)
             return False
@@ -96,7 +108,8 @@ class Controllers:
         self._enabled.pop(directory, None)
 
     def close(self) -> None:
-        """Undo what was done to PARENT, once the base is gone. If another instance still needs it, that one undoes it later."""
+        """Undo what was done to PARENT, once the base is gone. If another instance still needs it,
+        that one undoes it later."""
         self._enabled.clear()
         if os.path.exists(self._base):
             return
@@ -107,8 +120,9 @@ class Controllers:
 
 
 def undo(parent: str, *, move_back: bool = False) -> None:
-    """Disable the controllers of `parent`, if a daemon has vacated it and no instance is left in it. With `move_back` the processes
-    in the leaf move back; without it, a leaf that is in use stays."""
+    """Disable the controllers of `parent`, if a daemon has vacated it and no instance is left in
+    it. With `move_back` the processes in the leaf move back; without it, a leaf that is in use
+    stays."""
     leaf = f"{parent}/{SUPERVISOR}"
     with suppress(OSError):
         if not os.path.isdir(leaf) or _others(parent):
@@ -120,10 +134,11 @@ def undo(parent: str, *, move_back: bool = False) -> None:
 
 
 def release_unit() -> None:
-    """Disable, in a process of `ExecStopPost=`, the controllers of the unit's cgroup and of all in it, if a daemon has vacated it.
+    """Disable, in a process of `ExecStopPost=`, the controllers of the unit's cgroup and of all in
+    it, if a daemon has vacated it.
 
-    Nothing is killed: runs are without limits until the next daemon has adopted them. Where systemd itself puts the daemon into
-    the leaf, controllers stay as they are."""
+    Nothing is killed: runs are without limits until the next daemon has adopted them. Where systemd
+    itself puts the daemon into the leaf, controllers stay as they are."""
     own = kernel.cgroup(os.getpid()) or "/"
     for directory in (found for mount in mounts() if (found := mount.directory(own))):
         unit, name = os.path.split(directory)
@@ -144,9 +159,10 @@ def _disable(directory: str, kinds: set[str]) -> None:
 
 
 def _vacate(parent: str) -> bool:
-    """Move the processes in `parent` into the leaf; return whether that was necessary. Raises `OSError` if they are not ours to
-    move."""
-    if not os.path.exists(f"{parent}/cgroup.type"):  # the root of the hierarchy may have processes and enable controllers
+    """Move the processes in `parent` into the leaf; return whether that was necessary. Raises
+    `OSError` if they are not ours to move."""
+    # the root of the hierarchy may have processes and enable controllers
+    if not os.path.exists(f"{parent}/cgroup.type"):
         return False
     sitting = set(cgroupfs.pids(parent))
     if not sitting:
@@ -172,8 +188,10 @@ def _was_vacated(parent: str) -> bool:
 
 
 def _delegated(directory: str) -> bool:
-    """Return whether systemd says that the cgroup is delegated: then everything in it belongs to the daemon's service."""
-    for name in ("user.delegate", "trusted.delegate"):  # the first from systemd 251 on; only root can read the second
+    """Return whether systemd says that the cgroup is delegated: then everything in it belongs to
+    the daemon's service."""
+    # the first from systemd 251 on; only root can read the second
+    for name in ("user.delegate", "trusted.delegate"):
         with suppress(OSError):
             return os.getxattr(directory, name) == b"1"
     return False
@@ -206,7 +224,8 @@ _PROBE_WAIT, _PROBE_EVERY = 5.0, 0.1
 
 
 def inhabited(instance: str, parent: str | None = None) -> BaseCgroup | None:
-    """Return where an earlier daemon of this instance has left something alive, if runs can be contained there now.
+    """Return where an earlier daemon of this instance has left something alive, if runs can be
+    contained there now.
 
     Runs stay there, wherever this process or the configuration would put them."""
     found = mounts()
@@ -222,13 +241,14 @@ def inhabited(instance: str, parent: str | None = None) -> BaseCgroup | None:
 
 
 def base_of(instance: str, parent: str | None = None) -> BaseCgroup:
-    """Return where the cgroups of this instance go: where an earlier daemon's are in use, else in `parent`, else in this process's
-    own cgroup. Raises `CgroupImpossible`."""
+    """Return where the cgroups of this instance go: where an earlier daemon's are in use, else in
+    `parent`, else in this process's own cgroup. Raises `CgroupImpossible`."""
     return inhabited(instance, parent) or locate(instance, parent)
 
 
 def probe(base: BaseCgroup) -> None:
-    """Make the base directory and contain a child in it. Raises `CgroupImpossible`; then nothing is left."""
+    """Make the base directory and contain a child in it. Raises `CgroupImpossible`; then nothing is
+    left."""
     made = not os.path.isdir(base.directory)
     try:
         os.makedirs(base.directory, exist_ok=True)
@@ -242,13 +262,17 @@ def probe(base: BaseCgroup) -> None:
 
 
 def _probe_soon(directory: str) -> None:
-    """Probe again while the machine is short of processes or descriptors: it may allow cgroups all the same."""
+    """Probe again while the machine is short of processes or descriptors: it may allow cgroups all
+    the same."""
     until = monotonic() + _PROBE_WAIT
     while True:
         try:
             return _probe_inside(directory)
         except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE) or monotonic() > until:
+            if (
+                error.errno not in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+                or monotonic() > until
+            ):
                 raise
         sleep(_PROBE_EVERY)
 
@@ -256,10 +280,14 @@ def _probe_soon(directory: str) -> None:
 def _probe_inside(directory: str) -> None:
     for name in ("cgroup.kill", "cgroup.freeze", "cgroup.events"):
         if not os.path.exists(f"{directory}/{name}"):
-            raise CgroupImpossible(f"{directory} has no {name}: cgroups can be killed since Linux 5.14")
+            raise CgroupImpossible(
+                f"{directory} has no {name}: cgroups can be killed since Linux 5.14"
+            )
     stage, number = _reported(directory, attach=True)
     if stage == ATTACH:
-        raise CgroupImpossible(f"a process cannot be moved to {directory}/probe: {os.strerror(-number)}")
+        raise CgroupImpossible(
+            f"a process cannot be moved to {directory}/probe: {os.strerror(-number)}"
+        )
 
 
 def begins(base: BaseCgroup) -> bool:
@@ -270,7 +298,8 @@ def begins(base: BaseCgroup) -> bool:
 
 
 def _reported(directory: str, *, attach: bool) -> tuple[int, int]:
-    """Spawn a child in a new cgroup, which then has nothing to execute; return at which stage it failed, and with what."""
+    """Spawn a child in a new cgroup, which then has nothing to execute; return at which stage it
+    failed, and with what."""
     cell = f"{directory}/probe"
     os.makedirs(cell, exist_ok=True)
     try:
@@ -288,7 +317,9 @@ def _reported(directory: str, *, attach: bool) -> tuple[int, int]:
                 spawning.callback(os.close, far)
                 spawning.callback(creator.close)
                 spec = LaunchSpec([b"probe"], b"/", [])
-                pid, pidfd, memory = creator.create(spec, [], spec.env, door=Door(cgroup, attach), report=far, gate=shut)
+                pid, pidfd, memory = creator.create(
+                    spec, [], spec.env, door=Door(cgroup, attach), report=far, gate=shut
+                )
             report = os.read(near, REPORT.size)
             os.waitid(os.P_PID, pid, os.WEXITED)
         if pidfd >= 0:

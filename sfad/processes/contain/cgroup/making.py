@@ -34,7 +34,9 @@ class CgroupMaker:
         except FileNotFoundError:
             self._restore(run)
             self._mkdir(directory)
-        metered = run.bounds.memory is not None and self._controllers.enable("memory", os.path.dirname(directory))
+        metered = run.bounds.memory is not None and self._controllers.enable(
+            "memory", os.path.dirname(directory)
+        )
         self._mkdir(f"{directory}/{LEAF}")
         cgroupfs.limit_descendants(f"{directory}/{LEAF}")
         return self._cgroups.add(run, RunCgroup(directory, _inode(directory), metered=metered))
@@ -42,14 +44,19 @@ class CgroupMaker:
     def _mkdir(self, path: str) -> None:
         try:
             os.mkdir(path)
-        except FileExistsError:  # an earlier try got this far; or an agent made it, frozen, to stop what attaches itself
+        except (
+            FileExistsError
+        ):  # an earlier try got this far; or an agent made it, frozen, to stop what attaches itself
             cgroupfs.write(f"{path}/cgroup.freeze", b"0")
-        except BlockingIOError:  # an agent has lowered `cgroup.max.descendants` or `cgroup.max.depth` of the base
+        except (
+            BlockingIOError
+        ):  # an agent has lowered `cgroup.max.descendants` or `cgroup.max.depth` of the base
             cgroupfs.limit_descendants(self._base, None, None)
             os.mkdir(path)
 
     def _restore(self, run: LaunchedRun) -> None:
-        """Make what is above a run again: any process that may write there can remove an empty cgroup."""
+        """Make what is above a run again: any process that may write there can remove an empty
+        cgroup."""
         if not os.path.isdir(self._base):
             os.makedirs(self._base, exist_ok=True)
             self._controllers.forget(self._base)
@@ -60,7 +67,8 @@ class CgroupMaker:
                 self.make(above)
 
     def adopt(self, run: LaunchedRun) -> bool:
-        """Adopt the run's cgroup from an earlier daemon; return whether it is there. Raises `OSError`."""
+        """Adopt the run's cgroup from an earlier daemon; return whether it is there. Raises
+        `OSError`."""
         directory = self._cgroups.directory(run)
         if not os.path.isdir(directory):
             return False
@@ -68,7 +76,9 @@ class CgroupMaker:
             os.mkdir(f"{directory}/{LEAF}")  # the daemon may have died before it made the leaf
         halted = cgroupfs.read(f"{directory}/cgroup.freeze").startswith(b"1")
         metered = run.bounds.memory is not None and os.path.exists(f"{directory}/memory.stat")
-        self._cgroups.add(run, RunCgroup(directory, _inode(directory), halted, killed=True, metered=metered))
+        self._cgroups.add(
+            run, RunCgroup(directory, _inode(directory), halted, killed=True, metered=metered)
+        )
         return True
 
     def forget(self, run: LaunchedRun) -> None:
@@ -78,7 +88,8 @@ class CgroupMaker:
             self._controllers.forget(group.directory)
 
     def remove(self, run: LaunchedRun) -> None:
-        """Forget the run's cgroup, and remove it soon: that takes the kernel 0.05 ms, while clients wait for the end of the run."""
+        """Forget the run's cgroup, and remove it soon: that takes the kernel 0.05 ms, while clients
+        wait for the end of the run."""
         group = self._cgroups.forget(run)
         if group is not None:
             self._controllers.forget(group.directory)
@@ -93,7 +104,8 @@ class CgroupMaker:
             self._reactor.task(_remove_later, group.directory)
 
     def close(self) -> None:
-        """Close everything and remove the base, unless something is alive in it: a sweep ends that."""
+        """Close everything and remove the base, unless something is alive in it: a sweep ends
+        that."""
         self._reactor.finish_idle()
         self._cgroups.unwatch_all()
         with suppress(OSError):
@@ -124,7 +136,9 @@ _LEAST_QUOTA = 1000
 
 
 class CgroupLimits(KernelLimits):
-    def __init__(self, cgroups: RunCgroups, controllers: Controllers, complaints: Complaints) -> None:
+    def __init__(
+        self, cgroups: RunCgroups, controllers: Controllers, complaints: Complaints
+    ) -> None:
         self._cgroups = cgroups
         self._controllers = controllers
         self._complaints = complaints
@@ -133,7 +147,8 @@ class CgroupLimits(KernelLimits):
         return kind in self._controllers.available
 
     def limit(self, run: LaunchedRun) -> None:
-        """Write the bounds that have changed. A run without a cgroup gets them when its cgroup is made."""
+        """Write the bounds that have changed. A run without a cgroup gets them when its cgroup is
+        made."""
         group = self._cgroups.of(run)
         if group is None:
             return
@@ -150,7 +165,9 @@ class CgroupLimits(KernelLimits):
             return
         try:
             for name, content in settings(kind, value):
-                _write_setting(f"{group.directory}/{name}", content, optional=name.endswith(".swap.max"))
+                _write_setting(
+                    f"{group.directory}/{name}", content, optional=name.endswith(".swap.max")
+                )
             if value is not None and kind != "cpu":
                 group.enforced[kind] = _enforced(kind, group.directory)
         except OSError as error:
@@ -161,7 +178,11 @@ class CgroupLimits(KernelLimits):
         if group is None:
             return None
         if kind == "pids":
-            content = cgroupfs.read(f"{group.directory}/pids.current") if "pids" in group.enforced else b""
+            content = (
+                cgroupfs.read(f"{group.directory}/pids.current")
+                if "pids" in group.enforced
+                else b""
+            )
             return int(content) if content else None
         return _charged_memory(group.directory) if group.metered else None
 
@@ -192,7 +213,8 @@ def _write_setting(path: str, content: bytes, *, optional: bool) -> None:
 
 
 def settings(kind: str, value: float | None) -> list[tuple[str, bytes]]:
-    """Return control files and what to write to them for a bound; for `None`, to remove it. Only the last file must exist."""
+    """Return control files and what to write to them for a bound; for `None`, to remove it. Only
+    the last file must exist."""
     if kind == "cpu":
         quota = b"max" if value is None else b"%d" % max(_LEAST_QUOTA, round(value * _PERIOD))
         return [("cpu.max", quota + b" %d" % _PERIOD)]
@@ -203,25 +225,32 @@ def settings(kind: str, value: float | None) -> list[tuple[str, bytes]]:
 
 
 def _charged_memory(directory: str) -> int | None:
-    """Return the bytes of anonymous and shared memory that are charged to a cgroup, to compare with the memory of processes:
-    without page cache, which the kernel takes back before it enforces anything, and without the kernel's own memory."""
-    fields = dict(line.split() for line in (kernel.read(f"{directory}/memory.stat", whole=True) or b"").splitlines())
+    """Return the bytes of anonymous and shared memory that are charged to a cgroup, to compare with
+    the memory of processes: without page cache, which the kernel takes back before it enforces
+    anything, and without the kernel's own memory."""
+    fields = dict(
+        line.split()
+        for line in (kernel.read(f"{directory}/memory.stat", whole=True) or b"").splitlines()
+    )
     return int(fields[b"anon"]) + int(fields[b"shmem"]) if fields else None
 
 
 def _enforced(kind: str, directory: str) -> int:
-    """Return how often the kernel has enforced a bound of this very cgroup, not of one below it or above."""
+    """Return how often the kernel has enforced a bound of this very cgroup, not of one below it or
+    above."""
     if kind == "memory":
-        # not `max`: it also counts when page cache is taken back, which harms no process; not `oom_kill`: it also counts kills
-        # because the machine was short of memory. `oom` is counted before the kill.
+        # not `max`: it also counts when page cache is taken back, which harms no process; not
+        # `oom_kill`: it also counts kills because the machine was short of memory. `oom` is counted
+        # before the kill.
         return _counter(f"{directory}/memory.events.local", b"oom")
     local = f"{directory}/pids.events.local"
     return _counter(local, b"max") if os.path.exists(local) else _failed_forks(directory)
 
 
 def _failed_forks(directory: str) -> int:
-    """Return the same before Linux 6.11, which counts a failed fork where it was tried, whichever cgroup's bound it met. It can
-    only be this cgroup's bound if this cgroup was full at some time (`pids.peak`, 6.1) or is."""
+    """Return the same before Linux 6.11, which counts a failed fork where it was tried, whichever
+    cgroup's bound it met. It can only be this cgroup's bound if this cgroup was full at some time
+    (`pids.peak`, 6.1) or is."""
     limit = cgroupfs.read(f"{directory}/pids.max").strip()
     peak = kernel.read(f"{directory}/pids.peak") or cgroupfs.read(f"{directory}/pids.current")
     if not limit.isdigit() or int(peak or 0) < int(limit):
@@ -237,8 +266,9 @@ def _counter(path: str, name: bytes) -> int:
 
 # ---- Runs of an earlier daemon: their cgroups, and their processes outside of these
 #
-# A process that left its cgroup under an earlier daemon is not below this process, where `Escapes` looks. The same is true of
-# every process of a run that the earlier daemon contained by tags. Both are found by their marks and moved into the cgroup.
+# A process that left its cgroup under an earlier daemon is not below this process, where `Escapes`
+# looks. The same is true of every process of a run that the earlier daemon contained by tags. Both
+# are found by their marks and moved into the cgroup.
 
 
 _MOVE_PASSES = 10
@@ -246,7 +276,9 @@ _MOVE_PASSES = 10
 
 
 class AdoptedCgroups(AdoptedRuns):
-    def __init__(self, runs: LaunchedRuns, cgroups: RunCgroups, maker: CgroupMaker, limits: CgroupLimits) -> None:
+    def __init__(
+        self, runs: LaunchedRuns, cgroups: RunCgroups, maker: CgroupMaker, limits: CgroupLimits
+    ) -> None:
         self._runs = runs
         self._cgroups = cgroups
         self._maker = maker
@@ -264,11 +296,13 @@ class AdoptedCgroups(AdoptedRuns):
     def finish(self, run: LaunchedRun) -> bool:
         if run.main is None or not run.main.ours:
             self._elsewhere.add(run.id)
-        # not `Escapes`: to look at orphans is to reap them, and main processes of runs that are adopted next would be among them
+        # not `Escapes`: to look at orphans is to reap them, and main processes of runs that are
+        # adopted next would be among them
         return self._cgroups.populated(run)
 
     def gather_all(self, runs: set[RunId]) -> bool:
-        """Gather the processes of those of these runs that were adopted. Return whether there are such runs. Raises `OSError`."""
+        """Gather the processes of those of these runs that were adopted. Return whether there are
+        such runs. Raises `OSError`."""
         adopted = runs & self._elsewhere
         for run_id in adopted:
             self._gather(self._runs[run_id])
@@ -283,7 +317,11 @@ class AdoptedCgroups(AdoptedRuns):
     def _move_in(self, run: LaunchedRun) -> None:
         tag = self._runs.tag_of(run)
         for _ in range(_MOVE_PASSES):
-            outside = [one for one in scan_marks().members(run.cookie, tag) if not self._cgroups.contains(run, one.pid)]
+            outside = [
+                one
+                for one in scan_marks().members(run.cookie, tag)
+                if not self._cgroups.contains(run, one.pid)
+            ]
             if not outside:
                 return
             group = self._cgroups.of(run)
