@@ -67,6 +67,7 @@ class Verb(TyperCommand):
     def __init__(self, name: str | None, *, params: list[Any], **settings: Any) -> None:
         for each in params:
             each.show_default = False  # the texts say what follows without the option
+            each.secondary_opts = []  # nor is there a --no-… beside each option without a value
         super().__init__(name, params=params, **settings)
 
     def make_parser(self, ctx: Any) -> _OptionParser:

@@ -2,7 +2,6 @@ import time
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
 from msgspec.structs import asdict
 
 from sfad.protocol.requests.base import Reply
@@ -15,30 +14,22 @@ from sfad.protocol.units import counted
 from .. import output, table
 from ..app import app
 from ..connection import AGAIN, Client, ConnectionLost, check
-from ..exits import ExitCode
 from ..history import connect
-from ..options import AllListed, Json, Labels, Names, Runs, Socket
-from ..selection import RunSelection
+from ..options import flag
+from ..selection import ListedSelection
+from ..spreading import spread
 from .list import collect, listed
 
 Key = tuple[RunId, float, int]
 
 
 @app.command()
+@spread(ListedSelection)
 def calls(
-    runs: Runs = [],
-    socket: Socket = None,
-    json: Json = False,
-    everything: AllListed = False,
-    name: Names = [],
-    label: Labels = [],
-    tree: Annotated[bool, typer.Option("--tree", help="Also the calls of the runs below")] = False,
-    refused: Annotated[
-        bool, typer.Option("--refused", help="Only calls that were refused")
-    ] = False,
-    follow_: Annotated[
-        bool, typer.Option("--follow", "-f", help="Follow the calls until the runs end")
-    ] = False,
+    chosen: ListedSelection,
+    tree: Annotated[bool, flag("Also the calls of the runs below")] = False,
+    refused: Annotated[bool, flag("Only calls that were refused")] = False,
+    follow_: Annotated[bool, flag("Follow the calls until the runs end", "--follow", "-f")] = False,
 ) -> int:
     """Print the model calls that runs have made through the gateway, or follow them.
 
@@ -53,18 +44,16 @@ def calls(
 
     With --json, one object for each call, a line each (docs/protocol.md, CallInfo).
     """
-    selection = RunSelection("calls", runs, everything, name, label).checked()
-    with connect(socket) as client:
-        if selection.filtered:
-            selection = listed(client, selection)
-            if not selection.runs:
-                output.note("no run matches")
-                return ExitCode.DONE
+    chosen.check()
+    with connect(chosen.socket) as client:
         first: list[CallPage] = []
-        code = selection.each(
-            client, lambda run: first.append(client.call(ListCalls(id=0, run=run), CallPage))
+        named = listed(client, chosen) if chosen.filtered else chosen
+        code = named.each_of(
+            client,
+            "calls",
+            lambda run: first.append(client.call(ListCalls(id=0, run=run), CallPage)),
         )
-        shown = CallLines(several=tree or len(first) > 1, refused=refused, json=json)
+        shown = CallLines(several=tree or len(first) > 1, refused=refused, json=chosen.json)
         live = [page.run for page in first if not page.ended]
         runs = _with_trees(client, first, tree=tree)
         if follow_ and live:

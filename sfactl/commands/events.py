@@ -2,9 +2,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, NamedTuple
 
-import typer
 from msgspec.structs import replace
 
 from sfad.protocol.encoding import to_json
@@ -18,7 +18,7 @@ from .. import connection, history, output
 from ..app import OverFleet, app
 from ..connection import ABSENT, AGAIN, Client, ConnectionLost, DaemonError, Unreachable, check
 from ..exits import ExitCode, UsageError
-from ..options import Json, Socket, completing, moment, one_of, reader
+from ..options import RUN, Json, Socket, Value, flag, moment, one_of
 
 LAST = 50
 PAGE = 1000
@@ -55,66 +55,37 @@ def _type(text: str) -> str:
 def events(
     socket: Socket = None,
     json: Json = False,
-    follow_: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print further events until Ctrl-C")
-    ] = False,
+    follow_: Annotated[bool, flag("Print further events until Ctrl-C", "--follow", "-f")] = False,
     since: Annotated[
         Since | None,
-        typer.Option(
-            "--since",
-            metavar="SEQ|TIME",
-            help=(
-                "Events after this number (4711), or since then: 12h (ago), 22:00, yesterday, "
-                "2026-01-31T22:00"
-            ),
-            parser=reader(_since),
+        Value("SEQ|TIME", _since).option(
+            "Events after this number (4711), or since then: 12h (ago), 22:00, yesterday, "
+            "2026-01-31T22:00"
         ),
     ] = None,
     tail: Annotated[
         int | None,
-        typer.Option(
-            "--tail",
-            "-n",
-            metavar="N",
-            help="At most the last N events (default without --since: 50)",
-            parser=reader(parse_whole, 1, PAGE),
+        Value("N", partial(parse_whole, least=1, most=PAGE)).option(
+            "At most the last N events (default without --since: 50)", "--tail", "-n"
         ),
     ] = None,
-    run: Annotated[
-        list[str],
-        typer.Option(
-            "--run",
-            metavar="RUN",
-            help="Only events of this run and its descendants",
-            autocompletion=completing("run"),
-        ),
-    ] = [],
+    run: Annotated[list[str], RUN.option("Only events of this run and its descendants")] = [],
     type_: Annotated[
         list[str],
-        typer.Option(
-            "--type",
-            metavar="TYPE",
-            help="Only these types; * matches any text: 'alert_*'",
-            parser=reader(_type),
-        ),
+        Value("TYPE", _type).option("Only these types; * matches any text: 'alert_*'", "--type"),
     ] = [],
     all_: Annotated[
         bool,
-        typer.Option(
+        flag(
+            "Also milestones: what runs write about their progress (also: --type run_progress)",
             "--all",
             "-a",
-            help=(
-                "Also milestones: what runs write about their progress (also: --type run_progress)"
-            ),
         ),
     ] = False,
     severity: Annotated[
         Severity,
-        typer.Option(
-            "--severity",
-            metavar="SEVERITY",
-            help="Only events of at least this severity: low, medium, high",
-            parser=one_of(SEVERITIES, "severity"),
+        Value("SEVERITY", one_of(SEVERITIES, "severity")).option(
+            "Only events of at least this severity: low, medium, high"
         ),
     ] = "low",
 ) -> int:

@@ -1,19 +1,14 @@
 from typing import Annotated
 
-import typer
-
 from .. import verbs
 from ..app import app, context
 from ..exits import ExitCode, UsageError
-from ..options import completing
+from ..options import Value
 
 
 @app.command("help")
 def help_(
-    verb: Annotated[
-        list[str],
-        typer.Argument(metavar="VERB", help="Verb to explain", autocompletion=completing("verb")),
-    ] = [],
+    verb: Annotated[list[str], Value("VERB", words="verb").argument("Verb to explain")] = [],
 ) -> int:
     """Show the verbs, or explain one."""
     name = " ".join([verbs.ALIASES.get(verb[0], verb[0]), *verb[1:]]) if verb else None

@@ -1,21 +1,32 @@
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-import typer
 from msgspec import Struct
-from msgspec.structs import replace
 
 from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.listing import List, RunList
-from sfad.protocol.types import RunId, RunInfo, Usage
+from sfad.protocol.types import RunId, RunInfo, Status, Usage
 from sfad.protocol.units import counted
 
 from .. import output, table
 from ..app import OverFleet, app
 from ..connection import Client
-from ..exits import ExitCode
+from ..exits import ExitCode, Quit
 from ..history import connect
-from ..options import COUNT, MOMENT, Json, Labels, Names, Socket, Statuses, User, completing
+from ..options import (
+    COUNT,
+    GROUP,
+    MOMENT,
+    RUN,
+    Json,
+    Labels,
+    Names,
+    Socket,
+    User,
+    Value,
+    flag,
+    one_of,
+)
 from ..selection import RunSelection
 from ..selection import labels as wanted_labels
 
@@ -25,55 +36,33 @@ PAGE = 250
 """Ended runs in one request, about 10 ms of the daemon's time."""
 
 
+def _status(text: str) -> Status:
+    return Status(one_of(Status, "status")(text))
+
+
 @app.command("list", cls=OverFleet)
 def list_(
     socket: Socket = None,
     json: Json = False,
-    status: Statuses = [],
+    status: Annotated[
+        list[Status], Value("STATUS", _status, words="status").option("Only runs with this status")
+    ] = [],
     name: Names = [],
     user: User = None,
-    root: Annotated[
-        str | None,
-        typer.Option(
-            "--root", metavar="RUN", help="Only this run's tree", autocompletion=completing("run")
-        ),
-    ] = None,
+    root: Annotated[str | None, RUN.option("Only this run's tree")] = None,
     since: Annotated[
         float | None,
-        typer.Option(
-            "--since",
-            metavar="TIME",
-            help="Only runs created since then: 1h (ago), 22:00, yesterday, 2026-01-31T22:00",
-            parser=MOMENT,
-        ),
+        MOMENT.option("Only runs created since then: 1h (ago), 22:00, yesterday, 2026-01-31T22:00"),
     ] = None,
     label: Labels = [],
-    group: Annotated[
-        str | None,
-        typer.Option(
-            "--group",
-            metavar="NAME",
-            help="Only trees of this group",
-            autocompletion=completing("group"),
-        ),
-    ] = None,
+    group: Annotated[str | None, GROUP.option("Only trees of this group")] = None,
     limit_rows: Annotated[
-        int | None,
-        typer.Option(
-            "--limit-rows",
-            metavar="N",
-            help="Maximum ended runs (default: 50; with a filter, all)",
-            parser=COUNT,
-        ),
+        int | None, COUNT.option("Maximum ended runs (default: 50; with a filter, all)")
     ] = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="Show the processes and memory of each run")
-    ] = False,
-    sum_: Annotated[
-        bool, typer.Option("--sum", help="Add a row with the sum of the runs' own use")
-    ] = False,
-    labels: Annotated[bool, typer.Option("--labels", help="Show labels")] = False,
-    wide: Annotated[bool, typer.Option("--wide", help="Show all columns, in full")] = False,
+    live: Annotated[bool, flag("Show the processes and memory of each run")] = False,
+    sum_: Annotated[bool, flag("Add a row with the sum of the runs' own use", "--sum")] = False,
+    labels: Annotated[bool, flag("Show labels")] = False,
+    wide: Annotated[bool, flag("Show all columns, in full")] = False,
 ) -> int:
     """List runs (alias: ps).
 
@@ -183,18 +172,16 @@ def collect(
 
 def listed(client: Client, selection: RunSelection) -> RunSelection:
     """Return a selection that names the runs that this verb would show for it, but no refused
-    starts."""
+    starts. If there are none, raise `Quit` after a note."""
     wanted = List(
-        id=0, name=list(selection.name) or None, labels=wanted_labels(selection.label), limits=False
+        id=0, name=selection.name or None, labels=wanted_labels(selection.label), limits=False
     )
     found = collect(client, wanted, None, lambda run: run.status.rejected).runs
-    return replace(
-        selection,
-        runs=[*selection.runs, *(run for run in sorted(found) if not found[run])],
-        everything=False,
-        name=(),
-        label=(),
-    )
+    runs = [*selection.runs, *(run for run in sorted(found) if not found[run])]
+    if not runs:
+        output.note("no run matches")
+        raise Quit(ExitCode.DONE)
+    return RunSelection(runs)
 
 
 def _object(found: Found, *, sum_: bool) -> bytes:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
-import typer
 from msgspec.structs import replace
 
 from sfad.protocol.requests.advice import (
@@ -28,7 +27,7 @@ from ..connection import Client, DaemonError
 from ..exits import ExitCode
 from ..history import connect
 from ..limits import share
-from ..options import MOMENT, Json, Labels, Names, Pair, Socket, User, one_of
+from ..options import MOMENT, Json, Labels, Names, Pair, Socket, User, Value, one_of
 from ..selection import labels
 from ..waiting import Waiting, of_live, of_queue, of_refused
 
@@ -44,23 +43,15 @@ def summary(
     json: Json = False,
     since: Annotated[
         float | None,
-        typer.Option(
-            "--since",
-            metavar="TIME",
-            help=(
-                "Only runs created since then: 12h (ago; the default), 22:00, yesterday, "
-                "2026-01-31T22:00"
-            ),
-            parser=MOMENT,
+        MOMENT.option(
+            "Only runs created since then: 12h (ago; the default), 22:00, yesterday, "
+            "2026-01-31T22:00"
         ),
     ] = None,
     by: Annotated[
         By,
-        typer.Option(
-            "--by",
-            metavar="KEY",
-            help="Group by name (default), label, user, model or type",
-            parser=one_of(GROUPED_BY, "key"),
+        Value("KEY", one_of(GROUPED_BY, "key")).option(
+            "Group by name (default), label, user, model or type"
         ),
     ] = "name",
     name: Names = [],

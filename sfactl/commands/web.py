@@ -1,13 +1,11 @@
 from importlib.util import find_spec
 from typing import Annotated
 
-import typer
-
 from ..app import OverFleet, app
 from ..connection import connect
 from ..exits import UsageError
 from ..fleet import Fleet
-from ..options import Socket
+from ..options import Socket, Value, flag
 
 LISTEN = "127.0.0.1:8477"
 
@@ -17,40 +15,26 @@ def web(
     socket: Socket = None,
     listen: Annotated[
         str,
-        typer.Option(
-            "--listen",
-            metavar="ADDRESS:PORT",
-            help=f"Where to listen (default: {LISTEN}); port 0 takes a free one",
+        Value("ADDRESS:PORT").option(
+            f"Where to listen (default: {LISTEN}); port 0 takes a free one"
         ),
     ] = LISTEN,
-    opens: Annotated[
-        bool, typer.Option("--open", help="Open the link in the browser of this machine")
-    ] = False,
+    opens: Annotated[bool, flag("Open the link in the browser of this machine", "--open")] = False,
     cert: Annotated[
         str | None,
-        typer.Option(
-            "--cert",
-            metavar="FILE",
-            help="Serve TLS with this certificate, and those above it (PEM)",
-        ),
+        Value("FILE").option("Serve TLS with this certificate, and those above it (PEM)"),
     ] = None,
-    key: Annotated[
-        str | None, typer.Option("--key", metavar="FILE", help="The key of the certificate (PEM)")
-    ] = None,
+    key: Annotated[str | None, Value("FILE").option("The key of the certificate (PEM)")] = None,
     proxy: Annotated[
         str | None,
-        typer.Option(
-            "--proxy",
-            metavar="URL",
-            help="The address of a proxy in front, which serves TLS: https://agents.example.org",
+        Value("URL").option(
+            "The address of a proxy in front, which serves TLS: https://agents.example.org"
         ),
     ] = None,
     sender: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            metavar="WHO",
-            help="Whose connections are the proxy's: a user of this machine, or an IP address",
+        Value("WHO").option(
+            "Whose connections are the proxy's: a user of this machine, or an IP address", "--from"
         ),
     ] = None,
 ) -> int:

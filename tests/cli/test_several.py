@@ -344,9 +344,12 @@ def test_completion_is_silent_without_a_daemon(world: World) -> None:
     assert completed(world, "sfactl run --meter co") == ["codex", "copilot"]
 
 
+KIND = re.compile(r'\b(?:words=|completing\()"([^"]+)"')
+
+
 def test_every_kind_of_word_is_known() -> None:
     sources = [path.read_text() for path in Path(shell_completion.__file__).parent.rglob("*.py")]
-    declared = {kind for text in sources for kind in re.findall(r'\bcompleting\("([^"]+)"\)', text)}
+    declared = {kind for text in sources for kind in KIND.findall(text)}
     assert declared == set(shell_completion.CANDIDATES)
 
 
