@@ -9,6 +9,7 @@ loaded.
 What typer does not export is used here alone, because another version may have it elsewhere.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,6 +83,9 @@ class Verb(TyperCommand):
 
     def invoke(self, ctx: Any) -> int:
         """Return the exit code."""
+        if not gc.isenabled():
+            gc.freeze()
+            gc.enable()
         with _help_named(ctx):
             if not (ctx.params.pop("over_fleet", False) or _names_node(ctx.params)):
                 return cast(int, super().invoke(ctx))
