@@ -181,7 +181,7 @@ class Verbs(TyperGroup):
 
     def get_command(self, _ctx: Any, cmd_name: str) -> Any:
         verb = f"{self.name} {cmd_name}".strip()
-        return load(verb) if verbs.exists(verb) else None
+        return load(verb) if verb in verbs.SUMMARIES else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name = args[0] if self.name else verbs.ALIASES.get(args[0], args[0])
@@ -276,7 +276,7 @@ def _before_the_verb(
 def load(verb: str) -> Any:
     """Return what typer makes of a verb, or of a group. It must exist."""
     module = import_module(".".join([f"{__package__}.commands", *verb.split(" ")]))
-    if verbs.is_group(verb):
+    if verb in verbs.MEMBERS:
         return get_group(module.app)
     (info,) = (
         each

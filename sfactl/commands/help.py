@@ -12,8 +12,8 @@ def help_(
 ) -> int:
     """Show the verbs, or explain one."""
     name = " ".join([verbs.ALIASES.get(verb[0], verb[0]), *verb[1:]]) if verb else None
-    if name is not None and not verbs.exists(name):
-        hint = verbs.suggestion(name) or f"; choose from: {', '.join(verbs.names())}"
+    if name is not None and name not in verbs.SUMMARIES:
+        hint = verbs.suggestion(name) or f"; choose from: {', '.join(verbs.known())}"
         raise UsageError(f"unknown verb {name!r}{hint}")
     print(context(*(name.split(" ") if name is not None else ())).get_help())
     return ExitCode.DONE

@@ -356,7 +356,7 @@ def test_every_kind_of_word_is_known() -> None:
 def test_help_needs_no_daemon(world: World) -> None:
     assert world.sfactl("help").stdout == world.sfactl("--help").stdout
     assert world.sfactl("help", "ps").stdout == world.sfactl("list", "--help").stdout
-    for group in filter(verbs.is_group, verbs.names()):
+    for group in verbs.MEMBERS:
         assert world.sfactl("help", group).stdout == world.sfactl(group, "--help").stdout
     assert "unknown verb 'bogus'" in world.sfactl("help", "bogus", code=2).stderr
 
