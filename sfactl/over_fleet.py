@@ -13,6 +13,7 @@ from . import exits, fleet_list, fleet_reports, fleet_run, output
 from .commands import events, top, web
 from .exits import ExitCode, Quit, UsageError
 from .fleet import ANSWER, Fleet, tell_unanswered
+from .web.options import WebOptions
 
 
 def carry_out(verb: str, function: Callable[..., int], values: dict[str, Any]) -> int:
@@ -100,7 +101,7 @@ _AS_ONE: dict[str, Callable[[Fleet, dict[str, Any]], int]] = {
     "tree": partial(fleet_list.shown, "tree"),
     "summary": fleet_reports.summary,
     "plans": fleet_reports.plans,
-    "web": lambda fleet, values: web.serve(web.WebOptions(**values), fleet),
+    "web": lambda fleet, values: web.serve(WebOptions(**values), fleet),
     "top": _top,
     "events": _events,
     "logs": fleet_run.logs,

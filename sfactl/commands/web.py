@@ -1,44 +1,11 @@
 from importlib.util import find_spec
-from typing import Annotated
-
-from msgspec import Struct
 
 from ..app import OverFleet, app
 from ..connection import connect
 from ..exits import UsageError
 from ..fleet import Fleet
-from ..options import Socket, Value, flag
 from ..spreading import spread
-
-LISTEN = "127.0.0.1:8477"
-
-
-class WebOptions(Struct, frozen=True):
-    socket: Socket = None
-    listen: Annotated[
-        str,
-        Value("ADDRESS:PORT").option(
-            f"Where to listen (default: {LISTEN}); port 0 takes a free one"
-        ),
-    ] = LISTEN
-    opens: Annotated[bool, flag("Open the link in the browser of this machine", "--open")] = False
-    cert: Annotated[
-        str | None,
-        Value("FILE").option("Serve TLS with this certificate, and those above it (PEM)"),
-    ] = None
-    key: Annotated[str | None, Value("FILE").option("The key of the certificate (PEM)")] = None
-    proxy: Annotated[
-        str | None,
-        Value("URL").option(
-            "The address of a proxy in front, which serves TLS: https://agents.example.org"
-        ),
-    ] = None
-    sender: Annotated[
-        str | None,
-        Value("WHO").option(
-            "Whose connections are the proxy's: a user of this machine, or an IP address", "--from"
-        ),
-    ] = None
+from ..web.options import WebOptions
 
 
 @app.command(cls=OverFleet)
@@ -72,7 +39,7 @@ def serve(wanted: WebOptions, fleet: Fleet | None = None) -> int:
     from ..web import serving
     from ..web.source import Daemon
 
-    place = serving.place_of(wanted.listen, wanted.cert, wanted.key, wanted.proxy, wanted.sender)
+    place = serving.place_of(wanted)
     if fleet is not None:
         from ..web.source import Nodes
 
