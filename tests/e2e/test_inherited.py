@@ -146,19 +146,8 @@ def test_a_client_starts_a_daemon(elsewhere: Mapping[str, str], state: str) -> N
 
 def test_a_client_is_interrupted_though_its_parent_blocks_signals(share: Start) -> None:
     daemon = share()
-    words = [
-        *inheriting("signals blocked"),
-        sys.executable,
-        "-m",
-        "sfactl",
-        "run",
-        "-q",
-        "--grace",
-        "0",
-        "--",
-        "sleep",
-        "1000",
-    ]
+    run_words = ["run", "-q", "--grace", "0", "--cwd", "/", "--", "sleep", "1000"]
+    words = [*inheriting("signals blocked"), sys.executable, "-m", "sfactl", *run_words]
     with (
         subprocess.Popen(words, env=daemon.env, stderr=subprocess.PIPE) as client,
         daemon.client() as asking,
