@@ -36,7 +36,6 @@ from ...runs.catalogue import CallList, RunCatalogue
 from ...runs.live import Watchers
 from ...storage.shipped import ShippedFiles
 from ...usage.metering import Metering
-from ...usage.silence import Signs, SilenceWatch
 from .adviser import Adviser
 from .announcing import Announcer, RunFeed
 from .core_loop import CoreLoop, EventQueue
@@ -264,14 +263,12 @@ class Runtime:
         self.announcer = Announcer(
             resources, self.catalogue, self.watchers, self.status_text.outdated
         )
-        signs = Signs(self.catalogue.live, self.output)
-        silence = SilenceWatch(signs, self.launcher, self.feed, _nearing(config))
-        self.catalogue.heard = silence.heard
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, milestone=self._reached,
             trouble=self.log.warning, output=self.output, launcher=self.launcher,
-            prices=config.prices, nearing=_nearing(config), silence=silence,
+            prices=config.prices, nearing=_nearing(config), lives=self.catalogue.live,
         )  # fmt: skip
+        self.catalogue.heard = self.metering.silence.heard
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
         shipped = ShippedFiles(Path(self.state_dir), config.fleet.ship_max)
         jobs = MaintenanceJobs(
