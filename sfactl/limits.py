@@ -239,7 +239,8 @@ class Notices:
 
 def _what(event: Event) -> str:
     numbers = share(event.limit_kind, event.used, event.threshold)
-    if numbers is None or event.scope in ("user", "team", "daemon") or event.refused:
+    said = event.refused or event.action is None or event.scope in ("user", "team", "daemon")
+    if numbers is None or said:
         return plain(event.message)
     return f"used {numbers}"
 

@@ -391,9 +391,12 @@ def test_a_nearing_limit_says_how_near() -> None:
 
 def test_each_is_told_once() -> None:
     notices, worker = limits.Notices(), run(limits=[state(COST, 0.3, Action.WARN)])
-    assert notices.of(event(), worker)
-    assert notices.of(event(), worker) is None
-    assert notices.of(event(threshold=0.4), worker), "it was given more room and has used that too"
+    breach = event(action=Action.WARN)
+    assert notices.of(breach, worker)
+    assert notices.of(breach, worker) is None
+    assert notices.of(structs.replace(breach, threshold=0.4), worker), (
+        "it was given more room and has used that too"
+    )
 
 
 def test_what_has_no_numbers_has_the_daemons_words() -> None:
@@ -406,6 +409,8 @@ def test_what_has_no_numbers_has_the_daemons_words() -> None:
     assert of(tool) == "limit tool: its agent called the tool 'Bash', which --block-tool forbids"
     budget = event(scope="user", message="user ann has used 5.1 of 5 USD a day")
     assert of(budget, state(COST, 1)) == "budget: user ann has used 5.1 of 5 USD a day"
+    cut = event(message="its last reply was cut at 4 100 tokens; the next call ends the run")
+    assert of(cut) == f"limit cost: {cut.message}"
     refused = event(
         refused=True,
         message="was refused 0.2 USD on top of 0.25; its cost limit is 0.3 USD, set by default",

@@ -49,6 +49,15 @@ def words_of(run: Run, crossing: Crossing, refused: float | None) -> str:
     return f"used {amount(kind, used)}{whose}; {bound}"
 
 
+_AFTER_A_CUT = {
+    Action.TERMINATE: "the next call ends the run",
+    Action.PAUSE: "the next call pauses the run",
+    Action.REQUEST_INCREASE: "the next call waits for approval",
+    Action.REFUSE: "the next call is refused",
+}
+"""What happens next. Until then nothing does: an agent in a terminal shows what it has."""
+
+
 def cut_at(tokens: int) -> str:
     return f"its last reply was cut at {tokens:,} tokens".replace(",", " ")
 
@@ -349,7 +358,16 @@ class LimitEnforcement:
         crossing = Crossing(active, limited.account.used(active.limit.kind) or 0, exceeded=True)
         words = f"{cut_at(tokens)}; {words_of(limited, crossing, None)}"
         if run.cut is None:
-            self._publish_crossing(limited, crossing, None)
+            told = f"{words}; {_AFTER_A_CUT.get(active.action, 'the next call finds no room')}"
+            self.publish_about(
+                EventType.LIMIT_EXCEEDED,
+                limited,
+                active,
+                told,
+                "medium",
+                used=shown(active.limit.kind, crossing.used),
+                acts=False,
+            )
         bound = [each for each in run.lineage if each is limited or limited in each.ancestors]
         self.cannot_complete(bound, reason_of(limited, crossing, at, words))
 
@@ -384,12 +402,13 @@ class LimitEnforcement:
         exceeded_by: float | None = None,
         refused: bool = False,
         by: str | None = None,
+        acts: bool = True,
     ) -> None:
-        """Publish what has become of a limit."""
+        """Publish what has become of a limit. `acts`: its action follows."""
         kind = active.limit.kind
         event = Event(
             type=what, severity=severity, message=message, scope=KINDS[kind].scope,
-            action=active.action, limit_kind=kind, threshold=active.limit.threshold, used=used,
+            action=active.action if acts else None, limit_kind=kind, threshold=active.limit.threshold, used=used,
             exceeded_by=exceeded_by, refused=refused, by=by,
         )  # fmt: skip
         self._ctx.publish_event(event, run)
