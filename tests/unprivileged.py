@@ -74,8 +74,8 @@ class Place:
         """Becomes nobody, in that cgroup, and executes the words."""
         join = f'echo $$ > {self.cgroup}/cgroup.procs; exec "$@"' if self.cgroup else 'exec "$@"'
         mounts = [f"{name}={source}" for name, source in self._mounts.items()]
-        return ["sh", "-c", join, "sh", "unshare", "--mount", "--propagation", "private", "sh", "-c", _ENTER, "sh",
-                str(self.directory), *mounts, "--", *words]  # fmt: skip
+        return ["sh", "-c", join, "sh", "unshare", "--mount", "--propagation", "private", "sh",
+                "-c", _ENTER, "sh", str(self.directory), *mounts, "--", *words]  # fmt: skip
 
     def remove(self) -> None:
         """Gives back the cgroup and the directory."""

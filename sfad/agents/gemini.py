@@ -237,8 +237,9 @@ class GeminiSession(SessionMeter[_GeminiLine]):
 
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
-_VALUED = frozenset({"-m", "--model", "-p", "--prompt", "-i", "--prompt-interactive", "-w", "--worktree", "--approval-mode", "-r",
-    "--resume", "--session-file", "--session-id", "--delete-session", "-o", "--output-format"})  # fmt: skip
+_VALUED = frozenset({"-m", "--model", "-p", "--prompt", "-i", "--prompt-interactive", "-w",
+                     "--worktree", "--approval-mode", "-r", "--resume", "--session-file",
+                     "--session-id", "--delete-session", "-o", "--output-format"})  # fmt: skip
 _LISTED = frozenset({
     "--policy", "--admin-policy", "--allowed-mcp-server-names", "--allowed-tools", "-e",
     "--extensions", "--include-directories",

@@ -518,7 +518,8 @@ class Exchange:
                 return
 
     def _plan_seen(
-        self, provider: Provider, asked: AdmitCall, response: httpx2.Response, body: bytes, *, holds: bool
+        self, provider: Provider, asked: AdmitCall, response: httpx2.Response, body: bytes, *,
+        holds: bool
     ) -> None:  # fmt: skip
         """Tell what a reply says of the caller's subscription. Raises `_RejectedError` if the call
         is to wait for a reset."""

@@ -4,7 +4,8 @@ A daemon holds three locks, because a user can take each of them away from it:
 
 `directory`  flock(2) on the directory itself, which removing files in it does not free
 `file`       flock(2) on STATE/lock, which holds the daemon's pid
-`claim`      names the instance in /proc/locks. After `rm -rf STATE`, `mv STATE` or a mount over it, the next daemon finds another
+`claim`      names the instance in /proc/locks. After `rm -rf STATE`, `mv STATE` or a mount over it,
+             the next daemon finds another
              directory, whose two locks above are free. The runs are known by the path, so it would
              take them over.
 

@@ -1,7 +1,8 @@
 """Files that are sent with runs (docs/fleet.md#files): archives, which come in pieces, and the
 directories where runs unpack them.
 
-`UID-ARCHIVE/`   a copy: `archive.part` grows to `archive`, which a run unpacks in `own/`. Both are given to the run's user
+`UID-ARCHIVE/`   a copy: `archive.part` grows to `archive`, which a run unpacks in `own/`. Both are
+                 given to the run's user
 `RUN.json`       which copy a run has. Runs that continue each other have the same one
 
 They are beside the state directory, and not in it: that is open to the daemon only, and hidden from

@@ -272,7 +272,7 @@ def test_is_error_of_the_last_result_decides() -> None:
     )
     assert read(
         "claude", lines(failure | {"result": None, "subtype": "error_during_execution"})
-    ).failed == ("it ended with error_during_execution")
+    ).failed == "it ended with error_during_execution"
     assert read("claude", lines({"type": "result", "is_error": True})).failed
 
 

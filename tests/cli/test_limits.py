@@ -80,8 +80,9 @@ def facts(found: RunInfo) -> list[tuple[str, str]]:
 
 
 def test_info_shows_usage_with_its_source() -> None:
-    usage = Usage(turns=12, messages=1, input_tokens=4650, cached_tokens=1200, output_tokens=180, cost_usd=0.45, cost_from=("prices"),
-                  source="stream", planning_cost_usd=0.1)  # fmt: skip
+    usage = Usage(turns=12, messages=1, input_tokens=4650, cached_tokens=1200, output_tokens=180,
+                  cost_usd=0.45, cost_from="prices", source="stream",
+                  planning_cost_usd=0.1)  # fmt: skip
     said = (
         "12 turns, 1 message, 4650 tokens in (1200 from a cache), 180 tokens out, cost 0.45 USD "
         "(from prices), planning 0.10 USD"
@@ -213,9 +214,10 @@ def over(kind: str, used: float, threshold: float) -> Any:
     [
         (
             Status.FAILED,
-            {"reason": over("cost", 0.45, 0.3), "limits": [state(COST, 0.3, scope="tree", enforced_by="gateway")]},
-            "ended as failed: used 0.45; its cost limit is 0.3, set by --limit cost (0.15 USD " "over; what its descendants used "
-            "counts too)",
+            {"reason": over("cost", 0.45, 0.3),
+             "limits": [state(COST, 0.3, scope="tree", enforced_by="gateway")]},
+            "ended as failed: used 0.45; its cost limit is 0.3, set by --limit cost (0.15 USD over; "
+            "what its descendants used counts too)",
         ),
         (
             Status.FAILED,
@@ -223,19 +225,24 @@ def over(kind: str, used: float, threshold: float) -> Any:
             "(0.15 USD over)",
         ),
         (Status.FAILED, {"reason": over("turns", 26, 25)}, "set by --limit turns (1 over)"),
-        (Status.TIMEOUT, {"reason": over("time", 60, 60)}, "ended as timeout: used 60; its time limit is 60, set by --limit time"),
-        (Status.FAILED, {"reason": reason("limit", "it called 'Bash'", limit_kind="tool")}, "ended as failed: it called 'Bash'"),
-        (Status.STOPPING, {"reason": over("turns", 26, 25)}, "is stopping: used 26; its turns limit is 25, set by --limit turns ("),
+        (Status.TIMEOUT, {"reason": over("time", 60, 60)},
+         "ended as timeout: used 60; its time limit is 60, set by --limit time"),
+        (Status.FAILED, {"reason": reason("limit", "it called 'Bash'", limit_kind="tool")},
+         "ended as failed: it called 'Bash'"),
+        (Status.STOPPING, {"reason": over("turns", 26, 25)},
+         "is stopping: used 26; its turns limit is 25, set by --limit turns ("),
         (
             Status.PAUSED,
-            {"limits": [state(LimitKind.TURNS, 25, Action.PAUSE, used=26)], "reason": over("turns", 26, 25)},
-            "is paused: used 26; its turns limit is 25, set by --limit turns (1 over); it " "continues with: "
-            "sfactl resume a1 [--limit turns=N]",
+            {"limits": [state(LimitKind.TURNS, 25, Action.PAUSE, used=26)],
+             "reason": over("turns", 26, 25)},
+            "is paused: used 26; its turns limit is 25, set by --limit turns (1 over); "
+            "it continues with: sfactl resume a1 [--limit turns=N]",
         ),
         (
             Status.PAUSED,
             {
-                "limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45, scope="tree", source="type qa")],
+                "limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45, scope="tree",
+                                 source="type qa")],
                 "deadline": None, "reason": over("cost", 0.45, 0.3),
             },
             "(0.15 USD over; what its descendants used counts too); "
@@ -243,15 +250,20 @@ def over(kind: str, used: float, threshold: float) -> Any:
         ),
         (
             Status.PAUSED,
-            {"limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45)], "reason": over("cost", 0.45, 0.3)},
-            (f"it waits for approval until {output.local(NOON + timedelta(minutes=2))}, in " "1m30s: " "sfactl approve a1"),
+            {"limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45)],
+             "reason": over("cost", 0.45, 0.3)},
+            f"it waits for approval until {output.local(NOON + timedelta(minutes=2))}, "
+            "in 1m30s: sfactl approve a1",
         ),
         (
             Status.PAUSED,
-            {"limits": [state(COST, 0.3, Action.PAUSE, used=0.2)], "reason": over("cost", 0.4, 0.3)},
-            ("set by --limit cost (0.10 USD over); it continues with: sfactl resume a1 " "[--limit " "cost=N]"),
+            {"limits": [state(COST, 0.3, Action.PAUSE, used=0.2)],
+             "reason": over("cost", 0.4, 0.3)},
+            "set by --limit cost (0.10 USD over); it continues with: "
+            "sfactl resume a1 [--limit cost=N]",
         ),
-        (Status.RUNNING, {"limits": [state(LimitKind.TURNS, 25, **NOTHING)]}, "25 → terminate (from default, NOT ENFORCEABLE)"),
+        (Status.RUNNING, {"limits": [state(LimitKind.TURNS, 25, **NOTHING)]},
+         "25 → terminate (from default, NOT ENFORCEABLE)"),
     ],
 )  # fmt: skip
 def test_why_a_limit(status: Status, changes: dict[str, Any], says: str) -> None:

@@ -214,8 +214,8 @@ def test_ten_children_and_their_parents_last_dollar() -> None:
     assert (cost(t, a, *children), t.charged) == before, "nothing is charged for a refused one"
     assert refusal == LimitRefusal(
         scope="tree", whose=a, limit_kind=COST, threshold=1, used=1.0, asked=0.1,
-        message="not reserved: 0.10 USD more would take run a1 ('a') above its cost limit: 1.00 of " "1.00 USD are used or held, "
-        "set by --limit. Finish with what you have.",
+        message="not reserved: 0.10 USD more would take run a1 ('a') above its cost limit: "
+        "1.00 of 1.00 USD are used or held, set by --limit. Finish with what you have.",
     )  # fmt: skip
     assert t.said[-1] == "over a1 cost 1.1/1"
     assert [t.run(run).status for run in (a, *children)] == [Status.PAUSED] * 11

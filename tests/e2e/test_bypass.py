@@ -128,7 +128,8 @@ def test_session_files_of_agent_programs_that_a_script_calls_past_the_gateway_co
     script = f"{agent} 1 {go} & {agent} 2 {go} & wait; {agent} 4 {again}; sleep 60"
     with gated.client() as client:
         reply = spawn(
-            client, ["sh", "-c", script], watch=True, env=env, cwd=work, limits=[limit("cost", 5, action)], meter=None
+            client, ["sh", "-c", script], watch=True, env=env, cwd=work,
+            limits=[limit("cost", 5, action)], meter=None
         )  # fmt: skip
         assert isinstance(reply, m.RunReply), reply
         run = reply.run.id

@@ -218,7 +218,8 @@ def test_a_read_only_state_directory_is_reported_at_the_start(tmp_path: Path) ->
     with disk(directory) as state:
         subprocess.run(["mount", "-o", "remount,bind,ro", state], check=True)
         found = subprocess.run(
-            [sys.executable, "-m", "sfad", "serve", "--socket", str(tmp_path / "s"), "--state-dir", str(state)],
+            [sys.executable, "-m", "sfad", "serve", "--socket", str(tmp_path / "s"), "--state-dir",
+             str(state)],
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
     assert found.returncode == 69

@@ -158,7 +158,8 @@ async def running(daemon: Daemon) -> RunInfo:
 
 
 SEVEN = (
-    "delegate_to_subagent", "sessions_spawn", "sessions_list", "sessions_stop", "sessions_log", "sessions_info", "sessions_send"
+    "delegate_to_subagent", "sessions_spawn", "sessions_list", "sessions_stop", "sessions_log",
+    "sessions_info", "sessions_send"
 )  # fmt: skip
 
 

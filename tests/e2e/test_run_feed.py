@@ -95,7 +95,7 @@ def test_what_a_run_uses(share: Start, containment: str) -> None:
     busy = (
         "import os, time\nos.fork()\nheld = bytearray(b'x') * 30_000_000\nend = time.monotonic() "
         "+ 60\n"
-    ) + ("while time.monotonic() < end: pass")
+    ) + "while time.monotonic() < end: pass"
     with daemon.client() as client, watching(daemon) as seen:
         run = started(client, [sys.executable, "-c", busy], name="busy").id
         seen.until(

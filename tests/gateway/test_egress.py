@@ -217,9 +217,11 @@ async def test_without_egress_or_outside_of_any_run() -> None:
         assert len(the.daemon.refused_hosts) == 1
 
 
-@pytest.mark.parametrize("target", ["http://", "http:///x", "http://a:b/", "http://u@127.0.0.1/", "https://a/", "ftp://a/", "http://%61/",
-                                    "http://127.1/", "http://0x7f000001/", "http://a:0/", "http://a:99999/",
-                                    "http://a/#b"])  # fmt: skip
+@pytest.mark.parametrize("target",
+                         ["http://", "http:///x", "http://a:b/", "http://u@127.0.0.1/",
+                          "https://a/", "ftp://a/", "http://%61/", "http://127.1/",
+                          "http://0x7f000001/", "http://a:0/", "http://a:99999/",
+                          "http://a/#b"])  # fmt: skip
 async def test_an_address_that_means_nothing(target: str) -> None:
     async with reaching("*") as (the, _):
         assert (await asked(the, target)).status == 400

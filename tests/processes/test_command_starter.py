@@ -453,7 +453,7 @@ async def test_commands_are_searched_for_as_execvp_does(either: Rig, tmp_path: P
     )
     assert await either.output(
         "a3", "tool", "x", **path("/nowhere", "") | {"cwd": f"{tmp_path}/later"}, tmp_path=tmp_path
-    ) == (b"later ./tool x\n")
+    ) == b"later ./tool x\n"
     for run, names, number in (
         ("a4", ["denied", "file", "none"], errno.EACCES),
         ("a5", ["none", "file"], errno.ENOENT),

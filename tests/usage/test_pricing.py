@@ -149,7 +149,8 @@ def test_the_cost_equals_that_of_the_library(prices: Prices, tokens: Tokens) -> 
 
 def as_own(rates: object) -> Price:
     return Price(
-        input_mtok=rates.input, output_mtok=rates.output, cached_mtok=rates.cached, cache_write_mtok=rates.cache_write  # type: ignore[attr-defined]
+        input_mtok=rates.input, output_mtok=rates.output, cached_mtok=rates.cached,
+        cache_write_mtok=rates.cache_write  # type: ignore[attr-defined]
     )  # fmt: skip
 
 

@@ -190,7 +190,8 @@ class SharedAlerts:
         return window
 
     def look(
-        self, policy: Policy, at: float, budgets: Mapping[Key, BudgetUse], plans: Mapping[Key, tuple[Measure, str]]
+        self, policy: Policy, at: float, budgets: Mapping[Key, BudgetUse],
+        plans: Mapping[Key, tuple[Measure, str]]
     ) -> Iterator[tuple[Key, Change, Measure, str]]:  # fmt: skip
         """Yield each alert that has changed, with its value and what it says."""
         for key in sorted(

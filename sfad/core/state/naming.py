@@ -51,9 +51,14 @@ _LAUNCHERS = {
     "sudo": "u g h p C c R D T r t U --user --group --host --prompt --chdir --chroot --role --type",
     "doas": "u C", "xvfb-run": "n e f p s w", "strace": "o e s a p u E I O S P X b", "flock": "w E",
     "watch": "n --interval",
-    "systemd-run": ("p E u H M --unit --property --setenv --uid --gid --slice --description " "--working-directory"),
+    "systemd-run": (
+        "p E u H M --unit --property --setenv --uid --gid --slice --description --working-directory"
+    ),
     "npx": "p c w --package --call --workspace", "bunx": "p --package",
-    "uvx": ("p w --from --with --with-editable --with-requirements --python --index --index-url " "--env-file"),
+    "uvx": (
+        "p w --from --with --with-editable --with-requirements --python --index --index-url "
+        "--env-file"
+    ),
     "pipx": "i --spec --python --pip-args --index-url",
 }  # fmt: skip
 """Programs whose first operand is the command to run, and their options that take a value."""

@@ -162,7 +162,8 @@ class Announcer:
             self._announce(event, ())
             return
         event = msgspec.structs.replace(
-            event, run_id=info.id, root_id=info.root_id, agent_name=info.name, user=info.user, channel=info.channel
+            event, run_id=info.id, root_id=info.root_id, agent_name=info.name, user=info.user,
+            channel=info.channel
         )  # fmt: skip
         self._announce(event, tuple(self._catalogue.lineage(info.id)))
 

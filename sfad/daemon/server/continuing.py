@@ -27,13 +27,14 @@ MAX_TASK = 120_000
 """Bytes. execve(2) takes an argument of 128 KiB at most."""
 
 _OF_REQUEST = frozenset(
-    {"id", "argv", "cwd", "env", "umask", "agent", "placeholders", "agent_session", "tied", "watch", "key", "claim", "stdin",
-     "stdio", "descriptors", "shim", "automatic", "env_set", "limits", "labels", "continues", "detach", "log", "after"}
+    {"id", "argv", "cwd", "env", "umask", "agent", "placeholders", "agent_session", "tied", "watch",
+     "key", "claim", "stdin", "stdio", "descriptors", "shim", "automatic", "env_set", "limits",
+     "labels", "continues", "detach", "log", "after"}
 )  # fmt: skip
 """Fields of which not simply the one that differs from its default counts."""
 
-_REST = (LimitKind.TIME, LimitKind.TURNS, LimitKind.MESSAGES, LimitKind.TOKENS, LimitKind.COST, LimitKind.PLANNING_COST,
-         LimitKind.EXECUTION_COST)  # fmt: skip
+_REST = (LimitKind.TIME, LimitKind.TURNS, LimitKind.MESSAGES, LimitKind.TOKENS, LimitKind.COST,
+         LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST)  # fmt: skip
 """Limits of which something is left."""
 
 
