@@ -399,8 +399,8 @@ class Foreground:
     def _reconnect(self) -> None:
         if self._final is not None and self._output.give_up_text():
             self._note(
-                "sfactl: the daemon went away before all text was shown; see it with: sfactl "
-                f"result {self._final.id}"
+                "sfactl: the daemon went away before all text was shown; see it with: "
+                f"sfactl result {self._final.id}"
             )
             self._client.close()
             return

@@ -48,8 +48,8 @@ def summary(
             "--since",
             metavar="TIME",
             help=(
-                "Only runs created since then: 12h (ago; the default), 22:00, yesterday, "
-                "2026-01-31T22:00"
+                "Only runs created since then: 12h (ago; "
+                "the default), 22:00, yesterday, 2026-01-31T22:00"
             ),
             parser=MOMENT,
         ),

@@ -76,9 +76,8 @@ class HandshakeEra:
         if request.method != "initialize" and _enveloped(request.params):
             raise RpcError(
                 INVALID_REQUEST,
-                "this connection serves the handshake protocol era; requests carrying the "
-                f"{ENVELOPE_VERSION} envelope are not "
-                "accepted on it",
+                "this connection serves the handshake protocol era; "
+                f"requests carrying the {ENVELOPE_VERSION} envelope are not accepted on it",
             )
         _check(request, self.methods)
         if request.method == "initialize":
@@ -126,8 +125,8 @@ class EnvelopeEra:
         if request.method == "initialize":
             wanted = request.params.get("protocolVersion")
             what = (
-                f"connection is serving the {ENVELOPE_VERSION} protocol; the initialize handshake "
-                "is not accepted"
+                f"connection is serving the {ENVELOPE_VERSION} protocol; "
+                "the initialize handshake is not accepted"
             )
             raise _unsupported(what, wanted if isinstance(wanted, str) else None)
         _check_envelope(request.params.get("_meta"))

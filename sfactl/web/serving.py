@@ -183,17 +183,15 @@ def place_of(
     if proxy is not None:
         if sender is None:
             raise UsageError(
-                f"--listen {listen}: other machines can connect; name the proxy's IP address "
-                "with "
-                "--from"
+                f"--listen {listen}: other machines can connect; "
+                "name the proxy's IP address with --from"
             )
         return Place(host, port, cert, key, proxy, from_address(_ip("--from", sender)), False)
     if cert is None:
         raise UsageError(
-            f"--listen {listen}: other machines can connect; give a certificate (--cert FILE "
-            "--key FILE), or the proxy in front "
-            "(--proxy https://NAME --from ADDRESS), or listen on 127.0.0.1 and forward the port "
-            "with ssh -L"
+            f"--listen {listen}: other machines can connect; "
+            "give a certificate (--cert FILE --key FILE), or the proxy in front (--proxy "
+            "https://NAME --from ADDRESS), or listen on 127.0.0.1 and forward the port with ssh -L"
         )
     return Place(host, port, cert, key, None, lambda _: True, False)
 

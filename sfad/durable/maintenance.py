@@ -81,8 +81,8 @@ class MaintenanceJobs:
         directory = self.ledger.file.directory
         suspect(directory, wrong)
         text = (
-            f"the ledger {directory / LEDGER} is damaged: {wrong}; the next start sets it aside "
-            "and begins another"
+            f"the ledger {directory / LEDGER} is damaged: {wrong}; "
+            "the next start sets it aside and begins another"
         )
         trio.from_thread.run_sync(self.damaged, text)
 
@@ -126,8 +126,7 @@ class MaintenanceJobs:
         if deleted.runs or deleted.events:
             self._tell(
                 f"deleted {deleted.runs} runs and {deleted.events} events from the ledger, "
-                "which "
-                "are old"
+                "which are old"
             )
 
     def compact(self) -> None:
@@ -191,9 +190,8 @@ class MaintenanceJobs:
         pruner.compact()
         shrunk = max(0, before - self.ledger.records.size_bytes)
         self._tell(
-            f"pruned {deleted.runs} runs and {deleted.events} events, and {files} output "
-            "files of "
-            f"{freed} bytes"
+            f"pruned {deleted.runs} runs and {deleted.events} events, "
+            f"and {files} output files of {freed} bytes"
         )
         return replace(pruned, ledger_bytes=shrunk)
 
@@ -342,9 +340,8 @@ class SessionArchive:
             earlier = await in_thread(_ended_sessions, self.ledger, since)
         except (OSError, sqlite3.Error) as error:
             self.report(
-                f"sessions that have ended cannot be read from the ledger: {error}; their "
-                "output "
-                "goes with other old output"
+                f"sessions that have ended cannot be read from the ledger: {error}; "
+                "their output goes with other old output"
             )
         else:
             self._ended.extendleft(reversed(earlier))

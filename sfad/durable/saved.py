@@ -43,8 +43,8 @@ class SavedContinuedWith:
             return msgspec.msgpack.decode(saved, type=ContinuedWith) if saved is not None else None
         except (OSError, *UNDECODABLE) as error:
             self._trouble(
-                f"run {run} cannot be continued: its environment in the spool cannot be read: "
-                f"{error}"
+                f"run {run} cannot be continued: "
+                f"its environment in the spool cannot be read: {error}"
             )
             return None
 
@@ -102,9 +102,8 @@ class SavedSpawns:
         except (OSError, *UNDECODABLE) as error:
             kept = self._files.keep_damaged(run)
             self._damaged(
-                f"run {run}: its request in the spool cannot be read, so it cannot start "
-                "again: "
-                f"{error}; {kept}"
+                f"run {run}: its request in the spool cannot be read, "
+                f"so it cannot start again: {error}; {kept}"
             )
             return None
 

@@ -153,8 +153,8 @@ class Spool:
             self._store.put_back(lambda: self.spawns.put_back(runs))
         except OSError as error:
             self._trouble(
-                "the spool was removed or replaced by another process, and cannot be written "
-                f"again: {error}"
+                "the spool was removed or replaced by another process, "
+                f"and cannot be written again: {error}"
             )
 
     def close(self) -> None:

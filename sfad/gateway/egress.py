@@ -252,9 +252,8 @@ class Egress:
             raise NoWayError(
                 503,
                 (
-                    f"there are {MOST_OF_RUN} connections of the run, or {self._most} in all: "
-                    "close "
-                    "some"
+                    f"there are {MOST_OF_RUN} connections of the run, "
+                    f"or {self._most} in all: close some"
                 ),
             )
         self._open[run] += 1
@@ -277,8 +276,8 @@ class Egress:
                     and stream.socket.getsockname()[0] == stream.socket.getpeername()[0]
                 ):
                     raise EgressRefusedError(
-                        f"its address {address} is one of this machine; --egress would have to "
-                        "name it"
+                        f"its address {address} is one of this machine; "
+                        "--egress would have to name it"
                     )
             except (OSError, trio.TooSlowError) as error:
                 await trio.aclose_forcefully(stream)

@@ -322,9 +322,8 @@ class Exchange:
                 raise _AnsweredError(
                     404,
                     (
-                        f"upstream '{upstream.name}' is not at this address, but at that of your "
-                        "own "
-                        "gateway"
+                        f"upstream '{upstream.name}' is not at this address, "
+                        "but at that of your own gateway"
                     ),
                 )
             api = upstream.api_of(route.path)
@@ -636,8 +635,8 @@ class Exchange:
             raise _AnsweredError(
                 400,
                 (
-                    f"upstream '{upstream.name}' ({upstream.shown}) is this gateway itself; set "
-                    "another url"
+                    f"upstream '{upstream.name}' ({upstream.shown}) is this gateway itself; "
+                    "set another url"
                 ),
             )
         await self._while_there(

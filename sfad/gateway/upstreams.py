@@ -89,9 +89,8 @@ class Upstream:
         elif self.key_env is not None:
             if self.key_env not in os.environ:
                 raise LookupError(
-                    f"the daemon's environment has no {self.key_env}: set it there, and "
-                    "restart "
-                    "the daemon"
+                    f"the daemon's environment has no {self.key_env}: "
+                    "set it there, and restart the daemon"
                 )
             where, text = f"{self.key_env} in the daemon's environment", os.environ[self.key_env]
         else:

@@ -182,9 +182,8 @@ class EventHooks:
                         hook,
                         event,
                         (
-                            f"it is started {MAX_EVENTS} times a minute for one type of event of "
-                            "one "
-                            "run"
+                            f"it is started {MAX_EVENTS} times a minute for one type of event "
+                            "of one run"
                         ),
                     )
         self._start()

@@ -76,9 +76,9 @@ class Descriptors:
             self._open += more
             return None
         return (
-            f"only {free} of {limit} descriptors are left, {more} are needed and {reserved} are "
-            "reserved; end some runs or "
-            "clients, or raise LimitNOFILE= of the daemon's unit (ulimit -n)"
+            f"only {free} of {limit} descriptors are left, "
+            f"{more} are needed and {reserved} are reserved; "
+            "end some runs or clients, or raise LimitNOFILE= of the daemon's unit (ulimit -n)"
         )
 
 
@@ -193,8 +193,8 @@ def refusal(sender: str) -> str | None:
             return None
         waiting = len(queue.began) + len(queue.open)
     return (
-        f"{waiting} files that {sender} has sent cannot be closed: the kernel waits for what is "
-        "behind them; end that first"
+        f"{waiting} files that {sender} has sent cannot be closed: "
+        "the kernel waits for what is behind them; end that first"
     )
 
 

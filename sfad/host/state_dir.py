@@ -64,8 +64,8 @@ class StateLock:
             )
         back = "" if removed else "put it back, or "
         restart = (
-            f"{back}stop the daemon with 'kill {os.getpid()}', which stops its runs, and start "
-            "another"
+            f"{back}stop the daemon with 'kill {os.getpid()}', which stops its runs, "
+            "and start another"
         )
         return f"the state directory {self.path} {what} while a daemon served it; {restart}"
 
@@ -98,15 +98,14 @@ def prepare_state_dir(path: Path) -> None:
         found = path.stat()
         if found.st_uid != os.geteuid():
             raise PathError(
-                f"the state directory {path} belongs to uid {found.st_uid}; choose another "
-                "with "
-                "--state-dir"
+                f"the state directory {path} belongs to uid {found.st_uid}; "
+                "choose another with --state-dir"
             )
         if stat.S_IMODE(found.st_mode) & 0o077:
             if not (path / LOCK).exists() and any(path.iterdir()):
                 raise PathError(
-                    f"{path} holds files of others and is open to them; give --state-dir a "
-                    "directory of its own"
+                    f"{path} holds files of others and is open to them; "
+                    "give --state-dir a directory of its own"
                 )
             path.chmod(0o700)
     except OSError as error:
@@ -213,8 +212,8 @@ def _refuse_claimed(path: Path, instance: str) -> None:
         locks = Path("/proc/locks").read_bytes()
     except OSError as error:
         raise PathError(
-            f"cannot tell whether a daemon of {path} is alive: /proc/locks cannot be read: "
-            f"{error.strerror}"
+            f"cannot tell whether a daemon of {path} is alive: "
+            f"/proc/locks cannot be read: {error.strerror}"
         ) from error
     wanted = _byte(instance)
     pids = {

@@ -141,8 +141,8 @@ class OutputBounds:
                 f"{format_size(keep)} at most"
             )
             self._trouble(
-                f"the disk of {self._files.directory} has only {shown}; free some, or lower "
-                "limits.max_output"
+                f"the disk of {self._files.directory} has only {shown}; "
+                "free some, or lower limits.max_output"
             )
         return min(limit, keep)
 
@@ -200,9 +200,8 @@ class OutputBounds:
             self._unable = True
             directory = self._files.directory
             self._trouble(
-                f"output cannot be bounded in size: the file system of {directory} cannot "
-                "free a "
-                "part of a file"
+                "output cannot be bounded in size: "
+                f"the file system of {directory} cannot free a part of a file"
             )
 
 
@@ -435,9 +434,8 @@ class Tail:
         except OSError as error:
             if not self._blind:
                 self.trouble(
-                    f"cannot be told when a run writes ({error}); looking every {BLIND_EVERY} "
-                    "s "
-                    "(see fs.inotify in sysctl)"
+                    f"cannot be told when a run writes ({error}); "
+                    f"looking every {BLIND_EVERY} s (see fs.inotify in sysctl)"
                 )
             self._blind = True
             return None

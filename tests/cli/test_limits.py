@@ -38,8 +38,7 @@ NOTHING: dict[str, Any] = {"enforced_by": "nothing"}
             ),
             (
                 "cost 0.45 of 2.50 USD (18 %) → warn; from --limit cost; with its descendants'; "
-                "kept "
-                "by meters and reports"
+                "kept by meters and reports"
             ),
         ),
         (
@@ -50,15 +49,14 @@ NOTHING: dict[str, Any] = {"enforced_by": "nothing"}
             state(LimitKind.MEMORY, 2**31, used=2**30, scope="tree", enforced_by="kernel"),
             (
                 "memory 1 GiB of 2 GiB (50 %) → terminate; from default; with its descendants'; "
-                "kept "
-                "by the kernel"
+                "kept by the kernel"
             ),
         ),
         (
             state(LimitKind.TURNS, 25, **NOTHING),
             (
-                "turns 25 → terminate; from default; the run's own; NOT ENFORCEABLE: nothing tells "
-                "what is used"
+                "turns 25 → terminate; from default; the run's own; NOT ENFORCEABLE: "
+                "nothing tells what is used"
             ),
         ),
         (
@@ -84,8 +82,8 @@ def test_info_shows_usage_with_its_source() -> None:
                   cost_usd=0.45, cost_from="prices", source="stream",
                   planning_cost_usd=0.1)  # fmt: skip
     said = (
-        "12 turns, 1 message, 4650 tokens in (1200 from a cache), 180 tokens out, cost 0.45 USD "
-        "(from prices), planning 0.10 USD"
+        "12 turns, 1 message, 4650 tokens in (1200 from a cache), 180 tokens out, "
+        "cost 0.45 USD (from prices), planning 0.10 USD"
     )
     found = facts(run(usage=usage, limits=[], meter="claude"))
     assert found == [("usage", f"{said} [stream]"), ("meter", "claude")]
@@ -134,8 +132,8 @@ def test_a_figure_that_may_still_grow_is_shown_as_a_lower_bound() -> None:
         (
             "usage",
             (
-                "2 turns, at least 10 tokens in, at least 5 tokens out, cost at least 0.31 USD "
-                "[stream]"
+                "2 turns, at least 10 tokens in, at least 5 tokens out, "
+                "cost at least 0.31 USD [stream]"
             ),
         )
     ]
@@ -186,8 +184,8 @@ def test_a_program_that_retries_in_silence_is_seen_to_wait_for_its_first_answer(
     waits = run(**silent)
     assert output.outcome(waits) == "running (no answer yet)"
     assert (
-        "gets no answer: its model has not answered for 1m02s, and opencode does not tell whether "
-        "it tries again"
+        "gets no answer: its model has not answered for 1m02s, "
+        "and opencode does not tell whether it tries again"
     ) in why.sentence(waits)
     for changes in (
         {"meter": "claude"},
@@ -216,8 +214,8 @@ def over(kind: str, used: float, threshold: float) -> Any:
             Status.FAILED,
             {"reason": over("cost", 0.45, 0.3),
              "limits": [state(COST, 0.3, scope="tree", enforced_by="gateway")]},
-            "ended as failed: used 0.45; its cost limit is 0.3, set by --limit cost (0.15 USD over; "
-            "what its descendants used counts too)",
+            "ended as failed: used 0.45; its cost limit is 0.3, "
+            "set by --limit cost (0.15 USD over; what its descendants used counts too)",
         ),
         (
             Status.FAILED,
@@ -252,8 +250,8 @@ def over(kind: str, used: float, threshold: float) -> Any:
             Status.PAUSED,
             {"limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45)],
              "reason": over("cost", 0.45, 0.3)},
-            f"it waits for approval until {output.local(NOON + timedelta(minutes=2))}, "
-            "in 1m30s: sfactl approve a1",
+            f"it waits for approval until {output.local(NOON + timedelta(minutes=2))}, in 1m30s: "
+            "sfactl approve a1",
         ),
         (
             Status.PAUSED,

@@ -260,8 +260,8 @@ def test_what_is_not_kept_is_said(shared: World) -> None:
     run = shared.spawn("--env", "TOKEN=very-secret-indeed", "--", "sh", "-c", "echo $TOKEN")
     done = shared.sfactl("rerun", run)
     assert done.stderr == (
-        f"sfactl: {run}: what --env had set is not kept, because it may be secret: set it "
-        "again with --env\n"
+        f"sfactl: {run}: what --env had set is not kept, because it may be secret: "
+        "set it again with --env\n"
     )
     again = shared.sfactl("rerun", run, "--env", "TOKEN=other").stdout.strip()
     shared.sfactl("wait", again)

@@ -73,8 +73,8 @@ def test_a_refused_start_is_a_run_with_a_name(client: Client) -> None:
 def test_an_agent_resolves_within_what_it_may_see(daemon: World, client: Client) -> None:
     started(client, SLEEP, name="stranger")
     script = (
-        "id=$($SFACTL spawn --name mine -- sleep 60); for w in stranger mine; do $SFACTL info $w "
-        ">/dev/null 2>&1; echo $?; done"
+        "id=$($SFACTL spawn --name mine -- sleep 60); for w in stranger mine; "
+        "do $SFACTL info $w >/dev/null 2>&1; echo $?; done"
     )
     assert (
         daemon.sfactl("run", "-q", "--name", "outer", "--", "sh", "-c", script).stdout == "66\n0\n"

@@ -153,8 +153,8 @@ def test_the_guard_decides(place: World) -> None:
 
 def test_a_name_is_for_one_child(place: World) -> None:
     calls = (
-        "SFA_CHILD_NAME=a claude name; SFA_CHILD_NAME=b claude call claude name; claude name; "
-        "claude --version"
+        "SFA_CHILD_NAME=a claude name; SFA_CHILD_NAME=b claude call claude name; "
+        "claude name; claude --version"
     )
     done = place.sfactl("run", "-q", "--name", "top", "--", "sh", "-c", calls)
     assert done.stdout == "a top None\nclaude top,b None\nclaude top None\ntop  None\n", (

@@ -148,8 +148,8 @@ def test_reserve_and_settle() -> None:
     assert cost(t, a, b) == [0.125, 0.125]
     assert [t.run(run).account.used(TOKENS) for run in (a, b)] == [17, 17]
     assert t.failed(t.settle("a2-1", cost=1)) == (
-        "no reservation 'a2-1' is open: it was settled, or its run has ended and it was charged "
-        "in full"
+        "no reservation 'a2-1' is open: "
+        "it was settled, or its run has ended and it was charged in full"
     )
     assert t.charged == {"user ann": 0.125}
     # a settlement that says nothing gives back what was held

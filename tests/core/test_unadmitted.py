@@ -105,10 +105,9 @@ def test_a_warning_tells_program_process_command_and_depth() -> None:
         "medium", "warn", "claude", 20, "claude -p x", 2,
     )  # fmt: skip
     assert first.message == (
-        "'claude' (process 20) was started within run a2 ('b') without asking the daemon: claude "
-        "-p x; it counts as a "
-        "descendant (1 of 64); to have it ask: sfactl shim install claude, or start it with "
-        "sfactl run"
+        "'claude' (process 20) was started within run a2 ('b') without asking the daemon: "
+        "claude -p x; it counts as a descendant (1 of 64); to have it ask: "
+        "sfactl shim install claude, or start it with sfactl run"
     )
     nested = seen(30)._replace(above=((29, None), (20, "claude"), (MAIN, None)))
     assert second.depth == 2

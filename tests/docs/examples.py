@@ -75,10 +75,9 @@ OVER = run(
 REFUSAL = Refusal(
     kind=Rule.LOOP,
     detail="agent 'planner' already runs higher in the chain: planner → reviewer → planner",
-    message="'planner' was not started: it would call itself in a circle (planner → reviewer → "
-    "planner). Do not try again; "
-    "finish your task with what you already have. If it really is a different agent, give it its "
-    "own --name.",
+    message="'planner' was not started: it would call itself in a circle (planner → "
+    "reviewer → planner). Do not try again; finish your task with what you already have. "
+    "If it really is a different agent, give it its own --name.",
     value=2,
     path=["planner", "reviewer", "planner"],
 )
@@ -92,9 +91,8 @@ NOT_RESERVED = LimitRefusal(
     threshold=1.0,
     used=0.07,
     asked=1.05,
-    message="not reserved: 1.05 USD more would take run a1 ('sleeper') above its cost limit: 0.07 of "
-    "1.00 USD are used or held, "
-    "set by default. Finish with what you have.",
+    message="not reserved: 1.05 USD more would take run a1 ('sleeper') above its cost limit: "
+    "0.07 of 1.00 USD are used or held, set by default. Finish with what you have.",
 )
 
 IN_FORCE = [

@@ -121,8 +121,8 @@ def test_a_run_keeps_its_way_to_the_gateway_over_a_crash_of_the_daemon_that_had_
 ) -> None:
     go = tmp_path / "go"
     script = (
-        f"until [ -e {go} ]; do sleep 0.05; done; exec {PYTHON} '{CALLER}' "
-        f"{shlex.quote(json.dumps({'output': 100}))}"
+        f"until [ -e {go} ]; do sleep 0.05; done; "
+        f"exec {PYTHON} '{CALLER}' {shlex.quote(json.dumps({'output': 100}))}"
     )
     with daemon.client() as client:
         found = spawned(client, "sh", "-c", script)

@@ -262,8 +262,8 @@ def test_an_agent_sees_the_calls_of_its_own_subtree_only(gated: Daemon) -> None:
         other = calling(client, output=10).id
         ended(client, other)
         script = (
-            f"{PYTHON} -m sfactl calls {other}; echo $?; {PYTHON} -m sfactl calls --json "
-            "$SFA_RUN_ID; echo $?"
+            f"{PYTHON} -m sfactl calls {other}; echo $?; "
+            f"{PYTHON} -m sfactl calls --json $SFA_RUN_ID; echo $?"
         )
         reply = spawn(client, ["sh", "-c", script])
         assert isinstance(reply, m.RunReply)

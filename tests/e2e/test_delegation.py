@@ -280,8 +280,8 @@ def test_an_interrupted_delegation_says_that_the_session_goes_on(at: Daemon) -> 
         assert client.stderr.readline() == "sfactl: a1 (sleeper) has started\n"
         client.send_signal(signal.SIGINT)
         assert client.stderr.read() == (
-            "sfactl: a1 goes on; to wait for its end: sfactl session info a1 --wait 60; to stop "
-            "it: sfactl session stop a1\n"
+            "sfactl: a1 goes on; to wait for its end: sfactl session info a1 --wait 60; "
+            "to stop it: sfactl session stop a1\n"
         )
     assert client.returncode == 130
     assert sessions.stop("a1", socket=place(at)).stopped == ["a1"]

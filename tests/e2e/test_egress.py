@@ -275,19 +275,18 @@ def world(tmp_path: Path, containment: str) -> Iterator[World]:
 
 INSTALLS = {
     "pip": (
-        "python -m pip install -q --target there --index-url https://packages.example/simple "
-        "thing && cat there/thing.py"
+        "python -m pip install -q --target there --index-url https://packages.example/simple thing "
+        "&& cat there/thing.py"
     ),
     "pip by http": "python -m pip install -q --target there --index-url http://packages.example/simple"
     " --trusted-host packages.example thing && cat there/thing.py",
-    "npm": "npm install --no-audit --no-fund --prefix there --registry https://packages.example/npm "
-    "thing"
-    " && cat there/node_modules/thing/package.json",
+    "npm": "npm install --no-audit --no-fund --prefix there --registry "
+    "https://packages.example/npm thing && cat there/node_modules/thing/package.json",
     "git": "git clone -q https://packages.example/repository.git there && cat there/file",
     "git by http": "git clone -q http://packages.example/repository.git there && cat there/file",
     "curl": (
-        "curl -sS --cacert ca.pem https://packages.example/package.json "
-        "http://packages.example/package.json"
+        "curl -sS --cacert "
+        "ca.pem https://packages.example/package.json http://packages.example/package.json"
     ),
 }
 
@@ -412,11 +411,9 @@ def test_what_a_run_starts_reaches_no_more(world: World) -> None:
     """A child has what its parent has, or a part of it; a run without a sandbox, or in one with the
     network, has no proxy."""
     script = (
-        "import subprocess, sys, os, json\n"
-        "for words in json.loads(sys.argv[1]):\n"
-        "    done = subprocess.run([sys.executable, '-m', 'sfactl', 'run', '-q', *words], "
-        "capture_output=True, text=True)\n"
-        "    print(done.returncode, done.stdout + done.stderr)\n"
+        "import subprocess, sys, os, json\nfor words in json.loads(sys.argv[1]):\n "
+        "   done = subprocess.run([sys.executable, '-m', 'sfactl', 'run', '-q', *words], "
+        "capture_output=True, text=True)\n    print(done.returncode, done.stdout + done.stderr)\n"
     )
     curl = ["--", "curl", "-sS", "--cacert", "ca.pem", "https://packages.example/package.json"]
     for words, expected in (

@@ -376,8 +376,8 @@ def test_a_clock_that_is_set_back_and_forth_ends_nothing_and_loses_no_order(
 
 def test_a_storm_of_children_and_a_thousand_zombies_of_unknown_parentage(daemon: Daemon) -> None:
     storm = (
-        "import os\nfor _ in range(1000):\n    if os.fork() == 0:\n        os.fork()\n        "
-        "os._exit(0)\n"
+        "import os\nfor _ in range(1000):\n    if os.fork() == 0:\n        os.fork()\n "
+        "       os._exit(0)\n"
     )
     with daemon.client() as client:
         # the orphans of its children become children of the daemon, which has not started them

@@ -125,8 +125,8 @@ def test_no_address_of_a_persons_gets_the_operators_key(
     }
     tables = (
         (
-            f'[gateway.upstreams.{name}]\nurl = "{operator.url}"\napi = "{api}"\nkey_file = '
-            f'"{tmp_path / "key"}"\n'
+            f'[gateway.upstreams.{name}]\nurl = "{operator.url}"\napi = '
+            f'"{api}"\nkey_file = "{tmp_path / "key"}"\n'
         )
         for name, api in apis.items()
     )

@@ -31,8 +31,8 @@ def test_five_levels_run_and_the_sixth_is_refused(
     done = daemon.sfactl("run", "--name", "level1", "--", *agent(tmp_path, "deeper", DEEPER), "1")
     assert done.returncode == 1, done.stderr
     assert (
-        "'level6' was not started: the chain of agents calling agents is already 5 deep and 5 is "
-        "the limit"
+        "'level6' was not started: "
+        "the chain of agents calling agents is already 5 deep and 5 is the limit"
     ) in done.stdout
     assert "max_depth, set by default" in done.stdout
     listed = json.loads(daemon.sfactl("list", "--json").stdout)["runs"]

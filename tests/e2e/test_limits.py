@@ -230,8 +230,8 @@ def test_a_fork_bomb_is_stopped_and_named(share: Start, containment: str) -> Non
     daemon = share(mode=containment)
     # it gives up by itself at 600, so that a bug here does not take the machine with it
     bomb = (
-        "import os, time\nfor _ in range(600):\n    if os.fork() == 0:\n        "
-        "break\ntime.sleep(60)"
+        "import os, time\nfor _ in range(600):\n    if os.fork() == 0:\n "
+        "       break\ntime.sleep(60)"
     )
     with daemon.client() as client:
         neighbour = started(client, ["sleep", "60"])
@@ -249,8 +249,8 @@ def test_a_fork_bomb_is_stopped_and_named(share: Start, containment: str) -> Non
 def test_a_memory_hog_is_stopped_and_named(share: Start, containment: str) -> None:
     daemon = share(mode=containment)
     hog = (
-        "import time\nheld = []\nfor _ in range(60):\n    held.append(b'x' * (10 << 20))\n    "
-        "time.sleep(0.02)\ntime.sleep(60)"
+        "import time\nheld = []\nfor _ in range(60):\n    held.append(b'x' * (10 << 20))\n "
+        "   time.sleep(0.02)\ntime.sleep(60)"
     )
     with daemon.client() as client:
         neighbour = started(client, ["sleep", "60"])

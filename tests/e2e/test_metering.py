@@ -115,8 +115,8 @@ def test_a_model_that_cannot_be_reached_is_visible(daemon: Daemon) -> None:
     answer = {"type": "assistant", "message": {"id": "m", "model": "m", "content": []}}
     lines = [json.dumps(retry), json.dumps(answer)]
     program = (
-        f"import sys\nfor line in {lines}:\n    sys.stdin.read(1)\n    print(line, "
-        "flush=True)\nsys.stdin.read()"
+        f"import sys\nfor line in {lines}:\n    sys.stdin.read(1)\n "
+        "   print(line, flush=True)\nsys.stdin.read()"
     )
     with daemon.client() as client:
         run, _ = watched(client, [sys.executable, "-c", program], meter="claude", stdin="pipe")
@@ -249,8 +249,8 @@ def test_what_a_child_uses_counts_for_every_ancestor_and_the_outermost_breach_is
         tmp_path,
         "top",
         (
-            "sfactl('run', '--name', 'mid', '--limit', 'tokens=900', '--', "
-            f"*{middle!r})\ntime.sleep(60)"
+            "sfactl('run', '--name', 'mid', '--limit', "
+            f"'tokens=900', '--', *{middle!r})\ntime.sleep(60)"
         ),
     )
     with daemon.client() as client:

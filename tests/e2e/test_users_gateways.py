@@ -86,8 +86,8 @@ def serving(place: Path, provider: Provider, wrap: Sequence[str] = ()) -> Iterat
 
 def config(provider: Provider, key: Path) -> str:
     keyed = (
-        f'\n[gateway.upstreams.keyed]\nurl = "{provider.url}"\napi = "anthropic"\nkey_file = '
-        f'"{key}"\n'
+        f'\n[gateway.upstreams.keyed]\nurl = "{provider.url}"\napi = '
+        f'"anthropic"\nkey_file = "{key}"\n'
     )
     return CONFIG.format(url=provider.url, enabled="true") + keyed + '[access]\nusers = "all"\n'
 

@@ -179,8 +179,8 @@ def test_a_home_is_empty_but_for_programs(desk: Desk) -> None:
     ]
     desk.path += [desk.home / "bin", desk.home / "plain" / "bin", desk.work / "env" / "bin"]
     script = (
-        "node; ruler; mine; plain; cat ~/.gitconfig $SSL_CERT_FILE; ls -A ~ ~/.config; touch "
-        "~/made env/bin/new; grep -r secret ~"
+        "node; ruler; mine; plain; cat ~/.gitconfig $SSL_CERT_FILE; ls -A ~ ~/.config; "
+        "touch ~/made env/bin/new; grep -r secret ~"
     )
     said = desk.said(desk.run(["sh", "-c", script]))
     assert "part of node" in said

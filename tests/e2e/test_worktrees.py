@@ -255,8 +255,8 @@ def test_submodules_sparse_checkouts_and_hooks_are_as_in_a_worktree_that_a_perso
     run = repository.run(
         daemon,
         (
-            "cd ..; ls -A; git status --short; git submodule update -q --init; ls module; echo y > "
-            "module/y"
+            "cd ..; ls -A; git status --short; git submodule update -q --init; ls module; "
+            "echo y > module/y"
         ),
     )
     assert run.status == "completed", daemon.errors(run.id)

@@ -217,8 +217,8 @@ def test_a_cost_limit_is_exact_over_parent_and_remote_child(fleet: Daemons) -> N
         parent = started(
             client,
             ["sh", "-c",
-             "sfactl spawn --on n2 --name spender --timeout 200 --meter report "
-             "--limit cost=0.4:refuse -- sleep 300; exec sleep 300"],
+             "sfactl spawn --on n2 --name spender --timeout 200 --meter report --limit "
+             "cost=0.4:refuse -- sleep 300; exec sleep 300"],
             name="parent", limits=cost, meter="report",
             env=[f"PATH={Path(sys.executable).parent}:/usr/bin:/bin".encode()],
         )  # fmt: skip

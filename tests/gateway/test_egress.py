@@ -271,8 +271,8 @@ async def test_a_length_beside_chunks_is_left_out() -> None:
 
     async with reaching("127.0.0.1:{}", serve=serve) as (the, port):
         head = (
-            f"POST http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: "
-            "chunked\r\nContent-Length: 3\r\n\r\n"
+            f"POST http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: "
+            "x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n"
         )
         answer = await the.ask(head.encode() + b"4\r\nbody\r\n0\r\n\r\n")
         assert (answer.status, answer.body, answer.header("content-length")) == (

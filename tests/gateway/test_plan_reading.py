@@ -172,8 +172,8 @@ def test_a_credential_is_told_as_a_short_hash() -> None:
 
 BODY = b'{"model":"claude-sonnet-4-5","max_tokens":5,"messages":[{"role":"user","content":"x"}]}'
 REQUEST = (
-    b"POST /up/v1/messages HTTP/1.1\r\nHost: x\r\n"
-    b"authorization: Bearer secret-token\r\nContent-Length: %d\r\n\r\n%b"
+    b"POST /up/v1/messages HTTP/1.1\r\nHost: x\r\nauthorization: "
+    b"Bearer secret-token\r\nContent-Length: %d\r\n\r\n%b"
 ) % (len(BODY), BODY)
 DONE = (
     b'{"type":"message","content":[],"stop_reason":"end_turn",'

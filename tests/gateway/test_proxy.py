@@ -37,8 +37,8 @@ from tests.harness import until
 MESSAGES = "/up/v1/messages"
 JSON = b"Content-Type: application/json"
 SSE = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: "
-    b"chunked\r\n\r\n"
+    b"HTTP/1.1 200 OK\r\nContent-Type: "
+    b"text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
 CHUNKS = SSE.replace(b"event-stream", b"plain")
 ASKED: dict[str, Any] = {"model": "claude-x", "max_tokens": 1000, "messages": []}
@@ -746,8 +746,8 @@ async def test_a_head_request_is_answered_without_a_body() -> None:
 async def test_a_websocket_is_answered_so_that_programs_post_at_once() -> None:
     async with house(Provider(saying())) as the:
         upgrade = (
-            b"GET /up/v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: "
-            b"websocket\r\nSec-WebSocket-Key: x\r\n\r\n"
+            b"GET /up/v1/responses HTTP/1.1\r\nHost: x\r\nConnection: "
+            b"Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n"
         )
         assert (await the.ask(upgrade)).status == 426
         assert not the.daemon.callers

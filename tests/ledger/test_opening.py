@@ -172,8 +172,8 @@ def test_anything_but_a_file_is_set_aside(
 
 TAMPERED = {
     "its tables are dropped": (
-        "DROP TABLE runs; DROP TABLE events; DROP TABLE labels; DROP TABLE budgets; DROP TABLE "
-        "deleted;"
+        "DROP TABLE runs; DROP TABLE events; DROP TABLE labels; DROP TABLE budgets; "
+        "DROP TABLE deleted;"
     ),
     "a column is missing": "ALTER TABLE runs DROP COLUMN milestone;",
     "a column is added": "ALTER TABLE runs ADD COLUMN bad TEXT CHECK (number < 2001);",

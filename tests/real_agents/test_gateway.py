@@ -85,8 +85,8 @@ def test_each_program_works_in_a_sandbox(desk: MakeDesk, any_cli: Cli, isolation
     its own files and its working directory."""
     if any_cli is QWEN and "egress" in isolation:
         pytest.skip(
-            "it sends calls to 127.0.0.1 to its proxy, which the gateway does not do for it "
-            "(docs/gateway.md)"
+            "it sends calls to 127.0.0.1 to its proxy, "
+            "which the gateway does not do for it (docs/gateway.md)"
         )
     at = desk_of(desk, any_cli, PRICES, (Shell("echo one > written"), Say("Done.")))
     del at.env["CLAUDE_CODE_TMPDIR"]  # only a TMPDIR that cannot be written is replaced there

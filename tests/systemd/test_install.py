@@ -113,9 +113,8 @@ def test_a_night_without_lingering_and_one_with_it(machine: Machine) -> None:
 
 def test_install_on_a_fresh_machine(machine: Machine) -> None:
     shown = machine.login(
-        f"sfactl spawn -q -- sleep 600\n{SFAD} install --user\nsfactl stop --all\n{SFAD} "
-        "install "
-        "--user"
+        f"sfactl spawn -q -- sleep 600\n{SFAD} install --user\nsfactl stop "
+        f"--all\n{SFAD} install --user"
     )
     assert "has runs, or does not answer. When its runs have ended: kill " in shown
     for step in (

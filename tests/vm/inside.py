@@ -25,8 +25,8 @@ CGROUP = (
     "open('/proc/self/cgroup').read().strip().removeprefix('0::').removesuffix('/self')\n"
 )
 EATER = CGROUP + (
-    "print('memory.max', open(f'{own}/memory.max').read(), flush=True)\nbytearray(b'x') * "
-    "(256 << 20)"
+    "print('memory.max', open(f'{own}/memory.max').read(), flush=True)\nbytearray(b'x') "
+    "* (256 << 20)"
 )
 FORKER = (
     CGROUP

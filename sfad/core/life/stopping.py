@@ -340,7 +340,6 @@ class StopRequests:
     def reconnect_due(self, run: Run, at: float) -> None:
         message = (
             f"its foreground client did not come back within {RECONNECT:g} s of the daemon's "
-            "restart "
-            "(start it with --keep to let it go on)"
+            "restart (start it with --keep to let it go on)"
         )
         self._stopping.stop_or_hasten(run, at, Reason(kind=ReasonKind.CLIENT, message=message))

@@ -270,15 +270,15 @@ def _message(key: Key, now: Measure) -> str:
     span = format_duration(now.window or 0)
     if key == TERMINATIONS:
         return (
-            f"limits and budgets ended {now.value:g} runs within {span} (alerts.terminations is "
-            f"{now.threshold:g})"
+            f"limits and budgets ended {now.value:g} runs within {span} "
+            f"(alerts.terminations is {now.threshold:g})"
         )
     whose, name = (
         (f"runs of user {key[1]}", "cost_usd_per_user") if key[1] else ("runs", "cost_usd")
     )
     return (
-        f"{whose} cost {format_usd(now.value)} USD within {span} (alerts.{name} is "
-        f"{format_usd(now.threshold)})"
+        f"{whose} cost {format_usd(now.value)} USD within {span} "
+        f"(alerts.{name} is {format_usd(now.threshold)})"
     )
 
 

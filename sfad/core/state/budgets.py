@@ -168,14 +168,14 @@ class Budget:
         elif self.given:
             held = format_usd(to_usd(self.held))
             words = (
-                f"{most}{used} of {allowed} USD a {self.period} in the fleet, and other nodes "
-                f"hold {held} more"
+                f"{most}{used} of {allowed} USD a {self.period} in the fleet, "
+                f"and other nodes hold {held} more"
             )
         else:
             words = f"{most}{used} of {allowed} USD a {self.period}"
         return (
-            f"{self.scope} {self.name} has used {words}; it renews at "
-            f"{self.renews.replace('T', ' ')[:16]}"
+            f"{self.scope} {self.name} has used {words}; "
+            f"it renews at {self.renews.replace('T', ' ')[:16]}"
         )
 
     @property

@@ -30,8 +30,8 @@ AGENT_COMMANDS = frozenset({*KNOWN_PROGRAMS, *_BY_PACKAGE})
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "busybox"})
 
 _NODE = (
-    "r e p C --require --import --loader --experimental-loader --eval --print --conditions "
-    "--tsconfig"
+    "r e p C --require --import --loader --experimental-loader --eval "
+    "--print --conditions --tsconfig"
 )
 _INTERPRETERS = {
     "python": "c m W X", "pypy": "c m W X", "node": _NODE, "nodejs": _NODE, "tsx": _NODE,
@@ -56,8 +56,8 @@ _LAUNCHERS = {
     ),
     "npx": "p c w --package --call --workspace", "bunx": "p --package",
     "uvx": (
-        "p w --from --with --with-editable --with-requirements --python --index --index-url "
-        "--env-file"
+        "p w --from --with --with-editable --with-requirements --python "
+        "--index --index-url --env-file"
     ),
     "pipx": "i --spec --python --pip-args --index-url",
 }  # fmt: skip
@@ -68,8 +68,7 @@ _OPERANDS_FIRST = {"chrt": 1, "taskset": 1, "timeout": 1, "flock": 1}
 
 _UV = (
     "m p w --module --with --with-editable --with-requirements --python --project --directory "
-    "--extra --group --package "
-    "--env-file --index"
+    "--extra --group --package --env-file --index"
 )
 _RUNNERS = {
     "uv": ("run", _UV), "poetry": ("run", "C P --directory --project"), "pipenv": ("run", ""),

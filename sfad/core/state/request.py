@@ -33,9 +33,8 @@ def narrowed(own: ToolLists, above: ToolLists, caller: str) -> ToolLists:
     within += [tool for tool in above.allowed if name_of(tool) in own.allowed]
     if not within:
         raise Invalid(
-            f"none of the tools {', '.join(own.allowed)} is among those of {caller}, which may "
-            f"use {', '.join(above.allowed)}; "
-            "name some of these"
+            f"none of the tools {', '.join(own.allowed)} is among those of {caller}, "
+            f"which may use {', '.join(above.allowed)}; name some of these"
         )
     return ToolLists(tuple(dict.fromkeys(within)), blocked)
 

@@ -539,8 +539,8 @@ class Run(State):
             )
         if reason is None and self.paused is not None and self.paused.suspended:
             words = (
-                "suspended at its terminal; it continues with 'fg' there, or with: sfactl resume "
-                f"{self.id}"
+                "suspended at its terminal; it continues with 'fg' there, or with: "
+                f"sfactl resume {self.id}"
             )
             return Reason(kind=ReasonKind.SUSPENDED, message=words)
         return reason

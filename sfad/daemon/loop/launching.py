@@ -116,8 +116,8 @@ class AutomaticShims:
             _write(directory / os.fsdecode(BASH_ENV), _FIND_AGAIN, 0o644)
         except OSError as error:
             self._trouble(
-                f"{directory}: no automatic shims: {error.strerror}; what runs start by a "
-                "program's name is no child run"
+                f"{directory}: no automatic shims: {error.strerror}; "
+                "what runs start by a program's name is no child run"
             )
             return None
         return os.fsencode(directory)

@@ -462,8 +462,8 @@ class Runtime:
         queued = self.machine.slots.queued
         parts = [
             (
-                f"{counted(len(self.machine.tree), 'run')} live, {queued} "
-                f"{'of them ' if queued else ''}queued"
+                f"{counted(len(self.machine.tree), 'run')} "
+                f"live, {queued} {'of them ' if queued else ''}queued"
             )
         ]
         if self.machine.draining:

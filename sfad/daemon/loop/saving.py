@@ -71,9 +71,8 @@ class StorageWatch:
             )
         elif lost is None and before is not None:
             self.resources.log.warning(
-                f"the state directory {self.resources.state_dir} is back; new runs are "
-                "admitted "
-                "again"
+                f"the state directory {self.resources.state_dir} is back; "
+                "new runs are admitted again"
             )
             self.announcer.tell(
                 EventType.DAEMON_STATE_DIR_BACK,

@@ -222,8 +222,8 @@ def _strange(peer: Peer, pid: int, status: dict[bytes, bytes]) -> str | None:
         for kind in ("user", "pid"):
             if os.stat(f"/proc/{pid}/ns/{kind}").st_ino != os.stat(f"/proc/self/ns/{kind}").st_ino:
                 return (
-                    f"is in another {kind} namespace, which its run would leave; submit it from "
-                    "outside"
+                    f"is in another {kind} namespace, which its run would leave; "
+                    "submit it from outside"
                 )
     return None
 

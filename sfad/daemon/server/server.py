@@ -167,8 +167,8 @@ class Listener:
         self.close()
         self._listen_on(*bound)
         what = (
-            f"another process removed or replaced the socket {self._path}; the daemon has made it "
-            "again"
+            f"another process removed or replaced the socket {self._path}; "
+            "the daemon has made it again"
         )
         self._log.warning(what)
         self._tell(EventType.DAEMON_SOCKET_RENEWED, what, "medium")
@@ -188,9 +188,8 @@ class Listener:
     def _tell_unbound(self, why: str) -> None:
         if why != self._unbound:
             self._log.error(
-                f"another process removed or replaced the socket {self._path}, and it cannot "
-                "be "
-                f"made again: {why}"
+                f"another process removed or replaced the socket {self._path}, "
+                f"and it cannot be made again: {why}"
             )
         self._unbound = why
 

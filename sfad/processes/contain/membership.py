@@ -79,9 +79,8 @@ def unmarked(pid: int) -> Unidentifiable:
     """Return the refusal of a descendant of the daemon that is in no known run: it is in some run,
     and must not have the rights of a person."""
     return Unidentifiable(
-        f"process {pid} was started within a run of this daemon, but has left its run's "
-        "containment and removed its marks; "
-        "ask from a process that has not"
+        f"process {pid} was started within a run of this daemon, "
+        "but has left its run's containment and removed its marks; ask from a process that has not"
     )
 
 

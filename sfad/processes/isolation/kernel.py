@@ -222,8 +222,8 @@ def compiled(machine: str) -> bytes:
     arch = _AUDIT_ARCH.get(machine)
     if arch is None:
         raise ValueError(
-            f"no system call filter is known for the machine '{machine}', only for "
-            f"{', '.join(_AUDIT_ARCH)}"
+            f"no system call filter is known for the machine '{machine}', "
+            f"only for {', '.join(_AUDIT_ARCH)}"
         )
     numbers = (_X86_64 if machine == "x86_64" else _GENERIC) | _EVERYWHERE
     program: _Program = [

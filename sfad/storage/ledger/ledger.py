@@ -103,9 +103,8 @@ class OpenedLedger:
         except sqlite3.Error as error:
             self.connection.close()
             raise LedgerError(
-                f"the ledger in {directory} cannot be read: {error}; move it away to begin a "
-                "new "
-                "one"
+                f"the ledger in {directory} cannot be read: {error}; "
+                "move it away to begin a new one"
             ) from error
         self.file = LedgerFile(directory, backup)
         self.records = Records(reader)
@@ -123,8 +122,8 @@ class OpenedLedger:
             self.notes.append(keep_apart(found))
         except OSError as error:
             self.notes.append(
-                f"the backup {found.path} cannot be kept under another name: {error}; the next "
-                "one replaces it"
+                f"the backup {found.path} cannot be kept under another name: {error}; "
+                "the next one replaces it"
             )
             return found, number
         return None, number

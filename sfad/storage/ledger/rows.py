@@ -549,8 +549,8 @@ def set_charge(op: Op) -> Statement:
 
 
 _CHARGE = (
-    "INSERT INTO budgets (scope, name, period_start, charged_usd) VALUES (?, ?, ?, ?) ON CONFLICT "
-    "DO UPDATE SET charged_usd ="
+    "INSERT INTO budgets (scope, name, period_start, charged_usd) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT DO UPDATE SET charged_usd ="
 )
 
 

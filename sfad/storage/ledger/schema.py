@@ -258,8 +258,8 @@ def _ours(version: int) -> Objects:
 def _apply(connection: sqlite3.Connection, version: int) -> None:
     # executescript() first commits an open transaction, so BEGIN must be part of the script
     steps = (
-        f"PRAGMA application_id = {APPLICATION_ID};{MIGRATIONS[version]}PRAGMA user_version = "
-        f"{version + 1};"
+        f"PRAGMA application_id = {APPLICATION_ID};{MIGRATIONS[version]}PRAGMA "
+        f"user_version = {version + 1};"
     )
     try:
         connection.executescript(f"BEGIN IMMEDIATE;{steps}COMMIT;")

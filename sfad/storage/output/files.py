@@ -46,8 +46,8 @@ class Replaced(OSError):
 
     def __init__(self, run_id: RunId, name: str) -> None:
         message = (
-            f"{name} is not the file that the daemon made for run {run_id}: another process has "
-            "replaced or removed it"
+            f"{name} is not the file that the daemon made for run {run_id}: "
+            "another process has replaced or removed it"
         )
         super().__init__(errno.ESTALE, message)
         self.message = message
@@ -101,9 +101,8 @@ class OutputFiles:
         except OSError:
             aside = make_directory(self.directory)
             self._say(
-                f"{self.directory} was removed or replaced by another process; it was made "
-                "again, "
-                "without what was in it"
+                f"{self.directory} was removed or replaced by another process; "
+                "it was made again, without what was in it"
             )
             self._tell_aside(aside)
 

@@ -83,8 +83,8 @@ class Supervisord(Peer):
         )
         body = xmlrpc.client.dumps(words, f"supervisor.{method}")
         head = (
-            "POST /RPC2 HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/xml\r\nContent-Length: "
-            f"{len(body)}\r\n\r\n"
+            "POST /RPC2 HTTP/1.1\r\nHost: "
+            f"localhost\r\nContent-Type: text/xml\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return Requests(self.socket, "http", b"", f"{head}{body}".encode())
 

@@ -219,8 +219,8 @@ ODD_MARK = MARK.replace("1h", "\\u0031h")
         ('{"model": "m", "tools": [{"name": "t", MARK}]}', True),
         (
             (
-                '{"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": '
-                '"x",\nMARK}]}]}'
+                '{"model": "m", "messages": [{"role": "user", "content": [{"type": '
+                '"text", "text": "x",\nMARK}]}]}'
             ),
             True,
         ),
@@ -240,8 +240,8 @@ ODD_MARK = MARK.replace("1h", "\\u0031h")
         ('{"model": "m", "messages": [{"content": "\\"ttl\\":\\"1h\\" 1h"}]}', False),
         (
             (
-                '{"model": "m", "system": [{"text": "1h", "cache_control": {"type": "ephemeral", '
-                '"ttl": "5m"}}]}'
+                '{"model": "m", "system": [{"text": "1h", "cache_control": {"type": '
+                '"ephemeral", "ttl": "5m"}}]}'
             ),
             False,
         ),

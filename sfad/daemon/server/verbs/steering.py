@@ -210,8 +210,8 @@ def send(asker: Asker, request: Send, run: RunInfo) -> None:
     if live.stdin is None and run.session:
         where = f"{live.spawn.agent!r}" if live.spawn.agent else "it"
         raise wrong_state(
-            f"run {run.id} reads no input: in the config, the entry of its agent {where} needs "
-            "stdin = true"
+            f"run {run.id} reads no input: "
+            f"in the config, the entry of its agent {where} needs stdin = true"
         )
     if live.stdin is None:
         raise wrong_state(

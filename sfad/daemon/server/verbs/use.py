@@ -86,9 +86,9 @@ def _check_cached(whole: int, cached: int, written: int) -> None:
     twice."""
     if cached + written > whole:
         raise bad_request(
-            f"cached_tokens = {cached} and cache_write_tokens = {written} are more than "
-            f"input_tokens = {whole}, which they are "
-            "part of; nothing was counted: add them to input_tokens",
+            f"cached_tokens = {cached} and cache_write_tokens = {written} are more "
+            f"than input_tokens = {whole}, which they are part of; nothing was counted: "
+            "add them to input_tokens",
         )
 
 

@@ -461,8 +461,7 @@ class CgroupMembership:
         began = next((each for each in line if each is not None), None) or self._runs.by_cookie(pid)
         if began is not None and not self._runs.within(run_id, began):
             raise Unidentifiable(
-                f"process {pid} was started in run {began} and has moved itself into the "
-                "cgroup "
+                f"process {pid} was started in run {began} and has moved itself into the cgroup "
                 f"of run {run_id}"
             )
 
