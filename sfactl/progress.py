@@ -80,11 +80,8 @@ class ProgressLines:
     def _show(self, event: Event) -> None:
         own = self._run is not None and event.run_id == self._run.id
         if self.verbose:
-            self._note(
-                f"[agent:{event.agent_name or '-'}] {event.type}: {output.plain(event.message)}".removesuffix(
-                    ": "
-                )
-            )
+            told = f"{event.type}: {output.plain(event.message)}".removesuffix(": ")
+            self._note(f"[agent:{event.agent_name or '-'}] {told}")
         elif own and event.type == "run_started":
             self.left_queue()
         elif own and event.type in ("run_repeating", "limits_widened"):

@@ -2,11 +2,11 @@
 
 A pure core decides; a thin trio shell does.
 
-    client ─ frames ─▶ server ─ event ─▶ ┌──────────────┐ ─ Admit/Record ─▶ journal, then ledger
-                                         │     core     │ ─ Launch/Terminate/Kill/Freeze ─▶ processes
-    processes ─ LaunchSucceeded/MainExited ▶│  one machine │ ─ Arm/Disarm ─▶ timers
-    timers ─ TimerFired ───────────────▶ │   (no I/O)   │ ─ AnswerRequest ─▶ server ─▶ client
-                                         └──────────────┘
+client ─ frames ─▶ server ─ event ───▶ ┌─────────────┐ ─ Admit/Record ─▶ journal, then ledger
+                                       │    core     │ ─ Launch/Terminate/Kill/Freeze ─▶ processes
+processes ─ LaunchSucceeded/MainExited ▶ one machine │ ─ Arm/Disarm ─▶ timers
+timers ─ TimerFired ─────────────────▶ │  (no I/O)   │ ─ AnswerRequest ─▶ server ─▶ client
+                                       └─────────────┘
 
 A package imports only packages above it:
 

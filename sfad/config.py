@@ -602,7 +602,8 @@ def _table(value: Any, path: Path, key: str) -> Mapping[str, Any]:
 
 def entry_key(key: str, name: str) -> str:
     """Return the key of a named table in TOML, quoted if necessary."""
-    return f"{key}.{name if re.fullmatch(r'[A-Za-z0-9_-]+', name) else json.dumps(name, ensure_ascii=False)}"
+    bare = re.fullmatch(r"[A-Za-z0-9_-]+", name)
+    return f"{key}.{name if bare else json.dumps(name, ensure_ascii=False)}"
 
 
 def _values(struct: Struct, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -32,7 +32,8 @@ MOUNTS = {
 
 FIND_LIBPYTHON = """
 printf '%s\\n' "$directory/python/lib" 'include /etc/ld.so.conf' >"$directory/ld.so.conf"
-PATH=$PATH:/sbin:/usr/sbin ldconfig -i -X -f "$directory/ld.so.conf" -C "$directory/ld.so.cache" || exit 99
+PATH=$PATH:/sbin:/usr/sbin \\
+  ldconfig -i -X -f "$directory/ld.so.conf" -C "$directory/ld.so.cache" || exit 99
 mount --bind "$directory/ld.so.cache" /etc/ld.so.cache || exit 99
 """
 """The loader finds the library of the interpreter that is mounted in `$directory`, and not only

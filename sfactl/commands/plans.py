@@ -59,7 +59,8 @@ def _lines(account: PlanAccount, now: datetime, *, forecast: bool) -> Iterator[s
     plan = [output.plain(account.plan_type)] if account.plan_type else []
     status = [output.plain(account.status)] if account.status else []
     heard = f"heard {output.age(account.heard_at, now)} ago"
-    yield f"{account.provider} {output.plain(account.account)}: {', '.join([*plan, *status, heard])}"
+    known = ", ".join([*plan, *status, heard])
+    yield f"{account.provider} {output.plain(account.account)}: {known}"
     header = ["WINDOW", "USED", "AGENTS MAY", "RESETS", *(["EMPTY"] if forecast else [])]
     yield from table.drawn(
         header, [_row(window, now, forecast=forecast) for window in account.windows]

@@ -116,13 +116,10 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         )
         yield "metrics", f"{status.metrics}{trouble}"
     if status.otel is not None:
-        yield (
-            "spans",
-            (
-                "to "
-                f"{status.otel}{f', NOT EXPORTED: {status.otel_trouble}' if status.otel_trouble is not None else ''}"
-            ),
+        trouble = (
+            f", NOT EXPORTED: {status.otel_trouble}" if status.otel_trouble is not None else ""
         )
+        yield "spans", f"to {status.otel}{trouble}"
     for hook in status.hooks:
         busy = (
             f", {hook.running} running, {hook.waiting} waiting"

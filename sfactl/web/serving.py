@@ -44,7 +44,7 @@ _FOUND = struct.Struct("=4x48x12xII")
 _ALL_STATES, _ANY_INTERFACE, _NO_COOKIE = 0xFFFFFFFF, 0, b"\xff" * 8
 Address = tuple[str, int]
 NO_PEER: dict[socket.AddressFamily, Address] = {
-    socket.AF_INET: ("0.0.0.0", 0),
+    socket.AF_INET: ("0.0.0.0", 0),  # noqa: S104
     socket.AF_INET6: ("::", 0),
 }
 """The remote end of a listener."""

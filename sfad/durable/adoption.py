@@ -2,7 +2,7 @@
 that are out of date.
 
 spool ────▶ snapshots of live runs ┐
-ledger ───▶ rows without an end    ┼─▶ `Adoption`: live runs, rows to correct, the core's first event
+ledger ───▶ rows without an end    ┼▶ `Adoption`: live runs, rows to correct, the core's first event
 launcher ─▶ what is alive          ┘
 """
 

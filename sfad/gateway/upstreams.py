@@ -110,7 +110,8 @@ class Upstream:
     def passage(self, rest: str, query: str, token: str | None) -> str:
         """Return the URL of a request at the gateway that has the key. `rest`: as in `target`;
         `token`: names the run."""
-        return f"{self.through}/run/{token}/{quote(self.name, safe='')}{rest}{'?' if query else ''}{query}"
+        here = f"{self.through}/run/{token}/{quote(self.name, safe='')}"
+        return f"{here}{rest}{'?' if query else ''}{query}"
 
     def target(self, rest: str, query: str, *, keyed: bool) -> str:
         """Return the URL of a request. `rest`: its path after the upstream's name."""

@@ -210,7 +210,9 @@ class Adopter:
             self._adopted.rejoin(run)
             if record.report is None:
                 self._find_main(run, record)
-            elif record.pid:  # a launch in flight, of a child of ours; one that could not be spawned has only the report
+            elif record.pid:
+                # a launch in flight, of a child of ours; one that could not be spawned has only the
+                # report
                 again = fcntl.fcntl(record.report, fcntl.F_DUPFD_CLOEXEC, 0)
                 self._mains.own(
                     run,

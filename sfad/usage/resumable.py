@@ -90,9 +90,8 @@ class WantedAgentSession:
                     "remove that line to continue"
                 )
             return
-        looked = f"{places[0].root}/{'/'.join(name for name in places[0].names if isinstance(name, str))}".rstrip(
-            "/"
-        )
+        below = "/".join(name for name in places[0].names if isinstance(name, str))
+        looked = f"{places[0].root}/{below}".rstrip("/")
         raise NotResumable(
             f"its session file is not there: no session {session} in {looked}. "
             f"It was deleted, or {files.variable} or HOME is not what it was for the run"

@@ -197,9 +197,9 @@ def test_times_of_lines_outlive_the_run_and_the_daemon(daemon: World, tmp_path: 
         age_output(daemon, run)
         (tmp_path / f"after-{word}").touch()
         wait_until(
-            lambda word=following: word in daemon.sfactl("logs", run).stdout,
+            lambda word=following: word in daemon.sfactl("logs", run).stdout,  # type: ignore[misc]
             f"it writes {following}",
-        )  # type: ignore[misc]
+        )
     daemon.kill()
     daemon.begin()
     age_output(daemon, run)

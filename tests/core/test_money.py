@@ -103,9 +103,8 @@ def test_sums_of_known_and_unknown_amounts(one: int | None, other: int | None) -
     expected = None if one is None and other is None else (one or 0) + (other or 0)
     for field in Use.__dataclass_fields__:
         if field not in ("cost_from", "partial", "estimated"):
-            assert getattr(Use(**{field: one}).plus(Use(**{field: other})), field) == expected, (
-                field
-            )  # type: ignore[arg-type]
+            total = Use(**{field: one}).plus(Use(**{field: other}))  # type: ignore[arg-type]
+            assert getattr(total, field) == expected, field
     assert Use(input_tokens=one, output_tokens=other).tokens == expected
 
 

@@ -24,10 +24,13 @@ from .test_gateway import CALLER, calling, config, gateway, results
 
 FAKE = """#!{python} -S
 import json, os, subprocess, sys
-own = {{key: os.environ.get(key) for key in ("SFA_NAME", "SFA_DEPTH", "SFA_CALL_CHAIN", "OPENAI_BASE_URL", "BASH_ENV", "THEIRS")}}
+own = {{key: os.environ.get(key) for key in (
+    "SFA_NAME", "SFA_DEPTH", "SFA_CALL_CHAIN", "OPENAI_BASE_URL", "BASH_ENV", "THEIRS")}}
 print(json.dumps(own | {{"argv": sys.argv[1:], "first": sys.argv[0]}}), flush=True)
 if sys.argv[1:2] == ["again"]:
-    sys.exit(subprocess.run([os.path.basename(sys.argv[0]), *(["again"] if len(sys.argv) > 2 else []), *sys.argv[3:]]).returncode)
+    again = ["again"] if len(sys.argv) > 2 else []
+    words = [os.path.basename(sys.argv[0]), *again, *sys.argv[3:]]
+    sys.exit(subprocess.run(words).returncode)
 if sys.argv[-1:] == ["call"]:
     os.execv({python!r}, [{python!r}, {caller!r}, json.dumps({{"output": 100}})])
 """

@@ -154,7 +154,8 @@ import http.client, os, sys
 from urllib.parse import urlsplit
 url = urlsplit(os.environ["ANTHROPIC_BASE_URL"])
 connection = http.client.HTTPConnection(url.netloc, timeout=60)
-connection.request("POST", url.path + "/v1/messages/batches", '{"max_tokens": 1, "metadata": {"stall": false}}')
+asked = '{"max_tokens": 1, "metadata": {"stall": false}}'
+connection.request("POST", url.path + "/v1/messages/batches", asked)
 print(connection.getresponse().read())
 """
 

@@ -58,9 +58,11 @@ def can_write(path):
     except OSError:
         return False
 print(json.dumps({
-    "pid": os.getpid(), "processes": sorted(int(name) for name in os.listdir("/proc") if name.isdigit()),
+    "pid": os.getpid(),
+    "processes": sorted(int(name) for name in os.listdir("/proc") if name.isdigit()),
     "capabilities": [status[name].strip() for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")],
-    "no_new_privs": status["NoNewPrivs"].strip(), "written": [path for path in PATHS if can_write(path)],
+    "no_new_privs": status["NoNewPrivs"].strip(),
+    "written": [path for path in PATHS if can_write(path)],
 }))
 """
 

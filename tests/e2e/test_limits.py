@@ -151,7 +151,10 @@ def test_an_agent_cannot_give_itself_more_room(tmp_path: Path, daemon: Daemon) -
 child = sfactl("spawn", "--meter", "jsonl", "--limit", "turns=1:pause", "--", *TURNS).stdout.strip()
 while '"paused"' not in sfactl("info", child, "--json").stdout:
     time.sleep(0.02)
-for words in (["resume", child], ["resume", child, "--limit", "turns=50"], ["approve", child], ["deny", child], ["recommend"]):
+for words in (
+    ["resume", child], ["resume", child, "--limit", "turns=50"], ["approve", child],
+    ["deny", child], ["recommend"],
+):
     print(words[0], sfactl(*words).returncode, flush=True)
 """
     with daemon.client() as client:
@@ -300,7 +303,8 @@ def test_a_child_cannot_outlive_its_parent_nor_widen_a_limit(
     tmp_path: Path, daemon: Daemon
 ) -> None:
     script = """
-child = sfactl("spawn", "--timeout", "1h", "--limit", "turns=90", "--limit", "cost=50", "--", "sleep", "3000").stdout.strip()
+options = ["--timeout", "1h", "--limit", "turns=90", "--limit", "cost=50"]
+child = sfactl("spawn", *options, "--", "sleep", "3000").stdout.strip()
 print(child, flush=True)
 time.sleep(3000)
 """

@@ -246,10 +246,14 @@ def test_a_child_shows_itself_no_more(desk: Desk) -> None:
     child = f"""
 import subprocess, sys
 for words in (
-    ["--env", "PATH={vault}/bin:/usr/bin:/bin", "--", "keys"], ["--", "{vault}/bin/keys"], ["--cwd", "{vault}", "--", "ls"],
-    ["--env", "PYTHONPATH={vault}", "--", "cat", "{vault}/lib/key"], ["--readable", "{vault}", "--", "true"],
+    ["--env", "PATH={vault}/bin:/usr/bin:/bin", "--", "keys"],
+    ["--", "{vault}/bin/keys"],
+    ["--cwd", "{vault}", "--", "ls"],
+    ["--env", "PYTHONPATH={vault}", "--", "cat", "{vault}/lib/key"],
+    ["--readable", "{vault}", "--", "true"],
 ):
-    done = subprocess.run([sys.executable, "-m", "sfactl", "run", *words], capture_output=True, text=True)
+    words = [sys.executable, "-m", "sfactl", "run", *words]
+    done = subprocess.run(words, capture_output=True, text=True)
     print(done.returncode, done.stdout + done.stderr)
 """
     (desk.work / "child.py").write_text(child)

@@ -130,7 +130,8 @@ def spellings(address: str) -> list[str]:
     """Return an address, and those of IPv6 that lead to it."""
     if ":" in address:
         return [address]
-    six_to_four = f"2002:{int(ipaddress.IPv4Address(address)) >> 16:x}:{int(ipaddress.IPv4Address(address)) & 0xFFFF:x}::1"
+    number = int(ipaddress.IPv4Address(address))
+    six_to_four = f"2002:{number >> 16:x}:{number & 0xFFFF:x}::1"
     return [address, six_to_four, *(form.format(address) for form in V4_IN_V6)]
 
 

@@ -965,7 +965,7 @@ async def test_a_gateway_leads_another_users_run_to_upstreams_with_a_key_only(
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1", "localhost", "127.1", "2130706433", "[::ffff:127.0.0.1]", "0.0.0.0", "[::]", "0"],
+    ["127.0.0.1", "localhost", "127.1", "2130706433", "[::ffff:127.0.0.1]", "0.0.0.0", "[::]", "0"],  # noqa: S104
 )
 async def test_the_gateway_is_not_its_own_upstream(host: str) -> None:
     async with house(Provider(saying(b""))) as the:

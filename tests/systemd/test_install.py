@@ -243,9 +243,9 @@ def two_users_share_it(machine: Machine) -> None:
             "id -u; exec sleep 600",
         )
         wait_until(
-            lambda uid=uid: sfactl(uid, "logs", f"of-{uid}") == f"{uid}\n",
+            lambda uid=uid: sfactl(uid, "logs", f"of-{uid}") == f"{uid}\n",  # type: ignore[misc]
             "it runs as its submitter",
-        )  # type: ignore[misc]
+        )
     ann, ben = OTHERS
     assert (seen(ann), seen(ben), seen(0)) == (
         {f"of-{ann}"},

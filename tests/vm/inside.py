@@ -157,9 +157,9 @@ def test_two_users_on_one_daemon() -> None:
             uid=uid,
         )
         until(
-            lambda uid=uid: run(SFACTL, "logs", f"of-{uid}", uid=uid) == f"{uid}\n",
+            lambda uid=uid: run(SFACTL, "logs", f"of-{uid}", uid=uid) == f"{uid}\n",  # type: ignore[misc]
             "it runs as the user",
-        )  # type: ignore[misc]
+        )
     assert set(runs(ANN)) == {"of-1001"}
     assert set(runs(BEN)) == {"of-1002"}
     run(SFACTL, "stop", "of-1001", uid=BEN, code=None)

@@ -1,9 +1,12 @@
 """The trio shell: turns what happens into events, and the core's commands into effects. It decides
 nothing.
 
-server ─ pending_requests ─────────▶ ┌───────────┐ ─▶ event ─▶ core ─▶ commands ─┬─▶ saving: journal, then ledger
-launcher, timers ─ launcher_events ▶ │ core_loop │                               ├─▶ launching, launcher
-metering ──────────────────────────▶ └───────────┘                               └─▶ announcing, answers to requests
+server ─ pending_requests ─────────▶ ┌───────────┐
+launcher, timers ─ launcher_events ▶ │ core_loop │ ─▶ event ─▶ core ─▶ commands ─┐
+metering ──────────────────────────▶ └───────────┘                               │
+           saving: journal, then ledger ◀────────────────────────────────────────┤
+                    launching, launcher ◀────────────────────────────────────────┤
+        announcing, answers to requests ◀────────────────────────────────────────┘
 
 `hooking`          wires hooks to the config, the events and the ends of runs
 `runtime`          makes the parts, serves them, has them follow the config; takes over runs of an

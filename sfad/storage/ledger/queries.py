@@ -269,7 +269,7 @@ class Reader:
     def runs(self, numbers: Sequence[int]) -> list[RunInfo]:
         """Return the runs with these numbers, oldest first."""
         sql = (
-            f"SELECT {_COLUMNS} FROM runs WHERE number IN ({', '.join('?' * len(numbers))}) "
+            f"SELECT {_COLUMNS} FROM runs WHERE number IN ({', '.join('?' * len(numbers))}) "  # noqa: S608
             "ORDER BY number"
         )
         return [run_info(row) for row in self._connection.execute(sql, numbers)]
@@ -350,7 +350,7 @@ class Reader:
         """Return calls of a run in the order of their time, those after a time in seconds since the
         epoch and a number."""
         sql = (
-            f"SELECT {', '.join(CALL_COLUMNS)} FROM calls WHERE run = ? "
+            f"SELECT {', '.join(CALL_COLUMNS)} FROM calls WHERE run = ? "  # noqa: S608
             "AND (time, number) > (?, ?) ORDER BY time, number LIMIT ?"
         )
         return [
@@ -384,7 +384,7 @@ class Reader:
         runs are missing."""
         marks = ", ".join("?" * len(runs))
         sql = (
-            "SELECT id, ended, CAST(ifnull(ended_at, created_at) AS REAL) FROM runs "
+            "SELECT id, ended, CAST(ifnull(ended_at, created_at) AS REAL) FROM runs "  # noqa: S608
             f"WHERE number IN ({marks})"
         )
         rows = self._connection.execute(sql, [number_of(run) for run in runs])
@@ -393,7 +393,7 @@ class Reader:
     def last(self, table: str, key: str) -> int:
         """Return the highest number that a row of a table has or had."""
         sql = (
-            f"SELECT ifnull(max({key}), 0) FROM {table} UNION SELECT highest FROM deleted "
+            f"SELECT ifnull(max({key}), 0) FROM {table} UNION SELECT highest FROM deleted "  # noqa: S608
             "WHERE name = ?"
         )
         return max(
@@ -463,7 +463,7 @@ class EndedQuery:
             ("1", []) if self.first is None else (self.first.driving, self.first.values)
         )
         sql = (
-            f"SELECT {self._number} FROM {self._source.partition(' ')[0]} WHERE {driving} "
+            f"SELECT {self._number} FROM {self._source.partition(' ')[0]} WHERE {driving} "  # noqa: S608
             f"AND {self._number} < ? ORDER BY {self._number} DESC LIMIT 1 OFFSET {MAX_WALKED}"
         )
         return sql, [*values, page.below]
@@ -534,7 +534,7 @@ def _name(names: Sequence[str]) -> Term:
 def _label(key: str, values: Sequence[str]) -> Term:
     marks = ", ".join("?" * len(values))
     exists = (
-        f"EXISTS (SELECT 1 FROM labels AS l WHERE l.key = ? AND l.value IN ({marks}) "
+        f"EXISTS (SELECT 1 FROM labels AS l WHERE l.key = ? AND l.value IN ({marks}) "  # noqa: S608
         "AND l.number = runs.number)"
     )
     if len(values) != 1:  # the entries of several values are not in the order of numbers

@@ -116,10 +116,12 @@ CREATE TABLE deleted (
     highest INTEGER NOT NULL
 ) WITHOUT ROWID;
 INSERT INTO deleted VALUES ('runs', 0), ('events', 0);
-CREATE TRIGGER runs_deleted AFTER DELETE ON runs WHEN OLD.number > (SELECT ifnull(max(number), 0) FROM runs) BEGIN
+CREATE TRIGGER runs_deleted AFTER DELETE ON runs
+    WHEN OLD.number > (SELECT ifnull(max(number), 0) FROM runs) BEGIN
     UPDATE deleted SET highest = max(highest, OLD.number) WHERE name = 'runs';
 END;
-CREATE TRIGGER events_deleted AFTER DELETE ON events WHEN OLD.seq > (SELECT ifnull(max(seq), 0) FROM events) BEGIN
+CREATE TRIGGER events_deleted AFTER DELETE ON events
+    WHEN OLD.seq > (SELECT ifnull(max(seq), 0) FROM events) BEGIN
     UPDATE deleted SET highest = max(highest, OLD.seq) WHERE name = 'events';
 END;
 CREATE TABLE budgets (

@@ -263,7 +263,7 @@ class Summariser:
         found = []
         if self._by == "model" and info.usage.source == "gateway":
             sql = (
-                f"SELECT calls.model, {_CALLS_USED} FROM calls WHERE run = ? AND state = 'ended' "
+                f"SELECT calls.model, {_CALLS_USED} FROM calls WHERE run = ? AND state = 'ended' "  # noqa: S608
                 "GROUP BY calls.model"
             )
             found = [
@@ -382,7 +382,10 @@ _CALLS_USED = (
     "sum(calls.cost_usd), sum(ifnull(calls.input_tokens, 0) + ifnull(calls.output_tokens, 0)), "
     "max(calls.partial OR (calls.cost_usd IS NULL AND calls.output_tokens > 0)), max(calls.at_most)"
 )
-_GATED = """(runs.usage GLOB '{"gateway"*' AND EXISTS (SELECT 1 FROM calls WHERE calls.run = runs.number AND calls.state = 'ended'))"""
+_GATED = (
+    """(runs.usage GLOB '{"gateway"*' AND EXISTS """
+    "(SELECT 1 FROM calls WHERE calls.run = runs.number AND calls.state = 'ended'))"
+)
 """The figures of the run are those of its calls."""
 _FAILED = f"runs.status IN ({', '.join(repr(status.value) for status in FAILED)})"
 

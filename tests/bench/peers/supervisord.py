@@ -22,10 +22,11 @@ class Supervisord(Peer):
         self.socket = self.place / "s"
         self.log = self.place / "log"
         # its children close each descriptor up to minfds
+        sleepers = sum(count for argv, count in runs if "sleep" in argv[0])
         parts = [
             f"[unix_http_server]\nfile={self.socket}",
             f"[supervisord]\nnodaemon=true\nlogfile={self.log}\nlogfile_maxbytes=0\npidfile={self.place}/pid\n"
-            f"minfds={1024 if sum(count for argv, count in runs if 'sleep' in argv[0]) < 150 else 8192}",
+            f"minfds={1024 if sleepers < 150 else 8192}",
             "[rpcinterface:supervisor]\nsupervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface",
             f"[supervisorctl]\nserverurl=unix://{self.socket}",
         ]
