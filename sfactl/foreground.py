@@ -36,8 +36,8 @@ from .terminal import Terminal
 Form = Literal["raw", "text", "auto"]
 """The form of `Logs`."""
 
-# ---- What signals to a client in the foreground do to its run: stop it, or suspend
-# it with this process
+# ---- What signals to a client in the foreground do to its run: stop it, or suspend it with this
+# process
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

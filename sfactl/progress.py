@@ -90,9 +90,8 @@ class ProgressLines:
             self._limit(event)
         elif own and event.type == "run_paused" and event.message:
             self.say(f"paused: {output.plain(event.message)}")
-        elif (
-            own and event.type == "run_progress" and not event.is_milestone
-        ):  # its stderr has shown it
+        elif own and event.type == "run_progress" and not event.is_milestone:
+            # its stderr has shown it
             self.say(output.plain(event.message))
         elif own and event.type in ("meter_unpriced", "meter_gap", "meter_silent"):
             self.say(f"not all of its use is known: {output.plain(event.message)}")

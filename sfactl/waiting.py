@@ -70,8 +70,8 @@ def of(state: LimitState) -> str:
     )
 
 
-# ---- What waits for a person: live runs that do not go on by themselves, each with
-# the command that helps
+# ---- What waits for a person: live runs that do not go on by themselves, each with the command
+# that helps
 
 
 class Waiting(Struct, frozen=True, kw_only=True):

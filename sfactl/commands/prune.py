@@ -120,8 +120,8 @@ def _tell(found: Pruned, *, dry_run: bool) -> None:
     )
 
 
-# ---- Worktrees, which belong to the caller: git removes them, and the daemon only
-# knows which runs have ended
+# ---- Worktrees, which belong to the caller: git removes them, and the daemon only knows which runs
+# have ended
 
 
 Named = dict[str, str]

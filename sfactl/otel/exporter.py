@@ -226,8 +226,8 @@ def _error_type(call: CallInfo) -> str | None:
     return "_OTHER" if call.error is not None else None
 
 
-# ---- Bounds what a library does that has a timeout for each read only: a server
-# may send a byte at a time
+# ---- Bounds what a library does that has a timeout for each read only: a server may send a byte at
+# a time
 
 
 _AGAIN = 1.0
@@ -310,8 +310,8 @@ class Position:
         os.close(self._lock)
 
 
-# ---- Where spans go, and with which headers. Keys come from the environment or a
-# file, and are in no command line and no
+# ---- Where spans go, and with which headers. Keys come from the environment or a file, and are in
+# no command line and no
 # message.
 
 

@@ -47,8 +47,8 @@ from .startup import (
     take_lock,
 )
 
-# ---- Re-execution: on SIGUSR2, and on SIGHUP after an upgrade, the daemon becomes
-# the installed program in place. It keeps its
+# ---- Re-execution: on SIGUSR2, and on SIGHUP after an upgrade, the daemon becomes the installed
+# program in place. It keeps its
 # pid, its children, its socket with the clients that wait there, and every connection.
 #
 #     check ─▶ rest: no new requests ─▶ earlier requests are in the ledger ─▶ hand over ─▶ execve(2)

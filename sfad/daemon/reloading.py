@@ -18,8 +18,8 @@ from ..processes.local_launcher import check_containment as check_cgroups
 from ..protocol.messages import Change, Setting
 from .startup import DaemonHome
 
-# ---- Whether a daemon can use a config on this machine. `serve`, `check-config`
-# and a reload refuse the same.
+# ---- Whether a daemon can use a config on this machine. `serve`, `check-config` and a reload
+# refuse the same.
 
 
 def load_usable(home: DaemonHome) -> Loaded:

@@ -35,8 +35,8 @@ from ..storage.output import OutputFiles
 from ..storage.output.files import remove, remove_old
 from ..storage.shipped import ShippedFiles
 
-# ---- The jobs that keep the state directory within bounds, for a thread: old
-# output and rows deleted, pages given back,
+# ---- The jobs that keep the state directory within bounds, for a thread: old output and rows
+# deleted, pages given back,
 # backups
 
 
@@ -220,8 +220,8 @@ def _pause(seconds: float = _PAUSE) -> None:
 _copy_pause = partial(_pause, _COPY_PAUSE)
 
 
-# ---- Keeps the state directory within bounds: when each job is due, and what is
-# told of its failure
+# ---- Keeps the state directory within bounds: when each job is due, and what is told of its
+# failure
 
 
 FIRST_ROUND_AFTER = 60.0
@@ -303,8 +303,8 @@ class Maintenance:
             self._told.pop(job, None)
 
 
-# ---- Deletes the output of sessions that ended a while ago. Their rows and events
-# stay: they tell what was spent, and what
+# ---- Deletes the output of sessions that ended a while ago. Their rows and events stay: they tell
+# what was spent, and what
 # failed.
 
 

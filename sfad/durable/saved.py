@@ -285,8 +285,8 @@ def this_boot() -> bytes:
     return (current_boot() or "unknown").encode()
 
 
-# ---- The part of an environment that a command needs to find its user's files and
-# desktop, without keys
+# ---- The part of an environment that a command needs to find its user's files and desktop, without
+# keys
 
 
 KEPT = (
@@ -311,8 +311,8 @@ def kept_variables(env: Iterable[bytes]) -> list[bytes]:
     return list(found.values())
 
 
-# ---- Hooks, as they are saved in the spool: how far each has come, and the
-# commands of `--on-end` that were not executed yet
+# ---- Hooks, as they are saved in the spool: how far each has come, and the commands of `--on-end`
+# that were not executed yet
 
 
 DONE, ON_END = "hooks", "onend/"
@@ -362,8 +362,8 @@ def on_end_changes(live: Live) -> Changes:
     return {f"{ON_END}{live.run.id}": msgspec.msgpack.encode(hook)}
 
 
-# ---- Alerts that are about no single run, as they are saved in the spool. Those
-# about a run are in its snapshot.
+# ---- Alerts that are about no single run, as they are saved in the spool. Those about a run are in
+# its snapshot.
 
 
 ALERTS = "alerts"
@@ -412,8 +412,8 @@ def _alert_later(alert: RaisedAlert, shift: float) -> RaisedAlert:
     return structs.replace(alert, at=alert.at + shift, over_since=over)
 
 
-# ---- Numbers of runs and events that the next daemon must not use, though the
-# ledger may not know of them
+# ---- Numbers of runs and events that the next daemon must not use, though the ledger may not know
+# of them
 
 
 RUNS_SKIPPED = 256

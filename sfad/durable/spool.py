@@ -25,8 +25,8 @@ from .saved import (
 )
 from .snapshots import KEY, METER, NOW, RUN, Changes, RetryingStore, encode, origin_of, progress_of
 
-# ---- The journal: snapshots of live runs, so that a daemon that is killed at any
-# instruction loses none of them
+# ---- The journal: snapshots of live runs, so that a daemon that is killed at any instruction loses
+# none of them
 #
 # A snapshot is saved before what it says is done.
 

@@ -33,8 +33,8 @@ from .egress_rules import (
 from .http_connection import MAX_HEAD, HttpConnection
 from .upstreams import downward, upward
 
-# ---- Reads the name of the server from the first message of a TLS connection (RFC
-# 8446, section 4.1.2; RFC 6066, section 3)
+# ---- Reads the name of the server from the first message of a TLS connection (RFC 8446, section
+# 4.1.2; RFC 6066, section 3)
 
 
 MAX_HELLO = 16 << 10

@@ -46,8 +46,8 @@ from .upstreams import (
     upward,
 )
 
-# ---- What `sfactl doctor` asks the gateway: whether upstreams answer, their keys
-# can be read, and the kernel tells who calls
+# ---- What `sfactl doctor` asks the gateway: whether upstreams answer, their keys can be read, and
+# the kernel tells who calls
 
 
 CHECKUP_SECONDS = 5.0

@@ -33,8 +33,8 @@ from .processes import (
     event_variables,
 )
 
-# ---- Whether the program of a hook can be executed, and whether only its user and
-# root can change it
+# ---- Whether the program of a hook can be executed, and whether only its user and root can change
+# it
 
 
 def program_trouble(command: Sequence[str], path: str | None = None) -> str | None:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from .tasks import LoopTurns
 
-# ---- Descriptors are reserved, in two ways: without one the daemon can neither be
-# reached nor stop a run
+# ---- Descriptors are reserved, in two ways: without one the daemon can neither be reached nor stop
+# a run
 #
 # What takes descriptors is refused while some are still free: first clients, then new runs, last
 # the owner of the daemon (`Descriptors`). The very last are kept back for stopping (`keep_back`):

@@ -257,8 +257,8 @@ def _listen(path: Path, mode: int) -> socket.socket:
     return listener
 
 
-# ---- Whom a daemon serves: its owner and root, or every user of the machine.
-# Decided once, after the containment is chosen.
+# ---- Whom a daemon serves: its owner and root, or every user of the machine. Decided once, after
+# the containment is chosen.
 
 
 Users = Literal["auto", "all", "own"]

@@ -22,8 +22,8 @@ from .trampoline.creating import NewChild, ProcessCreator, files_to_try
 from .trampoline.executable import AS_IT_IS, AS_USER, REPORT, is_one, reported
 from .watch import Mains, Orphans
 
-# ---- Starting a run's command: its containment is entered, a trampoline is
-# spawned, and waits at a gate until it is saved
+# ---- Starting a run's command: its containment is entered, a trampoline is spawned, and waits at a
+# gate until it is saved
 
 
 _COOKIE_IS = COOKIE + b"="

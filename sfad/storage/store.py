@@ -29,8 +29,8 @@ from ..host.files import (
 )
 from ..protocol.types import RunId
 
-# ---- One 0600 file for each run, `ID.spawn`: what it takes to start a run that is
-# queued or may be retried, or to continue one
+# ---- One 0600 file for each run, `ID.spawn`: what it takes to start a run that is queued or may be
+# retried, or to continue one
 #
 # A run's environment is part of it, and may have secrets. So it is in no ledger, log or event, and
 # the file is removed as soon as nothing needs it.

@@ -35,8 +35,8 @@ from ..host.tasks import in_thread
 from ..processes import kernel
 from ..protocol.types import RunId
 
-# ---- Searches for session files. They belong to the agent: any name may be there
-# as a FIFO, a link, or a directory of 100 000
+# ---- Searches for session files. They belong to the agent: any name may be there as a FIFO, a
+# link, or a directory of 100 000
 # names.
 #
 # So a search is bounded, no link below the program's own directory is followed, and only regular

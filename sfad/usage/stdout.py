@@ -11,8 +11,8 @@ import msgspec
 from ..agents.counters import Meter, Reading
 from ..storage.output import holes
 
-# ---- The file of a run's stdout, read forward in small pieces, whatever the run or
-# the daemon does to it meanwhile
+# ---- The file of a run's stdout, read forward in small pieces, whatever the run or the daemon does
+# to it meanwhile
 
 
 READ_AT_ONCE = 16 * 1024

@@ -48,9 +48,10 @@ def lead(at: Desk, cli: Cli) -> None:
     if cli is CODEX:
         settings = Path(at.env["CODEX_HOME"], "config.toml")
         settings.write_text(f'openai_base_url = "{at.model.url}/codex/v1"\n{CODEX_QUIET}')
+        # else it asks for it in a terminal
         settings.with_name("auth.json").write_text(
             '{"auth_mode": "apikey", "OPENAI_API_KEY": "scripted"}'
-        )  # else it asks for it in a terminal
+        )
     if cli is OPENCODE:
         own = json.loads(at.env["OPENCODE_CONFIG_CONTENT"])
         del own["provider"]

@@ -38,8 +38,8 @@ from ..state.vocabulary import ReasonKind
 from .candidate import candidate, limits_for
 from .guard import Question, first_refusal, unenforced
 
-# ---- Runs that start when others have ended (`spawn --after`): whom each still
-# waits for, and what an end means for them
+# ---- Runs that start when others have ended (`spawn --after`): whom each still waits for, and what
+# an end means for them
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from ..state.request import Asked
 from ..state.run import AllowedModels, Attempt, Birth, Run, State, check_grace, run_id
 from ..state.tree import narrower
 
-# ---- Limits of a session: never more than `[sessions]`, nor than the profile or
-# the entry of its agent sets
+# ---- Limits of a session: never more than `[sessions]`, nor than the profile or the entry of its
+# agent sets
 
 
 class _Cap(NamedTuple):
@@ -182,8 +182,8 @@ def _by_default(kind: LimitKind, own: ActiveLimit | None, cap: _Cap, *, by_entry
     return Limit(kind=kind, threshold=threshold, action=action, source=key)
 
 
-# ---- The run that a spawn request describes: its values checked, its bounds
-# narrowed. The guard decides whether it may start.
+# ---- The run that a spawn request describes: its values checked, its bounds narrowed. The guard
+# decides whether it may start.
 
 
 def candidate(

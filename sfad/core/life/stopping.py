@@ -220,8 +220,8 @@ def paused_in(run: Run) -> list[RunId]:
     return [each.id for each in run.subtree() if each.paused is not None]
 
 
-# ---- Requests to stop: of clients, which wait for the answer; of the daemon's own
-# end; and the loss of a foreground client
+# ---- Requests to stop: of clients, which wait for the answer; of the daemon's own end; and the
+# loss of a foreground client
 
 RECONNECT = 10.0
 """Seconds that a client has to come back to a restarted daemon before the runs that are tied to it

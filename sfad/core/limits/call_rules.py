@@ -14,8 +14,8 @@ from ..state.policy import CallBounds, Policy
 from ..state.quotas import SlidingWindow
 from ..state.run import Run, Streak
 
-# ---- How often runs and users call models, and how many calls of each are under
-# way (`gateway.per_run`, `gateway.per_user`)
+# ---- How often runs and users call models, and how many calls of each are under way
+# (`gateway.per_run`, `gateway.per_user`)
 
 
 MINUTE = 60.0

@@ -83,8 +83,8 @@ def excess(active: ActiveLimit, used: float) -> float:
     return shown(active.limit.kind, max(0, used - active.threshold))
 
 
-# ---- Runs that wait because of a limit, until a person decides (`limit_requests`)
-# or their time is up
+# ---- Runs that wait because of a limit, until a person decides (`limit_requests`) or their time is
+# up
 
 
 WAITING = (Action.PAUSE, Action.REQUEST_INCREASE)

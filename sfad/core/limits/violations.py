@@ -100,8 +100,8 @@ def _asked_for(run: Run, process: e.AgentProcess) -> bool:
     return own and all(program != process.program for _, program in process.above)
 
 
-# ---- Use that went around the gateway (docs/gateway.md): what a run's stream or
-# session file tells beyond the calls that it
+# ---- Use that went around the gateway (docs/gateway.md): what a run's stream or session file tells
+# beyond the calls that it
 # saw, and connections of an agent program to its model where no call has come through.
 #
 # A run that has the gateway can leave it: with an address of its own, a cleared environment, a

@@ -310,8 +310,8 @@ def why_target_refused(peer: Peer, verb: str, lineage: Sequence[RunId]) -> str |
     )
 
 
-# ---- Which runs a request for names and labels means, in each verb that takes
-# `--name` and `--label`
+# ---- Which runs a request for names and labels means, in each verb that takes `--name` and
+# `--label`
 
 
 def values_of(wanted: str | Sequence[str]) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from ...protocol.units import format_duration, format_usd
 from .budgets import Budget, to_nanos, to_usd
 from .policy import Policy
 
-# ---- One alert: raised when its value crosses the threshold, cleared when the
-# value has stayed below it for `HOLD`
+# ---- One alert: raised when its value crosses the threshold, cleared when the value has stayed
+# below it for `HOLD`
 #
 # Without the hold, a run whose use goes up and down around a threshold would raise an alert, and
 # wake an operator, each time.
@@ -110,8 +110,8 @@ class SummedWindow:
         return self._parts[0][0] + self.span if self._parts else None
 
 
-# ---- What alerts watch of all runs together: what they cost within a window, how
-# many of them limits have ended, and budgets
+# ---- What alerts watch of all runs together: what they cost within a window, how many of them
+# limits have ended, and budgets
 
 
 Key = tuple[str, str]

@@ -7,8 +7,8 @@ from msgspec import Struct
 from ...protocol.types import Action, After, Bound, Claim, Grant, Kind, Limit, Placing, RunId
 from .policy import Invalid
 
-# ---- Which tools a run may use: the lists of `--allow-tool` and `--block-tool`,
-# and how a child's are narrowed
+# ---- Which tools a run may use: the lists of `--allow-tool` and `--block-tool`, and how a child's
+# are narrowed
 
 
 class ToolLists(NamedTuple):

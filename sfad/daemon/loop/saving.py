@@ -29,8 +29,8 @@ from .announcing import Announcer, RunFeed
 from .hooking import Hooking
 from .resources import Resources
 
-# ---- Watches over the state directory: whether it is in its place, whether the
-# ledger can be written, whether the disk is full
+# ---- Watches over the state directory: whether it is in its place, whether the ledger can be
+# written, whether the disk is full
 
 
 NO_ROOM = 64 * 1024

@@ -30,8 +30,8 @@ from .lookup import RequestError, bad_request
 from .peers import run_of
 from .shares import ClientBounds, ShareGroup
 
-# ---- Requests to the functions that answer them: the handshake, the permission,
-# the verb's function, and what it raised
+# ---- Requests to the functions that answer them: the handshake, the permission, the verb's
+# function, and what it raised
 
 
 class Dispatcher:

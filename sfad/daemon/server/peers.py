@@ -156,8 +156,8 @@ def peer_pidfd(connection: socket.socket) -> int | None:
     return int.from_bytes(answer, sys.byteorder, signed=True)
 
 
-# ---- The user that a client's run executes as, where root's daemon serves another
-# user, by what the kernel says of the client
+# ---- The user that a client's run executes as, where root's daemon serves another user, by what
+# the kernel says of the client
 #
 # User and groups are those of the moment when the client connected (SO_PEERCRED, SO_PEERGROUPS).
 # Limits and no_new_privs are those that the process which sent the request has now. It must still

@@ -38,8 +38,8 @@ from .dispatch import Dispatcher, Receiver
 from .shares import ClientBounds
 from .verbs.following import push
 
-# ---- The listening socket: it accepts connections, is bound again when another
-# process removes or replaces it, and is removed
+# ---- The listening socket: it accepts connections, is bound again when another process removes or
+# replaces it, and is removed
 # at the end, unless systemd bound it.
 
 
@@ -194,8 +194,8 @@ class Listener:
         self._unbound = why
 
 
-# ---- Re-execution: the clients are handed to the program that this process
-# becomes, which takes them over
+# ---- Re-execution: the clients are handed to the program that this process becomes, which takes
+# them over
 
 
 @dataclass(frozen=True, slots=True)

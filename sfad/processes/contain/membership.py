@@ -95,8 +95,8 @@ def still_there(pidfd: int | None) -> bool:
     return pidfd is None or not reaped(pidfd)
 
 
-# ---- Binding runs to CPUs, where no `cpu` controller can throttle them. Best
-# effort: a process may choose other CPUs itself.
+# ---- Binding runs to CPUs, where no `cpu` controller can throttle them. Best effort: a process may
+# choose other CPUs itself.
 #
 # A run that may use 1.5 cores is bound to two of the CPUs that its parent run may use. So it cannot
 # use more than two; nothing limits it to one and a half. Runs are spread: each begins where the

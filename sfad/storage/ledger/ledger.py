@@ -40,8 +40,8 @@ from .rows import (
 )
 from .writer import LINGER, Checkpointed, Report, Transactions, Writer, WriteResult
 
-# ---- The ledger between its opening and its first write: what was found in it, and
-# how it is brought up to date
+# ---- The ledger between its opening and its first write: what was found in it, and how it is
+# brought up to date
 
 LOCK_WAIT = 15.0
 """Seconds that opening waits for another program's lock if it needs one: to migrate, or because the
@@ -169,8 +169,8 @@ class OpenedLedger:
         self.connection.close()
 
 
-# ---- The ledger as the trio thread sees it: writes are queued, and a listener is
-# told what became of them
+# ---- The ledger as the trio thread sees it: writes are queued, and a listener is told what became
+# of them
 
 T = TypeVar("T")
 

@@ -488,8 +488,8 @@ def _breach(event: Event) -> Breach:
     )
 
 
-# ---- Suggests limits from past runs: from what successful ones used, and from how
-# many failed on a limit
+# ---- Suggests limits from past runs: from what successful ones used, and from how many failed on a
+# limit
 #
 # `advise` is pure. `learn` reads the newest runs from the file, on a connection of its own in a
 # worker thread: no index has the type, so the search for a rare one walks the whole table.

@@ -456,8 +456,8 @@ def _run(name: str) -> RunId | None:
     return run if number_or_zero(run) and dot + suffix in _KEPT else None
 
 
-# ---- Which output files were written to or taken away: one inotify(7) watch on
-# their directory, whose events name the file
+# ---- Which output files were written to or taken away: one inotify(7) watch on their directory,
+# whose events name the file
 
 _NAMES_CHANGE = (
     displacement.MOVED_FROM

@@ -31,8 +31,8 @@ from ..connection import Pending, RunRows
 from ..lookup import MAX_CHOSEN, MAX_SECONDS, bad_request, check_filters, check_most, unavailable
 from .looking import MAX_ROWS
 
-# ---- `watch`, and `spawn` with `watch`: push the events, or the calls, of a run
-# and its descendants from now on
+# ---- `watch`, and `spawn` with `watch`: push the events, or the calls, of a run and its
+# descendants from now on
 
 
 MAX_EACH = 64

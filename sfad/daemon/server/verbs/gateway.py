@@ -196,8 +196,8 @@ def see_plan(asker: Asker, request: SeePlan) -> None:
     asker.reply(Done(id=request.id))
 
 
-# ---- `serve_gateway`: what the gateway needs to know of the config, and its
-# listener, which its next process needs
+# ---- `serve_gateway`: what the gateway needs to know of the config, and its listener, which its
+# next process needs
 
 
 @answers(ServeGateway)
@@ -236,8 +236,8 @@ def silent_call(asker: Asker, request: SilentCall) -> None:
     asker.reply(Done(id=request.id))
 
 
-# ---- `unasked_request`: record a request that costs money and about which the
-# gateway decided by itself
+# ---- `unasked_request`: record a request that costs money and about which the gateway decided by
+# itself
 
 
 @answers(UnaskedRequest)

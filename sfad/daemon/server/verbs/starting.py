@@ -64,8 +64,8 @@ from ..spawn_steps import (
 )
 from .following import check_watch_share, push
 
-# ---- `spawn`: start a run. The guard in the core decides whether the peer may, and
-# records a refusal.
+# ---- `spawn`: start a run. The guard in the core decides whether the peer may, and records a
+# refusal.
 
 
 T = TypeVar("T")
@@ -459,8 +459,8 @@ def _kept(asker: Asker, run: RunInfo) -> Spawn:
     return again(spawn, run, asker.runtime.agents)
 
 
-# ---- `start_session`: start a registered agent with a task, under `[sessions]`.
-# The guard decides whether the peer may.
+# ---- `start_session`: start a registered agent with a task, under `[sessions]`. The guard decides
+# whether the peer may.
 
 
 MAX_TEXT = 120_000

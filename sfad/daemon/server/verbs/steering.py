@@ -38,8 +38,8 @@ from ..lookup import (
     wrong_state,
 )
 
-# ---- `select`: which runs a command line means. The peer needs the permission for
-# what is to be done to them.
+# ---- `select`: which runs a command line means. The peer needs the permission for what is to be
+# done to them.
 
 
 @answers(Select, checked_later=True)

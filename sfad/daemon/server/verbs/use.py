@@ -15,8 +15,8 @@ from ....protocol.units import MOST_COUNTED, MOST_SPENT
 from ..asker import Asker, answers
 from ..lookup import bad_request
 
-# ---- `report`: count what an agent says it has used. `reserve` and `settle` share
-# its checks, and the wait for the price.
+# ---- `report`: count what an agent says it has used. `reserve` and `settle` share its checks, and
+# the wait for the price.
 
 
 @answers(Report)
@@ -92,8 +92,8 @@ def _check_cached(whole: int, cached: int, written: int) -> None:
         )
 
 
-# ---- `reserve`: ask whether a run may make a call to a model, and reserve the most
-# that the call may cost
+# ---- `reserve`: ask whether a run may make a call to a model, and reserve the most that the call
+# may cost
 
 
 @answers(Reserve)
