@@ -284,9 +284,11 @@ class Tail:
     `seen(run, readings)`: what the run's stdout tells has changed. There is one reading for each
     attempt so far, in order. The last one is the current attempt's, and its `tools` are those since
     the last call. The others are the same objects each time, never change, and have no tools. The
-    callee may keep them all. `lost(run, message)`: some output could not be metered, or can no
-    longer be bounded; few messages a run. `trouble(message)`: something does not work as it should,
-    once for each run and kind of error."""
+    callee may keep them all.
+    `lost(run, message)`: some output could not be metered, or can no longer be bounded; few
+    messages a run.
+    `trouble(message)`: something does not work as it should, once for each run and kind of
+    error."""
 
     files: OutputFiles
     seen: Callable[[RunId, tuple[Reading, ...]], None]
