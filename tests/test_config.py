@@ -582,8 +582,8 @@ def test_a_formatted_duration_is_read_back(seconds: float) -> None:
 
 
 def test_durations_are_short() -> None:
-    assert [format_duration(s) for s in (0, 0.25, 1, 59, 60, 90, 120, 3600, 5400, 86400,
-                                         2678400)] == [
+    seconds = (0, 0.25, 1, 59, 60, 90, 120, 3600, 5400, 86400, 2678400)
+    assert [format_duration(s) for s in seconds] == [
         "0s", "250ms", "1s", "59s", "1m", "90s", "2m", "1h", "90m", "1d", "31d"
     ]  # fmt: skip
 
