@@ -1,7 +1,7 @@
 """A run in the foreground: its output, its signals and its exit code are those of this process.
 
-Spawn ─▶ RunReply ─▶ Logs, Wait ─▶ LogFiles: copy until … RunReply of Wait ─▶ drain to the end ─▶
-exit code
+Spawn ─▶ RunReply ─▶ Logs, Wait ─▶ LogFiles: copy until … RunReply of Wait
+                                   ─▶ drain to the end ─▶ exit code
 
 If the connection is lost, output is still copied while this process connects again and repeats the
 requests without a reply. A signal meanwhile is a Stop that is sent afterwards.

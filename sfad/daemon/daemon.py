@@ -51,8 +51,8 @@ from .startup import (
 # program in place. It keeps its
 # pid, its children, its socket with the clients that wait there, and every connection.
 #
-#     check ─▶ rest: no new requests ─▶ earlier requests are in the ledger ─▶ hand over ─▶ execve(2)
-#     ─▶ `handover.taken`
+#     check ─▶ rest: no new requests ─▶ earlier requests are in the ledger
+#           ─▶ hand over ─▶ execve(2) ─▶ `handover.taken`
 
 # -P: `-m` alone looks for sfad in the working directory first, where a run may have put a program
 # of that name

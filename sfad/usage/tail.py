@@ -1,8 +1,7 @@
 """Follows what runs write: it is metered if a meter is known, and bounded to its newest bytes.
 
     a run writes ─▶ its file ─▶ inotify, on the directory ─▶ Tail ─▶ its meter ─▶ seen, lost
-                                                              └─▶ OutputBounds, which frees the
-                                                              oldest bytes
+                                                              └─▶ OutputBounds: frees the oldest
 
 The run writes its files itself, so nothing here can slow it down or break its pipes. Output that is
 not read in time is counted as lost rather than waited for. A run that writes nothing costs nothing.
