@@ -35,8 +35,8 @@ from ..host.tasks import in_thread
 from ..processes import kernel
 from ..protocol.types import RunId
 
-# ---- Searches for session files. They belong to the agent: any name may be there
-# as a FIFO, a link, or a directory of 100 000
+# ---- Searches for session files. They belong to the agent: any name may be there as a FIFO, a
+# link, or a directory of 100 000
 # names.
 #
 # So a search is bounded, no link below the program's own directory is followed, and only regular
@@ -527,8 +527,8 @@ class Sessions:
         except Exception:  # noqa: BLE001 - a bug in a meter must not leave every tree without a supervisor
             self._drop(key)
             self.trouble(
-                f"run {run}: its session is no longer read: internal "
-                f"error:\n{traceback.format_exc()}"
+                f"run {run}: "
+                f"its session is no longer read: internal error:\n{traceback.format_exc()}"
             )
         if (session.readings, session.session_id) != before and self._session(key) is session:
             self.seen(run, self.told(run))
@@ -551,11 +551,10 @@ class Sessions:
                 self.seen(key[0], self.told(key[0]))  # without what may be another process's
             self.lost(
                 key[0],
-                f"what the run uses is not read from its {session.files.program} session: several "
-                f"sessions began in {session.cwd} "
-                "at about that time, and nothing tells which is the run's. Have it print JSON "
-                "events, or name the session in the "
-                "command, as claude --session-id does",
+                f"what the run uses is not read from its {session.files.program} session: "
+                f"several sessions began in {session.cwd} at about that time, "
+                "and nothing tells which is the run's. Have it print JSON events, "
+                "or name the session in the command, as claude --session-id does",
             )
 
 

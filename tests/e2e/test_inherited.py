@@ -30,8 +30,8 @@ CHILDREN, DESCRIPTORS, LOCALE = (
 STATES = {
     CHILDREN: "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
     "signals ignored": (
-        "for number in signal.valid_signals() - {9, 19, 32, 33}: signal.signal(number, "
-        "signal.SIG_IGN)"
+        "for number in signal.valid_signals() - {9, 19, 32, "
+        "33}: signal.signal(number, signal.SIG_IGN)"
     ),
     "signals blocked": "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())",
     DESCRIPTORS: "os.closerange(0, 3)",

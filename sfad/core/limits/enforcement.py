@@ -33,8 +33,8 @@ def words_of(run: Run, crossing: Crossing, refused: float | None) -> str:
     if kind is LimitKind.SILENCE:
         silent, bound = amount(kind, crossing.used), amount(kind, limit.threshold)
         return (
-            f"gave no sign of life for {silent}; its silence limit is {bound}, set by "
-            f"{limit.source}"
+            f"gave no sign of life for {silent}; "
+            f"its silence limit is {bound}, set by {limit.source}"
         )
     bound = f"its {kind} limit is {bare(kind, crossing.active.threshold)}, set by {limit.source}"
     if refused is not None and crossing.exceeded:
@@ -92,8 +92,8 @@ def excess(active: ActiveLimit, used: float) -> float:
     return shown(active.limit.kind, max(0, used - active.threshold))
 
 
-# ---- Runs that wait because of a limit, until a person decides (`limit_requests`)
-# or their time is up
+# ---- Runs that wait because of a limit, until a person decides (`limit_requests`) or their time is
+# up
 
 
 WAITING = (Action.PAUSE, Action.REQUEST_INCREASE)
@@ -450,8 +450,7 @@ def _not_executed(run: Run) -> Reason:
     after = run.allowed_time - run.clock.counted
     return Reason(
         kind=ReasonKind.LIMIT,
-        message=f"its command was not executed within {after:g} s: its working directory, a directory "
-        "of its PATH "
-        "or the command is on a file system that does not answer",
+        message=f"its command was not executed within {after:g} s: its working directory, "
+        "a directory of its PATH or the command is on a file system that does not answer",
         limit_kind=LimitKind.TIME,
     )

@@ -149,8 +149,9 @@ class Succession:
         what = f"run_{info.status}"
         if not self.resources.ledger.records.has_event(info.id, what):
             why = info.reason.message if info.reason is not None else ""
-            event = Event(type=what, severity=severity_of_end(info.status), run_id=info.id, root_id=info.root_id,
-                          agent_name=info.name, user=info.user, message=why, channel=info.channel)  # fmt: skip
+            event = Event(type=what, severity=severity_of_end(info.status), run_id=info.id,
+                          root_id=info.root_id, agent_name=info.name, user=info.user, message=why,
+                          channel=info.channel)  # fmt: skip
             self.announcer.publish_event(event, tuple(self.catalogue.lineage(info.id)))
 
     def _tell_of_lost_stdin(self) -> None:
@@ -458,8 +459,8 @@ class Runtime:
         queued = self.machine.slots.queued
         parts = [
             (
-                f"{counted(len(self.machine.tree), 'run')} live, {queued} "
-                f"{'of them ' if queued else ''}queued"
+                f"{counted(len(self.machine.tree), 'run')} "
+                f"live, {queued} {'of them ' if queued else ''}queued"
             )
         ]
         if self.machine.draining:
