@@ -168,8 +168,8 @@ class SpawnOptions(Struct, frozen=True):
     resume: Annotated[
         bool,
         flag(
-            "With --attempts: each further attempt continues the agent's session, and so does "
-            "one after a lost attempt"
+            "With --attempts: each further attempt continues the agent's session, "
+            "and so does one after a lost attempt"
         ),
     ] = False
     retry_delay: Annotated[
@@ -195,15 +195,15 @@ class SpawnOptions(Struct, frozen=True):
     stdio: Annotated[
         Literal["files", "inherit"] | None,
         Value("HOW", either("files", "inherit")).option(
-            "files (default), or inherit: the run uses this client's stdin, stdout and "
-            "stderr, and no output is kept"
+            "files (default), or inherit: the run uses this client's stdin, stdout and stderr, "
+            "and no output is kept"
         ),
     ] = None
     text: Annotated[
         bool,
         flag(
-            "Show the agent's text and final answer instead of its JSON events, if the meter "
-            "knows them"
+            "Show the agent's text and final answer instead of its JSON events, "
+            "if the meter knows them"
         ),
     ] = False
     raw: Annotated[
@@ -223,8 +223,8 @@ class SpawnOptions(Struct, frozen=True):
     timeout: Annotated[
         float | None,
         TIME.option(
-            "Limit of time: 90 (seconds), 90s, 5m, 1h (default: SFA_DEFAULTS_TIMEOUT, else "
-            "see below)"
+            "Limit of time: 90 (seconds), 90s, 5m, 1h (default: "
+            "SFA_DEFAULTS_TIMEOUT, else see below)"
         ),
     ] = None
     limit: Annotated[
@@ -236,8 +236,8 @@ class SpawnOptions(Struct, frozen=True):
     on_limit: Annotated[
         Action | None,
         Value("ACTION", read_action, words="action").option(
-            "Action of limits that name none: terminate, pause, warn, refuse, "
-            "request_increase (default: the profile's)"
+            "Action of limits that name none: "
+            "terminate, pause, warn, refuse, request_increase (default: the profile's)"
         ),
     ] = None
     limits: Limits = None
@@ -250,8 +250,8 @@ class SpawnOptions(Struct, frozen=True):
     gateway: Annotated[
         bool,
         flag(
-            "Check each model call before it is made, so that a limit of cost is not "
-            "exceeded; children inherit it"
+            "Check each model call before it is made, so that a limit of cost is not exceeded; "
+            "children inherit it"
         ),
     ] = False
     no_gateway: Annotated[
@@ -260,8 +260,8 @@ class SpawnOptions(Struct, frozen=True):
     model_allow: Annotated[
         list[str],
         Value("PATTERN").option(
-            "A model that the run and its children may call, as claude-haiku-*; others are "
-            "refused. Implies --gateway"
+            "A model that the run and its children may call, as claude-haiku-*; "
+            "others are refused. Implies --gateway"
         ),
     ] = []
 
@@ -269,8 +269,8 @@ class SpawnOptions(Struct, frozen=True):
     after: Annotated[
         list[After],
         Value("RUN[:ok]", _after, words="run").option(
-            "Start when this run has ended; with :ok, only if it completes, else the new run "
-            "is cancelled"
+            "Start when this run has ended; "
+            "with :ok, only if it completes, else the new run is cancelled"
         ),
     ] = []
     group: Annotated[
@@ -322,16 +322,15 @@ class SpawnOptions(Struct, frozen=True):
     restart_elsewhere: Annotated[
         bool,
         flag(
-            "If its node is lost, a further attempt (--attempts) begins on another one after "
-            "the lease. Implies --fleet"
+            "If its node is lost, a further attempt (--attempts) "
+            "begins on another one after the lease. Implies --fleet"
         ),
     ] = False
     ship: Annotated[
         str | None,
         DIR.option(
-            "With --fleet: send this directory, without what git ignores, and work in the "
-            "copy; sfactl fetch brings "
-            "changes back"
+            "With --fleet: send this directory, without what git ignores, "
+            "and work in the copy; sfactl fetch brings changes back"
         ),
     ] = None
 
@@ -342,43 +341,43 @@ class SpawnOptions(Struct, frozen=True):
     allow_tool: Annotated[
         list[str],
         TOOL.option(
-            "A tool that the agent may use (SFA_ALLOWED_TOOLS); a call of any other is then a "
-            "breach"
+            "A tool that the agent may use (SFA_ALLOWED_TOOLS); "
+            "a call of any other is then a breach"
         ),
     ] = []
     block_tool: Annotated[
         list[str],
         TOOL.option(
-            "A tool that the agent may not use (SFA_BLOCKED_TOOLS); a call that a meter sees "
-            "is a breach"
+            "A tool that the agent may not use (SFA_BLOCKED_TOOLS); "
+            "a call that a meter sees is a breach"
         ),
     ] = []
     isolate: Annotated[
         Literal["on", "net"] | None,
         Value("on|net", either("on", "net")).option(
-            "Start the command in a sandbox (bubblewrap); with =net it reaches nothing but "
-            "the gateway. Children inherit it"
+            "Start the command in a sandbox (bubblewrap); "
+            "with =net it reaches nothing but the gateway. Children inherit it"
         ),
     ] = None
     egress: Annotated[
         list[Words],
         Value("HOST[,HOST]", Words).option(
-            "With --isolate=net: what the run also reaches, as HOST, HOST:PORT or *.DOMAIN; * "
-            "is all but models. "
-            "Ports: 443 and 80"
+            "With --isolate=net: what the run also reaches, as HOST, HOST:PORT or *.DOMAIN; "
+            "* is all but models. Ports: 443 and 80"
         ),
     ] = []
     writable: Annotated[
         list[str],
         PATH.option(
-            "A path that the sandbox may write to, beside the working directory. Implies --isolate"
+            "A path that the sandbox may write to, "
+            "beside the working directory. Implies --isolate"
         ),
     ] = []
     readable: Annotated[
         list[str],
         PATH.option(
-            "A path that the sandbox shows, beside programs and what it may write to. Implies "
-            "--isolate"
+            "A path that the sandbox shows, beside programs and what it may write "
+            "to. Implies --isolate"
         ),
     ] = []
     mcp: Annotated[
@@ -410,9 +409,8 @@ def check(wanted: SpawnOptions) -> None:
     """Raise `UsageError` for invalid or contradictory options."""
     if wanted.agent is None and not wanted.command:
         raise UsageError(
-            "nothing to run: name an agent and its task, as in: claude 'look at HEAD~1', or "
-            "write "
-            "-- COMMAND"
+            "nothing to run: name an agent and its task, as in: "
+            "claude 'look at HEAD~1', or write -- COMMAND"
         )
     if wanted.leaf and wanted.nested:
         raise UsageError("--leaf and --nested exclude each other: a leaf may start nothing")
@@ -422,9 +420,8 @@ def check(wanted: SpawnOptions) -> None:
         raise UsageError("--gateway and --no-gateway exclude each other")
     if wanted.model_allow and wanted.no_gateway:
         raise UsageError(
-            "--model-allow and --no-gateway exclude each other: only the gateway sees the "
-            "model "
-            "before a call"
+            "--model-allow and --no-gateway exclude each other: "
+            "only the gateway sees the model before a call"
         )
     if "" in wanted.model_allow:
         raise UsageError("--model-allow: a pattern is empty; write one such as 'claude-haiku-*'")
@@ -434,8 +431,8 @@ def check(wanted: SpawnOptions) -> None:
         )
     if wanted.worktree is not None and wanted.worktree_of is not None:
         raise UsageError(
-            "--worktree and --worktree-of exclude each other: the second names a worktree that "
-            "has a branch"
+            "--worktree and --worktree-of exclude each other: "
+            "the second names a worktree that has a branch"
         )
     if wanted.worktree == "":
         raise UsageError(
@@ -598,14 +595,14 @@ def caveats(run: RunInfo, message: Spawn) -> Iterator[str]:
     """Yield what the user may not expect of the run."""
     if run.isolation == "offline" and not message.quiet:
         yield (
-            f"sfactl: {run.id} has no network at all; with --gateway it would reach its model, "
-            "and nothing else"
+            f"sfactl: {run.id} has no network at all; "
+            "with --gateway it would reach its model, and nothing else"
         )
     # what a shim starts, no person has started, so it is told though the rest is not
     if run.direct is not None and (message.shim or not message.quiet):
         yield (
-            f"sfactl: {run.id} goes without the gateway, so its limits of money are kept after "
-            f"its calls, if at all: {run.direct}"
+            f"sfactl: {run.id} goes without the gateway, "
+            f"so its limits of money are kept after its calls, if at all: {run.direct}"
         )
     if words := unenforceable(run, message):
         yield words

@@ -60,8 +60,8 @@ class EventOptions(Struct, frozen=True):
     since: Annotated[
         Since | None,
         Value("SEQ|TIME", _since).option(
-            "Events after this number (4711), or since then: 12h (ago), 22:00, yesterday, "
-            "2026-01-31T22:00"
+            "Events after this number (4711), or since then: "
+            "12h (ago), 22:00, yesterday, 2026-01-31T22:00"
         ),
     ] = None
     tail: Annotated[

@@ -113,8 +113,8 @@ def list_(wanted: ListOptions) -> int:
         print(drawn(columns, found, sum_=wanted.sum_, wide=wanted.wide, room=room))
     if found.truncated and wanted.limit_rows is not None:
         output.note(
-            f"sfactl: only the newest {wanted.limit_rows} of the ended runs are shown; there are "
-            "more (--limit-rows)"
+            f"sfactl: only the newest {wanted.limit_rows} of the ended runs are shown; "
+            "there are more (--limit-rows)"
         )
     return ExitCode.DONE
 

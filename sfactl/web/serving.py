@@ -44,7 +44,7 @@ _FOUND = struct.Struct("=4x48x12xII")
 _ALL_STATES, _ANY_INTERFACE, _NO_COOKIE = 0xFFFFFFFF, 0, b"\xff" * 8
 Address = tuple[str, int]
 NO_PEER: dict[socket.AddressFamily, Address] = {
-    socket.AF_INET: ("0.0.0.0", 0),
+    socket.AF_INET: ("0.0.0.0", 0),  # noqa: S104
     socket.AF_INET6: ("::", 0),
 }
 """The remote end of a listener."""
@@ -169,16 +169,16 @@ def place_of(wanted: WebOptions) -> Place:
     if proxy is not None:
         if sender is None:
             raise UsageError(
-                f"--listen {wanted.listen}: other machines can connect; name the proxy's IP "
-                "address with --from"
+                f"--listen {wanted.listen}: other machines can connect; "
+                "name the proxy's IP address with --from"
             )
         proxy_address = understood("--from", ip, sender)
         return Place(host, port, cert, key, proxy, from_address(proxy_address), False)
     if cert is None:
         raise UsageError(
-            f"--listen {wanted.listen}: other machines can connect; give a certificate (--cert "
-            "FILE --key FILE), or the proxy in front (--proxy https://NAME --from ADDRESS), or "
-            "listen on 127.0.0.1 and forward the port with ssh -L"
+            f"--listen {wanted.listen}: other machines can connect; "
+            "give a certificate (--cert FILE --key FILE), or the proxy in front (--proxy "
+            "https://NAME --from ADDRESS), or listen on 127.0.0.1 and forward the port with ssh -L"
         )
     return Place(host, port, cert, key, None, lambda _: True, False)
 
