@@ -369,8 +369,7 @@ class SpawnOptions(Struct, frozen=True):
     writable: Annotated[
         list[str],
         PATH.option(
-            "A path that the sandbox may write to, "
-            "beside the working directory. Implies --isolate"
+            "A path that the sandbox may write to, beside the working directory. Implies --isolate"
         ),
     ] = []
     readable: Annotated[
