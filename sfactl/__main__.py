@@ -5,15 +5,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sfad.protocol.inherited import repair_process, unblock_signals
-
-from .entry import guarded
-
 
 def main() -> None:
     # Collections would take a sixth of a call. Hardly anything is garbage before the verb begins,
     # which enables them, and the last ones would look at everything that was imported.
     gc.disable()
+    from sfad.protocol.inherited import repair_process, unblock_signals
+
     repair_process()
     unblock_signals()
     code = execute(sys.argv[1:])
@@ -23,7 +21,8 @@ def main() -> None:
 
 def execute(arguments: list[str]) -> int:
     """Carry out a command line. Return its exit code; errors are printed on stderr."""
-    from .app import carry_out  # typer, which `main` has disabled collections for
+    from .app import carry_out
+    from .entry import guarded
 
     return guarded(lambda: carry_out(arguments, _elsewhere))
 
