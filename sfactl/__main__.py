@@ -27,7 +27,7 @@ def execute(arguments: list[str]) -> int:
     return guarded(lambda: carry_out(arguments, _elsewhere))
 
 
-def _elsewhere(verb: str, function: Callable[..., int], values: dict[str, Any]) -> int:
+def _elsewhere(verb: str, function: Callable[..., int | None], values: dict[str, Any]) -> int:
     from . import over_fleet  # most command lines are about this node
 
     return over_fleet.carry_out(verb, function, values)

@@ -32,7 +32,7 @@ from .options import WITHOUT_VALUE, RootJson, RootSocket
 
 Sections = dict[str, list[tuple[str, str]]]
 """Lines of the help by their heading: a term and what it means."""
-Elsewhere = Callable[[str, Callable[..., int], dict[str, Any]], int]
+Elsewhere = Callable[[str, Callable[..., int | None], dict[str, Any]], int]
 """Carries out a verb, given its function and its values, on other nodes. `over_fleet` imports
 verbs, so it is given to them."""
 COMPLETING = "_SFACTL_COMPLETE"
@@ -88,7 +88,7 @@ class Verb(TyperCommand):
             gc.enable()
         with _help_named(ctx):
             if not (ctx.params.pop("over_fleet", False) or _names_node(ctx.params)):
-                return cast(int, super().invoke(ctx))
+                return super().invoke(ctx) or exits.ExitCode.DONE
             # the function itself: typer's wrapper has state, and a verb may be carried out on
             # several nodes at once
             function = cast(Any, self.callback).__wrapped__
@@ -222,10 +222,10 @@ class Application(typer.Typer):
     def command(
         self, name: str | None = None, *, cls: Any = Verb, **settings: Any
     ) -> Callable[[Any], Any]:
-        """Register a function, which returns an exit code, as the verb that its module is named
-        like."""
+        """Register a function, which returns an exit code or `None` for 0, as the verb that its
+        module is named like."""
 
-        def register(function: Callable[..., int]) -> Callable[..., int]:
+        def register(function: Callable[..., int | None]) -> Callable[..., int | None]:
             text = _paragraphs(getdoc(function) or "")
             super(Application, self).command(
                 name, cls=cls, help=text, context_settings=SETTINGS, **settings

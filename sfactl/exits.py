@@ -103,9 +103,12 @@ def understood(source: str, read: Callable[..., T], *arguments: object) -> T:
         raise UsageError(f"{source}: {error}" if source else str(error)) from None
 
 
-def worst(codes: Iterable[int]) -> int:
-    """Return the exit code of a command about several runs, given the code of each."""
-    return min(codes, key=_FROM_WORST.index, default=ExitCode.DONE)
+def worst(codes: Iterable[int | None]) -> int:
+    """Return the exit code of a command about several runs, given the code of each,
+    `None` for one that is done."""
+    return min(
+        (code or ExitCode.DONE for code in codes), key=_FROM_WORST.index, default=ExitCode.DONE
+    )
 
 
 _FROM_WORST = (5, 70, 69, 75, 77, 66, 2, 1, 0)

@@ -14,7 +14,7 @@ from sfad.protocol.types import RunInfo
 
 from . import connection, output, table
 from .commands import list as listing
-from .exits import UsageError, worst
+from .exits import UsageError
 from .fleet import Fleet, merged, tell_unanswered
 
 CLOCKS = 300.0
@@ -41,10 +41,10 @@ def shown(verb: str, fleet: Fleet, values: Mapping[str, Any]) -> int:
     if verb == "tree":
         from .commands.tree import show
 
-        code = show([run for _, run in rows], json=wanted.json)
+        show([run for _, run in rows], json=wanted.json)
     else:
-        code = _list(rows, fleet, unanswered, wanted)
-    return worst([code, tell_unanswered(unanswered)])
+        _list(rows, fleet, unanswered, wanted)
+    return tell_unanswered(unanswered)
 
 
 def _of_fleet(fleet: Fleet, handle: str) -> tuple[str, float]:
@@ -76,12 +76,12 @@ def _list(
     fleet: Fleet,
     unanswered: Mapping[str, str],
     wanted: listing.ListOptions,
-) -> int:
+) -> None:
     if wanted.json:
         runs = b",".join(b'{"node":%b,%b' % (to_json(node), to_json(run)[1:]) for node, run in rows)
         more = to_json({"nodes": fleet.names, "unanswered": sorted(unanswered)})
         output.write(b'{"runs":[%b],%b\n' % (runs, more[1:]))
-        return 0
+        return
     columns = [column for column in wanted.columns() if column.name != "PARENT"]
     lines = [
         [cells[0], node, *cells[1:]]
@@ -102,4 +102,3 @@ def _list(
         room=None if wanted.wide else table.terminal_width(),
     )
     print(text)
-    return 0

@@ -16,7 +16,7 @@ from .fleet import ANSWER, Fleet, tell_unanswered
 from .web.options import WebOptions
 
 
-def carry_out(verb: str, function: Callable[..., int], values: dict[str, Any]) -> int:
+def carry_out(verb: str, function: Callable[..., int | None], values: dict[str, Any]) -> int:
     """Carry out a verb with --fleet."""
     fleet = Fleet(values.pop("socket", None))
     if verb in _AS_ONE:
@@ -56,7 +56,7 @@ def carry_out(verb: str, function: Callable[..., int], values: dict[str, Any]) -
     return code
 
 
-def _of_each(fleet: Fleet, function: Callable[..., int], values: Mapping[str, Any]) -> int:
+def _of_each(fleet: Fleet, function: Callable[..., int | None], values: Mapping[str, Any]) -> int:
     """Carry out a verb on all nodes at once. Name the nodes that did not answer."""
     codes, unanswered = fleet.each(lambda node: function(**values, socket=fleet.place(node)))
     return exits.worst([*codes.values(), tell_unanswered(unanswered)])
@@ -79,13 +79,11 @@ def _events(fleet: Fleet, values: dict[str, Any]) -> int:
         with lock:
             print(line, flush=True)
 
-    def show(node: str) -> int:
-        return events.show(
-            options.request(), fleet.place(node), json=options.json, tell=tell, node=node
-        )
+    def show(node: str) -> None:
+        events.show(options.request(), fleet.place(node), json=options.json, tell=tell, node=node)
 
-    codes, unanswered = fleet.each(show, within=None if options.follow_ else ANSWER)
-    return exits.worst([*codes.values(), tell_unanswered(unanswered)])
+    _, unanswered = fleet.each(show, within=None if options.follow_ else ANSWER)
+    return tell_unanswered(unanswered)
 
 
 def _top(fleet: Fleet, values: dict[str, Any]) -> int:

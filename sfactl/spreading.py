@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import FieldInfo, fields
 
-Function = Callable[..., int]
+Function = Callable[..., int | None]
 
 
 def spread(
@@ -36,7 +36,7 @@ def spread(
         name = next(each.name for each in own.values() if each.annotation is struct)
 
         @wraps(function)
-        def verb(**values: Any) -> int:
+        def verb(**values: Any) -> int | None:
             given = {field: values.pop(field) for field in spread_fields if field in values}
             return function(**{name: struct(**given)}, **values)
 

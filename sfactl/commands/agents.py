@@ -11,7 +11,7 @@ from sfad.protocol.requests.daemon import AgentInfo, AgentList, Agents
 from .. import output, table
 from ..app import app
 from ..connection import call
-from ..exits import ExitCode, UsageError
+from ..exits import UsageError
 from ..options import Json, Socket, Value
 
 HEADER = ("NAME", "ON PATH", "TYPE", "METER", "LIMITS", "DEFINED IN", "DESCRIPTION", "COMMAND")
@@ -22,7 +22,7 @@ def agents(
     name: Annotated[str | None, Value("NAME", words="agent").argument("Agent to explain")] = None,
     socket: Socket = None,
     json: Json = False,
-) -> int:
+) -> None:
     """List the registered agents, or explain one.
 
     An agent of this list is started with `sfactl run NAME "task"`; the config adds to the
@@ -41,7 +41,6 @@ def agents(
         print(table.drawn(HEADER, map(_row, agents)))
     else:
         print("\n".join(f"{key + ':':<13}{value}" for key, value in _explained(chosen[0])))
-    return ExitCode.DONE
 
 
 def _named(name: str, agents: Sequence[AgentInfo]) -> AgentInfo:

@@ -6,7 +6,6 @@ from sfad.protocol.requests.daemon import Config, ConfigReply
 from .. import output, table
 from ..app import app
 from ..connection import call
-from ..exits import ExitCode
 from ..options import Json, Socket, Value
 
 
@@ -23,7 +22,7 @@ def config(
     ] = None,
     socket: Socket = None,
     json: Json = False,
-) -> int:
+) -> None:
     """Show the daemon's settings and where each comes from, or the schema of --limits.
 
     Precedence: flag, environment, user's file, /etc/sfad/user.toml, built-in. The system's
@@ -34,11 +33,10 @@ def config(
         from sfad.protocol.limits_object import schema
 
         output.write(schema())
-        return ExitCode.DONE
+        return
     found = call(socket, Config(id=0), ConfigReply).settings
     if json:
         output.print_json({"settings": found})
     else:
         rows = ((s.key, to_json(s.value).decode(), s.source) for s in found)
         print(table.drawn(("KEY", "VALUE", "FROM"), rows))
-    return ExitCode.DONE

@@ -93,7 +93,7 @@ later."""
 
 
 @app.command()
-def demo(socket: Socket = None, json: Json = False) -> int:
+def demo(socket: Socket = None, json: Json = False) -> None:
     """Watch the daemon refuse, limit and stop runs (15 seconds, leaves nothing).
 
     Starts its own daemon in a private directory, and scripted agents under it: a planner that
@@ -124,7 +124,6 @@ def demo(socket: Socket = None, json: Json = False) -> int:
         "\nThe demo's daemon is stopped and its directory removed. To begin: "
         "sfactl spawn -- COMMAND…"
     )
-    return exits.ExitCode.DONE
 
 
 class Model(ThreadingHTTPServer):

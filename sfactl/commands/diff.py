@@ -18,7 +18,7 @@ def diff(
     socket: Socket = None,
     json: Json = False,
     stat: Annotated[bool, flag("Only the names of files, and how many lines have changed")] = False,
-) -> int:
+) -> None:
     """Show what a run has changed in its git worktree since its start.
 
     Committed or not, with untracked files that git does not ignore. Git shows it, with your
@@ -61,7 +61,6 @@ def diff(
                 "diff": output.utf8(text),
             }
         )
-    return ExitCode.DONE
 
 
 def _become_owner(run: RunInfo) -> None:

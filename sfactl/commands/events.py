@@ -18,7 +18,7 @@ from sfad.protocol.units import MOST_WHOLE, parse_whole
 from .. import connection, history, output
 from ..app import OverFleet, app
 from ..connection import ABSENT, AGAIN, Client, ConnectionLost, DaemonError, Unreachable, check
-from ..exits import ExitCode, UsageError
+from ..exits import UsageError
 from ..options import RUN, Json, Socket, Value, flag, moment, one_of
 from ..spreading import spread
 
@@ -112,7 +112,7 @@ class EventOptions(Struct, frozen=True):
 
 @app.command(cls=OverFleet)
 @spread(EventOptions)
-def events(wanted: EventOptions) -> int:
+def events(wanted: EventOptions) -> None:
     """Print events, and follow them.
 
     Without an option: the last 50. With --since, all from that event or time on. Each line has
@@ -123,7 +123,7 @@ def events(wanted: EventOptions) -> int:
 
     With --json, one object for each event.
     """
-    return show(wanted.request(), wanted.socket, json=wanted.json)
+    show(wanted.request(), wanted.socket, json=wanted.json)
 
 
 def show(
@@ -133,7 +133,7 @@ def show(
     json: bool,
     tell: Callable[[str], None] | None = None,
     node: str | None = None,
-) -> int:
+) -> None:
     """Print events. `tell`: is given each line instead of stdout, with the name of the `node`."""
     found, own = False, output.own_user()
     # without a daemon there is a history, but nothing to follow
@@ -150,7 +150,6 @@ def show(
                 print(_line(event, own), flush=wanted.follow)
     if not found:
         output.note("no event matches")
-    return ExitCode.DONE
 
 
 def _connect_when_there(socket: str | None) -> Client:

@@ -18,7 +18,7 @@ def fetch(
     patch: Annotated[bool, flag("Print a patch instead")] = False,
     force: Annotated[bool, flag("Overwrite files that have changed since they were sent")] = False,
     to: Annotated[str | None, DIR.option("Another directory to write to")] = None,
-) -> int:
+) -> None:
     """Bring back what a run has changed in the files that were sent with it.
 
     The run was started with --ship DIR (docs/fleet.md#files), and may be named NODE/ID. Its new
@@ -37,14 +37,13 @@ def fetch(
     with archive:
         if patch:
             shipping.show_patch(archive)
-            return ExitCode.DONE
+            return
         root = _root(packed, to, socket)
         done = shipping.bring_back(archive, root, force=force, elsewhere=to is not None)
     if json:
         output.print_json({"run": run, "directory": output.utf8(root), **done})
     else:
         shipping.tell(done)
-    return ExitCode.DONE
 
 
 def _root(packed: FilesPacked, to: str | None, socket: str | None) -> str:

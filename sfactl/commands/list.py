@@ -87,7 +87,7 @@ class ListOptions(Struct, frozen=True):
 
 @app.command("list", cls=OverFleet)
 @spread(ListOptions)
-def list_(wanted: ListOptions) -> int:
+def list_(wanted: ListOptions) -> None:
     """List runs (alias: ps).
 
     Without a filter: the live runs and the last 50 that ended, newest last. With a filter: all
@@ -116,7 +116,6 @@ def list_(wanted: ListOptions) -> int:
             f"sfactl: only the newest {wanted.limit_rows} of the ended runs are shown; "
             "there are more (--limit-rows)"
         )
-    return ExitCode.DONE
 
 
 # ---- the runs that match

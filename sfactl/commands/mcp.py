@@ -1,7 +1,6 @@
 from typing import Annotated
 
 from ..app import app
-from ..exits import ExitCode
 from ..options import TIME, Socket, Value, flag
 
 ANSWER_WITHIN = 50.0
@@ -24,7 +23,7 @@ def mcp(
     no_ask: Annotated[
         bool, flag("Do not ask the person before a stop: no person is at the program")
     ] = False,
-) -> int:
+) -> None:
     """Offer subagents to an agent program, as an MCP server on stdin and stdout.
 
     Register it once with your program (--print-config shows how), or give it to one run: sfactl
@@ -35,8 +34,7 @@ def mcp(
         from ..mcp.registration import explained
 
         print(explained(print_config, socket), end="")
-        return ExitCode.DONE
+        return
     from ..mcp.server import serve
 
     serve(socket, answer_within, not no_ask)
-    return ExitCode.DONE

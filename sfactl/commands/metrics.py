@@ -3,16 +3,14 @@ from sfad.protocol.requests.daemon import Metrics, MetricsText
 from .. import output
 from ..app import app
 from ..connection import call
-from ..exits import ExitCode
 from ..options import Socket
 
 
 @app.command()
-def metrics(socket: Socket = None) -> int:
+def metrics(socket: Socket = None) -> None:
     """Print the daemon's metrics in the text format of Prometheus.
 
     docs/metrics.md describes each. `metrics.listen` in the config serves the same to a
     Prometheus server.
     """
     output.write(call(socket, Metrics(id=0), MetricsText).text.encode())
-    return ExitCode.DONE

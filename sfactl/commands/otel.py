@@ -1,10 +1,9 @@
 from ..app import app
-from ..exits import ExitCode
 from ..options import Socket
 
 
 @app.command()
-def otel(socket: Socket = None) -> int:
+def otel(socket: Socket = None) -> None:
     """Export a span for each ended run and each of its model calls to `otel.endpoint`, until
     interrupted.
 
@@ -14,4 +13,3 @@ def otel(socket: Socket = None) -> int:
     from ..otel.starting import start  # an extra
 
     start(socket)
-    return ExitCode.DONE

@@ -7,7 +7,6 @@ from sfad.protocol.requests.plans import PlanAccount, PlanList, Plans, PlanWindo
 from .. import output, table
 from ..app import OverFleet, app
 from ..connection import call
-from ..exits import ExitCode
 from ..options import Json, Socket, flag
 from ..plans import moment
 
@@ -20,7 +19,7 @@ def plans(
     socket: Socket = None,
     json: Json = False,
     forecast: Annotated[bool, flag("Also when each window is empty at the present rate")] = False,
-) -> int:
+) -> None:
     """Show the windows of subscriptions: how much is used, when they reset, and which runs wait
     for that.
 
@@ -35,7 +34,6 @@ def plans(
         output.print_json(output.content(found))
     else:
         show(found.accounts, forecast=forecast)
-    return ExitCode.DONE
 
 
 def show(accounts: Sequence[PlanAccount], *, forecast: bool) -> None:

@@ -9,7 +9,7 @@ from sfad.protocol.units import counted
 from .. import output, table
 from ..app import app
 from ..connection import call
-from ..exits import ExitCode, UsageError
+from ..exits import UsageError
 from ..options import NAME, TYPE, Json, Socket
 
 HEADER = ("KIND", "IN FORCE", "FROM", "P95", "SUGGESTED", "FAILED ON IT", "RUNS")
@@ -23,7 +23,7 @@ def recommend(
         str | None, TYPE.option("Only runs of this type, under its profile", "--type")
     ] = None,
     name: Annotated[str | None, NAME.option("Only runs of this name")] = None,
-) -> int:
+) -> None:
     """Suggest limits from past successful runs.
 
     Each row is a kind of limit. P95 is what 95 in 100 successful runs used at most, SUGGESTED
@@ -42,7 +42,6 @@ def recommend(
     else:
         print(table.drawn(HEADER, rows(found)))
         print(verdict(found))
-    return ExitCode.DONE
 
 
 def rows(found: Recommended) -> Iterable[tuple[str, ...]]:

@@ -5,12 +5,11 @@ from sfad.protocol.units import counted
 from .. import output
 from ..app import app
 from ..connection import call
-from ..exits import ExitCode
 from ..options import Json, Socket
 
 
 @app.command()
-def reload(socket: Socket = None, json: Json = False) -> int:
+def reload(socket: Socket = None, json: Json = False) -> None:
     """Make the daemon read its config again, as SIGHUP does, and show what changed.
 
     Live runs keep their limits. If the config has an error, the old one stays in force.
@@ -21,7 +20,7 @@ def reload(socket: Socket = None, json: Json = False) -> int:
     found = call(socket, Reload(id=0), Reloaded)
     if json:
         output.print_json(output.content(found))
-        return ExitCode.DONE
+        return
     for change in found.changed:
         print(_line(change))
     if any(change.waits for change in found.changed):
@@ -31,7 +30,6 @@ def reload(socket: Socket = None, json: Json = False) -> int:
         )
     files = ", ".join(found.files) or "there is no config file, so all settings are built-in"
     output.note(f"{counted(len(found.changed), 'setting')} changed ({output.plain(files)})")
-    return ExitCode.DONE
 
 
 def _line(change: Change) -> str:

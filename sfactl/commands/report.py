@@ -4,7 +4,7 @@ from sfad.protocol.requests.use import Report
 from .. import output
 from ..app import app
 from ..connection import call
-from ..exits import ExitCode, UsageError
+from ..exits import UsageError
 from ..options import Json, Socket
 from ..spreading import spread
 from ..usage_options import Amounts, Model, OwnRun, Purpose
@@ -20,7 +20,7 @@ def report(
     model: Model = None,
     amounts: Amounts,
     role: Purpose = None,
-) -> int:
+) -> None:
     """Report what a run has used: turns, messages, tokens, cost.
 
     For an agent, inside its run: adds what it has used since its last report. Amounts count
@@ -39,4 +39,3 @@ def report(
     found = call(socket, request, RunReply).run
     if json:
         output.print_json(found)
-    return ExitCode.DONE

@@ -17,7 +17,7 @@ def reserve(
     input_tokens: InputTokens = None,
     max_output_tokens: MaxOutputTokens = None,
     role: Purpose = None,
-) -> int:
+) -> None:
     """Reserve what a call to a model may use, before the call.
 
     For an agent. If the run may use this much, prints the reservation's id. The estimate then
@@ -42,10 +42,6 @@ def reserve(
         max_output_tokens=needed(max_output_tokens, "--max-output-tokens"),
     )
     found = call(socket, request, Reserved)
-    return _show(found, json)
-
-
-def _show(found: Reserved, json: bool) -> int:
     if found.refused is not None:
         if json:
             output.print_json({"refused": found.refused})
@@ -62,4 +58,3 @@ def _show(found: Reserved, json: bool) -> int:
             "sfactl: this model has no known price, so tokens are reserved, but no money; set "
             '[prices."MODEL"] in the config'
         )
-    return ExitCode.DONE

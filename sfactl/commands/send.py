@@ -9,7 +9,6 @@ from sfad.protocol.requests.steering import Send
 from .. import output
 from ..app import OverFleet, app
 from ..connection import connect
-from ..exits import ExitCode
 from ..options import Json, LiveRun, Socket, Value, flag
 
 CHUNK = 64 * 1024
@@ -23,7 +22,7 @@ def send(
     socket: Socket = None,
     json: Json = False,
     eof: Annotated[bool, flag("Close the run's stdin afterwards")] = False,
-) -> int:
+) -> None:
     """Write to the stdin of a run started with --stdin.
 
     A newline is added to MESSAGE. Without MESSAGE, or with -, stdin is copied unchanged.
@@ -37,7 +36,6 @@ def send(
             client.call(Send(id=0, run=run, data=b"", eof=eof), Done)
     if json:
         output.print_json({"run": run, "sent": sent, "eof": eof})
-    return ExitCode.DONE
 
 
 def _data(words: Sequence[str]) -> Iterator[bytes]:

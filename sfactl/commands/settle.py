@@ -6,7 +6,6 @@ from sfad.protocol.requests.use import Settle
 from .. import output
 from ..app import app
 from ..connection import call
-from ..exits import ExitCode
 from ..options import Json, Socket, Value
 from ..spreading import spread
 from ..usage_options import Amounts, needed
@@ -20,7 +19,7 @@ def settle(
     socket: Socket = None,
     json: Json = False,
     amounts: Amounts,
-) -> int:
+) -> None:
     """Replace a reservation with what was used.
 
     For a call that was not made, or is not billed, give 0 and 0. Prints nothing; --json prints
@@ -35,4 +34,3 @@ def settle(
     found = call(socket, request, RunReply).run
     if json:
         output.print_json(found)
-    return ExitCode.DONE

@@ -59,7 +59,7 @@ def shim(
     ] = [],
     socket: Socket = None,
     json: Json = False,
-) -> int:
+) -> None:
     """Have agent programs that a run starts by itself become child runs.
 
     `sfactl shim install claude codex` puts a stand-in for each program into a directory that
@@ -74,7 +74,8 @@ def shim(
     inside a run.
     """
     if action == "list":
-        return _list(place_of_shims(socket), programs, json)
+        _list(place_of_shims(socket), programs, json)
+        return
     if not programs:
         raise UsageError(
             f"nothing to {action}: name programs, as in: sfactl shim {action} claude codex"
@@ -97,8 +98,8 @@ def shim(
     after = place_of_shims(socket)  # the daemon looks at the directory again
     if action == "remove" and not json:
         print(f"removed from {place.directory}: {', '.join(programs)}")
-        return ExitCode.DONE
-    return _list(after, programs if action == "install" else (), json)
+    else:
+        _list(after, programs if action == "install" else (), json)
 
 
 def place_of_shims(socket: str | None) -> ShimPlace:
@@ -196,7 +197,7 @@ def _remove(directory: Path, programs: Sequence[str]) -> None:
         directory.rmdir()
 
 
-def _list(place: ShimPlace, programs: Sequence[str], json: bool) -> int:
+def _list(place: ShimPlace, programs: Sequence[str], json: bool) -> None:
     shims = installed(place)
     if unknown := [
         program for program in programs if program not in {shim.program for shim in shims}
@@ -216,7 +217,7 @@ def _list(place: ShimPlace, programs: Sequence[str], json: bool) -> int:
         }
         line = _for_profile(place.directory) if kept is False else None
         output.print_json({**about, "profile_line": line, "shims": shims})
-        return ExitCode.DONE
+        return
     if shims:
         print(table.drawn(HEADER, map(_row, shims)))
     else:
@@ -238,7 +239,6 @@ def _list(place: ShimPlace, programs: Sequence[str], json: bool) -> int:
             "Append to its file (~/.profile, "
             f"~/.bash_profile or ~/.zprofile):\n  {_for_profile(place.directory)}"
         )
-    return ExitCode.DONE
 
 
 def _kept_by_login_shell(directory: Path, programs: Sequence[str]) -> bool | None:

@@ -7,7 +7,6 @@ from sfad.protocol.units import counted, format_duration
 from .. import output
 from ..app import app
 from ..connection import call
-from ..exits import ExitCode
 from ..options import Json, Socket
 
 WORDS = {
@@ -22,14 +21,13 @@ WORDS = {
 
 
 @app.command()
-def status(socket: Socket = None, json: Json = False) -> int:
+def status(socket: Socket = None, json: Json = False) -> None:
     """Show the daemon: where it is, how it contains runs, and how many there are."""
     found = call(socket, DaemonInfo(id=0), DaemonStatus)
     if json:
         output.print_json(output.content(found))
     else:
         print("\n".join(f"{name:<12} {output.plain(value)}" for name, value in facts(found)))
-    return ExitCode.DONE
 
 
 def _fullest(status: DaemonStatus) -> str | None:

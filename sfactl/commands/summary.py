@@ -25,7 +25,6 @@ from sfad.protocol.units import counted
 from .. import output, table
 from ..app import OverFleet, app
 from ..connection import Client, DaemonError
-from ..exits import ExitCode
 from ..history import connect
 from ..limits import share
 from ..options import MOMENT, Json, Labels, Names, Socket, User, Value, one_of
@@ -72,7 +71,7 @@ class SummaryOptions(Struct, frozen=True):
 
 @app.command(cls=OverFleet)
 @spread(SummaryOptions)
-def summary(options: SummaryOptions) -> int:
+def summary(options: SummaryOptions) -> None:
     """Summarise what waits for you, how runs ended, what they cost and why some failed.
 
     It begins with the live runs that do not go on by themselves, whenever they were created,
@@ -87,7 +86,6 @@ def summary(options: SummaryOptions) -> int:
         print_json(found, waits)
     else:
         show(found, waits, options.by)
-    return ExitCode.DONE
 
 
 def print_json(found: Summary, waits: Sequence[Waiting], **more: object) -> None:

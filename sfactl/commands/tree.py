@@ -9,7 +9,6 @@ from sfad.protocol.units import counted
 from .. import output
 from ..app import OverFleet, app
 from ..connection import connect
-from ..exits import ExitCode
 from ..lines import Line, line_of
 from ..options import Json, MaybeRun, Socket, flag
 from ..top.table import children
@@ -24,7 +23,7 @@ def tree(
     socket: Socket = None,
     json: Json = False,
     live: Annotated[bool, flag("Show the processes and memory of each run")] = False,
-) -> int:
+) -> None:
     """Show runs as a tree.
 
     Shows live runs and those that ended recently, below their parents. With RUN, only its tree.
@@ -43,19 +42,18 @@ def tree(
                 if run.continues is not None and run.continued_by is None
             }
         )
-    return show(runs, json=json, ends=ends)
+    show(runs, json=json, ends=ends)
 
 
 def show(
     runs: Sequence[RunInfo], *, json: bool, ends: Mapping[str, Line | None] | None = None
-) -> int:
+) -> None:
     below = children(runs)
     if json:
         output.print_json({"tree": [_nested(run, below) for run in below.get(None, ())]})
     else:
         users = output.of_others(run.user for run in runs)
         print("\n".join(lines(below, users=users, ends=ends)) or "no runs")
-    return ExitCode.DONE
 
 
 def lines(

@@ -5,7 +5,6 @@ from sfad.protocol.requests.fleet import DrainNode
 
 from ... import output
 from ...connection import call
-from ...exits import ExitCode
 from ...options import NODE, Json, Socket, flag
 from . import app
 
@@ -16,7 +15,7 @@ def drain(
     socket: Socket = None,
     json: Json = False,
     undo: Annotated[bool, flag("Place runs there again")] = False,
-) -> int:
+) -> None:
     """Place no more runs on a node.
 
     Runs that are there go on, and `sfactl spawn` on the node itself still starts runs there.
@@ -26,4 +25,3 @@ def drain(
         output.print_json({"node": node, "drained": not undo})
     else:
         print(f"{node} {'takes runs again' if undo else 'takes no more runs'}")
-    return ExitCode.DONE

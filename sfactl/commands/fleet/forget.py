@@ -5,7 +5,6 @@ from sfad.protocol.units import counted
 
 from ... import output
 from ...connection import call
-from ...exits import ExitCode
 from ...options import NODE, Json, Socket
 from . import app
 
@@ -15,7 +14,7 @@ def forget(
     node: Annotated[str, NODE.argument("The node's name")],
     socket: Socket = None,
     json: Json = False,
-) -> int:
+) -> None:
     """Give up the runs of this node on another one that will not come back.
 
     They end as lost. What was granted to them stays charged, because what they have used is not
@@ -30,4 +29,3 @@ def forget(
             f"{counted(len(forgotten), 'run')} given up"
             + (f": {' '.join(forgotten)}" if forgotten else "")
         )
-    return ExitCode.DONE

@@ -8,7 +8,7 @@ from . import app
 
 
 @app.command("list")
-def list_(socket: Socket = None, json: Json = False) -> int:
+def list_(socket: Socket = None, json: Json = False) -> None:
     """List the hooks of the config, how often each was started and failed, and commands of
     --on-end that are not done.
     """
@@ -21,7 +21,7 @@ def list_(socket: Socket = None, json: Json = False) -> int:
         )
     if json:
         output.print_json({"hooks": found.hooks, "on_ends": found.on_ends})
-        return ExitCode.DONE
+        return
     rows = [
         (hook.name, str(hook.ended), str(hook.failed), str(hook.dropped), str(hook.running),
          str(hook.waiting), hook.failing or "-", " ".join(hook.on), " ".join(hook.command))
@@ -31,4 +31,3 @@ def list_(socket: Socket = None, json: Json = False) -> int:
     print(table.drawn(names, [[output.plain(cell) for cell in row] for row in rows]))
     for each in found.on_ends:
         print(f"--on-end of run {each.run_id} {each.state}: {output.plain(each.command)}")
-    return ExitCode.DONE

@@ -1,7 +1,6 @@
 from typing import Annotated
 
 from ... import output, sessions, table
-from ...exits import ExitCode
 from ...options import COUNT, Json, Socket
 from ...sessions import LISTED, SessionView
 from . import app
@@ -16,7 +15,7 @@ def list_(
     rows: Annotated[
         int, COUNT.option(f"Sessions that have ended, at most (default: {LISTED})")
     ] = LISTED,
-) -> int:
+) -> None:
     """List the live sessions, and those that ended last.
 
     In a run: the sessions below it. Else: the user's.
@@ -26,7 +25,6 @@ def list_(
         output.print_json({"sessions": found})
     else:
         print(table.drawn(HEADER, map(_row, found)))
-    return ExitCode.DONE
 
 
 def _row(session: SessionView) -> tuple[str, ...]:

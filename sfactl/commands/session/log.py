@@ -1,7 +1,6 @@
 from typing import Annotated
 
 from ... import output, sessions
-from ...exits import ExitCode
 from ...options import COUNT, Json, Run, Socket
 from . import app
 
@@ -12,7 +11,7 @@ def log(
     socket: Socket = None,
     json: Json = False,
     tail: Annotated[int, COUNT.option("The newest N lines (default: 100)")] = 100,
-) -> int:
+) -> None:
     """Print the transcript of a session: its events and output, made safe for a language model.
 
     Lines are in their order within stdout and within stderr, and stand between the events as
@@ -23,4 +22,3 @@ def log(
         output.print_json(output.content(found))
     else:
         output.write(found.text.encode())
-    return ExitCode.DONE

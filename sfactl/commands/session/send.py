@@ -1,7 +1,6 @@
 from typing import Annotated
 
 from ... import output, sessions
-from ...exits import ExitCode
 from ...options import Json, LiveRun, Socket, Value
 from . import app
 
@@ -12,7 +11,7 @@ def send(
     words: Annotated[list[str], Value("MESSAGE").argument("The line to send")],
     socket: Socket = None,
     json: Json = False,
-) -> int:
+) -> None:
     """Write a line to the stdin of a session, or continue one that has ended.
 
     The agent of a live session must keep its stdin open: `stdin = true` in its entry of the
@@ -27,4 +26,3 @@ def send(
         )
     elif new is not None:
         print(new.run_id)
-    return ExitCode.DONE
