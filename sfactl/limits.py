@@ -170,7 +170,7 @@ def _amounts(usage: Usage) -> Iterator[str]:
     for name in COUNTS:
         if (number := getattr(usage, name)) is not None:
             yield counted(number, name.removesuffix("s"))
-    bound = output.bound(partial=usage.partial, at_most=usage.at_most)
+    bound = output.bound(usage)
     if usage.input_tokens is not None:
         cached = "" if usage.cached_tokens is None else f" ({usage.cached_tokens} from a cache)"
         yield f"{bound}{usage.input_tokens} tokens in{cached}"
@@ -206,7 +206,7 @@ def by_source(run: RunInfo) -> Iterator[str]:
 
 def totals(run: RunInfo) -> str:
     """Return what the run and its descendants have used; empty if nothing is known."""
-    bound = output.bound(partial=run.total_partial, at_most=run.total_at_most)
+    bound = output.bound(run.in_all)
     parts = []
     if run.total_tokens is not None:
         parts.append(f"{bound}{run.total_tokens} tokens")

@@ -28,9 +28,7 @@ class Line(Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        cost = output.bounded(
-            output.usd(self.total_cost_usd), partial=self.partial, at_most=self.at_most
-        )
+        cost = output.bounded(output.usd(self.total_cost_usd), self)
         in_all = f"; {cost} USD in all" if self.total_cost_usd is not None else ""
         return f"{' → '.join(self.runs)}{in_all}"
 
@@ -60,19 +58,16 @@ def line_of(client: Client, run: RunInfo) -> Line | None:
 def line(runs: list[RunInfo], *, lacks: bool = False) -> Line:
     """Return the line of these runs, the first one first. `lacks`: a run of it is not known any
     more."""
-    costs = [cost for run in runs if (cost := _cost(run)) is not None]
-    tokens = [count for run in runs if (count := run.total_tokens or run.usage.tokens) is not None]
+    whole = [run.in_all for run in runs]
+    costs = [each.cost_usd for each in whole if each.cost_usd is not None]
+    tokens = [each.tokens for each in whole if each.tokens is not None]
     return Line(
         runs=[run.id for run in runs],
         total_cost_usd=round(sum(costs), 9) if costs else None,
         total_tokens=sum(tokens) if tokens else None,
-        partial=lacks or any(run.total_partial or run.usage.partial for run in runs),
-        at_most=any(run.total_at_most for run in runs),
+        partial=lacks or any(each.partial for each in whole),
+        at_most=any(each.at_most for each in whole),
     )
-
-
-def _cost(run: RunInfo) -> float | None:
-    return run.total_cost_usd if run.total_cost_usd is not None else run.usage.cost_usd
 
 
 def _info(client: Client, run: RunId) -> RunInfo | None:

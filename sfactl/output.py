@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -26,6 +26,14 @@ _ENDLESS = float("inf")
 def print_json(value: Any) -> None:
     """Print one JSON object on one line of stdout. A field of a struct that is unknown is null."""
     write(to_json(value) + b"\n")
+
+
+def answer(json: bool, value: Any, words: str) -> None:
+    """Print what a verb has found: as JSON, or in words for people."""
+    if json:
+        print_json(value)
+    else:
+        print(words)
 
 
 def changed(run: RunInfo, json: bool) -> None:
@@ -130,7 +138,24 @@ def percent(share: float) -> str:
     return f"{min(100 * share, 99) if share < 1 else 100 * share:.0f} %"
 
 
+class Figure(Protocol):
+    """What says of a figure whether it may still grow, or is an upper bound."""
+
+    @property
+    def partial(self) -> bool: ...
+    @property
+    def at_most(self) -> bool: ...
+
+
+class Use(Figure, Protocol):
+    @property
+    def tokens(self) -> int | None: ...
+    @property
+    def cost_usd(self) -> float | None: ...
+
+
 _MARKS = {
+    (False, False): ("", ""),
     (True, False): ("≥", "at least "),
     (False, True): ("≤", "at most "),
     (True, True): ("≈", "about "),
@@ -138,21 +163,36 @@ _MARKS = {
 """Of a figure that may still grow, of an upper bound, of both."""
 
 
-def bounded(text: str, *, partial: bool, at_most: bool) -> str:
+def mark(of: Figure) -> str:
+    """Return the sign before a figure; empty for a final one."""
+    return _MARKS[of.partial, of.at_most][0]
+
+
+def bounded(text: str, of: Figure) -> str:
     """Return a figure of a table: `≥0.31` if it may still grow, `≤0.31` if it is an upper bound,
     `≈0.31` if it is an estimate."""
-    return f"{_MARKS[partial, at_most][0]}{text}" if (partial or at_most) and text != "-" else text
+    return f"{mark(of)}{text}" if text != "-" else text
 
 
-def bound(*, partial: bool, at_most: bool) -> str:
+def tokens(of: Use) -> str:
+    """Return tokens for a table."""
+    return bounded(short(of.tokens), of)
+
+
+def cost(of: Use) -> str:
+    """Return US dollars for a table."""
+    return bounded(usd(of.cost_usd), of)
+
+
+def bound(of: Figure) -> str:
     """Return the same in words, with a space: `at least `; empty for a final figure."""
-    return _MARKS[partial, at_most][1] if partial or at_most else ""
+    return _MARKS[of.partial, of.at_most][1]
 
 
 def bounded_use(usage: Usage) -> str | None:
     """Return `at least 0.31 USD`, or tokens if the cost is unknown; `None` for final and for
     unknown figures."""
-    words, amount = bound(partial=usage.partial, at_most=usage.at_most), used(usage)
+    words, amount = bound(usage), used(usage)
     return f"{words}{amount}" if words and amount else None
 
 

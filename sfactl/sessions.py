@@ -239,7 +239,7 @@ def described(session: SessionView) -> Iterator[str]:
     yield headline(session)
     if session.elapsed_s is not None:
         yield f"time     {output.seconds(session.elapsed_s)}"
-    bound = output.bound(partial=session.partial, at_most=session.at_most)
+    bound = output.bound(session)
     figures = {"turns": session.turns, "tokens": session.tokens, "USD": session.cost_usd}
     for name, value in figures.items():
         if value is not None:
@@ -348,7 +348,7 @@ def _shown(
     result: str | None = None,
     advice: str | None = None,
 ) -> SessionView:
-    usage = run.usage
+    usage, whole = run.usage, run.in_all
     return SessionView(
         run_id=run.id,
         name=run.name,
@@ -358,10 +358,10 @@ def _shown(
         exit_code=run.exit_code,
         elapsed_s=usage.elapsed_s,
         turns=usage.turns,
-        tokens=run.total_tokens if run.total_tokens is not None else usage.tokens,
-        cost_usd=run.total_cost_usd if run.total_cost_usd is not None else usage.cost_usd,
-        partial=usage.partial or run.total_partial,
-        at_most=usage.at_most or run.total_at_most,
+        tokens=whole.tokens,
+        cost_usd=whole.cost_usd,
+        partial=whole.partial,
+        at_most=whole.at_most,
         parent_id=run.parent_id,
         channel=safe(run.channel),
         created_at=run.created_at.isoformat(timespec="seconds"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from .output import plain
 from .output import width as columns_of
 
+T = TypeVar("T")
 COMMAND = 12
 """Terminal columns that the last cell keeps; to keep them, other columns are left out."""
 NAME = 16
@@ -46,6 +48,12 @@ def by_status(cell: str) -> str:
     status = cell.partition(" ")[0].removesuffix("?")
     colour = _RED if status.startswith("rejected_") else _COLOURS.get(status)
     return f"\033[{colour}m{cell}\033[0m" if colour else cell
+
+
+def of(columns: Mapping[str, Callable[[T], str]], items: Iterable[T]) -> str:
+    """Return a table with a row for each item. `columns`: what the cell of an item is, by the
+    title of the column."""
+    return drawn([*columns], ([cell(item) for cell in columns.values()] for item in items))
 
 
 def drawn(

@@ -1,7 +1,7 @@
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
 from msgspec.structs import asdict
@@ -13,8 +13,6 @@ from ..app import app
 from ..connection import call
 from ..exits import UsageError
 from ..options import Json, Socket, Value
-
-HEADER = ("NAME", "ON PATH", "TYPE", "METER", "LIMITS", "DEFINED IN", "DESCRIPTION", "COMMAND")
 
 
 @app.command()
@@ -38,7 +36,7 @@ def agents(
         found = [{**asdict(agent), "program": shutil.which(agent.command[0])} for agent in chosen]
         output.print_json({"agents": found} if name is None else found[0])
     elif name is None:
-        print(table.drawn(HEADER, map(_row, agents)))
+        print(table.of(_COLUMNS, agents))
     else:
         print("\n".join(f"{key + ':':<13}{value}" for key, value in _explained(chosen[0])))
 
@@ -52,19 +50,16 @@ def _named(name: str, agents: Sequence[AgentInfo]) -> AgentInfo:
     )
 
 
-def _row(agent: AgentInfo) -> tuple[str, ...]:
-    found = "yes" if shutil.which(agent.command[0]) else "no"
-    limits = ", ".join(agent.limits) or "-"
-    return (
-        agent.name,
-        found,
-        agent.type or "-",
-        agent.meter,
-        limits,
-        agent.source,
-        agent.description or "-",
-        _command(agent),
-    )
+_COLUMNS: dict[str, Callable[[AgentInfo], str]] = {
+    "NAME": lambda agent: agent.name,
+    "ON PATH": lambda agent: "yes" if shutil.which(agent.command[0]) else "no",
+    "TYPE": lambda agent: agent.type or "-",
+    "METER": lambda agent: agent.meter,
+    "LIMITS": lambda agent: ", ".join(agent.limits) or "-",
+    "DEFINED IN": lambda agent: agent.source,
+    "DESCRIPTION": lambda agent: agent.description or "-",
+    "COMMAND": lambda agent: _command(agent),
+}
 
 
 def _explained(agent: AgentInfo) -> Iterator[tuple[str, str]]:

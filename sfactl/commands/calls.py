@@ -239,7 +239,7 @@ def cells(call: CallInfo) -> list[str]:
         output.short(call.input_tokens),
         output.short(call.cached_tokens),
         output.short(call.output_tokens),
-        output.bounded(output.usd(call.cost_usd), partial=call.partial, at_most=call.at_most),
+        output.bounded(output.usd(call.cost_usd), call),
         _short(call.first_byte_s),
         _short(call.elapsed_s),
         output.plain(result(call)),

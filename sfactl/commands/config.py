@@ -35,8 +35,5 @@ def config(
         output.write(schema())
         return
     found = call(socket, Config(id=0), ConfigReply).settings
-    if json:
-        output.print_json({"settings": found})
-    else:
-        rows = ((s.key, to_json(s.value).decode(), s.source) for s in found)
-        print(table.drawn(("KEY", "VALUE", "FROM"), rows))
+    rows = ((s.key, to_json(s.value).decode(), s.source) for s in found)
+    output.answer(json, {"settings": found}, table.drawn(("KEY", "VALUE", "FROM"), rows))

@@ -68,12 +68,8 @@ def doctor(socket: Socket = None, json: Json = False) -> int:
         *chain.from_iterable(asked),
         *chain(_isolation(), _kernel(), _limits(), _disk(status), _clock()),
     ]
-    if json:
-        output.print_json(
-            {"findings": findings, "containment": status.containment if status else None}
-        )
-    else:
-        print("\n".join(map(_line, findings)))
+    value = {"findings": findings, "containment": status.containment if status else None}
+    output.answer(json, value, "\n".join(map(_line, findings)))
     return ExitCode.REFUSED if any(f.verdict == "bad" for f in findings) else ExitCode.DONE
 
 

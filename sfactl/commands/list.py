@@ -191,7 +191,11 @@ def listed(client: Client, selection: RunSelection) -> RunSelection:
 
 
 def _object(found: Found, *, sum_: bool) -> bytes:
-    sums = {"runs": len(found.runs), "cost_usd": _rounded(found), "tokens": found.tokens}
+    sums = {
+        "runs": len(found.runs),
+        "cost_usd": found.cost_usd and round(found.cost_usd, 9),
+        "tokens": found.tokens,
+    }
     sums |= {"partial": found.partial, "at_most": found.at_most}
     more = to_json(
         ({"sum": sums} if sum_ else {}) | ({"truncated": True} if found.truncated else {})
@@ -200,10 +204,6 @@ def _object(found: Found, *, sum_: bool) -> bytes:
         b",".join(found.in_order()),
         more.replace(b"{", b",", 1) if len(more) > 2 else more[1:],
     )
-
-
-def _rounded(found: Found) -> float | None:
-    return None if found.cost_usd is None else round(found.cost_usd, 9)
 
 
 # ---- the table
@@ -221,16 +221,9 @@ class Column(Struct, frozen=True):
     """Whether it is left out if it is empty for each run."""
 
 
-def _bounded(text: str, of: Usage | Found) -> str:
-    return output.bounded(text, partial=of.partial, at_most=of.at_most)
-
-
 def _total(run: RunInfo) -> str:
-    if not run.descendants or run.total_cost_usd is None:
-        return "-"
-    return output.bounded(
-        output.usd(run.total_cost_usd), partial=run.total_partial, at_most=run.total_at_most
-    )
+    known = run.descendants and run.total_cost_usd is not None
+    return output.cost(run.in_all) if known else "-"
 
 
 def plans(run: RunInfo) -> str:
@@ -269,8 +262,8 @@ COLUMNS = (
     ),
     Column("MEMORY", lambda run: output.size(run.memory_bytes), "live", known=True),
     Column("TURNS", lambda run: output.short(run.usage.turns), known=True),
-    Column("TOKENS", lambda run: _bounded(output.short(run.usage.tokens), run.usage), known=True),
-    Column("USD", lambda run: _bounded(output.usd(run.usage.cost_usd), run.usage), known=True),
+    Column("TOKENS", lambda run: output.tokens(run.usage), known=True),
+    Column("USD", lambda run: output.cost(run.usage), known=True),
     Column("TOTAL", _total, known=True),
     Column("PLAN", plans, "wide", known=True),
     Column(
@@ -310,6 +303,5 @@ def drawn(
 
 
 def _sums(found: Found) -> dict[str, str]:
-    tokens = _bounded(output.short(found.tokens), found)
-    cost = _bounded(output.usd(_rounded(found)), found)
-    return {"ID": "sum", "NAME": counted(len(found.runs), "run"), "TOKENS": tokens, "USD": cost}
+    figures = {"TOKENS": output.tokens(found), "USD": output.cost(found)}
+    return {"ID": "sum", "NAME": counted(len(found.runs), "run"), **figures}

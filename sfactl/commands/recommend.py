@@ -37,11 +37,8 @@ def recommend(
     if type_ is not None and name is not None:
         raise UsageError("--type and --name exclude each other: give one of them")
     found = call(socket, Recommend(id=0, run_type=type_, name=name), Recommended)
-    if json:
-        output.print_json(output.content(found))
-    else:
-        print(table.drawn(HEADER, rows(found)))
-        print(verdict(found))
+    words = f"{table.drawn(HEADER, rows(found))}\n{verdict(found)}"
+    output.answer(json, output.content(found), words)
 
 
 def rows(found: Recommended) -> Iterable[tuple[str, ...]]:

@@ -48,11 +48,8 @@ def reserve(
         raise Quit(
             ExitCode.REFUSED, "" if json else f"refused: {output.plain(found.refused.message)}"
         )
-    if json:
-        reserved = {"reservation": found.reservation, "run": found.run, "cost_usd": found.cost_usd}
-        output.print_json({"reserved": reserved})
-    else:
-        print(found.reservation)
+    reserved = {"reservation": found.reservation, "run": found.run, "cost_usd": found.cost_usd}
+    output.answer(json, {"reserved": reserved}, found.reservation or "")
     if found.cost_usd is None:
         output.note(
             "sfactl: this model has no known price, so tokens are reserved, but no money; set "

@@ -2,7 +2,7 @@ import os
 import pwd
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,6 @@ from ..real_program import DEFAULT_PATH, found, search
 
 LOGIN = 5.0
 """Seconds for a login shell to begin."""
-HEADER = ("PROGRAM", "STANDS FOR", "RUNS FIND IT", "STATE")
 
 
 class InstalledShim(Struct, frozen=True):
@@ -219,7 +218,7 @@ def _list(place: ShimPlace, programs: Sequence[str], json: bool) -> None:
         output.print_json({**about, "profile_line": line, "shims": shims})
         return
     if shims:
-        print(table.drawn(HEADER, map(_row, shims)))
+        print(table.of(_COLUMNS, shims))
     else:
         output.note(
             "sfactl: no shims; install them with, for example: sfactl shim install claude codex"
@@ -268,17 +267,10 @@ def _for_profile(directory: Path) -> str:
     return f'[ -z "$SFA_RUN_ID" ] || PATH={shlex.quote(str(directory))}:"$PATH"'
 
 
-def _row(shim: InstalledShim) -> tuple[str, ...]:
-    seen = (
-        "once a daemon runs"
-        if shim.found_by_runs is None
-        else "yes"
-        if shim.found_by_runs
-        else "no"
-    )
-    return (
-        output.plain(shim.program),
-        output.plain(shim.stands_for or "not in your PATH"),
-        seen,
-        shim.state,
-    )
+_FOUND = {None: "once a daemon runs", True: "yes", False: "no"}
+_COLUMNS: dict[str, Callable[[InstalledShim], str]] = {
+    "PROGRAM": lambda shim: shim.program,
+    "STANDS FOR": lambda shim: shim.stands_for or "not in your PATH",
+    "RUNS FIND IT": lambda shim: _FOUND[shim.found_by_runs],
+    "STATE": lambda shim: shim.state,
+}

@@ -2,6 +2,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
+from sfad.protocol.types import Usage
 from sfad.protocol.units import counted, format_duration
 
 from .. import output
@@ -24,10 +25,8 @@ WORDS = {
 def status(socket: Socket = None, json: Json = False) -> None:
     """Show the daemon: where it is, how it contains runs, and how many there are."""
     found = call(socket, DaemonInfo(id=0), DaemonStatus)
-    if json:
-        output.print_json(output.content(found))
-    else:
-        print("\n".join(f"{name:<12} {output.plain(value)}" for name, value in facts(found)))
+    words = "\n".join(f"{name:<12} {output.plain(value)}" for name, value in facts(found))
+    output.answer(json, output.content(found), words)
 
 
 def _fullest(status: DaemonStatus) -> str | None:
@@ -160,8 +159,9 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         )
     for budget in status.budgets:
         left = max(0.0, budget.usd - budget.used_usd)
-        of_used = output.bound(partial=budget.partial, at_most=budget.at_most)
-        of_rest = output.bound(partial=budget.at_most, at_most=budget.partial)
+        of_used = output.bound(budget)
+        # what is left is at most so much where the use may still grow
+        of_rest = output.bound(Usage(partial=budget.at_most, at_most=budget.partial))
         used, limit, rest = map(output.usd, (budget.used_usd, budget.usd, left))
         spent = f"{of_used}{used} of {limit} USD a {budget.period} used, {of_rest}{rest} left"
         if budget.allowance_usd is not None:

@@ -176,15 +176,14 @@ def _head(found: Summary) -> Iterator[str]:
     if found.cost_usd is not None or found.tokens is not None:
         tokens = "" if found.tokens is None else f"{output.short(found.tokens)} tokens"
         cost = "" if found.cost_usd is None else f"{output.usd(found.cost_usd)} USD"
-        bound = output.bound(partial=found.partial, at_most=found.at_most)
+        bound = output.bound(found)
         yield f"{bound}{', '.join(filter(None, (cost, tokens)))}"
     elif found.runs:
         yield "cost and tokens are not known"
 
 
 def _used(one: Group | Costly | ContinuedLine) -> list[str]:
-    figures = output.short(one.tokens), output.usd(one.cost_usd)
-    return [output.bounded(figure, partial=one.partial, at_most=one.at_most) for figure in figures]
+    return [output.tokens(one), output.cost(one)]
 
 
 def _plans(one: Group) -> str:

@@ -1,5 +1,4 @@
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Annotated
 
 from sfad.protocol.requests.listing import List, RunList
@@ -103,13 +102,8 @@ def describe(run: RunInfo, *, user: bool = False) -> str:
 
 def _used(usage: Usage) -> str:
     turns = "" if usage.turns is None else f"  {counted(usage.turns, 'turn')}"
-    shown = partial(output.bounded, partial=usage.partial, at_most=usage.at_most)
-    tokens = "" if usage.tokens is None else f"  {shown(output.short(usage.tokens))} tokens"
-    return (
-        turns
-        + tokens
-        + ("" if usage.cost_usd is None else f"  {shown(output.usd(usage.cost_usd))} USD")
-    )
+    tokens = "" if usage.tokens is None else f"  {output.tokens(usage)} tokens"
+    return turns + tokens + ("" if usage.cost_usd is None else f"  {output.cost(usage)} USD")
 
 
 def _nested(run: RunInfo, below: Below) -> dict[str, object]:

@@ -84,9 +84,7 @@ def whole(view: SessionView) -> str:
 
 def line(view: SessionView) -> str:
     """Return a session in one line: `a5 (reviewer): running, 42s, 3 turns, 0.31 USD`."""
-    cost = (
-        f"{output.bound(partial=view.partial, at_most=view.at_most)}{output.usd(view.cost_usd)} USD"
-    )
+    cost = f"{output.bound(view)}{output.usd(view.cost_usd)} USD"
     shown = (
         view.status,
         None if view.elapsed_s is None else output.seconds(view.elapsed_s),

@@ -94,16 +94,10 @@ def _cores(run: RunInfo) -> Text:
 
 
 def _cost(run: RunInfo) -> Text:
-    usage = run.usage
-    if run.descendants and run.total_cost_usd is not None:
-        return output.bounded(
-            f"{run.total_cost_usd:.2f}", partial=run.total_partial, at_most=run.total_at_most
-        ), PLAIN
-    if usage.cost_usd is None:
+    whole = run.in_all
+    if whole.cost_usd is None:
         return "-", DIM
-    return output.bounded(
-        f"{usage.cost_usd:.2f}", partial=usage.partial, at_most=usage.at_most
-    ), PLAIN
+    return output.bounded(f"{whole.cost_usd:.2f}", whole), PLAIN
 
 
 def _time(run: RunInfo, now: datetime) -> Text:
@@ -142,7 +136,7 @@ COLUMNS = (
     CellColumn(
         "TOKENS",
         6,
-        lambda run, _: _count(run.total_tokens if run.descendants else run.usage.tokens),
+        lambda run, _: _count(run.in_all.tokens),
         30,
     ),
     CellColumn("COST", 6, lambda run, _: _cost(run), 70),

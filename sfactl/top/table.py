@@ -25,20 +25,12 @@ Order = tuple[Key, bool]
 """What siblings are sorted by, and whether the largest comes first."""
 
 
-def _cost(run: RunInfo) -> float:
-    return run.total_cost_usd if run.total_cost_usd is not None else run.usage.cost_usd or 0.0
-
-
-def _tokens(run: RunInfo) -> float:
-    return run.total_tokens if run.total_tokens is not None else run.usage.tokens or 0
-
-
 ORDERS: dict[str, Order] = {
     "age": (attrgetter("id"), False),
-    "cost": (_cost, True),
+    "cost": (lambda run: run.in_all.cost_usd or 0.0, True),
     "cpu": (lambda run: run.cpu_cores or 0.0, True),
     "memory": (lambda run: run.memory_bytes or 0, True),
-    "tokens": (_tokens, True),
+    "tokens": (lambda run: run.in_all.tokens or 0, True),
     "turns": (lambda run: run.usage.turns or 0, True),
     "name": (attrgetter("name"), False),
     "user": (attrgetter("user"), False),

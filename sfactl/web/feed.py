@@ -270,11 +270,10 @@ class Points:
         self._numbers = array("d")
 
     def add(self, run: RunInfo, now: float) -> None:
-        cost = run.total_cost_usd if run.total_cost_usd is not None else run.usage.cost_usd
-        tokens = run.total_tokens if run.total_tokens is not None else run.usage.tokens
-        if cost is None and tokens is None:
+        whole = run.in_all
+        if whole.cost_usd is None and whole.tokens is None:
             return
-        values = (cost or 0.0, float(tokens or 0))
+        values = (whole.cost_usd or 0.0, float(whole.tokens or 0))
         if len(self._numbers) >= 3 and tuple(self._numbers[-2:]) == values:
             return
         self._numbers.extend((now, *values))

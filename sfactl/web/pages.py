@@ -22,6 +22,7 @@ from sfad.protocol.requests.advice import GROUPED_BY, Group
 from sfad.protocol.types import SEVERITIES, ErrorCode, Event, RunId, Severity, Status
 from sfad.protocol.units import parse_duration
 
+from .. import output
 from ..connection import ABSENT, DaemonError, Unreachable
 from ..exits import Quit, UsageError, understood
 from ..options import pair
@@ -301,7 +302,7 @@ async def _costs(console: Console, request: Request) -> Any:
         "runs": found.runs,
         "cost": found.cost_usd,
         "tokens": found.tokens,
-        "mark": views.MARKS[found.partial, found.at_most],
+        "mark": output.mark(found),
         "statuses": {
             status.value.replace("_", " "): count for status, count in found.by_status.items()
         },

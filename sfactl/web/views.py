@@ -32,7 +32,6 @@ from ..plans import fullest
 from ..top.table import RunTable, reason
 from ..waiting import of, share
 
-MARKS = {(False, False): "", (True, False): "≥", (False, True): "≤", (True, True): "≈"}
 LONGEST = 400
 """Characters of a text of a run in a row."""
 
@@ -98,11 +97,7 @@ def limit(state: LimitState) -> dict[str, Any]:
 
 def row(run: RunInfo, table: RunTable, now: datetime) -> dict[str, Any]:
     """Return what a line about a run shows. `table` knows the run."""
-    total = bool(run.descendants) and run.total_cost_usd is not None
-    usage = run.usage
-    partial, at_most = (
-        (run.total_partial, run.total_at_most) if total else (usage.partial, usage.at_most)
-    )
+    usage, whole = run.usage, run.in_all
     return {
         "id": run.id,
         "name": plain(run.name),
@@ -121,11 +116,9 @@ def row(run: RunInfo, table: RunTable, now: datetime) -> dict[str, Any]:
         "elapsed": usage.elapsed_s,
         "told": round(now.timestamp() - table.elapsed_since(run, monotonic()), 3),
         "ticks": run.started_at is not None and run.status in (Status.RUNNING, Status.STOPPING),
-        "cost": run.total_cost_usd if total else usage.cost_usd,
-        "mark": MARKS[partial, at_most],
-        "tokens": run.total_tokens
-        if run.descendants and run.total_tokens is not None
-        else usage.tokens,
+        "cost": whole.cost_usd,
+        "mark": output.mark(whole),
+        "tokens": whole.tokens,
         "turns": usage.turns,
         "below": run.descendants,
         "processes": run.processes,
@@ -249,7 +242,7 @@ def call(one: CallInfo) -> dict[str, Any]:
         "cached": one.cached_tokens,
         "output": one.output_tokens,
         "cost": one.cost_usd,
-        "mark": MARKS[one.partial, one.at_most],
+        "mark": output.mark(one),
         "seconds": one.elapsed_s,
         "note": plain(one.refused or one.error or "")[:LONGEST],
     }
@@ -310,7 +303,7 @@ def money(status: DaemonStatus) -> dict[str, Any]:
                 "period": each.period,
                 "used": each.used_usd,
                 "of": each.usd,
-                "mark": MARKS[each.partial, each.at_most],
+                "mark": output.mark(each),
                 "renews": plain(each.renews),
             }
             for each in status.budgets

@@ -609,6 +609,18 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """Of a run that executes on another node than the one that it was started on."""
 
     @property
+    def in_all(self) -> Usage:
+        """What the run and its descendants have used, as far as it is told; else its own use. Only
+        tokens and cost."""
+        own, cost, tokens = self.usage, self.total_cost_usd, self.total_tokens
+        return Usage(
+            cost_usd=own.cost_usd if cost is None else cost,
+            tokens=own.tokens if tokens is None else tokens,
+            partial=own.partial or self.total_partial,
+            at_most=own.at_most or self.total_at_most,
+        )
+
+    @property
     def by_gateway(self) -> bool:
         """Whether it is known that the gateway meters the run."""
         return "gateway" in self.usage_by_source or any(

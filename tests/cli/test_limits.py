@@ -153,7 +153,7 @@ def test_an_upper_bound_and_an_estimate_are_shown_as_such() -> None:
     assert why.sentence(found).endswith("; it used at most 0.31 USD")
     assert [column.cell(found) for column in list_.COLUMNS if column.name == "USD"] == ["≤0.31"]
     assert output.bounded_use(Usage(tokens=15, partial=True, at_most=True)) == "about 15 tokens"
-    assert output.bounded("0.31", partial=True, at_most=True) == "≈0.31"
+    assert output.bounded("0.31", Usage(partial=True, at_most=True)) == "≈0.31"
 
 
 def test_info_shows_every_source_where_there_are_several() -> None:

@@ -21,7 +21,5 @@ def drain(
     Runs that are there go on, and `sfactl spawn` on the node itself still starts runs there.
     """
     call(socket, DrainNode(id=0, node=node, undo=undo), Done)
-    if json:
-        output.print_json({"node": node, "drained": not undo})
-    else:
-        print(f"{node} {'takes runs again' if undo else 'takes no more runs'}")
+    words = f"{node} {'takes runs again' if undo else 'takes no more runs'}"
+    output.answer(json, {"node": node, "drained": not undo}, words)

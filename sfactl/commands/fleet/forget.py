@@ -22,10 +22,6 @@ def forget(
     with the others.
     """
     forgotten = call(socket, ForgetNode(id=0, node=node), Forgotten).runs
-    if json:
-        output.print_json({"node": node, "runs": forgotten})
-    else:
-        print(
-            f"{counted(len(forgotten), 'run')} given up"
-            + (f": {' '.join(forgotten)}" if forgotten else "")
-        )
+    which = f": {' '.join(forgotten)}" if forgotten else ""
+    words = f"{counted(len(forgotten), 'run')} given up{which}"
+    output.answer(json, {"node": node, "runs": forgotten}, words)

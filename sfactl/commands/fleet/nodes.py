@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 from sfad.protocol.requests.fleet import FleetNode, FleetState, FleetStatus
 
 from ... import output, table
@@ -19,34 +21,10 @@ def nodes(socket: Socket = None, json: Json = False) -> int:
             ExitCode.UNAVAILABLE,
             state.trouble or "this node is in no fleet, or not connected: sfactl fleet status",
         )
-    if json:
-        output.print_json({"nodes": state.nodes})
-    else:
-        rows = [
-            [
-                node.name,
-                _state(node),
-                node.version or "-",
-                node.python or "-",
-                node.ray or "-",
-                node.address or "-",
-                ", ".join(
-                    f"{amount:g} {name}"
-                    for name, amount in node.resources.items()
-                    if name in ("CPU", "GPU")
-                )
-                or "-",
-            ]
-            for node in state.nodes
-        ]
-        print(
-            table.drawn(
-                ["NODE", "STATE", "SFAD", "PYTHON", "RAY", "ADDRESS", "RESOURCES"], rows, ()
-            )
-        )
-        for node in state.nodes:
-            if node.refused:
-                output.note(f"sfactl: {node.name}: {node.refused}")
+    output.answer(json, {"nodes": state.nodes}, table.of(_COLUMNS, state.nodes))
+    for node in state.nodes:
+        if node.refused and not json:
+            output.note(f"sfactl: {node.name}: {node.refused}")
     return ExitCode.DONE if all(node.version for node in state.nodes) else ExitCode.UNAVAILABLE
 
 
@@ -56,3 +34,20 @@ def _state(node: FleetNode) -> str:
     if not node.version:
         return "no answer" if node.alive else "dead"
     return "drained" if node.drained else "ready"
+
+
+def _resources(node: FleetNode) -> str:
+    found = (f"{node.resources[name]:g} {name}" for name in node.resources if name in _SHOWN)
+    return ", ".join(found) or "-"
+
+
+_SHOWN = ("CPU", "GPU")
+_COLUMNS: dict[str, Callable[[FleetNode], str]] = {
+    "NODE": lambda node: node.name,
+    "STATE": _state,
+    "SFAD": lambda node: node.version or "-",
+    "PYTHON": lambda node: node.python or "-",
+    "RAY": lambda node: node.ray or "-",
+    "ADDRESS": lambda node: node.address or "-",
+    "RESOURCES": _resources,
+}

@@ -1,4 +1,6 @@
-from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
+from collections.abc import Callable
+
+from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus, HookState
 
 from ... import output, table
 from ...connection import call
@@ -22,12 +24,19 @@ def list_(socket: Socket = None, json: Json = False) -> None:
     if json:
         output.print_json({"hooks": found.hooks, "on_ends": found.on_ends})
         return
-    rows = [
-        (hook.name, str(hook.ended), str(hook.failed), str(hook.dropped), str(hook.running),
-         str(hook.waiting), hook.failing or "-", " ".join(hook.on), " ".join(hook.command))
-        for hook in found.hooks
-    ]  # fmt: skip
-    names = ("NAME", "ENDED", "FAILED", "DROPPED", "RUNNING", "WAITING", "FAILING", "ON", "COMMAND")
-    print(table.drawn(names, [[output.plain(cell) for cell in row] for row in rows]))
+    print(table.of(_COLUMNS, found.hooks))
     for each in found.on_ends:
         print(f"--on-end of run {each.run_id} {each.state}: {output.plain(each.command)}")
+
+
+_COLUMNS: dict[str, Callable[[HookState], str]] = {
+    "NAME": lambda hook: hook.name,
+    "ENDED": lambda hook: str(hook.ended),
+    "FAILED": lambda hook: str(hook.failed),
+    "DROPPED": lambda hook: str(hook.dropped),
+    "RUNNING": lambda hook: str(hook.running),
+    "WAITING": lambda hook: str(hook.waiting),
+    "FAILING": lambda hook: hook.failing or "-",
+    "ON": lambda hook: " ".join(hook.on),
+    "COMMAND": lambda hook: " ".join(hook.command),
+}

@@ -23,8 +23,5 @@ def info(
     session = sessions.info(run, socket=socket, wait=wait or 0.0)
     if wait is not None:
         return session_options.show(session, json=json)
-    if json:
-        output.print_json(session)
-    else:
-        output.write("".join(f"{line}\n" for line in sessions.described(session)).encode())
+    output.answer(json, session, "\n".join(sessions.described(session)))
     return session.exit

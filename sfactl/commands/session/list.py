@@ -1,11 +1,10 @@
+from collections.abc import Callable
 from typing import Annotated
 
 from ... import output, sessions, table
 from ...options import COUNT, Json, Socket
 from ...sessions import LISTED, SessionView
 from . import app
-
-HEADER = ("ID", "NAME", "STATUS", "TIME", "TURNS", "TOKENS", "USD")
 
 
 @app.command("list")
@@ -21,23 +20,15 @@ def list_(
     In a run: the sessions below it. Else: the user's.
     """
     found = sessions.list_sessions(socket=socket, rows=rows)
-    if json:
-        output.print_json({"sessions": found})
-    else:
-        print(table.drawn(HEADER, map(_row, found)))
+    output.answer(json, {"sessions": found}, table.of(_COLUMNS, found))
 
 
-def _row(session: SessionView) -> tuple[str, ...]:
-    return (
-        session.run_id,
-        session.name,
-        session.status,
-        output.seconds(session.elapsed_s),
-        output.short(session.turns),
-        output.bounded(
-            output.short(session.tokens), partial=session.partial, at_most=session.at_most
-        ),
-        output.bounded(
-            output.usd(session.cost_usd), partial=session.partial, at_most=session.at_most
-        ),
-    )
+_COLUMNS: dict[str, Callable[[SessionView], str]] = {
+    "ID": lambda session: session.run_id,
+    "NAME": lambda session: session.name,
+    "STATUS": lambda session: session.status,
+    "TIME": lambda session: output.seconds(session.elapsed_s),
+    "TURNS": lambda session: output.short(session.turns),
+    "TOKENS": output.tokens,
+    "USD": output.cost,
+}

@@ -19,9 +19,6 @@ def spawn(task: Task, wanted: SessionOptions) -> int:
     )
     session = session_options.started(start, json=wanted.json)
     session_options.tell_lowered(session)
-    if wanted.json:
-        output.print_json(session)
-    else:
-        print(session.run_id)
+    output.answer(wanted.json, session, session.run_id)
     session_options.tell_failure(session)
     return session.exit if session.ended else ExitCode.DONE

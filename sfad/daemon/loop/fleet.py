@@ -706,10 +706,13 @@ class Neighbour:
 
 def state_of(info: RunInfo) -> e.GrantState:
     """Return what another node tells of a run, as the core takes it."""
-    usage = info.usage
-    cost = info.total_cost_usd if info.total_cost_usd is not None else usage.cost_usd
-    tokens = info.total_tokens if info.total_tokens is not None else usage.tokens
-    used = Use(turns=usage.turns, messages=usage.messages, input_tokens=tokens, cost=to_nanos(cost))
+    own, whole = info.usage, info.in_all
+    used = Use(
+        turns=own.turns,
+        messages=own.messages,
+        input_tokens=whole.tokens,
+        cost=to_nanos(whole.cost_usd),
+    )
     return e.GrantState(
         info.status, info.id, used, info.descendants, info.reason, info.exit_code, info.signal
     )
