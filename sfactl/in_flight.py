@@ -11,10 +11,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sfad.protocol.requests.base import Reply, Request
-from sfad.protocol.requests.following import CallPush, EventPush, Logs, Text, Wait
+from sfad.protocol.requests.following import EventPush, Logs, Text, Wait
 from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.requests.steering import Resume, Signal, Stop
-from sfad.protocol.types import CallInfo, Event
+from sfad.protocol.types import Event
 
 from .connection import Client, ConnectionLost, check
 
@@ -68,19 +68,13 @@ class RequestsInFlight:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def receive(
-        self,
-        pushed: Callable[[Event], None],
-        called: Callable[[CallInfo], None] = lambda _call: None,
-    ) -> None:
-        """Read from the connection, and hand over what has arrived, to `pushed` events, to `called`
-        calls. Raise `ConnectionLost`, and `DaemonError` for an error that belongs to no request."""
+    def receive(self, pushed: Callable[[Event], None]) -> None:
+        """Read from the connection, and hand over what has arrived, to `pushed` the events. Raise
+        `ConnectionLost`, and `DaemonError` for an error that belongs to no request."""
         for answer in self._client.arrived():
             reply, descriptors = answer.reply, answer.descriptors
             if isinstance(reply, EventPush):
                 pushed(reply.event)
-            elif isinstance(reply, CallPush):
-                called(reply.call)
             elif (asked := self._open.pop(reply.id, None)) is not None:
                 asked.answered(reply, descriptors)
             else:

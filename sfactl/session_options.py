@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sfad.protocol.requests.sessions import StartSession
 from sfad.protocol.types import Limit
 
 from . import exits, output
@@ -22,7 +23,7 @@ from .options import (
     Value,
     flag,
 )
-from .sessions import Order, SessionRefused, SessionView, headline
+from .sessions import SessionRefused, SessionView, headline, order
 from .spawn_options import Channel, Directory, Limits, NewLabels, NewWorktree
 
 Task = Annotated[str, Value("TASK").argument("What to do, as one quoted argument")]
@@ -62,24 +63,23 @@ class SessionOptions(Struct, frozen=True):
     label: NewLabels = []
     channel: Channel = None
 
-    def order(self, task: str) -> Order:
+    def order(self, task: str) -> StartSession:
         """Return what the options ask for. Raise `UsageError`."""
-        return Order(
-            task=task,
-            agent=self.agent,
-            name=self.name,
-            model=self.model,
-            provider=self.provider,
-            instructions=self.instructions,
-            timeout=self.timeout,
-            more_limits=[*self.limit, *(self.limits or ())],
+        return order(
+            task,
+            limits=[*self.limit, *(self.limits or ())],
             allowed_tools=self.allow_tool,
             blocked_tools=self.block_tool,
-            nested=self.nested,
-            cwd=self.cwd,
-            worktree=self.worktree,
             labels=dict(self.label),
+            **{name: getattr(self, name) for name in _SAME},
         )
+
+
+_SAME = (
+    "agent", "name", "model", "provider", "instructions", "timeout", "nested", "cwd", "worktree",
+    "channel",
+)  # fmt: skip
+"""Options that `order` takes as they are."""
 
 
 def started(start: Callable[[], SessionView], *, json: bool) -> SessionView:

@@ -35,12 +35,13 @@ from sfad.protocol.requests.sessions import (
 from sfad.protocol.requests.starting import Refused
 from sfad.protocol.requests.steering import Send, Stop, Stopped
 from sfad.protocol.sanitise import sanitise
-from sfad.protocol.types import Limit, LimitKind, LimitState, Lowered, Refusal, RunInfo, Worktree
+from sfad.protocol.types import Limit, LimitKind, LimitState, Lowered, Refusal, RunInfo
 
 from . import environment, exits, limits, output
 from .autostart import connect_or_start
 from .connection import Client, connect
 from .exits import Quit, UsageError, understood
+from .spawn_options import own_worktree
 
 LATE = 30.0
 """Seconds that the answer to a wait may be late. A daemon that stands still must not hold a model's
@@ -94,33 +95,36 @@ class SessionView(Struct, frozen=True, kw_only=True):
     """What `sfactl` exits with: how the session ended."""
 
 
-class Order(Struct, frozen=True, kw_only=True):
-    """What a session is to do, and within which bounds."""
-
-    task: str
-    agent: str | None = None
-    name: str | None = None
-    model: str | None = None
-    provider: str | None = None
-    instructions: str | None = None
-    timeout: float | None = None
-    """Seconds."""
-    limits: Mapping[str, Any] | str | bytes | None = None
-    """The object that `--limits` takes, or its JSON."""
-    more_limits: Sequence[Limit] = ()
-    allowed_tools: Sequence[str] = ()
-    blocked_tools: Sequence[str] = ()
-    nested: bool = False
-    cwd: str | None = None
-    worktree: str | None = None
-    """The branch of a worktree of its own; `-` for the default."""
-    labels: Mapping[str, str] = {}
-
-
 def safe(text: str) -> str:
     """Return text that an agent had a part in: no control or invisible characters, and markup
     escaped."""
     return sanitise(text.encode("utf-8", "replace"))
+
+
+def order(
+    task: str,
+    *,
+    timeout: float | None = None,
+    limits: Mapping[str, Any] | Sequence[Limit] = (),
+    cwd: str | None = None,
+    worktree: str | None = None,
+    **more: Any,
+) -> StartSession:
+    """Return the request for a session. `timeout`: in seconds; `limits`: those, or the object that
+    `--limits` takes; `worktree`: the branch of a worktree of its own, `-` for the default; `more`:
+    other fields of the request. Raise `UsageError`."""
+    return StartSession(
+        id=0,
+        task=task,
+        cwd=environment.directory(cwd),
+        env=environment.variables({}),
+        umask=environment.umask(),
+        limits=_limits(timeout, limits),
+        worktree=None if worktree is None else own_worktree(worktree),
+        claim=environment.claim(),
+        key=os.urandom(16).hex(),
+        **more,
+    )
 
 
 def rules(socket: str | None = None) -> SessionRules:
@@ -130,10 +134,9 @@ def rules(socket: str | None = None) -> SessionRules:
 
 
 def delegate(
-    order: Order,
+    order: StartSession,
     *,
     socket: str | None = None,
-    channel: str | None = None,
     wait: float | None = None,
     started: Callable[[SessionView], object] = lambda _: None,
 ) -> SessionView:
@@ -142,16 +145,16 @@ def delegate(
     `started` is called once it has started."""
     with connect_or_start(socket) as client:
         longest = client.call(SessionRights(id=0), SessionRules).sync_timeout_s
-        new = _start(client, order, channel)
+        new = _start(client, order)
         started(_shown(new.run, new.lowered))
         run = _ended(client, new.run.id, longest if wait is None else min(wait, longest))
         return _with_result(client, run, new.lowered)
 
 
-def spawn(order: Order, *, socket: str | None = None, channel: str | None = None) -> SessionView:
+def spawn(order: StartSession, *, socket: str | None = None) -> SessionView:
     """Start a session in the background."""
     with connect_or_start(socket) as client:
-        started = _start(client, order, channel)
+        started = _start(client, order)
         return _shown(started.run, started.lowered, advice=_advice(started.run))
 
 
@@ -211,7 +214,7 @@ def send(
     with connect(socket) as client:
         known = client.call(Info(id=0, run=run), RunReply).run
         if known.status.terminal and known.session:
-            new = _start(client, Order(task=message), channel, continues=known.id)
+            new = _start(client, order(message, channel=channel, continues=known.id))
             return _shown(new.run, new.lowered)
         client.call(Send(id=0, run=run, data=line + b"\n"), Done)
         return None
@@ -252,34 +255,8 @@ def described(session: SessionView) -> Iterator[str]:
         yield session.result.removesuffix("\n")
 
 
-def _start(
-    client: Client, order: Order, channel: str | None, continues: str | None = None
-) -> RunReply:
-    request = StartSession(
-        id=0,
-        task=order.task,
-        cwd=environment.directory(order.cwd),
-        env=environment.variables({}),
-        umask=environment.umask(),
-        agent=order.agent,
-        name=order.name,
-        model=order.model,
-        provider=order.provider,
-        instructions=order.instructions,
-        limits=_limits(order),
-        allowed_tools=list(order.allowed_tools),
-        blocked_tools=list(order.blocked_tools),
-        nested=order.nested,
-        worktree=None
-        if order.worktree is None
-        else Worktree(branch=None if order.worktree == "-" else order.worktree),
-        channel=channel,
-        labels=dict(order.labels),
-        claim=environment.claim(),
-        key=os.urandom(16).hex(),
-        continues=continues,
-    )
-    reply = client.call(request, Reply)
+def _start(client: Client, order: StartSession) -> RunReply:
+    reply = client.call(order, Reply)
     if isinstance(reply, Refused):
         raise SessionRefused(reply.refused, reply.run)
     # `call` raises for an error, and a StartSession has no other reply
@@ -287,14 +264,12 @@ def _start(
     return reply
 
 
-def _limits(order: Order) -> list[Limit]:
-    found = list(order.more_limits)
-    if order.timeout is not None:
-        found.append(Limit(kind=LimitKind.TIME, threshold=order.timeout, source="timeout"))
-    if order.limits is not None:
-        text = order.limits if isinstance(order.limits, str | bytes) else to_json(order.limits)
-        found += understood("", parse_limits, text, "limits")
-    return limits.once(found)
+def _limits(timeout: float | None, asked: Mapping[str, Any] | Sequence[Limit]) -> list[Limit]:
+    if isinstance(asked, Mapping):
+        asked = understood("", parse_limits, to_json(asked), "limits")
+    if timeout is not None:
+        asked = [*asked, Limit(kind=LimitKind.TIME, threshold=timeout, source="timeout")]
+    return limits.once(asked)
 
 
 _TOLD = frozenset(

@@ -523,12 +523,15 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
     )
 
 
+def own_worktree(branch: str) -> Worktree:
+    """Return what `--worktree` asks for. `-`: a branch by the default name."""
+    return Worktree(branch=None if branch == "-" else branch)
+
+
 def _worktree(wanted: SpawnOptions) -> Worktree | None:
-    if wanted.worktree is None and wanted.worktree_of is None:
-        return None
-    return Worktree(
-        branch=None if wanted.worktree in (None, "-") else wanted.worktree, of=wanted.worktree_of
-    )
+    if wanted.worktree_of is not None:
+        return Worktree(of=wanted.worktree_of)
+    return None if wanted.worktree is None else own_worktree(wanted.worktree)
 
 
 def _placing(wanted: SpawnOptions) -> Placing | None:

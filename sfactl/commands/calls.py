@@ -1,11 +1,10 @@
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from msgspec.structs import asdict
 
 from sfad.protocol.requests.base import Reply
-from sfad.protocol.requests.following import Wait, Watch
+from sfad.protocol.requests.following import CallPush, Wait, Watch
 from sfad.protocol.requests.listing import List
 from sfad.protocol.requests.records import CallPage, ListCalls
 from sfad.protocol.types import CallInfo, RunId
@@ -13,7 +12,7 @@ from sfad.protocol.units import counted
 
 from .. import output, table
 from ..app import app
-from ..connection import AGAIN, Client, ConnectionLost, check
+from ..connection import Client, ConnectionLost, check
 from ..history import connect
 from ..options import flag
 from ..selection import ListedSelection
@@ -57,10 +56,10 @@ def calls(
         live = [page.run for page in first if not page.ended]
         runs = _with_trees(client, first, tree=tree)
         if follow_ and live:
-            Following(client, live, runs, shown, tree=tree).carry_out()
+            _follow(client, live, runs, shown, tree=tree)
         else:
             for run in runs:
-                _print(client, run, shown)
+                _print(lambda wanted: client.call(wanted, CallPage), run, shown)
         if first and not shown.any:
             output.note(_none(first, refused=refused))
     return code
@@ -79,22 +78,14 @@ def _with_trees(client: Client, first: Sequence[CallPage], *, tree: bool) -> lis
     return list(dict.fromkeys(run for found in below for run in found))
 
 
-def _print(client: Client, run: RunId, shown: "CallLines") -> None:
-    request: ListCalls | None = ListCalls(id=0, run=run)
-    while request is not None:
-        page = client.call(request, CallPage)
+def _print(ask: Callable[[ListCalls], CallPage], run: RunId, shown: "CallLines") -> None:
+    page = ask(ListCalls(id=0, run=run))
+    while True:
         for call in page.calls:
             shown.print(call)
-        request = _next(page)
-
-
-def _next(page: CallPage) -> ListCalls | None:
-    """Return the request for the next page; `None` after the last one."""
-    return (
-        ListCalls(id=0, run=page.run, after=page.calls[-1].time, after_number=page.calls[-1].number)
-        if page.more
-        else None
-    )
+        if not page.more:
+            return
+        page = ask(ListCalls(id=0, run=run, after=call.time, after_number=call.number))
 
 
 def _none(first: Sequence[CallPage], *, refused: bool) -> str:
@@ -109,77 +100,36 @@ def _none(first: Sequence[CallPage], *, refused: bool) -> str:
     )
 
 
-class Following:
-    """Prints the calls of runs until they end."""
-
-    def __init__(
-        self,
-        client: Client,
-        live: Sequence[RunId],
-        runs: Sequence[RunId],
-        shown: "CallLines",
-        *,
-        tree: bool,
-    ) -> None:
-        """`live` are followed, with those below them if `tree`. `runs` are all whose calls are to
-        be printed."""
-        from ..in_flight import RequestsInFlight
-
-        self._live = live
-        self._runs = runs
-        self._shown = shown
-        self._tree = tree
-        self._requests: RequestsInFlight = RequestsInFlight(client, output.note)
-        self._early: list[CallInfo] | None = []
-        """Calls that ended while earlier ones are still to come."""
-
-    def carry_out(self) -> None:
-        self._ask()
-        while self._requests:
-            try:
-                self._requests.receive(lambda _event: None, self._ended)
-            except ConnectionLost:
-                self._requests.reconnect("the runs may continue", lambda: time.sleep(AGAIN))
-                self._ask()
-
-    def _ask(self) -> None:
-        self._early = []
-        # before the calls so far: one that ends meanwhile comes twice, and is printed once
-        for run in self._live:
-            self._requests.ask(
-                Watch(id=0, run=run, calls=True), lambda reply, _descriptors: check(reply)
-            )
-        self._ask_pages(list(self._runs))
-
-    def _ask_pages(self, runs: list[RunId], request: ListCalls | None = None) -> None:
-        """Ask for the calls so far, one page after the other, and then for the ends of the runs."""
-        if request is None and not runs:
-            self._show_early()
-            for run in self._live:
-                self._requests.ask(Wait(id=0, run=run), lambda reply, _descriptors: check(reply))
+def _follow(
+    client: Client, live: Sequence[RunId], runs: Sequence[RunId], shown: "CallLines", *, tree: bool
+) -> None:
+    """Print the calls of `runs`, then those of the `live` ones until they end, with those of the
+    runs below them if `tree`."""
+    while True:
+        try:
+            # before the calls so far: one that ends meanwhile comes twice, and is printed once
+            for run in live:
+                client.answer(client.send(Watch(id=0, run=run, calls=True)), Reply)
+            for run in runs:
+                # not `call`, after whose reconnection no calls would be pushed
+                _print(lambda wanted: client.answer(client.send(wanted), CallPage)[0], run, shown)
+            waits = {client.send(Wait(id=0, run=run)) for run in live}
+            while waits:
+                for answer in client.arrived():
+                    _take(answer.reply, waits, live, shown, tree=tree)
             return
+        except ConnectionLost:
+            client.reconnect("the runs may continue")
 
-        def answered(reply: Reply, _descriptors: Sequence[int]) -> None:
-            check(reply)
-            assert isinstance(reply, CallPage)  # after `check`, the protocol has no other reply
-            for call in reply.calls:
-                self._shown.print(call)
-            self._ask_pages(runs, _next(reply))
 
-        self._requests.ask(request or ListCalls(id=0, run=runs.pop(0)), answered)
-
-    def _show_early(self) -> None:
-        early, self._early = self._early or [], None
-        for call in early:
-            self._shown.print(call)
-
-    def _ended(self, call: CallInfo) -> None:
-        if not self._tree and call.run_id not in self._live:
-            return
-        if self._early is not None:
-            self._early.append(call)
-        else:
-            self._shown.print(call)
+def _take(
+    reply: Reply, waits: set[int], live: Sequence[RunId], shown: "CallLines", *, tree: bool
+) -> None:
+    check(reply)
+    if not isinstance(reply, CallPush):
+        waits.discard(reply.id)
+    elif tree or reply.call.run_id in live:
+        shown.print(reply.call)
 
 
 # ---- lines

@@ -13,6 +13,7 @@ import select
 import time
 from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from typing import Any, NoReturn, TypeGuard
 
 # ---- The lines that a client writes to this process and reads from it
@@ -273,23 +274,9 @@ class ClientRequest:
         return self._rpc.ask(self, method, params)
 
 
-class _Question:
-    """A request to the client that has no answer yet."""
-
-    def __init__(self) -> None:
-        self.outcome: Json | RpcError | None = None
-        """`None` after the end of the wait: it was cancelled."""
-        self._answered, self._first = allocate_lock(), allocate_lock()
-        self._answered.acquire()
-
-    def settle(self, outcome: Json | RpcError | None) -> None:
-        """End the wait. Only the first outcome counts."""
-        if self._first.acquire(blocking=False):
-            self.outcome = outcome
-            self._answered.release()
-
-    def wait(self) -> None:
-        self._answered.acquire()
+_Question = SimpleQueue["Json | RpcError | None"]
+"""A request to the client that has no answer yet. The first that is put in is the answer, `None` if
+the request that it was part of is cancelled."""
 
 
 def note(words: str) -> None:
@@ -373,25 +360,25 @@ class JsonRpc:
 
     def ask(self, request: ClientRequest, method: str, params: Json) -> Json:
         """Do what `ClientRequest.ask_client` says."""
-        question = _Question()
+        question: _Question = SimpleQueue()
         with self._lock:
             self._asked += 1
             number = self._asked
             self._questions[number] = question
         self._channel.wait_for_room()
         self._send({"id": number, "method": method, "params": params})
-        request.when_cancelled(lambda: question.settle(None))
-        question.wait()
+        request.when_cancelled(lambda: question.put(None))
+        outcome = question.get()
         del self._questions[number]
-        if question.outcome is None:
+        if outcome is None:
             self.notify(
                 "notifications/cancelled",
                 {"requestId": number, "reason": "the request that it was part of was cancelled"},
             )
             raise Cancelled
-        if isinstance(question.outcome, RpcError):
-            raise question.outcome
-        return question.outcome
+        if isinstance(outcome, RpcError):
+            raise outcome
+        return outcome
 
     def _work(self, request: ClientRequest, answer: Callable[[], Json]) -> None:
         try:
@@ -446,16 +433,16 @@ class JsonRpc:
         result, error = message.get("result"), message.get("error")
         if isinstance(error, dict) and isinstance(error.get("code"), int):
             reason = error.get("message")
-            question.settle(
+            question.put(
                 RpcError(
                     error["code"],
                     reason if isinstance(reason, str) else "the client gives no reason",
                 )
             )
         elif isinstance(result, dict):
-            question.settle(result)
+            question.put(result)
         else:
-            question.settle(
+            question.put(
                 RpcError(INVALID_REQUEST, "the client's answer is neither a result nor an error")
             )
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 import time
 from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable, Sequence
+from threading import Event
 from typing import Any
 
 from msgspec.structs import replace
 
+from sfad.protocol.requests.sessions import StartSession
 from sfad.protocol.types import ErrorCode
 
 from .. import output, sessions
 from ..connection import ABSENT, AGAIN, RECONNECT, DaemonError, Unreachable
 from ..exits import Quit
-from ..sessions import Order, SessionView
+from ..sessions import SessionView
 from . import json_rpc, tools
 from .eras import EnvelopeEra, HandshakeEra, can_ask
 from .json_rpc import INTERNAL_ERROR, INVALID_PARAMS, Cancelled, ClientRequest, RpcError, note
@@ -140,17 +142,8 @@ class Delegation:
     def __init__(self) -> None:
         self.run: str | None = None
         """`None` until it has started, or if it could not start."""
-        self._started = allocate_lock()
-        self._started.acquire()
-
-    def started(self, run: str | None) -> None:
-        self.run = run
-        self._started.release()
-
-    def wait(self) -> str | None:
-        """Return the run once it has started, `None` if it could not start."""
-        with self._started:
-            return self.run
+        self.started = Event()
+        """Set once it has started, or could not start."""
 
 
 class SessionTools:
@@ -243,13 +236,14 @@ class SessionTools:
         worker_instructions: str | None,
         limits: Json | None,
     ) -> Json:
-        order = Order(
-            task=task,
+        order = sessions.order(
+            task,
             agent=agent,
             name=worker_name,
             instructions=worker_instructions,
-            limits=limits,
+            limits=limits or (),
             allowed_tools=tools_needed,
+            channel=CHANNEL,
         )
         begun = time.monotonic()
         rules = sessions.rules(self._socket)
@@ -278,10 +272,14 @@ class SessionTools:
         *,
         timeout_minutes: float | None,
         worker_name: str | None,
-        **order: Any,
+        limits: Json | None,
+        **more: Any,
     ) -> Json:
         timeout = None if timeout_minutes is None else timeout_minutes * 60
-        return accepted(self._started(Order(timeout=timeout, name=worker_name, **order)))
+        order = sessions.order(
+            timeout=timeout, name=worker_name, limits=limits or (), channel=CHANNEL, **more
+        )
+        return accepted(self._started(order))
 
     def _list(self, _request: ClientRequest) -> Json:
         return listed(sessions.list_sessions(socket=self._socket))
@@ -347,15 +345,14 @@ class SessionTools:
 
     # ---- starting, waiting, and the ends of sessions
 
-    def _started(self, order: Order, delegation: Delegation | None = None) -> SessionView:
+    def _started(self, order: StartSession, delegation: Delegation | None = None) -> SessionView:
         """Start a session, and watch for its end."""
-        run = None
+        delegation = delegation or Delegation()
         try:
-            view = sessions.spawn(order, socket=self._socket, channel=CHANNEL)
-            run = view.run_id
+            view = sessions.spawn(order, socket=self._socket)
+            delegation.run = view.run_id
         finally:
-            if delegation is not None:
-                delegation.started(run)
+            delegation.started.set()
         if not view.ended:
             _in_background(self._watch, view.run_id)
         return view
@@ -411,8 +408,8 @@ class SessionTools:
         _in_background(self._stop_revoked, delegation)
 
     def _stop_revoked(self, delegation: Delegation) -> None:
-        run = delegation.wait()
-        if run is not None:
+        delegation.started.wait()
+        if (run := delegation.run) is not None:
             self._told.add(run)
             self._news[run] = (
                 f"Session {run} was stopped because your call was cancelled. "

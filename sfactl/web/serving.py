@@ -5,10 +5,10 @@ import pwd
 import signal
 import socket
 import ssl
-import struct
 import sys
 import webbrowser
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from ipaddress import ip_address
 from math import inf
@@ -22,32 +22,13 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
+from sfad.host.callers import Kernel
+
 from ..exits import ExitCode, UsageError, understood
 from .access import Gate
 from .options import WebOptions, ip
 from .pages import application
 from .source import Source
-
-_SOCK_DIAG = 4
-"""NETLINK_SOCK_DIAG, which the socket module does not name."""
-_BY_FAMILY = 20
-_REQUEST = 1
-_ERROR = 2
-_HEADER = struct.Struct("=IHHII")
-"""`nlmsghdr`."""
-_WANTED = struct.Struct("=BBBBI")
-"""The beginning of `inet_diag_req_v2`: family, protocol, extensions, padding, states."""
-_ENDS = struct.Struct("!HH16s16sI8s")
-"""`inet_diag_sockid`: ports, addresses, interface, cookie."""
-_FOUND = struct.Struct("=4x48x12xII")
-"""`inet_diag_msg`: of all its fields, uid and inode."""
-_ALL_STATES, _ANY_INTERFACE, _NO_COOKIE = 0xFFFFFFFF, 0, b"\xff" * 8
-Address = tuple[str, int]
-NO_PEER: dict[socket.AddressFamily, Address] = {
-    socket.AF_INET: ("0.0.0.0", 0),  # noqa: S104
-    socket.AF_INET6: ("::", 0),
-}
-"""The remote end of a listener."""
 
 MOST_CONNECTIONS = 256
 """Connections at once. A browser makes six."""
@@ -56,35 +37,17 @@ SILENT_MS = 60_000
 sent: a telephone that sleeps."""
 
 
-def user_of(family: socket.AddressFamily, local: Address, remote: Address) -> int | None:
-    """Return the uid that has the socket between these addresses; `None` if no process has it any
-    more. The kernel is asked (sock_diag(7)): some microseconds, however many connections the
-    machine has. Raise `OSError` if it does not tell."""
-    hosts = (socket.inet_pton(family, host) for host, _ in (local, remote))
-    ends = _ENDS.pack(local[1], remote[1], *hosts, _ANY_INTERFACE, _NO_COOKIE)
-    wanted = _WANTED.pack(family, socket.IPPROTO_TCP, 0, 0, _ALL_STATES) + ends
-    with socket.socket(
-        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG
-    ) as kernel:
-        kernel.send(_HEADER.pack(_HEADER.size + len(wanted), _BY_FAMILY, _REQUEST, 0, 0) + wanted)
-        answer = kernel.recv(4096)  # the kernel has answered within send(2)
-    if _HEADER.unpack_from(answer)[1] == _ERROR:
-        number = -struct.unpack_from("=i", answer, _HEADER.size)[0]
-        raise OSError(number, os.strerror(number))
-    uid, inode = _FOUND.unpack_from(answer, _HEADER.size)
-    return int(uid) if inode else None
-
-
 def of_users(uids: frozenset[int]) -> Callable[[trio.SocketStream], bool]:
     """Return a test for connections whose other end is a process of one of these users, on this
     machine."""
 
     def accepted(stream: trio.SocketStream) -> bool:
-        sock = stream.socket
         try:
-            return user_of(sock.family, sock.getpeername()[:2], sock.getsockname()[:2]) in uids
-        except OSError:  # it has closed the connection, or no descriptor is free
+            with closing(Kernel()) as kernel:
+                caller = kernel.caller(stream.socket)
+        except OSError:  # no descriptor is free
             return False
+        return caller is not None and caller.uid in uids
 
     return accepted
 
@@ -206,7 +169,8 @@ def _bound(place: Place) -> socket.socket:
         ) from None
     if place.checks_users:
         try:
-            user_of(place.family, listener.getsockname()[:2], NO_PEER[place.family])
+            with closing(Kernel()) as kernel:
+                kernel.connections(())
         except OSError:  # every browser would be cut off
             listener.close()
             raise UsageError(

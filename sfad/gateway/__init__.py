@@ -3,7 +3,6 @@ before each call.
 
 `proxy`           the connections of agents
 `http_connection` one connection: requests in, replies out
-`callers`         the user and the cgroup of a connection's other end
 `exchange`        one request: whose it is, whether its tree can pay for it, and the reply as it
                   comes; what `sfactl doctor` asks
 `call_tally`      what a call has used, read from its reply while that passes, within bounds of

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 import trio
 
+from ..host.callers import Caller
 from ..protocol import messages as m
 from ..protocol.egress import Destination, destination
 from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
@@ -21,7 +22,6 @@ from ..protocol.requests.gateway import (
 )
 from ..protocol.types import Tokens
 from .call_journal import Journal
-from .callers import Caller
 from .upstreams import Upstream
 
 

@@ -20,13 +20,13 @@ import trio
 from msgspec.structs import replace
 
 from ..core.state.plans import provider_of
+from ..host.callers import Caller
 from ..protocol.requests.gateway import AdmitCall
 from ..protocol.requests.plans import Provider
 from ..protocol.types import SILENT_AFTER
 from .apis import Api, most_output
 from .bodies import BodyReader
 from .call_tally import BodyMemory, BodySpace, CallTally, NoMemoryError, RequestRecord, UnaskedTally
-from .callers import Caller
 from .daemon_link import CallerRun, Daemon, RefusedError
 from .egress import Egress, NoWayError, is_outward, target_of
 from .egress_rules import EgressRefusedError, plain

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from .callers import Caller, Kernel
+from ..host.callers import Caller, Kernel
 from .exchange import Exchange, Shared
 from .http_connection import ClientGoneError, HttpConnection
 

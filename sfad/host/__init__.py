@@ -13,6 +13,7 @@
                  damaged there
 `process_events` has the kernel tell which processes execute a program, and when many were forked
 `probe`          what the kernel, the session and bubblewrap offer, for `sfactl doctor`
+`callers`        the user and the cgroup of a connection's other end
 `headroom`       room on the disk, and a priority over the runs, that are kept for the daemon
 `secrecy`        keeps the process's memory and environment from others
 `socket_file`    the listening socket, in a directory where no other user can replace it, and whom

@@ -12,13 +12,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sfactl import sessions
 from sfactl.connection import Client
 from sfactl.exits import Quit
-from sfactl.sessions import Order, SessionRefused
+from sfactl.sessions import SessionRefused
 from sfad.protocol import messages as m
 from tests.conftest import Start
 from tests.harness import PYTHON, Daemon, agent, ended, running, started, stopped, wait_until
@@ -77,14 +78,15 @@ def place(daemon: Daemon) -> str:
 
 
 def test_a_task_is_delegated_and_the_answer_is_harmless(at: Daemon) -> None:
-    order = Order(
-        task="sum < up",
+    order = sessions.order(
+        "sum < up",
         model="m1",
         instructions="be brief",
         limits={"max_tokens": 500_000},
         timeout=60,
+        channel="mcp",
     )
-    session = sessions.delegate(order, socket=place(at), channel="mcp")
+    session = sessions.delegate(order, socket=place(at))
     assert (session.ended, session.status, session.channel) == (True, "completed", "mcp")
     assert session.lowered == ["tokens: 500000 asked for, 200000 given (sessions.max_token_budget)"]
     assert session.result is not None
@@ -111,7 +113,7 @@ def test_a_task_is_delegated_and_the_answer_is_harmless(at: Daemon) -> None:
 
 
 def test_a_delegation_hands_back_the_run_before_the_caller_gives_up(at: Daemon) -> None:
-    session = sessions.delegate(Order(task="x", agent="sleeper"), socket=place(at), wait=0.2)
+    session = sessions.delegate(sessions.order("x", agent="sleeper"), socket=place(at), wait=0.2)
     assert (session.ended, session.result) == (False, None)
     assert session.advice is not None
     assert f"sfactl session info {session.run_id} --wait 60" in session.advice
@@ -123,7 +125,7 @@ def test_a_delegation_hands_back_the_run_before_the_caller_gives_up(at: Daemon) 
 
 
 def test_a_session_that_ignores_sigterm_is_gone_when_it_is_stopped(at: Daemon) -> None:
-    session = sessions.spawn(Order(task="x", agent="stubborn"), socket=place(at))
+    session = sessions.spawn(sessions.order("x", agent="stubborn"), socket=place(at))
     wait_until(
         lambda: sessions.info(session.run_id, socket=place(at)).status == "running", "it runs"
     )
@@ -160,7 +162,7 @@ def test_a_daemon_that_stands_still_holds_no_wait_without_end(
     patient = Client.be_patient
     monkeypatch.setattr(Client, "be_patient", stand_still)
     monkeypatch.setattr(sessions, "LATE", 0.2)
-    session = sessions.spawn(Order(task="x", agent="sleeper"), socket=place(at))
+    session = sessions.spawn(sessions.order("x", agent="sleeper"), socket=place(at))
     try:
         with pytest.raises(Quit, match=r"no answer within 0.3 s"):
             sessions.info(session.run_id, socket=place(at), wait=0.1)
@@ -169,32 +171,32 @@ def test_a_daemon_that_stands_still_holds_no_wait_without_end(
     assert sessions.stop(session.run_id, socket=place(at)).stopped == [session.run_id]
 
 
-WRONG = [
-    (Order(task="x", agent="nobody"), "there is no agent 'nobody'; choose from: aider, claude, "),
-    (Order(task="x", timeout=601), "time = 601s .* is more than a session may have: at most 10m"),
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"agent": "nobody"}, "there is no agent 'nobody'; choose from: aider, claude, "),
+    ({"timeout": 601}, "time = 601s .* is more than a session may have: at most 10m"),
     (
-        Order(task="x", limits={"max_turns": 26}),
+        {"limits": {"max_turns": 26}},
         "turns = 26 .limits max_turns. is more than a session may have: at most 25",
     ),
-    (Order(task="x", limits={"turns": 1}), "unknown field"),
-    (Order(task=" \n"), "the task is blank"),
-    (Order(task="x\0y"), "a NUL character in task"),
-    (Order(task="x", blocked_tools=["x\0y"]), "a NUL character in the name of a tool"),
+    ({"limits": {"turns": 1}}, "unknown field"),
+    ({"task": " \n"}, "the task is blank"),
+    ({"task": "x\0y"}, "a NUL character in task"),
+    ({"blocked_tools": ["x\0y"]}, "a NUL character in the name of a tool"),
     (
-        Order(task="x", allowed_tools=[""] * 70_000),
+        {"allowed_tools": [""] * 70_000},
         "70000 characters of tool names, with 1 more for each; at most 65536",
     ),
-    (Order(task="x", timeout=math.inf), "time = inf is not a finite number"),
-    (Order(task="--help"), "the task begins with '-', and .* could take it for an option"),
-    (Order(task="x" * 120_001), "120001 bytes of task; at most 120000"),
-    (Order(task="x", agent="claude", provider="p"), "agent 'claude' takes no provider"),
+    ({"timeout": math.inf}, "time = inf is not a finite number"),
+    ({"task": "--help"}, "the task begins with '-', and .* could take it for an option"),
+    ({"task": "x" * 120_001}, "120001 bytes of task; at most 120000"),
+    ({"agent": "claude", "provider": "p"}, "agent 'claude' takes no provider"),
 ]
 
 
 def test_what_makes_no_sense_is_an_error(at: Daemon) -> None:
-    for order, why in WRONG:
+    for wrong, why in WRONG:
         with pytest.raises(Quit, match=why) as caught:
-            sessions.spawn(order, socket=place(at))
+            sessions.spawn(sessions.order(**{"task": "x"} | wrong), socket=place(at))
         assert caught.value.code == 2
 
 
@@ -290,9 +292,9 @@ def test_an_interrupted_delegation_says_that_the_session_goes_on(at: Daemon) -> 
 
 
 def test_a_message_reaches_the_session_or_the_sender_learns_why_not(at: Daemon) -> None:
-    reader = sessions.spawn(Order(task="x", agent="reader"), socket=place(at))
-    deaf = sessions.spawn(Order(task="x", agent="deaf"), socket=place(at))
-    mute = sessions.spawn(Order(task="x", agent="sleeper"), socket=place(at))
+    reader = sessions.spawn(sessions.order("x", agent="reader"), socket=place(at))
+    deaf = sessions.spawn(sessions.order("x", agent="deaf"), socket=place(at))
+    mute = sessions.spawn(sessions.order("x", agent="sleeper"), socket=place(at))
     sessions.send(reader.run_id, '{"say": "hello"}', socket=place(at))
     wait_until(
         lambda: 'stdout: {"say": "hello"}' in sessions.log(reader.run_id, socket=place(at)).text,
@@ -308,7 +310,7 @@ def test_a_message_reaches_the_session_or_the_sender_learns_why_not(at: Daemon) 
         sessions.send(deaf.run_id, "x" * 100_000, socket=place(at))
     assert caught.value.code == 75
     sessions.stop(mute.run_id, socket=place(at))
-    closed = sessions.spawn(Order(task="x", agent="closed"), socket=place(at))
+    closed = sessions.spawn(sessions.order("x", agent="closed"), socket=place(at))
     wait_until(
         lambda: "stdout: ready" in sessions.log(closed.run_id, socket=place(at)).text,
         "it has closed its stdin",
@@ -368,19 +370,19 @@ def test_quotas_outlive_the_daemon(tmp_path: Path) -> None:
         config=config(tmp_path, "spawn_rate_limit = { max_requests = 2, window_seconds = 3600 }"),
     ) as daemon:
         where = place(daemon)
-        first = sessions.spawn(Order(task="x", agent="sleeper"), socket=where)
+        first = sessions.spawn(sessions.order("x", agent="sleeper"), socket=where)
         waiting = threading.Thread(
             target=lambda: found.append(sessions.info(first.run_id, socket=where, wait=60))
         )
         found: list[sessions.SessionView] = []
         waiting.start()
-        sessions.delegate(Order(task="x"), socket=where)
+        sessions.delegate(sessions.order("x"), socket=where)
         daemon.kill()
         daemon.restart()
         with pytest.raises(
             SessionRefused, match="2 sessions within the last 1h00m, and 2 is the limit"
         ) as caught:
-            sessions.spawn(Order(task="x"), socket=where)
+            sessions.spawn(sessions.order("x"), socket=where)
         assert caught.value.refused.possible_in_s is not None
         assert 3500 < caught.value.refused.possible_in_s <= 3600
         assert sessions.stop(first.run_id, socket=where).stopped == [first.run_id]
@@ -390,7 +392,7 @@ def test_quotas_outlive_the_daemon(tmp_path: Path) -> None:
 
 def test_a_reexecution_in_the_middle_of_a_delegation_loses_nothing(at: Daemon) -> None:
     found: list[sessions.SessionView] = []
-    order = Order(task="x", agent="reader")
+    order = sessions.order("x", agent="reader")
     waiting = threading.Thread(
         target=lambda: found.append(sessions.delegate(order, socket=place(at)))
     )
@@ -430,7 +432,7 @@ def test_a_blocked_tool_is_handed_on(share: Start) -> None:
         )
     )
     session = sessions.delegate(
-        Order(task="x", agent="env", blocked_tools=["Bash", "Edit"]), socket=str(daemon.socket)
+        sessions.order("x", agent="env", blocked_tools=["Bash", "Edit"]), socket=str(daemon.socket)
     )
     assert session.result is not None
     assert "\nBash,Edit\n" in session.result

@@ -13,13 +13,13 @@ import trio
 
 from sfad.gateway.bodies import BodyReader
 from sfad.gateway.call_tally import BodyMemory
-from sfad.gateway.callers import Caller
 from sfad.gateway.daemon_link import CallerRun, RefusedError
 from sfad.gateway.egress import Egress
 from sfad.gateway.estimate import Estimates
 from sfad.gateway.exchange import Shared, new_client
 from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
 from sfad.gateway.upstreams import Trust, Upstream
+from sfad.host.callers import Caller
 from sfad.protocol.egress import destination
 from sfad.protocol.requests.gateway import (
     AdmitCall,

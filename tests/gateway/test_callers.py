@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from sfad.gateway.callers import Caller, Kernel, Opened
+from sfad.host.callers import Caller, Kernel, Opened
 
 
 @contextmanager

@@ -17,8 +17,8 @@ import pytest
 import trio
 
 from sfad.gateway import call_tally, exchange, http_connection, reading
-from sfad.gateway.callers import Caller, Kernel
 from sfad.gateway.upstreams import Upstream
+from sfad.host.callers import Caller, Kernel
 from sfad.protocol.types import Tokens
 from tests.gateway.scripted import (
     Answer,

@@ -38,7 +38,6 @@ def delegate(
         sessions.delegate,
         wanted.order(task),
         socket=wanted.socket,
-        channel=wanted.channel,
         wait=wait,
         started=told,
     )

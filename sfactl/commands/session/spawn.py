@@ -14,9 +14,7 @@ def spawn(task: Task, wanted: SessionOptions) -> int:
 
     Exit codes: 0; 1 refused; 77 not permitted.
     """
-    start = partial(
-        sessions.spawn, wanted.order(task), socket=wanted.socket, channel=wanted.channel
-    )
+    start = partial(sessions.spawn, wanted.order(task), socket=wanted.socket)
     session = session_options.started(start, json=wanted.json)
     session_options.tell_lowered(session)
     output.answer(wanted.json, session, session.run_id)

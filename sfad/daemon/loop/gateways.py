@@ -24,7 +24,7 @@ import trio
 from ...agents.setup_reader import TreeSetups
 from ...config import GatewayConfig, UpstreamConfig
 from ...core import events as e
-from ...gateway.callers import Kernel, Opened
+from ...host.callers import Kernel, Opened
 from ...host.log import Log
 from ...host.tasks import in_thread, keep_serving
 from ...processes import kernel
