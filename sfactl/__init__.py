@@ -70,10 +70,11 @@ Output:
 `table`             tables
 `lines`             the runs that have continued each other's session
 `waiting`           what is wrong with a live run, and what waits for a person
+`growing`           the output of a run in pieces, for `top` and the console
 `follower`          copies output files, or an agent's text, as they grow
 
 See "Starting fast" in docs/architecture.md. Only `web` imports trio, and of sfad only
 `sfad.protocol` and its version (`doctor` also `sfad.host.probe` and
 `sfad.processes.isolation.sandbox`; `diff` and `prune` `sfad.worktrees`, `shipping`
-`sfad.shipping`).
+`sfad.shipping`, `web` `sfad.host.callers`).
 """

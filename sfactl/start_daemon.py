@@ -8,7 +8,6 @@ finds the daemon of the first.
 import fcntl
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -200,8 +199,11 @@ def by_itself(state: Path, place: Path) -> str:
     said_before = log.stat().st_size if log.exists() else 0
     readable, writable = os.pipe()
     child = os.fork()
-    if child == 0:
-        _become_daemon(writable, os.fsencode(log))
+    if child == 0:  # a child of which this process has nothing to reap
+        try:
+            _execute(writable, log)
+        finally:
+            os._exit(0)
     os.close(writable)
     os.waitid(os.P_PID, child, os.WEXITED)
     if not _told_ready(readable) and not _answers(place):
@@ -209,6 +211,19 @@ def by_itself(state: Path, place: Path) -> str:
             ExitCode.UNREACHABLE, f"the daemon could not be started:\n{_tail(log, said_before)}"
         )
     return f"that logs to {log}"
+
+
+def _execute(ready: int, log: Path) -> None:
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as written:
+        subprocess.Popen(
+            [*daemon_command(), "--ready-fd", str(ready)],
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=written,
+            pass_fds=[ready],
+            start_new_session=True,
+        )
 
 
 def _answers(place: Path) -> bool:
@@ -230,33 +245,6 @@ def _told_ready(descriptor: int) -> bool:
         return bool(poll.poll(READY_TIMEOUT * 1000)) and bool(os.read(descriptor, 1))
     finally:
         os.close(descriptor)
-
-
-def _become_daemon(ready: int, log: bytes) -> None:
-    """Continue in the first child as the daemon. Never return."""
-    try:
-        os.setsid()
-        if os.fork():
-            os._exit(0)
-        _execute(ready, log)
-    finally:
-        os._exit(127)
-
-
-def _execute(ready: int, log: bytes) -> None:
-    os.chdir("/")
-    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    null = os.open(os.devnull, os.O_RDONLY)
-    kept = os.dup(ready)
-    for source, target in ((null, 0), (written, 1), (written, 2), (kept, 3)):
-        os.dup2(source, target)
-    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-    for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP):
-        # The interpreter ignores SIGPIPE, and a background job of a shell SIGINT; each run would
-        # inherit that through exec.
-        signal.signal(number, signal.SIG_DFL)
-    command = daemon_command()
-    os.execv(command[0], [*command, "--ready-fd", "3"])
 
 
 def _tail(log: Path, start: int) -> str:

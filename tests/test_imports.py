@@ -175,6 +175,8 @@ def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
         # git looks at a worktree in the same way for the daemon and for these
         looks += ["sfad.worktrees"] if path.stem in ("diff", "prune") else []
         looks += ["sfad.shipping"] if path.stem == "shipping" else []
+        # the kernel says whose a connection is, to the console as to the gateway
+        looks += ["sfad.host.callers"] if path.stem == "serving" else []
         allowed = ["sfad.protocol", *looks]
         versions = {
             module for module, name in imports(path) if (module, name) == ("sfad", "__version__")

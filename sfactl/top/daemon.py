@@ -21,7 +21,8 @@ from sfad.protocol.types import RunId
 
 from ..connection import Client, DaemonError, Unreachable, connect
 from ..exits import Quit
-from ..follower import FileWatch, Follower, data_from
+from ..follower import FileWatch
+from ..growing import LOOK, of_file, of_text
 from ..output import plain
 
 STATUS_AGAIN = 5.0
@@ -29,14 +30,8 @@ STATUS_AGAIN = 5.0
 change of any run."""
 AGAIN = 0.5
 """Seconds between attempts to reach a daemon that is away."""
-BEFORE = 64 * 1024
-"""Bytes of earlier output that are shown."""
-MAX_TAIL = 1024 * 1024
-"""Bytes that are shown of output which comes faster than it is read: the newest."""
 SILENT = 10.0
 """Seconds without an answer after which a daemon counts as away, although it has not gone."""
-LOOK = 1.0
-"""Seconds after which an agent's text is asked for again without a change of its file."""
 
 R = TypeVar("R", bound=m.Reply)
 Told = m.RunList | m.RunsPush | m.DaemonStatus
@@ -200,13 +195,22 @@ class Tail(ABC):
     def _copy(self) -> None:
         """Tell what there is and what comes, until it is stopped. Raise `Quit`, `OSError`."""
 
-    def _rest(self, seconds: float, growth: int = -1) -> bool:
-        """Wait until a descriptor is readable, or for so long. Return whether it is stopped."""
+    def _pass_on(
+        self, pieces: Iterator[tuple[bytes, object]], growth: FileWatch | None = None
+    ) -> None:
+        """Tell what comes, until it ends or this is stopped. `growth` tells when there is more."""
         poll = select.poll()
         poll.register(self._stopped, select.POLLIN)
-        if growth >= 0:
-            poll.register(growth, select.POLLIN)
-        return self._stopped in dict(poll.poll(1000 * seconds))
+        if growth is not None and growth.descriptor >= 0:
+            poll.register(growth.descriptor, select.POLLIN)
+        seconds = LOOK if growth is None else growth.timeout or LOOK
+        for data, _ in pieces:
+            if data:
+                self._tell(self._decoder.decode(data))
+            elif self._stopped in dict(poll.poll(1000 * seconds)):
+                return
+            elif growth is not None:
+                growth.drain()
 
     def _tell(self, text: str) -> None:
         if self._stop >= 0:
@@ -238,37 +242,7 @@ class OutputTail(Tail):
             self._tell("this run keeps no output (--no-log, or --stdio inherit)\n")
         growth = FileWatch()
         growth.watch(file)
-        pieces = self._texts(client) if files.text else self._bytes(file)
         try:
-            while True:
-                growth.drain()
-                while data := next(pieces):
-                    self._tell(self._decoder.decode(data))
-                if self._rest(growth.timeout or LOOK, growth.descriptor):
-                    return
+            self._pass_on(of_text(client, self._run) if files.text else of_file(file), growth)
         finally:
             growth.close()
-
-    def _bytes(self, file: int) -> Iterator[bytes]:
-        """Yield what the file has more; nothing at its end."""
-        reader = Follower(file, file, lambda note: self._tell(f"({note})\n"))
-        reader.offset = data_from(file, 0) or 0
-        before = BEFORE
-        while True:
-            reader.offset = max(reader.offset, os.fstat(file).st_size - before)
-            yield reader.take() if reader.fill() else b""
-            before = MAX_TAIL
-
-    def _texts(self, client: Client) -> Iterator[bytes]:
-        """Yield what the agent's events say; nothing if they say nothing more so far."""
-        cursor, over = b"", False
-        while True:
-            part = (
-                None
-                if over
-                else client.call(m.Text(id=0, run=self._run, cursor=cursor), m.TextPart)
-            )
-            if part is not None:
-                cursor, over = part.cursor, part.ended and not part.more
-            if part is None or part.text or not part.more:
-                yield part.text if part is not None else b""

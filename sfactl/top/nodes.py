@@ -16,7 +16,8 @@ from ..connection import connect
 from ..exits import Quit
 from ..fleet import Fleet, merged
 from ..fleet_calls import FleetCalls, on_node
-from .daemon import BEFORE, LOOK, Feed, R, Show, Tail, Take, Told
+from ..growing import of_node
+from .daemon import Feed, R, Show, Tail, Take, Told
 
 LOOK_AGAIN = 10.0
 """Seconds between two looks for nodes that have joined, or that did not answer before."""
@@ -173,13 +174,5 @@ class NodeTail(Tail):
 
     def _copy(self) -> None:
         node, run = self._fleet.find(self._run, "logs")
-        offset = -BEFORE
         with connect(self._fleet.place(node)) as client:
-            while True:
-                part = client.call(
-                    m.ReadOutput(id=0, run=run, stream=self._stream, offset=offset), m.OutputPart
-                )
-                self._tell(self._decoder.decode(part.data))
-                offset = part.offset + len(part.data)
-                if part.ended or (not part.data and self._rest(LOOK)):
-                    return
+            self._pass_on(of_node(client, run, self._stream))

@@ -9,7 +9,8 @@ import codecs
 import os
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as NotBase64
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Literal
 
@@ -21,16 +22,11 @@ from sfad.protocol.types import ErrorCode, RunId
 from ..connection import Client, DaemonError, Unreachable
 from ..exits import Quit
 from ..fleet import ANSWER
-from ..follower import FileWatch, Follower, data_from
+from ..follower import FileWatch
+from ..growing import BEFORE, LOOK, of_file, of_node, of_text
 from . import views
 from .source import Source
 
-BEFORE = 64 * 1024
-"""Bytes of earlier output that are shown."""
-MOST = 1024 * 1024
-"""Bytes that are shown of output which comes faster than it is read: the newest."""
-LOOK = 1.0
-"""Seconds after which an agent's text is asked for again without a change of its file."""
 LONGEST = 4000
 """Characters of a line that are shown."""
 CUT = " … [the rest of this line is not shown here]"
@@ -84,7 +80,11 @@ async def _follow_here(client: Client, run: RunId, stderr: bool, cursor: str, te
             await tell("this run keeps no output (--no-log, or --stdio inherit)\n", "")
         file = descriptors[1 if stderr else 0]
         growth.watch(file)
-        pieces = _texts(client, run, cursor) if files.text else _bytes(file, cursor)
+        pieces: Iterator[tuple[bytes, int | bytes]] = (
+            of_text(client, run, _text_position(cursor))
+            if files.text
+            else of_file(file, _offset(cursor))
+        )
         await _pass_on(pieces, partial(_growth, growth), tell)
     finally:
         growth.close()
@@ -93,13 +93,16 @@ async def _follow_here(client: Client, run: RunId, stderr: bool, cursor: str, te
 
 
 async def _pass_on(
-    pieces: AsyncIterator[tuple[bytes, str]], rest: Callable[[], Awaitable[None]], tell: Tell
+    pieces: Iterator[tuple[bytes, int | bytes]], rest: Callable[[], Awaitable[None]], tell: Tell
 ) -> None:
     """Tell what comes. `rest` is called when there is nothing more so far."""
     lines, decoder = Lines(), codecs.getincrementaldecoder("utf-8")("replace")
-    async for data, behind in pieces:
+    while (piece := await trio.to_thread.run_sync(next, pieces, None)) is not None:
+        data, position = piece
         if text := decoder.decode(data):
-            await tell(lines.cut(text.replace("\r\n", "\n")), _before(behind, decoder))
+            if isinstance(position, int):  # before the bytes of a character that is not whole yet
+                position -= len(decoder.getstate()[0])
+            await tell(lines.cut(text.replace("\r\n", "\n")), _cursor(position))
         if not data:
             await rest()
 
@@ -113,51 +116,24 @@ async def _growth(growth: FileWatch) -> None:
     growth.drain()
 
 
-def _offset(cursor: str) -> int | None:
+def _offset(cursor: str, default: int = 0) -> int:
     """Return the position in a file of bytes that a cursor names."""
-    return views.number(cursor[1:]) if cursor[:1] == "b" else None
+    found = views.number(cursor[1:]) if cursor[:1] == "b" else None
+    return default if found is None else found
 
 
-def _before(cursor: str, decoder: codecs.IncrementalDecoder) -> str:
-    """Return the cursor before the bytes of a character that is not whole yet."""
-    return f"b{int(cursor[1:]) - len(decoder.getstate()[0])}" if cursor.startswith("b") else cursor
+def _cursor(position: int | bytes) -> str:
+    """Return how a page names a position: of a file, or in an agent's text."""
+    if isinstance(position, int):
+        return f"b{position}"
+    return f"t{urlsafe_b64encode(position).decode()}"
 
 
-async def _bytes(file: int, cursor: str) -> AsyncIterator[tuple[bytes, str]]:
-    """Yield what the file has more; nothing at its end."""
-    notes: list[str] = []
-    reader = Follower(file, file, notes.append)
-    start = data_from(file, 0) or 0
-    reader.offset = max(start, _offset(cursor) or 0)
-    room = MOST if reader.offset > start else BEFORE
-    while True:
-        least = os.fstat(file).st_size - room
-        if reader.offset < least:
-            notes.append(f"earlier output is not shown: {least - start} bytes")
-            reader.offset = least
-        data = reader.take() if reader.fill() else b""
-        noted = "".join(f"[{note}]\n" for note in notes).encode()
-        notes.clear()
-        yield noted + data, f"b{reader.offset}"
-        room = MOST
-
-
-async def _texts(client: Client, run: RunId, cursor: str) -> AsyncIterator[tuple[bytes, str]]:
-    """Yield what the agent's events say; nothing if they say nothing more so far."""
-    position, over = b"", False
-    if cursor[:1] == "t":
-        try:
-            position = urlsafe_b64decode(cursor[1:])
-        except NotBase64:
-            position = b""
-    while True:
-        part = None
-        if not over:
-            request = m.Text(id=0, run=run, cursor=position)
-            part = await trio.to_thread.run_sync(client.call, request, m.TextPart)
-            position, over = part.cursor, part.ended and not part.more
-        if part is None or part.text or not part.more:
-            yield part.text if part is not None else b"", f"t{urlsafe_b64encode(position).decode()}"
+def _text_position(cursor: str) -> bytes:
+    """Return the position in an agent's text that a cursor names."""
+    with suppress(NotBase64):
+        return urlsafe_b64decode(cursor[1:]) if cursor[:1] == "t" else b""
+    return b""
 
 
 # ---- the output of a run on another node
@@ -169,6 +145,7 @@ async def _follow_there(
     """Read it in pieces: no descriptor comes from there. If the node does not answer, ask it
     again."""
     said = False
+    stream: Literal["stdout", "stderr"] = "stderr" if stderr else "stdout"
 
     async def keep(text: str, behind: str) -> None:
         nonlocal cursor, said
@@ -180,10 +157,10 @@ async def _follow_there(
             with await trio.to_thread.run_sync(source.connect, node) as client:
                 client.be_patient(ANSWER)
                 text = not stderr and await _has_text(client, run)
-                pieces = (
-                    _texts(client, run, cursor)
+                pieces: Iterator[tuple[bytes, int | bytes]] = (
+                    of_text(client, run, _text_position(cursor))
                     if text
-                    else _parts(client, run, "stderr" if stderr else "stdout", cursor)
+                    else of_node(client, run, stream, _offset(cursor, -BEFORE))
                 )
                 await _pass_on(pieces, partial(trio.sleep, LOOK), keep)
                 return
@@ -205,19 +182,3 @@ async def _has_text(client: Client, run: RunId) -> bool:
             raise
         return False
     return True
-
-
-async def _parts(
-    client: Client, run: RunId, stream: Literal["stdout", "stderr"], cursor: str
-) -> AsyncIterator[tuple[bytes, str]]:
-    """Yield what the output has more; nothing while it does not grow."""
-    offset = _offset(cursor)
-    offset = -BEFORE if offset is None else offset
-    ended = False
-    while not ended:
-        request = m.ReadOutput(id=0, run=run, stream=stream, offset=offset)
-        part = await trio.to_thread.run_sync(client.call, request, m.OutputPart)
-        skipped = part.offset - max(offset, 0)
-        note = f"[earlier output is not shown: {skipped} bytes]\n".encode() if skipped > 0 else b""
-        offset, ended = part.offset + len(part.data), part.ended
-        yield note + part.data, f"b{offset}"
