@@ -12,7 +12,6 @@ The command line:
 `options`           the options and arguments that verbs share, and the values of their texts
 `spreading`         options that several verbs have, as the fields of a struct
 `spawn_options`     the options of `spawn` and `run`, and their `Spawn` message
-`continuing`        the `Spawn` message that continues an ended run
 `session_options`   the options of `session delegate` and `session spawn`
 `usage_options`     the options of `report`, `reserve` and `settle`
 `selection`         the runs that a command line names or filters
@@ -28,18 +27,14 @@ Connections:
 
 `connection`        the connection to the daemon: handshake, requests, descriptors, reconnecting
 `trust`             whether to trust the process at the other end
-`repeating`         what becomes of a request whose connection was lost
-`autostart`         connects, and starts a daemon if none is running
-`start_daemon`      starts a daemon, by systemd or by fork
+`start_daemon`      connects, and starts a daemon if none is running: by systemd or by fork
 `history`           connects, or reads the ledger if no daemon is running
-`ledger_reader`     a connection to a process that reads a ledger
 `sessions`          what `sfactl session` and `sfactl mcp` do
-`over_fleet`        verbs with --fleet, and runs that are named NODE/ID
+`over_fleet`        verbs with --fleet, and runs that are named NODE/ID; `list`, `tree`, `summary`
+                    and `plans` of all nodes
 `fleet`             the nodes of the fleet, a connection to each, and their runs as one list
 `fleet_calls`       requests about runs that are named NODE/ID, for `top` and the console, and
                     summaries as one
-`fleet_list`        `list` and `tree` of all nodes
-`fleet_reports`     `summary` and `plans` of all nodes
 `fleet_run`         output of runs on other nodes; `run --fleet`
 `shipping`          directories that are sent with runs, and changes that are brought back
 `client`            the public API for authors of agents
@@ -66,7 +61,6 @@ Output:
 
 `output`            JSON, notes, and texts for figures, times and the state of a run
 `limits`            limits on the command line, and as they are shown
-`plans`             the windows of subscriptions, as they are told
 `table`             tables
 `lines`             the runs that have continued each other's session
 `waiting`           what is wrong with a live run, and what waits for a person

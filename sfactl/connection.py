@@ -9,6 +9,7 @@ several requests in flight uses `reconnect` and `again`.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import select
 import socket
@@ -21,7 +22,9 @@ from struct import unpack as unpacked
 from typing import TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from sfad.protocol.encoding import tag
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, SUPPORTED, FrameDecoder, ProtocolError
 from sfad.protocol.places import (
     SYSTEM_SOCKET,
@@ -46,6 +49,7 @@ from . import exits
 from .trust import distrusted
 
 R = TypeVar("R", bound=Reply)
+Q = TypeVar("Q", bound=Request)
 
 
 HANDSHAKE_TIMEOUT = 10.0
@@ -355,8 +359,6 @@ class Client:
                 sent = True
                 return self.answer(request.id, expected)
             except ConnectionLost:
-                from .repeating import advice, again, time_for, unanswered
-
                 if repeated >= (request.repeats if sent else 1):
                     raise ConnectionLost(self.path, unanswered(request)) from None
             repeated += 1
@@ -463,6 +465,56 @@ def check(reply: Reply) -> None:
     """Raise `DaemonError` for an `Error`."""
     if isinstance(reply, Error):
         raise DaemonError(reply.code, reply.message)
+
+
+# ---- A request whose connection was lost
+
+
+def again(request: Q, elapsed: float) -> Q:
+    """Return `request` as it is sent a second time, `elapsed` seconds after the first."""
+    if getattr(request, "timeout", None) is None:
+        return request
+    return replace(request, timeout=time_for(request, elapsed))
+
+
+def time_for(request: Request, elapsed: float) -> float:
+    """Return the seconds that a request leaves for a daemon that restarts, `elapsed` seconds after
+    it was sent first."""
+    timeout: float | None = getattr(request, "timeout", None)  # of a wait
+    return math.inf if timeout is None else max(timeout - elapsed, 0.0)
+
+
+def unanswered(request: Request) -> str:
+    """Return the message for a request that is not sent again."""
+    what = tag(type(request))
+    if request.repeats and what not in _CHANGES:
+        return f"it closes the connection each time it receives this {what}"
+    return (
+        "it closed the connection before it replied. "
+        f"The {what} may have been carried out, and is not sent again; {_look(request)}"
+    )
+
+
+def advice(request: Request) -> str:
+    """Return what to tell the user if the daemon does not come back."""
+    if tag(type(request)) == "stop":
+        return "the runs may still be alive: stop them again when the daemon is back"
+    if tag(type(request)) in _CHANGES:
+        return f"the {tag(type(request))} may have been carried out; {_look(request)}"
+    return "runs may continue without it"
+
+
+_CHANGES = ("spawn", "stop", "pause")
+"""Requests that change something and may still be repeated."""
+
+
+def _look(request: Request) -> str:
+    if tag(type(request)) in ("spawn", "stop", "prune"):
+        return "check with: sfactl list"
+    return f"check with: sfactl info {getattr(request, 'run', None) or 'RUN'}"
+
+
+# ---- No connection
 
 
 def start_of(path: str) -> str:

@@ -16,7 +16,7 @@ from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.requests.steering import Resume, Signal, Stop
 from sfad.protocol.types import Event
 
-from .connection import Client, ConnectionLost, check
+from .connection import Client, ConnectionLost, again, check, unanswered
 
 Answered = Callable[[Reply, Sequence[int]], None]
 """Takes a reply and its descriptors."""
@@ -101,8 +101,6 @@ class RequestsInFlight:
                 )
 
     def _repeated(self, request: Request) -> Request:
-        from .repeating import again, unanswered
-
         if isinstance(request, Spawn):
             self._respawned += 1
             if self._respawned > request.repeats:

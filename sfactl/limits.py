@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from itertools import groupby
 from math import ceil
 
@@ -10,6 +11,7 @@ from sfad.protocol import limits as written
 from sfad.protocol.kinds import COUNTS, KINDS, METERED_KINDS, TIMED
 from sfad.protocol.limits import format_amount
 from sfad.protocol.limits_object import parse_limits
+from sfad.protocol.requests.plans import PlanAccount, PlanWindow
 from sfad.protocol.types import (
     Action,
     Event,
@@ -276,6 +278,9 @@ def _follows(event: Event, run: RunInfo) -> str:
     }[event.action]
 
 
+# ---- The windows of subscriptions
+
+
 def plan_share(share: PlanShare) -> str:
     """Return how much of a subscription's window a run has used: `about 12 % of the 5h window of
     anthropic 1a2b3c`."""
@@ -283,3 +288,24 @@ def plan_share(share: PlanShare) -> str:
         f"about {100 * share.share:.0f} % of the {plain(share.window)} window "
         f"of {share.provider} {plain(share.account)}"
     )
+
+
+def moment(when: datetime, now: datetime) -> str:
+    """Return a time in the user's zone: `14:00`, with the date if it is over a day away."""
+    local = when.astimezone()
+    return (
+        f"{local:%H:%M}"
+        if abs((when - now).total_seconds()) <= 86400
+        else f"{local:%Y-%m-%d %H:%M}"
+    )
+
+
+def fullest(accounts: Sequence[PlanAccount]) -> tuple[PlanAccount, PlanWindow] | None:
+    """Return the window of which most is used."""
+    known = [
+        (account, window)
+        for account in accounts
+        for window in account.windows
+        if window.used_ratio is not None
+    ]
+    return max(known, key=lambda each: each[1].used_ratio or 0.0, default=None)

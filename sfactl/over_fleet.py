@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from sfad.protocol.types import Limit
+from msgspec.structs import replace
 
-from . import exits, fleet_list, fleet_reports, fleet_run, output
-from .commands import events, top, web
+from sfad.protocol.encoding import to_json
+from sfad.protocol.requests.advice import Summarise, Summarised, Summary
+from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.listing import Info, List, RunList
+from sfad.protocol.requests.plans import PlanAccount, PlanList, Plans
+from sfad.protocol.types import Limit, RunInfo, Status
+
+from . import exits, fleet_run, output, table
+from .commands import events, plans, summary, top, tree, web
+from .commands import list as list_
+from .connection import connect
 from .exits import ExitCode, Quit, UsageError
-from .fleet import ANSWER, Fleet, tell_unanswered
-from .web.options import WebOptions
+from .fleet import ANSWER, Fleet, merged, tell_unanswered
+from .fleet_calls import added, with_node
+from .top.table import below, children
+from .waiting import Waiting
 
 
 def carry_out(verb: str, function: Callable[..., int | None], values: dict[str, Any]) -> int:
@@ -62,7 +74,159 @@ def _of_each(fleet: Fleet, function: Callable[..., int | None], values: Mapping[
     return exits.worst([*codes.values(), tell_unanswered(unanswered)])
 
 
-# ---- verbs that show all nodes as one
+# ---- `list` and `tree`: the runs of all nodes as one list
+
+CLOCKS = 300.0
+"""Seconds by which the clocks of two nodes may differ when the runs below one are looked for."""
+
+
+def _runs(verb: str, fleet: Fleet, values: dict[str, Any]) -> int:
+    wanted = list_.ListOptions(**values)
+    if wanted.sum_:
+        raise UsageError("--fleet and --sum exclude each other: sum what --json prints")
+    top = None
+    if wanted.root:
+        top, began = _of_fleet(fleet, wanted.root)
+        wanted = replace(wanted, root=None, since=max(wanted.since or 0.0, began - CLOCKS))
+
+    def ask(node: str) -> list[RunInfo]:
+        with connect(fleet.place(node)) as client:
+            client.be_patient(10.0)
+            found = list_.collect(client, wanted.request(), wanted.limit_rows, lambda run: run)
+            return list(found.runs.values())
+
+    found, unanswered = fleet.each(ask)
+    rows = merged(found)
+    if top is not None:
+        inner = below(children(run for _, run in rows), top)
+        shown = {top, *(run.id for run in inner)}
+        rows = [(node, run) for node, run in rows if run.id in shown]
+    if verb == "tree":
+        tree.show([run for _, run in rows], json=wanted.json)
+    else:
+        _list(rows, fleet, unanswered, wanted)
+    return tell_unanswered(unanswered)
+
+
+def _of_fleet(fleet: Fleet, handle: str) -> tuple[str, float]:
+    """Return a run's name in the fleet, and when it was created."""
+    node, run = fleet.find(handle, "list")
+    with connect(fleet.place(node)) as client:
+        found = client.call(Info(id=0, run=run), RunReply).run
+    given = found.fleet is not None and found.fleet.giver
+    return (
+        found.fleet.id if found.fleet is not None and given else f"{node}/{found.id}",
+        found.created_at.timestamp(),
+    )
+
+
+def _list(
+    rows: list[tuple[str, RunInfo]],
+    fleet: Fleet,
+    unanswered: Mapping[str, str],
+    wanted: list_.ListOptions,
+) -> None:
+    if wanted.json:
+        runs = b",".join(b'{"node":%b,%b' % (to_json(node), to_json(run)[1:]) for node, run in rows)
+        more = to_json({"nodes": fleet.names, "unanswered": sorted(unanswered)})
+        output.write(b'{"runs":[%b],%b\n' % (runs, more[1:]))
+        return
+    nodes = {run.id: node for node, run in rows}
+    first, *others = (column for column in wanted.columns() if column.name != "PARENT")
+    columns = [first, list_.Column("NODE", lambda run: nodes[run.id]), *others]
+    cells = [[column.cell(run) for column in columns] for _, run in rows]
+    users = {run.user for _, run in rows}
+    room = None if wanted.wide else table.terminal_width()
+    print(list_.drawn(columns, cells, users, wide=wanted.wide, room=room))
+
+
+# ---- `summary`: each run is told by the node that executes it
+
+
+def _summary(fleet: Fleet, values: dict[str, Any]) -> int:
+    options = summary.SummaryOptions(**values)
+    wanted = options.request()
+    wanted.here = True
+    found, unanswered = fleet.each(lambda node: _told(fleet, node, wanted))
+    if found:
+        whole = added([told for told, _ in found.values()])
+        waits = [one for _, told in found.values() for one in told]
+        if options.json:
+            summary.print_json(whole, waits, nodes=fleet.names, unanswered=sorted(unanswered))
+        else:
+            summary.show(whole, waits, options.by)
+    return tell_unanswered(unanswered)
+
+
+def _told(fleet: Fleet, node: str, wanted: Summarise) -> tuple[Summary, list[Waiting]]:
+    """Return what a node tells of the runs that it executes, with the names that these have in the
+    fleet."""
+    with connect(fleet.place(node)) as client:
+        found = client.call(wanted, Summarised).summary
+        live = client.call(
+            List(id=0, status=[each for each in Status if not each.terminal], rows=0), RunList
+        ).runs
+        own = {run.id for run in live if run.fleet is None or run.fleet.node is None}
+        named = _namer(
+            node, {run.id for run in live} | {each.run for run in live for each in run.after}
+        )
+        waits = [
+            replace(
+                one,
+                runs=[f"{node}/{run}" for run in one.runs],
+                message=named(one.message),
+                command=named(one.command),
+            )
+            for one in summary.waiting(client, wanted, found)
+            if not one.runs or own.intersection(one.runs)
+        ]
+    return with_node(found, node), waits
+
+
+def _namer(node: str, known: Collection[str]) -> Callable[[str], str]:
+    """Return what puts the node before each of these ids in a text."""
+    return lambda text: re.sub(
+        r"(?<![\w/])[a-z][0-9a-v]+(?!\w)",
+        lambda m: f"{node}/{m[0]}" if m[0] in known else m[0],
+        text,
+    )
+
+
+# ---- `plans`: each subscription once, as it was heard of last
+
+
+def _plans(fleet: Fleet, values: dict[str, Any]) -> int:
+    found, unanswered = fleet.each(lambda node: _accounts(fleet, node))
+    newest: dict[tuple[str, str], PlanAccount] = {}
+    for account in (each for accounts in found.values() for each in accounts):
+        key = account.provider, account.account
+        before = newest.get(key)
+        latest = account if before is None or account.heard_at > before.heard_at else before
+        newest[key] = replace(
+            latest, held=[*(before.held if before is not None else ()), *account.held]
+        )
+    if values.get("json"):
+        output.print_json(
+            {
+                "accounts": list(newest.values()),
+                "nodes": fleet.names,
+                "unanswered": sorted(unanswered),
+            }
+        )
+    elif found:
+        plans.show(list(newest.values()), forecast=bool(values.get("forecast")))
+    return tell_unanswered(unanswered)
+
+
+def _accounts(fleet: Fleet, node: str) -> list[PlanAccount]:
+    with connect(fleet.place(node)) as client:
+        accounts = client.call(Plans(id=0), PlanList).accounts
+    return [
+        replace(account, held=[f"{node}/{run}" for run in account.held]) for account in accounts
+    ]
+
+
+# ---- `events` and `top`
 
 
 def _events(fleet: Fleet, values: dict[str, Any]) -> int:
@@ -95,11 +259,11 @@ def _top(fleet: Fleet, values: dict[str, Any]) -> int:
 
 
 _AS_ONE: dict[str, Callable[[Fleet, dict[str, Any]], int]] = {
-    "list": partial(fleet_list.shown, "list"),
-    "tree": partial(fleet_list.shown, "tree"),
-    "summary": fleet_reports.summary,
-    "plans": fleet_reports.plans,
-    "web": lambda fleet, values: web.serve(WebOptions(**values), fleet),
+    "list": partial(_runs, "list"),
+    "tree": partial(_runs, "tree"),
+    "summary": _summary,
+    "plans": _plans,
+    "web": lambda fleet, values: web.serve(web.WebOptions(**values), fleet),
     "top": _top,
     "events": _events,
     "logs": fleet_run.logs,

@@ -38,10 +38,10 @@ from sfad.protocol.sanitise import sanitise
 from sfad.protocol.types import Limit, LimitKind, LimitState, Lowered, Refusal, RunInfo
 
 from . import environment, exits, limits, output
-from .autostart import connect_or_start
 from .connection import Client, connect
 from .exits import Quit, UsageError, understood
 from .spawn_options import own_worktree
+from .start_daemon import connect_or_start
 
 LATE = 30.0
 """Seconds that the answer to a wait may be late. A daemon that stands still must not hold a model's

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sfad.protocol.known import BY_REPORT, METERS, NO_METER
-from sfad.protocol.requests.starting import Spawn
+from sfad.protocol.requests.starting import Continuation, Spawn
 from sfad.protocol.types import (
     Action,
     After,
@@ -520,6 +520,22 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         ship=_ship(wanted, cwd, placing),
         env_set=bool(wanted.env),
         worktree=_worktree(wanted),
+    )
+
+
+def continuation(
+    run: str, task: str | None, options: SpawnOptions | None = None, *, rest: bool = False
+) -> Spawn:
+    """Return the request. `task`: what its agent is told, if not why it ended and to go on;
+    `options`: what is to be different. Raise `Quit`."""
+    # the daemon takes the command of the ended run
+    options = replace(options or SpawnOptions(), command=["-"])
+    check(options)
+    asked = message(options)
+    # the ended run had this default, or what its command line said
+    limits = [limit for limit in asked.limits if limit.source != "SFA_DEFAULTS_TIMEOUT"]
+    return replace(
+        asked, argv=[], limits=limits, continues=Continuation(run=run, task=task, rest=rest)
     )
 
 

@@ -1,5 +1,5 @@
-"""Start a daemon for a user who has none: by systemd if it can delegate cgroups to the daemon, else
-by fork.
+"""Connect to the daemon, and start one for a user who has none: by systemd if it can delegate
+cgroups to the daemon, else by fork.
 
 Clients that start one at the same time take turns by a lock in the state directory, so the second
 finds the daemon of the first.
@@ -18,14 +18,34 @@ from pathlib import Path
 from sfad.protocol.paths import SYSTEM_SOCKET, daemon_socket, state_dir, xdg
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 
-from . import connection, output
-from .connection import Client, DaemonError, Unreachable
+from . import connection, environment, output
+from .connection import ABSENT, Client, DaemonError, Unreachable
 from .exits import ExitCode, Quit
+from .inside import inside_run
 
 READY_TIMEOUT = 15.0
 """Seconds until the daemon must listen. To recover a thousand runs takes about 2."""
 LOG = "sfad.log"
 PASSED_ON = ("SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG")
+
+
+def connect_or_start(flag: str | None) -> Client:
+    """Connect to the daemon. Start one if none is running, except inside a run, or for a socket
+    that `--socket` names: the user means the daemon that listens there. Raise `Unreachable`,
+    `Quit`."""
+    try:
+        return connection.connect(flag)
+    except Unreachable as error:
+        if error.kind not in ABSENT or flag is not None:
+            raise
+        inside = inside_run()
+        if inside is not None:
+            error.message += f"; no daemon is started inside a run ({inside})"
+            raise
+        if not environment.flag("SFAD_AUTOSTART", {"SFAD_AUTOSTART": "1", **os.environ}):
+            error.message += "; SFAD_AUTOSTART=0 forbids starting one"
+            raise
+    return start()
 
 
 def start() -> Client:
@@ -43,7 +63,7 @@ def start() -> Client:
             return connection.connect(None)
         except Unreachable as error:
             # a new daemon would not help, and this client might reach another user's
-            if error.kind not in connection.ABSENT:
+            if error.kind not in ABSENT:
                 raise
         how = by_systemd() or by_itself(state, place)
         try:

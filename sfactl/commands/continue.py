@@ -9,12 +9,12 @@ from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.requests.starting import Recall, Recalled
 from sfad.protocol.types import Limit, RunInfo, Status
 
-from .. import continuing, exits, output
+from .. import exits, output, spawn_options
 from ..app import app
-from ..autostart import connect_or_start
 from ..options import TYPE, MaybeRun, Value, flag, moment, read_limit
 from ..spawn_options import SpawnOptions
 from ..spreading import spread
+from ..start_daemon import connect_or_start
 from . import spawn
 
 _OF_SPAWN = frozenset({
@@ -94,7 +94,7 @@ def continue_(
     rest = REST in limit
     wanted = replace(wanted, type=type_, limit=[each for each in limit if isinstance(each, Limit)])
     # what is written wrongly is told before the daemon is asked for anything
-    continuing.message("", None, wanted)
+    spawn_options.continuation("", None, wanted)
     if lost:
         if run is not None:
             raise exits.UsageError("--lost means all lost runs: leave out RUN and TASK")
@@ -114,7 +114,7 @@ def _continue(run: str, task: str | None, rest: bool, wanted: SpawnOptions) -> i
         wanted = replace(wanted, stdio="inherit", wait=True)
     elif found.request.agent is not None and not (wanted.raw or wanted.json):
         wanted = replace(wanted, text=wanted.wait)
-    return spawn.start(wanted, continuing.message(found.run, task, wanted, rest=rest))
+    return spawn.start(wanted, spawn_options.continuation(found.run, task, wanted, rest=rest))
 
 
 def _continue_lost(since: Since, rest: bool, wanted: SpawnOptions) -> int:

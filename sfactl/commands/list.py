@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 from msgspec import Struct
@@ -109,8 +109,11 @@ def list_(wanted: ListOptions) -> None:
     if wanted.json:
         output.write(_object(found, sum_=wanted.sum_))
     else:
+        rows = found.in_order()
+        if wanted.sum_:
+            rows.append([_sums(found).get(column.name, "") for column in columns])
         room = None if wanted.wide else table.terminal_width()
-        print(drawn(columns, found, sum_=wanted.sum_, wide=wanted.wide, room=room))
+        print(drawn(columns, rows, found.users, wide=wanted.wide, room=room))
     if found.truncated and wanted.limit_rows is not None:
         output.note(
             f"sfactl: only the newest {wanted.limit_rows} of the ended runs are shown; "
@@ -280,26 +283,23 @@ LEAST_FIRST = ("DEPTH", "PARENT", "TURNS", "AGE", "TOTAL", "TOKENS", "RAN", "END
 
 def drawn(
     columns: Sequence[Column],
-    found: Found,
+    rows: Sequence[Sequence[str]],
+    users: Iterable[str],
     *,
-    sum_: bool = False,
     wide: bool = False,
     room: int | None = None,
 ) -> str:
-    rows = found.in_order()
-    if sum_:
-        rows.append([_sums(found).get(column.name, "") for column in columns])
+    """Return the table. `rows`: the cells of each run; `users`: whose runs they are."""
     empty = {
         column.name
         for i, column in enumerate(columns)
         if column.known and all(row[i] in ("-", "") for row in rows)
     }
-    if not wide and not output.of_others(found.users):
+    if not wide and not output.of_others(users):
         empty.add("USER")
     kept = [i for i, column in enumerate(columns) if column.name not in empty]
     names = [columns[i].name for i in kept]
-    rows = [[row[i] for i in kept] for row in rows]
-    return table.drawn(names, rows, LEAST_FIRST, room=room)
+    return table.drawn(names, [[row[i] for i in kept] for row in rows], LEAST_FIRST, room=room)
 
 
 def _sums(found: Found) -> dict[str, str]:

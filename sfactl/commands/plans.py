@@ -7,8 +7,8 @@ from sfad.protocol.requests.plans import PlanAccount, PlanList, Plans, PlanWindo
 from .. import output, table
 from ..app import OverFleet, app
 from ..connection import call
+from ..limits import moment
 from ..options import Json, Socket, flag
-from ..plans import moment
 
 HELD = 10
 """Runs that wait, and are named to people."""

@@ -7,10 +7,10 @@ from sfad.protocol.types import RunInfo, Status
 
 from .. import exits, output, spawn_options
 from ..app import TakesCommand, app
-from ..autostart import connect_or_start
 from ..connection import Client
 from ..spawn_options import HEADINGS, USAGE, Command, SpawnOptions, commanded
 from ..spreading import spread
+from ..start_daemon import connect_or_start
 
 if TYPE_CHECKING:
     from ..foreground import Form

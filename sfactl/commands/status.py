@@ -8,6 +8,7 @@ from sfad.protocol.units import counted, format_duration
 from .. import output
 from ..app import app
 from ..connection import call
+from ..limits import fullest, moment
 from ..options import Json, Socket
 
 WORDS = {
@@ -33,8 +34,6 @@ def _fullest(status: DaemonStatus) -> str | None:
     """Return the window of a subscription of which most is used."""
     if not status.plans:
         return None
-    from ..plans import fullest, moment  # most people have none
-
     found = fullest(status.plans)
     if found is None:
         return None

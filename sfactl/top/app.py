@@ -19,8 +19,9 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Limit, LimitKind, RunId, RunInfo, Status
 from sfad.protocol.units import counted
 
-from .. import continuing, limits, output
+from .. import limits, output
 from ..exits import Quit, UsageError
+from ..spawn_options import continuation
 from .cells import BAD, DIM, GOOD, WARN, heading, in_lines, line, titles
 from .daemon import Feed, Source, Told, ask, said
 from .pane import About, Lines, Pane, alert_lines, explained, named
@@ -403,7 +404,7 @@ class TopApp(App[None]):
 
     async def _continue(self, run: RunId, task: str) -> bool:
         try:
-            request = continuing.message(run, task or None)
+            request = continuation(run, task or None)
         except Quit as error:
             self.say(error.message, bad=True)
             return True

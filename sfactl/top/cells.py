@@ -22,7 +22,7 @@ from sfad.protocol.types import LimitKind, LimitState, RunInfo, Status
 from sfad.protocol.units import counted, format_duration
 
 from .. import output
-from ..plans import fullest
+from ..limits import fullest
 from ..waiting import NEAR, awaited, share
 from .table import DEFAULT_ORDER, ENDED, NEARING, QUIET, STUCK, Row, RunTable
 

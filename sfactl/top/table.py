@@ -161,7 +161,7 @@ class RunTable:
 
     def live_below(self, run: RunId) -> int:
         """Return the number of live runs below this one, at any depth."""
-        return sum(not each.status.terminal for each in _inner(children(self.runs.values()), run))
+        return sum(not each.status.terminal for each in below(children(self.runs.values()), run))
 
     def fold_all(self, folded: bool) -> None:
         self._folded = (
@@ -209,19 +209,19 @@ class RunTable:
         return [self.runs[run] for run in found]
 
     def _lines(self, folded: Set[RunId]) -> Iterator[Row]:
-        below = children(self._shown(), self.orders[self.order])
+        tree = children(self._shown(), self.orders[self.order])
         # a stack: a tree may be deeper than the interpreter's
-        stack = [self._siblings(below, None, "")]
+        stack = [self._siblings(tree, None, "")]
         while stack:
             row, deeper = next(stack[-1], (None, ""))
             if row is None:
                 stack.pop()
-            elif row.run.id in folded and row.run.id in below:
-                inner = _inner(below, row.run.id)
+            elif row.run.id in folded and row.run.id in tree:
+                inner = below(tree, row.run.id)
                 yield row._replace(rank=max(row.rank, *map(self.rank, inner)), hidden=len(inner))
             else:
                 yield row
-                stack.append(self._siblings(below, row.run.id, deeper))
+                stack.append(self._siblings(tree, row.run.id, deeper))
 
     def _siblings(
         self, below: Mapping[RunId | None, Sequence[RunInfo]], parent: RunId | None, indent: str
@@ -276,11 +276,11 @@ def _completed(run: RunInfo, before: RunInfo) -> RunInfo:
     return run
 
 
-def _inner(below: Mapping[RunId | None, Sequence[RunInfo]], run: RunId) -> list[RunInfo]:
-    """Return the runs below this one, at any depth."""
-    found = list(below.get(run, ()))
+def below(tree: Mapping[RunId | None, Sequence[RunInfo]], run: RunId) -> list[RunInfo]:
+    """Return the runs below one in what `children` returns, at any depth."""
+    found = list(tree.get(run, ()))
     for each in found:  # it grows
-        found += below.get(each.id, ())
+        found += tree.get(each.id, ())
     return found
 
 

@@ -8,7 +8,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.types import ErrorCode, Limit, RunInfo
 
-from .. import continuing, limits, output, spawn_options
+from .. import limits, output, spawn_options
 from ..connection import DaemonError
 from ..exits import StartRefused, UsageError
 from ..limits import describe
@@ -119,7 +119,7 @@ async def _continue(source: Source, run: str, body: Body) -> Body:
     )
     return await _spawned(
         source,
-        continuing.message(run, _text(body, "task").strip() or None, options),
+        spawn_options.continuation(run, _text(body, "task").strip() or None, options),
         f"{run} continues as ",
     )
 

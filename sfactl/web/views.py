@@ -27,8 +27,8 @@ from sfad.protocol.types import (
 from sfad.protocol.units import counted, format_duration
 
 from .. import limits, output
+from ..limits import fullest
 from ..output import percent, plain
-from ..plans import fullest
 from ..top.table import RunTable, reason
 from ..waiting import of, share
 

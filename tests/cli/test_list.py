@@ -180,7 +180,7 @@ def rows_of(*runs: RunInfo, **options: Any) -> list[str]:
     found = list_.Found()
     for info in runs:
         found.add(info, [column.cell(info) for column in columns])
-    return list_.drawn(columns, found, **options).splitlines()
+    return list_.drawn(columns, found.in_order(), found.users, **options).splitlines()
 
 
 def test_usage_has_columns_where_it_is_known() -> None:
