@@ -26,6 +26,7 @@ from .fleet import ANSWER, Fleet, merged, tell_unanswered
 from .fleet_calls import added, with_node
 from .top.table import below, children
 from .waiting import Waiting
+from .web.options import WebOptions
 
 
 def carry_out(verb: str, function: Callable[..., int | None], values: dict[str, Any]) -> int:
@@ -263,7 +264,7 @@ _AS_ONE: dict[str, Callable[[Fleet, dict[str, Any]], int]] = {
     "tree": partial(_runs, "tree"),
     "summary": _summary,
     "plans": _plans,
-    "web": lambda fleet, values: web.serve(web.WebOptions(**values), fleet),
+    "web": lambda fleet, values: web.serve(WebOptions(**values), fleet),
     "top": _top,
     "events": _events,
     "logs": fleet_run.logs,

@@ -24,9 +24,9 @@ from hypercorn.typing import ConnectionState
 
 from sfad.host.callers import Kernel
 
-from ..commands.web import WebOptions, ip
 from ..exits import ExitCode, UsageError, understood
 from .access import Gate
+from .options import WebOptions, ip
 from .pages import application
 from .source import Source
 
