@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from struct import calcsize
 from struct import pack as packed
 from struct import unpack as unpacked
@@ -26,12 +27,14 @@ from msgspec.structs import replace
 
 from sfad.protocol.encoding import tag
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, SUPPORTED, FrameDecoder, ProtocolError
-from sfad.protocol.places import (
+from sfad.protocol.paths import (
+    LEDGER,
+    SOCKET,
     SYSTEM_SOCKET,
     SYSTEM_STATE,
     client_sockets,
     connect_path,
-    state_directory,
+    state_dir,
 )
 from sfad.protocol.requests.base import (
     MAX_DESCRIPTORS,
@@ -139,7 +142,7 @@ def connect(flag: str | None, *, tell: bool = True) -> Client:
     raise next((f for f in failures if f.kind == "refused"), failures[0])
 
 
-_told: set[str] = set()
+_told: set[Path] = set()
 """State directories of daemons whose users were told. A program that connects again and again would
 tell each time."""
 
@@ -148,15 +151,11 @@ def _tell_stand_in(failures: Sequence[Unreachable]) -> None:
     """Say once that the system's daemon answers, if the user has a daemon of their own: their runs
     are not the system's."""
     try:
-        state = state_directory(os.environ, os.getuid())
+        state = state_dir(os.environ, os.getuid())
     except ValueError:  # no home, so no daemon either
         return
     left = [failure for failure in failures if failure.kind == "refused"]
-    if (
-        state in _told
-        or state == SYSTEM_STATE
-        or not (left or os.path.exists(f"{state}/ledger.db"))
-    ):
+    if state in _told or state == SYSTEM_STATE or not (left or (state / LEDGER).exists()):
         return
     _told.add(state)
     print(
@@ -519,7 +518,7 @@ def _look(request: Request) -> str:
 
 def start_of(path: str) -> str:
     """Return how to start the daemon of a socket."""
-    systems = path in (SYSTEM_SOCKET, f"{SYSTEM_STATE}/sfad.sock") and system_unit() is not None
+    systems = Path(path) in (SYSTEM_SOCKET, SYSTEM_STATE / SOCKET) and system_unit() is not None
     return "as root: systemctl start sfad.socket" if systems else "start one with 'sfad serve'"
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 import signal
+import termios
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -26,14 +26,11 @@ from sfad.protocol.types import Event, RunId, RunInfo
 
 from . import exits, output
 from .connection import AGAIN, Client, ConnectionLost, check
-from .follower import TextFollower
+from .follower import Copying, Follower, TextFollower
 from .in_flight import Activity, RequestsInFlight, carry_on, wait
 from .progress import ProgressLines
-from .spawn_options import SpawnOptions
-from .terminal import Terminal
-
-Form = Literal["raw", "text", "auto"]
-"""The form of `Logs`."""
+from .spawn_options import Form, SpawnOptions
+from .terminal import LentTerminal, Terminal, await_foreground
 
 # ---- What signals to a client in the foreground do to its run: stop it, or suspend it with this
 # process
@@ -193,8 +190,6 @@ class JobControl:
         if self._terminal:
             self._terminal.enter_raw()
         elif self._inherits and os.isatty(0):
-            from .terminal import await_foreground
-
             await_foreground()
 
     def _continued(self, reply: Reply, descriptors: Sequence[int]) -> None:
@@ -298,11 +293,9 @@ class Foreground:
         if self._terminal:
             self._terminal.begin()
         lent = self._terminal is None and 0 in descriptors and os.isatty(0)
-        modes = _modes() if lent else None
+        modes = termios.tcgetattr(0) if lent else None
         self._requests.ask(message, self._started, descriptors)
         if modes is not None:
-            from .terminal import LentTerminal
-
             self._activities.append(LentTerminal(modes))
 
     def _started(self, reply: Reply, _descriptors: Sequence[int]) -> None:
@@ -488,9 +481,6 @@ class OutputCopy:
             self._note(f"sfactl: the run's output is not copied: {reply.message}")
         if not isinstance(reply, LogFiles):
             return
-        # Imported here: while ctypes loads, the daemon starts the run.
-        from .follower import Copying, Follower, TextFollower
-
         out, err = descriptors
         if reply.text:
             self._text = TextFollower(
@@ -516,16 +506,7 @@ class OutputCopy:
 def _terminal(message: Spawn) -> Terminal | None:
     if not (message.stdio == "inherit" and os.isatty(0) and os.isatty(1)):
         return None
-    from .terminal import Terminal
-
     return Terminal()
-
-
-def _modes() -> list[Any]:
-    """Return the modes of the terminal that is stdin."""
-    from termios import tcgetattr
-
-    return tcgetattr(0)
 
 
 def _with_descriptors(message: Spawn, terminal: Terminal | None) -> tuple[Spawn, Sequence[int]]:

@@ -13,8 +13,7 @@ import socket
 import sys
 from pathlib import Path
 
-from sfad.protocol.paths import LEDGER, state_dir
-from sfad.protocol.places import SYSTEM_SOCKET, SYSTEM_STATE
+from sfad.protocol.paths import LEDGER, SYSTEM_SOCKET, SYSTEM_STATE, state_dir
 
 from . import connection, output
 from .connection import ABSENT, HANDSHAKE_TIMEOUT, Client, DaemonError, Unreachable
@@ -37,8 +36,8 @@ def connect(flag: str | None) -> Client:
             raise
         state = _readable(error)
         if (
-            error.path == SYSTEM_SOCKET
-            and str(state) != SYSTEM_STATE
+            Path(error.path) == SYSTEM_SOCKET
+            and state != SYSTEM_STATE
             and not os.environ.get("SFAD_STATE_DIR")
         ):
             raise  # what there is would be the history of the user's own daemon

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Mapping
 
 INSIDE = ("SFA_RUN_ID", "SFA_SOCKET", "SFA_COOKIE", "SFA_CALL_CHAIN", "SFA_DEPTH")
@@ -38,7 +39,5 @@ def _own_cgroup() -> str:
 
 
 def _tagged() -> bool:
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
     return soft != hard

@@ -13,8 +13,10 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from sfad.protocol.types import Action, Limit
+from sfad.protocol.types import Limit
 from sfad.protocol.units import parse_count, parse_duration, parse_size, parse_whole
+
+from . import limits
 
 WITHOUT_VALUE = {"--isolate": "on", "--worktree": "-"}
 """What an option means without `=VALUE`. It then takes no word after it."""
@@ -111,17 +113,6 @@ def one_of(words: Iterable[str], kind: str) -> Callable[[str], str]:
     return read
 
 
-def either(one: str, other: str) -> Callable[[str], str]:
-    """Return a reader that takes only these two words."""
-
-    def read(text: str) -> str:
-        if text not in (one, other):
-            raise ValueError(f"{text!r} is neither {one} nor {other}")
-        return text
-
-    return read
-
-
 def pair(text: str) -> Pair:
     """Return key and value of `K=V`. Raise `ValueError`."""
     key, equals, value = text.partition("=")
@@ -177,26 +168,10 @@ def _ago(text: str, now: float) -> float:
     return now - parse_duration(text)
 
 
-def read_limit(text: str) -> Limit:
-    """Return `KIND=N` or `KIND=N:ACTION` as a limit. Raise `UsageError`, which names the option."""
-    from . import limits  # many runs have no such option
-
-    return limits.of_flag(text)
-
-
 def read_limits(text: str) -> LimitsObject:
     """Return the limits of a JSON object, or of a file with one, named behind `@`. Raise
     `UsageError`."""
-    from . import limits
-
     return LimitsObject(limits.of_object(text))
-
-
-def read_action(text: str) -> Action:
-    """Return an action of limits. Raise `ValueError`."""
-    from sfad.protocol.limits import parse_action
-
-    return parse_action(text)
 
 
 AGENT = Value("AGENT", words="agent")
@@ -205,7 +180,7 @@ COUNT = Value("N", partial(parse_whole, least=0))
 DIR = Value("DIR")
 GROUP = Value("NAME", words="group")
 LABEL = Value("K=V", pair, words="label")
-LIMIT = Value("KIND=N", read_limit, words="kind of limit")
+LIMIT = Value("KIND=N", limits.of_flag, words="kind of limit")
 LIVE_RUN = Value("RUN", words="live")
 MODEL = Value("MODEL")
 MOMENT = Value("TIME", moment)

@@ -4,8 +4,10 @@ state of a run."""
 from __future__ import annotations
 
 import os
+import pwd
 import shlex
 import sys
+import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Protocol
@@ -13,6 +15,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from sfad.protocol.encoding import to_json
+from sfad.protocol.known import METERED_PROGRAMS
 from sfad.protocol.requests.starting import Refused
 from sfad.protocol.requests.steering import Stopped
 from sfad.protocol.types import Action, RunInfo, Status, Survivor, Usage
@@ -88,8 +91,6 @@ def harmless(text: str) -> str:
 
 def own_user() -> str:
     """Return the name of this process's user."""
-    import pwd  # only lists of runs and events need it
-
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -106,8 +107,6 @@ def width(text: str) -> int:
     """Return the terminal columns of printable text."""
     if text.isascii():
         return len(text)
-    import unicodedata  # most texts are ASCII
-
     # combining() is 0 for some of these, such as Devanagari's vowel signs
     shown = (c for c in text if unicodedata.category(c) not in ("Mn", "Me"))
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in shown)
@@ -297,8 +296,6 @@ overloaded."""
 
 def unanswered(run: RunInfo) -> bool:
     """Whether the model should have answered by now, in an agent that does not report retries."""
-    from sfad.protocol.known import METERED_PROGRAMS  # not for verbs that show no runs
-
     late = (run.usage.elapsed_s or 0.0) >= ANSWER_EXPECTED and not run.usage.messages
     silent = run.meter in METERED_PROGRAMS and METERED_PROGRAMS[run.meter].retries_silently
     return run.status is Status.RUNNING and silent and late
@@ -401,8 +398,6 @@ def pause_warning(run: RunInfo) -> str | None:
 
     Measured with Claude Code 2.1 and Codex 0.169: after 240 s in the middle of a reply both
     continue; after 330 s Claude fails and Codex repeats the call."""
-    from sfad.protocol.known import METERED_PROGRAMS
-
     program = os.path.basename(run.argv[0]) if run.argv else ""
     if program not in METERED_PROGRAMS and run.meter not in METERED_PROGRAMS:
         return None

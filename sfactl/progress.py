@@ -11,7 +11,8 @@ from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.types import Event, RunInfo, Status
 
 from . import output, spawn_options
-from .limits import Notices
+from .limits import Notices, in_force, totals
+from .waiting import after_others
 
 
 class ProgressLines:
@@ -26,14 +27,14 @@ class ProgressLines:
         self._run: RunInfo | None = None
         self._early: list[Event] = []
         """Events of the run from before the reply that says which run it is."""
-        self._notices: Notices | None = None
+        self._notices = Notices()
 
     def started(self, run: RunInfo) -> None:
         """Report the run as the daemon has accepted it, then the events that came before."""
         self._run = run
         self.queued = run.status in (Status.ACCEPTED, Status.QUEUED)
         if not run.status.terminal:
-            self.say(_queued(run) if self.queued else self._starting(run))
+            self.say(_queued(run) if self.queued else f"starting: {in_force(run)}")
         for words in spawn_options.caveats(run, self._message):
             self._note(words)
         for event in self._early:
@@ -54,7 +55,7 @@ class ProgressLines:
         """Report that the run starts, if it was queued."""
         if self.queued and self._run is not None:
             self.queued = False
-            self.say(self._starting(self._run))
+            self.say(f"starting: {in_force(self._run)}")
 
     def ended(self, final: RunInfo, *, by_user: bool) -> None:
         """Report the end. Quiet hides progress, but not the reason of a failure that a signal of
@@ -97,29 +98,13 @@ class ProgressLines:
             self.say(f"not all of its use is known: {output.plain(event.message)}")
 
     def _limit(self, event: Event) -> None:
-        if self._notices is None:
-            # Imported here because few runs come near a limit.
-            from .limits import Notices
-
-            self._notices = Notices()
         if self._run is not None and (words := self._notices.of(event, self._run)):
             self.say(words)
-
-    def _starting(self, run: RunInfo) -> str:
-        if self._message.quiet:
-            return ""
-        # Imported here, while the run is already starting.
-        from .limits import in_force
-
-        return f"starting: {in_force(run)}"
 
 
 def _queued(run: RunInfo) -> str:
     if not run.after:
         return "queued"
-    # Imported here because few runs wait for others.
-    from .waiting import after_others
-
     return f"queued: {after_others(run)}"
 
 
@@ -148,8 +133,5 @@ def _used(final: RunInfo) -> str | None:
     if final.reason:  # the reason of a limit contains the figure
         return output.bounded_use(final.usage)
     if final.descendants:
-        # Imported here because few foreground runs have descendants.
-        from .limits import totals
-
         return totals(final)
     return output.bounded_use(final.usage) or output.used(final.usage)

@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sfad.protocol.known import BY_REPORT, METERS, NO_METER
+from sfad.protocol.limits import parse_action
 from sfad.protocol.requests.starting import Continuation, Spawn
 from sfad.protocol.types import (
     Action,
@@ -24,7 +25,7 @@ from sfad.protocol.types import (
 )
 from sfad.protocol.units import MOST_WHOLE, parse_decimal, parse_duration, parse_size, parse_whole
 
-from . import environment
+from . import environment, limits
 from .exits import UsageError, understood
 from .options import (
     DIR,
@@ -48,13 +49,14 @@ from .options import (
     Value,
     Words,
     completing,
-    either,
     flag,
     one_of,
     pair,
-    read_action,
     read_limits,
 )
+
+Form = Literal["raw", "text", "auto"]
+"""The form of `Logs`."""
 
 
 class Place(NamedTuple):
@@ -145,7 +147,7 @@ class SpawnOptions(Struct, frozen=True):
     ] = None
     kind: Annotated[
         Literal["agent", "skill"],
-        Value("KIND", either("agent", "skill")).option("agent (default) or skill"),
+        Value("KIND", one_of(("agent", "skill"), "kind")).option("agent (default) or skill"),
     ] = "agent"
     type: Annotated[
         str | None, TYPE.option("Kind of work: developer, qa, planner, … have a profile of limits")
@@ -193,12 +195,12 @@ class SpawnOptions(Struct, frozen=True):
     wait: Annotated[bool, flag("Stay in the foreground, as `run` does", "--wait", "-w")] = False
     keep: Annotated[bool, flag("Let the run continue if this client dies")] = False
     stdio: Annotated[
-        Literal["files", "inherit"] | None,
-        Value("HOW", either("files", "inherit")).option(
+        Literal["files", "inherit"],
+        Value("HOW", one_of(("files", "inherit"), "word")).option(
             "files (default), or inherit: the run uses this client's stdin, stdout and stderr, "
             "and no output is kept"
         ),
-    ] = None
+    ] = "files"
     text: Annotated[
         bool,
         flag(
@@ -235,7 +237,7 @@ class SpawnOptions(Struct, frozen=True):
     ] = []
     on_limit: Annotated[
         Action | None,
-        Value("ACTION", read_action, words="action").option(
+        Value("ACTION", parse_action, words="action").option(
             "Action of limits that name none: "
             "terminate, pause, warn, refuse, request_increase (default: the profile's)"
         ),
@@ -354,7 +356,7 @@ class SpawnOptions(Struct, frozen=True):
     ] = []
     isolate: Annotated[
         Literal["on", "net"] | None,
-        Value("on|net", either("on", "net")).option(
+        Value("on|net", one_of(("on", "net"), "word")).option(
             "Start the command in a sandbox (bubblewrap); "
             "with =net it reaches nothing but the gateway. Children inherit it"
         ),
@@ -463,7 +465,6 @@ def _check_text(wanted: SpawnOptions) -> None:
 def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Spawn:
     """Return the `Spawn` message for a checked command line. It starts a run in the background;
     `Foreground` ties it and adds descriptors."""
-    inherit: Literal["files", "inherit"] = "inherit" if wanted.stdio == "inherit" else "files"
     log = not (wanted.no_log or environment.flag("SFA_NO_LOG", environ))
     isolation, cwd, placing = (
         _isolation(wanted),
@@ -478,36 +479,19 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         cwd=os.path.realpath(cwd) if isolation is not None else cwd,
         env=environment.variables(dict(wanted.env)),
         umask=environment.umask(),
-        agent=wanted.agent,
-        name=wanted.name,
-        kind=wanted.kind,
         run_type=wanted.type,
         max_depth=environment.bound("--max-depth", wanted.max_depth, "SFA_MAX_DEPTH", environ),
         max_descendants=environment.bound(
             "--max-descendants", wanted.max_descendants, "SFA_MAX_DESCENDANTS", environ
         ),
         limits=_limits(wanted, environ),
-        on_limit=wanted.on_limit,
         meter=_meter(wanted, log),
-        attempts=wanted.attempts,
-        resume=wanted.resume,
-        retry_delay=wanted.retry_delay,
-        grace=wanted.grace,
-        detach=wanted.detach,
-        leaf=wanted.leaf,
-        nested=wanted.nested,
         gateway=True if wanted.gateway else False if wanted.no_gateway else None,
         queue=not wanted.no_queue,
-        after=wanted.after,
-        group=wanted.group,
-        on_end=wanted.on_end,
-        priority=wanted.priority,
         log=log,
         quiet=wanted.quiet or environment.flag("SFA_QUIET", environ),
         stdin="pipe" if wanted.stdin else "null",
-        stdio=inherit,
         labels=dict(wanted.label),
-        channel=wanted.channel,
         allow=_all(wanted.allow),
         deny=_all(wanted.deny),
         allowed_tools=wanted.allow_tool,
@@ -520,14 +504,22 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         ship=_ship(wanted, cwd, placing),
         env_set=bool(wanted.env),
         worktree=_worktree(wanted),
+        **{name: getattr(wanted, name) for name in _SAME},
     )
+
+
+_SAME = (
+    "agent", "name", "kind", "on_limit", "attempts", "resume", "retry_delay", "grace", "detach",
+    "leaf", "nested", "after", "group", "on_end", "priority", "stdio", "channel",
+)  # fmt: skip
+"""Options that the message has as they are."""
 
 
 def continuation(
     run: str, task: str | None, options: SpawnOptions | None = None, *, rest: bool = False
 ) -> Spawn:
-    """Return the request. `task`: what its agent is told, if not why it ended and to go on;
-    `options`: what is to be different. Raise `Quit`."""
+    """Return the request to continue the session of an ended run. `task`: what its agent is told,
+    if not why it ended and to go on; `options`: what is to be different. Raise `Quit`."""
     # the daemon takes the command of the ended run
     options = replace(options or SpawnOptions(), command=["-"])
     check(options)
@@ -636,8 +628,6 @@ def unenforceable(run: RunInfo, message: Spawn) -> str | None:
         or all(s.enforced_by != "nothing" for s in run.limits)
     ):
         return None
-    from . import limits
-
     return limits.unenforceable(run, message.limits)
 
 
@@ -648,9 +638,6 @@ def _all(given: Iterable[Words]) -> list[str]:
 def _limits(wanted: SpawnOptions, environ: Mapping[str, str]) -> list[Limit]:
     found = [] if wanted.timeout is None else [_time("--timeout", wanted.timeout)]
     if wanted.limit or wanted.limits is not None:
-        # Imported here because many runs have no such option.
-        from . import limits
-
         found = limits.once([*found, *wanted.limit, *(wanted.limits or ())])
     default = environ.get("SFA_DEFAULTS_TIMEOUT", "")
     if default.strip() and all(limit.kind is not LimitKind.TIME for limit in found):

@@ -4,6 +4,7 @@ environment, with secrets."""
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 from struct import Struct
 
@@ -78,8 +79,6 @@ def _service_uid() -> int | None:
     name = os.environ.get(SERVICE_USER, "")
     if not name or name.isdecimal():
         return int(name) if name else None
-    import pwd  # needed only for a user name
-
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:

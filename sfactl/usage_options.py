@@ -9,7 +9,7 @@ from sfad.protocol.types import Role
 from sfad.protocol.units import parse_usd
 
 from .exits import UsageError
-from .options import AMOUNT, MODEL, Value, either
+from .options import AMOUNT, MODEL, Value, one_of
 
 OwnRun = Annotated[
     str | None, Value("RUN").argument("Run id (default: the run that this process is in)")
@@ -17,7 +17,7 @@ OwnRun = Annotated[
 Model = Annotated[str | None, MODEL.option("Model, for the price of its tokens", "--model")]
 Purpose = Annotated[
     Role | None,
-    Value("ROLE", either("planning", "execution")).option(
+    Value("ROLE", one_of(("planning", "execution"), "role")).option(
         "Purpose: planning or execution (default: none)", "--role"
     ),
 ]

@@ -7,14 +7,13 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from sfad.protocol.kinds import KINDS, TIMED
-from sfad.protocol.limits import format_amount
+from sfad.protocol.kinds import KINDS
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
 from sfad.protocol.types import ErrorCode, LimitState, QueueState, RunId, RunInfo, Status
 from sfad.protocol.units import counted
 
-from . import output
+from . import limits, output
 from .connection import Client, DaemonError
 
 # ---- What is wrong with a live run, in words: the worst first
@@ -61,13 +60,8 @@ def share(state: LimitState) -> float:
 
 def of(state: LimitState) -> str:
     """Return `4.10 of 5.00 USD (82 %)`. The limit's use is known."""
-    used = state.used or 0.0
-    words = (
-        output.seconds(used) if state.kind in TIMED else format_amount(state.kind, used, unit=False)
-    )
-    return (
-        f"{words} of {format_amount(state.kind, state.threshold)} ({output.percent(share(state))})"
-    )
+    numbers = limits.share(state.kind, state.used or 0.0, state.threshold)
+    return f"{numbers} ({output.percent(share(state))})"
 
 
 # ---- What waits for a person: live runs that do not go on by themselves, each with the command

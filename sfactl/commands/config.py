@@ -1,6 +1,7 @@
 from typing import Annotated
 
 from sfad.protocol.encoding import to_json
+from sfad.protocol.limits_object import schema
 from sfad.protocol.requests.daemon import Config, ConfigReply
 
 from .. import output, table
@@ -30,8 +31,6 @@ def config(
     --limits, and needs no daemon.
     """
     if what is not None:
-        from sfad.protocol.limits_object import schema
-
         output.write(schema())
         return
     found = call(socket, Config(id=0), ConfigReply).settings

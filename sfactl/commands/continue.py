@@ -9,9 +9,9 @@ from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.requests.starting import Recall, Recalled
 from sfad.protocol.types import Limit, RunInfo, Status
 
-from .. import exits, output, spawn_options
+from .. import exits, limits, output, spawn_options
 from ..app import app
-from ..options import TYPE, MaybeRun, Value, flag, moment, read_limit
+from ..options import TYPE, MaybeRun, Value, flag, moment
 from ..spawn_options import SpawnOptions
 from ..spreading import spread
 from ..start_daemon import connect_or_start
@@ -41,7 +41,7 @@ def _since(text: str) -> Since:
 
 
 def _limit(text: str) -> Limit | str:
-    return REST if text == REST else read_limit(text)
+    return REST if text == REST else limits.of_flag(text)
 
 
 @app.command("continue")

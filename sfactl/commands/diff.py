@@ -1,6 +1,8 @@
 import os
+import pwd
 from typing import Annotated
 
+from sfad import worktrees
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
 from sfad.protocol.types import RunInfo
@@ -35,8 +37,6 @@ def diff(
             ExitCode.REFUSED, f"run {found.id} has no worktree of its own; it worked in {found.cwd}"
         )
     _become_owner(found)
-    from sfad import worktrees
-
     record = worktrees.read_record(found.worktree)
     if record is None:
         raise Quit(
@@ -66,8 +66,6 @@ def diff(
 def _become_owner(run: RunInfo) -> None:
     """Have git executed as the run's user: it obeys the settings of the repository, which may name
     programs. Raise `Quit`."""
-    import pwd
-
     try:
         user = pwd.getpwnam(run.user)
     except KeyError:

@@ -7,6 +7,7 @@ from .. import output, shipping
 from ..app import app
 from ..connection import connect
 from ..exits import ExitCode, Quit
+from ..fleet import Fleet
 from ..options import DIR, Json, Run, Socket, flag
 
 
@@ -72,6 +73,4 @@ def _own_node(packed: FilesPacked, socket: str | None) -> str:
     """Return the name of the node of this machine, if the run was named NODE/ID also of its own."""
     if socket is None or not socket.startswith("fleet:"):
         return packed.asked
-    from ..fleet import Fleet
-
     return Fleet(socket.split(":", 2)[2] or None).own

@@ -3,6 +3,7 @@ import time
 from datetime import datetime
 from typing import Annotated
 
+from sfad import worktrees
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.daemon import Prune, Pruned
 from sfad.protocol.requests.listing import Info
@@ -115,8 +116,6 @@ def _worktrees(
     """Remove worktrees of the caller's runs that were removed, or with `alone` have ended. Return
     the removed ones, those of them that had changes, those that are kept, and those that could not
     be removed. `every`: also those with changes."""
-    from sfad import worktrees
-
     removed: list[str] = []
     lost: list[Named] = []
     kept: list[Named] = []

@@ -1,6 +1,8 @@
 import os
 import shlex
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Annotated, NamedTuple
 
@@ -129,9 +131,6 @@ def _start(words: Sequence[str], socket: str | None, json: bool) -> int:
 def _edited(run: str, line: CommandLine) -> list[str]:
     """Return the words as the user has saved them in an editor. Raise `Quit` if nothing is to be
     started."""
-    import subprocess
-    import tempfile
-
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if not editor:
         raise exits.UsageError(

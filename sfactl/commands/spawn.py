@@ -1,5 +1,4 @@
 import os
-from typing import TYPE_CHECKING
 
 from sfad.protocol.requests.base import Reply, RunReply
 from sfad.protocol.requests.starting import Refused, Spawn
@@ -8,12 +7,11 @@ from sfad.protocol.types import RunInfo, Status
 from .. import exits, output, spawn_options
 from ..app import TakesCommand, app
 from ..connection import Client
-from ..spawn_options import HEADINGS, USAGE, Command, SpawnOptions, commanded
+from ..limits import in_force
+from ..spawn_options import HEADINGS, USAGE, Command, Form, SpawnOptions, commanded
 from ..spreading import spread
 from ..start_daemon import connect_or_start
-
-if TYPE_CHECKING:
-    from ..foreground import Form
+from ..waiting import after_others
 
 
 @app.command(cls=TakesCommand, options_metavar=USAGE)
@@ -81,7 +79,7 @@ def _completed(wanted: SpawnOptions, message: Spawn, client: Client) -> Spawn:
     return with_server(message, client)
 
 
-def _form(wanted: SpawnOptions, *, inside: bool) -> "Form":
+def _form(wanted: SpawnOptions, *, inside: bool) -> Form:
     """Return the form of the output. An agent that is started by its name prints its events for the
     meter, not for the caller. Inside a run, the output may be JSON for a model; the daemon
     decides."""
@@ -104,8 +102,6 @@ def _only_for_foreground(wanted: SpawnOptions) -> None:
 
 def _waits(run: RunInfo) -> str:
     if run.after:
-        from ..waiting import after_others
-
         return after_others(run)
     if run.fleet is not None:
         return run.fleet.waits or "it is being placed"
@@ -129,9 +125,6 @@ def _background(client: Client, message: Spawn, as_json: bool) -> int:
     if run.status is Status.QUEUED and not message.quiet:
         output.note(f"sfactl: {run.id} is queued: {_waits(run)}")
     elif not (message.quiet or run.status.terminal or as_json) and os.isatty(2):
-        # Imported here, while the run is already starting.
-        from ..limits import in_force
-
         output.note(f"[agent:{run.name}] starting: {in_force(run)}")
     for caveat in spawn_options.caveats(run, message):
         output.note(caveat)

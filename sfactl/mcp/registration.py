@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -198,7 +199,7 @@ def _gemini_file(command: Sequence[str], given: Mapping[str, str]) -> Path:
     text = _json(own | {"mcpServers": own.get("mcpServers", {}) | {SERVER: server}})
     directory = xdg(os.environ, "XDG_CACHE_HOME", ".cache") / "sfad"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = directory / f"gemini-{_digest(text)}.json"
+    path = directory / f"gemini-{sha256(text.encode()).hexdigest()[:12]}.json"
     draft = path.with_suffix(f".{os.getpid()}")
     draft.write_text(text)
     draft.rename(path)
@@ -220,12 +221,6 @@ def _gemini_variables(file: Path, given: Mapping[str, str]) -> dict[str, str]:
     module = f"--import=data:text/javascript,{quote(_COUNTS.replace('FILE', _json(str(file))))}"
     options = " ".join(filter(None, (given.get("NODE_OPTIONS"), module)))
     return {_GEMINI_DEFAULTS: f"{file.parent}//{file.name}", "NODE_OPTIONS": options}
-
-
-def _digest(text: str) -> str:
-    from hashlib import sha256
-
-    return sha256(text.encode()).hexdigest()[:12]
 
 
 def _object(text: str, source: str) -> dict[str, Any]:

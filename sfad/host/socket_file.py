@@ -18,8 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from ..protocol.paths import SYSTEM_SOCKET
-from ..protocol.places import bind_path, connect_path
+from ..protocol.paths import SYSTEM_SOCKET, bind_path, connect_path
 
 BACKLOG = 1024
 """Connections that wait for accept(2). Beyond this number, connect(2) of a client waits. The kernel

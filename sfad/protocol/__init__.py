@@ -16,7 +16,6 @@
 `sanitise`    an agent's bytes as text that a terminal and a model take for nothing but data
 `redaction`   what looks like a secret, hidden in texts
 `paths`       where the socket and the state are
-`places`      the same as text, and how a client looks for the socket
 `shim_files`  shims as files
 `inherited`   what a parent may leave to both programs, repaired
 

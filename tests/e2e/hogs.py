@@ -32,7 +32,7 @@ from sfactl.connection import Client, DaemonError
 from sfactl.exits import Quit
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REQUEST, SUPPORTED, FrameDecoder, ProtocolError
-from sfad.protocol.places import connect_path
+from sfad.protocol.paths import connect_path
 
 SOCKET = os.environ["SFA_SOCKET"]
 HELLO = m.pack_message(m.Hello(id=1, versions=list(SUPPORTED)))

@@ -15,7 +15,7 @@ import pytest
 
 from sfad.host import socket_file
 from sfad.host.socket_file import AlreadyRunning, PathError, bind_socket, unbind_socket
-from sfad.protocol.places import bind_path, connect_path
+from sfad.protocol.paths import bind_path, connect_path
 from tests.harness import GONE, as_nobody, as_root
 
 

@@ -10,8 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from sfad.protocol.paths import SYSTEM_SOCKET, daemon_socket, state_dir
-from sfad.protocol.places import client_sockets, connect_path
+from sfad.protocol.paths import (
+    SYSTEM_SOCKET,
+    client_sockets,
+    connect_path,
+    daemon_socket,
+    state_dir,
+)
 
 HOME = {"HOME": "/home/ann"}
 LOGIN = {**HOME, "XDG_RUNTIME_DIR": "/run/user/7"}
@@ -22,7 +27,7 @@ LOGIN_SOCKET = Path("/run/user/7/sfad/sfad.sock")
 def clients(
     env: dict[str, str], uid: int = 7, flag: str | None = None, login: bool = False
 ) -> list[Path]:
-    return [Path(place) for place in client_sockets(env, uid, flag, exists=lambda _: login)]
+    return client_sockets(env, uid, flag, exists=lambda _: login)
 
 
 def daemon(env: dict[str, str], uid: int = 7, flag: str | None = None, login: bool = False) -> Path:
