@@ -184,6 +184,9 @@ class LimitState(Struct, frozen=True, kw_only=True, gc=False):
     """The threshold of that ancestor."""
 
 
+Modality = Literal["audio", "image", "video"]
+
+
 class Tokens(Struct, frozen=True, kw_only=True, gc=False):
     """Tokens of one model. Cached ones are part of `input`, as Codex and Gemini report them."""
 
@@ -193,6 +196,8 @@ class Tokens(Struct, frozen=True, kw_only=True, gc=False):
     cache_write: int = 0
     long_write: int = 0
     """The part of `cache_write` that is kept for an hour."""
+    modes: dict[Modality, Tokens] = {}
+    """The parts of all of these that are not text. A part has no parts of its own."""
 
 
 Role = Literal["planning", "execution"]

@@ -12,16 +12,23 @@ import msgspec
 
 from ...agents.counters import printable
 from ...agents.line_meter import Factors, factor_of
-from ...protocol.types import Tokens
+from ...protocol.types import Modality, Tokens
 from ...protocol.units import MOST_COUNTED
+from .usage import Said
 
 # ---- Server-sent events, piece by piece
 # (https://html.spec.whatwg.org/multipage/server-sent-events.html)
 
 
 MAX_EVENT = 4 << 20
-"""Bytes of one event. A longer one is skipped: the events that tell usage and the whole reply have
-some hundred kilobytes."""
+"""Bytes of one event without its files. A longer one is skipped: the events that tell usage and the
+whole reply have some hundred kilobytes."""
+_LONG = 1 << 20
+"""Bytes after which files are cut out of an event or a document. An image has many megabytes, and
+the usage may be behind it."""
+_FILE = re.compile(rb"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/=_-]{4096,}")
+"""A part of a file in base64. No other token of JSON is so long without a quote or a blank."""
+_BOM = b"\xef\xbb\xbf"
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 """In JSON none of them occurs unescaped."""
 _BLANK_LINES = re.compile(rb"(?:\r\n|\r|\n){3,}")
@@ -41,6 +48,7 @@ class EventStream:
         self._size = 0
         """Bytes of the event so far."""
         self._after_cr = False
+        self._cut_at = _LONG
 
     @property
     def held(self) -> int:
@@ -66,6 +74,9 @@ class EventStream:
             self._line += part
         elif part and not self._line:
             self._line += part[:1]  # a line that is skipped must not look empty
+        if self._size > self._cut_at:
+            self._size -= cut_files(self._line)
+            self._cut_at = self._size + _LONG
 
     def _end_line(self) -> Iterator[bytes]:
         line = bytes(self._line)
@@ -77,7 +88,14 @@ class EventStream:
             if self._data and self._size <= MAX_EVENT:
                 yield b"\n".join(self._data)
             self._data.clear()
-            self._size = self._kept = 0
+            self._size, self._kept, self._cut_at = 0, 0, _LONG
+
+
+def cut_files(data: bytearray) -> int:
+    """Cut files in base64 out of a part of JSON, which stays valid. Return their bytes."""
+    before = len(data)
+    data[:] = _FILE.sub(b"", data)
+    return before - len(data)
 
 
 # ---- Calls, replies, and the interface of an API
@@ -149,6 +167,10 @@ def tool_use(name: Any, arguments: bytes) -> ToolUse:
     return ToolUse(printable(name, MODEL_MAX), blake2b(arguments, digest_size=8).hexdigest())
 
 
+_STREAM, _DOCUMENT = b":deir", b"{["
+"""How they begin: a comment, or the fields data, event, id and retry; an object or an array."""
+
+
 class ReplyReader(ABC):
     """Reads a reply while it passes: server-sent events, or one JSON document."""
 
@@ -162,10 +184,18 @@ class ReplyReader(ABC):
         """Bytes of text, thinking and arguments that have come so far."""
         self.tiers: Mapping[str, str] = {}
         """What the reply says of its tier."""
-        self.long_cached = 0
-        """Tokens written to a cache for an hour."""
+        self.said: Said | None = None
+        """The same, with what is unsure about it."""
+        self.model = ""
+        """The model that it says has answered."""
+        self.failed = ""
+        """The error that it tells instead of an answer, or after a part of one."""
+        self.media: dict[Modality, int] = {}
+        """Tokens of what has come that is not text: an estimate."""
         self.fees_usd = 0.0
         """What the provider's tools have cost."""
+        self.unsure_fees_usd = 0.0
+        """The part of it that may be less."""
         self.others: dict[str, Tokens] = {}
         """What other models have used that the provider asked meanwhile, by their names. It is not
         in `tokens`."""
@@ -174,27 +204,53 @@ class ReplyReader(ABC):
         self.background = False
         """It is generated whether or not the client reads it."""
         self._read = streamed
-        self._events = EventStream() if streamed else None
-        self._document: bytearray | None = bytearray()
+        self._head: bytes | None = b""
+        """What came before the first byte that tells a stream from a document; `None` after it."""
+        self._events: EventStream | None = None
+        self._document: bytearray | None = None
+        self._cut_at = _LONG
 
     def feed(self, data: bytes) -> None:
         """Take a piece of the body, without its content encoding."""
+        if self._head is not None:
+            self._head += data
+            data = self._head.removeprefix(_BOM)
+            if not data.strip() or _BOM.startswith(data):
+                self._head = self._head[: len(_BOM)]  # of blanks, a few are as good as all
+                return
+            self._head = None
+            self._begin(data)
         if self._events is not None:
             for event in self._events.feed(data):
                 self._decoded(self.event, event)
         elif self._document is not None:
             self._document += data
+            if len(self._document) > self._cut_at:
+                cut_files(self._document)
+                self._cut_at = len(self._document) + _LONG
             if len(self._document) > MAX_REPLY:
                 self._document = None
 
+    def _begin(self, data: bytes) -> None:
+        """Tell a stream from a document by its content. Servers that cannot stream answer in one
+        piece, Gemini streams one array if it is not asked for events, and some servers give a
+        stream another type."""
+        first = data.lstrip()[:1]
+        if first in _STREAM + _DOCUMENT:
+            self._read = first in _STREAM
+        self._events = EventStream() if self._read else None
+        self._document = None if self._read else bytearray()
+
     def abandon(self) -> None:
         """Free what is kept of a reply of which no more is read."""
-        self._events = self._document = None
+        self._head = self._events = self._document = None
 
     def end(self) -> None:
         """Take the end of the body."""
-        if self._events is None and self._document is not None:
+        if self._document is not None:
             self._read = self._decoded(self.document, bytes(self._document))
+        for event in self._events.feed(b"\n\n") if self._events is not None else ():
+            self._decoded(self.event, event)  # some servers leave out the last blank line
 
     @property
     def held(self) -> int:
@@ -215,6 +271,27 @@ class ReplyReader(ABC):
         """Whether not even an estimate is possible, because what has come does not show all that
         was generated."""
         return not self.told and (self.background or not self._read)
+
+    def take_usage(self, said: Said) -> None:
+        """Take what the provider says that was used by now."""
+        self.said, self.tokens = said, said.tokens
+
+    def serve(self, model: Any) -> None:
+        """Take the model that has answered."""
+        self.model = printable(model, MODEL_MAX) or self.model
+
+    def fail(self, error: Any) -> None:
+        """Take an error, which is an object or a text in each API."""
+        if error is None:
+            return
+        told = error if isinstance(error, dict) else {}
+        words_ = [told.get("type") or told.get("status") or told.get("code"), told.get("message")]
+        said = ": ".join(each for word in words_ if (each := printable(word, MODEL_MAX)))
+        self.failed = said or printable(error, MODEL_MAX) or "an error without words"
+
+    def shown(self, mode: Modality, tokens: int) -> None:
+        """Count an estimate of what has come that is not text."""
+        self.media[mode] = self.media.get(mode, 0) + tokens
 
     def use(self, tool: ToolUse) -> None:
         if len(self.tools) < MAX_TOOL_USES:
@@ -312,6 +389,18 @@ tables of models). Providers refuse a larger maximum."""
 
 def most_output(model: str) -> int:
     return next((most for name, most in _MOST_OUTPUT if name.search(model)), 128_000)
+
+
+IMAGE_OUTPUT = 1300
+"""Tokens of an image that a model makes (https://ai.google.dev/gemini-api/docs/image-generation):
+1290 of Gemini 2.5, 1120 to 2000 of Gemini 3."""
+_PCM_BYTES, _SPOKEN = 48_000, 25
+"""Bytes and tokens of a second of speech: 24 kHz and 16 bits; OpenAI's has 20 tokens, Gemini's 25."""
+
+
+def pcm_tokens(data: Any) -> int:
+    """Return an estimate of the tokens of speech, which is streamed as PCM in base64."""
+    return len(data) * 3 * _SPOKEN // (4 * _PCM_BYTES) if isinstance(data, str) else 0
 
 
 def positive(value: Any) -> int | None:

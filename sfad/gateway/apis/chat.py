@@ -8,6 +8,7 @@ import msgspec
 from ...agents import counters
 from ...agents.line_meter import OPENAI_FACTORS
 from .base import (
+    IMAGE_OUTPUT,
     MAX_TOOL_USES,
     Api,
     ModelCall,
@@ -16,20 +17,12 @@ from .base import (
     RequestFields,
     encoded,
     fields,
+    pcm_tokens,
     words,
 )
+from .lenient import LenientDecoder
 from .responses import OPENAI_FREE, OPENAI_REFERENCES, openai_refusal
-
-
-class _ChatDetails(msgspec.Struct):
-    cached_tokens: Any = 0
-    cache_write_tokens: Any = 0
-
-
-class _ChatUsage(msgspec.Struct):
-    prompt_tokens: Any = 0
-    completion_tokens: Any = 0
-    prompt_tokens_details: _ChatDetails | None = None
+from .usage import openai_usage
 
 
 class _ChatFunction(msgspec.Struct):
@@ -42,6 +35,11 @@ class _ChatCall(msgspec.Struct):
     function: _ChatFunction = msgspec.field(default_factory=_ChatFunction)
 
 
+class _ChatAudio(msgspec.Struct):
+    data: Any = None
+    transcript: Any = None
+
+
 class _ChatSaid(msgspec.Struct):
     content: Any = None
     reasoning_content: Any = None
@@ -49,6 +47,9 @@ class _ChatSaid(msgspec.Struct):
     """As some servers call it."""
     refusal: Any = None
     tool_calls: list[_ChatCall] | None = None
+    audio: _ChatAudio | None = None
+    images: list[Any] | None = None
+    """As OpenRouter has them."""
 
 
 class _ChatChoice(msgspec.Struct):
@@ -56,12 +57,24 @@ class _ChatChoice(msgspec.Struct):
     message: _ChatSaid | None = None
     delta: _ChatSaid | None = None
     finish_reason: Any = None
+    usage: Any = None
+    """Of a stream of Moonshot's (https://platform.moonshot.ai/docs/api/chat)."""
+    error: Any = None
+    """OpenRouter's (https://openrouter.ai/docs/api-reference/errors)."""
+
+
+class _GroqPart(msgspec.Struct):
+    usage: Any = None
+    """Of a stream of Groq's (https://console.groq.com/docs/api-reference)."""
 
 
 class _ChatCompletion(msgspec.Struct):
+    model: Any = None
     choices: list[_ChatChoice] = []
-    usage: _ChatUsage | None = None
+    usage: Any = None
+    x_groq: _GroqPart | None = None
     service_tier: Any = None
+    error: Any = None
 
 
 class _ChatApi(Api):
@@ -122,6 +135,7 @@ class _ChatReader(ReplyReader):
         super().__init__(streamed=streamed)
         self._calls: dict[tuple[int, int], OpenToolUse] = {}
         self._finished = False
+        self._tells = False
 
     def event(self, data: bytes) -> None:
         if data.strip() == b"[DONE]":
@@ -146,6 +160,10 @@ class _ChatReader(ReplyReader):
         self.written += counters.size(
             said.content, said.reasoning_content, said.reasoning, said.refusal
         )
+        if said.audio is not None:
+            self.written += counters.size(said.audio.transcript)
+            self.shown("audio", pcm_tokens(said.audio.data))
+        self.shown("image", IMAGE_OUTPUT * len(said.images or ()))
         for number, call in enumerate(said.tool_calls or ()):
             key = (choice, number if whole else call.index)  # only a stream numbers them
             if key not in self._calls and len(self._calls) >= MAX_TOOL_USES:
@@ -164,17 +182,19 @@ class _ChatReader(ReplyReader):
     def _count(self, completion: _ChatCompletion) -> None:
         self.cut |= any(choice.finish_reason == "length" for choice in completion.choices)
         self.tiers = words(service_tier=completion.service_tier) or self.tiers
-        usage = completion.usage
+        self.serve(completion.model)
+        for error in (completion.error, *(choice.error for choice in completion.choices)):
+            self.fail(error)
+        places = [completion.usage, *(choice.usage for choice in completion.choices)]
+        if completion.x_groq is not None:
+            places.append(completion.x_groq.usage)
+        usage = next((each for each in places if isinstance(each, dict) and each), None)
         if usage is not None:
-            details = usage.prompt_tokens_details or _ChatDetails()
-            self.tokens = counters.tokens_in_all(
-                total=usage.prompt_tokens,
-                read=details.cached_tokens,
-                written=details.cache_write_tokens,
-                output=usage.completion_tokens,
-            )
-            self.told = self._finished  # some servers tell in each event what has come by then
+            self.take_usage(openai_usage(usage))
+            self._tells = True
+        # some servers tell in each event what has come by then, and some before the last words
+        self.told = self._tells and self._finished
 
 
-_COMPLETION = msgspec.json.Decoder(_ChatCompletion)
+_COMPLETION = LenientDecoder(_ChatCompletion)
 CHAT = _ChatApi()

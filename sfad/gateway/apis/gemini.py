@@ -11,6 +11,7 @@ from .base import (
     ANY_PREFIX,
     GEMINI_QUERY,
     GEMINI_SEARCH,
+    IMAGE_OUTPUT,
     MODEL_MAX,
     MOST_USES,
     Api,
@@ -19,20 +20,15 @@ from .base import (
     RequestFields,
     encoded,
     hides,
+    pcm_tokens,
     positive,
     tool_use,
     words,
 )
+from .lenient import LenientDecoder
+from .usage import gemini_usage
 
 _SEARCH = re.compile(rb'"google_?[sS]earch')
-
-
-class _GeminiUsage(msgspec.Struct, rename="camel"):
-    prompt_token_count: Any = 0
-    tool_use_prompt_token_count: Any = 0
-    cached_content_token_count: Any = 0
-    candidates_token_count: Any = 0
-    thoughts_token_count: Any = 0
 
 
 class _GeminiFunctionCall(msgspec.Struct):
@@ -40,9 +36,15 @@ class _GeminiFunctionCall(msgspec.Struct):
     args: msgspec.Raw = msgspec.Raw(b"")
 
 
+class _GeminiBlob(msgspec.Struct, rename="camel"):
+    mime_type: Any = None
+    data: Any = None
+
+
 class _GeminiPart(msgspec.Struct, rename="camel"):
     text: Any = None
     function_call: _GeminiFunctionCall | None = None
+    inline_data: _GeminiBlob | None = None
 
 
 class _GeminiContent(msgspec.Struct):
@@ -61,7 +63,9 @@ class _GeminiCandidate(msgspec.Struct, rename="camel"):
 
 class _GeminiGenerated(msgspec.Struct, rename="camel"):
     candidates: list[_GeminiCandidate] = []
-    usage_metadata: _GeminiUsage | None = None
+    usage_metadata: Any = None
+    model_version: Any = None
+    error: Any = None
 
 
 class _Spelled(RequestFields):
@@ -152,6 +156,7 @@ class _GeminiReader(ReplyReader):
     def __init__(self, *, streamed: bool) -> None:
         super().__init__(streamed=streamed)
         self._finished = False
+        self._usage: dict[str, Any] = {}
 
     def event(self, data: bytes) -> None:
         self._take(_GENERATED.decode(data))
@@ -159,7 +164,9 @@ class _GeminiReader(ReplyReader):
     def document(self, data: bytes) -> None:
         # a stream without alt=sse is one array
         for generated in (
-            _ARRAY.decode(data) if data.lstrip()[:1] == b"[" else [_GENERATED.decode(data)]
+            [_GENERATED.decode(bytes(raw)) for raw in _ARRAY.decode(data)]
+            if data.lstrip()[:1] == b"["
+            else [_GENERATED.decode(data)]
         ):
             self._take(generated)
         self.told = self.tokens is not None
@@ -168,6 +175,8 @@ class _GeminiReader(ReplyReader):
         for candidate in generated.candidates:
             for part in candidate.content.parts if candidate.content is not None else ():
                 self.written += counters.size(part.text)
+                if part.inline_data is not None:
+                    self._show(part.inline_data)
                 if part.function_call is not None:
                     self.written += counters.size(part.function_call.args)
                     self.use(tool_use(part.function_call.name, bytes(part.function_call.args)))
@@ -175,22 +184,27 @@ class _GeminiReader(ReplyReader):
                 queries := candidate.grounding_metadata.web_search_queries
             ):
                 self.fees_usd = max(self.fees_usd, GEMINI_SEARCH, len(queries) * GEMINI_QUERY)
+                self.unsure_fees_usd = self.fees_usd
         self.cut |= any(
             candidate.finish_reason == "MAX_TOKENS" for candidate in generated.candidates
         )
         self._finished |= any(candidate.finish_reason for candidate in generated.candidates)
+        self.serve(generated.model_version)
+        self.fail(generated.error)
         usage = generated.usage_metadata
-        if usage is not None:  # each event repeats it, with what has come by then
-            self.tokens = counters.tokens_in_all(
-                total=counters.number(usage.prompt_token_count)
-                + counters.number(usage.tool_use_prompt_token_count),
-                read=usage.cached_content_token_count,
-                output=counters.number(usage.candidates_token_count)
-                + counters.number(usage.thoughts_token_count),
-            )
+        if isinstance(usage, dict):  # each event repeats it, with what has come by then
+            self._usage |= {name: told for name, told in usage.items() if told is not None}
+            self.take_usage(gemini_usage(self._usage))
             self.told = self._finished
 
+    def _show(self, blob: _GeminiBlob) -> None:
+        kind = str(blob.mime_type).partition("/")[0]
+        if kind == "audio":
+            self.shown("audio", pcm_tokens(blob.data))
+        elif kind == "image":
+            self.shown("image", IMAGE_OUTPUT)
 
-_GENERATED = msgspec.json.Decoder(_GeminiGenerated)
-_ARRAY = msgspec.json.Decoder(list[_GeminiGenerated])
+
+_GENERATED = LenientDecoder(_GeminiGenerated)
+_ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
 GEMINI = _GeminiApi()

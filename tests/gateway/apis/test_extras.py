@@ -185,7 +185,7 @@ def test_a_cache_for_an_hour() -> None:
     ):
         reader.feed(f"data: {json.dumps(event)}\n\n".encode())
     assert reader.tokens is not None
-    assert (reader.tokens.cache_write, reader.long_cached) == (30, 20)
+    assert (reader.tokens.cache_write, reader.tokens.long_write) == (30, 20)
 
 
 @pytest.mark.parametrize(
