@@ -744,9 +744,16 @@ class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """So many calls after it were refused or withdrawn in the same minute, and have no row of their
     own."""
     estimated: bool = False
-    """Its model has no price: the cost is that of the dearest known model of its provider."""
+    """Its model has no price: the cost is that of `price_from`, which stands in for it."""
     at_most: bool = False
     """As in `Usage`."""
+    served: str | None = None
+    """The model that the reply says has answered, where it is not `model`."""
+    price_from: str | None = None
+    """Where the cost is from: `reply` if the reply says it, else the model at whose price it
+    counts."""
+    modes: dict[Modality, tuple[int, int]] = {}
+    """Of `input_tokens` and `output_tokens`, those that are not text."""
 
 
 class Refusal(Struct, frozen=True, kw_only=True):

@@ -100,6 +100,10 @@ class UsePricing:
             estimated,
         )
 
+    def settled(self, at: float, request: m.EndCall, reservation: OpenReservation) -> e.CallSettled:
+        used = self.use_of_call(request, reservation)
+        return e.CallSettled(at, request, used, self.price_of_reply(request)[0])
+
     def use_of_call(self, request: m.EndCall, reservation: OpenReservation) -> Use:
         """Return what a call has used; what was reserved for it where its reply could not be
         read."""
