@@ -161,8 +161,8 @@ class UsePricing:
 
 
 def _priced_names(request: m.EndCall, prices: Prices) -> list[str]:
-    """Return the models at whose prices a call may count: of those that was asked for and that has
-    answered the ones with a price, else a stand-in."""
+    """Return the models at whose prices a call may count: that which has answered and that which
+    was asked for, as far as they have a price; else a stand-in."""
     names = list(dict.fromkeys((request.served or request.model, request.model)))
     known = [name for name in names if prices.knows(name)]
     return known or [prices.charged_as(names[0], request.api)]
@@ -176,15 +176,15 @@ def _cost_of_call(request: m.EndCall, prices: Prices) -> Cost | None:
     sure = request.tokens if request.sure is None else request.sure
     names = _priced_names(request, prices)
     most = [cost for name in names if (cost := prices.price(name, request.tokens)) is not None]
-    least = [cost for name in names if (cost := prices.price(name, sure)) is not None]
-    if not most or not least:
+    least = prices.price(names[0], sure)
+    if not most or least is None:
         return None
     others = sum(
         prices.cost(prices.charged_as(other, request.api), used) or 0.0
         for other, used in request.others.items()
     )
     usd = request.factor * max(cost.usd for cost in most) + request.fees_usd + others
-    surely = request.factor * min(cost.sure for cost in least) + others
+    surely = request.factor * least.sure + others
     return Cost(usd, min(usd, surely + request.fees_usd - request.unsure_fees_usd))
 
 

@@ -95,8 +95,9 @@ def openai_usage(usage: Any) -> Said:
     out = told.inner("completion_tokens_details", "output_tokens_details")
     lives = into.inner("cache_creation_token_details")
     lives = told.inner("cache_creation") if lives.of is None else lives
-    total = told.count("prompt_tokens", "input_tokens")
     output = told.count("completion_tokens", "output_tokens")
+    total = told.count("prompt_tokens", "input_tokens")
+    total = total or max(0, told.count("total_tokens") - output)
     tokens = counters.tokens_in_all(
         total=total,
         read=into.count("cached_tokens")
@@ -109,7 +110,7 @@ def openai_usage(usage: Any) -> Said:
         output=output,
     )  # fmt: skip
     tokens = _long(tokens, lives.count("ephemeral_1h_input_tokens"))
-    beside = max(0, told.count("total_tokens") - total - output) if total or output else 0
+    beside = max(0, told.count("total_tokens") - total - output)
     reasoning = out.count("reasoning_tokens")
     spoken, read = out.by_modality(), into.inner("cached_tokens_details")
     said = _said(
