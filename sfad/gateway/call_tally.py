@@ -215,12 +215,11 @@ class CallTally:
         admitted: CallDecision,
         api: Api,
         call: ModelCall,
-        size: int,
         host: str,
         space: BodySpace,
         plan: Callable[[httpx2.Response, bytes], None] | None = None,
     ) -> None:
-        """`size`: of the call's body, as estimates take it. `host`: where it goes. `space`: for
+        """`host`: where it goes. `space`: for
         what is kept of the reply. `plan`: takes a reply that may tell of a subscription."""
         self._plan = plan
         self.reads_plans = plan is not None
@@ -235,7 +234,6 @@ class CallTally:
         self._max_output = admitted.max_output
         self._api = api
         self._call = call
-        self._size = size
         self._host = host
         self._told_silent = False
         self._reply = api.reply(streamed=call.streams)
@@ -345,9 +343,7 @@ class CallTally:
         self.error = self.error or self._reply.failed or None
         used = self._used()
         if used.tokens is not None and not used.partial:
-            self._estimates.learn(
-                self._asked.run, self._call, self._size, used.tokens, self._reply.written
-            )
+            self._estimates.learn(self._asked.run, self._call, used.tokens, self._reply.written)
         self._daemon.ended(self._ended(used, self.error))
 
     def _ended(self, used: _Used, error: str | None) -> EndCall:

@@ -30,7 +30,7 @@ from .callers import Caller
 from .daemon_link import CallerRun, Daemon, RefusedError
 from .egress import Egress, NoWayError, is_outward, target_of
 from .egress_rules import EgressRefusedError, plain
-from .estimate import Estimates
+from .estimate import Estimates, within
 from .http_connection import ClientGoneError, HttpConnection
 from .plan_reading import MOST_READ, login_of, seen_plan
 from .reading import MAX_BODY, BodyAnswer, BodyQuestion
@@ -454,8 +454,8 @@ class Exchange:
         found, _ = await self._read_and_change(
             found_run, BodyQuestion(api.name, path, encodings), raw
         )
-        call, size = found.call, found.size
-        estimate = self._shared.estimates.input(found_run.run, call, size)
+        call = found.call
+        estimate = self._shared.estimates.input(found_run.run, call)
         asked = AdmitCall(
             id=0,
             run=found_run.run,
@@ -463,6 +463,9 @@ class Exchange:
             model=call.model,
             input_tokens=estimate.tokens,
             more_input=estimate.more,
+            media=within(call.media, estimate.tokens),
+            most_media=within({**call.media, **call.most_media}, sum(estimate)),
+            text_only=call.text_only,
             caches=call.caches,
             max_output=call.max_output or most_output(call.model),
             fixed=call.fixed,
@@ -495,7 +498,6 @@ class Exchange:
                 admitted,
                 api,
                 call,
-                size,
                 upstream.host,
                 space,
                 plan,

@@ -545,9 +545,7 @@ def ended(row: Row, streamed: bool) -> EndCall:
     )
     decision = CallDecision(id=0, reservation="n")
     with BodyMemory().space("r", None) as space:
-        tally = CallTally(
-            daemon, Estimates(), asked, decision, api, answer.call, answer.size, "host", space
-        )
+        tally = CallTally(daemon, Estimates(), asked, decision, api, answer.call, "host", space)
         tally.sending()
         usual = b"text/event-stream" if streamed else b"application/json"
         kind = usual if row.kind is None else row.kind

@@ -20,18 +20,17 @@ from .base import (
     RequestFields,
     encoded,
     fields,
-    hides,
+    held,
     models_of_tools,
     most_fees,
     positive,
     tool_use,
     words,
 )
+from .holding import Holding, hold_anthropic
 from .lenient import LenientDecoder
 from .usage import Said, anthropic_usage
 
-_FOR_AN_HOUR = re.compile(rb'"ttl"\s*:\s*"1h"')
-"""The lifetime of a block in the cache, wherever it is: one in the input of a tool counts too."""
 _MIN_THINKING = 1024
 """Tokens: the API refuses a smaller thinking budget
 (https://platform.claude.com/docs/en/build-with-claude/extended-thinking)."""
@@ -74,7 +73,6 @@ class _AnthropicApi(Api):
     free = re.compile(
         rf"{ANY_PREFIX}/(messages/count_tokens|messages/batches/[\w-]+/cancel|files)|/api/event_logging/[\w/]+|/api/claude_code/metrics"
     )
-    references = re.compile(rb'"type"\s*:\s*"(url|file)"')
     factors = ANTHROPIC_FACTORS
 
     def path(self, path: str) -> str:
@@ -84,17 +82,18 @@ class _AnthropicApi(Api):
 
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
         del path
-        request, hidden = RequestFields(body), hides(body)
+        request = RequestFields(body)
+        holding = Holding(len(body))
+        hold_anthropic(holding, request.fields)
         return ModelCall(
             model=request.model(),
             max_output=request.count("max_tokens"),
             streams=request.flag("stream"),
-            caches=hidden or b'"cache_control"' in body,
-            refers=self.refers(body),
+            caches=holding.caches,
             tiers=request.words("speed", "inference_geo"),
-            long_cache=hidden or _FOR_AN_HOUR.search(body) is not None,
             fees_usd=most_fees(ANTHROPIC_FEES, request.raw("tools")),
             others=models_of_tools(request.raw("tools")),
+            **held(holding),
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
@@ -14,6 +14,7 @@ from ...agents.counters import printable
 from ...agents.line_meter import Factors, factor_of
 from ...protocol.types import Modality, Tokens
 from ...protocol.units import MOST_COUNTED
+from .holding import Holding
 from .usage import Said
 
 # ---- Server-sent events, piece by piece
@@ -122,6 +123,14 @@ class ModelCall:
     choices: int = 1
     """Answers that are asked for. Each may have `max_output`."""
     streams: bool = False
+    size: int = field(default=0, compare=False)
+    """Bytes of its text, as estimates take it."""
+    media: Mapping[Modality, int] = field(default_factory=dict)
+    """Tokens of its images, audio and video, an estimate. Its images are in `size`, too."""
+    most_media: Mapping[Modality, int] = field(default_factory=dict)
+    """Tokens that its audio and video, and files that it names, have at most."""
+    text_only: bool = False
+    """It says that it wants text only."""
     caches: bool = False
     """Its input may be written to a cache, which costs more than to be read without one."""
     continues: bool = False
@@ -316,8 +325,6 @@ class Api(ABC):
     free: re.Pattern[str]
     """Whole paths of requests that cost nothing, apart from those whose method only reads or
     deletes."""
-    references: re.Pattern[bytes]
-    """What a body has that names files by URL or id."""
     factors: Factors
 
     def path(self, path: str) -> str:
@@ -362,9 +369,6 @@ class Api(ABC):
         least = (max(1.0, factor_of(self.factors, model, [tier])) for tier in only_asked)
         return prod(least, start=factor_of(self.factors, model, told.values()))
 
-    def refers(self, body: bytes) -> bool:
-        return self.references.search(body) is not None or hides(body)
-
     def is_free(self, method: str, path: str) -> bool:
         """Return whether a request that is not a model call costs nothing. One that is not known
         may cost money."""
@@ -391,6 +395,8 @@ def most_output(model: str) -> int:
     return next((most for name, most in _MOST_OUTPUT if name.search(model)), 128_000)
 
 
+IMAGE_TOKENS = 5000
+"""Of an image in a request, as `IMAGE_BYTES` counts it."""
 IMAGE_OUTPUT = 1300
 """Tokens of an image that a model makes (https://ai.google.dev/gemini-api/docs/image-generation):
 1290 of Gemini 2.5, 1120 to 2000 of Gemini 3."""
@@ -406,16 +412,6 @@ def pcm_tokens(data: Any) -> int:
 def positive(value: Any) -> int | None:
     """Return a number of tokens as a request says it, or `None` where it says none."""
     return int(min(value, MOST_COUNTED)) if type(value) in {int, float} and value >= 1 else None
-
-
-_HIDDEN = re.compile(rb"\\u00(?!26|3[cCeE]|7[fF])[2-7]")
-"""A printable character of ASCII, escaped for no reason. Go escapes `&`, `<` and `>`."""
-
-
-def hides(body: bytes) -> bool:
-    """Return whether JSON escapes what needs none, so that a search for a word in it may miss the
-    word."""
-    return _HIDDEN.search(body) is not None
 
 
 Fields = dict[str, msgspec.Raw]
@@ -518,6 +514,27 @@ class RequestFields:
     def _odd(self, name: str, wanted: str) -> ValueError:
         told = bytes(self.raw(name) or b"")[:40].decode(errors="replace")
         return ValueError(f"its field '{name}' is {told}; {wanted} is expected")
+
+
+MOST_NAMED = 400_000
+"""Tokens of a file that a request only names: the largest input of most models."""
+
+
+def held(holding: Holding) -> dict[str, Any]:
+    """Return what a request holds as the fields of its `ModelCall`."""
+    media, most = dict(holding.media), dict(holding.most_media)
+    if holding.images:
+        media["image"] = holding.images * IMAGE_TOKENS
+    for kind in get_args(Modality):
+        if kind in holding.named and kind != "image":
+            most[kind] = most.get(kind, 0) + MOST_NAMED
+    return {
+        "size": max(1, holding.size),
+        "media": media,
+        "most_media": most,
+        "refers": bool(holding.named - {"audio", "video"}),
+        "long_cache": holding.long_cache,
+    }
 
 
 def encoded(value: Any) -> msgspec.Raw:

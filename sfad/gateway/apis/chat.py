@@ -17,11 +17,13 @@ from .base import (
     RequestFields,
     encoded,
     fields,
+    held,
     pcm_tokens,
     words,
 )
-from .lenient import LenientDecoder
-from .responses import OPENAI_FREE, OPENAI_REFERENCES, openai_refusal
+from .holding import Holding, hold_chat
+from .lenient import LenientDecoder, lenient
+from .responses import OPENAI_FREE, openai_refusal
 from .usage import openai_usage
 
 
@@ -81,15 +83,17 @@ class _ChatApi(Api):
     name = "openai-chat"
     calls = re.compile(r"/chat/completions\Z")
     free = OPENAI_FREE
-    references = OPENAI_REFERENCES
     factors = OPENAI_FACTORS
 
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
         del path
         request = RequestFields(body)
+        model = request.model()
+        holding = Holding(len(body), model)
+        hold_chat(holding, request.fields)
         # servers differ in which of two names they know
         return ModelCall(
-            model=request.model(),
+            model=model,
             max_output=max(
                 request.count("max_completion_tokens") or 0, request.count("max_tokens") or 0
             )
@@ -97,8 +101,9 @@ class _ChatApi(Api):
             choices=max(request.count("n") or 1, request.count("best_of") or 1),
             streams=request.flag("stream"),
             caches=True,
-            refers=self.refers(body),
             tiers=request.words("service_tier"),
+            text_only=lenient(list[str], bytes(request.raw("modalities") or b""), None) == ["text"],
+            **held(holding),
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:

@@ -19,16 +19,15 @@ from .base import (
     ReplyReader,
     RequestFields,
     encoded,
-    hides,
+    held,
     pcm_tokens,
     positive,
     tool_use,
     words,
 )
-from .lenient import LenientDecoder
+from .holding import Holding, hold_gemini
+from .lenient import LenientDecoder, lenient
 from .usage import gemini_usage
-
-_SEARCH = re.compile(rb'"google_?[sS]earch')
 
 
 class _GeminiFunctionCall(msgspec.Struct):
@@ -101,23 +100,24 @@ class _GeminiApi(Api):
     name = "gemini"
     calls = re.compile(r"/models/([^/:]+):(streamGenerateContent|generateContent)\Z")
     free = re.compile(rf"{ANY_PREFIX}/(models/[\w.-]+:(countTokens|computeTokens)|files)")
-    references = re.compile(rb'"file(Uri|_uri)"')
     factors = GEMINI_FACTORS
 
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
         request = _Spelled(body)
         config = request.inner("generationConfig")
+        model, holding = path[1][: MODEL_MAX + 1], Holding(len(body))
+        hold_gemini(holding, request.fields)
         return ModelCall(
-            model=path[1][: MODEL_MAX + 1],
+            model=model,
             max_output=config.count("maxOutputTokens"),
             choices=config.count("candidateCount") or 1,
             streams=path[2].startswith("stream"),
             continues=request.raw("cachedContent") is not None,
-            refers=self.refers(body),
             tiers=words(serviceTier=_tier(request.word("serviceTier"))),
-            fees_usd=MOST_USES * GEMINI_QUERY
-            if hides(body) or _SEARCH.search(request.raw("tools") or b"")
-            else 0.0,
+            fees_usd=MOST_USES * GEMINI_QUERY if _SEARCHES & _names(request.raw("tools")) else 0.0,
+            text_only=lenient(list[str], bytes(config.raw("responseModalities") or b""), None)
+            == ["TEXT"],
+            **held(holding),
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
@@ -145,6 +145,15 @@ class _GeminiApi(Api):
 
     def reply(self, *, streamed: bool) -> ReplyReader:
         return _GeminiReader(streamed=streamed)
+
+
+_SEARCHES = {"googleSearch", "google_search", "googleSearchRetrieval", "google_search_retrieval"}
+
+
+def _names(tools: bytes | None) -> set[str]:
+    """Return the names of the tools that a request offers."""
+    offered = lenient(list[dict[str, msgspec.Raw]], bytes(tools or b""), [])
+    return {name for tool in offered for name in tool}
 
 
 def _tier(told: str | None) -> str | None:

@@ -36,6 +36,15 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
+def lenient(kind: Any, data: bytes, default: Any) -> Any:
+    """Return what is right in a value; `default` if nothing is, or it is no JSON."""
+    try:
+        found = _value(kind, data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return default
+    return default if found is msgspec.UNSET else found
+
+
 def _struct(kind: type[S], data: bytes) -> S:
     told, found = _FIELDS.decode(data), kind()
     for field in msgspec.structs.fields(kind):

@@ -17,10 +17,12 @@ from .base import (
     encoded,
     fee_of_use,
     fields,
+    held,
     most_fees,
     tool_use,
     words,
 )
+from .holding import Holding, hold_responses
 from .lenient import LenientDecoder
 from .usage import openai_usage
 
@@ -99,30 +101,31 @@ OPENAI_FREE = re.compile(
     rf"{ANY_PREFIX}/(responses/input_tokens|(responses|batches)/[\w-]+/cancel|moderations|files|uploads(/[\w-]+/(parts|complete|cancel))?"
     r"|conversations(/[\w-]+(/items)?)?)"
 )
-OPENAI_REFERENCES = re.compile(rb'"file_(id|url)"|"(image_)?url"\s*:\s*"http')
 
 
 class _ResponsesApi(Api):
     name = "openai-responses"
     calls = re.compile(r"/responses(/compact)?\Z")
     free = OPENAI_FREE
-    references = OPENAI_REFERENCES
     factors = OPENAI_FACTORS
 
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
         request, compacts = RequestFields(body), path[1] is not None
+        model = request.model()
+        holding = Holding(len(body), model)
+        hold_responses(holding, request.fields)
         return ModelCall(
-            model=request.model(),
+            model=model,
             max_output=_COMPACTED if compacts else request.count("max_output_tokens"),
             fixed=compacts,
             streams=request.flag("stream"),
             caches=True,
             continues=request.raw("previous_response_id") is not None
             or request.raw("conversation") is not None,
-            refers=self.refers(body),
             background=request.flag("background"),
             tiers=request.words("service_tier"),
             fees_usd=most_fees(OPENAI_FEES, request.raw("tools"), request.count("max_tool_calls")),
+            **held(holding),
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
