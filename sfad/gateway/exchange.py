@@ -25,8 +25,17 @@ from ..protocol.requests.plans import Provider
 from ..protocol.types import SILENT_AFTER
 from .apis import Api, most_output
 from .bodies import BodyReader
-from .call_tally import BodyMemory, BodySpace, CallTally, NoMemoryError, RequestRecord, UnaskedTally
+from .call_tally import (
+    MAX_PIECE,
+    BodyMemory,
+    BodySpace,
+    CallTally,
+    NoMemoryError,
+    RequestRecord,
+    UnaskedTally,
+)
 from .callers import Caller
+from .coding import Coding, UnreadableBodyError
 from .daemon_link import CallerRun, Daemon, RefusedError
 from .egress import Egress, NoWayError, is_outward, target_of
 from .egress_rules import EgressRefusedError, plain
@@ -45,6 +54,7 @@ from .upstreams import (
     route_of,
     upward,
 )
+from .usage_chunks import UsageChunks
 
 # ---- What `sfactl doctor` asks the gateway: whether upstreams answer, their keys
 # can be read, and the kernel tells who calls
@@ -260,6 +270,40 @@ def _check_size(size: int) -> None:
         raise _AnsweredError(413, f"the request has more than {MAX_BODY >> 20} MiB")
 
 
+def _without(headers: list[tuple[bytes, bytes]], *names: bytes) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in headers if name.lower() not in names]
+
+
+class _Relay:
+    """A reply as its client gets it: as it comes."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        self.headers = downward(response.headers.raw)
+
+    def feed(self, piece: bytes) -> bytes:
+        return piece
+
+    def end(self) -> bytes:
+        return b""
+
+
+class _WithoutUsage(_Relay):
+    """A reply without the chunks of usage that its client has not asked for. Raises
+    `UnreadableBodyError`."""
+
+    def __init__(self, response: httpx2.Response, coding: Coding) -> None:
+        super().__init__(response)
+        self.headers = _without(self.headers, b"content-encoding", b"content-length")
+        self._coding, self._chunks = coding, UsageChunks()
+
+    def feed(self, piece: bytes) -> bytes:
+        parts = (piece[at : at + ENCODED_PIECE] for at in range(0, len(piece), ENCODED_PIECE))
+        return b"".join(self._chunks.feed(self._coding.feed(part, MAX_PIECE)) for part in parts)
+
+    def end(self) -> bytes:
+        return self._chunks.end()
+
+
 class Exchange:
     def __init__(
         self, shared: Shared, http: HttpConnection, request: h11.Request, caller: Caller | None
@@ -272,6 +316,8 @@ class Exchange:
         self._headers = request.headers.raw_items()
         self._rejected = False
         """The provider has refused this call before."""
+        self._takes_out_usage = False
+        """The reply tells its usage only because the gateway has asked for it."""
         self._room = 0
         """Bytes of memory that what the client has not taken may fill."""
 
@@ -511,11 +557,13 @@ class Exchange:
                         raw,
                     )
                     space.grow(len(sent))
-                    headers = [
-                        (name, value)
-                        for name, value in headers
-                        if name.lower() != b"content-encoding"
-                    ]
+                    headers = _without(headers, b"content-encoding")
+                    self._takes_out_usage = found.incomplete
+                    if found.incomplete:  # what is taken out of would have to be encoded again
+                        headers = [
+                            *_without(headers, b"accept-encoding"),
+                            (b"accept-encoding", b"identity"),
+                        ]
                 await self._forward(found_run, upstream, route, sent, headers, record, space)
                 return
 
@@ -676,7 +724,7 @@ class Exchange:
             if record is not None:
                 record.error, record.sent = what, not isinstance(error, _NOT_SENT)
             raise _unanswered(upstream, what, is_sent=not isinstance(error, _NOT_SENT)) from error
-        pieces, early = response.aiter_raw(), list[bytes]()
+        pieces, early, relay = response.aiter_raw(), list[bytes](), self._relay(response)
         try:
             if record is not None:
                 record.begun(response)
@@ -689,14 +737,12 @@ class Exchange:
                 if response.has_redirect_location:
                     raise _redirected(upstream, response)
             await self._http.head(
-                response.status_code,
-                downward(response.headers.raw),
-                response.reason_phrase.encode(),
+                response.status_code, relay.headers, response.reason_phrase.encode()
             )
             encoded = "content-encoding" in response.headers
 
             async def pass_on(piece: bytes) -> None:
-                self._http.put(piece)
+                self._http.put(relay.feed(piece))
                 if record is not None:
                     await _take(record, piece, ENCODED_PIECE if encoded else len(piece))
                 if not self._keeps(space):
@@ -709,15 +755,24 @@ class Exchange:
                 await pass_on(piece)
             async for piece in pieces:
                 await pass_on(piece)
+            self._http.put(relay.end())
             if record is not None:
                 record.whole = True
-        except httpx2.HTTPError as error:
+        except (httpx2.HTTPError, UnreadableBodyError) as error:
+            self._http.put(relay.end())
             raise _BrokenOffError(
                 f"upstream '{upstream.name}' broke off its reply: {_text_of(error)}"
             ) from error
         finally:
             with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
                 await response.aclose()
+
+    def _relay(self, response: httpx2.Response) -> "_Relay":
+        coding = response.headers.get("content-encoding", "")
+        if self._takes_out_usage and response.status_code == HTTPStatus.OK:
+            with suppress(UnreadableBodyError):  # an encoding that the gateway does not know
+                return _WithoutUsage(response, Coding(coding))
+        return _Relay(response)
 
     def _keeps(self, space: BodySpace) -> bool:
         """Return whether there is memory for what the client has not taken."""
