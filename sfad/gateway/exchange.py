@@ -3,6 +3,7 @@ comes."""
 
 import json
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -226,6 +227,29 @@ async def _tell_if_silent(record: RequestRecord) -> None:
 _NOT_SENT = httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError
 
 
+RESOLVE_AGAIN = (0.5, 1.0, 2.0)
+"""Seconds between the tries to resolve a name. A laptop that wakes up has no network for a moment,
+and a call that fails then may end a run."""
+
+
+async def _sent(client: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.Response:
+    for pause in RESOLVE_AGAIN:
+        try:
+            return await client.send(request, stream=True)
+        except httpx2.ConnectError as error:
+            if not _is_unresolved(error):
+                raise
+        await trio.sleep(pause)
+    return await client.send(request, stream=True)
+
+
+def _is_unresolved(error: BaseException) -> bool:
+    at: BaseException | None = error
+    while at is not None and not isinstance(at, socket.gaierror):
+        at = at.__cause__ or at.__context__
+    return at is not None
+
+
 def _text_of(error: BaseException) -> str:
     # trio tells why TLS failed in the cause of the cause
     at: BaseException | None = error
@@ -435,7 +459,9 @@ class Exchange:
         if self._http.answering:
             raise ClientGoneError(message)
         seconds = None if retry_after is None else ceil(retry_after)
-        body = api.refusal(message, seconds) if api is not None else message.encode() + b"\n"
+        body = (
+            api.refusal(message, seconds, status) if api is not None else message.encode() + b"\n"
+        )
         headers = [_JSON if api is not None else (b"content-type", b"text/plain"), *headers]
         if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
             headers.append((b"proxy-authenticate", b'Basic realm="sfad"'))
@@ -718,7 +744,7 @@ class Exchange:
             record.sending()
         client = self._shared.client if upstream.through is None else self._shared.passing
         try:
-            response = await client.send(request, stream=True)
+            response = await _sent(client, request)
         except httpx2.HTTPError as error:
             what = _text_of(error)
             if record is not None:

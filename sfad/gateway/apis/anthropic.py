@@ -31,6 +31,14 @@ from .holding import Holding, hold_anthropic
 from .lenient import LenientDecoder
 from .usage import Said, anthropic_usage
 
+_ERRORS = {
+    400: "invalid_request_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+}
+"""Types of errors by status (https://platform.claude.com/docs/en/api/errors); others are
+`api_error`."""
 _MIN_THINKING = 1024
 """Tokens: the API refuses a smaller thinking budget
 (https://platform.claude.com/docs/en/build-with-claude/extended-thinking)."""
@@ -109,8 +117,8 @@ class _AnthropicApi(Api):
             )
         return msgspec.json.encode(request)
 
-    def refusal(self, message: str, retry_after: int | None = None) -> bytes:
-        kind = "invalid_request_error" if retry_after is None else "rate_limit_error"
+    def refusal(self, message: str, retry_after: int | None = None, status: int = 400) -> bytes:
+        kind = "rate_limit_error" if retry_after is not None else _ERRORS.get(status, "api_error")
         return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
 
     def reply(self, *, streamed: bool) -> ReplyReader:

@@ -353,9 +353,9 @@ class Api(ABC):
         return body
 
     @abstractmethod
-    def refusal(self, message: str, retry_after: int | None = None) -> bytes:
-        """Return the body of HTTP 400 in the provider's format: programs then print the message and
-        stop. With `retry_after`, in seconds, that of HTTP 429, at which they try again."""
+    def refusal(self, message: str, retry_after: int | None = None, status: int = 400) -> bytes:
+        """Return the body of an error in the provider's format. At 400 programs print the message
+        and stop. With `retry_after`, in seconds, it is that of 429, at which they try again."""
 
     @abstractmethod
     def reply(self, *, streamed: bool) -> ReplyReader:
@@ -494,13 +494,17 @@ class RequestFields:
         """Return those of some texts that are there."""
         return {name: word for name in names if (word := self.word(name)) is not None}
 
-    def model(self) -> str:
-        """Return the model. A request that names others, too, which OpenRouter and LiteLLM then ask
-        instead, is refused."""
-        name = self.word("model")
+    def model(self, in_path: str | None = None) -> str:
+        """Return the model. `in_path`: of a path that names it, which counts before the body. A
+        request that names others, too, which OpenRouter and LiteLLM then ask instead, is
+        refused."""
+        name = in_path or self.word("model")
         if name is None:
             raise ValueError("it names no model")
-        if any(value and value != [name] for value in map(self._value, ("models", "fallbacks"))):
+        if any(
+            value and value != [name]
+            for value in map(self._value, ("models", "fallbacks"))
+        ):
             raise ValueError(
                 "it names more models than one, and the gateway decides about one: leave out "
                 "'models' and 'fallbacks'"

@@ -10,6 +10,7 @@ from ...agents.line_meter import OPENAI_FACTORS
 from .base import (
     IMAGE_OUTPUT,
     MAX_TOOL_USES,
+    MODEL_MAX,
     Api,
     ModelCall,
     OpenToolUse,
@@ -81,14 +82,15 @@ class _ChatCompletion(msgspec.Struct):
 
 class _ChatApi(Api):
     name = "openai-chat"
-    calls = re.compile(r"/chat/completions\Z")
+    calls = re.compile(r"(?:/openai/deployments/([^/]+))?/chat/completions\Z")
+    """Azure names the model in the path
+    (https://learn.microsoft.com/azure/ai-foundry/openai/reference)."""
     free = OPENAI_FREE
     factors = OPENAI_FACTORS
 
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
-        del path
         request = RequestFields(body)
-        model = request.model()
+        model = request.model(path[1] and path[1][: MODEL_MAX + 1])
         holding = Holding(len(body), model)
         hold_chat(holding, request.fields)
         # servers differ in which of two names they know
@@ -128,8 +130,8 @@ class _ChatApi(Api):
             request.fields | {"stream_options": encoded(options | {"include_usage": True})}
         )
 
-    def refusal(self, message: str, retry_after: int | None = None) -> bytes:
-        return openai_refusal(message, retry_after)
+    def refusal(self, message: str, retry_after: int | None = None, status: int = 400) -> bytes:
+        return openai_refusal(message, retry_after, status)
 
     def reply(self, *, streamed: bool) -> ReplyReader:
         return _ChatReader(streamed=streamed)

@@ -96,6 +96,10 @@ class _Spelled(RequestFields):
         return snake if snake in self.fields else name
 
 
+_ERRORS = {403: "PERMISSION_DENIED", 404: "NOT_FOUND"}
+"""https://ai.google.dev/gemini-api/docs/troubleshooting"""
+
+
 class _GeminiApi(Api):
     name = "gemini"
     calls = re.compile(r"/models/([^/:]+):(streamGenerateContent|generateContent)\Z")
@@ -131,10 +135,11 @@ class _GeminiApi(Api):
         request.put("generationConfig", encoded(config.fields))
         return msgspec.json.encode(request.fields)
 
-    def refusal(self, message: str, retry_after: int | None = None) -> bytes:
+    def refusal(self, message: str, retry_after: int | None = None, status: int = 400) -> bytes:
         if retry_after is None:
+            kind = _ERRORS.get(status, "INVALID_ARGUMENT" if status < 500 else "UNAVAILABLE")
             return msgspec.json.encode(
-                {"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}}
+                {"error": {"code": status, "message": message, "status": kind}}
             )
         wait = {
             "@type": "type.googleapis.com/google.rpc.RetryInfo",

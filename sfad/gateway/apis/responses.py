@@ -86,12 +86,13 @@ _UNSURE_FEES = {"code_interpreter_call", "image_generation_call"}
 """Several calls may share a container, and most images cost less than the dearest."""
 
 
-def openai_refusal(message: str, retry_after: int | None) -> bytes:
-    kind, code = (
-        ("invalid_request_error", "refused_by_gateway")
-        if retry_after is None
-        else ("requests", "rate_limit_exceeded")
-    )
+def openai_refusal(message: str, retry_after: int | None, status: int) -> bytes:
+    """https://platform.openai.com/docs/guides/error-codes"""
+    kind, code = "invalid_request_error", "refused_by_gateway"
+    if retry_after is not None:
+        kind, code = "requests", "rate_limit_exceeded"
+    elif status >= 500:
+        kind = code = "server_error"
     return msgspec.json.encode(
         {"error": {"message": message, "type": kind, "param": None, "code": code}}
     )
@@ -131,8 +132,8 @@ class _ResponsesApi(Api):
     def lowered(self, body: bytes, tokens: int) -> bytes:
         return msgspec.json.encode(fields(body) | {"max_output_tokens": encoded(tokens)})
 
-    def refusal(self, message: str, retry_after: int | None = None) -> bytes:
-        return openai_refusal(message, retry_after)
+    def refusal(self, message: str, retry_after: int | None = None, status: int = 400) -> bytes:
+        return openai_refusal(message, retry_after, status)
 
     def reply(self, *, streamed: bool) -> ReplyReader:
         return _ResponsesReader(streamed=streamed)
