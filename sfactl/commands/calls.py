@@ -45,8 +45,8 @@ def calls(
     One line for each call, by the time at which the agent asked for it: tokens in and out, of
     the input those read from a cache, cost, seconds to the first byte and in all, and what
     happened, which model has answered, what was not text, and whose price counts. Calls that
-    wait or are under way have no figures yet. A cost with ≥ is a lower bound, with ≤ an upper. --name, --label and --all choose the same runs as for `sfactl list`, including ended
-    ones.
+    wait or are under way have no figures yet. A cost with ≥ is a lower bound, with ≤ an upper.
+    --name, --label and --all choose the same runs as for `sfactl list`, including ended ones.
 
     -f follows until the runs end: each call is printed once it has ended or was refused, even
     if it was printed before as waiting or under way.

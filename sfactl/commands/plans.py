@@ -45,8 +45,8 @@ def plans(
 def show(accounts: Sequence[PlanAccount], *, forecast: bool) -> None:
     if not accounts:
         output.note(
-            "no subscription is known: none of the replies so far, through the gateway or in "
-            "Codex's session files, told of one"
+            "no subscription is known: none of the replies so far, "
+            "through the gateway or in Codex's session files, told of one"
         )
     else:
         now = datetime.now(UTC)
@@ -59,7 +59,8 @@ def _lines(account: PlanAccount, now: datetime, *, forecast: bool) -> Iterator[s
     plan = [output.plain(account.plan_type)] if account.plan_type else []
     status = [output.plain(account.status)] if account.status else []
     heard = f"heard {output.age(account.heard_at, now)} ago"
-    yield f"{account.provider} {output.plain(account.account)}: {', '.join([*plan, *status, heard])}"
+    known = ", ".join([*plan, *status, heard])
+    yield f"{account.provider} {output.plain(account.account)}: {known}"
     header = ["WINDOW", "USED", "AGENTS MAY", "RESETS", *(["EMPTY"] if forecast else [])]
     yield from table.drawn(
         header, [_row(window, now, forecast=forecast) for window in account.windows]
@@ -93,8 +94,8 @@ def _row(window: PlanWindow, now: datetime, *, forecast: bool) -> list[str]:
 def _forecast(window: PlanWindow, now: datetime) -> str:
     assert window.empty_at is not None
     return (
-        f"at this rate the {output.plain(window.window)} window is empty at "
-        f"{moment(window.empty_at, now)}"
+        f"at this rate the {output.plain(window.window)} window is "
+        f"empty at {moment(window.empty_at, now)}"
     )
 
 

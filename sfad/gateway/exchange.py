@@ -57,8 +57,8 @@ from .upstreams import (
 )
 from .usage_chunks import UsageChunks
 
-# ---- What `sfactl doctor` asks the gateway: whether upstreams answer, their keys
-# can be read, and the kernel tells who calls
+# ---- What `sfactl doctor` asks the gateway: whether upstreams answer, their keys can be read, and
+# the kernel tells who calls
 
 
 CHECKUP_SECONDS = 5.0
@@ -392,9 +392,8 @@ class Exchange:
                 raise _AnsweredError(
                     404,
                     (
-                        f"upstream '{upstream.name}' is not at this address, but at that of your "
-                        "own "
-                        "gateway"
+                        f"upstream '{upstream.name}' is not at this address, "
+                        "but at that of your own gateway"
                     ),
                 )
             api = upstream.api_of(route.path)
@@ -594,7 +593,8 @@ class Exchange:
                 return
 
     def _plan_seen(
-        self, provider: Provider, asked: AdmitCall, response: httpx2.Response, body: bytes, *, holds: bool
+        self, provider: Provider, asked: AdmitCall, response: httpx2.Response, body: bytes, *,
+        holds: bool
     ) -> None:  # fmt: skip
         """Tell what a reply says of the caller's subscription. Raises `_RejectedError` if the call
         is to wait for a reset."""
@@ -711,8 +711,8 @@ class Exchange:
             raise _AnsweredError(
                 400,
                 (
-                    f"upstream '{upstream.name}' ({upstream.shown}) is this gateway itself; set "
-                    "another url"
+                    f"upstream '{upstream.name}' ({upstream.shown}) is this gateway itself; "
+                    "set another url"
                 ),
             )
         await self._while_there(

@@ -279,8 +279,7 @@ class Usage(Struct, frozen=True, kw_only=True, gc=False):
     """Tokens and costs are lower bounds: the agent has not told its final figures, and perhaps
     never will. Output tokens may be an estimate from the streamed text."""
     estimated: bool = False
-    """A part of the cost is of a model without a price, and counts at that of the dearest known
-    model of its provider."""
+    """A part of the cost is of a model without a price, and counts at that of another one."""
     at_most: bool = False
     """A part of tokens and costs is an upper bound, because nothing tells what became of a call.
     With `partial`: an estimate."""

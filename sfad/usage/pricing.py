@@ -72,7 +72,8 @@ https://platform.claude.com/docs/en/build-with-claude/vision)."""
 _RETIRED = re.compile(r"grok-(code-fast|4-1-fast|4-fast|4-0709|4$|3).*")
 _RETIRED_AS = "grok-4.3"
 """Models of xAI that another one answers for since May 2026
-(https://docs.x.ai/docs/migration/may-15-retirement). Not all replies say so, so the dearer counts."""
+(https://docs.x.ai/docs/migration/may-15-retirement). Not all replies say so, so the dearer
+counts."""
 
 _FINE_TUNED: tuple[tuple[str, tuple[float, float, float]], ...] = (
     ("gpt-4.1-nano", (0.2, 0.05, 0.8)),
@@ -156,11 +157,8 @@ class PriceLibrary:
     async def _import(self) -> str | None:
         try:
             self.providers = await trio.to_thread.run_sync(_import_library)
-        except (
-            OSError,
-            MemoryError,
-            RuntimeError,
-        ) as error:  # RuntimeError: can't start new thread
+        except (OSError, MemoryError, RuntimeError) as error:
+            # RuntimeError: can't start new thread
             return f"the library genai-prices cannot be imported now: {error}"
         except ImportError as error:
             if isinstance(error.__cause__ or error.__context__, OSError):
@@ -233,8 +231,8 @@ class Prices:
 
     def charged_as(self, model: str, hint: str | None = None) -> str:
         """Return the name at whose price a model counts: its own; without a price, what its program
-        means by it, else the dearest known model of its provider. `hint` tells the provider of a name that does not: an agent
-        program, or an API of the gateway.
+        means by it, else the dearest known model of its provider. `hint` tells the provider of a
+        name that does not: an agent program, or an API of the gateway.
 
         Without the library, for a local model and for no name that is its own name, which has no
         price."""

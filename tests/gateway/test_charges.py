@@ -205,7 +205,7 @@ def a_zeros(row: Row, _: bool) -> bytes:
 
 def a_error(*before: dict[str, Any]) -> Callable[[Row, bool], bytes]:
     error = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
-    return lambda row, streamed: sse(*before, error) if streamed else json.dumps(error).encode()
+    return lambda _, streamed: sse(*before, error) if streamed else json.dumps(error).encode()
 
 
 START_A = {"type": "message_start", "message": {"model": HAIKU, "usage": {"input_tokens": 10_000}}}
@@ -223,43 +223,289 @@ FILE = b"QUJD" * (3 << 20)
 
 ANTHROPIC_ROWS = [
     a("text", PLAIN_A, COST_A, ANTHROPIC_PRICES),
-    a("an image is input", {"input_tokens": 11_590, "output_tokens": 100}, usd((11_590, 1.0), (100, 5.0)), "https://platform.claude.com/docs/en/build-with-claude/vision", asked={"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}]}]}),
-    a("read from a cache", PLAIN_A | {"cache_read_input_tokens": 90_000}, COST_A + usd((90_000, 0.1)), ANTHROPIC_CACHES),
-    a("written to a cache", PLAIN_A | {"cache_creation_input_tokens": 40_000}, COST_A + usd((40_000, 1.25)), ANTHROPIC_CACHES),
-    a("written for an hour", PLAIN_A | {"cache_creation_input_tokens": 40_000, "cache_creation": {"ephemeral_1h_input_tokens": 40_000, "ephemeral_5m_input_tokens": 0}}, COST_A + usd((40_000, 2.0)), ANTHROPIC_CACHES),
-    a("written for both lifetimes", PLAIN_A | {"cache_creation_input_tokens": 40_000, "cache_creation": {"ephemeral_1h_input_tokens": 30_000, "ephemeral_5m_input_tokens": 10_000}}, COST_A + usd((30_000, 2.0), (10_000, 1.25)), ANTHROPIC_CACHES),
-    a("lifetimes alone", PLAIN_A | {"cache_creation": {"ephemeral_1h_input_tokens": 30_000, "ephemeral_5m_input_tokens": 10_000}}, COST_A + usd((30_000, 2.0), (10_000, 1.25)), ANTHROPIC_CACHES),
-    a("an hour told at the end", PLAIN_A | {"cache_creation_input_tokens": 40_000, "cache_creation": {"ephemeral_1h_input_tokens": 40_000}}, COST_A + usd((40_000, 2.0)), ANTHROPIC_CACHES, streamed=(True,), body=a_late_hour),
-    a("an hour was asked for and no lifetime is told", PLAIN_A | {"cache_creation_input_tokens": 40_000}, COST_A + usd((40_000, 1.25)), ANTHROPIC_CACHES, "≤", asked=ASKS_HOUR),
-    a("an hour was asked for and nothing was written", PLAIN_A, COST_A, ANTHROPIC_CACHES, asked=ASKS_HOUR),
-    a("zeros at the end", PLAIN_A | {"cache_read_input_tokens": 5000}, COST_A + usd((5000, 0.1)), LITELLM, streamed=(True,), body=a_zeros),
-    a("a dearer model has answered", PLAIN_A, usd((10_000, 5.0), (1000, 25.0)), ANTHROPIC_PRICES, served=OPUS),
-    a("a cheaper model has answered", PLAIN_A, COST_A, ANTHROPIC_PRICES, "≤", model=OPUS, served=HAIKU),
-    a("the same model with its date", PLAIN_A, COST_A, ANTHROPIC_PRICES, served=f"{HAIKU}-20251001"),
-    a("an alias was asked for", PLAIN_A, usd((10_000, 3.0), (1000, 15.0)), ANTHROPIC_PRICES, model="sonnet", served=SONNET),
-    a("a router's own name was asked for", PLAIN_A, COST_A, ANTHROPIC_PRICES, model="corp-default", served=HAIKU),
+    a(
+        "an image is input",
+        {"input_tokens": 11_590, "output_tokens": 100},
+        usd((11_590, 1.0), (100, 5.0)),
+        "https://platform.claude.com/docs/en/build-with-claude/vision",
+        asked={
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "image",
+                            "source": {
+                                "type": "base64",
+                                "media_type": "image/png",
+                                "data": "iVBORw0KGgo=",
+                            },
+                        }
+                    ],
+                }
+            ]
+        },
+    ),
+    a(
+        "read from a cache",
+        PLAIN_A | {"cache_read_input_tokens": 90_000},
+        COST_A + usd((90_000, 0.1)),
+        ANTHROPIC_CACHES,
+    ),
+    a(
+        "written to a cache",
+        PLAIN_A | {"cache_creation_input_tokens": 40_000},
+        COST_A + usd((40_000, 1.25)),
+        ANTHROPIC_CACHES,
+    ),
+    a(
+        "written for an hour",
+        PLAIN_A
+        | {
+            "cache_creation_input_tokens": 40_000,
+            "cache_creation": {"ephemeral_1h_input_tokens": 40_000, "ephemeral_5m_input_tokens": 0},
+        },
+        COST_A + usd((40_000, 2.0)),
+        ANTHROPIC_CACHES,
+    ),
+    a(
+        "written for both lifetimes",
+        PLAIN_A
+        | {
+            "cache_creation_input_tokens": 40_000,
+            "cache_creation": {
+                "ephemeral_1h_input_tokens": 30_000,
+                "ephemeral_5m_input_tokens": 10_000,
+            },
+        },
+        COST_A + usd((30_000, 2.0), (10_000, 1.25)),
+        ANTHROPIC_CACHES,
+    ),
+    a(
+        "lifetimes alone",
+        PLAIN_A
+        | {
+            "cache_creation": {
+                "ephemeral_1h_input_tokens": 30_000,
+                "ephemeral_5m_input_tokens": 10_000,
+            }
+        },
+        COST_A + usd((30_000, 2.0), (10_000, 1.25)),
+        ANTHROPIC_CACHES,
+    ),
+    a(
+        "an hour told at the end",
+        PLAIN_A
+        | {
+            "cache_creation_input_tokens": 40_000,
+            "cache_creation": {"ephemeral_1h_input_tokens": 40_000},
+        },
+        COST_A + usd((40_000, 2.0)),
+        ANTHROPIC_CACHES,
+        streamed=(True,),
+        body=a_late_hour,
+    ),
+    a(
+        "an hour was asked for and no lifetime is told",
+        PLAIN_A | {"cache_creation_input_tokens": 40_000},
+        COST_A + usd((40_000, 1.25)),
+        ANTHROPIC_CACHES,
+        "≤",
+        asked=ASKS_HOUR,
+    ),
+    a(
+        "an hour was asked for and nothing was written",
+        PLAIN_A,
+        COST_A,
+        ANTHROPIC_CACHES,
+        asked=ASKS_HOUR,
+    ),
+    a(
+        "zeros at the end",
+        PLAIN_A | {"cache_read_input_tokens": 5000},
+        COST_A + usd((5000, 0.1)),
+        LITELLM,
+        streamed=(True,),
+        body=a_zeros,
+    ),
+    a(
+        "a dearer model has answered",
+        PLAIN_A,
+        usd((10_000, 5.0), (1000, 25.0)),
+        ANTHROPIC_PRICES,
+        served=OPUS,
+    ),
+    a(
+        "a cheaper model has answered",
+        PLAIN_A,
+        COST_A,
+        ANTHROPIC_PRICES,
+        "≤",
+        model=OPUS,
+        served=HAIKU,
+    ),
+    a(
+        "the same model with its date",
+        PLAIN_A,
+        COST_A,
+        ANTHROPIC_PRICES,
+        served=f"{HAIKU}-20251001",
+    ),
+    a(
+        "an alias was asked for",
+        PLAIN_A,
+        usd((10_000, 3.0), (1000, 15.0)),
+        ANTHROPIC_PRICES,
+        model="sonnet",
+        served=SONNET,
+    ),
+    a(
+        "a router's own name was asked for",
+        PLAIN_A,
+        COST_A,
+        ANTHROPIC_PRICES,
+        model="corp-default",
+        served=HAIKU,
+    ),
     a("a router says the cost", PLAIN_A | {"cost": 0.0123}, 0.0123, OPENROUTER),
-    a("a router says the cost of an unknown model", PLAIN_A | {"cost": 0.0123}, 0.0123, OPENROUTER, model="corp-default"),
-    a("a router uses the caller's key", PLAIN_A | {"cost": 0.0007, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.014}}, 0.0147, OPENROUTER),
-    a("fast mode", PLAIN_A | {"speed": "fast"}, 2 * usd((10_000, 5.0), (1000, 25.0)), "https://platform.claude.com/docs/en/build-with-claude/fast-mode", model=OPUS),
-    a("only in the USA", PLAIN_A | {"inference_geo": "us"}, 1.1 * usd((10_000, 5.0), (1000, 25.0)), ANTHROPIC_PRICES, model=OPUS),
-    a("two searches", PLAIN_A | {"server_tool_use": {"web_search_requests": 2}}, COST_A + 0.02, ANTHROPIC_PRICES),
-    a("an advisor", PLAIN_A | {"iterations": [{"type": "advisor_message", "model": OPUS, "input_tokens": 1000, "output_tokens": 100}]}, COST_A + usd((1000, 5.0), (100, 25.0)), "https://platform.claude.com/docs/en/agents-and-tools/tool-use/advisor-tool"),
-    a("nulls and an empty list", {"input_tokens": 30_000, "output_tokens": 500, **NO_CACHES, "server_tool_use": [], "cache_creation": None}, usd((30_000, 3.0), (500, 15.0)), ANTHROPIC_PRICES, model=SONNET),
-    a("a detail of another type", {"input_tokens": 30_000, "output_tokens": 500, **NO_CACHES, "cache_creation": []}, usd((30_000, 3.0), (500, 15.0)), ANTHROPIC_PRICES, "≥", model=SONNET),
-    a("a cache that is no number", PLAIN_A | {"cache_read_input_tokens": "90000"}, COST_A + usd((90_000, 0.1)), ANTHROPIC_CACHES, "≥"),
-    a("a negative cache", PLAIN_A | {"cache_creation_input_tokens": -5}, COST_A, ANTHROPIC_CACHES, "≥"),
-    a("output that is no number", {"input_tokens": 10_000, "output_tokens": []}, usd((10_000, 1.0), (100, 5.0)), ANTHROPIC_PRICES, "≥", text=TEXT),
-    a("output that is missing", {"input_tokens": 10_000}, usd((10_000, 1.0), (100, 5.0)), ANTHROPIC_PRICES, "≥", text=TEXT),
-    a("a lone surrogate in the text", PLAIN_A, COST_A, ANTHROPIC_PRICES, change=lambda body: body.replace(b"Hello.", b"Hello\\ud83d.")),
-    a("a null among the blocks", PLAIN_A, COST_A, ANTHROPIC_PRICES, more={"stop_reason": 5, "content": None}),
+    a(
+        "a router says the cost of an unknown model",
+        PLAIN_A | {"cost": 0.0123},
+        0.0123,
+        OPENROUTER,
+        model="corp-default",
+    ),
+    a(
+        "a router uses the caller's key",
+        PLAIN_A
+        | {"cost": 0.0007, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.014}},
+        0.0147,
+        OPENROUTER,
+    ),
+    a(
+        "fast mode",
+        PLAIN_A | {"speed": "fast"},
+        2 * usd((10_000, 5.0), (1000, 25.0)),
+        "https://platform.claude.com/docs/en/build-with-claude/fast-mode",
+        model=OPUS,
+    ),
+    a(
+        "only in the USA",
+        PLAIN_A | {"inference_geo": "us"},
+        1.1 * usd((10_000, 5.0), (1000, 25.0)),
+        ANTHROPIC_PRICES,
+        model=OPUS,
+    ),
+    a(
+        "two searches",
+        PLAIN_A | {"server_tool_use": {"web_search_requests": 2}},
+        COST_A + 0.02,
+        ANTHROPIC_PRICES,
+    ),
+    a(
+        "an advisor",
+        PLAIN_A
+        | {
+            "iterations": [
+                {
+                    "type": "advisor_message",
+                    "model": OPUS,
+                    "input_tokens": 1000,
+                    "output_tokens": 100,
+                }
+            ]
+        },
+        COST_A + usd((1000, 5.0), (100, 25.0)),
+        "https://platform.claude.com/docs/en/agents-and-tools/tool-use/advisor-tool",
+    ),
+    a(
+        "nulls and an empty list",
+        {
+            "input_tokens": 30_000,
+            "output_tokens": 500,
+            **NO_CACHES,
+            "server_tool_use": [],
+            "cache_creation": None,
+        },
+        usd((30_000, 3.0), (500, 15.0)),
+        ANTHROPIC_PRICES,
+        model=SONNET,
+    ),
+    a(
+        "a detail of another type",
+        {"input_tokens": 30_000, "output_tokens": 500, **NO_CACHES, "cache_creation": []},
+        usd((30_000, 3.0), (500, 15.0)),
+        ANTHROPIC_PRICES,
+        "≥",
+        model=SONNET,
+    ),
+    a(
+        "a cache that is no number",
+        PLAIN_A | {"cache_read_input_tokens": "90000"},
+        COST_A + usd((90_000, 0.1)),
+        ANTHROPIC_CACHES,
+        "≥",
+    ),
+    a(
+        "a negative cache",
+        PLAIN_A | {"cache_creation_input_tokens": -5},
+        COST_A,
+        ANTHROPIC_CACHES,
+        "≥",
+    ),
+    a(
+        "output that is no number",
+        {"input_tokens": 10_000, "output_tokens": []},
+        usd((10_000, 1.0), (100, 5.0)),
+        ANTHROPIC_PRICES,
+        "≥",
+        text=TEXT,
+    ),
+    a(
+        "output that is missing",
+        {"input_tokens": 10_000},
+        usd((10_000, 1.0), (100, 5.0)),
+        ANTHROPIC_PRICES,
+        "≥",
+        text=TEXT,
+    ),
+    a(
+        "a lone surrogate in the text",
+        PLAIN_A,
+        COST_A,
+        ANTHROPIC_PRICES,
+        change=lambda body: body.replace(b"Hello.", b"Hello\\ud83d."),
+    ),
+    a(
+        "a null among the blocks",
+        PLAIN_A,
+        COST_A,
+        ANTHROPIC_PRICES,
+        more={"stop_reason": 5, "content": None},
+    ),
     a("an error before any output", None, 0.0, ANTHROPIC_ERRORS, "≥", body=a_error()),
-    a("an error after the start", None, usd((10_000, 1.0)), ANTHROPIC_ERRORS, "≤", streamed=(True,), body=a_error(START_A)),
-    a("an error after words", None, usd((10_000, 1.0), (100, 5.0)), ANTHROPIC_ERRORS, "≥", streamed=(True,), body=a_error(START_A, WORDS_A)),
-]  # fmt: skip
+    a(
+        "an error after the start",
+        None,
+        usd((10_000, 1.0)),
+        ANTHROPIC_ERRORS,
+        "≤",
+        streamed=(True,),
+        body=a_error(START_A),
+    ),
+    a(
+        "an error after words",
+        None,
+        usd((10_000, 1.0), (100, 5.0)),
+        ANTHROPIC_ERRORS,
+        "≥",
+        streamed=(True,),
+        body=a_error(START_A, WORDS_A),
+    ),
+]
 
-# ---- Chat Completions. GPT-5: 1.25 and 10 USD, from a cache 0.125; gpt-audio: 2.50 and 10, audio 32
-# and 64
+# ---- Chat Completions. GPT-5: 1.25 and 10 USD, from a cache 0.125; gpt-audio: 2.50 and 10, audio
+# 32 and 64
 
 
 def c(what: str, usage: Any, right: float, source: str, mark: Mark = "=", **more: Any) -> Row:
@@ -281,85 +527,380 @@ def cached(read: int, **details: Any) -> dict[str, Any]:
     return PLAIN_C | {"prompt_tokens_details": {"cached_tokens": read, **details}}
 
 
-def c_in_choice(row: Row, streamed: bool) -> bytes:
+def c_in_choice(row: Row, _: bool) -> bytes:
     choice = {"index": 0, "delta": {}, "finish_reason": "stop", "usage": row.usage}
     return sse({"model": row.model, "choices": [choice]}, "[DONE]")
 
 
-def c_in_groq(row: Row, streamed: bool) -> bytes:
+def c_in_groq(row: Row, _: bool) -> bytes:
     choice = {"index": 0, "delta": {}, "finish_reason": "stop"}
     return sse({"model": row.model, "choices": [choice], "x_groq": {"usage": row.usage}}, "[DONE]")
 
 
-def c_before_the_end(row: Row, streamed: bool) -> bytes:
+def c_before_the_end(row: Row, _: bool) -> bytes:
     """The usage comes first, and comes twice."""
     usage = {"model": row.model, "choices": [], "usage": row.usage}
     last = {"model": row.model, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
     return sse(usage, usage, last, "[DONE]")
 
 
-def c_no_choices(row: Row, streamed: bool) -> bytes:
+def c_no_choices(row: Row, _: bool) -> bytes:
     last = {"model": row.model, "choices": [{"index": 0, "delta": None, "finish_reason": "stop"}]}
     return sse(last, {"model": row.model, "choices": None, "usage": row.usage}, "[DONE]")
 
 
 def c_error(*before: dict[str, Any]) -> Callable[[Row, bool], bytes]:
     error = {"error": {"message": "The server is overloaded", "type": "server_error", "code": 503}}
-    return lambda row, streamed: sse(*before, error) if streamed else json.dumps(error).encode()
+    return lambda _, streamed: sse(*before, error) if streamed else json.dumps(error).encode()
 
 
 WORDS_C = {"model": "gpt-5", "choices": [{"index": 0, "delta": {"content": TEXT}}]}
 
 CHAT_ROWS = [
     c("text", PLAIN_C, COST_C, OPENAI_PRICES),
-    c("read from a cache", cached(60_000), usd((40_000, 1.25), (60_000, 0.125), (1000, 10.0)), OPENAI_PRICES),
-    c("reasoning is in the output", PLAIN_C | {"completion_tokens_details": {"reasoning_tokens": 900}}, COST_C, CHAT_OBJECT),
+    c(
+        "read from a cache",
+        cached(60_000),
+        usd((40_000, 1.25), (60_000, 0.125), (1000, 10.0)),
+        OPENAI_PRICES,
+    ),
+    c(
+        "reasoning is in the output",
+        PLAIN_C | {"completion_tokens_details": {"reasoning_tokens": 900}},
+        COST_C,
+        CHAT_OBJECT,
+    ),
     c("audio in and out", SPOKEN, SPOKEN_COST, OPENAI_PRICES, model="gpt-audio"),
-    c("audio in", {"prompt_tokens": 18_000, "completion_tokens": 100, "prompt_tokens_details": {"audio_tokens": 17_000}}, usd((1000, 2.5), (17_000, 32.0), (100, 10.0)), OPENAI_PRICES, model="gpt-audio"),
-    c("audio out", {"prompt_tokens": 1000, "completion_tokens": 4100, "completion_tokens_details": {"audio_tokens": 4000}}, usd((1000, 2.5), (100, 10.0), (4000, 64.0)), OPENAI_PRICES, model="gpt-audio"),
-    c("audio from a cache", {"prompt_tokens": 20_000, "completion_tokens": 100, "prompt_tokens_details": {"audio_tokens": 15_000, "cached_tokens": 12_000, "cached_tokens_details": {"audio_tokens": 10_000, "text_tokens": 2000}}}, usd((3000, 4.0), (2000, 0.4), (5000, 32.0), (10_000, 0.4), (100, 16.0)), OPENAI_PRICES, model="gpt-realtime"),
-    c("a cache that may be audio", {"prompt_tokens": 20_000, "completion_tokens": 100, "prompt_tokens_details": {"audio_tokens": 15_000, "cached_tokens": 12_000}}, usd((3000, 4.0), (2000, 0.4), (5000, 32.0), (10_000, 0.4), (100, 16.0)), OPENAI_PRICES, "≤", model="gpt-realtime"),
-    c("audio of a model without a rate of it", {"prompt_tokens": 18_000, "completion_tokens": 100, "prompt_tokens_details": {"audio_tokens": 17_000}}, usd((1000, 2.5), (17_000, 40.0), (100, 10.0)), OPENAI_PRICES, "≤", model="gpt-4o-audio-preview"),
-    c("an image in", PLAIN_C | {"prompt_tokens_details": {"image_tokens": 50_000}}, COST_C, "https://platform.openai.com/docs/guides/images-vision"),
-    c("images out", {"prompt_tokens": 1000, "completion_tokens": 2680, "completion_tokens_details": {"image_tokens": 2580}}, usd((1000, 0.3), (100, 2.5), (2580, 30.0)), GEMINI_PRICES, model="google/gemini-2.5-flash-image"),
-    c("video in", {"prompt_tokens": 90_000, "completion_tokens": 100, "prompt_tokens_details": {"video_tokens": 80_000, "audio_tokens": 9000}}, usd((81_000, 0.3), (9000, 1.0), (100, 2.5)), GEMINI_PRICES, model="google/gemini-2.5-flash"),
-    c("a gpt-5-nano was asked for and gpt-5 has answered", PLAIN_C, COST_C, OPENAI_PRICES, model="gpt-5-nano", served="gpt-5"),
-    c("gpt-5 was asked for and gpt-5-nano has answered", PLAIN_C, usd((100_000, 0.05), (1000, 0.4)), OPENAI_PRICES, "≤", served="gpt-5-nano"),
-    c("a deployment's own name was asked for", PLAIN_C, usd((100_000, 0.25), (1000, 2.0)), "https://learn.microsoft.com/azure/ai-foundry/openai/reference", model="our-deployment", served="gpt-5-mini-2025-08-07"),
-    c("a model of GLM without its maker", PLAIN_C, usd((100_000, 0.6), (1000, 2.2)), "https://docs.z.ai/guides/overview/pricing", model="glm-4.6"),
-    c("a fine-tuned model", PLAIN_C, usd((100_000, 0.3), (1000, 1.2)), OPENAI_PRICES, model="ft:gpt-4o-mini-2024-07-18:me::id"),
-    c("a retired model that another one answers for", PLAIN_C, usd((100_000, 1.0), (1000, 2.0)), "https://docs.x.ai/docs/migration/may-15-retirement", "≤", model="grok-code-fast-1"),
-    c("credits", PLAIN_C | {"cost": 0.0321, "cost_details": {"upstream_inference_cost": None}}, 0.0321, OPENROUTER),
-    c("credits of an unknown model", PLAIN_C | {"cost": 0.0321}, 0.0321, OPENROUTER, model="vendor/new-model"),
-    c("credits of a free model", PLAIN_C | {"cost": 0}, 0.0, OPENROUTER, model="vendor/new-model:free"),
-    c("credits and the caller's key", PLAIN_C | {"cost": 0.95, "cost_details": {"upstream_inference_cost": 19}}, 19.95, OPENROUTER),
-    c("credits without the caller's key", PLAIN_C | {"cost": 0.02, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.02}}, 0.02, OPENROUTER),
+    c(
+        "audio in",
+        {
+            "prompt_tokens": 18_000,
+            "completion_tokens": 100,
+            "prompt_tokens_details": {"audio_tokens": 17_000},
+        },
+        usd((1000, 2.5), (17_000, 32.0), (100, 10.0)),
+        OPENAI_PRICES,
+        model="gpt-audio",
+    ),
+    c(
+        "audio out",
+        {
+            "prompt_tokens": 1000,
+            "completion_tokens": 4100,
+            "completion_tokens_details": {"audio_tokens": 4000},
+        },
+        usd((1000, 2.5), (100, 10.0), (4000, 64.0)),
+        OPENAI_PRICES,
+        model="gpt-audio",
+    ),
+    c(
+        "audio from a cache",
+        {
+            "prompt_tokens": 20_000,
+            "completion_tokens": 100,
+            "prompt_tokens_details": {
+                "audio_tokens": 15_000,
+                "cached_tokens": 12_000,
+                "cached_tokens_details": {"audio_tokens": 10_000, "text_tokens": 2000},
+            },
+        },
+        usd((3000, 4.0), (2000, 0.4), (5000, 32.0), (10_000, 0.4), (100, 16.0)),
+        OPENAI_PRICES,
+        model="gpt-realtime",
+    ),
+    c(
+        "a cache that may be audio",
+        {
+            "prompt_tokens": 20_000,
+            "completion_tokens": 100,
+            "prompt_tokens_details": {"audio_tokens": 15_000, "cached_tokens": 12_000},
+        },
+        usd((3000, 4.0), (2000, 0.4), (5000, 32.0), (10_000, 0.4), (100, 16.0)),
+        OPENAI_PRICES,
+        "≤",
+        model="gpt-realtime",
+    ),
+    c(
+        "audio of a model without a rate of it",
+        {
+            "prompt_tokens": 18_000,
+            "completion_tokens": 100,
+            "prompt_tokens_details": {"audio_tokens": 17_000},
+        },
+        usd((1000, 2.5), (17_000, 40.0), (100, 10.0)),
+        OPENAI_PRICES,
+        "≤",
+        model="gpt-4o-audio-preview",
+    ),
+    c(
+        "an image in",
+        PLAIN_C | {"prompt_tokens_details": {"image_tokens": 50_000}},
+        COST_C,
+        "https://platform.openai.com/docs/guides/images-vision",
+    ),
+    c(
+        "images out",
+        {
+            "prompt_tokens": 1000,
+            "completion_tokens": 2680,
+            "completion_tokens_details": {"image_tokens": 2580},
+        },
+        usd((1000, 0.3), (100, 2.5), (2580, 30.0)),
+        GEMINI_PRICES,
+        model="google/gemini-2.5-flash-image",
+    ),
+    c(
+        "video in",
+        {
+            "prompt_tokens": 90_000,
+            "completion_tokens": 100,
+            "prompt_tokens_details": {"video_tokens": 80_000, "audio_tokens": 9000},
+        },
+        usd((81_000, 0.3), (9000, 1.0), (100, 2.5)),
+        GEMINI_PRICES,
+        model="google/gemini-2.5-flash",
+    ),
+    c(
+        "a gpt-5-nano was asked for and gpt-5 has answered",
+        PLAIN_C,
+        COST_C,
+        OPENAI_PRICES,
+        model="gpt-5-nano",
+        served="gpt-5",
+    ),
+    c(
+        "gpt-5 was asked for and gpt-5-nano has answered",
+        PLAIN_C,
+        usd((100_000, 0.05), (1000, 0.4)),
+        OPENAI_PRICES,
+        "≤",
+        served="gpt-5-nano",
+    ),
+    c(
+        "a deployment's own name was asked for",
+        PLAIN_C,
+        usd((100_000, 0.25), (1000, 2.0)),
+        "https://learn.microsoft.com/azure/ai-foundry/openai/reference",
+        model="our-deployment",
+        served="gpt-5-mini-2025-08-07",
+    ),
+    c(
+        "a model of GLM without its maker",
+        PLAIN_C,
+        usd((100_000, 0.6), (1000, 2.2)),
+        "https://docs.z.ai/guides/overview/pricing",
+        model="glm-4.6",
+    ),
+    c(
+        "a fine-tuned model",
+        PLAIN_C,
+        usd((100_000, 0.3), (1000, 1.2)),
+        OPENAI_PRICES,
+        model="ft:gpt-4o-mini-2024-07-18:me::id",
+    ),
+    c(
+        "a retired model that another one answers for",
+        PLAIN_C,
+        usd((100_000, 1.0), (1000, 2.0)),
+        "https://docs.x.ai/docs/migration/may-15-retirement",
+        "≤",
+        model="grok-code-fast-1",
+    ),
+    c(
+        "credits",
+        PLAIN_C | {"cost": 0.0321, "cost_details": {"upstream_inference_cost": None}},
+        0.0321,
+        OPENROUTER,
+    ),
+    c(
+        "credits of an unknown model",
+        PLAIN_C | {"cost": 0.0321},
+        0.0321,
+        OPENROUTER,
+        model="vendor/new-model",
+    ),
+    c(
+        "credits of a free model",
+        PLAIN_C | {"cost": 0},
+        0.0,
+        OPENROUTER,
+        model="vendor/new-model:free",
+    ),
+    c(
+        "credits and the caller's key",
+        PLAIN_C | {"cost": 0.95, "cost_details": {"upstream_inference_cost": 19}},
+        19.95,
+        OPENROUTER,
+    ),
+    c(
+        "credits without the caller's key",
+        PLAIN_C
+        | {"cost": 0.02, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.02}},
+        0.02,
+        OPENROUTER,
+    ),
     c("a cost that is no number", PLAIN_C | {"cost": "free"}, COST_C, OPENROUTER),
     c("a cost below zero", PLAIN_C | {"cost": -1}, COST_C, OPENROUTER),
-    c("a cost with parts", PLAIN_C | {"cost": {"input_tokens_cost": 0.1, "request_cost": 0.005, "total_cost": 0.12}}, 0.12, PERPLEXITY, model="sonar-pro"),
+    c(
+        "a cost with parts",
+        PLAIN_C | {"cost": {"input_tokens_cost": 0.1, "request_cost": 0.005, "total_cost": 0.12}},
+        0.12,
+        PERPLEXITY,
+        model="sonar-pro",
+    ),
     c("ticks", PLAIN_C | {"cost_in_usd_ticks": 377_560_000}, 0.037756, XAI_COST, model="grok-4.3"),
-    c("reasoning beside the output", {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1400, "completion_tokens_details": {"reasoning_tokens": 300}}, usd((1000, 1.25), (400, 2.5)), XAI, model="grok-4.3"),
-    c("a total that is more than its parts", {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1400}, usd((1000, 0.3), (400, 2.5)), "https://ai.google.dev/gemini-api/docs/openai", "≤", model="gemini-2.5-flash"),
-    c("hits of DeepSeek's cache", PLAIN_C | {"prompt_cache_hit_tokens": 60_000, "prompt_cache_miss_tokens": 40_000}, usd((40_000, 0.27), (60_000, 0.07), (1000, 1.1)), DEEPSEEK, model="deepseek-chat"),
-    c("hits of Moonshot's cache", PLAIN_C | {"cached_tokens": 60_000}, usd((40_000, 0.95), (60_000, 0.16), (1000, 4.0)), MOONSHOT, model="kimi-k2.6"),
-    c("usage in a choice", PLAIN_C | {"cached_tokens": 60_000}, usd((40_000, 0.95), (60_000, 0.16), (1000, 4.0)), MOONSHOT, model="kimi-k2.6", streamed=(True,), body=c_in_choice),
+    c(
+        "reasoning beside the output",
+        {
+            "prompt_tokens": 1000,
+            "completion_tokens": 100,
+            "total_tokens": 1400,
+            "completion_tokens_details": {"reasoning_tokens": 300},
+        },
+        usd((1000, 1.25), (400, 2.5)),
+        XAI,
+        model="grok-4.3",
+    ),
+    c(
+        "a total that is more than its parts",
+        {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1400},
+        usd((1000, 0.3), (400, 2.5)),
+        "https://ai.google.dev/gemini-api/docs/openai",
+        "≤",
+        model="gemini-2.5-flash",
+    ),
+    c(
+        "hits of DeepSeek's cache",
+        PLAIN_C | {"prompt_cache_hit_tokens": 60_000, "prompt_cache_miss_tokens": 40_000},
+        usd((40_000, 0.27), (60_000, 0.07), (1000, 1.1)),
+        DEEPSEEK,
+        model="deepseek-chat",
+    ),
+    c(
+        "hits of Moonshot's cache",
+        PLAIN_C | {"cached_tokens": 60_000},
+        usd((40_000, 0.95), (60_000, 0.16), (1000, 4.0)),
+        MOONSHOT,
+        model="kimi-k2.6",
+    ),
+    c(
+        "usage in a choice",
+        PLAIN_C | {"cached_tokens": 60_000},
+        usd((40_000, 0.95), (60_000, 0.16), (1000, 4.0)),
+        MOONSHOT,
+        model="kimi-k2.6",
+        streamed=(True,),
+        body=c_in_choice,
+    ),
     c("usage in x_groq", PLAIN_C, COST_C, GROQ, streamed=(True,), body=c_in_groq),
-    c("hits of Mistral's cache", PLAIN_C | {"num_cached_tokens": 60_000}, usd((40_000, 1.25), (60_000, 0.125), (1000, 10.0)), MISTRAL),
+    c(
+        "hits of Mistral's cache",
+        PLAIN_C | {"num_cached_tokens": 60_000},
+        usd((40_000, 1.25), (60_000, 0.125), (1000, 10.0)),
+        MISTRAL,
+    ),
     c("seconds of audio", PLAIN_C | {"prompt_audio_seconds": 60}, COST_C + 0.001, MISTRAL, "≥"),
-    c("writes of LiteLLM", PLAIN_C | {"cache_read_input_tokens": 60_000, "cache_creation_input_tokens": 30_000, "prompt_tokens_details": {"cached_tokens": 60_000, "cache_creation_tokens": 30_000}}, usd((10_000, 1.0), (60_000, 0.1), (30_000, 1.25), (1000, 5.0)), LITELLM, model=HAIKU),
-    c("writes of LiteLLM for an hour", PLAIN_C | {"prompt_tokens_details": {"cache_creation_tokens": 30_000, "cache_creation_token_details": {"ephemeral_1h_input_tokens": 30_000, "ephemeral_5m_input_tokens": 0}}}, usd((70_000, 1.0), (30_000, 2.0), (1000, 5.0)), LITELLM, model=HAIKU),
-    c("writes for an hour of which no lifetime is told", cached(0, cache_write_tokens=30_000), usd((70_000, 1.0), (30_000, 2.0), (1000, 5.0)), OPENROUTER, "≤", model=f"anthropic/{HAIKU}", asked={"messages": [{"role": "system", "content": [{"type": "text", "text": "x", "cache_control": HOUR}]}]}),
-    c("priority", PLAIN_C, 2 * COST_C, "https://openai.com/api-priority-processing/", more={"service_tier": "priority"}),
-    c("flex", PLAIN_C, COST_C / 2, "https://platform.openai.com/docs/guides/flex-processing", more={"service_tier": "flex"}),
-    c("details that are null", PLAIN_C | {"prompt_tokens_details": None, "completion_tokens_details": None}, COST_C, CHAT_OBJECT),
+    c(
+        "writes of LiteLLM",
+        PLAIN_C
+        | {
+            "cache_read_input_tokens": 60_000,
+            "cache_creation_input_tokens": 30_000,
+            "prompt_tokens_details": {"cached_tokens": 60_000, "cache_creation_tokens": 30_000},
+        },
+        usd((10_000, 1.0), (60_000, 0.1), (30_000, 1.25), (1000, 5.0)),
+        LITELLM,
+        model=HAIKU,
+    ),
+    c(
+        "writes of LiteLLM for an hour",
+        PLAIN_C
+        | {
+            "prompt_tokens_details": {
+                "cache_creation_tokens": 30_000,
+                "cache_creation_token_details": {
+                    "ephemeral_1h_input_tokens": 30_000,
+                    "ephemeral_5m_input_tokens": 0,
+                },
+            }
+        },
+        usd((70_000, 1.0), (30_000, 2.0), (1000, 5.0)),
+        LITELLM,
+        model=HAIKU,
+    ),
+    c(
+        "writes for an hour of which no lifetime is told",
+        cached(0, cache_write_tokens=30_000),
+        usd((70_000, 1.0), (30_000, 2.0), (1000, 5.0)),
+        OPENROUTER,
+        "≤",
+        model=f"anthropic/{HAIKU}",
+        asked={
+            "messages": [
+                {
+                    "role": "system",
+                    "content": [{"type": "text", "text": "x", "cache_control": HOUR}],
+                }
+            ]
+        },
+    ),
+    c(
+        "priority",
+        PLAIN_C,
+        2 * COST_C,
+        "https://openai.com/api-priority-processing/",
+        more={"service_tier": "priority"},
+    ),
+    c(
+        "flex",
+        PLAIN_C,
+        COST_C / 2,
+        "https://platform.openai.com/docs/guides/flex-processing",
+        more={"service_tier": "flex"},
+    ),
+    c(
+        "details that are null",
+        PLAIN_C | {"prompt_tokens_details": None, "completion_tokens_details": None},
+        COST_C,
+        CHAT_OBJECT,
+    ),
     c("details that are a list", PLAIN_C | {"prompt_tokens_details": []}, COST_C, CHAT_OBJECT, "≥"),
     c("input that is null", PLAIN_C | {"prompt_tokens": None}, COST_C, CHAT_OBJECT),
-    c("output that is negative", PLAIN_C | {"completion_tokens": -7, "total_tokens": None}, usd((100_000, 1.25), (100, 10.0)), CHAT_OBJECT, "≥", text=TEXT),
-    c("usage before the last words, and twice", PLAIN_C, COST_C, CHAT_OBJECT, streamed=(True,), body=c_before_the_end),
+    c(
+        "output that is negative",
+        PLAIN_C | {"completion_tokens": -7, "total_tokens": None},
+        usd((100_000, 1.25), (100, 10.0)),
+        CHAT_OBJECT,
+        "≥",
+        text=TEXT,
+    ),
+    c(
+        "usage before the last words, and twice",
+        PLAIN_C,
+        COST_C,
+        CHAT_OBJECT,
+        streamed=(True,),
+        body=c_before_the_end,
+    ),
     c("no list of choices", PLAIN_C, COST_C, CHAT_OBJECT, streamed=(True,), body=c_no_choices),
-    c("an error before any output", None, 0.0, "https://platform.openai.com/docs/guides/error-codes", "≥", body=c_error()),
-    c("an error after words", None, usd((20, 1.25), (100, 10.0)), "https://openrouter.ai/docs/api-reference/streaming", "≈", streamed=(True,), body=c_error(WORDS_C)),
-]  # fmt: skip
+    c(
+        "an error before any output",
+        None,
+        0.0,
+        "https://platform.openai.com/docs/guides/error-codes",
+        "≥",
+        body=c_error(),
+    ),
+    c(
+        "an error after words",
+        None,
+        usd((20, 1.25), (100, 10.0)),
+        "https://openrouter.ai/docs/api-reference/streaming",
+        "≈",
+        streamed=(True,),
+        body=c_error(WORDS_C),
+    ),
+]
 
 # ---- Responses
 
@@ -377,43 +918,218 @@ def calls(*actions: Any) -> dict[str, Any]:
 
 
 def r_error(event: dict[str, Any], *before: dict[str, Any]) -> Callable[[Row, bool], bytes]:
-    return lambda row, streamed: sse(*before, event) if streamed else json.dumps(event).encode()
+    return lambda _, streamed: sse(*before, event) if streamed else json.dumps(event).encode()
 
 
-FAILED = {"type": "response.failed", "response": {"model": "gpt-5", "status": "failed", "error": {"code": "server_error", "message": "x"}, "usage": None, "output": []}}  # fmt: skip
+FAILED = {
+    "type": "response.failed",
+    "response": {
+        "model": "gpt-5",
+        "status": "failed",
+        "error": {"code": "server_error", "message": "x"},
+        "usage": None,
+        "output": [],
+    },
+}
 CREATED = {"type": "response.created", "response": {"model": "gpt-5", "usage": None, "output": []}}
 WORDS_R = {"type": "response.output_text.delta", "delta": TEXT}
 
 RESPONSES_ROWS = [
     r("text", PLAIN_R, COST_C, OPENAI_PRICES),
-    r("read from a cache", PLAIN_R | {"input_tokens_details": {"cached_tokens": 60_000}}, usd((40_000, 1.25), (60_000, 0.125), (1000, 10.0)), OPENAI_PRICES),
-    r("reasoning is in the output", PLAIN_R | {"output_tokens_details": {"reasoning_tokens": 900}}, COST_C, RESPONSE_OBJECT),
-    r("audio in and out", {"input_tokens": 19_600, "output_tokens": 6000, "input_tokens_details": SPOKEN["prompt_tokens_details"], "output_tokens_details": SPOKEN["completion_tokens_details"]}, SPOKEN_COST, OPENAI_PRICES, model="gpt-audio"),
-    r("images in", {"input_tokens": 6000, "output_tokens": 100, "input_tokens_details": {"image_tokens": 5000, "text_tokens": 1000}}, usd((1000, 5.0), (5000, 10.0), (100, 40.0)), OPENAI_PRICES, model="gpt-image-1"),
-    r("images in at the rate of text", PLAIN_R | {"input_tokens_details": {"image_tokens": 50_000}}, COST_C, "https://platform.openai.com/docs/guides/images-vision"),
-    r("images out", {"input_tokens": 1000, "output_tokens": 4100, "output_tokens_details": {"image_tokens": 4000, "text_tokens": 100}}, usd((1000, 5.0), (100, 10.0), (4000, 32.0)), OPENAI_PRICES, model="gpt-image-1.5"),
-    r("a dearer model has answered", PLAIN_R, COST_C, OPENAI_PRICES, model="gpt-5-nano", served="gpt-5-2025-08-07"),
-    r("a cheaper model has answered", PLAIN_R, usd((100_000, 0.05), (1000, 0.4)), OPENAI_PRICES, "≤", served="gpt-5-nano"),
-    r("a deployment's own name was asked for", PLAIN_R, usd((100_000, 0.25), (1000, 2.0)), "https://learn.microsoft.com/azure/ai-foundry/openai/reference", model="our-deployment", served="gpt-5-mini"),
+    r(
+        "read from a cache",
+        PLAIN_R | {"input_tokens_details": {"cached_tokens": 60_000}},
+        usd((40_000, 1.25), (60_000, 0.125), (1000, 10.0)),
+        OPENAI_PRICES,
+    ),
+    r(
+        "reasoning is in the output",
+        PLAIN_R | {"output_tokens_details": {"reasoning_tokens": 900}},
+        COST_C,
+        RESPONSE_OBJECT,
+    ),
+    r(
+        "audio in and out",
+        {
+            "input_tokens": 19_600,
+            "output_tokens": 6000,
+            "input_tokens_details": SPOKEN["prompt_tokens_details"],
+            "output_tokens_details": SPOKEN["completion_tokens_details"],
+        },
+        SPOKEN_COST,
+        OPENAI_PRICES,
+        model="gpt-audio",
+    ),
+    r(
+        "images in",
+        {
+            "input_tokens": 6000,
+            "output_tokens": 100,
+            "input_tokens_details": {"image_tokens": 5000, "text_tokens": 1000},
+        },
+        usd((1000, 5.0), (5000, 10.0), (100, 40.0)),
+        OPENAI_PRICES,
+        model="gpt-image-1",
+    ),
+    r(
+        "images in at the rate of text",
+        PLAIN_R | {"input_tokens_details": {"image_tokens": 50_000}},
+        COST_C,
+        "https://platform.openai.com/docs/guides/images-vision",
+    ),
+    r(
+        "images out",
+        {
+            "input_tokens": 1000,
+            "output_tokens": 4100,
+            "output_tokens_details": {"image_tokens": 4000, "text_tokens": 100},
+        },
+        usd((1000, 5.0), (100, 10.0), (4000, 32.0)),
+        OPENAI_PRICES,
+        model="gpt-image-1.5",
+    ),
+    r(
+        "a dearer model has answered",
+        PLAIN_R,
+        COST_C,
+        OPENAI_PRICES,
+        model="gpt-5-nano",
+        served="gpt-5-2025-08-07",
+    ),
+    r(
+        "a cheaper model has answered",
+        PLAIN_R,
+        usd((100_000, 0.05), (1000, 0.4)),
+        OPENAI_PRICES,
+        "≤",
+        served="gpt-5-nano",
+    ),
+    r(
+        "a deployment's own name was asked for",
+        PLAIN_R,
+        usd((100_000, 0.25), (1000, 2.0)),
+        "https://learn.microsoft.com/azure/ai-foundry/openai/reference",
+        model="our-deployment",
+        served="gpt-5-mini",
+    ),
     r("credits", PLAIN_R | {"cost": 0.0321}, 0.0321, OPENROUTER),
-    r("credits and the caller's key", PLAIN_R | {"cost": 0.001, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.02}}, 0.021, OPENROUTER),
+    r(
+        "credits and the caller's key",
+        PLAIN_R
+        | {"cost": 0.001, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.02}},
+        0.021,
+        OPENROUTER,
+    ),
     r("ticks", PLAIN_R | {"cost_in_usd_ticks": 377_560_000}, 0.037756, XAI_COST, model="grok-4.3"),
-    r("writes to a cache", PLAIN_R | {"input_tokens_details": {"cached_tokens": 60_000, "cache_write_tokens": 30_000}}, usd((10_000, 1.0), (60_000, 0.1), (30_000, 1.25), (1000, 5.0)), OPENROUTER, model=f"anthropic/{HAIKU}"),
-    r("priority", PLAIN_R, 2 * COST_C, "https://openai.com/api-priority-processing/", more={"service_tier": "priority"}),
-    r("a search", PLAIN_R, COST_C + 0.01, OPENAI_SEARCH, more=calls({"type": "search", "query": "x"})),
+    r(
+        "writes to a cache",
+        PLAIN_R | {"input_tokens_details": {"cached_tokens": 60_000, "cache_write_tokens": 30_000}},
+        usd((10_000, 1.0), (60_000, 0.1), (30_000, 1.25), (1000, 5.0)),
+        OPENROUTER,
+        model=f"anthropic/{HAIKU}",
+    ),
+    r(
+        "priority",
+        PLAIN_R,
+        2 * COST_C,
+        "https://openai.com/api-priority-processing/",
+        more={"service_tier": "priority"},
+    ),
+    r(
+        "a search",
+        PLAIN_R,
+        COST_C + 0.01,
+        OPENAI_SEARCH,
+        more=calls({"type": "search", "query": "x"}),
+    ),
     r("a search without an action", PLAIN_R, COST_C + 0.01, OPENAI_SEARCH, more=calls(None)),
-    r("a page that is opened, and searched", PLAIN_R, COST_C + 0.01, OPENAI_SEARCH, more=calls({"type": "search"}, {"type": "open_page", "url": "x"}, {"type": "find_in_page", "pattern": "x"}, {"type": "find"})),
-    r("an image that is made", PLAIN_R, COST_C + 0.04, OPENAI_PRICES, "≤", more={"output": [{"type": "image_generation_call", "result": "QUJD"}]}),
+    r(
+        "a page that is opened, and searched",
+        PLAIN_R,
+        COST_C + 0.01,
+        OPENAI_SEARCH,
+        more=calls(
+            {"type": "search"},
+            {"type": "open_page", "url": "x"},
+            {"type": "find_in_page", "pattern": "x"},
+            {"type": "find"},
+        ),
+    ),
+    r(
+        "an image that is made",
+        PLAIN_R,
+        COST_C + 0.04,
+        OPENAI_PRICES,
+        "≤",
+        more={"output": [{"type": "image_generation_call", "result": "QUJD"}]},
+    ),
     r("details that are null", PLAIN_R | {"input_tokens_details": None}, COST_C, RESPONSE_OBJECT),
-    r("a cache of another type", PLAIN_R | {"input_tokens_details": {"cached_tokens": "60000"}}, COST_C, RESPONSE_OBJECT, "≥"),
-    r("a negative input", PLAIN_R | {"input_tokens": -1, "total_tokens": None}, usd((20, 1.25), (1000, 10.0)), RESPONSE_OBJECT, "≈"),
-    r("output that is a text", PLAIN_R | {"output_tokens": "1000", "total_tokens": None}, usd((100_000, 1.25), (100, 10.0)), RESPONSE_OBJECT, "≥", text=TEXT),
-    r("an item of another form", PLAIN_R, COST_C, RESPONSE_OBJECT, more={"output": [5, {"type": None}, {"type": "message", "content": "x"}]}),
-    r("an error before any output", None, 0.0, "https://platform.openai.com/docs/guides/error-codes", "≥", streamed=(True,), body=r_error({"type": "error", "code": "server_error", "message": "overloaded"})),
-    r("a response that has failed", None, 0.0, RESPONSE_OBJECT, "≥", streamed=(True,), body=r_error(FAILED, CREATED)),
-    r("a whole response that has failed", None, 0.0, RESPONSE_OBJECT, "≥", streamed=(False,), body=r_error(FAILED["response"])),  # type: ignore[arg-type]
-    r("a response that has failed after words", None, usd((20, 1.25), (100, 10.0)), RESPONSE_OBJECT, "≈", streamed=(True,), body=r_error(FAILED, CREATED, WORDS_R)),
-]  # fmt: skip
+    r(
+        "a cache of another type",
+        PLAIN_R | {"input_tokens_details": {"cached_tokens": "60000"}},
+        COST_C,
+        RESPONSE_OBJECT,
+        "≥",
+    ),
+    r(
+        "a negative input",
+        PLAIN_R | {"input_tokens": -1, "total_tokens": None},
+        usd((20, 1.25), (1000, 10.0)),
+        RESPONSE_OBJECT,
+        "≈",
+    ),
+    r(
+        "output that is a text",
+        PLAIN_R | {"output_tokens": "1000", "total_tokens": None},
+        usd((100_000, 1.25), (100, 10.0)),
+        RESPONSE_OBJECT,
+        "≥",
+        text=TEXT,
+    ),
+    r(
+        "an item of another form",
+        PLAIN_R,
+        COST_C,
+        RESPONSE_OBJECT,
+        more={"output": [5, {"type": None}, {"type": "message", "content": "x"}]},
+    ),
+    r(
+        "an error before any output",
+        None,
+        0.0,
+        "https://platform.openai.com/docs/guides/error-codes",
+        "≥",
+        streamed=(True,),
+        body=r_error({"type": "error", "code": "server_error", "message": "overloaded"}),
+    ),
+    r(
+        "a response that has failed",
+        None,
+        0.0,
+        RESPONSE_OBJECT,
+        "≥",
+        streamed=(True,),
+        body=r_error(FAILED, CREATED),
+    ),
+    r(
+        "a whole response that has failed",
+        None,
+        0.0,
+        RESPONSE_OBJECT,
+        "≥",
+        streamed=(False,),
+        body=r_error(FAILED["response"]),
+    ),  # type: ignore[arg-type]
+    r(
+        "a response that has failed after words",
+        None,
+        usd((20, 1.25), (100, 10.0)),
+        RESPONSE_OBJECT,
+        "≈",
+        streamed=(True,),
+        body=r_error(FAILED, CREATED, WORDS_R),
+    ),
+]
 
 # ---- Gemini. 2.5 Flash: 0.30 and 2.50 USD, audio 1.00; from a cache 0.03, audio 0.10
 
@@ -432,7 +1148,7 @@ PLAIN_G = {"promptTokenCount": 100_000, "candidatesTokenCount": 1000}
 COST_G = usd((100_000, 0.3), (1000, 2.5))
 
 
-def g_array(row: Row, streamed: bool) -> bytes:
+def g_array(row: Row, _: bool) -> bytes:
     """A stream that was not asked for as events."""
     first = {"candidates": [{"content": {"parts": [{"text": row.text}]}}]}
     last = {"candidates": [{"finishReason": "STOP"}], "usageMetadata": row.usage}
@@ -441,7 +1157,7 @@ def g_array(row: Row, streamed: bool) -> bytes:
 
 def g_error(*before: dict[str, Any]) -> Callable[[Row, bool], bytes]:
     error = {"error": {"code": 503, "message": "overloaded", "status": "UNAVAILABLE"}}
-    return lambda row, streamed: sse(*before, error) if streamed else json.dumps(error).encode()
+    return lambda _, streamed: sse(*before, error) if streamed else json.dumps(error).encode()
 
 
 WORDS_G = {
@@ -452,35 +1168,220 @@ IMAGE_MODEL = "gemini-2.5-flash-image"
 
 GEMINI_ROWS = [
     g("text", PLAIN_G, COST_G, GEMINI_PRICES),
-    g("audio in", {"promptTokenCount": 200_000, "candidatesTokenCount": 2, "promptTokensDetails": by(audio=199_000, text=1000)}, usd((1000, 0.3), (199_000, 1.0), (2, 2.5)), GEMINI_PRICES),
-    g("images out", {"promptTokenCount": 100, "candidatesTokenCount": 12_900, "candidatesTokensDetails": by(image=12_900)}, usd((100, 0.3), (12_900, 30.0)), GEMINI_PRICES, model=IMAGE_MODEL),
-    g("images and text out", {"promptTokenCount": 100, "candidatesTokenCount": 1390, "candidatesTokensDetails": by(image=1290, text=100)}, usd((100, 0.3), (100, 2.5), (1290, 30.0)), GEMINI_PRICES, model=IMAGE_MODEL),
-    g("an image in", PLAIN_G | {"promptTokensDetails": by(image=50_000, text=50_000)}, COST_G, GEMINI_PRICES),
-    g("video in", PLAIN_G | {"promptTokensDetails": by(video=80_000, audio=10_000, text=10_000)}, usd((90_000, 0.3), (10_000, 1.0), (1000, 2.5)), GEMINI_PRICES),
-    g("a document in", PLAIN_G | {"promptTokensDetails": by(document=90_000, text=10_000)}, COST_G, GEMINI_PRICES),
-    g("read from a cache", PLAIN_G | {"cachedContentTokenCount": 60_000}, usd((40_000, 0.3), (60_000, 0.03), (1000, 2.5)), GEMINI_PRICES),
-    g("audio from a cache", PLAIN_G | {"cachedContentTokenCount": 60_000, "promptTokensDetails": by(audio=80_000, text=20_000), "cacheTokensDetails": by(audio=50_000, text=10_000)}, usd((10_000, 0.3), (10_000, 0.03), (30_000, 1.0), (50_000, 0.1), (1000, 2.5)), GEMINI_PRICES),
-    g("a cache that may be audio", PLAIN_G | {"cachedContentTokenCount": 60_000, "promptTokensDetails": by(audio=80_000, text=20_000)}, usd((10_000, 0.3), (10_000, 0.03), (30_000, 1.0), (50_000, 0.1), (1000, 2.5)), GEMINI_PRICES, "≤"),
-    g("thoughts", PLAIN_G | {"thoughtsTokenCount": 500, "totalTokenCount": 101_500}, COST_G + usd((500, 2.5)), GEMINI_USAGE),
-    g("a tool's input", PLAIN_G | {"toolUsePromptTokenCount": 7000, "totalTokenCount": 108_000}, COST_G + usd((7000, 0.3)), GEMINI_USAGE),
-    g("a tool's audio", PLAIN_G | {"toolUsePromptTokenCount": 7000, "toolUsePromptTokensDetails": by(audio=7000)}, COST_G + usd((7000, 1.0)), GEMINI_USAGE),
-    g("a total that is more than its parts", PLAIN_G | {"totalTokenCount": 101_400}, COST_G + usd((400, 2.5)), GEMINI_USAGE, "≤"),
-    g("a long request", {"promptTokenCount": 300_000, "candidatesTokenCount": 1000}, usd((300_000, 2.5), (1000, 15.0)), GEMINI_PRICES, model="gemini-2.5-pro"),
-    g("speech of a model without a rate of it", {"promptTokenCount": 1000, "candidatesTokenCount": 5000, "candidatesTokensDetails": by(audio=5000)}, usd((1000, 0.5), (5000, 10.0)), GEMINI_PRICES, "≤", model="gemini-2.5-flash-preview-tts"),
-    g("a dearer model has answered", PLAIN_G, usd((100_000, 1.25), (1000, 10.0)), GEMINI_PRICES, served="gemini-2.5-pro"),
-    g("a cheaper model has answered", PLAIN_G, COST_G, GEMINI_PRICES, "≤", model="gemini-2.5-pro", served=FLASH),
-    g("another name of the model was asked for", PLAIN_G, COST_G, GEMINI_PRICES, model="our-model", served=FLASH),
-    g("a search", PLAIN_G, COST_G, GEMINI_PRICES, "≤", more={"groundingMetadata": {"webSearchQueries": ["a"]}}),
+    g(
+        "audio in",
+        {
+            "promptTokenCount": 200_000,
+            "candidatesTokenCount": 2,
+            "promptTokensDetails": by(audio=199_000, text=1000),
+        },
+        usd((1000, 0.3), (199_000, 1.0), (2, 2.5)),
+        GEMINI_PRICES,
+    ),
+    g(
+        "images out",
+        {
+            "promptTokenCount": 100,
+            "candidatesTokenCount": 12_900,
+            "candidatesTokensDetails": by(image=12_900),
+        },
+        usd((100, 0.3), (12_900, 30.0)),
+        GEMINI_PRICES,
+        model=IMAGE_MODEL,
+    ),
+    g(
+        "images and text out",
+        {
+            "promptTokenCount": 100,
+            "candidatesTokenCount": 1390,
+            "candidatesTokensDetails": by(image=1290, text=100),
+        },
+        usd((100, 0.3), (100, 2.5), (1290, 30.0)),
+        GEMINI_PRICES,
+        model=IMAGE_MODEL,
+    ),
+    g(
+        "an image in",
+        PLAIN_G | {"promptTokensDetails": by(image=50_000, text=50_000)},
+        COST_G,
+        GEMINI_PRICES,
+    ),
+    g(
+        "video in",
+        PLAIN_G | {"promptTokensDetails": by(video=80_000, audio=10_000, text=10_000)},
+        usd((90_000, 0.3), (10_000, 1.0), (1000, 2.5)),
+        GEMINI_PRICES,
+    ),
+    g(
+        "a document in",
+        PLAIN_G | {"promptTokensDetails": by(document=90_000, text=10_000)},
+        COST_G,
+        GEMINI_PRICES,
+    ),
+    g(
+        "read from a cache",
+        PLAIN_G | {"cachedContentTokenCount": 60_000},
+        usd((40_000, 0.3), (60_000, 0.03), (1000, 2.5)),
+        GEMINI_PRICES,
+    ),
+    g(
+        "audio from a cache",
+        PLAIN_G
+        | {
+            "cachedContentTokenCount": 60_000,
+            "promptTokensDetails": by(audio=80_000, text=20_000),
+            "cacheTokensDetails": by(audio=50_000, text=10_000),
+        },
+        usd((10_000, 0.3), (10_000, 0.03), (30_000, 1.0), (50_000, 0.1), (1000, 2.5)),
+        GEMINI_PRICES,
+    ),
+    g(
+        "a cache that may be audio",
+        PLAIN_G
+        | {"cachedContentTokenCount": 60_000, "promptTokensDetails": by(audio=80_000, text=20_000)},
+        usd((10_000, 0.3), (10_000, 0.03), (30_000, 1.0), (50_000, 0.1), (1000, 2.5)),
+        GEMINI_PRICES,
+        "≤",
+    ),
+    g(
+        "thoughts",
+        PLAIN_G | {"thoughtsTokenCount": 500, "totalTokenCount": 101_500},
+        COST_G + usd((500, 2.5)),
+        GEMINI_USAGE,
+    ),
+    g(
+        "a tool's input",
+        PLAIN_G | {"toolUsePromptTokenCount": 7000, "totalTokenCount": 108_000},
+        COST_G + usd((7000, 0.3)),
+        GEMINI_USAGE,
+    ),
+    g(
+        "a tool's audio",
+        PLAIN_G | {"toolUsePromptTokenCount": 7000, "toolUsePromptTokensDetails": by(audio=7000)},
+        COST_G + usd((7000, 1.0)),
+        GEMINI_USAGE,
+    ),
+    g(
+        "a total that is more than its parts",
+        PLAIN_G | {"totalTokenCount": 101_400},
+        COST_G + usd((400, 2.5)),
+        GEMINI_USAGE,
+        "≤",
+    ),
+    g(
+        "a long request",
+        {"promptTokenCount": 300_000, "candidatesTokenCount": 1000},
+        usd((300_000, 2.5), (1000, 15.0)),
+        GEMINI_PRICES,
+        model="gemini-2.5-pro",
+    ),
+    g(
+        "speech of a model without a rate of it",
+        {
+            "promptTokenCount": 1000,
+            "candidatesTokenCount": 5000,
+            "candidatesTokensDetails": by(audio=5000),
+        },
+        usd((1000, 0.5), (5000, 10.0)),
+        GEMINI_PRICES,
+        "≤",
+        model="gemini-2.5-flash-preview-tts",
+    ),
+    g(
+        "a dearer model has answered",
+        PLAIN_G,
+        usd((100_000, 1.25), (1000, 10.0)),
+        GEMINI_PRICES,
+        served="gemini-2.5-pro",
+    ),
+    g(
+        "a cheaper model has answered",
+        PLAIN_G,
+        COST_G,
+        GEMINI_PRICES,
+        "≤",
+        model="gemini-2.5-pro",
+        served=FLASH,
+    ),
+    g(
+        "another name of the model was asked for",
+        PLAIN_G,
+        COST_G,
+        GEMINI_PRICES,
+        model="our-model",
+        served=FLASH,
+    ),
+    g(
+        "a search",
+        PLAIN_G,
+        COST_G,
+        GEMINI_PRICES,
+        "≤",
+        more={"groundingMetadata": {"webSearchQueries": ["a"]}},
+    ),
     g("an array", PLAIN_G, COST_G, GEMINI_USAGE, streamed=(False,), body=g_array),
-    g("details that are null", PLAIN_G | {"promptTokensDetails": None, "cachedContentTokenCount": None}, COST_G, GEMINI_USAGE),
-    g("details of another form", PLAIN_G | {"promptTokensDetails": {"AUDIO": 5}}, COST_G, GEMINI_USAGE, "≥"),
-    g("one detail of another form", PLAIN_G | {"promptTokensDetails": [5, *by(audio=10_000), {"modality": "AUDIO", "tokenCount": "x"}]}, usd((90_000, 0.3), (10_000, 1.0), (1000, 2.5)), GEMINI_USAGE, "≥"),
-    g("input that is a text", PLAIN_G | {"promptTokenCount": "x"}, usd((20, 0.3), (1000, 2.5)), GEMINI_USAGE, "≈"),
-    g("output that is missing", {"promptTokenCount": 100_000}, usd((100_000, 0.3), (100, 2.5)), GEMINI_USAGE, "≥", text=TEXT),
-    g("output that is negative", PLAIN_G | {"candidatesTokenCount": -5}, usd((100_000, 0.3), (100, 2.5)), GEMINI_USAGE, "≥", text=TEXT),
-    g("an error before any output", None, 0.0, "https://ai.google.dev/gemini-api/docs/troubleshooting", "≥", body=g_error()),
-    g("an error after words", None, usd((100_000, 0.3), (100, 2.5)), "https://ai.google.dev/gemini-api/docs/troubleshooting", "≥", streamed=(True,), body=g_error(WORDS_G)),
-]  # fmt: skip
+    g(
+        "details that are null",
+        PLAIN_G | {"promptTokensDetails": None, "cachedContentTokenCount": None},
+        COST_G,
+        GEMINI_USAGE,
+    ),
+    g(
+        "details of another form",
+        PLAIN_G | {"promptTokensDetails": {"AUDIO": 5}},
+        COST_G,
+        GEMINI_USAGE,
+        "≥",
+    ),
+    g(
+        "one detail of another form",
+        PLAIN_G
+        | {"promptTokensDetails": [5, *by(audio=10_000), {"modality": "AUDIO", "tokenCount": "x"}]},
+        usd((90_000, 0.3), (10_000, 1.0), (1000, 2.5)),
+        GEMINI_USAGE,
+        "≥",
+    ),
+    g(
+        "input that is a text",
+        PLAIN_G | {"promptTokenCount": "x"},
+        usd((20, 0.3), (1000, 2.5)),
+        GEMINI_USAGE,
+        "≈",
+    ),
+    g(
+        "output that is missing",
+        {"promptTokenCount": 100_000},
+        usd((100_000, 0.3), (100, 2.5)),
+        GEMINI_USAGE,
+        "≥",
+        text=TEXT,
+    ),
+    g(
+        "output that is negative",
+        PLAIN_G | {"candidatesTokenCount": -5},
+        usd((100_000, 0.3), (100, 2.5)),
+        GEMINI_USAGE,
+        "≥",
+        text=TEXT,
+    ),
+    g(
+        "an error before any output",
+        None,
+        0.0,
+        "https://ai.google.dev/gemini-api/docs/troubleshooting",
+        "≥",
+        body=g_error(),
+    ),
+    g(
+        "an error after words",
+        None,
+        usd((100_000, 0.3), (100, 2.5)),
+        "https://ai.google.dev/gemini-api/docs/troubleshooting",
+        "≥",
+        streamed=(True,),
+        body=g_error(WORDS_G),
+    ),
+]
 
 
 def wrapped() -> Iterator[Row]:

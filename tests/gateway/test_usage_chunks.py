@@ -94,7 +94,9 @@ ASKED_FOR = {"stream_options": {"include_usage": True}}
 REPLY = [sse(each, named=False) for each in (WORDS, LAST, USAGE, "[DONE]")]
 
 
-@pytest.mark.parametrize("more", [{}, {"stream_options": {"include_usage": False}}, ASKED_FOR], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "more", [{}, {"stream_options": {"include_usage": False}}, ASKED_FOR], ids=str
+)
 async def test_who_asked_for_usage_gets_it(more: dict[str, Any]) -> None:
     provider = Provider(saying(SSE, *map(chunk, REPLY), b"0\r\n\r\n"))
     async with house(provider, api="openai-chat") as the:

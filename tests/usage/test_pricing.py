@@ -306,7 +306,8 @@ async def main():
             nursery.start_soon(prices.library.load)
     await prices.library.load()
     there = prices.library.providers is not None
-    print(there, prices.cost("gpt-5", Tokens(input=1_000_000)), prices.cost("no such model", Tokens(input=1)))
+    known = prices.cost("gpt-5", Tokens(input=1_000_000))
+    print(there, known, prices.cost("no such model", Tokens(input=1)))
 
 trio.run(main)
 print(*seen)
@@ -331,7 +332,9 @@ async def main():
     prices = Prices({"m": Price(input_mtok=1, output_mtok=1)})
     for _ in range(2):
         print(await prices.library.load())
-    print((prices.library.providers is not None), prices.cost("gpt-5", Tokens(input=1)), prices.cost("m", Tokens(input=1_000_000)))
+    loaded = prices.library.providers is not None
+    own = prices.cost("m", Tokens(input=1_000_000))
+    print(loaded, prices.cost("gpt-5", Tokens(input=1)), own)
 
 trio.run(main)
 """

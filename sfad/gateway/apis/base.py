@@ -401,7 +401,8 @@ IMAGE_OUTPUT = 1300
 """Tokens of an image that a model makes (https://ai.google.dev/gemini-api/docs/image-generation):
 1290 of Gemini 2.5, 1120 to 2000 of Gemini 3."""
 _PCM_BYTES, _SPOKEN = 48_000, 25
-"""Bytes and tokens of a second of speech: 24 kHz and 16 bits; OpenAI's has 20 tokens, Gemini's 25."""
+"""Bytes and tokens of a second of speech: 24 kHz and 16 bits; OpenAI's has 20 tokens, Gemini's
+25."""
 
 
 def pcm_tokens(data: Any) -> int:
@@ -501,13 +502,10 @@ class RequestFields:
         name = in_path or self.word("model")
         if name is None:
             raise ValueError("it names no model")
-        if any(
-            value and value != [name]
-            for value in map(self._value, ("models", "fallbacks"))
-        ):
+        if any(value and value != [name] for value in map(self._value, ("models", "fallbacks"))):
             raise ValueError(
-                "it names more models than one, and the gateway decides about one: leave out "
-                "'models' and 'fallbacks'"
+                "it names more models than one, and the gateway decides about one: "
+                "leave out 'models' and 'fallbacks'"
             )
         return name[: MODEL_MAX + 1]
 

@@ -118,7 +118,7 @@ def openai_usage(usage: Any) -> Said:
     )
     said = _with_beside(said, beside, sure=beside == reasoning)
     if told.count("prompt_audio_seconds"):
-        # Mistral prices them by the second (https://mistral.ai/pricing), and tokens do not tell them
+        # Mistral prices them by the second (https://mistral.ai/pricing), not by tokens
         told.lost.add("prompt_audio_seconds")
     return said._replace(
         lost=frozenset(told.lost), cost_usd=said_cost(usage), lifetimes=lives.of is not None
@@ -234,4 +234,5 @@ def clipped(tokens: Tokens) -> Tokens:
 def _with_beside(said: Said, beside: int, *, sure: bool) -> Said:
     """Add tokens that are only in the total: they are output, as hidden thinking is."""
     tokens = replace(said.tokens, output=said.tokens.output + beside)
-    return said._replace(tokens=tokens, sure=replace(said.sure, output=tokens.output) if sure else said.sure)  # fmt: skip
+    least = replace(said.sure, output=tokens.output) if sure else said.sure
+    return said._replace(tokens=tokens, sure=least)

@@ -167,7 +167,8 @@ def test_what_the_providers_tools_have_cost(api: str, told: dict[str, Any], fees
 def test_a_cache_for_an_hour() -> None:
     body: dict[str, Any] = {
         "model": "m",
-        "system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+        "system": [{"type": "text", "text": "x",
+                    "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
     }  # fmt: skip
     call = APIS["anthropic"].call(PATHS["anthropic"], json.dumps(body).encode())
     assert call is not None

@@ -61,8 +61,16 @@ IMAGES: list[tuple[str, Any]] = [
     ("openai-responses", {"type": "input_image", "image_url": f"data:image/png;base64,{PNG}"}),
     ("gemini", {"inlineData": {"mimeType": "image/png", "data": PNG}}),
     ("gemini", {"inline_data": {"mime_type": "image/heic", "data": PNG}}),
-    ("gemini", {"functionResponse": {"name": "f", "parts": [{"inlineData": {"mimeType": "image/png", "data": PNG}}]}}),
-]  # fmt: skip
+    (
+        "gemini",
+        {
+            "functionResponse": {
+                "name": "f",
+                "parts": [{"inlineData": {"mimeType": "image/png", "data": PNG}}],
+            }
+        },
+    ),
+]
 
 
 @pytest.mark.parametrize(("api", "part"), IMAGES, ids=str)
@@ -95,12 +103,30 @@ TEXTS: list[tuple[str, Any]] = [
     ("openai-responses", {"type": "input_text", "text": URL, "image_url": URL}),
     ("openai-responses", {"type": "output_text", "text": URL}),
     ("gemini", {"text": PNG, "inlineData": {"mimeType": "text/plain", "data": PNG}}),
-    ("gemini", {"functionCall": {"name": "f", "args": {"inlineData": {"mimeType": "image/png", "data": PNG}}}}),
-    ("gemini", {"functionResponse": {"name": "f", "response": {"inlineData": {"mimeType": "image/png", "data": PNG}}}}),
-]  # fmt: skip
+    (
+        "gemini",
+        {
+            "functionCall": {
+                "name": "f",
+                "args": {"inlineData": {"mimeType": "image/png", "data": PNG}},
+            }
+        },
+    ),
+    (
+        "gemini",
+        {
+            "functionResponse": {
+                "name": "f",
+                "response": {"inlineData": {"mimeType": "image/png", "data": PNG}},
+            }
+        },
+    ),
+]
 
 
-@pytest.mark.parametrize(("api", "part"), TEXTS, ids=[f"{api} {n}" for n, (api, _) in enumerate(TEXTS)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("api", "part"), TEXTS, ids=[f"{api} {n}" for n, (api, _) in enumerate(TEXTS)]
+)
 def test_a_text_that_begins_like_an_image_is_text(api: str, part: Any) -> None:
     """16 calls of 1 USD each passed a limit of 1 USD seven at a time."""
     call = asked(api, **user(part, api))
@@ -119,11 +145,23 @@ def test_a_function_of_the_agents_is_text() -> None:
 
 
 AUDIO: list[tuple[str, Any, tuple[int, int]]] = [
-    ("openai-chat", {"type": "input_audio", "input_audio": {"data": MP3, "format": "mp3"}}, (1921, 10_241)),
-    ("openai-chat", {"type": "input_audio", "input_audio": {"data": wav(60), "format": "wav"}}, (1921, 1921)),
-    ("openai-responses", {"type": "input_audio", "input_audio": {"data": MP3, "format": "mp3"}}, (1921, 10_241)),
+    (
+        "openai-chat",
+        {"type": "input_audio", "input_audio": {"data": MP3, "format": "mp3"}},
+        (1921, 10_241),
+    ),
+    (
+        "openai-chat",
+        {"type": "input_audio", "input_audio": {"data": wav(60), "format": "wav"}},
+        (1921, 1921),
+    ),
+    (
+        "openai-responses",
+        {"type": "input_audio", "input_audio": {"data": MP3, "format": "mp3"}},
+        (1921, 10_241),
+    ),
     ("gemini", {"inlineData": {"mimeType": "audio/mp3", "data": MP3}}, (1921, 10_241)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("api", "part", "tokens"), AUDIO, ids=str)
@@ -189,14 +227,37 @@ SHORT = {"type": "ephemeral"}
     [
         ({"tools": [{"name": "t", "cache_control": MARK}]}, True, True),
         ({"system": [{"type": "text", "text": "x", "cache_control": SHORT}]}, True, False),
-        ({"messages": [{"content": [{"type": "text", "text": "x", "cache_control": MARK}]}]}, True, True),
-        ({"messages": [{"content": [{"type": "tool_result", "content": [{"text": "x", "cache_control": MARK}]}]}]}, True, True),
+        (
+            {"messages": [{"content": [{"type": "text", "text": "x", "cache_control": MARK}]}]},
+            True,
+            True,
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "content": [
+                            {
+                                "type": "tool_result",
+                                "content": [{"text": "x", "cache_control": MARK}],
+                            }
+                        ]
+                    }
+                ]
+            },
+            True,
+            True,
+        ),
         ({"cache_control": MARK}, True, True),
         ({"cache_control": None, "messages": 5, "x": "1h"}, False, False),
-        ({"messages": [{"content": [{"type": "tool_use", "input": {"cache_control": MARK}}]}]}, False, False),
+        (
+            {"messages": [{"content": [{"type": "tool_use", "input": {"cache_control": MARK}}]}]},
+            False,
+            False,
+        ),
         ({"messages": [{"content": json.dumps(MARK)}]}, False, False),
     ],
-)  # fmt: skip
+)
 def test_what_is_to_be_kept_in_a_cache_is_known_by_its_marks(
     body: dict[str, Any], caches: bool, long: bool
 ) -> None:
