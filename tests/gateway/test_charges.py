@@ -921,16 +921,14 @@ def r_error(event: dict[str, Any], *before: dict[str, Any]) -> Callable[[Row, bo
     return lambda _, streamed: sse(*before, event) if streamed else json.dumps(event).encode()
 
 
-FAILED = {
-    "type": "response.failed",
-    "response": {
-        "model": "gpt-5",
-        "status": "failed",
-        "error": {"code": "server_error", "message": "x"},
-        "usage": None,
-        "output": [],
-    },
+FAILED_RESPONSE: dict[str, Any] = {
+    "model": "gpt-5",
+    "status": "failed",
+    "error": {"code": "server_error", "message": "x"},
+    "usage": None,
+    "output": [],
 }
+FAILED = {"type": "response.failed", "response": FAILED_RESPONSE}
 CREATED = {"type": "response.created", "response": {"model": "gpt-5", "usage": None, "output": []}}
 WORDS_R = {"type": "response.output_text.delta", "delta": TEXT}
 
@@ -1118,8 +1116,8 @@ RESPONSES_ROWS = [
         RESPONSE_OBJECT,
         "≥",
         streamed=(False,),
-        body=r_error(FAILED["response"]),
-    ),  # type: ignore[arg-type]
+        body=r_error(FAILED_RESPONSE),
+    ),
     r(
         "a response that has failed after words",
         None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import os
@@ -217,6 +218,23 @@ async def test_what_an_encoded_stream_used(encoding: str) -> None:
         assert answer.body == b"".join(pieces)
         told = await the.told()
         assert (told.tokens, told.partial) == (Tokens(input=10, output=50), False)
+
+
+async def test_what_is_asked_for_tells_what_is_not_text() -> None:
+    data = base64.b64encode(bytes(120_000)).decode()
+    part = {"inlineData": {"mimeType": "audio/mp3", "data": data}}
+    body = {"contents": [{"parts": [part]}], "generationConfig": {"responseModalities": ["TEXT"]}}
+    async with house(Provider(saying(reply(b"{}", JSON))), api="gemini") as the:
+        path = "/up/v1beta/models/gemini-2.5-flash:generateContent"
+        await the.ask(post(path, json.dumps(body).encode()))
+        (asked,) = the.daemon.asked
+        assert (asked.media, asked.most_media, asked.text_only) == (
+            {"audio": 961},
+            {"audio": 5121},
+            True,
+        )
+        assert 961 < asked.input_tokens < 1100
+        assert 5121 - 961 < asked.more_input < 5121 + 1000
 
 
 async def test_events_arrive_without_delay() -> None:

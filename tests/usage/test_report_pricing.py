@@ -79,6 +79,36 @@ def test_what_a_call_has_cost(call: dict[str, Any], cost: float | None) -> None:
     assert used == (None if cost is None else pytest.approx(cost * 1e9))
 
 
+@pytest.mark.parametrize(
+    ("call", "price"),
+    [
+        # 20 000 tokens of text at 0.30 USD, 180 000 of audio at 1.00
+        ({"media": {"audio": 180_000}}, (186_000_000, 2500, 0)),
+        # the 100 000 that there may be more are audio, too
+        (
+            {"media": {"audio": 180_000}, "most_media": {"audio": 280_000}, "more_input": 100_000},
+            (186_000_000, 2500, 100_000_000),
+        ),
+        ({"media": {"image": 5000}}, (60_000_000, 2500, 0)),
+        # an image of Gemini's costs twelve times as much as its words
+        ({"model": "gemini-2.5-flash-image"}, (60_000_000, 30_000, 0)),
+        ({"model": "gemini-2.5-flash-image", "text_only": True}, (60_000_000, 2500, 0)),
+        ({"model": "gpt-audio"}, (500_000_000, 64_000, 0)),
+        ({"model": "gpt-audio", "text_only": True}, (500_000_000, 10_000, 0)),
+    ],
+)
+def test_what_is_not_text_is_reserved_at_its_own_rate(
+    call: dict[str, Any], price: tuple[int, int, int]
+) -> None:
+    listed = PriceList({}, loaded=lambda: None, trouble=lambda _: None)
+    trio.run(listed.current.library.load)
+    asked: dict[str, Any] = {
+        "id": 1, "run": "a", "model": "gemini-2.5-flash", "input_tokens": 200_000, "max_output": 9,
+    }  # fmt: skip
+    request = m.AdmitCall(**asked | call)
+    assert UsePricing({}, listed).price_of_call(request) == CallPrice(*price)
+
+
 def test_a_call_that_a_cheaper_model_may_have_answered_costs_at_most_the_dearer() -> None:
     told = m.EndCall(
         id=1, run="a", reservation="r", model="dear", served="m", tokens=USED, fees_usd=0.02

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from ...agents import counters
+from ...agents.lenient import LenientDecoder
 from ...agents.line_meter import ANTHROPIC_FACTORS
 from ...protocol.types import Tokens
 from .base import (
@@ -28,7 +29,6 @@ from .base import (
     words,
 )
 from .holding import Holding, hold_anthropic
-from .lenient import LenientDecoder
 from .usage import Said, anthropic_usage
 
 _ERRORS = {

@@ -291,7 +291,7 @@ class ReplyReader(ABC):
 
     def fail(self, error: Any) -> None:
         """Take an error, which is an object or a text in each API."""
-        if error is None:
+        if not error:
             return
         told = error if isinstance(error, dict) else {}
         words_ = [told.get("type") or told.get("status") or told.get("code"), told.get("message")]

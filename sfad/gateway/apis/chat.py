@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from ...agents import counters
+from ...agents.lenient import LenientDecoder, lenient
 from ...agents.line_meter import OPENAI_FACTORS
 from .base import (
     IMAGE_OUTPUT,
@@ -23,7 +24,6 @@ from .base import (
     words,
 )
 from .holding import Holding, hold_chat
-from .lenient import LenientDecoder, lenient
 from .responses import OPENAI_FREE, openai_refusal
 from .usage import openai_usage
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from ...agents import counters
+from ...agents.lenient import LenientDecoder, lenient
 from ...agents.line_meter import GEMINI_FACTORS
 from .base import (
     ANY_PREFIX,
@@ -26,7 +27,6 @@ from .base import (
     words,
 )
 from .holding import Holding, hold_gemini
-from .lenient import LenientDecoder, lenient
 from .usage import gemini_usage
 
 

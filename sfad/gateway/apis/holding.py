@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ...agents.lenient import lenient
 from ...protocol.types import Modality
-from .lenient import lenient
 
 IMAGE_BYTES = 12_500
 """What an image counts as, whatever its size in bytes: 5000 tokens, a guess on the high side."""

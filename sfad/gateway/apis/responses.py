@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from ...agents import counters
+from ...agents.lenient import LenientDecoder
 from ...agents.line_meter import OPENAI_FACTORS
 from .base import (
     ANY_PREFIX,
@@ -23,7 +24,6 @@ from .base import (
     words,
 )
 from .holding import Holding, hold_responses
-from .lenient import LenientDecoder
 from .usage import openai_usage
 
 

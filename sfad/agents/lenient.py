@@ -1,13 +1,22 @@
 """JSON of which one field is wrong: that field is lost, and no other."""
 
+import re
 from types import NoneType, UnionType
 from typing import Any, Generic, TypeVar, get_args, get_origin
 
 import msgspec
 
-from ...agents.line_meter import without_surrogates
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 S = TypeVar("S", bound=msgspec.Struct)
+
+
+def without_surrogates(line: bytes) -> bytes:
+    """Return the line without lone surrogates, which msgspec refuses even in fields that it skips.
+
+    JavaScript prints half of an emoji as one. Text that was cut inside a character must not lose
+    the numbers beside it."""
+    return _SURROGATE.sub(rb"\\ufffd", line).decode(errors="replace").encode()
 
 
 class LenientDecoder(Generic[S]):
