@@ -266,10 +266,8 @@ class MeterNotices:
         for model, like in gaps.estimated.items():
             if name := self._fresh([model]):
                 message = (
-                    f"no price is known of {name}: it is estimated to cost as much as {like}, the "
-                    "dearest known model of its "
-                    f'provider, until [prices."{name}"] in the config says what it costs (0 if it '
-                    "is free)"
+                    f"no price is known of {name}: it counts at the price of {like}, until "
+                    f'[prices."{name}"] in the config says what it costs (0 if it is free)'
                 )
                 self.publish(EventType.METER_UNPRICED, self.live.run.id, message)
 
