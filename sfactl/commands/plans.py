@@ -68,8 +68,22 @@ def _lines(account: PlanAccount, now: datetime, *, forecast: bool) -> Iterator[s
         yield from (
             _forecast(window, now) for window in account.windows if window.empty_at is not None
         )
+    if account.on_credits:
+        yield "credits pay for calls now, because a window is used up"
+    if told := _beyond(account):
+        yield f"beyond the windows: {told}"
     if account.held:
         yield f"{_held(account.held)} until the reset"
+
+
+def _beyond(account: PlanAccount) -> str:
+    """Return what an account has beyond its windows."""
+    found = []
+    if account.credits not in (None, "0", ""):
+        found.append(f"credits: {output.plain(account.credits)}")
+    if account.banked_resets:
+        found.append(f"banked resets: {account.banked_resets}")
+    return ", ".join(found)
 
 
 def _row(window: PlanWindow, now: datetime, *, forecast: bool) -> list[str]:

@@ -25,8 +25,17 @@ from ..protocol.requests.plans import Provider
 from ..protocol.types import SILENT_AFTER
 from .apis import Api, most_output
 from .bodies import BodyReader
-from .call_tally import BodyMemory, BodySpace, CallTally, NoMemoryError, RequestRecord, UnaskedTally
+from .call_tally import (
+    MAX_PIECE,
+    BodyMemory,
+    BodySpace,
+    CallTally,
+    NoMemoryError,
+    RequestRecord,
+    UnaskedTally,
+)
 from .callers import Caller
+from .coding import Coding, UnreadableBodyError
 from .daemon_link import CallerRun, Daemon, RefusedError
 from .egress import Egress, NoWayError, is_outward, target_of
 from .egress_rules import EgressRefusedError, plain
@@ -206,6 +215,14 @@ async def _refusal_of(pieces: AsyncIterator[bytes]) -> list[bytes]:
         if size >= MOST_READ:
             break
     return early
+
+
+def _decoded(body: bytes, encodings: str) -> bytes:
+    """Return the beginning of a body; empty if it cannot be decoded."""
+    try:
+        return Coding(encodings).feed(body, MAX_PIECE)
+    except UnreadableBodyError:
+        return b""
 
 
 async def _tell_if_silent(record: RequestRecord) -> None:
@@ -522,10 +539,9 @@ class Exchange:
     ) -> None:  # fmt: skip
         """Tell what a reply says of the caller's subscription. Raises `_RejectedError` if the call
         is to wait for a reset."""
-        status, time_ = response.status_code, time.time()
-        seen = seen_plan(
-            provider, asked.run, asked.login, self._headers, response.headers, status, body, time_
-        )
+        status, headers = response.status_code, response.headers
+        body = _decoded(body, headers.get("content-encoding", ""))
+        seen = seen_plan(provider, asked.run, asked.login, headers, status, body, time.time())
         if seen is None:
             return
         self._shared.daemon.plan_seen(seen)

@@ -45,6 +45,7 @@ class EventType(Word):
     PLAN_NEARING = "plan_nearing"
     PLAN_EXHAUSTED = "plan_exhausted"
     PLAN_RESET = "plan_reset"
+    PLAN_CREDITS = "plan_credits"
     ALERT_PLAN = "alert_plan"
     GATEWAY_BYPASSED = "gateway_bypassed"
     EGRESS_REFUSED = "egress_refused"

@@ -462,6 +462,9 @@ def accounts_of(plans: Plans, scope: Scope, now: float) -> Iterator[PlanAccount]
                 windows=[
                     _window_shown(window, policy.kept, now) for window in found.windows.values()
                 ],
+                on_credits=found.on_credits,
+                credits=found.credits,
+                banked_resets=found.banked_resets,
                 held=sorted(held),
             )
 

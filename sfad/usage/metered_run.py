@@ -391,7 +391,7 @@ class MeteredRun:
         seen = m.SeePlan(
             id=0, run=run.id, provider="openai", time=time.timestamp(),
             login="" if known else login, organization=known, plan_type=told.plan_type,
-            windows=list(told.windows),
+            windows=list(told.windows), credits=told.credits,
         )  # fmt: skip
         self._feed(e.PlanSeen(trio.current_time(), time, seen))
 

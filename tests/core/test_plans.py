@@ -398,8 +398,69 @@ def test_a_reply_that_was_overtaken_is_no_news() -> None:
 def test_a_window_that_the_provider_has_renewed_early_is_believed_at_once() -> None:
     window = Window("5h")
     window.hear(SeenWindow(window="5h", used_ratio=0.9, resets_at=HOUR), 0.0, None)
-    window.hear(SeenWindow(window="5h", used_ratio=0.1, resets_at=6 * HOUR), 1.0, None)
-    assert (window.used, window.resets_at) == (0.1, 6 * HOUR)
+    window.hear(SeenWindow(window="5h", used_ratio=0.1, resets_at=5 * HOUR), 1.0, None)
+    assert (window.used, window.resets_at) == (0.1, 5 * HOUR)
+
+
+def test_a_refusal_is_over_when_its_window_has_been_renewed_early() -> None:
+    """As a person does with a banked reset."""
+    t = Plan()
+    a, b = t.start("a"), t.start("b")
+    t.go(t.seen(a, 1.0, rejected=True))
+    call = t.asks(a)
+    t.go(call)
+    assert not t.answered(call)
+    now = NOON + timedelta(seconds=t.at)
+    renewed = SeenWindow(window="5h", used_ratio=0.02, resets_at=now.timestamp() + 5 * HOUR)
+    told = t.go(t.tells(b, now, [renewed], organization="org", banked_resets=1))
+    assert t.told(told, "plan_reset") == [
+        "the 5h window of anthropic/org has been renewed before its reset: 2 % is used after "
+        "100 %; banked resets left: 1"
+    ]
+    assert t.answered(call)
+
+
+def test_it_is_told_once_that_credits_pay() -> None:
+    t = Plan()
+    a = t.start("a")
+    windows = [SeenWindow(window="5h", used_ratio=1.0)]
+
+    def credits_told(*, on_credits: bool | None) -> list[str]:
+        now = NOON + timedelta(seconds=t.at)
+        reply = t.tells(a, now, windows, organization="org", credits="25.50", on_credits=on_credits)
+        return t.told(t.go(reply), "plan_credits")
+
+    assert credits_told(on_credits=True) == [
+        "credits pay for calls of anthropic/org because a window is used up; 25.50 is left"
+    ]
+    assert not credits_told(on_credits=True)
+    assert not credits_told(on_credits=None)
+    assert not credits_told(on_credits=False)
+    assert credits_told(on_credits=True)
+
+
+@pytest.mark.parametrize(
+    ("window", "seconds", "left", "held_for"),
+    [
+        ("5h", None, 399 * 24 * HOUR, 60.0),
+        ("5h", None, 5 * HOUR, 5 * HOUR),
+        ("5h", None, 6 * HOUR, 60.0),
+        ("7d_opus", None, 7 * 24 * HOUR, 7 * 24 * HOUR),
+        ("7d_opus", None, 8 * 24 * HOUR, 60.0),
+        ("1h", None, 2 * HOUR, 60.0),
+        ("30d", None, 30 * 24 * HOUR, 30 * 24 * HOUR),
+        ("primary", 7 * 24 * HOUR, 7 * 24 * HOUR, 7 * 24 * HOUR),
+        ("primary", 900 * 24 * HOUR, 399 * 24 * HOUR, 60.0),
+    ],
+)
+def test_no_refusal_holds_for_longer_than_its_window_is_long(
+    window: str, seconds: float | None, left: float, held_for: float
+) -> None:
+    known = Window(window)
+    seen = SeenWindow(window=window, resets_at=left, seconds=seconds, rejected=True)
+    known.hear(seen, 0.0, retry_after=left)
+    assert known.rejected
+    assert known.resets_at == pytest.approx(held_for, abs=0.1)
 
 
 def test_a_reset_that_moves_hides_no_use() -> None:

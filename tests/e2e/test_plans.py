@@ -201,6 +201,22 @@ def test_one_refused_call_is_enough_and_its_agent_learns_nothing(start: Start) -
         assert json.loads(shown.stdout)["accounts"][0]["windows"][0]["window"] == "5h"
 
 
+@pytest.mark.parametrize("words", [(), ("openai",)])
+def test_a_burst_holds_no_run(start: Start, words: tuple[str, ...]) -> None:
+    with selling(Quota("5h", 600.0, 0.05)) as account:
+        account.bursts = 1
+        daemon = start(config=config(account))
+        with daemon.client() as client:
+            first = ended(client, subscribe(client, 2, *words, name="first"))
+            second = ended(client, subscribe(client, 2, *words, name="second"))
+            (known,) = plans(client).values()
+        said = json.loads(daemon.sfactl("logs", first.id).stdout.splitlines()[-1])
+    assert (first.status, said["status"]) == (Status.FAILED, 429), "its agent may try again"
+    assert second.status is Status.COMPLETED
+    assert [each.rejected for each in known.windows] == [False]
+    assert account.answered == 2
+
+
 def test_refuse_is_an_answer_in_the_providers_form(start: Start, account: Account) -> None:
     daemon = start(config=config(account, action="refuse"))
     with daemon.client() as client:

@@ -113,6 +113,7 @@ class Plans:
                 told.plan_type or found.plan_type,
                 told.status or found.status,
             )
+            self._credits_seen(found, told)
             for window in found.windows.values():
                 self._reset_if_over(found, window)
             for seen in told.windows:
@@ -180,7 +181,10 @@ class Plans:
         ):
             # a reply of before the reset, which comes late: its growth would be counted from 0
             return
+        was_full, used_before = window.full, window.used
         grown = window.hear(seen, now, ev.told.retry_after)
+        if was_full and not window.full and (window.used or 0.0) < (used_before or 0.0) / 2:
+            self._renewed_early(found, window, used_before or 0.0)
         if window.over(now):
             window.reset(now)  # it tells of a window that is over
         if run is not None:
@@ -204,6 +208,35 @@ class Plans:
                 words,
                 "medium",
             )
+
+    def _renewed_early(self, found: Subscription, window: Window, before: float) -> None:
+        words = (
+            f"the {window.name} window of {found.key} has been renewed before its reset: "
+            f"{percent(window.used or 0.0)} is used after {percent(before)}"
+        )
+        if found.banked_resets is not None:
+            words += f"; banked resets left: {found.banked_resets}"
+        self._publish(EventType.PLAN_RESET, found, window, words, "low")
+
+    def _credits_seen(self, found: Subscription, told: SeePlan) -> None:
+        """Note what a reply tells of credits and banked resets, and tell when calls begin to be
+        paid by credits."""
+        if told.credits is not None:
+            found.credits = told.credits
+        if told.banked_resets is not None:
+            found.banked_resets = told.banked_resets
+        if told.on_credits is None:
+            return
+        if told.on_credits and not found.on_credits:
+            left = f"; {found.credits} is left" if found.credits is not None else ""
+            self._publish(
+                EventType.PLAN_CREDITS,
+                found,
+                None,
+                f"credits pay for calls of {found.key} because a window is used up{left}",
+                "medium",
+            )
+        found.on_credits = told.on_credits
 
     def _divide(self, found: Subscription, window: Window, grown: float, at: float) -> None:
         """Divide what a window has grown among the runs that had calls since it last grew. What
@@ -513,9 +546,14 @@ class Plans:
         )
 
     def _publish(
-        self, what: EventType, found: Subscription, window: Window, message: str, severity: Severity
+        self,
+        what: EventType,
+        found: Subscription,
+        window: Window | None,
+        message: str,
+        severity: Severity,
     ) -> None:
-        reset = window.resets_at
+        reset = window.resets_at if window is not None else None
         event = types.Event(
             type=what,
             severity=severity,
@@ -523,8 +561,8 @@ class Plans:
             scope="user",
             provider=found.provider,
             account=found.account,
-            window=window.name,
-            used_ratio=window.used,
+            window=window.name if window is not None else None,
+            used_ratio=window.used if window is not None else None,
             resets_at=datetime.fromtimestamp(reset, UTC) if reset is not None else None,
         )
         self._ctx.do(c.Publish(event, ()))

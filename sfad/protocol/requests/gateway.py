@@ -156,6 +156,12 @@ class SeePlan(Request, tag="see_plan"):
     windows: list[SeenWindow] = []
     retry_after: float | None = None
     """Seconds, with a refusal."""
+    on_credits: bool | None = None
+    """Whether credits pay for the call because a window is used up."""
+    credits: str | None = None
+    """What is left of them: an amount, or `unlimited`."""
+    banked_resets: int | None = None
+    """Resets that the person may have whenever they want."""
 
 
 class UpstreamInfo(Struct, frozen=True, kw_only=True):

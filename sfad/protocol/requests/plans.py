@@ -48,6 +48,13 @@ class PlanAccount(Struct, frozen=True, kw_only=True):
     """What happens to calls beyond what agents may use."""
     heard_at: datetime
     windows: list[PlanWindow]
+    on_credits: bool | None = None
+    """Whether credits paid for the last call, because a window is used up. `None`: no reply told of
+    credits, as with the next two."""
+    credits: str | None = None
+    """What is left of them, as the provider says: an amount, or `unlimited`."""
+    banked_resets: int | None = None
+    """Resets that the person may have whenever they want."""
     held: list[RunId] = []
     """Runs in the caller's scope that wait for a reset: paused between two calls, or queued."""
 
