@@ -59,7 +59,8 @@ def _lines(account: PlanAccount, now: datetime, *, forecast: bool) -> Iterator[s
     plan = [output.plain(account.plan_type)] if account.plan_type else []
     status = [output.plain(account.status)] if account.status else []
     heard = f"heard {output.age(account.heard_at, now)} ago"
-    yield f"{account.provider} {output.plain(account.account)}: {', '.join([*plan, *status, heard])}"
+    name = f"{account.provider} {output.plain(account.account)}{_owner(account)}"
+    yield f"{name}: {', '.join([*plan, *status, heard])}"
     header = ["WINDOW", "USED", "AGENTS MAY", "RESETS", *(["EMPTY"] if forecast else [])]
     yield from table.drawn(
         header, [_row(window, now, forecast=forecast) for window in account.windows]
@@ -74,6 +75,12 @@ def _lines(account: PlanAccount, now: datetime, *, forecast: bool) -> Iterator[s
         yield f"beyond the windows: {told}"
     if account.held:
         yield f"{_held(account.held)} until the reset"
+
+
+def _owner(account: PlanAccount) -> str:
+    if account.user == output.own_user():
+        return ""
+    return f" of {output.plain(account.user)}" if account.user is not None else " of the operator"
 
 
 def _beyond(account: PlanAccount) -> str:

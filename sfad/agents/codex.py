@@ -775,12 +775,11 @@ def _logged_in(surroundings: Surroundings, settings: dict[str, Any]) -> bool:
 
 
 def _account(surroundings: Surroundings) -> str:
-    """Return a hash of the account of its ChatGPT login, which Codex names with each call; empty if
-    there is none. Raises `UnreadableError`."""
-    account = at(
-        json_file(surroundings.read, f"{_home(surroundings.env)}/auth.json"), "tokens", "account_id"
-    )
-    return digest(account) if isinstance(account, str) and account else ""
+    """Return a hash of the credential of its ChatGPT login; empty if there is none. Raises
+    `UnreadableError`."""
+    login = json_file(surroundings.read, f"{_home(surroundings.env)}/auth.json")
+    token = at(login, "tokens", "access_token")
+    return digest(token) if isinstance(token, str) and token else ""
 
 
 def _overrides(words: Sequence[str]) -> Iterator[tuple[str, str]]:

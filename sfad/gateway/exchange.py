@@ -41,7 +41,7 @@ from .egress import Egress, NoWayError, is_outward, target_of
 from .egress_rules import EgressRefusedError, plain
 from .estimate import Estimates
 from .http_connection import ClientGoneError, HttpConnection
-from .plan_reading import MOST_READ, login_of, seen_plan
+from .plan_reading import MOST_READ, login_of, place_of, seen_plan
 from .reading import MAX_BODY, BodyAnswer, BodyQuestion
 from .upstreams import (
     RawHeaders,
@@ -492,17 +492,22 @@ class Exchange:
             api=api.name,
         )
         provider = provider_of(api.name)
-        if provider is not None:
+        place = (
+            place_of(provider, upstream, named_by_tree=upstream.name in found_run.upstreams)
+            if provider is not None
+            else None
+        )
+        if place is not None:
             with suppress(OSError, LookupError):  # `_forward` tells of it
-                asked.login = login_of(self._headers, upstream.key())
+                asked.login = login_of(self._headers, upstream.key(), place)
         while True:
             began = trio.current_time()
             admitted = await self._while_there(partial(self._shared.daemon.admit, replace(asked)))
             waited = trio.current_time() - began
             holds = admitted.holds_rejected and (not self._rejected or waited >= REJECTED_AGAIN)
             plan = (
-                partial(self._plan_seen, provider, asked, holds=holds)
-                if provider is not None
+                partial(self._plan_seen, provider, place, asked, keyed=upstream.keyed, holds=holds)
+                if provider is not None and place is not None
                 else None
             )
             record = CallTally(
@@ -535,15 +540,19 @@ class Exchange:
                 return
 
     def _plan_seen(
-        self, provider: Provider, asked: AdmitCall, response: httpx2.Response, body: bytes, *, holds: bool
+        self, provider: Provider, place: str, asked: AdmitCall, response: httpx2.Response,
+        body: bytes, *, keyed: bool, holds: bool,
     ) -> None:  # fmt: skip
         """Tell what a reply says of the caller's subscription. Raises `_RejectedError` if the call
         is to wait for a reset."""
         status, headers = response.status_code, response.headers
         body = _decoded(body, headers.get("content-encoding", ""))
-        seen = seen_plan(provider, asked.run, asked.login, headers, status, body, time.time())
+        seen = seen_plan(
+            provider, asked.run, asked.login, headers, status, body, time.time(), place
+        )
         if seen is None:
             return
+        seen.keyed = keyed
         self._shared.daemon.plan_seen(seen)
         if (
             holds

@@ -10,12 +10,14 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeGuard
+from urllib.parse import urlsplit
 
 from ..agents.program import digest
 from ..core.state.plans import LENGTHS
+from ..protocol.known import SUBSCRIPTION_HOSTS
 from ..protocol.requests.gateway import SeePlan
 from ..protocol.requests.plans import Provider, SeenWindow
-from .upstreams import RawHeaders
+from .upstreams import RawHeaders, Upstream
 
 MOST_READ = 64 << 10
 """Bytes of the body of a refusal that are looked at."""
@@ -39,14 +41,26 @@ _SAME = 60.0
 """Seconds between two words about one reset."""
 
 
-def login_of(headers: RawHeaders, key: str | None) -> str:
+def place_of(provider: Provider, upstream: Upstream, *, named_by_tree: bool) -> str | None:
+    """Return where the accounts are that an upstream tells of: empty for the provider's own host,
+    else the upstream's name. `None` if it is not believed: only the operator, and no tree, may
+    name another server that tells of somebody's windows."""
+    parts = urlsplit(upstream.url)
+    if parts.scheme == "https" and parts.hostname in SUBSCRIPTION_HOSTS[provider]:
+        return ""
+    return None if named_by_tree else upstream.name
+
+
+def login_of(headers: RawHeaders, key: str | None, place: str) -> str:
     """Return a hash of the credential of a call: the operator's key, else the caller's; empty if it
-    has none."""
-    if key is not None:
-        return digest(key)
+    has none. `place`: as `place_of` tells it."""
     found = {name.lower(): value for name, value in headers}
     credential = found.get(b"authorization", b"").partition(b" ")[2] or found.get(b"x-api-key", b"")
-    return digest(credential.strip().decode("latin-1")) if credential.strip() else ""
+    return _hash(key if key is not None else credential.strip().decode("latin-1"), place)
+
+
+def _hash(text: str, place: str) -> str:
+    return digest(f"{place} {text}" if place else text) if text else ""
 
 
 def seen_plan(
@@ -57,9 +71,14 @@ def seen_plan(
     status: int,
     body: bytes,
     time: float,
+    place: str = "",
 ) -> SeePlan | None:
     """Return what a reply tells of a subscription's windows, or `None` if it tells nothing.
-    `body`: of a refusal, as far as it was read. `time`: Unix time of the reply."""
+    `body`: of a refusal, as far as it was read. `time`: Unix time of the reply. `place`: as
+    `place_of` tells it.
+
+    Whose account it is, the reply says, or the credential that the provider has taken: what else
+    the request says, its agent may have made up."""
     found = (
         _anthropic(reply, status)
         if provider == "anthropic"
@@ -69,7 +88,7 @@ def seen_plan(
     if found is None or not (login or organization):
         return None
     found.run, found.time, found.login = run, time, login
-    found.organization = digest(organization) if organization else None
+    found.organization = _hash(organization, place) or None
     if "retry-after" in reply:
         found.retry_after = _number(reply["retry-after"])
     return found

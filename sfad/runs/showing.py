@@ -18,6 +18,7 @@ from ..core.state.plans import Window
 from ..core.state.run import Run
 from ..host.clock import wall_clock
 from ..host.files import UNDECODABLE
+from ..host.probe import user_name
 from ..processes.launcher import Footprint
 from ..protocol.kinds import COSTS, COUNTS, KINDS
 from ..protocol.known import BY_REPORT
@@ -455,6 +456,7 @@ def accounts_of(plans: Plans, scope: Scope, now: float) -> Iterator[PlanAccount]
             yield PlanAccount(
                 account=found.account,
                 provider=found.provider,
+                user=user_name(found.uid) if found.uid is not None else None,
                 plan_type=found.plan_type,
                 status=found.status,
                 action=policy.action,

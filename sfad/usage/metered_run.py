@@ -380,20 +380,22 @@ class MeteredRun:
             return
         self._plan = told
         run = self.live.run
+        is_known = "openai" in run.subscriptions
+        if run.account.seen_by_gateway is not None and not is_known:
+            return  # its calls went to a server that is not believed about subscriptions
         login = run.root.asked.logins.get("openai") or digest(
             f"Codex's login of user {run.birth.uid}"
         )
-        known = run.subscriptions.get("openai", "").partition("/")[2] or None
         # what an agent writes with a date in the future would hide what is heard next
         time = datetime.fromtimestamp(
             min(max(told.time, 0.0), wall_clock().timestamp()), UTC
         ).astimezone()
         seen = m.SeePlan(
             id=0, run=run.id, provider="openai", time=time.timestamp(),
-            login="" if known else login, organization=known, plan_type=told.plan_type,
+            login="" if is_known else login, plan_type=told.plan_type,
             windows=list(told.windows), credits=told.credits,
         )  # fmt: skip
-        self._feed(e.PlanSeen(trio.current_time(), time, seen))
+        self._feed(e.PlanSeen(trio.current_time(), time, seen, run.birth.uid))
 
     def price_again(self) -> None:
         """Count what is known at the prices that are known by now."""

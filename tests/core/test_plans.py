@@ -16,14 +16,22 @@ from msgspec.structs import replace
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.life.pausing import REPLY_OUTLIVES
-from sfad.core.state.plans import AFTER_RESET, SPREAD, Window, clock, spread
+from sfad.core.state.plans import (
+    AFTER_RESET,
+    SPREAD,
+    Subscription,
+    Window,
+    account_of,
+    clock,
+    spread,
+)
 from sfad.core.state.policy import PlanPolicy
 from sfad.protocol.requests.gateway import CallDecision, SeePlan
 from sfad.protocol.requests.plans import SeenWindow
 from sfad.protocol.types import LimitKind, RunId, Status
-from tests.core.transcript import NOON, Transcript, use
+from tests.core.transcript import ANN, BOB, NOON, Transcript, use
 
-KEY = "anthropic/org"
+KEY = f"anthropic/{account_of(ANN.uid, 'org')}"
 HOUR = 3600.0
 
 
@@ -44,7 +52,7 @@ class Plan(Transcript):
 
     def seen(
         self, run: RunId, used: float | None, *, window: str = "5h", left: float | None = HOUR,
-        rejected: bool = False, login: str = "login",
+        rejected: bool = False, login: str = "login", uid: int | None = ANN.uid,
     ) -> e.PlanSeen:  # fmt: skip
         """A reply tells of a window that is reset in `left` seconds, or says nothing of its
         reset."""
@@ -56,7 +64,7 @@ class Plan(Transcript):
             rejected=rejected,
         )
         status = "rejected" if rejected else "allowed"
-        return self.tells(run, now, [seen], login=login, organization="org", status=status)
+        return self.tells(run, now, [seen], login=login, organization="org", status=status, uid=uid)
 
     def tells(
         self,
@@ -65,6 +73,7 @@ class Plan(Transcript):
         windows: list[SeenWindow],
         *,
         login: str = "login",
+        uid: int | None = ANN.uid,
         **more: Any,
     ) -> e.PlanSeen:
         told = SeePlan(
@@ -76,7 +85,7 @@ class Plan(Transcript):
             windows=windows,
             **more,
         )
-        return e.PlanSeen(self.at, time, told)
+        return e.PlanSeen(self.at, time, told, uid)
 
     def due(self) -> e.PlansDue:
         return e.PlansDue(self.at, NOON + timedelta(seconds=self.at))
@@ -287,6 +296,50 @@ def test_the_clocks_above_a_run_that_waits_stand_still() -> None:
     assert t.run(above).clock.elapsed(t.at) == before + 5
 
 
+def test_what_one_users_replies_tell_holds_no_run_of_another() -> None:
+    """A user's own server may name any organization, and knows the credential that it is sent."""
+    t = Plan()
+    ann, bob = t.start("a"), t.start("b", BOB)
+    t.go(t.seen(ann, 0.1))
+    told = t.go(t.seen(bob, 1.0, rejected=True, uid=BOB.uid))
+    assert t.told(told, "plan_exhausted")
+    calls = [t.asks(run) for run in (ann, bob)]
+    for call in calls:
+        t.go(call)
+    assert [t.answered(call) for call in calls] == [True, False]
+    (known,) = [each for each in t.machine.plans.known.values() if each.uid == ANN.uid]
+    assert (known.windows["5h"].used, known.uids) == (0.1, [ANN.uid])
+    t.go(t.spawn("c", argv=("x",)))
+    (root,) = [run for run in t.machine.tree if run.name == "c"]
+    assert root.status is Status.ACCEPTED, "a root of the first user does not wait either"
+
+
+def test_an_account_of_the_operators_holds_the_runs_of_all_users() -> None:
+    t = Plan()
+    ann, bob = t.start("a"), t.start("b", BOB)
+    t.go(t.seen(ann, 1.0, rejected=True, uid=None))
+    calls = [t.asks(run) for run in (ann, bob)]
+    for call in calls:
+        t.go(call)
+    assert [t.answered(call) for call in calls] == [False, False]
+
+
+def test_a_call_to_a_server_that_is_not_believed_waits_for_no_window() -> None:
+    t = Plan()
+    a = t.start("a")
+    t.go(t.seen(a, 1.0, rejected=True))
+    call = t.asks(a, login="")
+    t.go(call)
+    assert t.answered(call)
+
+
+def test_an_account_that_was_saved_before_accounts_had_users_is_forgotten() -> None:
+    t = Plan()
+    saved = [Subscription("anthropic", "old"), Subscription("anthropic", "new", ANN.uid)]
+    t.machine.plans.known_before(saved, t.at, NOON)
+    assert list(t.machine.plans.known) == ["anthropic/new"]
+
+
 def test_less_kept_lets_go_on() -> None:
     t = Plan(keep=0.5)
     a = t.start("a")
@@ -414,7 +467,7 @@ def test_a_refusal_is_over_when_its_window_has_been_renewed_early() -> None:
     renewed = SeenWindow(window="5h", used_ratio=0.02, resets_at=now.timestamp() + 5 * HOUR)
     told = t.go(t.tells(b, now, [renewed], organization="org", banked_resets=1))
     assert t.told(told, "plan_reset") == [
-        "the 5h window of anthropic/org has been renewed before its reset: 2 % is used after "
+        f"the 5h window of {KEY} has been renewed before its reset: 2 % is used after "
         "100 %; banked resets left: 1"
     ]
     assert t.answered(call)
@@ -431,7 +484,7 @@ def test_it_is_told_once_that_credits_pay() -> None:
         return t.told(t.go(reply), "plan_credits")
 
     assert credits_told(on_credits=True) == [
-        "credits pay for calls of anthropic/org because a window is used up; 25.50 is left"
+        f"credits pay for calls of {KEY} because a window is used up; 25.50 is left"
     ]
     assert not credits_told(on_credits=True)
     assert not credits_told(on_credits=None)
@@ -672,7 +725,11 @@ def test_what_another_node_tells_is_nobodys_share_and_no_older_news() -> None:
     (plan,) = (each.shared() for each in other.machine.plans.known.values())
     assert t.machine.plans.is_news(plan)
     time = datetime.fromtimestamp(plan.heard_at, UTC)
-    t.go(t.tells("", time, plan.windows, login=plan.login, organization=plan.organization))
+    t.go(
+        t.tells(
+            "", time, plan.windows, login=plan.login, organization=plan.organization, uid=plan.uid
+        )
+    )
     assert not t.machine.plans.is_news(plan)
     assert not t.run(a).plan_shares
     call = t.asks(a)

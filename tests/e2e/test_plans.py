@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from sfactl.connection import Client
+from sfad.host.probe import user_name
 from sfad.protocol import messages as m
 from sfad.protocol.requests.plans import PlanAccount
 from sfad.protocol.types import RunId, RunInfo, Status
@@ -68,13 +69,17 @@ def config(anthropic: Account, openai: Account | None = None, action: str = "hol
 
 
 def subscribe(
-    client: Client, calls: int, *words: str, name: str = "agent", **options: object
+    client: Client,
+    calls: int,
+    *words: str,
+    name: str = "agent",
+    variables: Sequence[str] = (),
+    **options: object,
 ) -> RunId:
     """Start an agent that makes so many calls."""
     argv = [sys.executable, SUBSCRIBER, str(calls), *words]
-    reply = spawn(
-        client, argv, name=name, env=[*environment(), f"TOKEN={TOKEN}".encode()], **options
-    )
+    env = [*environment(), f"TOKEN={TOKEN}".encode(), *(each.encode() for each in variables)]
+    reply = spawn(client, argv, name=name, env=env, **options)
     assert isinstance(reply, m.RunReply), reply
     return reply.run.id
 
@@ -215,6 +220,32 @@ def test_a_burst_holds_no_run(start: Start, words: tuple[str, ...]) -> None:
     assert second.status is Status.COMPLETED
     assert [each.rejected for each in known.windows] == [False]
     assert account.answered == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "variable"), [((), "ANTHROPIC_BASE_URL"), (("openai",), "OPENAI_BASE_URL")]
+)
+def test_a_server_of_a_users_own_tells_of_nobodys_windows(
+    start: Start, words: tuple[str, ...], variable: str
+) -> None:
+    with (
+        selling(Quota("5h", 600.0, 0.05)) as account,
+        selling(Quota("5h", 399 * 86400.0, 0.05)) as liar,
+    ):
+        liar.use(1.0)
+        daemon = start(config=config(account))
+        own = [f"{variable}={liar.url}"]
+        with daemon.client() as client:
+            first = ended(client, subscribe(client, 1, *words, name="first"))
+            lied_to = ended(client, subscribe(client, 1, *words, name="lied-to", variables=own))
+            second = ended(client, subscribe(client, 1, *words, name="second"))
+            (known,) = plans(client).values()
+        said = json.loads(daemon.sfactl("logs", lied_to.id).stdout.splitlines()[-1])
+    assert [run.status for run in (first, second)] == [Status.COMPLETED] * 2
+    assert (lied_to.status, said["status"]) == (Status.FAILED, 429)
+    assert len(liar.arrivals) == 1
+    assert [(each.used_ratio, each.rejected) for each in known.windows] == [(0.1, False)]
+    assert known.user == user_name(os.getuid())
 
 
 def test_refuse_is_an_answer_in_the_providers_form(start: Start, account: Account) -> None:

@@ -188,6 +188,7 @@ class House:
     proxy: Proxy
     shared: Shared
     trouble: list[str]
+    upstreams: dict[str, Upstream]
 
     async def connect(self, port: int | None = None) -> trio.SocketStream:
         return await trio.open_tcp_stream("127.0.0.1", port or self.port)
@@ -229,7 +230,11 @@ async def house(
         direct = behind[0].socket.getsockname()[1]
         nursery.start_soon(trio.serve_listeners, provider.serve, behind)
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        known = upstreams or {name: Upstream(name, f"http://127.0.0.1:{direct}{prefix}", api)}
+        known = (
+            dict(upstreams)
+            if upstreams is not None
+            else {name: Upstream(name, f"http://127.0.0.1:{direct}{prefix}", api)}
+        )
         shared = Shared(
             daemon,
             client,
@@ -245,7 +250,8 @@ async def house(
         proxy = Proxy(shared, most=most, trouble=trouble.append)
         nursery.start_soon(proxy.serve, listener, nursery)
         try:
-            yield House(daemon, listener.socket.getsockname()[1], direct, proxy, shared, trouble)
+            port = listener.socket.getsockname()[1]
+            yield House(daemon, port, direct, proxy, shared, trouble, known)
         finally:
             nursery.cancel_scope.cancel()
             listener.socket.close()

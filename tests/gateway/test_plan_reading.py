@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 import trio
 
 from sfad.agents.program import digest
-from sfad.gateway.plan_reading import login_of, seen_plan
+from sfad.gateway.plan_reading import login_of, place_of, seen_plan
+from sfad.gateway.upstreams import Upstream
 from sfad.protocol.requests.gateway import SeePlan
 from sfad.protocol.requests.plans import SeenWindow
 from tests.gateway.scripted import Provider, ScriptedDaemon, house, post, reply, saying
@@ -306,13 +308,15 @@ def test_names_are_short() -> None:
 
 def test_a_credential_is_told_as_a_short_hash() -> None:
     bearer, key = (
-        login_of([(b"Authorization", b"Bearer sk-ant-oat-1")], None),
-        login_of([(b"x-api-key", b"sk-ant-2")], None),
+        login_of([(b"Authorization", b"Bearer sk-ant-oat-1")], None, ""),
+        login_of([(b"x-api-key", b"sk-ant-2")], None, ""),
     )
     assert bearer == digest("sk-ant-oat-1")
     assert key == digest("sk-ant-2")
-    assert login_of([(b"x-api-key", b"sk-ant-2")], "operators") == digest("operators")
-    assert login_of([], None) == ""
+    assert login_of([(b"x-api-key", b"sk-ant-2")], "operators", "") == digest("operators")
+    assert login_of([], None, "") == ""
+    assert login_of([], None, "relay") == ""
+    assert login_of([(b"x-api-key", b"sk-ant-2")], None, "relay") not in {key, ""}
     assert len(bearer) == 12
 
 
@@ -353,7 +357,8 @@ async def test_each_reply_is_told_before_its_call_has_ended() -> None:
         await until(lambda: bool(found.daemon.told))
     assert answer.status == 200
     assert [seen.status for seen in found.daemon.plans] == ["allowed_warning"]
-    assert found.daemon.asked[0].login == digest("secret-token")
+    assert found.daemon.asked[0].login == digest("up secret-token")
+    assert not found.daemon.plans[0].keyed
     assert (
         b"secret-token"
         not in repr((found.daemon.asked, found.daemon.plans, found.daemon.told)).encode()
@@ -381,6 +386,58 @@ async def test_a_call_that_is_admitted_at_once_and_refused_again_is_not_made_for
     async with house(provider, daemon=ScriptedDaemon(holds_rejected=True)) as found:
         assert (await found.ask(REQUEST)).status == 429
     assert len(provider.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "named_by_tree", "place"),
+    [
+        ("https://api.anthropic.com", False, ""),
+        ("https://api.anthropic.com/v1", True, ""),
+        ("https://api.anthropic.com:443", True, ""),
+        ("https://relay.example", False, "up"),
+        ("https://relay.example", True, None),
+        ("http://api.anthropic.com", True, None),
+        ("https://api.anthropic.com@relay.example", True, None),
+        ("https://api.anthropic.com.relay.example", True, None),
+        ("https://chatgpt.com/backend-api/codex", True, None),
+    ],
+)
+def test_whose_windows_an_upstream_tells(url: str, named_by_tree: bool, place: str | None) -> None:
+    upstream = Upstream("up", url, "anthropic")
+    assert place_of("anthropic", upstream, named_by_tree=named_by_tree) == place
+
+
+async def test_a_server_that_a_tree_names_is_not_believed() -> None:
+    provider = refusing(1)
+    daemon = ScriptedDaemon(holds_rejected=True)
+    async with house(provider, daemon=daemon, upstreams={}) as found:
+        url = f"http://127.0.0.1:{found.direct}"
+        daemon.upstreams = {"up": Upstream("up", url, "anthropic")}
+        assert (await found.ask(REQUEST)).status == 429
+        await until(lambda: bool(daemon.told))
+    assert (daemon.plans, daemon.asked[0].login) == ([], "")
+    assert len(provider.requests) == 1, "its refusal is the agent's"
+
+
+async def test_a_key_of_the_operators_is_told(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("of-the-operator")
+    async with house(refusing(0), upstreams={}) as found:
+        url = f"http://127.0.0.1:{found.direct}"
+        found.upstreams["up"] = Upstream("up", url, "anthropic", key_file=str(tmp_path / "key"))
+        assert (await found.ask(REQUEST)).status == 200
+        await until(lambda: bool(found.daemon.told))
+    (seen,) = found.daemon.plans
+    assert (seen.keyed, seen.login) == (True, digest("up of-the-operator"))
+
+
+async def test_the_account_that_a_request_of_codex_names_is_not_believed() -> None:
+    provider = Provider(saying(reply(DONE, *raw(CODEX))))
+    async with house(provider, api="openai-responses") as found:
+        named = post("/up/responses", RESPONSE, "ChatGPT-Account-ID: a", "Authorization: Bearer b")
+        assert (await found.ask(named)).status == 200
+        await until(lambda: bool(found.daemon.told))
+    (seen,) = found.daemon.plans
+    assert (seen.organization, seen.login) == (None, digest("up b"))
 
 
 RESPONSE = b'{"model":"gpt-5","max_output_tokens":50,"input":"x"}'

@@ -24,10 +24,12 @@ from ..state.naming import program_name
 from ..state.plans import (
     AFTER_RESET,
     MOST_WINDOWS,
+    NO_USER,
     OVERTAKEN,
     PlanHold,
     Subscription,
     Window,
+    account_of,
     caller,
     clock,
     events_of,
@@ -90,7 +92,7 @@ class Plans:
         in the zone in which people are told of times."""
         self._zone = time.tzinfo or self._zone
         self.tell_time(at, time)
-        self.known = {each.key: each for each in subscriptions}
+        self.known = {each.key: each for each in subscriptions if each.uid != NO_USER}
 
     def tell_time(self, at: float, time: datetime) -> None:
         """Learn which moment of the calendar `at` is."""
@@ -101,7 +103,10 @@ class Plans:
         tell in another order."""
         told, now = ev.told, ev.time.timestamp()
         self._zone = ev.time.tzinfo or self._zone
-        found, run = self._subscription_of(told), self._ctx.tree.get(told.run)
+        run = self._ctx.tree.get(told.run)
+        found = self._subscription_of(told, ev.uid, run)
+        if found is None:
+            return
         if run is not None:
             self._note_user(found, run)
         # the clock was wrong then, and has been set since
@@ -123,9 +128,10 @@ class Plans:
 
     def is_news(self, plan: SharedPlan) -> bool:
         """Return whether another node knows more of a subscription."""
-        by_login = self._of_login(plan.provider, plan.login)
-        account = plan.organization or (by_login.account if by_login is not None else plan.login)
+        account = account_of(plan.uid, plan.organization or plan.login)
         known = self.known.get(f"{plan.provider}/{account}")
+        if plan.organization is None:
+            known = self._of_login(plan.provider, plan.login, plan.uid) or known
         return known is None or plan.heard_at > known.heard_at
 
     def due(self, ev: e.PlansDue) -> None:
@@ -134,17 +140,24 @@ class Plans:
         self._zone = ev.time.tzinfo or self._zone  # daylight saving may have begun
         self.look(ev.at)
 
-    def _subscription_of(self, told: SeePlan) -> Subscription:
+    def _subscription_of(
+        self, told: SeePlan, uid: int | None, run: Run | None
+    ) -> Subscription | None:
         """Return the subscription that a reply is about. Where the organization is not named, the
-        credential names it, which may be known to belong to an organization."""
-        by_login = self._of_login(told.provider, told.login)
-        account = told.organization or (by_login.account if by_login is not None else told.login)
+        credential names it, which may be known to belong to an organization. A session file names
+        neither where the run's replies have told it; `None` if they have not."""
+        if not told.login and told.organization is None:
+            return self.known.get(run.subscriptions.get(told.provider, "")) if run else None
+        by_login = self._of_login(told.provider, told.login, uid)
+        account = account_of(uid, told.organization or told.login)
+        if by_login is not None and told.organization is None:
+            account = by_login.account
         key = f"{told.provider}/{account}"
         found = self.known.get(key)
         if found is None:
             if len(self.known) >= MOST_SUBSCRIPTIONS:
                 del self.known[min(self.known, key=lambda each: self.known[each].heard_at)]
-            found = self.known[key] = Subscription(told.provider, account)
+            found = self.known[key] = Subscription(told.provider, account, uid, told.organization)
         if told.login:
             # a person has logged in to another organization
             if by_login is not None and by_login is not found:
@@ -152,11 +165,12 @@ class Plans:
             remember(found.logins, told.login)
         return found
 
-    def _of_login(self, provider: Provider, login: str) -> Subscription | None:
+    def _of_login(self, provider: Provider, login: str, uid: int | None) -> Subscription | None:
+        """Return what a user's credential, or the operator's, is known to belong to."""
         known = (
             each
             for each in self.known.values()
-            if each.provider == provider and login in each.logins
+            if each.provider == provider and each.uid == uid and login in each.logins
         )
         return next(known, None) if login else None
 
@@ -264,9 +278,11 @@ class Plans:
     def bar(self, run: Run, asked: AdmitCall, at: float) -> PlanBar | None:
         """Return why a call has to wait, or is refused."""
         provider = provider_of(asked.api)
-        if provider is None:
+        if provider is None or not asked.login:
             return None
-        found = self._of_login(provider, asked.login)
+        found = self._of_login(provider, asked.login, run.birth.uid) or self._of_login(
+            provider, asked.login, None
+        )
         if found is None and provider in run.subscriptions:
             found = self.known.get(run.subscriptions[provider])
         return self._bar(found, asked.model, at) if found is not None else None
@@ -572,7 +588,7 @@ def _may_use(run: Run, found: Subscription) -> bool:
     """Return whether a root may use a subscription: not if its environment holds a credential of
     another account."""
     login = run.asked.logins.get(found.provider)
-    return login is None or login in found.logins or login == found.account
+    return login is None or login in found.logins
 
 
 def _program_of(run: Run) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, tzinfo
+from hashlib import sha256
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -237,12 +238,21 @@ class Window(Struct):
         return at if at is not None and at < (self.resets_at or now + LONGEST) else None
 
 
+NO_USER = -1
+
+
 class Subscription(Struct):
-    """An account of a provider whose windows are known."""
+    """An account of a provider whose windows are known. It belongs to one user of the machine, or
+    to the operator: what one user's replies tell is not believed of another's account."""
 
     provider: Provider
     account: str
-    """A hash of the organization, or of the credential."""
+    """As `account_of` makes it."""
+    uid: int | None = NO_USER
+    """Its user; `None`: the operator, whose key all users' runs may use. `NO_USER`: it was saved
+    before accounts had users."""
+    organization: str | None = None
+    """A hash of it, where a reply has named it."""
     plan_type: str | None = None
     status: str | None = None
     heard_at: float = 0.0
@@ -268,8 +278,9 @@ class Subscription(Struct):
         """Return what other nodes of a fleet are told of it."""
         return SharedPlan(
             provider=self.provider,
+            uid=self.uid,
             login=self.logins[-1] if self.logins else "",
-            organization=self.account if self.account not in self.logins else None,
+            organization=self.organization,
             plan_type=self.plan_type,
             status=self.status,
             heard_at=self.heard_at,
@@ -290,6 +301,11 @@ class Subscription(Struct):
         if "5h" in self.windows or "primary" in self.windows:
             return self.windows.get("5h") or self.windows.get("primary")
         return next((each for each in self.windows.values() if not each.of_week), None)
+
+
+def account_of(uid: int | None, identity: str) -> str:
+    """Return the name of an account. `identity`: a hash of its organization or credential."""
+    return sha256(f"{uid} {identity}".encode()).hexdigest()[:12]
 
 
 MOST_LOGINS = 64

@@ -60,7 +60,8 @@ class AdmitCall(Request, tag="admit_call"):
     api: str = ""
     """The format of its upstream, which tells the provider of a model without a price."""
     login: str = ""
-    """A short hash of the call's credential, which tells its account; empty where it has none."""
+    """A short hash of the call's credential, which tells its account; empty where it has none, or
+    where its upstream is not believed about subscriptions."""
 
 
 class WithdrawCall(Request, tag="withdraw_call"):
@@ -150,7 +151,7 @@ class SeePlan(Request, tag="see_plan"):
     login: str
     """A hash of the call's credential, as in `AdmitCall`."""
     organization: str | None = None
-    """A hash of the organization, where the reply or the call names it."""
+    """A hash of the organization, where the reply names it."""
     plan_type: str | None = None
     status: str | None = None
     windows: list[SeenWindow] = []
@@ -162,6 +163,8 @@ class SeePlan(Request, tag="see_plan"):
     """What is left of them: an amount, or `unlimited`."""
     banked_resets: int | None = None
     """Resets that the person may have whenever they want."""
+    keyed: bool = False
+    """The operator's key was used, so the account is of all users whose runs use it."""
 
 
 class UpstreamInfo(Struct, frozen=True, kw_only=True):

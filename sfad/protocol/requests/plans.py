@@ -39,8 +39,10 @@ class PlanWindow(Struct, frozen=True, kw_only=True):
 
 class PlanAccount(Struct, frozen=True, kw_only=True):
     account: str
-    """A hash of the organization, or of the credential."""
+    """A hash of the organization, or of the credential, and the user."""
     provider: Provider
+    user: str | None = None
+    """The user to whom it belongs; `None`: the operator, whose key all users' runs may use."""
     plan_type: str | None
     status: str | None
     """As the provider says: `allowed`, `allowed_warning`, `rejected`. `None` if it is unknown."""
