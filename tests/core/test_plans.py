@@ -393,6 +393,83 @@ def test_a_limit_of_a_tree_counts_its_descendants_and_begins_again_after_the_res
     assert t.run(b).plan_shares[f"{KEY}/5h"] == pytest.approx(0.4)
 
 
+def over_its_limit(t: Plan, limits: str = "plan=10:pause", left: float = 60) -> RunId:
+    """Have a run use more of a window than its limit allows."""
+    a = t.start("a", limits=limits)
+    t.go(t.seen(a, 0.1, left=left))
+    t.go(t.seen(a, 0.3, left=left))
+    return a
+
+
+@pytest.mark.parametrize("action", ["pause", "request_increase"])
+def test_what_a_limit_of_the_window_has_paused_goes_on_at_its_reset(action: str) -> None:
+    t = Plan()
+    a = over_its_limit(t, f"plan=10:{action}")
+    assert t.run(a).status is Status.PAUSED
+    reason = t.run(a).shown_reason
+    assert reason is not None
+    assert reason.message.endswith("; it goes on when the window is reset")
+    call = t.asks(a)
+    t.go(call)
+    assert not t.answered(call)
+    t.later(60 + AFTER_RESET)
+    told = t.go(t.due())
+    assert (t.run(a).status, t.run(a).shown_reason) == (Status.RUNNING, None)
+    assert c.Thaw(a) in told
+    t.later(2)
+    t.go(t.fired(a, "calls"))
+    assert t.answered(call)
+    t.go(t.seen(a, 0.05, left=600))
+    t.go(t.seen(a, 0.2, left=600))
+    assert t.run(a).status is Status.PAUSED, "the limit begins again"
+
+
+def test_a_run_that_a_person_or_another_limit_holds_too_does_not_go_on_at_the_reset() -> None:
+    for is_paused_first in (False, True):
+        t = Plan()
+        if is_paused_first:
+            a = t.start("a", limits="plan=10:pause")
+            t.go(t.seen(a, 0.1, left=60))
+            t.go(t.pause(a))
+            t.go(t.seen(a, 0.3, left=60))
+            assert t.run(a).limit_hold is not None
+        else:
+            a = over_its_limit(t)
+            t.go(t.pause(a))
+        t.later(60 + AFTER_RESET)
+        t.go(t.due())
+        assert (t.run(a).status, t.run(a).limit_hold) == (Status.PAUSED, None)
+        t.go(t.resume(a))
+        assert t.run(a).status is Status.RUNNING
+    other = Plan()
+    b = over_its_limit(other, "plan=10:pause messages=1:pause")
+    other.go(e.UseSeen(other.at, b, "stream", use(messages=2)))
+    other.later(60 + AFTER_RESET)
+    other.go(other.due())
+    run = other.run(b)
+    assert (run.status, run.limit_hold and run.limit_hold.kind) == (Status.PAUSED, "messages")
+
+
+def test_what_a_limit_of_the_window_has_paused_waits_for_its_reset_however_long() -> None:
+    t = Plan()
+    a = over_its_limit(t, left=5 * HOUR)
+    t.later(t.machine.policy.pause_max)
+    t.go(t.fired(a, "pause_max"))
+    assert t.run(a).status is Status.PAUSED
+    t.go(t.due())
+    assert t.run(a).status is Status.RUNNING
+
+
+def test_a_window_that_is_renewed_early_begins_the_limit_again() -> None:
+    t = Plan()
+    a = over_its_limit(t, left=HOUR)
+    b = t.start("b")
+    t.later(100)
+    t.go(t.seen(b, 0.0, left=5 * HOUR))
+    assert t.run(a).account.used(LimitKind.PLAN) == 0
+    assert t.run(a).status is Status.RUNNING
+
+
 def test_a_renewed_credential_is_of_the_same_account_once_a_reply_says_so() -> None:
     t = Plan(keep=0.2)
     a, b = t.start("a"), t.start("b")

@@ -297,6 +297,22 @@ def test_a_tree_takes_no_more_of_a_window_than_its_limit(start: Start) -> None:
         assert (state.threshold, state.enforced_by) == (10.0, "gateway")
 
 
+def test_what_its_limit_has_paused_goes_on_at_the_reset(start: Start) -> None:
+    with selling(Quota("5h", 4.0, 0.04)) as account:
+        daemon = start(config=config(account))
+        with daemon.client() as client:
+            run = subscribe(client, 9, limits=[limit("plan", 10, "pause")])
+            held = wait_until(
+                lambda: found if (found := info(client, run)).status is Status.PAUSED else None,
+                "it is paused",
+            )
+            done = ended(client, run)
+    assert held.reason is not None
+    assert (held.reason.limit_kind, held.reason.threshold) == ("plan", 10.0)
+    assert "; it goes on when the window is reset" in held.reason.message
+    assert (done.status, account.answered) == (Status.COMPLETED, 9)
+
+
 def test_a_held_run_in_the_foreground_ends_at_ctrl_c(start: Start) -> None:
     with selling(Quota("5h", 600.0, 0.4)) as account:
         daemon = start(config=config(account))

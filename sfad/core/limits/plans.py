@@ -42,7 +42,7 @@ from ..state.plans import (
 )
 from ..state.policy import NOTHING_KEPT, PlanPolicy
 from ..state.run import Run
-from .enforcement import LimitEnforcement
+from .enforcement import LimitEnforcement, LimitHolds, holding
 
 LOOK_AGAIN, LOOK_AGAIN_HOLDING = 600.0, 60.0
 """Seconds at most between two looks at the calendar, and while a run waits for it: the machine may
@@ -66,11 +66,17 @@ class PlanBar:
 
 class Plans:
     def __init__(
-        self, context: Context, lifecycle: Lifecycle, pausing: Pausing, limits: LimitEnforcement
+        self,
+        context: Context,
+        lifecycle: Lifecycle,
+        pausing: Pausing,
+        limit_holds: LimitHolds,
+        limits: LimitEnforcement,
     ) -> None:
         self._ctx = context
         self._lifecycle = lifecycle
         self._pausing = pausing
+        self._limit_holds = limit_holds
         self._limits = limits
         self.known: dict[str, Subscription] = {}
         """By their keys."""
@@ -120,7 +126,7 @@ class Plans:
             )
             self._credits_seen(found, told)
             for window in found.windows.values():
-                self._reset_if_over(found, window)
+                self._reset_if_over(found, window, now, ev.at)
             for seen in told.windows:
                 self._window_seen(found, seen, now, run, ev)
         self._ctx.do(c.SavePlan(found))
@@ -197,8 +203,11 @@ class Plans:
             return
         was_full, used_before = window.full, window.used
         grown = window.hear(seen, now, ev.told.retry_after)
-        if was_full and not window.full and (window.used or 0.0) < (used_before or 0.0) / 2:
-            self._renewed_early(found, window, used_before or 0.0)
+        if (window.used or 0.0) < (used_before or 0.0) / 2:
+            if was_full:
+                self._tell_early(found, window, used_before or 0.0)
+            if window is found.shorter:
+                self._forget_present(found, ev.at)
         if window.over(now):
             window.reset(now)  # it tells of a window that is over
         if run is not None:
@@ -223,7 +232,7 @@ class Plans:
                 "medium",
             )
 
-    def _renewed_early(self, found: Subscription, window: Window, before: float) -> None:
+    def _tell_early(self, found: Subscription, window: Window, before: float) -> None:
         words = (
             f"the {window.name} window of {found.key} has been renewed before its reset: "
             f"{percent(window.used or 0.0)} is used after {percent(before)}"
@@ -313,7 +322,7 @@ class Plans:
         if policy.action == "warn":
             return None
         for window in found.windows.values():
-            self._reset_if_over(found, window, at)
+            self._reset_if_over(found, window, self._by_now(at), at)
         # a root may call other models than the one of which no more may be used
         barring = [each for each in found.barring(policy, model) if not (root and "_" in each.name)]
         if not barring:
@@ -381,7 +390,7 @@ class Plans:
         whose turn has come."""
         for found in self.known.values():
             for window in found.windows.values():
-                self._reset_if_over(found, window, at)
+                self._reset_if_over(found, window, self._by_now(at), at)
         self._give_turns(at)
         for run in [each for each in self._held.values() if each.plan_hold is not None]:
             hold = run.plan_hold
@@ -389,8 +398,11 @@ class Plans:
                 self._go_on(run, at)
         self._arm(at)
 
-    def _reset_if_over(self, found: Subscription, window: Window, at: float | None = None) -> None:
-        now = found.heard_at if at is None else at + self._offset - AFTER_RESET
+    def _by_now(self, at: float) -> float:
+        """Return up to when resets have taken place, in Unix time."""
+        return at + self._offset - AFTER_RESET
+
+    def _reset_if_over(self, found: Subscription, window: Window, now: float, at: float) -> None:
         if window.over(now):
             rejected, window_used = window.rejected, window.used
             window.reset(now)
@@ -399,7 +411,7 @@ class Plans:
             ):
                 found.status = None
             if window is found.shorter:
-                self._forget_present(found)
+                self._forget_present(found, at)
             self._ctx.do(c.SavePlan(found))
             if rejected or window_used is not None:
                 self._publish(
@@ -410,17 +422,30 @@ class Plans:
                     "low",
                 )
 
-    def _forget_present(self, found: Subscription) -> None:
-        """What trees have used of the last window counts no more against their `plan` limits."""
-        for run in self._ctx.tree:
+    def _forget_present(self, found: Subscription, at: float) -> None:
+        """What trees have used of the last window counts no more against their `plan` limits, and
+        those that wait because of it go on."""
+        for run in list(self._ctx.tree):
             if run.plan_present.pop(found.key, None) is not None:
                 run.account.levels[LimitKind.PLAN] = round(
                     100 * max(run.plan_present.values(), default=0.0), 6
                 )
-                active = run.limits.get(LimitKind.PLAN)
-                if active is not None and run.held_by is not active:
-                    active.near = active.over = False
                 self._ctx.changed(run)
+                active = run.limits.get(LimitKind.PLAN)
+                if active is None or active.above(run.account.used(LimitKind.PLAN) or 0):
+                    continue
+                active.near = active.over = False
+                if run.held_by is active:
+                    self._release(run, at)
+
+    def _release(self, run: Run, at: float) -> None:
+        """Let a run go on that its `plan` limit has held, unless something else does."""
+        self._lifecycle.release_limit_hold(run)
+        paused = run.paused
+        by_person = paused is not None and (paused.by_hand or paused.suspended)
+        if holding(run) or not by_person:
+            self._limit_holds.resume_unless_held(run, at)
+            self._limits.enforce_subtree(run, at)
 
     def _give_turns(self, at: float) -> None:
         """Give each run that nothing bars any more its turn, and take it from those that are barred

@@ -240,7 +240,7 @@ class Paused(Struct):
     no_money: Reason | None = None
     """Of a root: the budget that keeps its tree paused."""
     by_hand: bool = False
-    """While it `resumes_itself`: a request paused it as well."""
+    """While it `resumes_itself`, or is held until a reset: a request paused it as well."""
     frozen: bool = True
     """Its processes stand still. Where a call to its model was not made, only its calls do: a reply
     must not be frozen in its middle."""
@@ -445,6 +445,11 @@ class State:
     def resumes_itself(self) -> bool:
         """Whether it waits for a budget or a subscription, and goes on without a person."""
         return self.no_money is not None or self.plan_hold is not None
+
+    @property
+    def held_until_reset(self) -> bool:
+        """Whether its limit of a subscription's window holds it."""
+        return self.limit_hold is not None and self.limit_hold.kind is LimitKind.PLAN
 
     @property
     def repeating(self) -> Repetition | None:
