@@ -110,6 +110,42 @@ def gated_port(daemon: Daemon) -> int:
     )
 
 
+OWN = """
+import json, sys
+usage = {"type": "usage", "model": "claude-sonnet-4-5", "output_tokens": 10}
+for tokens in map(int, sys.argv[1:]):
+    print(json.dumps(usage | {"input_tokens": tokens}), flush=True)
+"""
+"""An agent of one's own, which tells its use for `--meter jsonl`."""
+REPORTS = ["report", "--model", "claude-sonnet-4-5", "--input-tokens", "60k"]
+
+
+@pytest.mark.parametrize("action", ["terminate", "pause"])
+@pytest.mark.parametrize("meter", ["jsonl", "report"])
+def test_an_agent_that_meters_itself_is_not_around_the_gateway(
+    gated: Daemon, meter: str, action: str
+) -> None:
+    agent = [sys.executable, "-c", OWN, "60000", "60000"]
+    if meter == "report":
+        agent = [sys.executable, "-m", "sfactl", *REPORTS]
+    words = ["run", "--meter", meter, "--limit", f"cost=0.50:{action}"]
+    done = gated.sfactl(*words, "--", *agent)
+    assert (done.returncode, "around the gateway" in done.stderr) == (0, False), done.stderr
+    # below a script that a person has bounded
+    below = [sys.executable, "-m", "sfactl", "run", "--name", "b", "--meter", meter]
+    below += ["--", *agent]
+    done = gated.sfactl("run", "--limit", f"cost=0.50:{action}", "--", *below)
+    assert (done.returncode, "around the gateway" in done.stderr) == (0, False), done.stderr
+
+
+def test_the_limit_of_an_agent_that_meters_itself_is_kept(gated: Daemon) -> None:
+    agent = [sys.executable, "-c", OWN + "import time; time.sleep(60)", "60000", "120000"]
+    done = gated.sfactl("run", "--meter", "jsonl", "--limit", "cost=0.50", "--", *agent)
+    assert done.returncode == 4
+    assert "used 0.5403 USD; its cost limit is 0.50" in done.stderr
+    assert "around the gateway" not in done.stderr
+
+
 @pytest.mark.parametrize("action", ["terminate", "warn"])
 def test_session_files_of_agent_programs_that_a_script_calls_past_the_gateway_count_for_its_run(
     gated: Daemon, tmp_path: Path, action: str
