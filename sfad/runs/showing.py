@@ -20,7 +20,7 @@ from ..host.clock import wall_clock
 from ..host.files import UNDECODABLE
 from ..host.probe import user_name
 from ..processes.launcher import Footprint
-from ..protocol.kinds import COSTS, COUNTS, KINDS
+from ..protocol.kinds import COSTS, COUNTS, KINDS, ROLES
 from ..protocol.known import BY_REPORT
 from ..protocol.messages import Spawn
 from ..protocol.requests.plans import PlanAccount, PlanWindow
@@ -322,6 +322,8 @@ def _enforcer(live: Live, active: ActiveLimit, used: float | None) -> Enforcer:
     match KINDS[kind].counted_by:
         case "clock":
             return "clock"
+        case "meter" if kind in ROLES:
+            return "meter" if used is not None or live.spawn.meter == BY_REPORT else "nothing"
         case "meter":
             gated = live.gated and not live.run.bypassed
             if gated and live.run.called:

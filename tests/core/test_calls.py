@@ -906,7 +906,7 @@ def test_what_a_child_uses_through_the_gateway_may_be_in_the_output_of_the_run_a
 def test_an_agent_that_meters_itself_goes_around_nothing(source: Source) -> None:
     t = Transcript(hear=frozenset({"publish"}))
     a = t.start("a", limits="cost=5", gated=True)
-    b = t.start("b", inside(a), gated=True, meters_itself=True)
+    b = t.start("b", inside(a), gated=True, tells_each_call=True)
     t.left = []
     t >> t.used(b, source, input_tokens=90_000, output_tokens=100)
     t >> e.ModelReached(t.at, b, "opencode", "api.openai.com:443")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sfactl.connection import Client
+from sfactl.exits import ExitCode
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
@@ -136,6 +137,27 @@ def test_an_agent_that_meters_itself_is_not_around_the_gateway(
     below += ["--", *agent]
     done = gated.sfactl("run", "--limit", f"cost=0.50:{action}", "--", *below)
     assert (done.returncode, "around the gateway" in done.stderr) == (0, False), done.stderr
+
+
+def test_the_gateway_keeps_no_limit_of_a_role(gated: Daemon, tmp_path: Path) -> None:
+    refused = gated.sfactl("run", "--limit", "planning_cost=0.10", "--", "true")
+    assert refused.returncode == ExitCode.REFUSED
+    assert "nothing would enforce its planning_cost limit of 0.10 USD" in refused.stderr
+    with gated.client() as client:
+        for meter, action, enforced in (("report", None, "meter"), (None, "warn", "nothing")):
+            found = spawn(
+                client, ["sleep", "60"], limits=[limit("planning_cost", 1, action)], meter=meter
+            )
+            assert isinstance(found, m.RunReply), found
+            assert state(found.run, "planning_cost")[2] == enforced
+            stopped(client, found.run.id)
+    report = [sys.executable, "-m", "sfactl", *REPORTS, "--role", "planning"]
+    kept = gated.sfactl(
+        "run", "--meter", "report", "--limit", "planning_cost=0.10", "--",
+        "sh", "-c", '"$@"; sleep 60', "sh", *report,
+    )  # fmt: skip
+    assert kept.returncode == ExitCode.LIMIT
+    assert "its planning_cost limit is 0.10 USD" in kept.stderr
 
 
 def test_the_limit_of_an_agent_that_meters_itself_is_kept(gated: Daemon) -> None:

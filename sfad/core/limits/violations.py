@@ -176,9 +176,15 @@ class Bypasses:
 def _may_go_around(run: Run, cause: str) -> bool:
     """Return whether this is not known of the run yet. An agent that tells its use for sfad is
     metered, not astray; the session file of another program within it may tell more."""
-    if run.asked.meters_itself and cause != "session":
+    if _meters_itself(run) and cause != "session":
         return False
     return run.asked.gated and cause not in run.bypassed and run.status is not Status.STOPPING
+
+
+def _meters_itself(run: Run) -> bool:
+    """Return whether its agent tells what it uses by a way that sfad offers, whatever leads to its
+    model."""
+    return run.asked.tells_each_call or run.asked.reports
 
 
 def _seen(run: Run) -> int | None:
@@ -186,7 +192,7 @@ def _seen(run: Run) -> int | None:
     meters itself; `None` if there was none. What runs below it use is part of that, because a run's
     output holds what a shimmed program in its script prints."""
     seen, below = run.account.seen_by_gateway, run.account.below.get(LimitKind.TOKENS, 0)
-    if run.asked.meters_itself:
+    if _meters_itself(run):
         told = [run.account.sources.get(source, NOTHING).tokens for source in _OWN_WORD]
         seen = max((each for each in (seen, *told) if each is not None), default=None)
     return None if seen is None and not below else (seen or 0) + below

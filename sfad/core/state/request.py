@@ -79,8 +79,8 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     """Its command is an agent program that sfad knows by name."""
     tells_each_call: bool = False
     """Its meter reads lines that its agent prints after each call, for the meter."""
-    meters_itself: bool = False
-    """Its agent tells what it uses by a way that sfad offers, whatever leads to its model."""
+    reports: bool = False
+    """Its agent reports what it uses, as its person says."""
     limits: tuple[Limit, ...] = ()
     on_limit: Action | None = None
     max_depth: Bound | None = None
