@@ -5,7 +5,8 @@
 The command line:
 
 `__main__`          carries a command line out, and turns errors into exit codes
-`app`               the typer application: finds the verb, loads its module, and shows help and errors
+`app`               the typer application: finds the verb, loads its module, and shows help and
+                    errors
 `verbs`             the verbs, their aliases and their lines in the help
 `commands`          one module for each verb
 `options`           the options and arguments that verbs share, and the values of their texts
@@ -34,7 +35,8 @@ Connections:
 `sessions`          what `sfactl session` and `sfactl mcp` do
 `over_fleet`        verbs with --fleet, and runs that are named NODE/ID
 `fleet`             the nodes of the fleet, a connection to each, and their runs as one list
-`fleet_calls`       requests about runs that are named NODE/ID, for `top` and the console, and summaries as one
+`fleet_calls`       requests about runs that are named NODE/ID, for `top` and the console, and
+                    summaries as one
 `fleet_list`        `list` and `tree` of all nodes
 `fleet_reports`     `summary` and `plans` of all nodes
 `fleet_run`         output of runs on other nodes; `run --fleet`
@@ -49,7 +51,8 @@ A run in the foreground:
 
 `foreground`        a run that this process stands for: output, exit code, what signals do
 `progress`          its progress lines on stderr
-`in_flight`         several requests on one connection, repeated after a death of the daemon; one poll over all that a run tells
+`in_flight`         several requests on one connection, repeated after a death of the daemon; one
+                    poll over all that a run tells
 `terminal`          a pseudo-terminal between the user and an interactive run
 
 Shims:

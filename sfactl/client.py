@@ -158,8 +158,8 @@ class Reservation:
     ) -> None:
         if error is None and not self.settled:
             words = (
-                f"reservation {self.id} was not settled, so it stays charged in full; call "
-                "settle() or cancel() in its block"
+                f"reservation {self.id} was not settled, so it stays charged in full; "
+                "call settle() or cancel() in its block"
             )
             warnings.warn(words, RuntimeWarning, stacklevel=2)
 
@@ -248,8 +248,8 @@ class Sfad:
         )
         if request == m.Report(id=0, run=self._run, model=model, role=role):
             raise ValueError(
-                "a report needs at least one of: turns, messages, input_tokens, output_tokens, "
-                "cost_usd"
+                "a report needs at least one of: "
+                "turns, messages, input_tokens, output_tokens, cost_usd"
             )
         return self._ask(request, m.RunReply).run
 
@@ -283,8 +283,8 @@ class Sfad:
                 missing = error
         tag = type(request).__struct_config__.tag
         raise Unanswered(
-            f"the {tag} was sent but not answered, so it may have been taken; it is not sent "
-            f"again: {missing.message}"
+            f"the {tag} was sent but not answered, so it may have been taken; "
+            f"it is not sent again: {missing.message}"
         )
 
     def _answered(self, request: m.Request, expected: type[R]) -> R:

@@ -28,9 +28,8 @@ def guarded(work: Callable[[], int]) -> int:
         # argv, environment and paths of a run travel as bytes; names, ids and labels are text
         print(
             (
-                f"sfactl: {error.object!a}: only the command, --env and --cwd may hold bytes that "
-                "are "
-                "not UTF-8"
+                f"sfactl: {error.object!a}: "
+                "only the command, --env and --cwd may hold bytes that are not UTF-8"
             ),
             file=sys.stderr,
         )

@@ -1,7 +1,7 @@
 """A run in the foreground: its output, its signals and its exit code are those of this process.
 
-Spawn ─▶ RunReply ─▶ Logs, Wait ─▶ LogFiles: copy until … RunReply of Wait ─▶ drain to the end ─▶
-exit code
+Spawn ─▶ RunReply ─▶ Logs, Wait ─▶ LogFiles: copy until … RunReply of Wait
+                                   ─▶ drain to the end ─▶ exit code
 
 If the connection is lost, output is still copied while this process connects again and repeats the
 requests without a reply. A signal meanwhile is a Stop that is sent afterwards.
@@ -36,8 +36,8 @@ from .terminal import Terminal
 Form = Literal["raw", "text", "auto"]
 """The form of `Logs`."""
 
-# ---- What signals to a client in the foreground do to its run: stop it, or suspend
-# it with this process
+# ---- What signals to a client in the foreground do to its run: stop it, or suspend it with this
+# process
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -399,8 +399,8 @@ class Foreground:
     def _reconnect(self) -> None:
         if self._final is not None and self._output.give_up_text():
             self._note(
-                "sfactl: the daemon went away before all text was shown; see it with: sfactl "
-                f"result {self._final.id}"
+                "sfactl: the daemon went away before all text was shown; see it with: "
+                f"sfactl result {self._final.id}"
             )
             self._client.close()
             return

@@ -68,9 +68,8 @@ def _events(fleet: Fleet, values: Mapping[str, Any]) -> int:
 
     if values["run"]:
         raise UsageError(
-            "--fleet and --run exclude each other: events of a run are on its node (sfactl "
-            "info "
-            "NODE/ID)"
+            "--fleet and --run exclude each other: "
+            "events of a run are on its node (sfactl info NODE/ID)"
         )
     wanted = {name: value for name, value in values.items() if name != "json"}
     json, lock = values["json"], threading.Lock()

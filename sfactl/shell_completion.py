@@ -46,8 +46,8 @@ def _late(_number: int, _frame: object) -> None:
     raise Late
 
 
-# ---- The words that a shell completes: runs, names, labels and agents from the
-# daemon, and words that never change
+# ---- The words that a shell completes: runs, names, labels and agents from the daemon, and words
+# that never change
 
 COMPLETION_SECONDS = 0.5
 """Seconds to wait for the daemon."""

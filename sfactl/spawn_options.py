@@ -203,8 +203,8 @@ class SpawnOptions(Struct, frozen=True):
         typer.Option(
             "--resume",
             help=(
-                "With --attempts: each further attempt continues the agent's session, and so does "
-                "one after a lost attempt"
+                "With --attempts: each further attempt continues the agent's session, "
+                "and so does one after a lost attempt"
             ),
         ),
     ] = False
@@ -257,8 +257,8 @@ class SpawnOptions(Struct, frozen=True):
             "--stdio",
             metavar="HOW",
             help=(
-                "files (default), or inherit: the run uses this client's stdin, stdout and "
-                "stderr, and no output is kept"
+                "files (default), or inherit: the run uses this client's stdin, stdout and stderr, "
+                "and no output is kept"
             ),
             parser=either("files", "inherit"),
         ),
@@ -268,8 +268,8 @@ class SpawnOptions(Struct, frozen=True):
         typer.Option(
             "--text",
             help=(
-                "Show the agent's text and final answer instead of its JSON events, if the meter "
-                "knows them"
+                "Show the agent's text and final answer instead of its JSON events, "
+                "if the meter knows them"
             ),
         ),
     ] = False
@@ -278,8 +278,8 @@ class SpawnOptions(Struct, frozen=True):
         typer.Option(
             "--raw",
             help=(
-                "Show the output unchanged (default for a COMMAND, except in a run that has a "
-                "meter)"
+                "Show the output unchanged (default for a COMMAND, "
+                "except in a run that has a meter)"
             ),
         ),
     ] = False
@@ -301,8 +301,8 @@ class SpawnOptions(Struct, frozen=True):
             "--timeout",
             metavar="TIME",
             help=(
-                "Limit of time: 90 (seconds), 90s, 5m, 1h (default: SFA_DEFAULTS_TIMEOUT, else "
-                "see below)"
+                "Limit of time: 90 (seconds), 90s, 5m, 1h (default: "
+                "SFA_DEFAULTS_TIMEOUT, else see below)"
             ),
             parser=DURATION,
         ),
@@ -325,8 +325,8 @@ class SpawnOptions(Struct, frozen=True):
             "--on-limit",
             metavar="ACTION",
             help=(
-                "Action of limits that name none: terminate, pause, warn, refuse, "
-                "request_increase (default: the profile's)"
+                "Action of limits that name none: "
+                "terminate, pause, warn, refuse, request_increase (default: the profile's)"
             ),
             parser=reader(read_action),
             autocompletion=completing("action"),
@@ -350,8 +350,8 @@ class SpawnOptions(Struct, frozen=True):
         typer.Option(
             "--gateway",
             help=(
-                "Check each model call before it is made, so that a limit of cost is not "
-                "exceeded; children inherit it"
+                "Check each model call before it is made, so that a limit of cost is not exceeded; "
+                "children inherit it"
             ),
         ),
     ] = False
@@ -368,8 +368,8 @@ class SpawnOptions(Struct, frozen=True):
             "--model-allow",
             metavar="PATTERN",
             help=(
-                "A model that the run and its children may call, as claude-haiku-*; others are "
-                "refused. Implies --gateway"
+                "A model that the run and its children may call, as claude-haiku-*; "
+                "others are refused. Implies --gateway"
             ),
         ),
     ] = []
@@ -383,8 +383,8 @@ class SpawnOptions(Struct, frozen=True):
             "--after",
             metavar="RUN[:ok]",
             help=(
-                "Start when this run has ended; with :ok, only if it completes, else the new run "
-                "is cancelled"
+                "Start when this run has ended; "
+                "with :ok, only if it completes, else the new run is cancelled"
             ),
             parser=reader(_after),
             autocompletion=completing("run"),
@@ -488,8 +488,8 @@ class SpawnOptions(Struct, frozen=True):
         typer.Option(
             "--restart-elsewhere",
             help=(
-                "If its node is lost, a further attempt (--attempts) begins on another one after "
-                "the lease. Implies --fleet"
+                "If its node is lost, a further attempt (--attempts) "
+                "begins on another one after the lease. Implies --fleet"
             ),
         ),
     ] = False
@@ -498,9 +498,8 @@ class SpawnOptions(Struct, frozen=True):
         typer.Option(
             "--ship",
             metavar="DIR",
-            help="With --fleet: send this directory, without what git ignores, and work in the "
-            "copy; sfactl fetch brings "
-            "changes back",
+            help="With --fleet: send this directory, without what git ignores, "
+            "and work in the copy; sfactl fetch brings changes back",
         ),
     ] = None
 
@@ -525,8 +524,8 @@ class SpawnOptions(Struct, frozen=True):
             "--allow-tool",
             metavar="TOOL",
             help=(
-                "A tool that the agent may use (SFA_ALLOWED_TOOLS); a call of any other is then a "
-                "breach"
+                "A tool that the agent may use (SFA_ALLOWED_TOOLS); "
+                "a call of any other is then a breach"
             ),
         ),
     ] = []
@@ -536,8 +535,8 @@ class SpawnOptions(Struct, frozen=True):
             "--block-tool",
             metavar="TOOL",
             help=(
-                "A tool that the agent may not use (SFA_BLOCKED_TOOLS); a call that a meter sees "
-                "is a breach"
+                "A tool that the agent may not use (SFA_BLOCKED_TOOLS); "
+                "a call that a meter sees is a breach"
             ),
         ),
     ] = []
@@ -547,8 +546,8 @@ class SpawnOptions(Struct, frozen=True):
             "--isolate",
             metavar="on|net",
             help=(
-                "Start the command in a sandbox (bubblewrap); with =net it reaches nothing but "
-                "the gateway. Children inherit it"
+                "Start the command in a sandbox (bubblewrap); "
+                "with =net it reaches nothing but the gateway. Children inherit it"
             ),
             parser=either("on", "net"),
         ),
@@ -558,9 +557,8 @@ class SpawnOptions(Struct, frozen=True):
         typer.Option(
             "--egress",
             metavar="HOST[,HOST]",
-            help="With --isolate=net: what the run also reaches, as HOST, HOST:PORT or *.DOMAIN; * "
-            "is all but models. "
-            "Ports: 443 and 80",
+            help="With --isolate=net: what the run also reaches, as HOST, HOST:PORT or *.DOMAIN; "
+            "* is all but models. Ports: 443 and 80",
             parser=Words,
         ),
     ] = []
@@ -570,8 +568,8 @@ class SpawnOptions(Struct, frozen=True):
             "--writable",
             metavar="PATH",
             help=(
-                "A path that the sandbox may write to, beside the working directory. Implies "
-                "--isolate"
+                "A path that the sandbox may write to, "
+                "beside the working directory. Implies --isolate"
             ),
         ),
     ] = []
@@ -581,8 +579,8 @@ class SpawnOptions(Struct, frozen=True):
             "--readable",
             metavar="PATH",
             help=(
-                "A path that the sandbox shows, beside programs and what it may write to. Implies "
-                "--isolate"
+                "A path that the sandbox shows, beside programs and what it may write "
+                "to. Implies --isolate"
             ),
         ),
     ] = []
@@ -618,9 +616,8 @@ def check(wanted: SpawnOptions) -> None:
     """Raise `UsageError` for invalid or contradictory options."""
     if wanted.agent is None and not wanted.command:
         raise UsageError(
-            "nothing to run: name an agent and its task, as in: claude 'look at HEAD~1', or "
-            "write "
-            "-- COMMAND"
+            "nothing to run: name an agent and its task, as in: "
+            "claude 'look at HEAD~1', or write -- COMMAND"
         )
     if wanted.leaf and wanted.nested:
         raise UsageError("--leaf and --nested exclude each other: a leaf may start nothing")
@@ -630,9 +627,8 @@ def check(wanted: SpawnOptions) -> None:
         raise UsageError("--gateway and --no-gateway exclude each other")
     if wanted.model_allow and wanted.no_gateway:
         raise UsageError(
-            "--model-allow and --no-gateway exclude each other: only the gateway sees the "
-            "model "
-            "before a call"
+            "--model-allow and --no-gateway exclude each other: "
+            "only the gateway sees the model before a call"
         )
     if "" in wanted.model_allow:
         raise UsageError("--model-allow: a pattern is empty; write one such as 'claude-haiku-*'")
@@ -642,8 +638,8 @@ def check(wanted: SpawnOptions) -> None:
         )
     if wanted.worktree is not None and wanted.worktree_of is not None:
         raise UsageError(
-            "--worktree and --worktree-of exclude each other: the second names a worktree that "
-            "has a branch"
+            "--worktree and --worktree-of exclude each other: "
+            "the second names a worktree that has a branch"
         )
     if wanted.worktree == "":
         raise UsageError(
@@ -806,14 +802,14 @@ def caveats(run: RunInfo, message: Spawn) -> Iterator[str]:
     """Yield what the user may not expect of the run."""
     if run.isolation == "offline" and not message.quiet:
         yield (
-            f"sfactl: {run.id} has no network at all; with --gateway it would reach its model, "
-            "and nothing else"
+            f"sfactl: {run.id} has no network at all; "
+            "with --gateway it would reach its model, and nothing else"
         )
     # what a shim starts, no person has started, so it is told though the rest is not
     if run.direct is not None and (message.shim or not message.quiet):
         yield (
-            f"sfactl: {run.id} goes without the gateway, so its limits of money are kept after "
-            f"its calls, if at all: {run.direct}"
+            f"sfactl: {run.id} goes without the gateway, "
+            f"so its limits of money are kept after its calls, if at all: {run.direct}"
         )
     if words := unenforceable(run, message):
         yield words

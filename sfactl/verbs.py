@@ -47,8 +47,8 @@ HEADINGS = {
     "Money": {
         "calls": "Print the model calls that runs have made through the gateway, or follow them",
         "plans": (
-            "Show the windows of subscriptions: how much is used, when they reset, and which runs "
-            "wait for that"
+            "Show the windows of subscriptions: "
+            "how much is used, when they reset, and which runs wait for that"
         ),
         "recommend": "Suggest limits from past successful runs",
         "report": "Report what a run has used: turns, messages, tokens, cost",
@@ -68,8 +68,8 @@ HEADINGS = {
         "mcp": "Offer subagents to an agent program, as an MCP server on stdin and stdout",
         "metrics": "Print the daemon's metrics in the text format of Prometheus",
         "otel": (
-            "Export a span for each ended run and each of its model calls to `otel.endpoint`, "
-            "until interrupted"
+            "Export a span for each ended run and each of its model calls to "
+            "`otel.endpoint`, until interrupted"
         ),
         "prune": "Remove ended runs, with their output",
         "reload": "Make the daemon read its config again, as SIGHUP does, and show what changed",
@@ -84,8 +84,8 @@ MEMBERS = {
         "info": "Show a session, and its answer if it has ended; with --wait, wait for that",
         "list": "List the live sessions, and those that ended last",
         "log": (
-            "Print the transcript of a session: its events and output, made safe for a language "
-            "model"
+            "Print the transcript of a session: "
+            "its events and output, made safe for a language model"
         ),
         "send": "Write a line to the stdin of a session, or continue one that has ended",
         "spawn": "Start a session in the background and print its id",
@@ -99,8 +99,8 @@ MEMBERS = {
     },
     "hooks": {
         "list": (
-            "List the hooks of the config, how often each was started and failed, and commands of "
-            "--on-end that are not done"
+            "List the hooks of the config, how often each was started and failed, "
+            "and commands of --on-end that are not done"
         ),
         "test": (
             "Execute a hook for an invented event, and print how it ended, its output and its time"

@@ -221,9 +221,8 @@ def _daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
                 made[key] = stack.enter_context(
                     running(tmp_path_factory.mktemp("daemon"), **options)
                 )
-            elif (
-                made[key].process.poll() is not None
-            ):  # a test has failed between a kill and the restart
+            elif made[key].process.poll() is not None:
+                # a test has failed between a kill and the restart
                 made[key].restart()
             return made[key]
 

@@ -109,8 +109,8 @@ def test_a_sweep_leaves_a_damaged_spool_for_the_next_daemon_to_find(tmp_path: Pa
 
 def test_serving_does_not_import_typer() -> None:
     program = (
-        "import sys, sfad.__main__; print(sorted({'typer', 'pydantic', 'rich'} & "
-        "sys.modules.keys()))"
+        "import sys, sfad.__main__; print(sorted({'typer', 'pydantic', "
+        "'rich'} & sys.modules.keys()))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
@@ -173,8 +173,8 @@ def test_a_path_that_is_not_utf8_is_an_error(tmp_path: Path, variable: str, what
     )
     assert done.returncode == 2
     assert done.stderr == (
-        f"sfad: the path of the {what}, {tmp_path}/\\xe9, is not UTF-8; to choose another: "
-        f"{_ways(variable)}\n"
+        f"sfad: the path of the {what}, {tmp_path}/\\xe9, is not UTF-8; "
+        f"to choose another: {_ways(variable)}\n"
     )
 
 

@@ -47,8 +47,8 @@ def diff(
         raise Quit(
             ExitCode.REFUSED,
             (
-                f"the worktree {found.worktree} of run {found.id} is gone; its branch was "
-                f"{found.branch}"
+                f"the worktree {found.worktree} of run {found.id} is gone; "
+                f"its branch was {found.branch}"
             ),
         )
     try:

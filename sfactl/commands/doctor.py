@@ -106,8 +106,8 @@ def _unreachable(error: Unreachable) -> tuple[str, str, str]:
         "refused": "start it again: sfad serve, or the first `sfactl spawn`",
         "denied": "use your own daemon, or have the administrator add you",
         "untrusted": (
-            "use another socket, or remove this one; SFAD_SERVICE_USER names one more user to be "
-            "trusted"
+            "use another socket, or remove this one; "
+            "SFAD_SERVICE_USER names one more user to be trusted"
         ),
         "sandbox": "let the sandbox connect to Unix sockets",
     }
@@ -198,9 +198,9 @@ def _gateway(status: DaemonStatus | None) -> Iterator[Finding]:
         yield Finding(
             "gateway",
             "ok",
-            "not running; the first call or agent program of a run starts it, unless "
-            "gateway.enabled = false, and --gateway always"
-            ". Its upstreams and keys are only checked while it runs",
+            "not running; the first call or agent program of a run starts it, "
+            "unless gateway.enabled = false, and --gateway always. "
+            "Its upstreams and keys are only checked while it runs",
         )
     else:
         yield from _answering("gateway", status.gateway, status.gateway_pid, status.containment)

@@ -64,8 +64,8 @@ def events(
             "--since",
             metavar="SEQ|TIME",
             help=(
-                "Events after this number (4711), or since then: 12h (ago), 22:00, yesterday, "
-                "2026-01-31T22:00"
+                "Events after this number (4711), or since then: "
+                "12h (ago), 22:00, yesterday, 2026-01-31T22:00"
             ),
             parser=reader(_since),
         ),

@@ -63,8 +63,8 @@ def _root(packed: FilesPacked, to: str | None, socket: str | None) -> str:
         raise Quit(
             ExitCode.REFUSED,
             (
-                f"the files came from {root} on node {packed.node}: fetch them there, or name a "
-                "directory with --to"
+                f"the files came from {root} on node {packed.node}: "
+                "fetch them there, or name a directory with --to"
             ),
         )
     if not os.path.isdir(root):

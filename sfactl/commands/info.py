@@ -57,8 +57,8 @@ def moments(run: RunInfo, events: Sequence[Event]) -> Iterator[str]:
             else ""
         )
         yield (
-            f"{output.local(time)}  {f'+{after}':>8}  "
-            f"{'milestone' if event.is_milestone else what}{said}{by}"
+            f"{output.local(time)}  "
+            f"{f'+{after}':>8}  {'milestone' if event.is_milestone else what}{said}{by}"
         )
 
 
@@ -102,10 +102,9 @@ def _show(client: Client, name: str, timeline: bool, json: bool) -> None:
     ):
         output.note(
             "note: turns, tokens and cost of this run are not known, so their limits are NOT "
-            "ENFORCEABLE; time is. "
-            "They are known if the agent prints JSON events (--meter NAME), reports its use "
-            "(sfactl report, with --meter report), "
-            "or is started with --gateway, which checks each model call before it is made"
+            "ENFORCEABLE; time is. They are known if the agent prints JSON events (--meter NAME), "
+            "reports its use (sfactl report, with --meter report), or is started with --gateway, "
+            "which checks each model call before it is made"
         )
 
 
@@ -133,8 +132,8 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
         yield (
             "unadmitted",
             (
-                f"{counted(run.unadmitted, 'agent program')} started within it without asking the "
-                "daemon"
+                f"{counted(run.unadmitted, 'agent program')} started within it without "
+                "asking the daemon"
             ),
         )
     yield "command", output.command(run)

@@ -115,8 +115,8 @@ def list_(
         )
     if found.truncated and limit_rows is not None:
         output.note(
-            f"sfactl: only the newest {limit_rows} of the ended runs are shown; there are more "
-            "(--limit-rows)"
+            f"sfactl: only the newest {limit_rows} of the ended runs are shown; "
+            "there are more (--limit-rows)"
         )
     return ExitCode.DONE
 

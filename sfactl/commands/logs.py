@@ -269,8 +269,9 @@ def _show(
         prefix = (
             names[number] + " " * (columns - output.width(names[number])) + " | " if several else ""
         )
-        form = partial(LineForm, run=files.run if several else None, prefix=prefix, colour=COLOURS[number % len(COLOURS)],
-                       stamped=view.stamped, json=view.json)  # fmt: skip
+        form = partial(LineForm, run=files.run if several else None, prefix=prefix,
+                       colour=COLOURS[number % len(COLOURS)], stamped=view.stamped,
+                       json=view.json)  # fmt: skip
         times = dict(zip(STREAMS, (files.out_times, files.err_times), strict=True))
         forms = [
             (source, form(source, times=times[source.stream]))

@@ -45,8 +45,8 @@ def plans(
 def show(accounts: Sequence[PlanAccount], *, forecast: bool) -> None:
     if not accounts:
         output.note(
-            "no subscription is known: none of the replies so far, through the gateway or in "
-            "Codex's session files, told of one"
+            "no subscription is known: none of the replies so far, "
+            "through the gateway or in Codex's session files, told of one"
         )
     else:
         now = datetime.now(UTC)
@@ -114,8 +114,8 @@ def _row(window: PlanWindow, now: datetime, *, forecast: bool) -> list[str]:
 def _forecast(window: PlanWindow, now: datetime) -> str:
     assert window.empty_at is not None
     return (
-        f"at this rate the {output.plain(window.window)} window is empty at "
-        f"{moment(window.empty_at, now)}"
+        f"at this rate the {output.plain(window.window)} window is "
+        f"empty at {moment(window.empty_at, now)}"
     )
 
 

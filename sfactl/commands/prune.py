@@ -62,9 +62,8 @@ def prune(
     """
     if older_than is None and keep is None and not worktrees:
         raise UsageError(
-            "say what to remove: --older-than 7d, --keep 100, or --keep 0 for everything that "
-            "has "
-            "ended"
+            "say what to remove: --older-than 7d, --keep 100, "
+            "or --keep 0 for everything that has ended"
         )
     wanted = Prune(id=0, older_than=older_than, keep=keep or 0, dry_run=dry_run)
     alone = older_than is None and keep is None
@@ -88,8 +87,8 @@ def prune(
         for each in lost:
             print(
                 output.plain(
-                    f"  with its changes: {each['path']} (branch {each['branch']}, run "
-                    f"{each['run']}): {each['why']}"
+                    f"  with its changes: {each['path']} (branch {each['branch']}, "
+                    f"run {each['run']}): {each['why']}"
                 )
             )
         for each in kept:
@@ -121,8 +120,8 @@ def _tell(found: Pruned, *, dry_run: bool) -> None:
     )
 
 
-# ---- Worktrees, which belong to the caller: git removes them, and the daemon only
-# knows which runs have ended
+# ---- Worktrees, which belong to the caller: git removes them, and the daemon only knows which runs
+# have ended
 
 
 Named = dict[str, str]

@@ -95,9 +95,9 @@ def _line(
         # its files are the owner's to change: a rerun by root would give them root's rights
         raise exits.Quit(
             exits.ExitCode.NOT_PERMITTED,
-            f"run {found.run} belongs to {found.owner}, and its command would run as you: ask "
-            f"{found.owner} to start it "
-            f"again, or see what that would start: sfactl rerun --dry-run {found.run}",
+            f"run {found.run} belongs to {found.owner}, and its command would run as you: "
+            f"ask {found.owner} to start it again, or see what that would start: "
+            f"sfactl rerun --dry-run {found.run}",
         )
     request = (
         replace(found.request, group=None)
@@ -125,9 +125,8 @@ def _left_out(request: Spawn) -> list[str]:
         )
     if request.detach:
         found.append(
-            "it had left the tree that started it (--detach); the new run is a root of its "
-            "own if "
-            "no run starts it"
+            "it had left the tree that started it (--detach); "
+            "the new run is a root of its own if no run starts it"
         )
     return found
 
@@ -152,17 +151,15 @@ def _edited(run: str, line: CommandLine) -> list[str]:
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if not editor:
         raise exits.UsageError(
-            "--edit needs an editor: set VISUAL or EDITOR, as in: EDITOR=nano sfactl rerun "
-            "--edit "
-            "RUN"
+            "--edit needs an editor: set VISUAL or EDITOR, as in: "
+            "EDITOR=nano sfactl rerun --edit RUN"
         )
     with tempfile.NamedTemporaryFile(
         mode="w+", prefix="sfactl-rerun-", suffix=".txt", errors="surrogateescape"
     ) as file:
         file.write(
-            f"# sfactl spawn, as {run} was started. What is saved here is started; an empty "
-            "file "
-            "starts nothing.\n"
+            f"# sfactl spawn, as {run} was started. What is saved here is started; "
+            "an empty file starts nothing.\n"
         )
         file.writelines(f"{each}\n" for each in line.lines())
         file.flush()

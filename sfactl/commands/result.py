@@ -80,7 +80,6 @@ def _show(found: ResultText, wanted: Result, json: bool) -> None:
     output.write((text + end).encode())
     if found.truncated and not wanted.wrapped:
         output.note(
-            f"sfactl: only the newest part of the output of {found.run} is shown "
-            "(--max-bytes); "
+            f"sfactl: only the newest part of the output of {found.run} is shown (--max-bytes); "
             f"all of it: sfactl logs {found.run}"
         )

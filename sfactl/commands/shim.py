@@ -173,9 +173,8 @@ def _install(directory: Path, programs: Sequence[str]) -> None:
         temporary.rename(directory / program)
         if program not in KNOWN_PROGRAMS:
             output.note(
-                f"sfactl: {program} is not an agent program that sfad knows; each call of it "
-                "in a "
-                "run is now a child run"
+                f"sfactl: {program} is not an agent program that sfad knows; "
+                "each call of it in a run is now a child run"
             )
 
 
@@ -238,8 +237,8 @@ def _list(place: ShimPlace, programs: Sequence[str], json: bool) -> int:
         )
     if missing := [shim.program for shim in shims if shim.state == "missing"]:
         output.note(
-            f"sfactl: not in your PATH: {', '.join(missing)}; in a run with your PATH its shim "
-            "exits with 127"
+            f"sfactl: not in your PATH: {', '.join(missing)}; "
+            "in a run with your PATH its shim exits with 127"
         )
     if kept is False:
         output.note(

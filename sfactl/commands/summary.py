@@ -48,8 +48,8 @@ def summary(
             "--since",
             metavar="TIME",
             help=(
-                "Only runs created since then: 12h (ago; the default), 22:00, yesterday, "
-                "2026-01-31T22:00"
+                "Only runs created since then: 12h (ago; "
+                "the default), 22:00, yesterday, 2026-01-31T22:00"
             ),
             parser=MOMENT,
         ),
@@ -181,7 +181,8 @@ def _head(found: Summary) -> Iterator[str]:
     if found.cost_usd is not None or found.tokens is not None:
         tokens = "" if found.tokens is None else f"{output.short(found.tokens)} tokens"
         cost = "" if found.cost_usd is None else f"{output.usd(found.cost_usd)} USD"
-        yield f"{output.bound(partial=found.partial, at_most=found.at_most)}{', '.join(filter(None, (cost, tokens)))}"
+        bound = output.bound(partial=found.partial, at_most=found.at_most)
+        yield f"{bound}{', '.join(filter(None, (cost, tokens)))}"
     elif found.runs:
         yield "cost and tokens are not known"
 

@@ -44,14 +44,14 @@ def show(
     """Show the runs of a daemon, or of a fleet. Return the exit code. Raise `Quit`."""
     if find_spec("textual") is None:
         raise UsageError(
-            "top needs a package that is not installed; install sfad with its extra top, as in "
-            "the checkout: pip install '.[top]'"
+            "top needs a package that is not installed; "
+            "install sfad with its extra top, as in the checkout: pip install '.[top]'"
         )
     wanted = WatchRuns(id=0, root=root, name=list(name) or None, user=user, labels=labels(label))
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(
-            "top needs a terminal; 'sfactl tree' prints the runs once, 'sfactl events -f' what "
-            "happens, 'sfactl web' serves pages"
+            "top needs a terminal; 'sfactl tree' prints the runs once, "
+            "'sfactl events -f' what happens, 'sfactl web' serves pages"
         )
     # Imported here because Textual takes half a second, and is an extra.
     from ..top import app as screen

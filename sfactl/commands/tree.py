@@ -102,8 +102,8 @@ def describe(run: RunInfo, *, user: bool = False) -> str:
     waits = f" after {awaited(run)}" if run.after else ""
     waits += f"  continued by {run.continued_by}" if run.continued_by is not None else ""
     return (
-        f"{who}  {output.outcome(run)}{waits}  depth "
-        f"{run.depth}{time}{load}{_used(run.usage)}{tight}{said}"
+        f"{who}  {output.outcome(run)}{waits} "
+        f" depth {run.depth}{time}{load}{_used(run.usage)}{tight}{said}"
     )
 
 

@@ -84,8 +84,8 @@ def serve(
     """Serve the runs of a daemon, or of a fleet. Return the exit code. Raise `Quit`."""
     if find_spec("starlette") is None or find_spec("hypercorn") is None:
         raise UsageError(
-            "web needs packages that are not installed; install sfad with its extra web, as in "
-            "the checkout: pip install '.[web]'"
+            "web needs packages that are not installed; "
+            "install sfad with its extra web, as in the checkout: pip install '.[web]'"
         )
     # Imported here because they take a third of a second, and are an extra.
     from ..web import serving

@@ -226,8 +226,8 @@ def _error_type(call: CallInfo) -> str | None:
     return "_OTHER" if call.error is not None else None
 
 
-# ---- Bounds what a library does that has a timeout for each read only: a server
-# may send a byte at a time
+# ---- Bounds what a library does that has a timeout for each read only: a server may send a byte at
+# a time
 
 
 _AGAIN = 1.0
@@ -282,8 +282,8 @@ class Position:
             except BlockingIOError:
                 if time.monotonic() > give_up:
                     message = (
-                        f"another exporter works for the daemon in {state_dir}; 'sfactl status' "
-                        "shows the daemon's own"
+                        f"another exporter works for the daemon in {state_dir}; "
+                        "'sfactl status' shows the daemon's own"
                     )
                     raise Quit(ExitCode.UNAVAILABLE, message) from None
             time.sleep(0.05)
@@ -310,8 +310,8 @@ class Position:
         os.close(self._lock)
 
 
-# ---- Where spans go, and with which headers. Keys come from the environment or a
-# file, and are in no command line and no
+# ---- Where spans go, and with which headers. Keys come from the environment or a file, and are in
+# no command line and no
 # message.
 
 
@@ -333,9 +333,8 @@ def settings_of(found: Sequence[Setting], env: Mapping[str, str]) -> Settings:
     endpoint = values.get("otel.endpoint")
     if endpoint is None:
         raise UsageError(
-            "otel.endpoint is not set in the daemon's config; set it to the collector's URL, "
-            "then "
-            "run 'sfactl reload'"
+            "otel.endpoint is not set in the daemon's config; "
+            "set it to the collector's URL, then run 'sfactl reload'"
         )
     source, text = _headers_text(
         values.get("otel.headers_env"), values.get("otel.headers_file"), env
@@ -356,8 +355,8 @@ def _headers_text(
             ) from None
     if variable is not None and variable not in env:
         raise UsageError(
-            f"otel.headers_env: the environment has no {variable}: set it for the daemon, and "
-            "restart that"
+            f"otel.headers_env: the environment has no {variable}: "
+            "set it for the daemon, and restart that"
         )
     return variable or "", env[variable] if variable is not None else ""
 
@@ -533,8 +532,8 @@ class Exporter:
             raise NotTaken(self._why.message)
         if len(batch) == 1:  # it must not keep all later ones from the collector
             output.note(
-                f"{self._url} refuses the span '{batch[0].name}', which is left out: "
-                f"{self._why.message}"
+                f"{self._url} refuses the span '{batch[0].name}', "
+                f"which is left out: {self._why.message}"
             )
             return
         half = len(batch) // 2

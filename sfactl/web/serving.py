@@ -44,7 +44,7 @@ _FOUND = struct.Struct("=4x48x12xII")
 _ALL_STATES, _ANY_INTERFACE, _NO_COOKIE = 0xFFFFFFFF, 0, b"\xff" * 8
 Address = tuple[str, int]
 NO_PEER: dict[socket.AddressFamily, Address] = {
-    socket.AF_INET: ("0.0.0.0", 0),
+    socket.AF_INET: ("0.0.0.0", 0),  # noqa: S104
     socket.AF_INET6: ("::", 0),
 }
 """The remote end of a listener."""
@@ -183,17 +183,15 @@ def place_of(
     if proxy is not None:
         if sender is None:
             raise UsageError(
-                f"--listen {listen}: other machines can connect; name the proxy's IP address "
-                "with "
-                "--from"
+                f"--listen {listen}: other machines can connect; "
+                "name the proxy's IP address with --from"
             )
         return Place(host, port, cert, key, proxy, from_address(_ip("--from", sender)), False)
     if cert is None:
         raise UsageError(
-            f"--listen {listen}: other machines can connect; give a certificate (--cert FILE "
-            "--key FILE), or the proxy in front "
-            "(--proxy https://NAME --from ADDRESS), or listen on 127.0.0.1 and forward the port "
-            "with ssh -L"
+            f"--listen {listen}: other machines can connect; "
+            "give a certificate (--cert FILE --key FILE), or the proxy in front (--proxy "
+            "https://NAME --from ADDRESS), or listen on 127.0.0.1 and forward the port with ssh -L"
         )
     return Place(host, port, cert, key, None, lambda _: True, False)
 

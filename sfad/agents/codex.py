@@ -755,8 +755,8 @@ def _logged_in(surroundings: Surroundings, settings: dict[str, Any]) -> bool:
     store = settings.get("cli_auth_credentials_store", "file")
     if store != "file":
         raise _ElsewhereError(
-            f"its login is in the store '{store}', so it is not known where its calls go; set "
-            "openai_base_url"
+            f"its login is in the store '{store}', "
+            "so it is not known where its calls go; set openai_base_url"
         )
     if env.get("CODEX_ACCESS_TOKEN"):
         raise _ElsewhereError("CODEX_ACCESS_TOKEN decides where its calls go")
@@ -768,8 +768,8 @@ def _logged_in(surroundings: Surroundings, settings: dict[str, Any]) -> bool:
         raise _ElsewhereError(f"its login is of the kind '{mode}'")
     if mode == "chatgpt" and env.get("CODEX_API_KEY"):
         raise _ElsewhereError(
-            "it has a ChatGPT login and CODEX_API_KEY, which only 'codex exec' uses; unset the "
-            "variable"
+            "it has a ChatGPT login and CODEX_API_KEY, which only 'codex exec' uses; "
+            "unset the variable"
         )
     return mode == "chatgpt"
 

@@ -80,9 +80,9 @@ class BodySpace:
         own = self._memory.held_by[self.run] + more
         if own > free:
             raise NoMemoryError(
-                f"the gateway has no memory for this call: run {self.run} would hold {own >> 20} "
-                f"MiB, and {max(0, free) >> 20} "
-                f"of {MAX_BODIES >> 20} MiB would be left for other runs; try again"
+                "the gateway has no memory for this call: "
+                f"run {self.run} would hold {own >> 20} MiB, and {max(0, free) >> 20} of "
+                f"{MAX_BODIES >> 20} MiB would be left for other runs; try again"
             )
         self._memory.count(self, more)
         self.size += more

@@ -82,8 +82,8 @@ class Daemon(Protocol):
         """Tell that a run may not reach a host."""
 
 
-# ---- The gateway's connection to its daemon: requests, their answers, and a new
-# connection when the daemon was restarted
+# ---- The gateway's connection to its daemon: requests, their answers, and a new connection when
+# the daemon was restarted
 
 
 RETRY, RETRY_MAX = 0.02, 1.0

@@ -164,8 +164,8 @@ def check_address(way: Way, address: Address, models: Iterable[tuple[Address, in
     ):
         needed = "its name" if any(address in network for network in _INTERNAL) else "that address"
         raise EgressRefusedError(
-            f"its address {address} is not one of the internet; --egress would have to name "
-            f"{needed}"
+            f"its address {address} is not one of the internet; "
+            f"--egress would have to name {needed}"
         )
 
 

@@ -55,8 +55,8 @@ from .upstreams import (
     upward,
 )
 
-# ---- What `sfactl doctor` asks the gateway: whether upstreams answer, their keys
-# can be read, and the kernel tells who calls
+# ---- What `sfactl doctor` asks the gateway: whether upstreams answer, their keys can be read, and
+# the kernel tells who calls
 
 
 CHECKUP_SECONDS = 5.0
@@ -339,9 +339,8 @@ class Exchange:
                 raise _AnsweredError(
                     404,
                     (
-                        f"upstream '{upstream.name}' is not at this address, but at that of your "
-                        "own "
-                        "gateway"
+                        f"upstream '{upstream.name}' is not at this address, "
+                        "but at that of your own gateway"
                     ),
                 )
             api = upstream.api_of(route.path)
@@ -660,8 +659,8 @@ class Exchange:
             raise _AnsweredError(
                 400,
                 (
-                    f"upstream '{upstream.name}' ({upstream.shown}) is this gateway itself; set "
-                    "another url"
+                    f"upstream '{upstream.name}' ({upstream.shown}) is this gateway itself; "
+                    "set another url"
                 ),
             )
         await self._while_there(

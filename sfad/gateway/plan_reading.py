@@ -99,7 +99,8 @@ def _plan(
 ) -> SeePlan:
     status, plan_type = status and status[:_MOST_WORD], plan_type and plan_type[:_MOST_WORD]
     return SeePlan(
-        id=0, run="", provider=provider, time=0.0, login="", status=status, plan_type=plan_type, windows=windows
+        id=0, run="", provider=provider, time=0.0, login="", status=status, plan_type=plan_type,
+        windows=windows
     )  # fmt: skip
 
 

@@ -89,9 +89,8 @@ class Upstream:
         elif self.key_env is not None:
             if self.key_env not in os.environ:
                 raise LookupError(
-                    f"the daemon's environment has no {self.key_env}: set it there, and "
-                    "restart "
-                    "the daemon"
+                    f"the daemon's environment has no {self.key_env}: "
+                    "set it there, and restart the daemon"
                 )
             where, text = f"{self.key_env} in the daemon's environment", os.environ[self.key_env]
         else:
@@ -111,7 +110,8 @@ class Upstream:
     def passage(self, rest: str, query: str, token: str | None) -> str:
         """Return the URL of a request at the gateway that has the key. `rest`: as in `target`;
         `token`: names the run."""
-        return f"{self.through}/run/{token}/{quote(self.name, safe='')}{rest}{'?' if query else ''}{query}"
+        here = f"{self.through}/run/{token}/{quote(self.name, safe='')}"
+        return f"{here}{rest}{'?' if query else ''}{query}"
 
     def target(self, rest: str, query: str, *, keyed: bool) -> str:
         """Return the URL of a request. `rest`: its path after the upstream's name."""

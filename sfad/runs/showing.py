@@ -385,8 +385,8 @@ def _usage(source: Source, use: Use, elapsed: float | None) -> Usage:
     )
 
 
-# ---- What a run was started with, as the ledger keeps it for `recall`. Never its
-# environment, which may hold secrets.
+# ---- What a run was started with, as the ledger keeps it for `recall`. Never its environment,
+# which may hold secrets.
 
 
 MOST_RECALLED = 64 << 10

@@ -219,9 +219,9 @@ class MeterNotices:
         if live.program is not None and live.spawn.meter is not None and not live.meter_silent:
             live.set_meter(silent=True)
             message = (
-                f"the meter {live.program.name} recognises nothing in what the run prints: its "
-                "turns, messages, tokens and cost "
-                "are NOT ENFORCEABLE. Have the agent print JSON events, or name another --meter"
+                f"the meter {live.program.name} recognises nothing in what the run prints: "
+                "its turns, messages, tokens and cost are NOT ENFORCEABLE. "
+                "Have the agent print JSON events, or name another --meter"
             )
             self.publish(EventType.METER_SILENT, live.run.id, message)
 
@@ -286,8 +286,8 @@ class MeterNotices:
         if not self._told_unloaded:
             self._told_unloaded = True
             message = (
-                "the price list could not be loaded before the run ended: the cost of its tokens "
-                "is not counted"
+                "the price list could not be loaded before the run ended: "
+                "the cost of its tokens is not counted"
             )
             self.publish(EventType.METER_UNPRICED, self.live.run.id, message)
 

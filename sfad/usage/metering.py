@@ -40,7 +40,7 @@ from .metered_run import (
 from .pricing import PriceList, Prices
 from .sampling import KernelLevels
 from .sessions import Session, Sessions
-from .silence import SilenceWatch
+from .silence import Signs, SilenceWatch
 from .tail import Tail
 
 # ---- What agents report and reserve, and model calls of the gateway, with their price
@@ -179,7 +179,7 @@ class Metering:
         launcher: Launcher,
         prices: Mapping[str, Price],
         nearing: float,
-        silence: SilenceWatch,
+        lives: Mapping[RunId, Live],
     ) -> None:
         self._feed = feed
         self._learnt: list[e.Event] | None = []
@@ -199,7 +199,8 @@ class Metering:
             seen=self._read_in_session, lost=self._session_lost, trouble=trouble
         )
         self._levels = KernelLevels(launcher, self._tell, nearing=nearing)
-        self._silence = silence
+        signs = Signs(lives, output, self._sessions.written)
+        self.silence = SilenceWatch(signs, launcher, feed, nearing, self._sessions.look_again)
         self.use_pricing = UsePricing(self._runs, self._prices)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -212,7 +213,7 @@ class Metering:
     async def sample(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._levels.sampler.serve)
-            nursery.start_soon(self._silence.serve)
+            nursery.start_soon(self.silence.serve)
 
     def close(self) -> None:
         self._tail.close()
@@ -222,7 +223,7 @@ class Metering:
         all."""
         self._prices.reconfigure(prices)
         self._levels.sampler.set_nearing(nearing)
-        self._silence.nearing = nearing
+        self.silence.nearing = nearing
 
     def begin_attempt(self, live: Live, opened: Sequence[int] = ()) -> None:
         """`opened`: as `Tail.begin_attempt` takes it."""
@@ -263,7 +264,7 @@ class Metering:
         if run.id in self._runs:
             self._tail.set_limit(run.id, _output_limit(run))
             self._levels.watch(run)
-            self._silence.watch(self._runs[run.id].live)
+            self.silence.watch(self._runs[run.id].live)
             self._launcher.bound(run.id, bounds_of(run))
 
     def catch_up(self, run: Run, signal: int | None = None) -> None:
@@ -317,7 +318,7 @@ class Metering:
             self._tail.forget(run)  # it may still read the last output
             self._sessions.forget(run)
             self._levels.sampler.forget(run)
-            self._silence.forget(run)
+            self.silence.forget(run)
             del self._runs[run]
 
     @property
@@ -351,7 +352,7 @@ class Metering:
             metered.resume(readings)
             self._tail.tell_milestones(run.id, run.name, partial(self._reached, live))
         self._levels.watch(run, fresh=fresh)
-        self._silence.watch(live)
+        self.silence.watch(live)
         if metered.has_meter:
             self._prices.load_soon()
         return readings

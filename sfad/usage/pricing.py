@@ -93,11 +93,8 @@ class PriceLibrary:
     async def _import(self) -> str | None:
         try:
             self.providers = await trio.to_thread.run_sync(_import_library)
-        except (
-            OSError,
-            MemoryError,
-            RuntimeError,
-        ) as error:  # RuntimeError: can't start new thread
+        except (OSError, MemoryError, RuntimeError) as error:
+            # RuntimeError: can't start new thread
             return f"the library genai-prices cannot be imported now: {error}"
         except ImportError as error:
             if isinstance(error.__cause__ or error.__context__, OSError):

@@ -270,9 +270,12 @@ def test_is_error_of_the_last_result_decides() -> None:
         read("claude", lines(failure | {"result": None, "errors": ["one", "two"]})).failed
         == "one; two"
     )
-    assert read(
-        "claude", lines(failure | {"result": None, "subtype": "error_during_execution"})
-    ).failed == ("it ended with error_during_execution")
+    assert (
+        read(
+            "claude", lines(failure | {"result": None, "subtype": "error_during_execution"})
+        ).failed
+        == "it ended with error_during_execution"
+    )
     assert read("claude", lines({"type": "result", "is_error": True})).failed
 
 

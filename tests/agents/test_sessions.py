@@ -166,7 +166,8 @@ COMMANDS = [
     (["claude", "--session-id", "../../etc"], "claude", None, False),
     (["npx", "-y", "@openai/codex", "exec", "go"], "codex", None, False),
     (["codex", "exec", "resume", "--last"], "codex", None, True),
-    (["codex", "resume", "01a2050d-51a6-7aa1-ab61-8a5c8988effa"], "codex", "01a2050d-51a6-7aa1-ab61-8a5c8988effa", True),
+    (["codex", "resume", "01a2050d-51a6-7aa1-ab61-8a5c8988effa"], "codex",
+     "01a2050d-51a6-7aa1-ab61-8a5c8988effa", True),
     (["gemini", "-i", "go"], "gemini", None, False),
 ]  # fmt: skip
 

@@ -15,9 +15,8 @@ from tests.harness import started
 from .conftest import PATIENCE, World
 
 ASK = (
-    "import sys; import sfactl.shell_completion as s; s.COMPLETION_SECONDS = 60; sys.argv = "
-    "['sfactl']; "
-    "from sfactl.__main__ import main; main()"
+    "import sys; import sfactl.shell_completion as s; s.COMPLETION_SECONDS = 60; "
+    "sys.argv = ['sfactl']; from sfactl.__main__ import main; main()"
 )
 """Completes with time for a loaded machine."""
 

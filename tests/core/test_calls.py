@@ -831,6 +831,11 @@ def test_a_run_whose_reply_was_cut_by_a_limit_fails_whatever_its_agent_says(
     assert output == 13133
     (t >> t.called(name, cost=0.1999, cut=True)).skip()
     assert child.status is Status.RUNNING, "its agent may print what it has"
+    told = next(event for event in t.published if event.type == "limit_exceeded")
+    assert (told.type, told.action) == ("limit_exceeded", None), "nothing follows yet"
+    next_ = {"terminate": "the next call ends the run", "refuse": "the next call is refused"}
+    assert told.message.startswith("its last reply was cut at 13 133 tokens; used 0.1999 USD")
+    assert told.message.endswith(next_[action])
     for run in (b, a):
         (t >> t.exited(run, code)).skip()
     for ended in (child, parent):

@@ -132,8 +132,7 @@ def test_max_turns_and_max_cost_raise_their_ranges_and_say_where() -> None:
     assert shown(t, a, "turns", "cost") == "turns=500:terminate cost=250:terminate"
     message = t.failed(t.spawn("b", limits="turns=501"))
     assert message.endswith(
-        "1 to 500, whole numbers. To allow more, raise limits.max_turns in "
-        "/etc/sfad/sfad.toml, "
+        "1 to 500, whole numbers. To allow more, raise limits.max_turns in /etc/sfad/sfad.toml, "
         "then run: sfactl reload"
     )
     output = t.failed(t.spawn("b", limits=f"output={2**40}"))
@@ -176,8 +175,8 @@ def test_the_defaults() -> None:
     t = Transcript()
     a = t.start("a")
     assert shown(t, a) == (
-        "time=120:terminate turns=25:terminate cost=1:terminate output=6.71089e+07:warn "
-        "pids=1024:terminate"
+        "time=120:terminate turns=25:terminate "
+        "cost=1:terminate output=6.71089e+07:warn pids=1024:terminate"
     )
     # the tree has its processes, so a child has no number of its own
     assert (

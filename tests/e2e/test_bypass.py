@@ -36,8 +36,13 @@ os.makedirs(place, exist_ok=True)
 now = time.time()
 at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{{int(now % 1 * 1000):03}}Z"
 usage = {{"input_tokens": 1000 * number, "output_tokens": number}}
-said = {{"id": name, "model": "claude-sonnet-4-5", "stop_reason": "end_turn", "usage": usage, "content": []}}
-line = {{"type": "assistant", "timestamp": at, "sessionId": name, "cwd": os.getcwd(), "message": said}}
+said = {{
+    "id": name, "model": "claude-sonnet-4-5", "stop_reason": "end_turn", "usage": usage,
+    "content": [],
+}}
+line = {{
+    "type": "assistant", "timestamp": at, "sessionId": name, "cwd": os.getcwd(), "message": said
+}}
 with open(place + "/" + name + ".jsonl", "a") as file:
     print(json.dumps(line), file=file)
 while not os.path.exists(sys.argv[2]):
@@ -68,7 +73,7 @@ def connecting(client: Client, file: Path, address: str, *words: str, **options:
     return reply.run
 
 
-def test_a_connection_of_an_agent_program_to_its_model_is_told_and_ends_a_run_that_a_person_has_bounded(
+def test_a_connection_of_an_agent_to_its_model_is_told_and_ends_a_run_that_a_person_has_bounded(
     gated: Daemon, provider: Provider, tmp_path: Path
 ) -> None:
     address, agent = provider.url.removeprefix("http://"), program(tmp_path, "opencode")
@@ -139,7 +144,7 @@ def test_an_agent_that_meters_itself_is_not_around_the_gateway(
     assert (done.returncode, "around the gateway" in done.stderr) == (0, False), done.stderr
 
 
-def test_the_gateway_keeps_no_limit_of_a_role(gated: Daemon, tmp_path: Path) -> None:
+def test_the_gateway_keeps_no_limit_of_a_role(gated: Daemon) -> None:
     refused = gated.sfactl("run", "--limit", "planning_cost=0.10", "--", "true")
     assert refused.returncode == ExitCode.REFUSED
     assert "nothing would enforce its planning_cost limit of 0.10 USD" in refused.stderr
@@ -186,7 +191,8 @@ def test_session_files_of_agent_programs_that_a_script_calls_past_the_gateway_co
     script = f"{agent} 1 {go} & {agent} 2 {go} & wait; {agent} 4 {again}; sleep 60"
     with gated.client() as client:
         reply = spawn(
-            client, ["sh", "-c", script], watch=True, env=env, cwd=work, limits=[limit("cost", 5, action)], meter=None
+            client, ["sh", "-c", script], watch=True, env=env, cwd=work,
+            limits=[limit("cost", 5, action)], meter=None
         )  # fmt: skip
         assert isinstance(reply, m.RunReply), reply
         run = reply.run.id

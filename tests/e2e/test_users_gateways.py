@@ -51,15 +51,19 @@ PATH = [b"PATH=/usr/bin:/bin"]
 CALLER = """
 import http.client, json, os, sys, urllib.parse
 body, then, upstream, port = json.loads(sys.argv[1]), *sys.argv[2:]
-place = f"127.0.0.1:{port}" if port else urllib.parse.urlsplit(os.environ["ANTHROPIC_BASE_URL"]).netloc
+place = f"127.0.0.1:{port}"
+if not port:
+    place = urllib.parse.urlsplit(os.environ["ANTHROPIC_BASE_URL"]).netloc
 body["messages"] = [{"role": "user", "content": "x" * body.pop("padding")}]
 def call():
     connection = http.client.HTTPConnection(place, timeout=120)
     try:
-        connection.request("POST", f"/{upstream}/v1/messages", json.dumps(body), {"x-api-key": "own"})
+        path = f"/{upstream}/v1/messages"
+        connection.request("POST", path, json.dumps(body), {"x-api-key": "own"})
         reply = connection.getresponse()
         text = reply.read().decode()
-        print(reply.status, "message_stop" in text, text[:300].replace("\\n", " ") if reply.status != 200 else "", flush=True)
+        refused = text[:300].replace("\\n", " ") if reply.status != 200 else ""
+        print(reply.status, "message_stop" in text, refused, flush=True)
     except (http.client.HTTPException, OSError) as error:
         print("broken", type(error).__name__, flush=True)
     connection.close()
@@ -88,8 +92,8 @@ def serving(place: Path, provider: Provider, wrap: Sequence[str] = ()) -> Iterat
 
 def config(provider: Provider, key: Path) -> str:
     keyed = (
-        f'\n[gateway.upstreams.keyed]\nurl = "{provider.url}"\napi = "anthropic"\nkey_file = '
-        f'"{key}"\n'
+        f'\n[gateway.upstreams.keyed]\nurl = "{provider.url}"\napi = '
+        f'"anthropic"\nkey_file = "{key}"\n'
     )
     return CONFIG.format(url=provider.url, enabled="true") + keyed + '[access]\nusers = "all"\n'
 
@@ -288,10 +292,10 @@ def test_a_gateway_is_its_users_and_hides_from_the_user(everyones: Daemon) -> No
                 with pytest.raises(Failed, match=r"Permission denied|Operation not permitted"):
                     as_user(
                         FIRST,
-                        lambda path=f"/proc/{each}/{name}": (
+                        lambda path=f"/proc/{each}/{name}": (  # type: ignore[misc]
                             os.listdir(path) if "fd" in path else os.open(path, 0)
                         ),
-                    )  # type: ignore[misc]
+                    )
             assert as_user(FIRST, lambda each=each: traced(each)) == (-1, 1)  # type: ignore[misc]
         for name in (f"gateway-{FIRST}.calls", f"gateway-{FIRST}.json"):
             with pytest.raises(Failed, match="Permission denied"):

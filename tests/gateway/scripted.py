@@ -156,7 +156,8 @@ class ScriptedDaemon:
             raise RefusedError(self.refuses, self.retry_after)
         reservation = f"reservation {len(self.asked)}"
         return CallDecision(
-            id=0, reservation=reservation, max_output=self.max_output, holds_rejected=self.holds_rejected
+            id=0, reservation=reservation, max_output=self.max_output,
+            holds_rejected=self.holds_rejected
         )  # fmt: skip
 
     def silent(self, call: SilentCall) -> None:

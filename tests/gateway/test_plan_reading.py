@@ -321,10 +321,14 @@ def test_a_credential_is_told_as_a_short_hash() -> None:
 
 
 BODY = b'{"model":"claude-sonnet-4-5","max_tokens":5,"messages":[{"role":"user","content":"x"}]}'
-REQUEST = (b"POST /up/v1/messages HTTP/1.1\r\nHost: x\r\nauthorization: Bearer " b"secret-token\r\nContent-Length: %d\r\n\r\n%b") % (
-    len(BODY), BODY,
-)  # fmt: skip
-DONE = b'{"type":"message","content":[],"stop_reason":"end_turn","usage":{"input_tokens":3,"output_tokens":1}}'
+REQUEST = (
+    b"POST /up/v1/messages HTTP/1.1\r\nHost: x\r\nauthorization: "
+    b"Bearer secret-token\r\nContent-Length: %d\r\n\r\n%b"
+) % (len(BODY), BODY)
+DONE = (
+    b'{"type":"message","content":[],"stop_reason":"end_turn",'
+    b'"usage":{"input_tokens":3,"output_tokens":1}}'
+)
 
 
 def raw(headers: dict[str, str]) -> list[bytes]:

@@ -37,8 +37,8 @@ from tests.harness import until
 MESSAGES = "/up/v1/messages"
 JSON = b"Content-Type: application/json"
 SSE = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: "
-    b"chunked\r\n\r\n"
+    b"HTTP/1.1 200 OK\r\nContent-Type: "
+    b"text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
 CHUNKS = SSE.replace(b"event-stream", b"plain")
 ASKED: dict[str, Any] = {"model": "claude-x", "max_tokens": 1000, "messages": []}
@@ -78,23 +78,35 @@ STOP = event(type="message_stop")
 EVENTS = [START, TEXT, TEXT, LAST, STOP]
 
 SHAPES: dict[str, tuple[bytes, bytes]] = {
-    "length": (post("%s/v1/messages", CALL), reply(WHOLE, JSON, b"X-Odd:  a, b ", b"Set-Cookie: a=1", b"Set-Cookie: b=2")),
+    "length": (post("%s/v1/messages", CALL),
+               reply(WHOLE, JSON, b"X-Odd:  a, b ", b"Set-Cookie: a=1", b"Set-Cookie: b=2")),
     "reason": (post("%s/v1/messages", CALL), reply(b"{}", JSON, status=b"200 Fine Indeed")),
-    "chunked": (post("%s/v1/messages", CALL), CHUNKS + chunk(b"a" * 100_000) + chunk(b"b") + b"0\r\n\r\n"),
-    "until closed": (post("%s/v1/messages", CALL), b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + WHOLE),
-    "http 1.0": (post("%s/v1/messages", CALL), b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n" + WHOLE),
+    "chunked": (post("%s/v1/messages", CALL),
+                CHUNKS + chunk(b"a" * 100_000) + chunk(b"b") + b"0\r\n\r\n"),
+    "until closed": (post("%s/v1/messages", CALL),
+                     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + WHOLE),
+    "http 1.0": (post("%s/v1/messages", CALL),
+                 b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n" + WHOLE),
     "204": (post("%s/v1/files", b"{}"), b"HTTP/1.1 204 No Content\r\nX-A: 1\r\n\r\n"),
-    "304": (b"GET %s/v1/models HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 304 Not Modified\r\nETag: \"e\"\r\n\r\n"),
-    "head": (b"HEAD %s/v1/models HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 1234\r\n\r\n"),
+    "304": (b"GET %s/v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"HTTP/1.1 304 Not Modified\r\nETag: \"e\"\r\n\r\n"),
+    "head": (b"HEAD %s/v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
+             b"HTTP/1.1 200 OK\r\nContent-Length: 1234\r\n\r\n"),
     "empty": (b"GET %s/v1/models?limit=5&after=%%2Fx+y HTTP/1.1\r\nHost: x\r\n\r\n", reply(b"")),
-    "gzip": (post("%s/v1/messages", CALL), reply(gzip.compress(WHOLE), JSON, b"Content-Encoding: gzip")),
-    "odd encoding": (post("%s/v1/messages", CALL), reply(b"\0\1\2", JSON, b"Content-Encoding: odd")),
-    "error": (post("%s/v1/messages", CALL), reply(b'{"type":"error"}', JSON, b"Retry-After: 7", status=b"529 Overloaded")),
-    "redirect": (post("%s/v1/files", b"{}"), reply(b"", b"Location: /elsewhere", status=b"307 Temporary Redirect")),
+    "gzip": (post("%s/v1/messages", CALL),
+             reply(gzip.compress(WHOLE), JSON, b"Content-Encoding: gzip")),
+    "odd encoding": (post("%s/v1/messages", CALL),
+                     reply(b"\0\1\2", JSON, b"Content-Encoding: odd")),
+    "error": (post("%s/v1/messages", CALL),
+              reply(b'{"type":"error"}', JSON, b"Retry-After: 7", status=b"529 Overloaded")),
+    "redirect": (post("%s/v1/files", b"{}"),
+                 reply(b"", b"Location: /elsewhere", status=b"307 Temporary Redirect")),
     "not utf-8": (post("%s/v1/messages", CALL), reply(b"\xff\xfe", b"Content-Type: \xe4")),
-    "informational": (post("%s/v1/messages", CALL), b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + reply(WHOLE, JSON)),
+    "informational": (post("%s/v1/messages", CALL),
+                      b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + reply(WHOLE, JSON)),
     "trailers": (post("%s/v1/messages", CALL), SSE + chunk(START) + b"0\r\nX-Sum: 1\r\n\r\n"),
-    "connection headers": (post("%s/v1/messages", CALL), reply(WHOLE, b"Connection: close, X-Secret", b"X-Secret: 1")),
+    "connection headers": (post("%s/v1/messages", CALL),
+                           reply(WHOLE, b"Connection: close, X-Secret", b"X-Secret: 1")),
     "large": (post("%s/v1/files", b"x" * 3_000_000), reply(b"y" * 10_000_000)),
     "events": (post("%s/v1/messages", STREAMED), SSE + b"".join(map(chunk, EVENTS)) + b"0\r\n\r\n"),
 }  # fmt: skip
@@ -734,8 +746,8 @@ async def test_a_head_request_is_answered_without_a_body() -> None:
 async def test_a_websocket_is_answered_so_that_programs_post_at_once() -> None:
     async with house(Provider(saying())) as the:
         upgrade = (
-            b"GET /up/v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: "
-            b"websocket\r\nSec-WebSocket-Key: x\r\n\r\n"
+            b"GET /up/v1/responses HTTP/1.1\r\nHost: x\r\nConnection: "
+            b"Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n"
         )
         assert (await the.ask(upgrade)).status == 426
         assert not the.daemon.callers
@@ -953,7 +965,7 @@ async def test_a_gateway_leads_another_users_run_to_upstreams_with_a_key_only(
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1", "localhost", "127.1", "2130706433", "[::ffff:127.0.0.1]", "0.0.0.0", "[::]", "0"],
+    ["127.0.0.1", "localhost", "127.1", "2130706433", "[::ffff:127.0.0.1]", "0.0.0.0", "[::]", "0"],  # noqa: S104
 )
 async def test_the_gateway_is_not_its_own_upstream(host: str) -> None:
     async with house(Provider(saying(b""))) as the:

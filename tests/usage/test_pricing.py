@@ -149,8 +149,11 @@ def test_the_cost_equals_that_of_the_library(prices: Prices, tokens: Tokens) -> 
 
 def as_own(rates: object) -> Price:
     return Price(
-        input_mtok=rates.input, output_mtok=rates.output, cached_mtok=rates.cached, cache_write_mtok=rates.cache_write  # type: ignore[attr-defined]
-    )  # fmt: skip
+        input_mtok=rates.input,  # type: ignore[attr-defined]
+        output_mtok=rates.output,  # type: ignore[attr-defined]
+        cached_mtok=rates.cached,  # type: ignore[attr-defined]
+        cache_write_mtok=rates.cache_write,  # type: ignore[attr-defined]
+    )
 
 
 def test_cached_tokens_are_part_of_the_input(prices: Prices) -> None:
@@ -286,7 +289,8 @@ async def main():
             nursery.start_soon(prices.library.load)
     await prices.library.load()
     there = prices.library.providers is not None
-    print(there, prices.cost("gpt-5", Tokens(input=1_000_000)), prices.cost("no such model", Tokens(input=1)))
+    known = prices.cost("gpt-5", Tokens(input=1_000_000))
+    print(there, known, prices.cost("no such model", Tokens(input=1)))
 
 trio.run(main)
 print(*seen)
@@ -311,7 +315,9 @@ async def main():
     prices = Prices({"m": Price(input_mtok=1, output_mtok=1)})
     for _ in range(2):
         print(await prices.library.load())
-    print((prices.library.providers is not None), prices.cost("gpt-5", Tokens(input=1)), prices.cost("m", Tokens(input=1_000_000)))
+    loaded = prices.library.providers is not None
+    own = prices.cost("m", Tokens(input=1_000_000))
+    print(loaded, prices.cost("gpt-5", Tokens(input=1)), own)
 
 trio.run(main)
 """

@@ -54,8 +54,8 @@ def delegate(
     except KeyboardInterrupt:
         for run in (each.run_id for each in begun):
             how = (
-                f"to wait for its end: sfactl session info {run} --wait 60; to stop it: sfactl "
-                f"session stop {run}"
+                f"to wait for its end: sfactl session info {run} --wait 60; to stop it: "
+                f"sfactl session stop {run}"
             )
             output.note(f"sfactl: {run} goes on; {how}")
         raise

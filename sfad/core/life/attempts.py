@@ -325,8 +325,8 @@ class AttemptTracker:
         outcome, said = _said(latest)
         wait = f"{self._ctx.policy.result_wait:g} s"
         message = (
-            f"the agent printed {said} and did not exit within {wait}; it was stopped "
-            "(stop.result_wait)"
+            f"the agent printed {said} and did not exit within {wait}; "
+            "it was stopped (stop.result_wait)"
         )
         self._stopping.stop(
             run, at, Ending(outcome, Reason(kind=ReasonKind.RESULT, message=message))

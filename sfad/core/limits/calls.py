@@ -354,8 +354,8 @@ class Calls:
             return False
         if len(run.account.reservations) >= MAX_RESERVATIONS:
             message = (
-                f"run {run.id} has {MAX_RESERVATIONS} calls under way or unsettled reservations; "
-                "settle some"
+                f"run {run.id} has {MAX_RESERVATIONS} calls under way or unsettled "
+                "reservations; settle some"
             )
             self._fail(call, ErrorCode.WRONG_STATE, message, at)
             return True
@@ -395,8 +395,8 @@ class Calls:
             words = f"the rest of the {tight.kind} limit is reserved for other calls"
             if tight.output(0) >= tight.least:
                 words = (
-                    f"the {tight.kind} limit has room for this call only once others have told "
-                    "how much input they have"
+                    f"the {tight.kind} limit has room for this call only once others have told how "
+                    "much input they have"
                 )
             return self._refuse_for_now(call, f"{words}; try again when one has ended", 1.0, at)
         return self._refuse_or_pause(run, call, tight, at)
@@ -561,8 +561,8 @@ class Calls:
                 refusal = replace(
                     refusal,
                     message=(
-                        f"{refusal.message}; {amount(tight.kind, unsure)} of that may not have "
-                        "been used"
+                        f"{refusal.message}; "
+                        f"{amount(tight.kind, unsure)} of that may not have been used"
                     ),
                 )
         if _held(run):

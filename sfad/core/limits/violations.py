@@ -46,10 +46,9 @@ class Unadmitted:
         depth = len(run.ancestors) + 1 + sum(pid in run.unadmitted_seen for pid, _ in process.above)
         self._count(run, process)
         message = (
-            f"'{process.program}' (process {process.pid}) was started within run {run.id} "
-            f"('{run.name}') without asking the "
-            f"daemon: {process.command}; it counts as a descendant ({run.admitted} of "
-            f"{run.birth.max_descendants.value})"
+            f"'{process.program}' (process {process.pid}) was started within run "
+            f"{run.id} ('{run.name}') without asking the daemon: {process.command}; "
+            f"it counts as a descendant ({run.admitted} of {run.birth.max_descendants.value})"
         )
         advice = (
             f"to have it ask: sfactl shim install {process.program}, or start it with sfactl run"
@@ -102,8 +101,8 @@ def _asked_for(run: Run, process: e.AgentProcess) -> bool:
     return own and all(program != process.program for _, program in process.above)
 
 
-# ---- Use that went around the gateway (docs/gateway.md): what a run's stream or
-# session file tells beyond the calls that it
+# ---- Use that went around the gateway (docs/gateway.md): what a run's stream or session file tells
+# beyond the calls that it
 # saw, and connections of an agent program to its model where no call has come through.
 #
 # A run that has the gateway can leave it: with an address of its own, a cleared environment, a
@@ -144,8 +143,8 @@ class Bypasses:
         their model first of all."""
         if _may_go_around(run, "connection") and run.account.seen_by_gateway is None:
             found = (
-                f"'{ev.program}' runs in it, it has a connection to {ev.api}, and no call of it "
-                "has come through the gateway"
+                f"'{ev.program}' runs in it, it has a connection to {ev.api}, "
+                "and no call of it has come through the gateway"
             )
             self._tell(run, "connection", found, ev.at)
 

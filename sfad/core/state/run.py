@@ -39,8 +39,8 @@ from .policy import Invalid
 from .request import Asked
 from .vocabulary import ReasonKind
 
-# ---- The stop ladder of a run: signal, grace, SIGKILL until its containment is
-# empty, then a survey of what survived
+# ---- The stop ladder of a run: signal, grace, SIGKILL until its containment is empty, then a
+# survey of what survived
 #
 # A ladder empties one run's containment, and with it every descendant's. Time takes it from rung to
 # rung; it ends as soon as the containment is empty. Where the policy names a run's program, there
@@ -544,8 +544,8 @@ class Run(State):
             )
         if reason is None and self.paused is not None and self.paused.suspended:
             words = (
-                "suspended at its terminal; it continues with 'fg' there, or with: sfactl resume "
-                f"{self.id}"
+                "suspended at its terminal; it continues with 'fg' there, or with: "
+                f"sfactl resume {self.id}"
             )
             return Reason(kind=ReasonKind.SUSPENDED, message=words)
         return reason

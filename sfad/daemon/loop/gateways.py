@@ -248,8 +248,8 @@ def _has_key(upstream: UpstreamConfig) -> bool:
     return upstream.key_file is not None or upstream.key_env is not None
 
 
-# ---- Looks for connections that lead from an agent program to its model past the
-# gateway (docs/gateway.md)
+# ---- Looks for connections that lead from an agent program to its model past the gateway
+# (docs/gateway.md)
 #
 # While an agent program is alive in a run whose calls should come through the gateway and have not,
 # all TCP connections are looked at now and then, in a thread. A run without an agent program is

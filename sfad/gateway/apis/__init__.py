@@ -1,7 +1,8 @@
 """The APIs that the gateway knows, by the name that `[gateway.upstreams]` uses. Pure: bytes in,
 facts out.
 
-`base`       what a call asks for, what a reply tells, what costs more than tokens, and the interface of an API
+`base`       what a call asks for, what a reply tells, what costs more than tokens, and the
+             interface of an API
 `anthropic`  Anthropic Messages
 `responses`  OpenAI Responses
 `chat`       OpenAI Chat Completions

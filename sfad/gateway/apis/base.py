@@ -417,8 +417,8 @@ class RequestFields:
             raise ValueError("it names no model")
         if any(value and value != [name] for value in map(self._value, ("models", "fallbacks"))):
             raise ValueError(
-                "it names more models than one, and the gateway decides about one: leave out "
-                "'models' and 'fallbacks'"
+                "it names more models than one, and the gateway decides about one: "
+                "leave out 'models' and 'fallbacks'"
             )
         return name[: MODEL_MAX + 1]
 

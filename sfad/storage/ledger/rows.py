@@ -386,11 +386,12 @@ def _run_info(row: Sequence[Any]) -> RunInfo:
     fields["usage_by_source"] = {
         source: usage for source, usage in by_source.items() if source != "none"
     }
-    # a damaged id must not name another run
+    # `convert` checks the types, and is as fast as to construct it. A damaged id must not name
+    # another run
     return msgspec.convert(
         {"session": session, "group": fields.pop("queue_group"), **fields, "id": run_id(row[0])},
         RunInfo,
-    )  # checks the types, and is as fast as to construct it
+    )
 
 
 def run_extra(row: Sequence[Any]) -> RunExtra:
@@ -549,8 +550,8 @@ def set_charge(op: Op) -> Statement:
 
 
 _CHARGE = (
-    "INSERT INTO budgets (scope, name, period_start, charged_usd) VALUES (?, ?, ?, ?) ON CONFLICT "
-    "DO UPDATE SET charged_usd ="
+    "INSERT INTO budgets (scope, name, period_start, charged_usd) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT DO UPDATE SET charged_usd ="
 )
 
 

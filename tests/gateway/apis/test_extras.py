@@ -168,7 +168,8 @@ def test_what_the_providers_tools_have_cost(api: str, told: dict[str, Any], fees
 def test_a_cache_for_an_hour() -> None:
     body: dict[str, Any] = {
         "model": "m",
-        "system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+        "system": [{"type": "text", "text": "x",
+                    "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
     }  # fmt: skip
     call = APIS["anthropic"].call(PATHS["anthropic"], json.dumps(body).encode())
     assert call is not None
@@ -218,8 +219,8 @@ ODD_MARK = MARK.replace("1h", "\\u0031h")
         ('{"model": "m", "tools": [{"name": "t", MARK}]}', True),
         (
             (
-                '{"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": '
-                '"x",\nMARK}]}]}'
+                '{"model": "m", "messages": [{"role": "user", "content": [{"type": '
+                '"text", "text": "x",\nMARK}]}]}'
             ),
             True,
         ),
@@ -239,8 +240,8 @@ ODD_MARK = MARK.replace("1h", "\\u0031h")
         ('{"model": "m", "messages": [{"content": "\\"ttl\\":\\"1h\\" 1h"}]}', False),
         (
             (
-                '{"model": "m", "system": [{"text": "1h", "cache_control": {"type": "ephemeral", '
-                '"ttl": "5m"}}]}'
+                '{"model": "m", "system": [{"text": "1h", "cache_control": {"type": '
+                '"ephemeral", "ttl": "5m"}}]}'
             ),
             False,
         ),

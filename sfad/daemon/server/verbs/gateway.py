@@ -115,23 +115,23 @@ def find_caller(asker: Asker, request: FindCaller) -> None:
         asker.fail(
             ErrorCode.NOT_PERMITTED,
             (
-                "this is another user's gateway: the addresses of your run's own are in its "
-                "environment"
+                "this is another user's gateway: "
+                "the addresses of your run's own are in its environment"
             ),
         )
         return
     if live is None:
         message = (
-            "the calling process is in no run of this daemon: start the agent with 'sfactl run' "
-            "or 'sfactl spawn'"
+            "the calling process is in no run of this daemon: "
+            "start the agent with 'sfactl run' or 'sfactl spawn'"
         )
         asker.fail(ErrorCode.NOT_PERMITTED, message)
         return
     if not live.spawn.gateway:
         # it would spend the operator's key without the checks that its limits count on
         message = (
-            f"run {live.run.id} was started without the gateway, so it may not call it: start the "
-            "tree with --gateway"
+            f"run {live.run.id} was started without the gateway, so it may not call it: "
+            "start the tree with --gateway"
         )
         asker.fail(ErrorCode.NOT_PERMITTED, message)
         return
@@ -197,8 +197,8 @@ def see_plan(asker: Asker, request: SeePlan) -> None:
     asker.reply(Done(id=request.id))
 
 
-# ---- `serve_gateway`: what the gateway needs to know of the config, and its
-# listener, which its next process needs
+# ---- `serve_gateway`: what the gateway needs to know of the config, and its listener, which its
+# next process needs
 
 
 @answers(ServeGateway)
@@ -237,8 +237,8 @@ def silent_call(asker: Asker, request: SilentCall) -> None:
     asker.reply(Done(id=request.id))
 
 
-# ---- `unasked_request`: record a request that costs money and about which the
-# gateway decided by itself
+# ---- `unasked_request`: record a request that costs money and about which the gateway decided by
+# itself
 
 
 @answers(UnaskedRequest)
