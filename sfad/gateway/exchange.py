@@ -41,6 +41,7 @@ from .egress import Egress, NoWayError, is_outward, target_of
 from .egress_rules import EgressRefusedError, plain
 from .estimate import Estimates
 from .http_connection import ClientGoneError, HttpConnection
+from .local_models import LocalModels
 from .plan_reading import MOST_READ, login_of, place_of, seen_plan
 from .reading import MAX_BODY, BodyAnswer, BodyQuestion
 from .upstreams import (
@@ -155,6 +156,7 @@ class Shared:
     upstreams: Callable[[], Mapping[str, Upstream]]
     ungated: Callable[[], bool]
     estimates: Estimates
+    local_models: LocalModels
     memory: BodyMemory
     trust: Trust
     egress: Egress
@@ -490,6 +492,9 @@ class Exchange:
             others=list(call.others),
             api=api.name,
         )
+        asked.free = await self._while_there(
+            partial(self._shared.local_models.why_free, upstream, call.model)
+        )
         provider = provider_of(api.name)
         place = (
             place_of(provider, upstream, named_by_tree=upstream.name in found_run.upstreams)
@@ -577,7 +582,7 @@ class Exchange:
         self, found_run: CallerRun, upstream: Upstream, api: Api, path: str
     ) -> UnaskedTally | None:
         """Return the record of a request that is not a model call, if it may cost money."""
-        if api.is_free(self._method, path):
+        if api.is_free(self._method, path) or upstream.free is True:
             return None
         record = UnaskedTally(self._shared.daemon, found_run.run, upstream.name, path[:MAX_PATH])
         if not self._shared.ungated():

@@ -42,6 +42,7 @@ class EventType(Word):
     METER_GAP = "meter_gap"
     METER_SILENT = "meter_silent"
     METER_UNPRICED = "meter_unpriced"
+    MODEL_FREE = "model_free"
     PLAN_NEARING = "plan_nearing"
     PLAN_EXHAUSTED = "plan_exhausted"
     PLAN_RESET = "plan_reset"

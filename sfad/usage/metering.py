@@ -70,7 +70,7 @@ class UsePricing:
         return self.use_of_report(run, report_of_settlement(reservation, request))
 
     def price_of_call(self, request: m.AdmitCall) -> CallPrice:
-        prices, size = self._prices(request.run), request.input_tokens
+        prices, size = self._call_prices(request), request.input_tokens
         most, model = size + request.more_input, prices.charged_as(request.model, request.api)
 
         def cost(tokens: int) -> float | None:
@@ -106,7 +106,7 @@ class UsePricing:
             self.runs[request.run].live.set_model(request.model)
         if request.tokens is None:
             return reservation.use
-        tokens, prices = request.tokens, self._prices(request.run)
+        tokens, prices = request.tokens, self._call_prices(request)
         model = prices.charged_as(request.model, request.api)
         cost = _cost_of_call(request, model, tokens, prices)
         sure = tokens if request.sure is None else request.sure
@@ -135,6 +135,15 @@ class UsePricing:
         price list must be loaded first. Call `unsure` with the reason if it cannot be loaded
         now."""
         self.price_list.when_known(self._prices(run), model, then, unsure)
+
+    def _call_prices(self, call: m.AdmitCall | m.EndCall) -> Prices:
+        """Return the prices that count for a call, and note of a free one that what its agent says
+        of the model is free as well."""
+        if call.free is None:
+            return self._prices(call.run)
+        if call.run in self.runs:
+            return self.runs[call.run].with_free(call.model, call.free)
+        return self.price_list.current.with_free(call.model)
 
     def _prices(self, run: RunId) -> Prices:
         return self.runs[run].prices if run in self.runs else self.price_list.current

@@ -416,7 +416,7 @@ async def test_a_server_that_a_tree_names_is_not_believed() -> None:
     daemon = ScriptedDaemon(holds_rejected=True)
     async with house(provider, daemon=daemon, upstreams={}) as found:
         url = f"http://127.0.0.1:{found.direct}"
-        daemon.upstreams = {"up": Upstream("up", url, "anthropic")}
+        daemon.upstreams = {"up": Upstream("up", url, "anthropic", free=False)}
         assert (await found.ask(REQUEST)).status == 429
         await until(lambda: bool(daemon.told))
     assert (daemon.plans, daemon.asked[0].login) == ([], "")
@@ -425,9 +425,10 @@ async def test_a_server_that_a_tree_names_is_not_believed() -> None:
 
 async def test_a_key_of_the_operators_is_told(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("of-the-operator")
-    async with house(refusing(0), upstreams={}) as found:
+    upstreams: dict[str, Upstream] = {}
+    async with house(refusing(0), upstreams=upstreams) as found:
         url = f"http://127.0.0.1:{found.direct}"
-        found.upstreams["up"] = Upstream("up", url, "anthropic", key_file=str(tmp_path / "key"))
+        upstreams["up"] = Upstream("up", url, "anthropic", key_file=str(tmp_path / "key"))
         assert (await found.ask(REQUEST)).status == 200
         await until(lambda: bool(found.daemon.told))
     (seen,) = found.daemon.plans

@@ -229,6 +229,9 @@ class Streak(Struct):
     """That it repeats was published."""
 
 
+MAX_FREE, MAX_FREE_NAME = 16, 200
+
+
 class Paused(Struct):
     """The run is paused itself, not only with an ancestor."""
 
@@ -344,6 +347,8 @@ class State:
     clock: Clock = field(default_factory=Clock)
     account: Account = field(default_factory=Account)
     tools_said: set[str] = field(default_factory=set)
+    free_models: set[str] = field(default_factory=set)
+    """Models of its calls that cost nothing, for what its agent tells of them."""
     """Forbidden tools whose use was published."""
     paused: Paused | None = None
     limit_hold: LimitHold | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from ..types import RunId, Tokens
@@ -62,6 +64,8 @@ class AdmitCall(Request, tag="admit_call"):
     login: str = ""
     """A short hash of the call's credential, which tells its account; empty where it has none, or
     where its upstream is not believed about subscriptions."""
+    free: Literal["local", "config"] | None = None
+    """Why it costs nothing: the model is local, or the operator says so; `None`: it costs."""
 
 
 class WithdrawCall(Request, tag="withdraw_call"):
@@ -100,6 +104,8 @@ class EndCall(Request, tag="end_call"):
     cut: bool = False
     """The reply ended at a maximum that the gateway had set."""
     api: str = ""
+    """As in `AdmitCall`."""
+    free: Literal["local", "config"] | None = None
     """As in `AdmitCall`."""
 
 
@@ -175,6 +181,8 @@ class UpstreamInfo(Struct, frozen=True, kw_only=True):
     through: str | None = None
     """The address of the gateway that has its key; `None`: the gateway that is told calls it
     itself."""
+    free: bool | Literal["auto"] = "auto"
+    """Whether its calls cost nothing; `auto`: those of local models."""
 
 
 class GatewaySettings(Reply, tag="gateway_settings"):

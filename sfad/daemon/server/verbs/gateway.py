@@ -63,6 +63,9 @@ def admit_call(asker: Asker, request: AdmitCall) -> None:
     def priced() -> None:
         ask(runtime.metering.use_pricing.price_of_call(request))
 
+    if request.free:
+        priced()
+        return
     once_priced(
         asker, request.run, request.model, priced, lambda why: ask(e.CallPrice(None, unsure=why))
     )
