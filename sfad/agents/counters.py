@@ -33,6 +33,7 @@ class PlanTold(msgspec.Struct, frozen=True, array_like=True):
     """Unix time."""
     plan_type: str | None
     windows: tuple[SeenWindow, ...]
+    credits: str | None = None
 
 
 @dataclass(slots=True)

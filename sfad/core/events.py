@@ -221,6 +221,9 @@ class PlanSeen(At, frozen=True):
     time: datetime
     """When the reply came, in the zone in which people are told of times."""
     told: SeePlan
+    uid: int | None
+    """The user to whom the subscription belongs; `None`: the operator, whose key the gateway
+    has."""
 
 
 class PlansDue(At, frozen=True):

@@ -15,6 +15,7 @@ before each call.
 `apis`            the formats of the providers: what a call asks for, what its reply has used
 `coding`          what a body holds under its content encoding
 `plan_reading`    what calls and their replies tell of a subscription's windows
+`local_models`    which upstreams serve a local model, which is free
 `estimate`        how many tokens the input of a call has
 `upstreams`       where calls go, which certificates are trusted, and what is changed in heads
 `egress`          the proxy of isolated runs, to hosts that are no model

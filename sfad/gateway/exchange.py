@@ -42,7 +42,8 @@ from .egress import Egress, NoWayError, is_outward, target_of
 from .egress_rules import EgressRefusedError, plain
 from .estimate import Estimates, within
 from .http_connection import ClientGoneError, HttpConnection
-from .plan_reading import MOST_READ, login_of, seen_plan
+from .local_models import LocalModels
+from .plan_reading import MOST_READ, login_of, place_of, seen_plan
 from .reading import MAX_BODY, BodyAnswer, BodyQuestion
 from .upstreams import (
     RawHeaders,
@@ -157,6 +158,7 @@ class Shared:
     upstreams: Callable[[], Mapping[str, Upstream]]
     ungated: Callable[[], bool]
     estimates: Estimates
+    local_models: LocalModels
     memory: BodyMemory
     trust: Trust
     egress: Egress
@@ -217,6 +219,14 @@ async def _refusal_of(pieces: AsyncIterator[bytes]) -> list[bytes]:
         if size >= MOST_READ:
             break
     return early
+
+
+def _decoded(body: bytes, encodings: str) -> bytes:
+    """Return the beginning of a body; empty if it cannot be decoded."""
+    try:
+        return Coding(encodings).feed(body, MAX_PIECE)
+    except UnreadableBodyError:
+        return b""
 
 
 async def _tell_if_silent(record: RequestRecord) -> None:
@@ -548,18 +558,26 @@ class Exchange:
             others=list(call.others),
             api=api.name,
         )
+        asked.free = await self._while_there(
+            partial(self._shared.local_models.why_free, upstream, call.model)
+        )
         provider = provider_of(api.name)
-        if provider is not None:
+        place = (
+            place_of(provider, upstream, named_by_tree=upstream.name in found_run.upstreams)
+            if provider is not None
+            else None
+        )
+        if place is not None:
             with suppress(OSError, LookupError):  # `_forward` tells of it
-                asked.login = login_of(self._headers, upstream.key())
+                asked.login = login_of(self._headers, upstream.key(), place)
         while True:
             began = trio.current_time()
             admitted = await self._while_there(partial(self._shared.daemon.admit, replace(asked)))
             waited = trio.current_time() - began
             holds = admitted.holds_rejected and (not self._rejected or waited >= REJECTED_AGAIN)
             plan = (
-                partial(self._plan_seen, provider, asked, holds=holds)
-                if provider is not None
+                partial(self._plan_seen, provider, place, asked, keyed=upstream.keyed, holds=holds)
+                if provider is not None and place is not None
                 else None
             )
             record = CallTally(
@@ -593,17 +611,19 @@ class Exchange:
                 return
 
     def _plan_seen(
-        self, provider: Provider, asked: AdmitCall, response: httpx2.Response, body: bytes, *,
-        holds: bool
+        self, provider: Provider, place: str, asked: AdmitCall, response: httpx2.Response,
+        body: bytes, *, keyed: bool, holds: bool,
     ) -> None:  # fmt: skip
         """Tell what a reply says of the caller's subscription. Raises `_RejectedError` if the call
         is to wait for a reset."""
-        status, time_ = response.status_code, time.time()
+        status, headers = response.status_code, response.headers
+        body = _decoded(body, headers.get("content-encoding", ""))
         seen = seen_plan(
-            provider, asked.run, asked.login, self._headers, response.headers, status, body, time_
+            provider, asked.run, asked.login, headers, status, body, time.time(), place
         )
         if seen is None:
             return
+        seen.keyed = keyed
         self._shared.daemon.plan_seen(seen)
         if (
             holds
@@ -629,7 +649,7 @@ class Exchange:
         self, found_run: CallerRun, upstream: Upstream, api: Api, path: str
     ) -> UnaskedTally | None:
         """Return the record of a request that is not a model call, if it may cost money."""
-        if api.is_free(self._method, path):
+        if api.is_free(self._method, path) or upstream.free is True:
             return None
         record = UnaskedTally(self._shared.daemon, found_run.run, upstream.name, path[:MAX_PATH])
         if not self._shared.ungated():

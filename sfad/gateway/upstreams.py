@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote, unquote, unquote_plus, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
@@ -48,6 +49,8 @@ class Upstream:
     key_file: str | None = None
     through: str | None = None
     """The address of the gateway that has its key, if that is not this one."""
+    free: bool | Literal["auto"] = "auto"
+    """Whether its calls cost nothing; `auto`: those of local models."""
 
     @property
     def keyed(self) -> bool:

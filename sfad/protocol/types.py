@@ -898,7 +898,7 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """For `egress_refused`, with the next: what the run may not reach."""
     port: int | None = None
     provider: str | None = None
-    """For `plan_nearing`, `plan_exhausted` and `plan_reset`, with the next four."""
+    """For `plan_nearing`, `plan_exhausted`, `plan_reset` and `plan_credits`, with the next four."""
     account: str | None = None
     window: str | None = None
     used_ratio: float | None = None

@@ -69,7 +69,7 @@ class UsePricing:
         return self.use_of_report(run, report_of_settlement(reservation, request))
 
     def price_of_call(self, request: m.AdmitCall) -> CallPrice:
-        prices, size = self._prices(request.run), request.input_tokens
+        prices, size = self._call_prices(request), request.input_tokens
         most, model = size + request.more_input, prices.charged_as(request.model, request.api)
 
         def cost(tokens: int, media: Mapping[Modality, int]) -> float | None:
@@ -111,7 +111,7 @@ class UsePricing:
             self.runs[request.run].live.set_model(request.model)
         if request.tokens is None:
             return reservation.use
-        tokens, found = request.tokens, _cost_of_call(request, self._prices(request.run))
+        tokens, found = request.tokens, _cost_of_call(request, self._call_prices(request))
         cost = None if found is None else found.usd
         sure = tokens if request.sure is None else request.sure
         return Use(
@@ -138,7 +138,7 @@ class UsePricing:
             return None, False
         if request.cost_usd is not None:
             return "reply", False
-        prices, tokens = self._prices(request.run), request.tokens
+        prices, tokens = self._call_prices(request), request.tokens
         names = _priced_names(request, prices)
         dearest = max(names, key=lambda name: prices.cost(name, tokens) or 0.0)
         cost = prices.price(dearest, tokens)
@@ -153,6 +153,15 @@ class UsePricing:
         now."""
         self.price_list.when_known(self._prices(run), model, then, unsure)
 
+    def _call_prices(self, call: m.AdmitCall | m.EndCall) -> Prices:
+        """Return the prices that count for a call, and note of a free one that what its agent says
+        of the model is free as well."""
+        if call.free is None:
+            return self._prices(call.run)
+        if call.run in self.runs:
+            return self.runs[call.run].with_free(call.model, call.free)
+        return self.price_list.current.with_free(call.model)
+
     def _prices(self, run: RunId) -> Prices:
         return self.runs[run].prices if run in self.runs else self.price_list.current
 
@@ -163,6 +172,8 @@ class UsePricing:
 def _priced_names(request: m.EndCall, prices: Prices) -> list[str]:
     """Return the models at whose prices a call may count: that which has answered and that which
     was asked for, as far as they have a price; else a stand-in."""
+    if request.free is not None:
+        return [request.model]
     names = list(dict.fromkeys((request.served or request.model, request.model)))
     known = [name for name in names if prices.knows(name)]
     return known or [prices.charged_as(names[0], request.api)]

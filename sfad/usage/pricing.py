@@ -183,6 +183,11 @@ class Prices:
         self._match = lru_cache(MATCHES_KEPT)(self._search)
         self._stand_in = lru_cache(MATCHES_KEPT)(self._search_dearest)
 
+    def with_free(self, *models: str) -> Prices:
+        """Return the same prices, but that these models cost nothing."""
+        nothing = Price(input_mtok=0, output_mtok=0)
+        return Prices({**self._own, **dict.fromkeys(models, nothing)}, self.library)
+
     def cost(self, model: str, tokens: Tokens, *, request_input: int | None = None) -> float | None:
         """Return USD for `tokens` of a model, as `price`."""
         found = self.price(model, tokens, request_input=request_input)

@@ -20,7 +20,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ...protocol.requests.gateway import CallDecision
+from ...protocol.requests.gateway import AdmitCall, CallDecision
 from ...protocol.types import Action, CallInfo, ErrorCode, LimitKind, Reason, RunId, Status
 from .. import commands as c
 from .. import events as e
@@ -30,7 +30,7 @@ from ..life.spending import Spending
 from ..state.account import OpenReservation, Use
 from ..state.budgets import Budget
 from ..state.limits import ActiveLimit, amount
-from ..state.run import Run, Token
+from ..state.run import MAX_FREE, MAX_FREE_NAME, Run, Token
 from ..state.vocabulary import ReasonKind, Timer
 from .budgets import BudgetEnforcement
 from .call_rules import Barrier, CallRates, Repeats, forbidden_model
@@ -147,6 +147,8 @@ class Calls:
 
     def call_asked(self, ev: e.CallAsked) -> None:
         self._plans.tell_time(ev.at, ev.time)
+        if ev.request.free is not None:
+            self._note_free(ev.request)
         call = WaitingCall(ev, self._info(ev))
         ahead = Counter(each.rate.key for each in self.waiting.values() if each.rate is not None)
         if not self._decide(call, ev.at, ahead):
@@ -515,6 +517,14 @@ class Calls:
                 id=request.id, reservation=reserved, max_output=lowered, holds_rejected=holds
             ),
         )
+
+    def _note_free(self, request: AdmitCall) -> None:
+        run, model = self._ctx.tree.get(request.run), request.model
+        if run is None or model in run.free_models or len(model) > MAX_FREE_NAME:
+            return
+        if len(run.free_models) < MAX_FREE:
+            run.free_models.add(model)
+            self._ctx.changed(run)
 
     def _note_called(self, run: Run) -> None:
         for each in run.lineage:

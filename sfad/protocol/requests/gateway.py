@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from ..types import Modality, RunId, Tokens
@@ -66,7 +68,10 @@ class AdmitCall(Request, tag="admit_call"):
     api: str = ""
     """The format of its upstream, which tells the provider of a model without a price."""
     login: str = ""
-    """A short hash of the call's credential, which tells its account; empty where it has none."""
+    """A short hash of the call's credential, which tells its account; empty where it has none, or
+    where its upstream is not believed about subscriptions."""
+    free: Literal["local", "config"] | None = None
+    """Why it costs nothing: the model is local, or the operator says so; `None`: it costs."""
 
 
 class WithdrawCall(Request, tag="withdraw_call"):
@@ -110,6 +115,8 @@ class EndCall(Request, tag="end_call"):
     cut: bool = False
     """The reply ended at a maximum that the gateway had set."""
     api: str = ""
+    """As in `AdmitCall`."""
+    free: Literal["local", "config"] | None = None
     """As in `AdmitCall`."""
 
 
@@ -161,12 +168,20 @@ class SeePlan(Request, tag="see_plan"):
     login: str
     """A hash of the call's credential, as in `AdmitCall`."""
     organization: str | None = None
-    """A hash of the organization, where the reply or the call names it."""
+    """A hash of the organization, where the reply names it."""
     plan_type: str | None = None
     status: str | None = None
     windows: list[SeenWindow] = []
     retry_after: float | None = None
     """Seconds, with a refusal."""
+    on_credits: bool | None = None
+    """Whether credits pay for the call because a window is used up."""
+    credits: str | None = None
+    """What is left of them: an amount, or `unlimited`."""
+    banked_resets: int | None = None
+    """Resets that the person may have whenever they want."""
+    keyed: bool = False
+    """The operator's key was used, so the account is of all users whose runs use it."""
 
 
 class UpstreamInfo(Struct, frozen=True, kw_only=True):
@@ -177,6 +192,8 @@ class UpstreamInfo(Struct, frozen=True, kw_only=True):
     through: str | None = None
     """The address of the gateway that has its key; `None`: the gateway that is told calls it
     itself."""
+    free: bool | Literal["auto"] = "auto"
+    """Whether its calls cost nothing; `auto`: those of local models."""
 
 
 class GatewaySettings(Reply, tag="gateway_settings"):

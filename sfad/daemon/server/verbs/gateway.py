@@ -63,6 +63,9 @@ def admit_call(asker: Asker, request: AdmitCall) -> None:
     def priced() -> None:
         ask(runtime.metering.use_pricing.price_of_call(request))
 
+    if request.free:
+        priced()
+        return
     once_priced(
         asker, request.run, request.model, priced, lambda why: ask(e.CallPrice(None, unsure=why))
     )
@@ -183,7 +186,7 @@ MOST_WINDOWS = 16
 def see_plan(asker: Asker, request: SeePlan) -> None:
     check_most("windows of a subscription", len(request.windows), MOST_WINDOWS)
     live, gateway = asker.runtime.catalogue.live.get(request.run), asker.peer.gateway_uid
-    if gateway is None or (live is not None and live.uid == gateway):
+    if live is not None and gateway in {None, live.uid}:
         now = wall_clock()
         # a user's gateway is the user's process: what it tells of the future would hide what is
         # heard next
@@ -192,7 +195,8 @@ def see_plan(asker: Asker, request: SeePlan) -> None:
             if 0 <= request.time <= now.timestamp()
             else now
         )
-        asker.runtime.feed(e.PlanSeen(trio.current_time(), time.astimezone(), request))
+        uid = None if request.keyed and gateway is None else live.uid
+        asker.runtime.feed(e.PlanSeen(trio.current_time(), time.astimezone(), request, uid))
     asker.reply(Done(id=request.id))
 
 
