@@ -175,7 +175,8 @@ def _priced_names(request: m.EndCall, prices: Prices) -> list[str]:
     if request.free is not None:
         return [request.model]
     names = list(dict.fromkeys((request.served or request.model, request.model)))
-    known = [name for name in names if prices.knows(name)]
+    # what the config says of one counts before the list price of the other
+    known = [name for name in names if prices.owns(name)] or list(filter(prices.knows, names))
     return known or [prices.charged_as(names[0], request.api)]
 
 

@@ -230,6 +230,10 @@ class Prices:
         costs = [cost.usd for tokens in (text, *made) if (cost := _total(tokens, rates))]
         return max(costs, default=None)
 
+    def owns(self, model: str) -> bool:
+        """Return whether the config says the price of a model."""
+        return any(name in self._own for name in _spellings(model))
+
     def knows(self, model: str) -> bool:
         """Return whether a model has a price under this name."""
         return self.price(model, Tokens()) is not None

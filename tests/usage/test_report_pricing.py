@@ -79,6 +79,19 @@ def test_what_a_call_has_cost(call: dict[str, Any], cost: float | None) -> None:
     assert used == (None if cost is None else pytest.approx(cost * 1e9))
 
 
+def test_the_price_of_the_config_counts_before_the_list_price_of_what_has_answered() -> None:
+    own = {"gpt-5": Price(input_mtok=1, output_mtok=5)}
+    listed = PriceList(own, loaded=lambda: None, trouble=lambda _: None)
+    trio.run(listed.current.library.load)
+    told = m.EndCall(
+        id=1, run="a", reservation="r", model="gpt-5", served="gpt-5-2025-08-07",
+        tokens=Tokens(input=1000, output=100),
+    )  # fmt: skip
+    settled = UsePricing({}, listed).settled(0.0, told, RESERVED)
+    assert (settled.used.cost, settled.used.at_most) == (1_500_000, False)
+    assert (settled.price_from, settled.used.estimated) == ("gpt-5", False)
+
+
 @pytest.mark.parametrize(
     ("call", "price"),
     [
