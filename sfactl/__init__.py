@@ -18,6 +18,7 @@ The command line:
 `selection`         the runs that a command line names or filters
 `default_limits`    the limits of a run without options, for the help
 `shell_completion`  the words that a shell completes
+`bounded`           a bound on the time of what has none
 `environment`       defaults and claims from the environment
 `inside`            whether this process is inside a run
 `entry`             what a program of this package begins and ends with

@@ -26,7 +26,6 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from types import TracebackType
 from typing import TypeVar
 
 from sfad.protocol import messages as m
@@ -150,13 +149,8 @@ class Reservation:
     def __enter__(self) -> Reservation:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None and not self.settled:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        if kind is None and not self.settled:
             words = (
                 f"reservation {self.id} was not settled, so it stays charged in full; "
                 "call settle() or cancel() in its block"
@@ -188,12 +182,7 @@ class Sfad:
     def __enter__(self) -> Sfad:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:

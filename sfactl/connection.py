@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from struct import calcsize
 from struct import pack as packed
 from struct import unpack as unpacked
-from types import TracebackType
 from typing import TypeVar
 
 from msgspec import Struct
@@ -226,12 +225,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 from .exits import ExitCode, Quit
+from .output import plain
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -17,11 +18,9 @@ def guarded(work: Callable[[], int]) -> int:
     try:
         return work()
     except Quit as quit_:
-        # the words of a user or an agent must not steer the terminal
-        shown = "".join(
-            c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in quit_.message
-        )
-        if shown:
+        if quit_.message:
+            # the words of a user or an agent must not steer the terminal
+            shown = "\n".join(map(plain, quit_.message.split("\n")))
             print(f"sfactl: {shown}", file=sys.stderr)
         return quit_.code
     except UnicodeEncodeError as error:

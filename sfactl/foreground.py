@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any, Literal
 
 from msgspec.structs import replace
@@ -58,12 +57,7 @@ class SignalPipe:
             signal.signal(wanted, lambda _number, _frame: None)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for wanted, previous in self._previous.items():
             signal.signal(wanted, previous)
         signal.set_wakeup_fd(-1)

@@ -113,6 +113,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Leave the checkout, which may be in a home: programs look for settings in all directories
+    above the working one. A process that starts others of the session stays, because they read the
+    options there."""
+    if _WORKER or not session.config.getoption("numprocesses", None):
+        os.chdir(_base(session.config) / "surroundings")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tell a process of the session of the person's environment. Its own is the built one."""

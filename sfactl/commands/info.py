@@ -2,8 +2,6 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
 from sfad.protocol.requests.records import EventPage, Events
@@ -15,8 +13,9 @@ from ..app import OverFleet, app
 from ..connection import Client
 from ..history import connect
 from ..lines import Line, line_of
-from ..options import Json, Runs, Socket
+from ..options import flag
 from ..selection import RunSelection
+from ..spreading import spread
 from ..waiting import after_others
 
 # ---- What has happened to a run, from the recorded events
@@ -66,19 +65,15 @@ def moments(run: RunInfo, events: Sequence[Event]) -> Iterator[str]:
 
 
 @app.command(cls=OverFleet)
+@spread(RunSelection)
 def info(
-    runs: Runs,
-    socket: Socket = None,
-    json: Json = False,
-    timeline: Annotated[
-        bool, typer.Option("--timeline", help="Also what has happened to each run, with times")
-    ] = False,
+    chosen: RunSelection,
+    timeline: Annotated[bool, flag("Also what has happened to each run, with times")] = False,
 ) -> int:
     """Show everything that is known of runs, with live processes and memory."""
-    with connect(socket) as client:
-        return RunSelection("info", runs).each(
-            client, lambda run: _show(client, run, timeline, json)
-        )
+    return chosen.each(
+        "info", lambda client, run: _show(client, run, timeline, chosen.json), connect
+    )
 
 
 def _show(client: Client, name: str, timeline: bool, json: bool) -> None:

@@ -2,15 +2,13 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.requests.plans import PlanAccount, PlanList, Plans, PlanWindow
 
 from .. import output, table
 from ..app import OverFleet, app
 from ..connection import call
 from ..exits import ExitCode
-from ..options import Json, Socket
+from ..options import Json, Socket, flag
 from ..plans import moment
 
 HELD = 10
@@ -21,9 +19,7 @@ HELD = 10
 def plans(
     socket: Socket = None,
     json: Json = False,
-    forecast: Annotated[
-        bool, typer.Option("--forecast", help="Also when each window is empty at the present rate")
-    ] = False,
+    forecast: Annotated[bool, flag("Also when each window is empty at the present rate")] = False,
 ) -> int:
     """Show the windows of subscriptions: how much is used, when they reset, and which runs wait
     for that.

@@ -3,8 +3,6 @@ import time
 from datetime import datetime
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.daemon import Prune, Pruned
 from sfad.protocol.requests.listing import Info
@@ -15,7 +13,7 @@ from .. import output
 from ..app import app
 from ..connection import Client, DaemonError, connect
 from ..exits import ExitCode, UsageError
-from ..options import COUNT, DURATION, Json, Socket
+from ..options import COUNT, TIME, Json, Socket, flag
 
 
 @app.command()
@@ -23,29 +21,13 @@ def prune(
     socket: Socket = None,
     json: Json = False,
     older_than: Annotated[
-        float | None,
-        typer.Option(
-            "--older-than",
-            metavar="TIME",
-            help="Remove trees that ended longer ago: 7d, 12h",
-            parser=DURATION,
-        ),
+        float | None, TIME.option("Remove trees that ended longer ago: 7d, 12h")
     ] = None,
-    keep: Annotated[
-        int | None,
-        typer.Option(
-            "--keep", metavar="N", help="Keep the newest N trees (default: 0)", parser=COUNT
-        ),
-    ] = None,
+    keep: Annotated[int | None, COUNT.option("Keep the newest N trees (default: 0)")] = None,
     worktrees: Annotated[
-        bool,
-        typer.Option(
-            "--worktrees", help="Also remove worktrees with changes; alone, those of all ended runs"
-        ),
+        bool, flag("Also remove worktrees with changes; alone, those of all ended runs")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what would be removed")
-    ] = False,
+    dry_run: Annotated[bool, flag("Only print what would be removed")] = False,
 ) -> int:
     """Remove ended runs, with their output.
 

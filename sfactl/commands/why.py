@@ -14,20 +14,20 @@ from ..connection import Client, DaemonError
 from ..history import connect
 from ..limits import share
 from ..lines import line_of
-from ..options import Json, Runs, Socket
 from ..selection import RunSelection
+from ..spreading import spread
 from ..waiting import after_others, queued, troubles
 
 
 @app.command(cls=OverFleet)
-def why(runs: Runs, socket: Socket = None, json: Json = False) -> int:
+@spread(RunSelection)
+def why(chosen: RunSelection) -> int:
     """Say why runs ended, were refused or are paused, or what limits them.
 
     Prints a sentence for each run: which rule refused it, which limit or signal ended it, what
     it waits for while it is paused, or which limits it has while it runs.
     """
-    with connect(socket) as client:
-        return RunSelection("info", runs).each(client, lambda run: _show(client, run, json))
+    return chosen.each("info", lambda client, run: _show(client, run, chosen.json), connect)
 
 
 def _show(client: Client, name: str, json: bool) -> None:

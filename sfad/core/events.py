@@ -183,6 +183,8 @@ class CallSettled(At, frozen=True):
 
     call: EndCall
     used: Use
+    price_from: str | None = None
+    """As `CallInfo` has it."""
 
 
 class CallSilent(At, frozen=True):

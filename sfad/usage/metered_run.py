@@ -268,10 +268,8 @@ class MeterNotices:
         for model, like in gaps.estimated.items():
             if name := self._fresh([model]):
                 message = (
-                    f"no price is known of {name}: it is estimated to cost as much as {like}, the "
-                    "dearest known model of its "
-                    f'provider, until [prices."{name}"] in the config says what it costs (0 if it '
-                    "is free)"
+                    f"no price is known of {name}: it counts at the price of {like}, until "
+                    f'[prices."{name}"] in the config says what it costs (0 if it is free)'
                 )
                 self.publish(EventType.METER_UNPRICED, self.live.run.id, message)
 
@@ -409,12 +407,6 @@ class MeteredRun:
             windows=list(told.windows), credits=told.credits,
         )  # fmt: skip
         self._feed(e.PlanSeen(trio.current_time(), time, seen, run.birth.uid))
-
-    def with_free(self, model: str, why: Literal["local", "config"]) -> Prices:
-        """Return its prices, but that a model is free, as the gateway has found out. The core notes
-        it with the call: what the agent itself tells of that model is free from then on, too."""
-        self.notices.free(model, why)
-        return self.prices.with_free(model)
 
     def price_again(self) -> None:
         """Count what is known at the prices that are known by now."""

@@ -1,11 +1,11 @@
 """Looks for runs that give no sign of life for longer than their limit of silence.
 
 Signs are output, model calls, tool calls, what session files tell, and a hundredth of a CPU (three
-for each agent program), of the run and of the runs below it. None of them wakes this: the kernel notes when a file or pipe was
-written last, and the loop notes the time of what it is told. So each run is looked at a few times
-within its limit, which also finds out when it used a CPU last, because the kernel only tells how
-much. Rejected: to look once, when the limit may be reached. A run that compiled and then hung would
-be found after twice the limit.
+for each agent program), of the run and of the runs below it. None of them wakes this: the kernel
+notes when a file or pipe was written last, and the loop notes the time of what it is told. So each
+run is looked at a few times within its limit, which also finds out when it used a CPU last, because
+the kernel only tells how much. Rejected: to look once, when the limit may be reached. A run that
+compiled and then hung would be found after twice the limit.
 """
 
 import math

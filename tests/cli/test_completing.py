@@ -68,7 +68,7 @@ ALL_OF_SPAWN = {
 } - {"--command", "--agent"}
 
 LINES: dict[str, set[str]] = {
-    "sfactl ": {*verbs.names(), "ps"},
+    "sfactl ": {*verbs.known(), "ps"},
     "sfactl s": {"spawn", "session", "summary", "stop", "send", "settle", "status", "shim"},
     "sfactl -": {"--socket", "--version", "-h", "--help"},
     "sfactl session l": {"list", "log"},

@@ -347,16 +347,19 @@ def test_completion_is_silent_without_a_daemon(world: World) -> None:
     assert completed(world, "sfactl run --meter co") == ["codex", "copilot"]
 
 
+KIND = re.compile(r'\b(?:words=|completing\()"([^"]+)"')
+
+
 def test_every_kind_of_word_is_known() -> None:
     sources = [path.read_text() for path in Path(shell_completion.__file__).parent.rglob("*.py")]
-    declared = {kind for text in sources for kind in re.findall(r'\bcompleting\("([^"]+)"\)', text)}
+    declared = {kind for text in sources for kind in KIND.findall(text)}
     assert declared == set(shell_completion.CANDIDATES)
 
 
 def test_help_needs_no_daemon(world: World) -> None:
     assert world.sfactl("help").stdout == world.sfactl("--help").stdout
     assert world.sfactl("help", "ps").stdout == world.sfactl("list", "--help").stdout
-    for group in filter(verbs.is_group, verbs.names()):
+    for group in verbs.MEMBERS:
         assert world.sfactl("help", group).stdout == world.sfactl(group, "--help").stdout
     assert "unknown verb 'bogus'" in world.sfactl("help", "bogus", code=2).stderr
 

@@ -60,6 +60,9 @@ def test_failed_calls_are_told_until_one_succeeds_and_in_the_end() -> None:
     assert ends(status=529, failed=True) == "the API answered 529 twice"
     assert ends(error="it hung up") == "the API answered 529 twice"
     assert ends(error="no key", failed=True) == "the API failed three times: no key"
+    assert ends(status=200, error="overloaded", failed=True) == (
+        "the API failed four times: overloaded"
+    )
     assert ends(status=200) is None
     ends(status=529, failed=True)
     run = t.run(a)

@@ -1,10 +1,8 @@
 from functools import partial
 from typing import Annotated
 
-import typer
-
 from ... import output, session_options, sessions
-from ...options import DURATION
+from ...options import TIME
 from ...session_options import SessionOptions, Task
 from ...sessions import SessionView
 from ...spreading import spread
@@ -18,12 +16,7 @@ def delegate(
     wanted: SessionOptions,
     wait: Annotated[
         float | None,
-        typer.Option(
-            "--wait",
-            metavar="TIME",
-            help="Wait at most so long (default and at most: sessions.sync_timeout_seconds)",
-            parser=DURATION,
-        ),
+        TIME.option("Wait at most so long (default and at most: sessions.sync_timeout_seconds)"),
     ] = None,
 ) -> int:
     """Start a session, wait for it, and print its answer.

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -197,6 +198,7 @@ class Calls:
             ev.used,
             status=end.status,
             cache_write_tokens=end.tokens.cache_write if end.tokens is not None else None,
+            **_told(ev),
             tools=len(end.tools),
             first_byte_s=rounded(end.first_byte_s),
             elapsed_s=rounded(end.seconds),
@@ -609,6 +611,20 @@ class Calls:
     def _lineage(self, info: CallInfo) -> tuple[RunId, ...]:
         run = self._ctx.tree.get(info.run_id)
         return run.lineage_ids if run is not None else (info.run_id,)
+
+
+def _told(ev: e.CallSettled) -> dict[str, Any]:
+    """Return what the reply tells of its model and its kinds of tokens, and where its price is
+    from."""
+    end = ev.call
+    if end.tokens is None:
+        return {}
+    return {
+        "served": end.served if end.served not in {"", end.model} else None,
+        "price_from": ev.price_from[:MAX_MODEL] if ev.price_from is not None else None,
+        "modes": {mode: (part.input, part.output) for mode, part in end.tokens.modes.items()},
+        "estimated": ev.used.estimated,
+    }
 
 
 _HANGS_UP_WITHIN = 2.0

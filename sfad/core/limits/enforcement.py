@@ -412,8 +412,9 @@ class LimitEnforcement:
         kind = active.limit.kind
         event = Event(
             type=what, severity=severity, message=message, scope=KINDS[kind].scope,
-            action=active.action if acts else None, limit_kind=kind, threshold=active.limit.threshold, used=used,
-            exceeded_by=exceeded_by, refused=refused, by=by,
+            action=active.action if acts else None, limit_kind=kind,
+            threshold=active.limit.threshold, used=used, exceeded_by=exceeded_by,
+            refused=refused, by=by,
         )  # fmt: skip
         self._ctx.publish_event(event, run)
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ..types import RunId, Tokens
+from ..types import Modality, RunId, Tokens
 from .base import Reply, Request
 from .plans import Provider, SeenWindow
 
@@ -52,6 +52,12 @@ class AdmitCall(Request, tag="admit_call"):
     """What its tier multiplies all prices by."""
     long_cache: bool = False
     """What it writes to a cache is kept for an hour, at twice the price of input."""
+    media: dict[Modality, int] = {}
+    """The part of `input_tokens` that is not text."""
+    most_media: dict[Modality, int] = {}
+    """The part of it and `more_input` together that may not be text."""
+    text_only: bool = False
+    """It says that it wants text only."""
     fees_usd: float = 0.0
     """What the provider's tools may cost."""
     upstream: str = ""
@@ -91,9 +97,14 @@ class EndCall(Request, tag="end_call"):
     tools: list[tuple[str, str]] = []
     """Tool calls that the model has asked for: name, digest of the arguments."""
     factor: float = 1.0
-    long_cached: int = 0
-    """Tokens of `tokens.cache_write` that are kept for an hour."""
     fees_usd: float = 0.0
+    """What the provider's tools have cost."""
+    unsure_fees_usd: float = 0.0
+    """The part of it that may be less."""
+    cost_usd: float | None = None
+    """The whole cost, where the reply says it itself."""
+    served: str = ""
+    """The model that the reply says has answered."""
     others: dict[str, Tokens] = {}
     """What other models have used that the provider asked for this call, by their names."""
     first_byte_s: float | None = None

@@ -81,8 +81,8 @@ def end_call(asker: Asker, request: EndCall) -> None:
     def count() -> None:
         found = runtime.machine.reservation(request.reservation)
         if found is not None and found[1].gateway_uid == asker.peer.gateway_uid:
-            used = runtime.metering.use_pricing.use_of_call(request, found[1])
-            runtime.feed(e.CallSettled(trio.current_time(), request, used))
+            pricing = runtime.metering.use_pricing
+            runtime.feed(pricing.settled(trio.current_time(), request, found[1]))
             _tell_of_tools(asker, request)
             runtime.launcher_events.call_settled()
         asker.reply(Done(id=request.id))
