@@ -13,6 +13,7 @@ before each call.
 `reading`         that process: what the body of a call says, and the body with a lower maximum
                   output
 `apis`            the formats of the providers: what a call asks for, what its reply has used
+`usage_chunks`    takes out of a stream what its client has not asked for
 `coding`          what a body holds under its content encoding
 `plan_reading`    what calls and their replies tell of a subscription's windows
 `local_models`    which upstreams serve a local model, which is free

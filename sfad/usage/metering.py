@@ -173,6 +173,8 @@ class UsePricing:
 def _priced_names(request: m.EndCall, prices: Prices) -> list[str]:
     """Return the models at whose prices a call may count: that which has answered and that which
     was asked for, as far as they have a price; else a stand-in."""
+    if request.free is not None:
+        return [request.model]
     names = list(dict.fromkeys((request.served or request.model, request.model)))
     known = [name for name in names if prices.knows(name)]
     return known or [prices.charged_as(names[0], request.api)]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sfad.config import Price
 from sfad.protocol.types import Modality, Tokens
-from sfad.usage.pricing import MATCHES_KEPT, Prices, _total
+from sfad.usage.pricing import MATCHES_KEPT, Prices
 
 ROOT = Path(__file__).parents[2]
 
@@ -154,7 +154,7 @@ def test_the_cost_equals_that_of_the_library(prices: Prices, tokens: Tokens, lea
             continue
         if rates.least is not None:
             continue  # another model answers for it
-        cost = _total(tokens, rates)
+        cost = prices.price(f"{provider}/{model}".lower(), tokens)
         assert cost is not None
         assert cost.usd == cost.sure == pytest.approx(by_the_library(provider, model, tokens)), (
             model
