@@ -167,5 +167,5 @@ _ENDPOINTS: Mapping[str, Callable[[Mapping[str, Any]], Container[str]]] = {
     "/api/v0/models": _lm_studio,
     "/v1/models": _vllm,
 }
-"""Ollama: docs/api.md, "List Local Models"; llama.cpp: tools/server/README.md, "GET /props"; LM
-Studio: "REST API v0", "GET /api/v0/models"; vLLM: vllm/entrypoints/openai, `ModelCard`."""
+"""Ollama: "List local models" of its API; llama.cpp: "GET /props" of its server; LM Studio: "GET
+/api/v0/models" of its REST API; vLLM: `ModelCard` of its OpenAI-compatible server."""

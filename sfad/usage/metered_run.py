@@ -408,12 +408,6 @@ class MeteredRun:
         )  # fmt: skip
         self._feed(e.PlanSeen(trio.current_time(), time, seen, run.birth.uid))
 
-    def with_free(self, model: str, why: Literal["local", "config"]) -> Prices:
-        """Return its prices, but that a model is free, as the gateway has found out. The core notes
-        it with the call: what the agent itself tells of that model is free from then on, too."""
-        self.notices.free(model, why)
-        return self.prices.with_free(model)
-
     def price_again(self) -> None:
         """Count what is known at the prices that are known by now."""
         if any(not reading.blank for reading in self._stream):

@@ -154,13 +154,14 @@ class UsePricing:
         self.price_list.when_known(self._prices(run), model, then, unsure)
 
     def _call_prices(self, call: m.AdmitCall | m.EndCall) -> Prices:
-        """Return the prices that count for a call, and note of a free one that what its agent says
-        of the model is free as well."""
+        """Return the prices that count for a call, and tell of a free one."""
+        prices = self._prices(call.run)
         if call.free is None:
-            return self._prices(call.run)
+            return prices
         if call.run in self.runs:
-            return self.runs[call.run].with_free(call.model, call.free)
-        return self.price_list.current.with_free(call.model)
+            self.runs[call.run].notices.free(call.model, call.free)
+        served = call.served if isinstance(call, m.EndCall) else ""
+        return prices.with_free(call.model, served or call.model)
 
     def _prices(self, run: RunId) -> Prices:
         return self.runs[run].prices if run in self.runs else self.price_list.current

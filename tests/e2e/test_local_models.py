@@ -66,7 +66,8 @@ def serving(said: dict[str, Any]) -> Iterator[Server]:
 
         def do_POST(self) -> None:
             server.calls.append(self.rfile.read(int(self.headers["Content-Length"])))
-            self.answer({"choices": [{"message": {"content": "x"}}], "usage": USAGE})
+            said = {"model": "gpt-5", "choices": [{"message": {"content": "x"}}], "usage": USAGE}
+            self.answer(said)
 
         def answer(self, said: Any) -> None:
             self.send_response(200 if said is not None else 404)
