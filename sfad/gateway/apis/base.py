@@ -197,6 +197,7 @@ class ReplyReader(ABC):
         """The same, with what is unsure about it."""
         self.model = ""
         """The model that it says has answered."""
+        self._served: Any = None
         self.failed = ""
         """The error that it tells instead of an answer, or after a part of one."""
         self.media: dict[Modality, int] = {}
@@ -287,7 +288,9 @@ class ReplyReader(ABC):
 
     def serve(self, model: Any) -> None:
         """Take the model that has answered."""
-        self.model = printable(model, MODEL_MAX) or self.model
+        if model != self._served:  # each event of a stream repeats it
+            self._served = model
+            self.model = printable(model, MODEL_MAX) or self.model
 
     def fail(self, error: Any) -> None:
         """Take an error, which is an object or a text in each API."""

@@ -170,7 +170,8 @@ class _ChatReader(ReplyReader):
         if said.audio is not None:
             self.written += counters.size(said.audio.transcript)
             self.shown("audio", pcm_tokens(said.audio.data))
-        self.shown("image", IMAGE_OUTPUT * len(said.images or ()))
+        if said.images:
+            self.shown("image", IMAGE_OUTPUT * len(said.images))
         for number, call in enumerate(said.tool_calls or ()):
             key = (choice, number if whole else call.index)  # only a stream numbers them
             if key not in self._calls and len(self._calls) >= MAX_TOOL_USES:
@@ -192,9 +193,8 @@ class _ChatReader(ReplyReader):
         self.serve(completion.model)
         for error in (completion.error, *(choice.error for choice in completion.choices)):
             self.fail(error)
-        places = [completion.usage, *(choice.usage for choice in completion.choices)]
-        if completion.x_groq is not None:
-            places.append(completion.x_groq.usage)
+        groq = completion.x_groq.usage if completion.x_groq is not None else None
+        places = (completion.usage, groq, *(choice.usage for choice in completion.choices))
         usage = next((each for each in places if isinstance(each, dict) and each), None)
         if usage is not None:
             self.take_usage(openai_usage(usage))
