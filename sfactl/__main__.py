@@ -7,13 +7,13 @@ from typing import Any
 from sfad.protocol.inherited import repair_process, unblock_signals
 
 from .app import carry_out
-from .entry import guarded
+from .entry import guarded, leave
 
 
 def main() -> None:
     repair_process()
     unblock_signals()
-    sys.exit(execute(sys.argv[1:]))
+    leave(execute(sys.argv[1:]))
 
 
 def execute(arguments: list[str]) -> int:
