@@ -7,16 +7,16 @@ from typing import Any
 
 
 def main() -> None:
-    # Collections would take a sixth of a call. Hardly anything is garbage before the verb begins,
-    # which enables them, and the last ones would look at everything that was imported.
+    # Collections would take a sixth of a call, and hardly anything is garbage before the verb
+    # begins, which enables them.
     gc.disable()
     from sfad.protocol.inherited import repair_process, unblock_signals
 
     repair_process()
     unblock_signals()
-    code = execute(sys.argv[1:])
-    gc.freeze()
-    sys.exit(code)
+    from .entry import leave
+
+    leave(execute(sys.argv[1:]))
 
 
 def execute(arguments: list[str]) -> int:

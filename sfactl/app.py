@@ -273,6 +273,12 @@ def _before_the_verb(
 
 
 @cache
+def root() -> TyperGroup:
+    """Return what typer makes of the application. Its verbs are loaded by their names."""
+    return get_group(app)
+
+
+@cache
 def load(verb: str) -> Any:
     """Return what typer makes of a verb, or of a group. It must exist."""
     module = import_module(".".join([f"{__package__}.commands", *verb.split(" ")]))
@@ -288,7 +294,7 @@ def load(verb: str) -> Any:
 
 def context(*words: str) -> Any:
     """Return the context of `sfactl`, or of a verb or group, for its help."""
-    ctx = get_group(app).make_context("sfactl", [], resilient_parsing=True)
+    ctx = root().make_context("sfactl", [], resilient_parsing=True)
     for at, word in enumerate(words):
         ctx = load(" ".join(words[: at + 1])).make_context(
             word, [], parent=ctx, resilient_parsing=True
@@ -317,7 +323,7 @@ def _write(sections: Sections, formatter: Any) -> None:
 def carry_out(arguments: Sequence[str], elsewhere: Elsewhere | None = None) -> int:
     """Carry out a command line, or complete one if the environment asks for that. Return the exit
     code. Raise `Quit`."""
-    group = get_group(app)
+    group = root()
     if COMPLETING in os.environ:
         return _complete(group)
     try:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from .exits import ExitCode, Quit
 from .output import plain
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process. The interpreter would first look for garbage among all that was imported,
+    which takes a fifth of a command line."""
+    gc.freeze()
+    sys.exit(code)
 
 
 def guarded(work: Callable[[], int]) -> int:

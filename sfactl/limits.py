@@ -194,7 +194,7 @@ def _amounts(usage: Usage) -> Iterator[str]:
 
 
 _COST_FROM = {None: "", "agent": " (from the agent)", "prices": " (from prices)"}
-_ESTIMATED = " (estimated: a model has no price, and counts as the dearest of its provider)"
+_ESTIMATED = " (estimated: a model has no price, and counts at that of another one)"
 
 
 def by_source(run: RunInfo) -> Iterator[str]:

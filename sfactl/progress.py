@@ -85,7 +85,7 @@ class ProgressLines:
             self._note(f"[agent:{event.agent_name or '-'}] {told}")
         elif own and event.type == "run_started":
             self.left_queue()
-        elif own and event.type in ("run_repeating", "limits_widened"):
+        elif own and event.type in ("run_repeating", "limits_widened", "model_free"):
             self.say(output.plain(event.message))
         elif own and event.limit_kind is not None:
             self._limit(event)

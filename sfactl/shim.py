@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from sfad.protocol.inherited import own_standard_descriptors, repair_process, unblock_signals
 
-from .entry import guarded
+from .entry import guarded, leave
 from .inside import inside_run
 from .real_program import become
 
@@ -26,7 +26,7 @@ def main(program: str, *, automatic: bool = False) -> None:
     """Stand in for the program, with the arguments of this process. `automatic`: no person has
     installed this shim."""
     own_standard_descriptors()
-    sys.exit(guarded(lambda: _stand_in(program, sys.argv[1:], automatic=automatic)))
+    leave(guarded(lambda: _stand_in(program, sys.argv[1:], automatic=automatic)))
 
 
 def _stand_in(program: str, arguments: Sequence[str], *, automatic: bool) -> int:

@@ -234,6 +234,9 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
     """The daemon's variable that holds the key. Without a key, here or in `key_file`, callers use
     their own."""
     key_file: Annotated[str, Meta(extra=PATH)] | None = None
+    free: bool | Literal["auto"] = "auto"
+    """Whether its calls cost nothing. `auto`: those of local models, which Ollama, llama.cpp, LM
+    Studio or vLLM serve at a loopback or private address."""
 
 
 class GatewayConfig(Struct, frozen=True, kw_only=True):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from tests.leaks import cgroups, no_leaks, stays
 from tests.outside import Outside
 from tests.reaper import reap_above
 from tests.surroundings import SESSION
-from tests.template import close_template
+from tests.template import close_templates
 
 # Slow generation of examples says nothing about the product. The examples are the same each time,
 # here and where CI is set, which Hypothesis looks at: a change is not held up by what it did not
@@ -42,6 +43,17 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("same")
 
 Start = Callable[..., Daemon]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep eight thousand tests and their modules out of each later collection of garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 _LONGEST = (
@@ -143,7 +155,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail if the suite as a whole has left processes, cgroups or files behind, or has touched
     files of the person."""
-    close_template()
+    close_templates(all_=True)
     left = [] if _WORKER else _remains(session.config)
     if left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

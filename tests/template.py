@@ -1,14 +1,16 @@
-"""Processes that have imported `sfad` and `sfactl`, and fork the daemons and the clients of a test.
+"""Processes that have imported `sfad`, `sfactl` or a launcher of the tests, and fork the daemons
+and the clients of a test.
 
 The suite starts four hundred daemons and two thousand clients. Executed, a daemon takes 0.25 s of
-processor time for its imports and a client 0.03 to 0.08 s; forked, 0.03 s and 0.01 s. A start that
-is itself tested is executed: by systemd, by a shell or by an agent, as another user, with variables
+processor time for its imports and a client 0.08 s; forked, 0.03 s and 0.005 s. A start that is
+itself tested is executed: by systemd, by a shell or by an agent, as another user, with variables
 that are read at import, after a re-execution.
 """
 
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import select
@@ -19,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
@@ -40,6 +42,8 @@ class Template:
             self._process = subprocess.Popen(
                 command, stdin=theirs.fileno(), cwd=_ROOT, start_new_session=True
             )
+        if program == EARLIER:
+            self._process.wait()  # it goes on in a child
         self._socket = ours
         self._lock = threading.Lock()
         self._environment = _read_at_import(os.environ)
@@ -126,21 +130,24 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
 
+EARLIER = "tests.processes.earlier_daemon"
+"""A program of the tests. Its template is no child of this process, which may be a launcher."""
+
 _templates: dict[str, Template] = {}
 
 
 def template(program: str = "sfad") -> Template:
-    """Return the template of this process for `sfad` or `sfactl`. There is none until a test needs
-    it."""
+    """Return the template of this process for `sfad`, `sfactl` or `EARLIER`. There is none until a
+    test needs it."""
     if program not in _templates:
         _templates[program] = Template(program)
     return _templates[program]
 
 
-def close_template() -> None:
-    """End the templates that there are."""
-    while _templates:
-        _templates.popitem()[1].close()
+def close_templates(*, all_: bool = False) -> None:
+    """End the templates that are children of this process, or all."""
+    for program in [program for program in _templates if all_ or program != EARLIER]:
+        _templates.pop(program).close()
 
 
 def fork_daemon(env: Mapping[str, str], log: int, ready: int) -> Child:
@@ -230,6 +237,7 @@ _ABOVE = 100
 def _serve() -> None:
     """Carry out requests until their end; then return in the template. In each child, return at
     once."""
+    gc.freeze()  # or a child's collections would look through, and copy, all that is imported here
     # above all numbers that a child gets
     with socket.socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, _ABOVE)) as requests:
         while True:
@@ -276,11 +284,12 @@ def _become_client() -> None:
     from sfactl import app, verbs
     from sfactl.__main__ import main
 
+    app.root()
     for verb in verbs.everything():
         if not _EXECUTED.intersection(verb.split(" ")):
             app.load(verb)
     _serve()
-    main()
+    _to_its_end(main)
 
 
 def _become_daemon() -> None:
@@ -288,9 +297,38 @@ def _become_daemon() -> None:
     from sfad.__main__ import main
 
     _serve()
+    _to_its_end(main)
+
+
+def _become_earlier_daemon() -> None:
+    if os.fork():  # the child is no child of the tests' process
+        os._exit(0)
+    from tests.processes.earlier_daemon import main
+
+    _serve()
     main()
+
+
+def _to_its_end(main: Callable[[], None]) -> None:
+    """Run a program, and end as the interpreter does after it, but leave the memory to the kernel:
+    to free what the template has imported takes longer than most programs."""
+    try:
+        main()
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        code = end.code or 0
+    else:
+        code = 0
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    sys.stderr.flush()
+    sys.stdout.flush()  # an error ends the process as at the end of the interpreter
+    os._exit(code)
 
 
 if __name__ == "__main__":
     outside.watch(sys.argv.pop())
-    {"sfad": _become_daemon, "sfactl": _become_client}[sys.argv.pop()]()
+    become = {"sfad": _become_daemon, "sfactl": _become_client, EARLIER: _become_earlier_daemon}
+    become[sys.argv.pop()]()

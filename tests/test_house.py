@@ -108,14 +108,15 @@ def test_no_test_reaches_into_a_private_name() -> None:
     """A test observes what callers can observe. What it must see besides has a public name with a
     docstring."""
     paths = modules("tests")
-    trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in paths}
-    declared = {
-        name for tree in trees.values() for node in ast.walk(tree) for name in declared_by(node)
+    trees = {
+        path.relative_to(ROOT).as_posix(): [*ast.walk(ast.parse(path.read_text()))]
+        for path in paths
     }
+    declared = {name for nodes in trees.values() for node in nodes for name in declared_by(node)}
     found = [
         f"{path}: {name}"
-        for path, tree in trees.items()
-        for node in ast.walk(tree)
+        for path, nodes in trees.items()
+        for node in nodes
         for name in reached_by(node, declared)
     ]
     assert sorted(set(found)) == sorted(JUSTIFIED)

@@ -47,6 +47,7 @@ HAS: dict[str, Callable[[], bool]] = {
 """What else tests need, and whether it is there."""
 
 REST = {
+    "bench": "runs the benchmark",
     "crash": "kills the daemon at its effects",
     "fleet": "needs Ray",
     "real_agents": "needs the agent programs",
@@ -57,7 +58,7 @@ REST = {
     "e2e/test_otel.py": "needs OpenTelemetry",
 }
 """Files and directories below tests/ that the fast tier does not even import, because it does not
-install what they need."""
+install what they need, or because they try tools of the maintainers."""
 
 COMPLETE = "SFAD_TEST_COMPLETE"
 """Set where everything that can be installed is installed: then a test is skipped only for what is

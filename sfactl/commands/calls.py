@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
 from msgspec.structs import asdict
@@ -34,9 +34,9 @@ def calls(
 
     One line for each call, by the time at which the agent asked for it: tokens in and out, of
     the input those read from a cache, cost, seconds to the first byte and in all, and what
-    happened. Calls that wait or are under way have no figures yet. A cost with ≥ is a lower
-    bound. --name, --label and --all choose the same runs as for `sfactl list`, including ended
-    ones.
+    happened, which model has answered, what was not text, and whose price counts. Calls that
+    wait or are under way have no figures yet. A cost with ≥ is a lower bound, with ≤ an upper.
+    --name, --label and --all choose the same runs as for `sfactl list`, including ended ones.
 
     -f follows until the runs end: each call is printed once it has ended or was refused, even
     if it was printed before as waiting or under way.
@@ -220,8 +220,29 @@ def result(call: CallInfo) -> str:
             tools = [counted(call.tools, "tool call")] if call.tools else []
             status = [str(call.status)] if call.status is not None else []
             error = [call.error] if call.error is not None else []
-            guessed = ["cost estimated (no price of the model is known)"] if call.estimated else []
-            return ", ".join([*status, *error, *tools, *lowered, *waited, *guessed]) or "ended"
+            said = [*status, *error, *tools, *lowered, *waited, *_modes(call), *_price(call)]
+            return ", ".join(said) or "ended"
+
+
+def _modes(call: CallInfo) -> Iterator[str]:
+    for mode, (into, out) in call.modes.items():
+        shown = [
+            f"{output.short(count)} {way}" for count, way in ((into, "in"), (out, "out")) if count
+        ]
+        if shown:
+            yield f"{mode} {' and '.join(shown)}"
+
+
+def _price(call: CallInfo) -> Iterator[str]:
+    """Yield which model has answered, and whose price counts, where that is another one."""
+    if call.served is not None:
+        yield f"answered by {call.served}"
+    if call.price_from == "reply":
+        yield "cost as the reply says"
+    elif call.estimated:
+        yield f"cost estimated (price of {call.price_from or 'another model'})"
+    elif call.price_from not in {None, call.served or call.model}:
+        yield f"price of {call.price_from}"
 
 
 def _more(call: CallInfo) -> str:

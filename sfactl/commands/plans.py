@@ -53,8 +53,8 @@ def _lines(account: PlanAccount, now: datetime, *, forecast: bool) -> Iterator[s
     plan = [output.plain(account.plan_type)] if account.plan_type else []
     status = [output.plain(account.status)] if account.status else []
     heard = f"heard {output.age(account.heard_at, now)} ago"
-    known = ", ".join([*plan, *status, heard])
-    yield f"{account.provider} {output.plain(account.account)}: {known}"
+    name = f"{account.provider} {output.plain(account.account)}{_owner(account)}"
+    yield f"{name}: {', '.join([*plan, *status, heard])}"
     header = ["WINDOW", "USED", "AGENTS MAY", "RESETS", *(["EMPTY"] if forecast else [])]
     yield from table.drawn(
         header, [_row(window, now, forecast=forecast) for window in account.windows]
@@ -63,8 +63,28 @@ def _lines(account: PlanAccount, now: datetime, *, forecast: bool) -> Iterator[s
         yield from (
             _forecast(window, now) for window in account.windows if window.empty_at is not None
         )
+    if account.on_credits:
+        yield "credits pay for calls now, because a window is used up"
+    if told := _beyond(account):
+        yield f"beyond the windows: {told}"
     if account.held:
         yield f"{_held(account.held)} until the reset"
+
+
+def _owner(account: PlanAccount) -> str:
+    if account.user == output.own_user():
+        return ""
+    return f" of {output.plain(account.user)}" if account.user is not None else " of the operator"
+
+
+def _beyond(account: PlanAccount) -> str:
+    """Return what an account has beyond its windows."""
+    found = []
+    if account.credits not in (None, "0", ""):
+        found.append(f"credits: {output.plain(account.credits)}")
+    if account.banked_resets:
+        found.append(f"banked resets: {account.banked_resets}")
+    return ", ".join(found)
 
 
 def _row(window: PlanWindow, now: datetime, *, forecast: bool) -> list[str]:

@@ -210,6 +210,7 @@ def _call_attributes(call: CallInfo) -> dict[str, Any]:
     return known | {
         "gen_ai.operation.name": _operation(call),
         "gen_ai.request.model": call.model,
+        "gen_ai.response.model": call.served,
         "gen_ai.usage.input_tokens": call.input_tokens,
         "gen_ai.usage.output_tokens": call.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": call.cached_tokens,

@@ -6,6 +6,7 @@
 `program`       what a program's file must say, and helpers for command lines and session files
 `line_meter`    what all meters share: each decodes the few lines that can matter, and saves its
                 state
+`lenient`       JSON of which one field is wrong: that field is lost, and no other
 `counters`      what a meter reads: sums of what agents say, bounded whatever an agent says
 `text`          the text in an agent's events, for `run --text` and `result`
 `setups`        how a program is routed through the gateway, and what its settings and variables say

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import msgspec
 
 from .counters import printable
+from .lenient import without_surrogates
 from .line_meter import (
     BOM,
     AgentFailure,
@@ -27,7 +28,6 @@ from .line_meter import (
     TextDelta,
     ToolCall,
     WholeText,
-    without_surrogates,
 )
 from .program import AgentProgram
 

@@ -332,7 +332,9 @@ class DaemonLink:
 
 def _upstreams(told: Mapping[str, m.UpstreamInfo]) -> dict[str, Upstream]:
     return {
-        name: Upstream(name, each.url, each.api, each.key_env, each.key_file, each.through)
+        name: Upstream(
+            name, each.url, each.api, each.key_env, each.key_file, each.through, each.free
+        )
         for name, each in told.items()
     }
 

@@ -110,6 +110,11 @@ def plain(address: Address) -> Address:
     return embedded or address
 
 
+def is_private(address: Address) -> bool:
+    """Return whether an address is of this machine, or of a private network."""
+    return any(plain(address) in network for network in _INTERNAL)
+
+
 def is_model_api(host: str) -> bool:
     return any(fnmatchcase(host, pattern) for pattern in MODEL_APIS)
 

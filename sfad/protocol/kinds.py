@@ -112,6 +112,9 @@ KINDS: dict[LimitKind, LimitSpec] = {
 TIMED = frozenset(kind for kind, spec in KINDS.items() if spec.unit == "s")
 """Kinds of which a breach is use at the threshold, not above it."""
 
+ROLES = (LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST)
+"""Kinds of cost that only reports and reservations tell apart."""
+
 METERED_KINDS = frozenset(kind for kind, spec in KINDS.items() if spec.counted_by == "meter")
 """Kinds that cannot be enforced unless a meter or the agent tells what the run uses."""
 

@@ -629,6 +629,32 @@ def test_a_bound_on_money_that_nothing_would_keep_is_refused(limits: str, starts
 
 
 @pytest.mark.parametrize(
+    ("limits", "reports", "starts"),
+    [
+        ("planning_cost=1", False, False),
+        ("execution_cost=1:pause", False, False),
+        ("planning_cost=1", True, True),
+        ("planning_cost=1:warn", False, True),
+        ("cost=1", False, True),
+    ],
+)
+def test_a_limit_of_a_roles_cost_needs_reports(limits: str, reports: bool, starts: bool) -> None:
+    """The gateway and meters know no roles."""
+    t = Transcript()
+    if starts:
+        t.start("a", limits=limits, gated=True, reports=reports)
+        return
+    refusal = t.refused("a", limits=limits, gated=True, reports=reports)
+    assert refusal.kind is Rule.UNENFORCEABLE
+    assert f"nothing would enforce its {limits.partition('=')[0]} limit of 1.00 USD" in (
+        refusal.message
+    )
+    assert "Name --meter report if its agents report so; or let the limit only warn" in (
+        refusal.message
+    )
+
+
+@pytest.mark.parametrize(
     ("limits", "gated", "starts"),
     [
         ("cost=1", True, False),

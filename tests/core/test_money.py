@@ -110,7 +110,7 @@ def test_sums_of_known_and_unknown_amounts(one: int | None, other: int | None) -
 
 def test_roles_have_costs_of_their_own() -> None:
     t = Transcript()
-    a = t.start("a", limits="planning_cost=0.5:warn execution_cost=0.5 cost=5")
+    a = t.start("a", limits="planning_cost=0.5:warn execution_cost=0.5 cost=5", reports=True)
     b = t.start("b", inside(a), limits="cost=5")
     (t >> t.report(b, cost=0.4, planning_cost=0.4)).skip()
     (t >> t.report(b, cost=0.4, execution_cost=0.4)).skip()

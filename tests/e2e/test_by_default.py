@@ -18,6 +18,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import LimitKind, RunInfo, Status
 from tests.conftest import Start
 from tests.harness import PYTHON, Daemon, alive, ended, spawn
+from tests.template import run_forked
 
 from .provider import Provider
 from .test_gateway import CALLER, calling, config, gateway, results
@@ -49,7 +50,13 @@ def programs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def daemon(start: Start, provider: Provider, containment: str) -> Daemon:
+def daemon(share: Start, provider: Provider, containment: str) -> Daemon:
+    return share(config=auto(provider), mode=containment)
+
+
+@pytest.fixture
+def fresh(start: Start, provider: Provider, containment: str) -> Daemon:
+    """A daemon that has started neither a gateway nor a run."""
     return start(config=auto(provider), mode=containment)
 
 
@@ -63,8 +70,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     path = f"{programs}:/usr/local/bin:/usr/bin:/bin"
     environment = daemon.env | {"PATH": path, "PYTHONPATH": str(Path.cwd()), **env}
-    command = [sys.executable, "-m", "sfactl", "run", "-q", *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    return run_forked("sfactl", ["run", "-q", *words], environment, timeout=60)
 
 
 def said(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
@@ -106,33 +112,33 @@ def children(daemon: Daemon) -> list[RunInfo]:
 
 
 def test_the_gateway_starts_with_the_first_call_and_not_before(
-    daemon: Daemon, provider: Provider
+    fresh: Daemon, provider: Provider
 ) -> None:
-    with daemon.client() as client:
+    with fresh.client() as client:
         assert ended(client, spawned(client, "true")).status is Status.COMPLETED
-        status = json.loads(daemon.sfactl("status", "--json").stdout)
+        status = json.loads(fresh.sfactl("status", "--json").stdout)
         assert status["gateway_pid"] is None
         found = ended(client, calling(client, output=100).id)
         assert (found.status, found.usage.source) == (Status.COMPLETED, "gateway")
         assert found.total_cost_usd == pytest.approx(provider.usd)
-        pid, _ = gateway(daemon)
+        pid, _ = gateway(fresh)
         assert alive(pid)
 
 
 def test_a_run_keeps_its_way_to_the_gateway_over_a_crash_of_the_daemon_that_had_started_none(
-    daemon: Daemon, provider: Provider, tmp_path: Path
+    fresh: Daemon, provider: Provider, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
     script = (
         f"until [ -e {go} ]; do sleep 0.05; done; "
         f"exec {PYTHON} '{CALLER}' {shlex.quote(json.dumps({'output': 100}))}"
     )
-    with daemon.client() as client:
+    with fresh.client() as client:
         found = spawned(client, "sh", "-c", script)
-    daemon.kill()
-    daemon.restart()
+    fresh.kill()
+    fresh.restart()
     go.touch()
-    with daemon.client() as client:
+    with fresh.client() as client:
         assert ended(client, found).status is Status.COMPLETED
     assert len(provider.bills) == 1
 
@@ -141,11 +147,11 @@ def test_a_run_keeps_its_way_to_the_gateway_over_a_crash_of_the_daemon_that_had_
 
 
 def test_what_a_script_starts_by_name_is_a_child_run(
-    daemon: Daemon, programs: Path, provider: Provider
+    fresh: Daemon, programs: Path, provider: Provider
 ) -> None:
-    (first,) = said(run(daemon, programs, "--limit", "cost=1", "--", "sh", "-c", "claude -p call"))
+    (first,) = said(run(fresh, programs, "--limit", "cost=1", "--", "sh", "-c", "claude -p call"))
     assert (first["SFA_NAME"], first["SFA_DEPTH"], first["argv"]) == ("claude", "1", ["-p", "call"])
-    (child,) = children(daemon)
+    (child,) = children(fresh)
     assert child.usage.cost_usd == pytest.approx(provider.usd)
     kinds = {state.kind.value for state in child.limits}
     assert "cost" not in kinds, "the limit of the run above is enough"
@@ -191,15 +197,15 @@ def test_codex_is_led_to_the_gateway_however_it_is_started(
 
 
 def test_a_login_shell_that_sets_path_again_still_finds_the_shims(
-    daemon: Daemon, programs: Path, tmp_path: Path
+    fresh: Daemon, programs: Path, tmp_path: Path
 ) -> None:
     theirs = tmp_path / "their bash env"
     theirs.write_text("export THEIRS=seen\n")
     (tmp_path / ".bash_profile").write_text(f'export PATH="{programs}:/usr/bin:/bin"\n')
     home = {"HOME": str(tmp_path), "BASH_ENV": "$HOME/their bash env"}
-    (found,) = said(run(daemon, programs, "--", "bash", "-lc", "claude", **home))
+    (found,) = said(run(fresh, programs, "--", "bash", "-lc", "claude", **home))
     assert (found["SFA_DEPTH"], found["THEIRS"]) == ("1", "seen")
-    assert len(children(daemon)) == 1
+    assert len(children(fresh)) == 1
 
 
 def test_programs_that_are_not_installed_have_no_shims(daemon: Daemon, programs: Path) -> None:
@@ -282,8 +288,7 @@ def test_gemini_that_cannot_be_led_is_refused_below_a_typed_limit_and_told_of_el
     )
     assert "Start it with --gateway" not in refused.stderr, "it cannot"
     person["SFA_QUIET"] = "0"
-    words = [sys.executable, "-m", "sfactl", "run", *command]
     env = daemon.env | {"PATH": f"{gemini}:/usr/bin:/bin", "PYTHONPATH": str(Path.cwd()), **person}
-    told = subprocess.run(words, capture_output=True, text=True, env=env, timeout=60)
+    told = run_forked("sfactl", ["run", *command], env, timeout=60)
     assert told.returncode == 0, told.stderr
     assert told.stderr.count("goes without the gateway") == 1, told.stderr

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sfactl.connection import Client
+from sfactl.exits import ExitCode
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
@@ -113,6 +114,63 @@ def gated_port(daemon: Daemon) -> int:
     return int(
         (daemon.state_dir / "gateway.json").read_text().partition('"port": ')[2].partition(",")[0]
     )
+
+
+OWN = """
+import json, sys
+usage = {"type": "usage", "model": "claude-sonnet-4-5", "output_tokens": 10}
+for tokens in map(int, sys.argv[1:]):
+    print(json.dumps(usage | {"input_tokens": tokens}), flush=True)
+"""
+"""An agent of one's own, which tells its use for `--meter jsonl`."""
+REPORTS = ["report", "--model", "claude-sonnet-4-5", "--input-tokens", "60k"]
+
+
+@pytest.mark.parametrize("action", ["terminate", "pause"])
+@pytest.mark.parametrize("meter", ["jsonl", "report"])
+def test_an_agent_that_meters_itself_is_not_around_the_gateway(
+    gated: Daemon, meter: str, action: str
+) -> None:
+    agent = [sys.executable, "-c", OWN, "60000", "60000"]
+    if meter == "report":
+        agent = [sys.executable, "-m", "sfactl", *REPORTS]
+    words = ["run", "--meter", meter, "--limit", f"cost=0.50:{action}"]
+    done = gated.sfactl(*words, "--", *agent)
+    assert (done.returncode, "around the gateway" in done.stderr) == (0, False), done.stderr
+    # below a script that a person has bounded
+    below = [sys.executable, "-m", "sfactl", "run", "--name", "b", "--meter", meter]
+    below += ["--", *agent]
+    done = gated.sfactl("run", "--limit", f"cost=0.50:{action}", "--", *below)
+    assert (done.returncode, "around the gateway" in done.stderr) == (0, False), done.stderr
+
+
+def test_the_gateway_keeps_no_limit_of_a_role(gated: Daemon) -> None:
+    refused = gated.sfactl("run", "--limit", "planning_cost=0.10", "--", "true")
+    assert refused.returncode == ExitCode.REFUSED
+    assert "nothing would enforce its planning_cost limit of 0.10 USD" in refused.stderr
+    with gated.client() as client:
+        for meter, action, enforced in (("report", None, "meter"), (None, "warn", "nothing")):
+            found = spawn(
+                client, ["sleep", "60"], limits=[limit("planning_cost", 1, action)], meter=meter
+            )
+            assert isinstance(found, m.RunReply), found
+            assert state(found.run, "planning_cost")[2] == enforced
+            stopped(client, found.run.id)
+    report = [sys.executable, "-m", "sfactl", *REPORTS, "--role", "planning"]
+    kept = gated.sfactl(
+        "run", "--meter", "report", "--limit", "planning_cost=0.10", "--",
+        "sh", "-c", '"$@"; sleep 60', "sh", *report,
+    )  # fmt: skip
+    assert kept.returncode == ExitCode.LIMIT
+    assert "its planning_cost limit is 0.10 USD" in kept.stderr
+
+
+def test_the_limit_of_an_agent_that_meters_itself_is_kept(gated: Daemon) -> None:
+    agent = [sys.executable, "-c", OWN + "import time; time.sleep(60)", "60000", "120000"]
+    done = gated.sfactl("run", "--meter", "jsonl", "--limit", "cost=0.50", "--", *agent)
+    assert done.returncode == 4
+    assert "used 0.5403 USD; its cost limit is 0.50" in done.stderr
+    assert "around the gateway" not in done.stderr
 
 
 @pytest.mark.parametrize("action", ["terminate", "warn"])

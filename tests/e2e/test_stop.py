@@ -37,24 +37,24 @@ def begun(daemon: Daemon, client: Client, *words: str, **options: object) -> Run
 
 
 @pytest.fixture(scope="module", params=["cgroup", "tags"])
-def mode(request: pytest.FixtureRequest) -> str:
+def containment(request: pytest.FixtureRequest) -> str:
     """The containment of `daemon`."""
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory, mode: str) -> Iterator[Daemon]:
+def daemon(tmp_path_factory: pytest.TempPathFactory, containment: str) -> Iterator[Daemon]:
     """One daemon for the tests that stop all of their runs."""
-    with running(tmp_path_factory.mktemp("daemon"), mode=mode) as daemon:
+    with running(tmp_path_factory.mktemp("daemon"), mode=containment) as daemon:
         yield daemon
 
 
 def test_a_crowd_with_hoppers_and_stubborn_children_is_gone_after_one_grace(
-    daemon: Daemon, mode: str
+    daemon: Daemon, containment: str
 ) -> None:
     # without a freezer, a daemon that may not go ahead of lineages that never stand still has to
     # hope
-    hoppers = "20" if mode == "cgroup" or os.geteuid() == 0 else "4"
+    hoppers = "20" if containment == "cgroup" or os.geteuid() == 0 else "4"
     with daemon.client() as client:
         run = begun(daemon, client, "crowd", "300", "stubborn", "5", "hoppers", hoppers)
         assert len(strays(daemon.instance)) > 300

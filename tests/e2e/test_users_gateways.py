@@ -22,8 +22,10 @@ import psutil
 import pytest
 
 from sfactl.connection import Client
+from sfad.host.probe import user_name
 from sfad.processes import kernel
 from sfad.protocol import messages as m
+from sfad.protocol.requests.plans import SeenWindow
 from sfad.protocol.types import Isolation, Limit, RunInfo, Tokens
 from tests.harness import Daemon, alive, running, wait_until
 from tests.users import (
@@ -507,6 +509,10 @@ def test_a_gateway_can_only_ask_about_runs_of_its_user(
         def ask() -> list[str]:
             with Client(everyones.socket) as client:
                 client.call(m.ServeGateway(id=client.next_id(), reservations=[]), m.GatewaySettings)
+                window = SeenWindow(window="5h", used_ratio=1.0, rejected=True)
+                seen = partial(
+                    m.SeePlan, provider="anthropic", time=0.0, login="login", windows=[window]
+                )
                 admit = partial(m.AdmitCall, model=model, input_tokens=1, max_output=1)
                 requests: list[m.Request] = [
                     admit(id=client.next_id(), run=other.run, upstream="anthropic"),
@@ -519,6 +525,8 @@ def test_a_gateway_can_only_ask_about_runs_of_its_user(
                         model=model,
                         tokens=Tokens(),
                     ),
+                    seen(id=client.next_id(), run=other.run),
+                    seen(id=client.next_id(), run=own.run, keyed=True),
                     m.List(id=client.next_id()),
                     m.Stop(id=client.next_id(), runs=[own.run]),
                 ]
@@ -547,9 +555,14 @@ def test_a_gateway_can_only_ask_about_runs_of_its_user(
             f"calls of run {own.run} to upstream 'keyed' are another gateway's",
             "CallDecision",
             "Done",
+            f"run {other.run} is of another user than this gateway",
+            "Done",
             "the gateway may not 'list'",
             "the gateway may not 'stop'",
         ]
+        with everyones.client() as client:
+            (account,) = client.call(m.Plans(id=client.next_id()), m.PlanList).accounts
+        assert account.user == user_name(FIRST), "it tells of its user's own account only"
         provider.released.set()
         assert other.said == "200 True"
         assert other.ended().total_cost_usd == pytest.approx(provider.bills[0].usd)

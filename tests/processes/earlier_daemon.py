@@ -1,6 +1,6 @@
 """A daemon that launches the runs of a plan and prints what remains of them. Tests kill it.
 
-`python -m tests.processes.earlier_daemon KIND INSTANCE PLAN`; the plan is a `Plan` as JSON.
+It is forked from a template, with the arguments KIND INSTANCE PLAN; the plan is a `Plan` as JSON.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import trio
 
 from sfad.core.events import LaunchSucceeded
 from sfad.processes.launcher import Bounds, LaunchRecord
 from tests.processes.rig import PATIENCE, Rig
+from tests.template import EARLIER, template
 
 
 def encode(records: Mapping[str, LaunchRecord]) -> str:
@@ -78,19 +77,11 @@ def daemon(kind: str, instance: str, plan: Plan) -> Iterator[tuple[int, dict[str
     from tests import needs  # imports pytest, which the daemon itself can do without
 
     needs.containment(kind)
-    command = [
-        sys.executable,
-        "-m",
-        "tests.processes.earlier_daemon",
-        kind,
-        instance,
-        json.dumps(asdict(plan)),
-    ]
     near, far = os.pipe()
     try:
-        subprocess.run(
-            command, stdout=far, cwd=Path(__file__).parents[2], check=True, timeout=PATIENCE
-        )
+        words = [kind, instance, json.dumps(asdict(plan))]
+        started = template(EARLIER).start(words, os.environ, {1: far, 2: 2})
+        assert started.wait(PATIENCE) == 0
     finally:
         os.close(far)
     with open(near, "rb") as file:
@@ -138,7 +129,7 @@ def dead(
     return records
 
 
-if __name__ == "__main__":
+def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _below_a_reaper()
     trio.run(_serve, sys.argv[1], sys.argv[2], Plan(**json.loads(sys.argv[3])))

@@ -29,7 +29,7 @@ from sfad.processes.sweep import sweep
 from sfad.processes.trampoline import executable
 from sfad.processes.trampoline.executable import Trampoline
 from sfad.processes.watch import Complaints, Emitter
-from tests.template import close_template
+from tests.template import close_templates
 
 PATIENCE = 60.0
 """Seconds within which anything must have happened, on a machine that is shared."""
@@ -39,8 +39,7 @@ E = TypeVar("E", bound=Event)
 
 def skip(reason: str) -> NoReturn:
     """Skip the test."""
-    # a third of what a start of `tests.processes.earlier_daemon` costs, and that skips nothing
-    import pytest
+    import pytest  # only here: the programs that launch runs skip nothing
 
     pytest.skip(reason)
 
@@ -65,7 +64,7 @@ def make(
 ) -> Made:
     """Return a launcher with that containment, as `choose_launcher` puts it together. Raises
     `CgroupImpossible`."""
-    close_template()  # a launcher looks after every child of its process
+    close_templates()  # a launcher looks after every child of its process
     name = instance or secrets.token_hex(6)
     contain: Callable[[LauncherParts], RunContainment] = TagsContainment
     complaints = Complaints(complain)

@@ -32,6 +32,7 @@ from tests.harness import until, wait_until
 from tests.processes import programs
 from tests.processes.earlier_daemon import Plan, daemon, dead
 from tests.processes.rig import PATIENCE, Rig, rigged
+from tests.template import close_templates
 
 TICK = "trap 'exit 7' TERM; while :; do printf . >> \"$0\"; sleep 0.02; done"
 PYTHON = (sys.executable, "-I", "-S", "-c")
@@ -494,12 +495,14 @@ def elsewhere() -> Iterator[str]:
 async def test_runs_stay_where_the_first_daemon_put_them(instance: str, elsewhere: str) -> None:
     plan = Plan([("a1", None, ["sleep", "1000"])])
     mine = kernel.cgroup(os.getpid())
-    # for the daemon to inherit
+    # for the daemon to inherit, and the template that it is forked from
+    close_templates(all_=True)
     cgroupfs.write(f"{elsewhere}/cgroup.procs", str(os.getpid()).encode())
     try:
         with daemon("cgroup", instance, plan) as (_, records):
             pass
     finally:
+        close_templates(all_=True)
         (mount,) = cgroupfs.mounts()
         cgroupfs.write(f"{mount.directory(mine or '/')}/cgroup.procs", str(os.getpid()).encode())
     async with rigged("cgroup", instance=instance) as rig:

@@ -30,7 +30,7 @@ from tests import surroundings
 from tests.harness import until
 from tests.processes import programs
 from tests.processes.rig import Rig, rigged
-from tests.template import close_template
+from tests.template import close_templates
 
 
 async def ready(
@@ -426,7 +426,7 @@ def test_without_cgroups_only_a_daemon_that_may_choose_has_tags(tmp_path: Path) 
     """`containment.mode = cgroup` is a promise: it does not silently become less."""
     with pytest.raises(CgroupImpossible):
         choose_launcher(instance="0" * 12, emit=print, mode="cgroup", cgroup_parent=str(tmp_path))
-    close_template()  # a launcher looks after every child of its process
+    close_templates()  # a launcher looks after every child of its process
     launcher = choose_launcher(
         instance="0" * 12, emit=print, mode="auto", cgroup_parent=str(tmp_path)
     )

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from ...protocol.kinds import ROLES
 from ...protocol.limits import format_amount
 from ...protocol.types import Limit, Refusal, Rule, Status
 from ...protocol.units import counted, format_elapsed, format_moment
@@ -245,6 +246,8 @@ def unenforced(run: Run) -> tuple[str, Limit] | None:
 
     A limit of a run above counts if that run uses the gateway, which keeps its limits. Where that
     run goes without it, its meter does, and reads nothing of what it starts anyway."""
+    if (of_role := _unreported_role(run)) is not None:
+        return of_role
     why = run.asked.uncounted
     bounds = typed_bounds(run) if why is not None else ()
     whose, found = next(
@@ -265,17 +268,30 @@ def unenforced(run: Run) -> tuple[str, Limit] | None:
     )
 
 
+def _unreported_role(run: Run) -> tuple[str, Limit] | None:
+    """Return such a limit of a role's cost: nothing but a report knows the role of a call."""
+    for limit in () if run.asked.reports else run.asked.limits:
+        if limit.kind in ROLES and limit.typed and run.limits[limit.kind].binds:
+            bound = format_amount(limit.kind, limit.threshold)
+            why = "only reports and reservations with --role tell what the calls of a role cost"
+            words = f"its {limit.kind} limit of {bound} ({limit.source})"
+            return f"nothing would enforce {words}: {why}", limit
+    return None
+
+
 def _unenforceable(q: Question) -> Refusal | None:
     """Refuse a run with such a limit. Of one that is to be placed, only its node knows."""
     found = unenforced(q.run) if q.run.remote is None else None
     if found is None:
         return None
     detail, limit = found
-    remedy = (
-        f"{'Change that' if q.run.asked.direct else 'Start it with --gateway'}; "
-        "or name its --meter, --meter report if it reports its use itself; "
-        f"or let the limit only warn: --limit {limit.kind}={limit.threshold:g}:warn"
+    gate = "Change that" if q.run.asked.direct else "Start it with --gateway"
+    meter = (
+        "Name --meter report if its agents report so"
+        if limit.kind in ROLES
+        else f"{gate}; or name its --meter, --meter report if it reports its use itself"
     )
+    remedy = f"{meter}; or let the limit only warn: --limit {limit.kind}={limit.threshold:g}:warn"
     return q.refuse(Rule.UNENFORCEABLE, detail, detail, remedy, Quota(limit=limit.threshold))
 
 

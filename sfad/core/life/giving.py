@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from ...protocol.kinds import KINDS
+from ...protocol.kinds import KINDS, ROLES
 from ...protocol.limits import format_amount
 from ...protocol.types import Action, Bound, Grant, Limit, LimitKind, Reason, Status, Wanted
 from .. import commands as c
@@ -32,7 +32,6 @@ from .stopping import Stopping
 # ---- The share of a tree that a run takes with it
 
 _SHARED = (LimitKind.COST, LimitKind.TOKENS, LimitKind.TURNS)
-_BY_ROLE = (LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST)
 PART = 4
 """A run that asks for no share gets one part of so many of what is left."""
 
@@ -42,7 +41,7 @@ def share_out(run: Run, budgets: Iterable[Budget], lease: float) -> None:
     `budgets` are those that bind. Raise `Invalid`."""
     for kind in _SHARED:
         _share(run, kind)
-    for kind in _BY_ROLE:
+    for kind in ROLES:
         if any(
             (active := above.limits.get(kind)) is not None and active.binds
             for above in run.ancestors

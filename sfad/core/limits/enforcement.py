@@ -22,6 +22,10 @@ from ..state.limits import ActiveLimit, Crossing, all_crossings, amount, bare, c
 from ..state.run import LimitHold, Run
 from ..state.vocabulary import ReasonKind, Timer
 
+WAITING = (Action.PAUSE, Action.REQUEST_INCREASE)
+"""Actions that let a run wait."""
+
+
 # ---- What is told of a breach: in words, and as the reason of a pause or an end
 
 
@@ -46,7 +50,9 @@ def words_of(run: Run, crossing: Crossing, refused: float | None) -> str:
         if KINDS[kind].scope == "tree" and run.account.below.get(kind)
         else ""
     )
-    return f"used {amount(kind, used)}{whose}; {bound}"
+    waits = kind is LimitKind.PLAN and crossing.exceeded and crossing.active.action in WAITING
+    then = "; it goes on when the window is reset" if waits else ""
+    return f"used {amount(kind, used)}{whose}; {bound}{then}"
 
 
 _AFTER_A_CUT = {
@@ -96,10 +102,6 @@ def excess(active: ActiveLimit, used: float) -> float:
 # up
 
 
-WAITING = (Action.PAUSE, Action.REQUEST_INCREASE)
-"""Actions that let a run wait."""
-
-
 @dataclass(frozen=True, slots=True)
 class LimitHolds:
     _ctx: Context
@@ -118,6 +120,8 @@ class LimitHolds:
     ) -> None:
         asks = active.action is Action.REQUEST_INCREASE
         wait = self._ctx.policy.approval_timeout if asks else self._ctx.policy.pause_max
+        if run.limit_hold is None and run.paused is not None and not run.resumes_itself:
+            run.paused.by_hand = active.limit.kind is LimitKind.PLAN and not run.paused.suspended
         if run.limit_hold is None or asks:
             run.limit_hold = LimitHold(active.limit.kind, reason, at + wait, refused)
         if asks:
@@ -160,15 +164,15 @@ class LimitHolds:
             )
 
     def pause_due(self, run: Run, at: float) -> None:
-        """End a run that was not resumed in time. A run that only a budget or a subscription pauses
-        waits for that, maybe until next month."""
+        """End a run that was not resumed in time. A run that only a budget, a subscription or its
+        `plan` limit pauses waits for that, maybe until next month."""
         paused, active, seconds = run.paused, run.held_by, self._ctx.policy.pause_max
         if paused is None:
             return
         why = f"it was paused for {seconds:g} s (limits.pause_max)"
-        if active is not None:
+        if active is not None and not run.held_until_reset:
             self.end_held(run, active, why, at)
-        elif run.resumes_itself and not paused.by_hand:
+        elif (run.held_until_reset or run.resumes_itself) and not paused.by_hand:
             paused.until = at + seconds
             self._ctx.changed(run)
             self._ctx.arm(run, Timer.PAUSE_MAX, paused.until)

@@ -9,6 +9,7 @@ from .. import commands as c
 from .. import events as e
 from ..context import Context
 from ..life.stopping import Stopping
+from ..state.account import NOTHING
 from ..state.limits import NEED_COUNTING
 from ..state.naming import program_name
 from ..state.request import name_of
@@ -112,6 +113,7 @@ def _asked_for(run: Run, process: e.AgentProcess) -> bool:
 _FACTOR, _MORE = 2, 20_000
 """So many times the tokens that the gateway saw, and so many more, are no error of counting: a
 resumed session may tell of older turns, and a program of calls that were tried twice."""
+_OWN_WORD: tuple[Source, ...] = ("report", "stream")
 _WHERE: dict[Source, str] = {"stream": "its output", "session": "its session file"}
 
 
@@ -155,7 +157,8 @@ class Bypasses:
             self._ctx.changed(each)
         message = (
             f"it calls its model around the gateway: {found}. So its limits are kept after its "
-            "calls, not before them; docs/gateway.md says what leads around it"
+            "calls, not before them; docs/gateway.md says what leads around it. If it shall go "
+            "around it, start it with --no-gateway"
         )
         self._ctx.publish(EventType.GATEWAY_BYPASSED, run, message, "high")
         if terminates:
@@ -170,15 +173,27 @@ class Bypasses:
 
 
 def _may_go_around(run: Run, cause: str) -> bool:
-    """Return whether this is not known of the run yet."""
+    """Return whether this is not known of the run yet. An agent that tells its use for sfad is
+    metered, not astray; the session file of another program within it may tell more."""
+    if _meters_itself(run) and cause != "session":
+        return False
     return run.asked.gated and cause not in run.bypassed and run.status is not Status.STOPPING
 
 
+def _meters_itself(run: Run) -> bool:
+    """Return whether its agent tells what it uses by a way that sfad offers, whatever leads to its
+    model."""
+    return run.asked.tells_each_call or run.asked.reports
+
+
 def _seen(run: Run) -> int | None:
-    """Return the tokens of the run's calls that the gateway saw; `None` if there was none. What
-    runs below it use is part of that, because a run's output holds what a shimmed program in its
-    script prints."""
+    """Return the tokens of the run's calls that the gateway saw, or that an agent has told which
+    meters itself; `None` if there was none. What runs below it use is part of that, because a run's
+    output holds what a shimmed program in its script prints."""
     seen, below = run.account.seen_by_gateway, run.account.below.get(LimitKind.TOKENS, 0)
+    if _meters_itself(run):
+        told = [run.account.sources.get(source, NOTHING).tokens for source in _OWN_WORD]
+        seen = max((each for each in (seen, *told) if each is not None), default=None)
     return None if seen is None and not below else (seen or 0) + below
 
 

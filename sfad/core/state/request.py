@@ -78,6 +78,8 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     """Its command is an agent program that sfad knows by name."""
     tells_each_call: bool = False
     """Its meter reads lines that its agent prints after each call, for the meter."""
+    reports: bool = False
+    """Its agent reports what it uses, as its person says."""
     limits: tuple[Limit, ...] = ()
     on_limit: Action | None = None
     max_depth: Bound | None = None

@@ -229,6 +229,9 @@ class Streak(Struct):
     """That it repeats was published."""
 
 
+MAX_FREE, MAX_FREE_NAME = 16, 200
+
+
 class Paused(Struct):
     """The run is paused itself, not only with an ancestor."""
 
@@ -240,7 +243,7 @@ class Paused(Struct):
     no_money: Reason | None = None
     """Of a root: the budget that keeps its tree paused."""
     by_hand: bool = False
-    """While it `resumes_itself`: a request paused it as well."""
+    """While it `resumes_itself`, or is held until a reset: a request paused it as well."""
     frozen: bool = True
     """Its processes stand still. Where a call to its model was not made, only its calls do: a reply
     must not be frozen in its middle."""
@@ -344,6 +347,8 @@ class State:
     clock: Clock = field(default_factory=Clock)
     account: Account = field(default_factory=Account)
     tools_said: set[str] = field(default_factory=set)
+    free_models: set[str] = field(default_factory=set)
+    """Models of its calls that cost nothing, for what its agent tells of them."""
     """Forbidden tools whose use was published."""
     paused: Paused | None = None
     limit_hold: LimitHold | None = None
@@ -445,6 +450,11 @@ class State:
     def resumes_itself(self) -> bool:
         """Whether it waits for a budget or a subscription, and goes on without a person."""
         return self.no_money is not None or self.plan_hold is not None
+
+    @property
+    def held_until_reset(self) -> bool:
+        """Whether its limit of a subscription's window holds it."""
+        return self.limit_hold is not None and self.limit_hold.kind is LimitKind.PLAN
 
     @property
     def repeating(self) -> Repetition | None:

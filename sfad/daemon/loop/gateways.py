@@ -144,10 +144,14 @@ class Gateways:
         """Return the upstreams of the config as a gateway is told them: that of a user, or the
         service's own. Raises `OSError`."""
         return {
-            name: UpstreamInfo(url=each.url, api=each.api, through=self.own.base)
+            name: UpstreamInfo(url=each.url, api=each.api, through=self.own.base, free=each.free)
             if gateway_uid is not None and _has_key(each)
             else UpstreamInfo(
-                url=each.url, api=each.api, key_env=each.key_env, key_file=each.key_file
+                url=each.url,
+                api=each.api,
+                key_env=each.key_env,
+                key_file=each.key_file,
+                free=each.free,
             )
             for name, each in self.upstreams.items()
         }

@@ -504,8 +504,7 @@ class Runtime:
             if (open_ := self.machine.reservation(each.reservation)) is not None
         ]
         settled = [
-            (e.CallSettled(at, each, pricing.use_of_call(each, reservation)), reservation)
-            for each, reservation in found
+            (pricing.settled(at, each, reservation), reservation) for each, reservation in found
         ]
         # a call whose price was known, and is not now, counts as reserved
         sure = (

@@ -497,6 +497,7 @@ def asked_of(
         "identity": spawn.agent,
         "agent_program": derived in AGENT_COMMANDS,
         "tells_each_call": spawn.meter == ANY_PROGRAM,
+        "reports": spawn.meter == BY_REPORT,
         "type": spawn.run_type,
         "tied_to": client if spawn.tied else None,
         "takes_input": spawn.stdin == "pipe",

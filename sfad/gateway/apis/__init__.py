@@ -3,6 +3,8 @@ facts out.
 
 `base`       what a call asks for, what a reply tells, what costs more than tokens, and the
              interface of an API
+`usage`      what a reply says that was used, as tokens by kind
+`holding`    what a request holds: text, images, audio, video
 `anthropic`  Anthropic Messages
 `responses`  OpenAI Responses
 `chat`       OpenAI Chat Completions

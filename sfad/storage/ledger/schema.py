@@ -166,6 +166,9 @@ CREATE TABLE calls (
     elapsed_s REAL,
     path TEXT,
     more INTEGER NOT NULL,
+    served TEXT,
+    price_from TEXT,
+    modes TEXT,
     PRIMARY KEY (run, time, number)
 ) WITHOUT ROWID;
 """

@@ -281,7 +281,7 @@ SAMPLES: dict[str, Sample] = {
         "anthropic",
         ANTHROPIC_WHOLE,
         False,
-        Tokens(input=203_009, output=4500, cached=9),
+        Tokens(input=203_014, output=4500, cached=9, cache_write=5, long_write=5),
         ("Bash", "Bash"),
     ),
     "chat stream": Sample(

@@ -63,6 +63,9 @@ def admit_call(asker: Asker, request: AdmitCall) -> None:
     def priced() -> None:
         ask(runtime.metering.use_pricing.price_of_call(request))
 
+    if request.free:
+        priced()
+        return
     once_priced(
         asker, request.run, request.model, priced, lambda why: ask(e.CallPrice(None, unsure=why))
     )
@@ -78,8 +81,8 @@ def end_call(asker: Asker, request: EndCall) -> None:
     def count() -> None:
         found = runtime.machine.reservation(request.reservation)
         if found is not None and found[1].gateway_uid == asker.peer.gateway_uid:
-            used = runtime.metering.use_pricing.use_of_call(request, found[1])
-            runtime.feed(e.CallSettled(trio.current_time(), request, used))
+            pricing = runtime.metering.use_pricing
+            runtime.feed(pricing.settled(trio.current_time(), request, found[1]))
             _tell_of_tools(asker, request)
             runtime.launcher_events.call_settled()
         asker.reply(Done(id=request.id))
@@ -183,7 +186,7 @@ MOST_WINDOWS = 16
 def see_plan(asker: Asker, request: SeePlan) -> None:
     check_most("windows of a subscription", len(request.windows), MOST_WINDOWS)
     live, gateway = asker.runtime.catalogue.live.get(request.run), asker.peer.gateway_uid
-    if gateway is None or (live is not None and live.uid == gateway):
+    if live is not None and gateway in {None, live.uid}:
         now = wall_clock()
         # a user's gateway is the user's process: what it tells of the future would hide what is
         # heard next
@@ -192,7 +195,8 @@ def see_plan(asker: Asker, request: SeePlan) -> None:
             if 0 <= request.time <= now.timestamp()
             else now
         )
-        asker.runtime.feed(e.PlanSeen(trio.current_time(), time.astimezone(), request))
+        uid = None if request.keyed and gateway is None else live.uid
+        asker.runtime.feed(e.PlanSeen(trio.current_time(), time.astimezone(), request, uid))
     asker.reply(Done(id=request.id))
 
 
