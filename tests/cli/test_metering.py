@@ -113,7 +113,7 @@ def test_what_is_metered_and_reported_is_shown_with_its_source(daemon: World) ->
         (("run", "--meter", "claude", "--no-log", "--", "true"), "exclude each other"),
         (("report", "a1"), "nothing to report"),
         (("report", "--turns", "many"), "--turns: 'many'"),
-        (("report", "--turns", "1", "--role", "both"), "--role: 'both'"),
+        (("report", "--turns", "1", "--role", "both"), "--role: unknown role 'both'"),
         (("report", "--cost", "free"), "--cost: 'free'"),
         (("reserve", "--model", "m", "--input-tokens", "1"), "--max-output-tokens is missing"),
         (("settle", "a1-1", "--input-tokens", "1"), "--output-tokens is missing"),
