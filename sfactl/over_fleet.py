@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,6 @@ from .connection import connect
 from .exits import ExitCode, Quit, UsageError
 from .fleet import ANSWER, Fleet, merged, tell_unanswered
 from .fleet_calls import added, with_node
-from .top.table import below, children
 from .waiting import Waiting
 from .web.options import WebOptions
 
@@ -97,11 +96,7 @@ def _runs(verb: str, fleet: Fleet, values: dict[str, Any]) -> int:
             return list(found.runs.values())
 
     found, unanswered = fleet.each(ask)
-    rows = merged(found)
-    if top is not None:
-        inner = below(children(run for _, run in rows), top)
-        shown = {top, *(run.id for run in inner)}
-        rows = [(node, run) for node, run in rows if run.id in shown]
+    rows = merged(found) if top is None else _below(top, merged(found))
     if verb == "tree":
         tree.show([run for _, run in rows], json=wanted.json)
     else:
@@ -119,6 +114,18 @@ def _of_fleet(fleet: Fleet, handle: str) -> tuple[str, float]:
         found.fleet.id if found.fleet is not None and given else f"{node}/{found.id}",
         found.created_at.timestamp(),
     )
+
+
+def _below(top: str, rows: Sequence[tuple[str, RunInfo]]) -> list[tuple[str, RunInfo]]:
+    """Return a run and the runs below it. A filter may have left out the run itself."""
+    children: dict[str | None, list[str]] = {}
+    for _, run in rows:
+        children.setdefault(run.parent_id, []).append(run.id)
+    kept, left = set(), [top]
+    while left:
+        kept.add(run_id := left.pop())
+        left += children.get(run_id, ())
+    return [(node, run) for node, run in rows if run.id in kept]
 
 
 def _list(

@@ -161,7 +161,7 @@ class RunTable:
 
     def live_below(self, run: RunId) -> int:
         """Return the number of live runs below this one, at any depth."""
-        return sum(not each.status.terminal for each in below(children(self.runs.values()), run))
+        return sum(not each.status.terminal for each in _inner(children(self.runs.values()), run))
 
     def fold_all(self, folded: bool) -> None:
         self._folded = (
@@ -217,7 +217,7 @@ class RunTable:
             if row is None:
                 stack.pop()
             elif row.run.id in folded and row.run.id in tree:
-                inner = below(tree, row.run.id)
+                inner = _inner(tree, row.run.id)
                 yield row._replace(rank=max(row.rank, *map(self.rank, inner)), hidden=len(inner))
             else:
                 yield row
@@ -276,7 +276,7 @@ def _completed(run: RunInfo, before: RunInfo) -> RunInfo:
     return run
 
 
-def below(tree: Mapping[RunId | None, Sequence[RunInfo]], run: RunId) -> list[RunInfo]:
+def _inner(tree: Mapping[RunId | None, Sequence[RunInfo]], run: RunId) -> list[RunInfo]:
     """Return the runs below one in what `children` returns, at any depth."""
     found = list(tree.get(run, ()))
     for each in found:  # it grows
