@@ -5,7 +5,8 @@
 The command line:
 
 `__main__`          carries a command line out, and turns errors into exit codes
-`app`               the typer application: finds the verb, loads its module, and shows help and errors
+`app`               the typer application: finds the verb, loads its module, and shows help and
+                    errors
 `verbs`             the verbs, their aliases and their lines in the help
 `commands`          one module for each verb
 `options`           the options and arguments that verbs share, and the values of their texts
@@ -17,6 +18,7 @@ The command line:
 `selection`         the runs that a command line names or filters
 `default_limits`    the limits of a run without options, for the help
 `shell_completion`  the words that a shell completes
+`bounded`           a bound on the time of what has none
 `environment`       defaults and claims from the environment
 `inside`            whether this process is inside a run
 `entry`             what a program of this package begins and ends with
@@ -34,7 +36,8 @@ Connections:
 `sessions`          what `sfactl session` and `sfactl mcp` do
 `over_fleet`        verbs with --fleet, and runs that are named NODE/ID
 `fleet`             the nodes of the fleet, a connection to each, and their runs as one list
-`fleet_calls`       requests about runs that are named NODE/ID, for `top` and the console, and summaries as one
+`fleet_calls`       requests about runs that are named NODE/ID, for `top` and the console, and
+                    summaries as one
 `fleet_list`        `list` and `tree` of all nodes
 `fleet_reports`     `summary` and `plans` of all nodes
 `fleet_run`         output of runs on other nodes; `run --fleet`
@@ -49,7 +52,8 @@ A run in the foreground:
 
 `foreground`        a run that this process stands for: output, exit code, what signals do
 `progress`          its progress lines on stderr
-`in_flight`         several requests on one connection, repeated after a death of the daemon; one poll over all that a run tells
+`in_flight`         several requests on one connection, repeated after a death of the daemon; one
+                    poll over all that a run tells
 `terminal`          a pseudo-terminal between the user and an interactive run
 
 Shims:

@@ -1,23 +1,29 @@
 """The command `sfactl`."""
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from sfad.protocol.inherited import repair_process, unblock_signals
-
-from .app import carry_out
-from .entry import guarded, leave
-
 
 def main() -> None:
+    # Collections would take a sixth of a call, and hardly anything is garbage before the verb
+    # begins, which enables them.
+    gc.disable()
+    from sfad.protocol.inherited import repair_process, unblock_signals
+
     repair_process()
     unblock_signals()
+    from .entry import leave
+
     leave(execute(sys.argv[1:]))
 
 
 def execute(arguments: list[str]) -> int:
     """Carry out a command line. Return its exit code; errors are printed on stderr."""
+    from .app import carry_out
+    from .entry import guarded
+
     return guarded(lambda: carry_out(arguments, _elsewhere))
 
 

@@ -9,6 +9,7 @@ loaded.
 What typer does not export is used here alone, because another version may have it elsewhere.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,6 +68,7 @@ class Verb(TyperCommand):
     def __init__(self, name: str | None, *, params: list[Any], **settings: Any) -> None:
         for each in params:
             each.show_default = False  # the texts say what follows without the option
+            each.secondary_opts = []  # nor is there a --no-… beside each option without a value
         super().__init__(name, params=params, **settings)
 
     def make_parser(self, ctx: Any) -> _OptionParser:
@@ -81,6 +83,9 @@ class Verb(TyperCommand):
 
     def invoke(self, ctx: Any) -> int:
         """Return the exit code."""
+        if not gc.isenabled():
+            gc.freeze()
+            gc.enable()
         with _help_named(ctx):
             if not (ctx.params.pop("over_fleet", False) or _names_node(ctx.params)):
                 return cast(int, super().invoke(ctx))
@@ -176,7 +181,7 @@ class Verbs(TyperGroup):
 
     def get_command(self, _ctx: Any, cmd_name: str) -> Any:
         verb = f"{self.name} {cmd_name}".strip()
-        return load(verb) if verbs.exists(verb) else None
+        return load(verb) if verb in verbs.SUMMARIES else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name = args[0] if self.name else verbs.ALIASES.get(args[0], args[0])
@@ -277,7 +282,7 @@ def root() -> TyperGroup:
 def load(verb: str) -> Any:
     """Return what typer makes of a verb, or of a group. It must exist."""
     module = import_module(".".join([f"{__package__}.commands", *verb.split(" ")]))
-    if verbs.is_group(verb):
+    if verb in verbs.MEMBERS:
         return get_group(module.app)
     (info,) = (
         each

@@ -26,7 +26,6 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from types import TracebackType
 from typing import TypeVar
 
 from sfad.protocol import messages as m
@@ -150,16 +149,11 @@ class Reservation:
     def __enter__(self) -> Reservation:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None and not self.settled:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        if kind is None and not self.settled:
             words = (
-                f"reservation {self.id} was not settled, so it stays charged in full; call "
-                "settle() or cancel() in its block"
+                f"reservation {self.id} was not settled, so it stays charged in full; "
+                "call settle() or cancel() in its block"
             )
             warnings.warn(words, RuntimeWarning, stacklevel=2)
 
@@ -188,12 +182,7 @@ class Sfad:
     def __enter__(self) -> Sfad:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -248,8 +237,8 @@ class Sfad:
         )
         if request == m.Report(id=0, run=self._run, model=model, role=role):
             raise ValueError(
-                "a report needs at least one of: turns, messages, input_tokens, output_tokens, "
-                "cost_usd"
+                "a report needs at least one of: "
+                "turns, messages, input_tokens, output_tokens, cost_usd"
             )
         return self._ask(request, m.RunReply).run
 
@@ -283,8 +272,8 @@ class Sfad:
                 missing = error
         tag = type(request).__struct_config__.tag
         raise Unanswered(
-            f"the {tag} was sent but not answered, so it may have been taken; it is not sent "
-            f"again: {missing.message}"
+            f"the {tag} was sent but not answered, so it may have been taken; "
+            f"it is not sent again: {missing.message}"
         )
 
     def _answered(self, request: m.Request, expected: type[R]) -> R:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from struct import calcsize
 from struct import pack as packed
 from struct import unpack as unpacked
-from types import TracebackType
 from typing import TypeVar
 
 from msgspec import Struct
@@ -157,9 +156,9 @@ def _tell_stand_in(failures: Sequence[Unreachable]) -> None:
         return
     _told.add(state)
     print(
-        f"sfactl: your own daemon is not running ({(left or failures)[0].path}); the system's "
-        f"daemon answers ({SYSTEM_SOCKET}), "
-        "which knows none of its runs. To start yours: systemctl --user start sfad, or sfad serve",
+        f"sfactl: your own daemon is not running ({(left or failures)[0].path}); "
+        f"the system's daemon answers ({SYSTEM_SOCKET}), which knows none of its runs. "
+        "To start yours: systemctl --user start sfad, or sfad serve",
         file=sys.stderr,
         flush=True,
     )
@@ -226,12 +225,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -383,8 +377,8 @@ class Client:
                     (mine if answer.reply.id == wanted and not mine else others).append(answer)
                 if len(others) > MAX_UNCLAIMED:
                     what = (
-                        f"it sent {len(others)} messages, but no reply to request {wanted}, so it "
-                        "is not a daemon"
+                        f"it sent {len(others)} messages, but no reply to request {wanted}, "
+                        "so it is not a daemon"
                     )
                     raise Unreachable(self.path, "gone", what)
         finally:
@@ -493,8 +487,8 @@ def explain(path: str, error: OSError) -> Unreachable:
         return Unreachable(
             path,
             "refused",
-            "the socket exists, but no process listens on it: the daemon has died, or is starting "
-            "or stopping. Its runs continue; "
+            "the socket exists, but no process listens on it: "
+            "the daemon has died, or is starting or stopping. Its runs continue; "
             "start it again with 'sfad serve' or the next 'sfactl spawn'",
         )
     if isinstance(error, TimeoutError) or error.errno == errno.EAGAIN:
@@ -502,9 +496,8 @@ def explain(path: str, error: OSError) -> Unreachable:
             path,
             "silent",
             (
-                f"it did not accept the connection within {HANDSHAKE_TIMEOUT:g} s; the daemon "
-                "hangs "
-                "or is overloaded"
+                f"it did not accept the connection within {HANDSHAKE_TIMEOUT:g} s; "
+                "the daemon hangs or is overloaded"
             ),
         )
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -521,8 +514,7 @@ def _denied(path: str, error: OSError) -> Unreachable:
             path,
             "sandbox",
             f"this process may not connect ({name}), probably because of its sandbox; the daemon "
-            "may be running. "
-            "Allow Unix sockets in the sandbox, or start runs from outside it",
+            "may be running. Allow Unix sockets in the sandbox, or start runs from outside it",
         )
     try:
         status = os.stat(path)

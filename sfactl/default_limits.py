@@ -13,9 +13,10 @@ from sfad.protocol.limits import format_amount
 from sfad.protocol.requests.daemon import Config, ConfigReply, Setting
 from sfad.protocol.types import LimitKind
 
+from .bounded import bounded
 from .connection import connect
 from .exits import Quit
-from .shell_completion import Late, within
+from .shell_completion import Late
 
 ADVICE_SECONDS = 1.0
 """Seconds to wait for the daemon's answer."""
@@ -55,7 +56,7 @@ def paragraph() -> str:
 
 def _settings() -> list[Setting]:
     try:
-        with within(ADVICE_SECONDS), connect(None, tell=False) as client:
+        with bounded(ADVICE_SECONDS, Late()), connect(None, tell=False) as client:
             return client.call(Config(id=0), ConfigReply).settings
     except (Quit, Late):
         pass  # the help must work if no daemon is running

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from .exits import ExitCode, Quit
+from .output import plain
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -26,20 +27,17 @@ def guarded(work: Callable[[], int]) -> int:
     try:
         return work()
     except Quit as quit_:
-        # the words of a user or an agent must not steer the terminal
-        shown = "".join(
-            c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in quit_.message
-        )
-        if shown:
+        if quit_.message:
+            # the words of a user or an agent must not steer the terminal
+            shown = "\n".join(map(plain, quit_.message.split("\n")))
             print(f"sfactl: {shown}", file=sys.stderr)
         return quit_.code
     except UnicodeEncodeError as error:
         # argv, environment and paths of a run travel as bytes; names, ids and labels are text
         print(
             (
-                f"sfactl: {error.object!a}: only the command, --env and --cwd may hold bytes that "
-                "are "
-                "not UTF-8"
+                f"sfactl: {error.object!a}: "
+                "only the command, --env and --cwd may hold bytes that are not UTF-8"
             ),
             file=sys.stderr,
         )

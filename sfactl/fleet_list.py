@@ -5,56 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.base import RunReply
-from sfad.protocol.requests.listing import Info, List
+from sfad.protocol.requests.listing import Info
 from sfad.protocol.types import RunInfo
 
 from . import connection, output, table
 from .commands import list as listing
 from .exits import UsageError, worst
 from .fleet import Fleet, merged, tell_unanswered
-from .selection import labels
 
 CLOCKS = 300.0
 """Seconds by which the clocks of two nodes may differ when the runs below one are looked for."""
 
 
 def shown(verb: str, fleet: Fleet, values: Mapping[str, Any]) -> int:
-    if values.get("sum_"):
+    wanted = listing.ListOptions(**values)
+    if wanted.sum_:
         raise UsageError("--fleet and --sum exclude each other: sum what --json prints")
-    json, wide, live = bool(values.get("json")), bool(values.get("wide")), bool(values.get("live"))
-    since = values.get("since")
     top = None
-    if values.get("root"):
-        top, began = _of_fleet(fleet, values["root"])
-        since = max(since or 0.0, began - CLOCKS)
-    most = values.get("limit_rows")
+    if wanted.root:
+        top, began = _of_fleet(fleet, wanted.root)
+        wanted = replace(wanted, root=None, since=max(wanted.since or 0.0, began - CLOCKS))
 
     def ask(node: str) -> list[RunInfo]:
-        wanted = List(
-            id=0,
-            status=values.get("status", []),
-            name=list(values.get("name", ())) or None,
-            user=values.get("user"),
-            since=since,
-            labels=labels(values.get("label", ())),
-            group=values.get("group"),
-            live=live,
-            limits=json or wide,
-        )
         with connection.connect(fleet.place(node)) as client:
             client.be_patient(10.0)
-            return list(listing.collect(client, wanted, most, lambda run: run).runs.values())
+            found = listing.collect(client, wanted.request(), wanted.limit_rows, lambda run: run)
+            return list(found.runs.values())
 
     found, unanswered = fleet.each(ask)
     rows = merged(found) if top is None else _below(top, merged(found))
     if verb == "tree":
         from .commands.tree import show
 
-        code = show([run for _, run in rows], json=json)
+        code = show([run for _, run in rows], json=wanted.json)
     else:
-        code = _list(rows, fleet, unanswered, values, json=json, wide=wide, live=live)
+        code = _list(rows, fleet, unanswered, wanted)
     return worst([code, tell_unanswered(unanswered)])
 
 
@@ -86,23 +75,14 @@ def _list(
     rows: list[tuple[str, RunInfo]],
     fleet: Fleet,
     unanswered: Mapping[str, str],
-    values: Mapping[str, Any],
-    *,
-    json: bool,
-    wide: bool,
-    live: bool,
+    wanted: listing.ListOptions,
 ) -> int:
-    if json:
+    if wanted.json:
         runs = b",".join(b'{"node":%b,%b' % (to_json(node), to_json(run)[1:]) for node, run in rows)
         more = to_json({"nodes": fleet.names, "unanswered": sorted(unanswered)})
         output.write(b'{"runs":[%b],%b\n' % (runs, more[1:]))
         return 0
-    columns = [
-        column
-        for column in listing.COLUMNS
-        if column.name != "PARENT"
-        and column.shown(live=live, labels=bool(values.get("labels")), wide=wide)
-    ]
+    columns = [column for column in wanted.columns() if column.name != "PARENT"]
     lines = [
         [cells[0], node, *cells[1:]]
         for node, run in rows
@@ -119,7 +99,7 @@ def _list(
         [names[i] for i in kept],
         [[line[i] for i in kept] for line in lines],
         listing.LEAST_FIRST,
-        room=None if wide else table.terminal_width(),
+        room=None if wanted.wide else table.terminal_width(),
     )
     print(text)
     return 0

@@ -27,19 +27,19 @@ Told = tuple[Summary, list[Waiting]]
 
 
 def summary(fleet: Fleet, values: Mapping[str, Any]) -> int:
-    since, by = values["since"], values["by"]
-    wanted = one_nodes_summary.wanted_by(since, by, values["name"], values["user"], values["label"])
+    options = one_nodes_summary.SummaryOptions(**values)
+    wanted = options.request()
     wanted.here = True
     found, unanswered = fleet.each(lambda node: _told(fleet, node, wanted))
     if found:
         whole = added([told for told, _ in found.values()])
         waits = [one for _, told in found.values() for one in told]
-        if values.get("json"):
+        if options.json:
             one_nodes_summary.print_json(
                 whole, waits, nodes=fleet.names, unanswered=sorted(unanswered)
             )
         else:
-            one_nodes_summary.show(whole, waits, by)
+            one_nodes_summary.show(whole, waits, options.by)
     return tell_unanswered(unanswered)
 
 

@@ -115,9 +115,8 @@ class Follower:
                 self._continue_at(
                     start,
                     (
-                        f"{freed} bytes were freed before they were read (the output limit keeps "
-                        "the "
-                        "newest)"
+                        f"{freed} bytes were freed before they were read (the output limit "
+                        "keeps the newest)"
                     ),
                 )
             if freed < len(data):

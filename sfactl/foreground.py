@@ -1,7 +1,7 @@
 """A run in the foreground: its output, its signals and its exit code are those of this process.
 
-Spawn ─▶ RunReply ─▶ Logs, Wait ─▶ LogFiles: copy until … RunReply of Wait ─▶ drain to the end ─▶
-exit code
+Spawn ─▶ RunReply ─▶ Logs, Wait ─▶ LogFiles: copy until … RunReply of Wait
+                                   ─▶ drain to the end ─▶ exit code
 
 If the connection is lost, output is still copied while this process connects again and repeats the
 requests without a reply. A signal meanwhile is a Stop that is sent afterwards.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any, Literal
 
 from msgspec.structs import replace
@@ -36,8 +35,8 @@ from .terminal import Terminal
 Form = Literal["raw", "text", "auto"]
 """The form of `Logs`."""
 
-# ---- What signals to a client in the foreground do to its run: stop it, or suspend
-# it with this process
+# ---- What signals to a client in the foreground do to its run: stop it, or suspend it with this
+# process
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -58,12 +57,7 @@ class SignalPipe:
             signal.signal(wanted, lambda _number, _frame: None)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for wanted, previous in self._previous.items():
             signal.signal(wanted, previous)
         signal.set_wakeup_fd(-1)
@@ -399,8 +393,8 @@ class Foreground:
     def _reconnect(self) -> None:
         if self._final is not None and self._output.give_up_text():
             self._note(
-                "sfactl: the daemon went away before all text was shown; see it with: sfactl "
-                f"result {self._final.id}"
+                "sfactl: the daemon went away before all text was shown; see it with: "
+                f"sfactl result {self._final.id}"
             )
             self._client.close()
             return

@@ -102,9 +102,8 @@ class RequestsInFlight:
                 self.ask(self._repeated(asked.request), asked.answered, asked.descriptors)
             elif isinstance(asked.request, Signal):
                 self._note(
-                    "sfactl: the signal may have been lost with the connection; it was not "
-                    "sent "
-                    "again"
+                    "sfactl: the signal may have been lost with the connection; "
+                    "it was not sent again"
                 )
 
     def _repeated(self, request: Request) -> Request:

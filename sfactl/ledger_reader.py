@@ -35,8 +35,8 @@ def readable(missing: Unreachable) -> Path:
         raise Quit(
             ExitCode.NOT_PERMITTED,
             (
-                f"{missing.message}. You may not read its history {ledger}, which belongs to uid "
-                f"{owner}"
+                f"{missing.message}. You may not read its history {ledger}, "
+                f"which belongs to uid {owner}"
             ),
         )
     return state

@@ -121,10 +121,9 @@ def unenforceable(run: RunInfo, asked: Sequence[Limit]) -> str | None:
         f"{state.kind} {format_amount(state.kind, state.threshold)}" for state in kept
     )
     return (
-        f"sfactl: {run.id}: NOT ENFORCEABLE: {named}. No source reports what this run uses. Let "
-        "the agent print JSON events and "
-        "name their --meter, let it report its use (sfactl report) with --meter report, or start "
-        "it with --gateway"
+        f"sfactl: {run.id}: NOT ENFORCEABLE: {named}. No source reports what this run uses. "
+        "Let the agent print JSON events and name their --meter, "
+        "let it report its use (sfactl report) with --meter report, or start it with --gateway"
     )
 
 
@@ -193,7 +192,7 @@ def _amounts(usage: Usage) -> Iterator[str]:
 
 
 _COST_FROM = {None: "", "agent": " (from the agent)", "prices": " (from prices)"}
-_ESTIMATED = " (estimated: a model has no price, and counts as the dearest of its provider)"
+_ESTIMATED = " (estimated: a model has no price, and counts at that of another one)"
 
 
 def by_source(run: RunInfo) -> Iterator[str]:
@@ -239,7 +238,8 @@ class Notices:
 
 def _what(event: Event) -> str:
     numbers = share(event.limit_kind, event.used, event.threshold)
-    if numbers is None or event.scope in ("user", "team", "daemon") or event.refused:
+    said = event.refused or event.action is None or event.scope in ("user", "team", "daemon")
+    if numbers is None or said:
         return plain(event.message)
     return f"used {numbers}"
 
@@ -280,6 +280,6 @@ def plan_share(share: PlanShare) -> str:
     """Return how much of a subscription's window a run has used: `about 12 % of the 5h window of
     anthropic 1a2b3c`."""
     return (
-        f"about {100 * share.share:.0f} % of the {plain(share.window)} window of {share.provider} "
-        f"{plain(share.account)}"
+        f"about {100 * share.share:.0f} % of the {plain(share.window)} window "
+        f"of {share.provider} {plain(share.account)}"
     )

@@ -8,21 +8,13 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from datetime import time as clock_time
-from typing import Annotated, Any, NamedTuple, TypeVar, cast
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from sfad.protocol.types import Action, Limit, Status
-from sfad.protocol.units import (
-    MOST_WHOLE,
-    parse_count,
-    parse_duration,
-    parse_size,
-    parse_usd,
-    parse_whole,
-)
-
-T = TypeVar("T")
+from sfad.protocol.types import Action, Limit
+from sfad.protocol.units import parse_count, parse_duration, parse_size, parse_whole
 
 WITHOUT_VALUE = {"--isolate": "on", "--worktree": "-"}
 """What an option means without `=VALUE`. It then takes no word after it."""
@@ -53,25 +45,62 @@ class Words(list[str]):
         super().__init__(word for word in text.split(",") if word)
 
 
-# ---- Parsers: the value of a text
+def completing(kind: str) -> Callable[[typer.Context, str], list[tuple[str, str]]]:
+    """Return what completes the words of a kind of `shell_completion.CANDIDATES`."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+        from .shell_completion import candidates  # needed for no other command line
+
+        return candidates(kind, incomplete, ctx.params.get("socket"))
+
+    return complete
 
 
-def reader(read: Callable[..., T], *arguments: Any) -> Callable[[str], T]:
-    """Return a parser for typer. The `ValueError` of `read` becomes the error about the option."""
+# ---- The value of a text
 
-    def parser(text: Any) -> T:
+
+class Value(NamedTuple):
+    """What a word of a command line means: how the help calls it, what reads it, and what completes
+    it."""
+
+    metavar: str
+    read: Callable[[str], Any] | None = None
+    """Raises `ValueError`, or `UsageError`, which names the option itself."""
+    words: str = ""
+    """A kind of `shell_completion.CANDIDATES`."""
+
+    def option(self, about: str, *names: str) -> Any:
+        """Declare an option, which is called like its parameter if it has no `names`."""
+        return typer.Option(*names, help=about, **self._settings())
+
+    def argument(self, about: str) -> Any:
+        """Declare an argument."""
+        return typer.Argument(help=about, **self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "metavar": self.metavar,
+            "parser": self.read and self._parse,
+            "autocompletion": completing(self.words) if self.words else None,
+        }
+
+    def _parse(self, text: Any) -> Any:
         if not isinstance(text, str):  # typer parses a default too
-            return cast(T, text)
+            return text
+        assert self.read is not None
         try:
-            return read(text, *arguments)
+            return self.read(text)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 
-    return parser
+
+def flag(about: str, *names: str) -> Any:
+    """Declare an option without a value."""
+    return typer.Option(*names, help=about)
 
 
 def one_of(words: Iterable[str], kind: str) -> Callable[[str], str]:
-    """Return a parser that takes only these words. `kind`: what a word is."""
+    """Return a reader that takes only these words. `kind`: what a word is."""
     known = list(words)
 
     def read(text: str) -> str:
@@ -79,18 +108,18 @@ def one_of(words: Iterable[str], kind: str) -> Callable[[str], str]:
             raise ValueError(f"unknown {kind} {text!r}; choose from: {', '.join(known)}")
         return text
 
-    return reader(read)
+    return read
 
 
 def either(one: str, other: str) -> Callable[[str], str]:
-    """Return a parser that takes only these two words."""
+    """Return a reader that takes only these two words."""
 
     def read(text: str) -> str:
         if text not in (one, other):
             raise ValueError(f"{text!r} is neither {one} nor {other}")
         return text
 
-    return reader(read)
+    return read
 
 
 def pair(text: str) -> Pair:
@@ -148,10 +177,6 @@ def _ago(text: str, now: float) -> float:
     return now - parse_duration(text)
 
 
-def _status(text: str) -> Status:
-    return Status(STATUS(text))
-
-
 def read_limit(text: str) -> Limit:
     """Return `KIND=N` or `KIND=N:ACTION` as a limit. Raise `UsageError`, which names the option."""
     from . import limits  # many runs have no such option
@@ -174,31 +199,32 @@ def read_action(text: str) -> Action:
     return parse_action(text)
 
 
-STATUS = one_of(Status, "status")
-DURATION, COUNT, WHOLE = (
-    reader(parse_duration),
-    reader(parse_whole, 0, MOST_WHOLE),
-    reader(parse_whole),
-)
-AMOUNT, USD, MOMENT, PAIR = reader(parse_count), reader(parse_usd), reader(moment), reader(pair)
-TAIL = reader(tail)
+AGENT = Value("AGENT", words="agent")
+AMOUNT = Value("N", parse_count)
+COUNT = Value("N", partial(parse_whole, least=0))
+DIR = Value("DIR")
+GROUP = Value("NAME", words="group")
+LABEL = Value("K=V", pair, words="label")
+LIMIT = Value("KIND=N", read_limit, words="kind of limit")
+LIVE_RUN = Value("RUN", words="live")
+MODEL = Value("MODEL")
+MOMENT = Value("TIME", moment)
+NAME = Value("NAME", words="name")
+NEW_NAME = Value("NAME")
+NODE = Value("NODE")
+PAIR = Value("K=V", pair)
+PATH = Value("PATH")
+RUN = Value("RUN", words="run")
+TEXT = Value("TEXT")
+TIME = Value("TIME", parse_duration)
+TOOL = Value("TOOL")
+TYPE = Value("TYPE", words="type")
+USER = Value("USER", words="user")
+WHOLE = Value("N", parse_whole)
+WORDS = Value("VERB", Words)
 
 
-# ---- Completion
-
-
-def completing(kind: str) -> Callable[[typer.Context, str], list[tuple[str, str]]]:
-    """Return what completes the words of a kind of `shell_completion.CANDIDATES`."""
-
-    def complete(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-        from .shell_completion import candidates  # needed for no other command line
-
-        return candidates(kind, incomplete, ctx.params.get("socket"))
-
-    return complete
-
-
-# ---- Options
+# ---- Options and arguments
 
 
 def _or_before_verb(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
@@ -208,11 +234,10 @@ def _or_before_verb(ctx: typer.Context, param: typer.CallbackParam, value: Any) 
 
 _SOCKET_HELP = "The daemon's socket (default: SFA_SOCKET, SFAD_SOCKET, the user's, the system's)"
 
-RootSocket = Annotated[str | None, typer.Option("--socket", metavar="PATH", help=_SOCKET_HELP)]
+RootSocket = Annotated[str | None, PATH.option(_SOCKET_HELP)]
 RootJson = Annotated[bool, typer.Option("--json", hidden=True)]
 Socket = Annotated[
-    str | None,
-    typer.Option("--socket", metavar="PATH", help=_SOCKET_HELP, callback=_or_before_verb),
+    str | None, typer.Option(metavar="PATH", help=_SOCKET_HELP, callback=_or_before_verb)
 ]
 Json = Annotated[
     bool,
@@ -222,79 +247,23 @@ Json = Annotated[
 ]
 
 _RUNS = "Ids, names, or unique prefixes of ids"
-Runs = Annotated[
-    list[str], typer.Argument(metavar="RUN", help=_RUNS, autocompletion=completing("run"))
-]
-LiveRuns = Annotated[
-    list[str], typer.Argument(metavar="RUN", help=_RUNS, autocompletion=completing("live"))
-]
 _RUN = "Id, name, or unique prefix of an id"
-Run = Annotated[str, typer.Argument(metavar="RUN", help=_RUN, autocompletion=completing("run"))]
-LiveRun = Annotated[
-    str, typer.Argument(metavar="RUN", help=_RUN, autocompletion=completing("live"))
-]
-MaybeRun = Annotated[
-    str | None, typer.Argument(metavar="RUN", help=_RUN, autocompletion=completing("run"))
-]
+Runs = Annotated[list[str], RUN.argument(_RUNS)]
+LiveRuns = Annotated[list[str], LIVE_RUN.argument(_RUNS)]
+Run = Annotated[str, RUN.argument(_RUN)]
+LiveRun = Annotated[str, LIVE_RUN.argument(_RUN)]
+MaybeRun = Annotated[str | None, RUN.argument(_RUN)]
 
-Names = Annotated[
-    list[str],
-    typer.Option(
-        "--name", metavar="NAME", help="Only runs of this name", autocompletion=completing("name")
-    ),
-]
-LiveNames = Annotated[
-    list[str],
-    typer.Option(
-        "--name", metavar="NAME", help="Live runs of this name", autocompletion=completing("name")
-    ),
-]
-Labels = Annotated[
-    list[Pair],
-    typer.Option(
-        "--label",
-        metavar="K=V",
-        help="Only runs with this label; several values of a key match any of them",
-        parser=PAIR,
-        autocompletion=completing("label"),
-    ),
-]
-LiveLabels = Annotated[
-    list[Pair],
-    typer.Option(
-        "--label",
-        metavar="K=V",
-        help="Live runs with this label; several values of a key match any of them",
-        parser=PAIR,
-        autocompletion=completing("label"),
-    ),
-]
-User = Annotated[
-    str | None,
-    typer.Option(
-        "--user", metavar="USER", help="Only this user's runs", autocompletion=completing("user")
-    ),
-]
-AllLive = Annotated[bool, typer.Option("--all", help="Every live run that you may see")]
-AllListed = Annotated[bool, typer.Option("--all", help="The live runs and the last 50 that ended")]
-Statuses = Annotated[
-    list[Status],
-    typer.Option(
-        "--status",
-        metavar="STATUS",
-        help="Only runs with this status",
-        parser=_status,
-        autocompletion=completing("status"),
-    ),
-]
+_SEVERAL = "with this label; several values of a key match any of them"
+Names = Annotated[list[str], NAME.option("Only runs of this name", "--name")]
+Labels = Annotated[list[Pair], LABEL.option(f"Only runs {_SEVERAL}", "--label")]
+LiveNames = Annotated[list[str], NAME.option("Live runs of this name", "--name")]
+LiveLabels = Annotated[list[Pair], LABEL.option(f"Live runs {_SEVERAL}", "--label")]
+User = Annotated[str | None, USER.option("Only this user's runs")]
+AllLive = Annotated[bool, flag("Every live run that you may see", "--all")]
+AllListed = Annotated[bool, flag("The live runs and the last 50 that ended", "--all")]
 NewLimits = Annotated[
     list[Limit],
-    typer.Option(
-        "--limit",
-        metavar="KIND=N",
-        help="New limit, from the start of the run: turns=50, cost=2.50, tokens=200k, …",
-        parser=read_limit,
-        autocompletion=completing("kind of limit"),
-    ),
+    LIMIT.option("New limit, from the start of the run: turns=50, cost=2.50, tokens=200k, …"),
 ]
 """For verbs that give a run more room."""

@@ -228,8 +228,8 @@ def outcome(run: RunInfo) -> str:
         return f"{run.status.value} (API {run.api_trouble.status or 'failing'})"
     if run.api_silence is not None:
         return (
-            f"{run.status.value} (waiting {age(run.api_silence.since)} for "
-            f"{plain(run.api_silence.host)})"
+            f"{run.status.value} (waiting "
+            f"{age(run.api_silence.since)} for {plain(run.api_silence.host)})"
         )
     if run.unadmitted:
         return f"{run.status.value} ({run.unadmitted} unadmitted)"
@@ -372,7 +372,7 @@ def pause_warning(run: RunInfo) -> str | None:
         else "its cost is known after the resume"
     )
     late = (
-        "a pause of more than 4 minutes in the middle of a reply makes the agent fail or repeat "
-        "the call"
+        "a pause of more than 4 minutes in the middle of a reply makes the agent fail or "
+        "repeat the call"
     )
     return f"{run.id}: {late}; the provider goes on with the reply and bills it, and {bill}"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from sfad.protocol.types import Limit
 
-from . import exits, output
+from . import exits, fleet_list, fleet_reports, fleet_run, output
+from .commands import events, top, web
 from .exits import ExitCode, Quit, UsageError
 from .fleet import ANSWER, Fleet, tell_unanswered
+from .web.options import WebOptions
 
 
 def carry_out(verb: str, function: Callable[..., int], values: dict[str, Any]) -> int:
@@ -59,88 +62,47 @@ def _of_each(fleet: Fleet, function: Callable[..., int], values: Mapping[str, An
     return exits.worst([*codes.values(), tell_unanswered(unanswered)])
 
 
-# ---- events of all nodes
-
-
-def _events(fleet: Fleet, values: Mapping[str, Any]) -> int:
-    """Print the events of each node, with its name. They are in the order in which they come."""
-    from .commands import events
-
-    if values["run"]:
-        raise UsageError(
-            "--fleet and --run exclude each other: events of a run are on its node (sfactl "
-            "info "
-            "NODE/ID)"
-        )
-    wanted = {name: value for name, value in values.items() if name != "json"}
-    json, lock = values["json"], threading.Lock()
-
-    def show(node: str) -> int:
-        def tell(line: str) -> None:
-            with lock:
-                print(line, flush=True)
-
-        return events.show(
-            events.wanted_by(**wanted), fleet.place(node), json=json, tell=tell, node=node
-        )
-
-    codes, unanswered = fleet.each(show, within=None if values["follow_"] else ANSWER)
-    return exits.worst([*codes.values(), tell_unanswered(unanswered)])
-
-
 # ---- verbs that show all nodes as one
 
 
-def _listed(verb: str) -> Callable[[Fleet, dict[str, Any]], int]:
-    def show(fleet: Fleet, values: dict[str, Any]) -> int:
-        from .fleet_list import shown
+def _events(fleet: Fleet, values: dict[str, Any]) -> int:
+    """Print the events of each node, with its name. They are in the order in which they come."""
+    options = events.EventOptions(**values)
+    if options.run:
+        raise UsageError(
+            "--fleet and --run exclude each other: events of a run are on its node (sfactl info "
+            "NODE/ID)"
+        )
+    lock = threading.Lock()
 
-        return shown(verb, fleet, values)
+    def tell(line: str) -> None:
+        with lock:
+            print(line, flush=True)
 
-    return show
+    def show(node: str) -> int:
+        return events.show(
+            options.request(), fleet.place(node), json=options.json, tell=tell, node=node
+        )
 
-
-def _summary(fleet: Fleet, values: dict[str, Any]) -> int:
-    from . import fleet_reports
-
-    return fleet_reports.summary(fleet, values)
-
-
-def _plans(fleet: Fleet, values: dict[str, Any]) -> int:
-    from . import fleet_reports
-
-    return fleet_reports.plans(fleet, values)
-
-
-def _logs(fleet: Fleet, values: dict[str, Any]) -> int:
-    from .fleet_run import logs
-
-    return logs(fleet, values)
-
-
-def _web(fleet: Fleet, values: dict[str, Any]) -> int:
-    from .commands.web import serve
-
-    return serve(**values, fleet=fleet)
+    codes, unanswered = fleet.each(show, within=None if options.follow_ else ANSWER)
+    return exits.worst([*codes.values(), tell_unanswered(unanswered)])
 
 
 def _top(fleet: Fleet, values: dict[str, Any]) -> int:
-    from .commands.top import show
-
     if values["root"]:
         raise UsageError(
             "--fleet shows the runs of all nodes: leave out RUN, and type / to filter them"
         )
-    return show(**values, fleet=fleet)
+    return top.show(top.TopOptions(**values), fleet)
 
 
 _AS_ONE: dict[str, Callable[[Fleet, dict[str, Any]], int]] = {
-    "list": _listed("list"),
-    "tree": _listed("tree"),
-    "summary": _summary,
-    "plans": _plans,
-    "web": _web,
+    "list": partial(fleet_list.shown, "list"),
+    "tree": partial(fleet_list.shown, "tree"),
+    "summary": fleet_reports.summary,
+    "plans": fleet_reports.plans,
+    "web": lambda fleet, values: web.serve(WebOptions(**values), fleet),
     "top": _top,
     "events": _events,
-    "logs": _logs,
+    "logs": fleet_run.logs,
 }

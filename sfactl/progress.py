@@ -80,22 +80,18 @@ class ProgressLines:
     def _show(self, event: Event) -> None:
         own = self._run is not None and event.run_id == self._run.id
         if self.verbose:
-            self._note(
-                f"[agent:{event.agent_name or '-'}] {event.type}: {output.plain(event.message)}".removesuffix(
-                    ": "
-                )
-            )
+            told = f"{event.type}: {output.plain(event.message)}".removesuffix(": ")
+            self._note(f"[agent:{event.agent_name or '-'}] {told}")
         elif own and event.type == "run_started":
             self.left_queue()
-        elif own and event.type in ("run_repeating", "limits_widened"):
+        elif own and event.type in ("run_repeating", "limits_widened", "model_free"):
             self.say(output.plain(event.message))
         elif own and event.limit_kind is not None:
             self._limit(event)
         elif own and event.type == "run_paused" and event.message:
             self.say(f"paused: {output.plain(event.message)}")
-        elif (
-            own and event.type == "run_progress" and not event.is_milestone
-        ):  # its stderr has shown it
+        elif own and event.type == "run_progress" and not event.is_milestone:
+            # its stderr has shown it
             self.say(output.plain(event.message))
         elif own and event.type in ("meter_unpriced", "meter_gap", "meter_silent"):
             self.say(f"not all of its use is known: {output.plain(event.message)}")

@@ -64,8 +64,8 @@ def become(program: str, arguments: Sequence[str], *, below: bool) -> NoReturn:
         own = b"%d" % os.getpid()
         if env.get(PASSED) == own:
             why = (
-                f"{os.fsdecode(file)} leads back to the shim of {program}; have it call the "
-                "program by its path"
+                f"{os.fsdecode(file)} leads back to the shim of {program}; "
+                "have it call the program by its path"
             )
             raise Quit(ExitCode.NOT_EXECUTABLE, why)
         env[PASSED] = own

@@ -39,8 +39,8 @@ def unanswered(request: Request) -> str:
     if request.repeats and not isinstance(request, _CHANGES):
         return f"it closes the connection each time it receives this {what}"
     return (
-        f"it closed the connection before it replied. The {what} may have been carried out, and "
-        f"is not sent again; {_look(request)}"
+        "it closed the connection before it replied. "
+        f"The {what} may have been carried out, and is not sent again; {_look(request)}"
     )
 
 
@@ -60,6 +60,6 @@ _CHANGES = (Spawn, Stop, Pause)
 def _look(request: Request) -> str:
     run = getattr(request, "run", None) or "RUN"
     return (
-        "check with: sfactl "
-        f"{'list' if isinstance(request, Spawn | Stop | Prune) else f'info {run}'}"
+        "check "
+        f"with: sfactl {'list' if isinstance(request, Spawn | Stop | Prune) else f'info {run}'}"
     )

@@ -3,18 +3,29 @@
 from collections.abc import Callable
 from typing import Annotated
 
-import typer
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sfad.protocol.types import Limit
 
 from . import exits, output
-from .options import DURATION, Json, Socket, completing, read_limit
+from .options import (
+    AGENT,
+    LIMIT,
+    MODEL,
+    NEW_NAME,
+    TEXT,
+    TIME,
+    TOOL,
+    Json,
+    Socket,
+    Value,
+    flag,
+)
 from .sessions import Order, SessionRefused, SessionView, headline
 from .spawn_options import Channel, Directory, Limits, NewLabels, NewWorktree
 
-Task = Annotated[str, typer.Argument(metavar="TASK", help="What to do, as one quoted argument")]
+Task = Annotated[str, Value("TASK").argument("What to do, as one quoted argument")]
 
 
 class SessionOptions(Struct, frozen=True):
@@ -23,73 +34,29 @@ class SessionOptions(Struct, frozen=True):
     socket: Socket = None
     json: Json = False
     agent: Annotated[
-        str | None,
-        typer.Option(
-            "--agent",
-            metavar="AGENT",
-            help="A registered agent (default: sessions.default_agent)",
-            autocompletion=completing("agent"),
-        ),
+        str | None, AGENT.option("A registered agent (default: sessions.default_agent)")
     ] = None
-    name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="The session's name (default: the agent's)"),
-    ] = None
+    name: Annotated[str | None, NEW_NAME.option("The session's name (default: the agent's)")] = None
     instructions: Annotated[
-        str | None,
-        typer.Option(
-            "--instructions", metavar="TEXT", help="How to do it: role, rules, form of the answer"
-        ),
+        str | None, TEXT.option("How to do it: role, rules, form of the answer")
     ] = None
     model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="MODEL",
-            help="The model that the agent uses (default: its program's)",
-        ),
+        str | None, MODEL.option("The model that the agent uses (default: its program's)")
     ] = None
     provider: Annotated[
-        str | None,
-        typer.Option(
-            "--provider", metavar="NAME", help="The provider of the model (default: its program's)"
-        ),
+        str | None, NEW_NAME.option("The provider of the model (default: its program's)")
     ] = None
     timeout: Annotated[
         float | None,
-        typer.Option(
-            "--timeout",
-            metavar="TIME",
-            help="Limit of time, as 90s or 5m (default: sessions.default_timeout_minutes)",
-            parser=DURATION,
-        ),
+        TIME.option("Limit of time, as 90s or 5m (default: sessions.default_timeout_minutes)"),
     ] = None
-    limit: Annotated[
-        list[Limit],
-        typer.Option(
-            "--limit",
-            metavar="KIND=N",
-            help="A limit: turns=10, cost=0.50, tokens=100k, …",
-            parser=read_limit,
-            autocompletion=completing("kind of limit"),
-        ),
-    ] = []
+    limit: Annotated[list[Limit], LIMIT.option("A limit: turns=10, cost=0.50, tokens=100k, …")] = []
     limits: Limits = None
     allow_tool: Annotated[
-        list[str],
-        typer.Option(
-            "--allow-tool",
-            metavar="TOOL",
-            help="A tool that the agent may use; all others are then forbidden",
-        ),
+        list[str], TOOL.option("A tool that the agent may use; all others are then forbidden")
     ] = []
-    block_tool: Annotated[
-        list[str],
-        typer.Option("--block-tool", metavar="TOOL", help="A tool that the agent may not use"),
-    ] = []
-    nested: Annotated[
-        bool, typer.Option("--nested", help="The session may start sessions itself")
-    ] = False
+    block_tool: Annotated[list[str], TOOL.option("A tool that the agent may not use")] = []
+    nested: Annotated[bool, flag("The session may start sessions itself")] = False
     cwd: Directory = None
     worktree: NewWorktree = None
     label: NewLabels = []

@@ -7,7 +7,6 @@ no daemon is running.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sfad.protocol.known import AGENTS, KNOWN_PROGRAMS, METERS, PROFILES
@@ -16,38 +15,14 @@ from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.types import Action, LimitKind, RunInfo, Status
 
 from . import verbs
+from .bounded import bounded
 from .connection import connect
 from .exits import Quit
-
-# ---- A bound on the time that a user at a prompt waits for the daemon
 
 
 class Late(Exception):
     """The time is over."""
 
-
-class within:  # noqa: N801 - it reads as a function, as those of contextlib do
-    """Raise `Late` in the body of `with` if it takes longer. For the main thread only, because it
-    uses SIGALRM."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def __enter__(self) -> None:
-        self._previous = signal.signal(signal.SIGALRM, _late)
-        signal.setitimer(signal.ITIMER_REAL, self._seconds)
-
-    def __exit__(self, *_error: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self._previous)
-
-
-def _late(_number: int, _frame: object) -> None:
-    raise Late
-
-
-# ---- The words that a shell completes: runs, names, labels and agents from the
-# daemon, and words that never change
 
 COMPLETION_SECONDS = 0.5
 """Seconds to wait for the daemon."""
@@ -60,7 +35,7 @@ def candidates(kind: str, begun: str, socket: str | None = None) -> list[Candida
     daemon does not send in time."""
     found: dict[str, str] = {}
     try:
-        with within(COMPLETION_SECONDS):
+        with bounded(COMPLETION_SECONDS, Late()):
             for word, about in CANDIDATES[kind](socket):
                 found.setdefault(word, about)
     except (Quit, OSError, Late):
@@ -139,6 +114,6 @@ CANDIDATES: dict[str, Callable[[str | None], Iterable[Candidate]]] = {
     "shim": _fixed("install", "list", "remove"),
     "program": _fixed(*KNOWN_PROGRAMS),
     "shell": _fixed("bash", "zsh", "fish"),
-    "verb": lambda _socket: ((verb, verbs.summary(verb)) for verb in verbs.everything()),
+    "verb": lambda _socket: ((verb, verbs.SUMMARIES[verb]) for verb in verbs.everything()),
 }
 """By the word that `options.completing` is given."""

@@ -34,10 +34,9 @@ def carry_out(program: str, arguments: Sequence[str], *, automatic: bool) -> int
         client = connection.connect(None)
     except Unreachable as error:
         error.message += (
-            f". {program} was not started: inside a run it is started by the daemon only (sfactl "
-            "shim list). Do not try again or "
-            "go around the shim; go on without it, and tell the person that the daemon does not "
-            "answer"
+            f". {program} was not started: inside a run it is started by the daemon "
+            "only (sfactl shim list). Do not try again or go around the shim; "
+            "go on without it, and tell the person that the daemon does not answer"
         )
         raise
     foreground = Foreground(client, message, options, "raw", silent=True)

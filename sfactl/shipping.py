@@ -163,9 +163,8 @@ def _changed_since(root: str, wrong: list[str]) -> str:
         f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
     )
     return (
-        f"changed in {root} since it was sent: {named}; nothing was brought back. --force "
-        "overwrites them, --to DIR brings the "
-        "changes elsewhere, and --patch shows them"
+        f"changed in {root} since it was sent: {named}; nothing was brought back. "
+        "--force overwrites them, --to DIR brings the changes elsewhere, and --patch shows them"
     )
 
 

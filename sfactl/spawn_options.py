@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import typer
@@ -26,22 +27,33 @@ from sfad.protocol.units import MOST_WHOLE, parse_decimal, parse_duration, parse
 from . import environment
 from .exits import UsageError, understood
 from .options import (
-    DURATION,
+    DIR,
+    GROUP,
+    LABEL,
+    LIMIT,
+    NAME,
+    NEW_NAME,
     PAIR,
+    PATH,
+    RUN,
+    TIME,
+    TOOL,
+    TYPE,
     WHOLE,
+    WORDS,
     Json,
     LimitsObject,
     Pair,
     Socket,
+    Value,
     Words,
     completing,
     either,
+    flag,
     one_of,
     pair,
     read_action,
-    read_limit,
     read_limits,
-    reader,
 )
 
 
@@ -94,42 +106,26 @@ after."""
 
 USAGE = "[OPTIONS] -- COMMAND... | [OPTIONS]"
 """The usage of a verb that takes a command, before the argument."""
-Directory = Annotated[
-    str | None, typer.Option("--cwd", metavar="DIR", help="Working directory (default: current)")
-]
+Directory = Annotated[str | None, DIR.option("Working directory (default: current)", "--cwd")]
 NewWorktree = Annotated[
     str | None,
-    typer.Option(
-        "--worktree",
-        metavar="BRANCH",
-        help="Work in a new git worktree, on a new branch (default: sfad/NAME-ID)",
+    Value("BRANCH").option(
+        "Work in a new git worktree, on a new branch (default: sfad/NAME-ID)", "--worktree"
     ),
 ]
 NewLabels = Annotated[
-    list[Pair],
-    typer.Option(
-        "--label",
-        metavar="K=V",
-        help="Label for list, stop and others; children inherit it",
-        parser=PAIR,
-        autocompletion=completing("label"),
-    ),
+    list[Pair], LABEL.option("Label for list, stop and others; children inherit it", "--label")
 ]
 Channel = Annotated[
     str | None,
-    typer.Option(
-        "--channel",
-        metavar="NAME",
-        help="Origin of the request, shown in events (default: the parent's, else cli)",
+    NEW_NAME.option(
+        "Origin of the request, shown in events (default: the parent's, else cli)", "--channel"
     ),
 ]
 Limits = Annotated[
     LimitsObject | None,
-    typer.Option(
-        "--limits",
-        metavar="JSON|@FILE",
-        help="Limits as a JSON object (see `sfactl config schema`), or a file with one",
-        parser=read_limits,
+    Value("JSON|@FILE", read_limits).option(
+        "Limits as a JSON object (see `sfactl config schema`), or a file with one", "--limits"
     ),
 ]
 
@@ -145,452 +141,246 @@ class SpawnOptions(Struct, frozen=True):
 
     name: Annotated[
         str | None,
-        typer.Option(
-            "--name",
-            metavar="NAME",
-            help="The agent's name, which the loop rule compares (default: from the command)",
-            autocompletion=completing("name"),
-        ),
+        NAME.option("The agent's name, which the loop rule compares (default: from the command)"),
     ] = None
     kind: Annotated[
         Literal["agent", "skill"],
-        typer.Option(
-            "--kind",
-            metavar="KIND",
-            help="agent (default) or skill",
-            parser=either("agent", "skill"),
-        ),
+        Value("KIND", either("agent", "skill")).option("agent (default) or skill"),
     ] = "agent"
     type: Annotated[
-        str | None,
-        typer.Option(
-            "--type",
-            metavar="TYPE",
-            help="Kind of work: developer, qa, planner, … have a profile of limits",
-            autocompletion=completing("type"),
-        ),
+        str | None, TYPE.option("Kind of work: developer, qa, planner, … have a profile of limits")
     ] = None
     cwd: Directory = None
     worktree: NewWorktree = None
     worktree_of: Annotated[
         str | None,
-        typer.Option(
-            "--worktree-of",
-            metavar="RUN",
-            help="Work in the worktree of this ended run; if it is gone, make it again",
-            autocompletion=completing("run"),
-        ),
+        RUN.option("Work in the worktree of this ended run; if it is gone, make it again"),
     ] = None
-    env: Annotated[
-        list[Pair],
-        typer.Option(
-            "--env", metavar="K=V", help="Set a variable in the run's environment", parser=PAIR
-        ),
-    ] = []
+    env: Annotated[list[Pair], PAIR.option("Set a variable in the run's environment")] = []
     label: NewLabels = []
     channel: Channel = None
     attempts: Annotated[
         int,
-        typer.Option(
-            "--attempts",
-            metavar="N",
-            help="Maximum attempts, including the first (default: 1)",
-            parser=reader(parse_whole, 1, MOST_WHOLE),
+        Value("N", partial(parse_whole, least=1, most=MOST_WHOLE)).option(
+            "Maximum attempts, including the first (default: 1)"
         ),
     ] = 1
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume",
-            help=(
-                "With --attempts: each further attempt continues the agent's session, and so does "
-                "one after a lost attempt"
-            ),
+        flag(
+            "With --attempts: each further attempt continues the agent's session, "
+            "and so does one after a lost attempt"
         ),
     ] = False
     retry_delay: Annotated[
         float | None,
-        typer.Option(
-            "--retry-delay",
-            metavar="TIME",
-            help="Delay before the second attempt; doubles each time (default: 1s)",
-            parser=DURATION,
-        ),
+        TIME.option("Delay before the second attempt; doubles each time (default: 1s)"),
     ] = None
     grace: Annotated[
         float | None,
-        typer.Option(
-            "--grace",
-            metavar="TIME",
-            help="Time between the stop signal and SIGKILL, at most 60s (default: 5s)",
-            parser=DURATION,
-        ),
+        TIME.option("Time between the stop signal and SIGKILL, at most 60s (default: 5s)"),
     ] = None
-    stdin: Annotated[
-        bool, typer.Option("--stdin", help="Keep the run's stdin open for `sfactl send`")
-    ] = False
-    no_log: Annotated[bool, typer.Option("--no-log", help="Keep no output (SFA_NO_LOG)")] = False
+    stdin: Annotated[bool, flag("Keep the run's stdin open for `sfactl send`")] = False
+    no_log: Annotated[bool, flag("Keep no output (SFA_NO_LOG)")] = False
     on_end: Annotated[
         str | None,
-        typer.Option(
-            "--on-end",
-            metavar="CMD",
-            help="Shell command that the daemon executes when the run has ended",
-        ),
+        Value("CMD").option("Shell command that the daemon executes when the run has ended"),
     ] = None
-    status_file: Annotated[
-        str | None,
-        typer.Option(
-            "--status-file", metavar="PATH", help="File that receives the ended run as JSON"
-        ),
-    ] = None
+    status_file: Annotated[str | None, PATH.option("File that receives the ended run as JSON")] = (
+        None
+    )
 
-    wait: Annotated[
-        bool, typer.Option("--wait", "-w", help="Stay in the foreground, as `run` does")
-    ] = False
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Let the run continue if this client dies")
-    ] = False
+    wait: Annotated[bool, flag("Stay in the foreground, as `run` does", "--wait", "-w")] = False
+    keep: Annotated[bool, flag("Let the run continue if this client dies")] = False
     stdio: Annotated[
         Literal["files", "inherit"] | None,
-        typer.Option(
-            "--stdio",
-            metavar="HOW",
-            help=(
-                "files (default), or inherit: the run uses this client's stdin, stdout and "
-                "stderr, and no output is kept"
-            ),
-            parser=either("files", "inherit"),
+        Value("HOW", either("files", "inherit")).option(
+            "files (default), or inherit: the run uses this client's stdin, stdout and stderr, "
+            "and no output is kept"
         ),
     ] = None
     text: Annotated[
         bool,
-        typer.Option(
-            "--text",
-            help=(
-                "Show the agent's text and final answer instead of its JSON events, if the meter "
-                "knows them"
-            ),
+        flag(
+            "Show the agent's text and final answer instead of its JSON events, "
+            "if the meter knows them"
         ),
     ] = False
     raw: Annotated[
         bool,
-        typer.Option(
-            "--raw",
-            help=(
-                "Show the output unchanged (default for a COMMAND, except in a run that has a "
-                "meter)"
-            ),
-        ),
+        flag("Show the output unchanged (default for a COMMAND, except in a run that has a meter)"),
     ] = False
     quiet: Annotated[
         bool,
-        typer.Option(
-            "--quiet",
-            "-q",
-            help="No progress lines; the reason of a failure is still shown (SFA_QUIET)",
+        flag(
+            "No progress lines; the reason of a failure is still shown (SFA_QUIET)", "--quiet", "-q"
         ),
     ] = False
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show each event of the run on stderr")
-    ] = False
+    verbose: Annotated[bool, flag("Show each event of the run on stderr", "--verbose", "-v")] = (
+        False
+    )
 
     timeout: Annotated[
         float | None,
-        typer.Option(
-            "--timeout",
-            metavar="TIME",
-            help=(
-                "Limit of time: 90 (seconds), 90s, 5m, 1h (default: SFA_DEFAULTS_TIMEOUT, else "
-                "see below)"
-            ),
-            parser=DURATION,
+        TIME.option(
+            "Limit of time: 90 (seconds), 90s, 5m, 1h (default: "
+            "SFA_DEFAULTS_TIMEOUT, else see below)"
         ),
     ] = None
     limit: Annotated[
         list[Limit],
-        typer.Option(
-            "--limit",
-            metavar="KIND=N",
-            help=(
-                "A limit, and its action: turns=50, cost=2.50:warn, tokens=200k:pause, memory=2G, …"
-            ),
-            parser=read_limit,
-            autocompletion=completing("kind of limit"),
+        LIMIT.option(
+            "A limit, and its action: turns=50, cost=2.50:warn, tokens=200k:pause, memory=2G, …"
         ),
     ] = []
     on_limit: Annotated[
         Action | None,
-        typer.Option(
-            "--on-limit",
-            metavar="ACTION",
-            help=(
-                "Action of limits that name none: terminate, pause, warn, refuse, "
-                "request_increase (default: the profile's)"
-            ),
-            parser=reader(read_action),
-            autocompletion=completing("action"),
+        Value("ACTION", read_action, words="action").option(
+            "Action of limits that name none: "
+            "terminate, pause, warn, refuse, request_increase (default: the profile's)"
         ),
     ] = None
     limits: Limits = None
     meter: Annotated[
         str | None,
-        typer.Option(
-            "--meter",
-            metavar="METER",
-            help=(
-                f"How to read usage from the output: {', '.join(METERS)} (default: by the command)"
-            ),
-            parser=one_of(METERS, "meter"),
-            autocompletion=completing("meter"),
+        Value("METER", one_of(METERS, "meter"), words="meter").option(
+            f"How to read usage from the output: {', '.join(METERS)} (default: by the command)"
         ),
     ] = None
     gateway: Annotated[
         bool,
-        typer.Option(
-            "--gateway",
-            help=(
-                "Check each model call before it is made, so that a limit of cost is not "
-                "exceeded; children inherit it"
-            ),
+        flag(
+            "Check each model call before it is made, so that a limit of cost is not exceeded; "
+            "children inherit it"
         ),
     ] = False
     no_gateway: Annotated[
-        bool,
-        typer.Option(
-            "--no-gateway",
-            help="Leave the gateway out: the daemon only sees what the run's events tell",
-        ),
+        bool, flag("Leave the gateway out: the daemon only sees what the run's events tell")
     ] = False
     model_allow: Annotated[
         list[str],
-        typer.Option(
-            "--model-allow",
-            metavar="PATTERN",
-            help=(
-                "A model that the run and its children may call, as claude-haiku-*; others are "
-                "refused. Implies --gateway"
-            ),
+        Value("PATTERN").option(
+            "A model that the run and its children may call, as claude-haiku-*; "
+            "others are refused. Implies --gateway"
         ),
     ] = []
 
-    no_queue: Annotated[
-        bool, typer.Option("--no-queue", help="Refuse the run instead of waiting for a slot")
-    ] = False
+    no_queue: Annotated[bool, flag("Refuse the run instead of waiting for a slot")] = False
     after: Annotated[
         list[After],
-        typer.Option(
-            "--after",
-            metavar="RUN[:ok]",
-            help=(
-                "Start when this run has ended; with :ok, only if it completes, else the new run "
-                "is cancelled"
-            ),
-            parser=reader(_after),
-            autocompletion=completing("run"),
+        Value("RUN[:ok]", _after, words="run").option(
+            "Start when this run has ended; "
+            "with :ok, only if it completes, else the new run is cancelled"
         ),
     ] = []
     group: Annotated[
         str | None,
-        typer.Option(
-            "--group",
-            metavar="NAME",
-            help="A group of the config: at most so many of its trees run at once, the others wait",
-            autocompletion=completing("group"),
+        GROUP.option(
+            "A group of the config: at most so many of its trees run at once, the others wait"
         ),
     ] = None
     priority: Annotated[
-        int,
-        typer.Option(
-            "--priority",
-            metavar="N",
-            help="A higher priority leaves the queue first (default: 0)",
-            parser=WHOLE,
-        ),
+        int, WHOLE.option("A higher priority leaves the queue first (default: 0)")
     ] = 0
     detach: Annotated[
-        bool,
-        typer.Option(
-            "--detach", help="Start a new root instead of a child, where the config allows it"
-        ),
+        bool, flag("Start a new root instead of a child, where the config allows it")
     ] = False
     max_depth: Annotated[
         int | None,
-        typer.Option(
-            "--max-depth",
-            metavar="N",
-            help="Maximum runs in a chain, root included; 0 inherits (default: SFA_MAX_DEPTH)",
-            parser=WHOLE,
-        ),
+        WHOLE.option("Maximum runs in a chain, root included; 0 inherits (default: SFA_MAX_DEPTH)"),
     ] = None
     max_descendants: Annotated[
         int | None,
-        typer.Option(
-            "--max-descendants",
-            metavar="N",
-            help="Maximum runs below this one; 0 inherits (default: SFA_MAX_DESCENDANTS)",
-            parser=WHOLE,
-        ),
+        WHOLE.option("Maximum runs below this one; 0 inherits (default: SFA_MAX_DESCENDANTS)"),
     ] = None
-    leaf: Annotated[bool, typer.Option("--leaf", help="The run may not start other runs")] = False
-    nested: Annotated[
-        bool,
-        typer.Option(
-            "--nested", help="The run may use `sfactl session`, although a run started it"
-        ),
-    ] = False
+    leaf: Annotated[bool, flag("The run may not start other runs")] = False
+    nested: Annotated[bool, flag("The run may use `sfactl session`, although a run started it")] = (
+        False
+    )
 
     fleet: Annotated[
-        bool,
-        typer.Option(
-            "--fleet",
-            help="Execute the run on a node of the fleet that has room for it (docs/fleet.md)",
-        ),
+        bool, flag("Execute the run on a node of the fleet that has room for it (docs/fleet.md)")
     ] = False
     on: Annotated[
         list[Place],
-        typer.Option(
-            "--on",
-            metavar="NODE|LABEL=VALUE",
-            help="Only on this node, or on nodes with this label. Implies --fleet",
-            parser=reader(_place),
+        Value("NODE|LABEL=VALUE", _place).option(
+            "Only on this node, or on nodes with this label. Implies --fleet"
         ),
     ] = []
     cpus: Annotated[
-        float,
-        typer.Option(
-            "--cpus",
-            metavar="N",
-            help="CPUs that Ray reserves for the tree. Implies --fleet",
-            parser=reader(_amount),
-        ),
+        float, Value("N", _amount).option("CPUs that Ray reserves for the tree. Implies --fleet")
     ] = 0.0
     gpus: Annotated[
-        float,
-        typer.Option(
-            "--gpus",
-            metavar="N",
-            help="GPUs that Ray reserves for the tree. Implies --fleet",
-            parser=reader(_amount),
-        ),
+        float, Value("N", _amount).option("GPUs that Ray reserves for the tree. Implies --fleet")
     ] = 0.0
     memory: Annotated[
         int,
-        typer.Option(
-            "--memory",
-            metavar="SIZE",
-            help="Memory that Ray reserves for the tree: 4G. Implies --fleet",
-            parser=reader(parse_size),
+        Value("SIZE", parse_size).option(
+            "Memory that Ray reserves for the tree: 4G. Implies --fleet"
         ),
     ] = 0
     restart_elsewhere: Annotated[
         bool,
-        typer.Option(
-            "--restart-elsewhere",
-            help=(
-                "If its node is lost, a further attempt (--attempts) begins on another one after "
-                "the lease. Implies --fleet"
-            ),
+        flag(
+            "If its node is lost, a further attempt (--attempts) "
+            "begins on another one after the lease. Implies --fleet"
         ),
     ] = False
     ship: Annotated[
         str | None,
-        typer.Option(
-            "--ship",
-            metavar="DIR",
-            help="With --fleet: send this directory, without what git ignores, and work in the "
-            "copy; sfactl fetch brings "
-            "changes back",
+        DIR.option(
+            "With --fleet: send this directory, without what git ignores, "
+            "and work in the copy; sfactl fetch brings changes back"
         ),
     ] = None
 
     allow: Annotated[
-        list[Words],
-        typer.Option(
-            "--allow",
-            metavar="VERB",
-            help="A verb that the run may use; all others are then forbidden",
-            parser=Words,
-        ),
+        list[Words], WORDS.option("A verb that the run may use; all others are then forbidden")
     ] = []
-    deny: Annotated[
-        list[Words],
-        typer.Option(
-            "--deny", metavar="VERB", help="A verb that the run may not use", parser=Words
-        ),
-    ] = []
+    deny: Annotated[list[Words], WORDS.option("A verb that the run may not use")] = []
     allow_tool: Annotated[
         list[str],
-        typer.Option(
-            "--allow-tool",
-            metavar="TOOL",
-            help=(
-                "A tool that the agent may use (SFA_ALLOWED_TOOLS); a call of any other is then a "
-                "breach"
-            ),
+        TOOL.option(
+            "A tool that the agent may use (SFA_ALLOWED_TOOLS); "
+            "a call of any other is then a breach"
         ),
     ] = []
     block_tool: Annotated[
         list[str],
-        typer.Option(
-            "--block-tool",
-            metavar="TOOL",
-            help=(
-                "A tool that the agent may not use (SFA_BLOCKED_TOOLS); a call that a meter sees "
-                "is a breach"
-            ),
+        TOOL.option(
+            "A tool that the agent may not use (SFA_BLOCKED_TOOLS); "
+            "a call that a meter sees is a breach"
         ),
     ] = []
     isolate: Annotated[
         Literal["on", "net"] | None,
-        typer.Option(
-            "--isolate",
-            metavar="on|net",
-            help=(
-                "Start the command in a sandbox (bubblewrap); with =net it reaches nothing but "
-                "the gateway. Children inherit it"
-            ),
-            parser=either("on", "net"),
+        Value("on|net", either("on", "net")).option(
+            "Start the command in a sandbox (bubblewrap); "
+            "with =net it reaches nothing but the gateway. Children inherit it"
         ),
     ] = None
     egress: Annotated[
         list[Words],
-        typer.Option(
-            "--egress",
-            metavar="HOST[,HOST]",
-            help="With --isolate=net: what the run also reaches, as HOST, HOST:PORT or *.DOMAIN; * "
-            "is all but models. "
-            "Ports: 443 and 80",
-            parser=Words,
+        Value("HOST[,HOST]", Words).option(
+            "With --isolate=net: what the run also reaches, as HOST, HOST:PORT or *.DOMAIN; "
+            "* is all but models. Ports: 443 and 80"
         ),
     ] = []
     writable: Annotated[
         list[str],
-        typer.Option(
-            "--writable",
-            metavar="PATH",
-            help=(
-                "A path that the sandbox may write to, beside the working directory. Implies "
-                "--isolate"
-            ),
+        PATH.option(
+            "A path that the sandbox may write to, beside the working directory. Implies --isolate"
         ),
     ] = []
     readable: Annotated[
         list[str],
-        typer.Option(
-            "--readable",
-            metavar="PATH",
-            help=(
-                "A path that the sandbox shows, beside programs and what it may write to. Implies "
-                "--isolate"
-            ),
+        PATH.option(
+            "A path that the sandbox shows, beside programs and what it may write "
+            "to. Implies --isolate"
         ),
     ] = []
     mcp: Annotated[
-        bool,
-        typer.Option(
-            "--mcp", help="Give the agent the tools that start subagents (docs/sessions.md)"
-        ),
+        bool, flag("Give the agent the tools that start subagents (docs/sessions.md)")
     ] = False
 
 
@@ -618,9 +408,8 @@ def check(wanted: SpawnOptions) -> None:
     """Raise `UsageError` for invalid or contradictory options."""
     if wanted.agent is None and not wanted.command:
         raise UsageError(
-            "nothing to run: name an agent and its task, as in: claude 'look at HEAD~1', or "
-            "write "
-            "-- COMMAND"
+            "nothing to run: name an agent and its task, as in: "
+            "claude 'look at HEAD~1', or write -- COMMAND"
         )
     if wanted.leaf and wanted.nested:
         raise UsageError("--leaf and --nested exclude each other: a leaf may start nothing")
@@ -630,9 +419,8 @@ def check(wanted: SpawnOptions) -> None:
         raise UsageError("--gateway and --no-gateway exclude each other")
     if wanted.model_allow and wanted.no_gateway:
         raise UsageError(
-            "--model-allow and --no-gateway exclude each other: only the gateway sees the "
-            "model "
-            "before a call"
+            "--model-allow and --no-gateway exclude each other: "
+            "only the gateway sees the model before a call"
         )
     if "" in wanted.model_allow:
         raise UsageError("--model-allow: a pattern is empty; write one such as 'claude-haiku-*'")
@@ -642,8 +430,8 @@ def check(wanted: SpawnOptions) -> None:
         )
     if wanted.worktree is not None and wanted.worktree_of is not None:
         raise UsageError(
-            "--worktree and --worktree-of exclude each other: the second names a worktree that "
-            "has a branch"
+            "--worktree and --worktree-of exclude each other: "
+            "the second names a worktree that has a branch"
         )
     if wanted.worktree == "":
         raise UsageError(
@@ -806,14 +594,14 @@ def caveats(run: RunInfo, message: Spawn) -> Iterator[str]:
     """Yield what the user may not expect of the run."""
     if run.isolation == "offline" and not message.quiet:
         yield (
-            f"sfactl: {run.id} has no network at all; with --gateway it would reach its model, "
-            "and nothing else"
+            f"sfactl: {run.id} has no network at all; "
+            "with --gateway it would reach its model, and nothing else"
         )
     # what a shim starts, no person has started, so it is told though the rest is not
     if run.direct is not None and (message.shim or not message.quiet):
         yield (
-            f"sfactl: {run.id} goes without the gateway, so its limits of money are kept after "
-            f"its calls, if at all: {run.direct}"
+            f"sfactl: {run.id} goes without the gateway, "
+            f"so its limits of money are kept after its calls, if at all: {run.direct}"
         )
     if words := unenforceable(run, message):
         yield words

@@ -16,17 +16,19 @@ Function = Callable[..., int]
 def spread(
     struct: type[Struct],
     only: Collection[str] | None = None,
+    without: Collection[str] = (),
     headings: Mapping[str, str] = MappingProxyType({}),
 ) -> Callable[[Function], Function]:
     """Return a decorator for a verb with a parameter of this struct. typer sees a parameter for
     each field that is annotated as an option, and the verb receives the struct.
 
-    `only`: leave out all other fields. `headings`: of the help, by the first field below each.
+    `only`: leave out all other fields. `without`: leave out these. `headings`: of the help, by the
+    first field below each.
     """
     spread_fields = {
         each.name: each
         for each in _parameters(struct, headings)
-        if only is None or each.name in only
+        if (only is None or each.name in only) and each.name not in without
     }
 
     def decorate(function: Function) -> Function:
@@ -74,4 +76,6 @@ def _under(heading: str, hint: Any) -> Any:
 
 
 def _default(field: FieldInfo) -> Any:
-    return field.default if field.default is not NODEFAULT else field.default_factory()
+    if field.default is not NODEFAULT:
+        return field.default
+    return Parameter.empty if field.required else field.default_factory()

@@ -55,19 +55,19 @@ def start() -> Client:
                 f"a daemon was started but does not answer: {error}\n{_tail(state / LOG, 0)}",
             ) from error
     output.note(
-        f"sfactl: no daemon was running; started one {how} (pid {started.welcome.pid}, "
-        f"{started.path})"
+        "sfactl: no daemon was running; "
+        f"started one {how} (pid {started.welcome.pid}, {started.path})"
     )
     status = started.call(DaemonInfo(id=0), DaemonStatus)
     if status.rejected_config is not None:
         output.note(
-            "sfactl: warning: the config has an error, and an earlier one is in force: "
-            f"{status.rejected_config}"
+            "sfactl: warning: the config has an error, "
+            f"and an earlier one is in force: {status.rejected_config}"
         )
     if status.linger_command is not None:
         output.note(
-            "sfactl: warning: the daemon and its runs end when you log out; to prevent that: "
-            f"{status.linger_command}"
+            "sfactl: warning: the daemon and its runs end when you log out; "
+            f"to prevent that: {status.linger_command}"
         )
     return started
 
@@ -87,8 +87,7 @@ def _leave_to_system() -> None:
     raise Quit(
         ExitCode.UNREACHABLE,
         f"the daemon of all users is not running, though {installed} is installed; as root: "
-        "systemctl start sfad.socket. For a "
-        "daemon of your own: sfad install --user",
+        "systemctl start sfad.socket. For a daemon of your own: sfad install --user",
     )
 
 
@@ -111,9 +110,8 @@ def _prepared(state: Path) -> Path:
         raise Quit(
             ExitCode.UNREACHABLE,
             (
-                f"no daemon can be started: {state}: {error.strerror}; to choose another "
-                "directory: "
-                "SFAD_STATE_DIR"
+                f"no daemon can be started: {state}: {error.strerror}; "
+                "to choose another directory: SFAD_STATE_DIR"
             ),
         ) from error
     return state

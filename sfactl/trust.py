@@ -33,14 +33,13 @@ def distrusted(connection: socket.socket) -> str | None:
         if not _in_run(str(pid)) or _in_run("self"):
             return None
         return (
-            f"pid {pid} listens there, but it is a process of a run, so nothing was sent. End it "
-            f"with 'kill {pid}'; "
-            "a running daemon makes its socket again within seconds"
+            f"pid {pid} listens there, but it is a process of a run, so nothing was sent. "
+            f"End it with 'kill {pid}'; a running daemon makes its socket again within seconds"
         )
     return (
-        f"pid {pid} of uid {uid} listens there, which is neither you nor root, so nothing was "
-        f"sent. Set {SERVICE_USER}={uid} if "
-        "you trust that user's daemon; else use another socket, or remove this one"
+        f"pid {pid} of uid {uid} listens there, which is neither you nor root, "
+        f"so nothing was sent. Set {SERVICE_USER}={uid} if you trust that user's daemon; "
+        "else use another socket, or remove this one"
     )
 
 

@@ -2,91 +2,55 @@
 
 from typing import Annotated, Any
 
-import typer
 from msgspec import Struct
 from msgspec.structs import asdict
 
 from sfad.protocol.types import Role
+from sfad.protocol.units import parse_usd
 
 from .exits import UsageError
-from .options import AMOUNT, USD, either
+from .options import AMOUNT, MODEL, Value, either
 
 OwnRun = Annotated[
-    str | None,
-    typer.Argument(metavar="RUN", help="Run id (default: the run that this process is in)"),
+    str | None, Value("RUN").argument("Run id (default: the run that this process is in)")
 ]
-Model = Annotated[
-    str | None, typer.Option("--model", metavar="MODEL", help="Model, for the price of its tokens")
-]
+Model = Annotated[str | None, MODEL.option("Model, for the price of its tokens", "--model")]
 Purpose = Annotated[
     Role | None,
-    typer.Option(
-        "--role",
-        metavar="ROLE",
-        help="Purpose: planning or execution (default: none)",
-        parser=either("planning", "execution"),
+    Value("ROLE", either("planning", "execution")).option(
+        "Purpose: planning or execution (default: none)", "--role"
     ),
 ]
 InputTokens = Annotated[
     int | None,
-    typer.Option(
-        "--input-tokens",
-        metavar="N",
-        help="Input tokens, including those from or to a cache; 200k is 200000",
-        parser=AMOUNT,
+    AMOUNT.option(
+        "Input tokens, including those from or to a cache; 200k is 200000", "--input-tokens"
     ),
 ]
-OutputTokens = Annotated[
-    int | None, typer.Option("--output-tokens", metavar="N", help="Output tokens", parser=AMOUNT)
-]
+OutputTokens = Annotated[int | None, AMOUNT.option("Output tokens", "--output-tokens")]
 MaxOutputTokens = Annotated[
     int | None,
-    typer.Option(
-        "--max-output-tokens",
-        metavar="N",
-        help="Maximum output tokens, as in the call to the model",
-        parser=AMOUNT,
-    ),
+    AMOUNT.option("Maximum output tokens, as in the call to the model", "--max-output-tokens"),
 ]
 
 
 class Amounts(Struct, frozen=True):
     """What a run has used. Each field is one of the message."""
 
-    turns: Annotated[
-        int | None, typer.Option("--turns", metavar="N", help="Tool calls", parser=AMOUNT)
-    ] = None
-    messages: Annotated[
-        int | None,
-        typer.Option("--messages", metavar="N", help="Messages of the model", parser=AMOUNT),
-    ] = None
+    turns: Annotated[int | None, AMOUNT.option("Tool calls")] = None
+    messages: Annotated[int | None, AMOUNT.option("Messages of the model")] = None
     input_tokens: InputTokens = None
     output_tokens: OutputTokens = None
     cached_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--cached-tokens",
-            metavar="N",
-            help="Input tokens that were read from a cache",
-            parser=AMOUNT,
-        ),
+        int | None, AMOUNT.option("Input tokens that were read from a cache")
     ] = None
     cache_write_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--cache-write-tokens",
-            metavar="N",
-            help="Input tokens that were written to a cache",
-            parser=AMOUNT,
-        ),
+        int | None, AMOUNT.option("Input tokens that were written to a cache")
     ] = None
     cost_usd: Annotated[
         float | None,
-        typer.Option(
-            "--cost",
-            metavar="USD",
-            help="Cost in USD (default: computed from the prices of the model)",
-            parser=USD,
+        Value("USD", parse_usd).option(
+            "Cost in USD (default: computed from the prices of the model)", "--cost"
         ),
     ] = None
 

@@ -47,8 +47,8 @@ HEADINGS = {
     "Money": {
         "calls": "Print the model calls that runs have made through the gateway, or follow them",
         "plans": (
-            "Show the windows of subscriptions: how much is used, when they reset, and which runs "
-            "wait for that"
+            "Show the windows of subscriptions: "
+            "how much is used, when they reset, and which runs wait for that"
         ),
         "recommend": "Suggest limits from past successful runs",
         "report": "Report what a run has used: turns, messages, tokens, cost",
@@ -68,8 +68,8 @@ HEADINGS = {
         "mcp": "Offer subagents to an agent program, as an MCP server on stdin and stdout",
         "metrics": "Print the daemon's metrics in the text format of Prometheus",
         "otel": (
-            "Export a span for each ended run and each of its model calls to `otel.endpoint`, "
-            "until interrupted"
+            "Export a span for each ended run and each of its model calls to "
+            "`otel.endpoint`, until interrupted"
         ),
         "prune": "Remove ended runs, with their output",
         "reload": "Make the daemon read its config again, as SIGHUP does, and show what changed",
@@ -84,8 +84,8 @@ MEMBERS = {
         "info": "Show a session, and its answer if it has ended; with --wait, wait for that",
         "list": "List the live sessions, and those that ended last",
         "log": (
-            "Print the transcript of a session: its events and output, made safe for a language "
-            "model"
+            "Print the transcript of a session: "
+            "its events and output, made safe for a language model"
         ),
         "send": "Write a line to the stdin of a session, or continue one that has ended",
         "spawn": "Start a session in the background and print its id",
@@ -99,8 +99,8 @@ MEMBERS = {
     },
     "hooks": {
         "list": (
-            "List the hooks of the config, how often each was started and failed, and commands of "
-            "--on-end that are not done"
+            "List the hooks of the config, how often each was started and failed, "
+            "and commands of --on-end that are not done"
         ),
         "test": (
             "Execute a hook for an invented event, and print how it ended, its output and its time"
@@ -119,55 +119,35 @@ _MEANT = {
 """Words of other tools, and the verbs that do the same."""
 
 
-SUMMARIES = {name: summary for listed in HEADINGS.values() for name, summary in listed.items()}
+_TOP = {name: summary for listed in HEADINGS.values() for name, summary in listed.items()}
+SUMMARIES = {
+    f"{name} {member}".strip(): summary
+    for name, line in _TOP.items()
+    for member, summary in [("", line), *MEMBERS.get(name, {}).items()]
+}
+"""The lines in the help of all verbs, of one word and of two, and of the groups."""
 
 
 def known(group: str | None = None) -> dict[str, str]:
     """Return the verbs that may follow `sfactl`, or the name of a group, with their lines in the
     help."""
-    return MEMBERS[group] if group else SUMMARIES
-
-
-def names() -> list[str]:
-    """Return every verb of one word and every group, in the order of the help."""
-    return [*SUMMARIES]
+    return MEMBERS[group] if group else _TOP
 
 
 def everything() -> list[str]:
     """Return every verb, also those of two words."""
-    return [verb for name in names() for verb in (members(name) if is_group(name) else [name])]
-
-
-def is_group(name: str) -> bool:
-    return name in MEMBERS
-
-
-def members(group: str) -> list[str]:
-    """Return the verbs of a group, each of two words."""
-    return [f"{group} {name}" for name in MEMBERS[group]]
-
-
-def exists(verb: str) -> bool:
-    """Return whether this is a verb of one or two words, or a group."""
-    group, _, member = verb.partition(" ")
-    return member in MEMBERS.get(group, ()) if member else verb in SUMMARIES
-
-
-def summary(verb: str) -> str:
-    """Return the verb's line in the help."""
-    group, _, member = verb.partition(" ")
-    return MEMBERS[group][member] if member else SUMMARIES[verb]
+    return [verb for verb in SUMMARIES if verb not in MEMBERS]
 
 
 def suggestion(verb: str) -> str:
     """Return the end of the error about an unknown verb: the verb that was probably meant, if there
     is one."""
-    group, _, member = verb.partition(" ")
-    within = f"{group} " if member and is_group(group) else ""
-    known = [each.removeprefix(within) for each in (members(group) if within else names())]
-    word = verb.removeprefix(within)
-    meant = _MEANT[word] if _MEANT.get(word) in known else closest(word, known)
-    return f". Did you mean '{within}{meant}'?" if meant is not None else ""
+    group, _, word = verb.rpartition(" ")
+    if group not in MEMBERS:
+        group, word = "", verb
+    there = [*known(group)]
+    meant = _MEANT[word] if _MEANT.get(word) in there else closest(word, there)
+    return f". Did you mean '{f'{group} {meant}'.strip()}'?" if meant is not None else ""
 
 
 def closest(word: str, known: Sequence[str]) -> str | None:

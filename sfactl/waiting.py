@@ -35,8 +35,8 @@ def troubles(run: RunInfo, now: datetime, limit_share: float = NEAR) -> Iterator
     if output.unanswered(run):
         yield (
             "gets no answer: its model has not answered for "
-            f"{output.seconds(run.usage.elapsed_s)}, and {run.meter} does not tell "
-            f"whether it tries again (what it prints: sfactl logs {run.id} --stderr)"
+            f"{output.seconds(run.usage.elapsed_s)}, and {run.meter} does not tell whether it "
+            f"tries again (what it prints: sfactl logs {run.id} --stderr)"
         )
     if run.repeating is not None:
         yield f"repeats itself: {output.plain(run.repeating.sentence)}"
@@ -70,8 +70,8 @@ def of(state: LimitState) -> str:
     )
 
 
-# ---- What waits for a person: live runs that do not go on by themselves, each with
-# the command that helps
+# ---- What waits for a person: live runs that do not go on by themselves, each with the command
+# that helps
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
@@ -96,8 +96,8 @@ def of_live(runs: Sequence[RunInfo], now: datetime) -> Iterator[Waiting]:
                 runs=[run.id],
                 message=f"{who} waits for approval{left}: {output.plain(reason.message)}",
                 command=(
-                    f"sfactl approve {run.id} [--limit {reason.limit_kind}=N], or sfactl deny "
-                    f"{run.id}"
+                    f"sfactl approve {run.id} [--limit {reason.limit_kind}=N], "
+                    f"or sfactl deny {run.id}"
                 ),
             )
         elif reason is not None and reason.kind == "plan":
@@ -149,8 +149,8 @@ def of_queue(client: Client, runs: Sequence[RunInfo], now: datetime) -> Iterator
             what="queued",
             runs=[run.id for run in waiting],
             message=(
-                f"{counted(len(waiting), 'tree waits', 'trees wait')} for a slot: "
-                f"{queued(first.queue, now)}"
+                f"{counted(len(waiting), 'tree waits', 'trees wait')} for "
+                f"a slot: {queued(first.queue, now)}"
             ),
             command=f"sfactl why {first.id}",
         )
@@ -199,13 +199,12 @@ def _place(queue: QueueState, now: datetime, whose: str) -> str:
         until = "when a tree ends; none of them has a deadline now"
     else:
         until = (
-            f"when a tree ends, at the latest at {output.clock(queue.free_by, now)}, in "
-            f"{output.until(queue.free_by, now)}"
+            "when a tree ends, at the latest at "
+            f"{output.clock(queue.free_by, now)}, in {output.until(queue.free_by, now)}"
         )
     return (
-        f"{whose} {queue.used} live trees, and {queue.key} is {queue.limit}; it is number "
-        f"{queue.place} of {queue.waiting} that "
-        f"wait; a slot is free {until}"
+        f"{whose} {queue.used} live trees, and {queue.key} is {queue.limit}; "
+        f"it is number {queue.place} of {queue.waiting} that wait; a slot is free {until}"
     )
 
 

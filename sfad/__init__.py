@@ -2,11 +2,11 @@
 
 A pure core decides; a thin trio shell does.
 
-    client ─ frames ─▶ server ─ event ─▶ ┌──────────────┐ ─ Admit/Record ─▶ journal, then ledger
-                                         │     core     │ ─ Launch/Terminate/Kill/Freeze ─▶ processes
-    processes ─ LaunchSucceeded/MainExited ▶│  one machine │ ─ Arm/Disarm ─▶ timers
-    timers ─ TimerFired ───────────────▶ │   (no I/O)   │ ─ AnswerRequest ─▶ server ─▶ client
-                                         └──────────────┘
+client ─ frames ─▶ server ─ event ───▶ ┌─────────────┐ ─ Admit/Record ─▶ journal, then ledger
+                                       │    core     │ ─ Launch/Terminate/Kill/Freeze ─▶ processes
+processes ─ LaunchSucceeded/MainExited ▶ one machine │ ─ Arm/Disarm ─▶ timers
+timers ─ TimerFired ─────────────────▶ │  (no I/O)   │ ─ AnswerRequest ─▶ server ─▶ client
+                                       └─────────────┘
 
 A package imports only packages above it:
 
@@ -19,7 +19,8 @@ A package imports only packages above it:
 `usage`     what runs use: output, session files, prices, samples
 `durable`   what outlives a daemon: journal, adoption, handover, budgets, maintenance
 `hooks`     commands that are executed at events
-`fleet`     what knows Ray: a process and an actor of their own, which pass sockets on to other nodes
+`fleet`     what knows Ray: a process and an actor of their own, which pass sockets on to other
+            nodes
 `daemon`    the socket, the verbs and the trio shell; a daemon from its start to its end
 
 `__main__`  the command `sfad`
@@ -34,8 +35,10 @@ Every package but `protocol` and `core` may use these:
 `config_values` the types of values in the config, and their errors
 `exits`     exit codes of `sfad`
 `agents`    a file for each agent program: what it prints, where its calls go, how it is started
-`shipping`  packs directories that are sent with runs, and brings changes back; also for `sfactl spawn --ship` and `fetch`
-`worktrees` how git looks at, makes, compares and removes worktrees; also for `sfactl diff` and `prune`
+`shipping`  packs directories that are sent with runs, and brings changes back; also for `sfactl
+            spawn --ship` and `fetch`
+`worktrees` how git looks at, makes, compares and removes worktrees; also for `sfactl diff` and
+            `prune`
 """
 
 __version__ = "0.1.0"

@@ -65,8 +65,7 @@ StopPost = Annotated[
     typer.Option(
         "--stop-post",
         help="For ExecStopPost= of a systemd unit: if systemd starts another daemon "
-        "($SERVICE_RESULT), kill nothing, and only "
-        "make the unit's cgroup usable for it.",
+        "($SERVICE_RESULT), kill nothing, and only make the unit's cgroup usable for it.",
     ),
 ]
 ReadyFd = Annotated[
@@ -287,8 +286,8 @@ def _die_if_elsewhere(where: DaemonHome) -> None:
     if not where.state_dir.is_dir():
         die(
             (
-                f"{where.state_dir} is not a directory, and no process of a daemon of that state "
-                "directory was found"
+                f"{where.state_dir} is not a directory, "
+                "and no process of a daemon of that state directory was found"
             ),
             exits.UNAVAILABLE,
         )
@@ -301,8 +300,8 @@ def _die_if_elsewhere(where: DaemonHome) -> None:
             if earlier.moved_alive(where.state_dir):
                 here = where.state_dir.resolve()
                 text = (
-                    f"{here} was {earlier.place} when runs that are still alive began, and they "
-                    "are known by that path"
+                    f"{here} was {earlier.place} when runs that are still alive began, "
+                    "and they are known by that path"
                 )
                 die(f"{text}: give --state-dir {earlier.place}", exits.UNAVAILABLE)
 

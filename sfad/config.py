@@ -234,6 +234,9 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
     """The daemon's variable that holds the key. Without a key, here or in `key_file`, callers use
     their own."""
     key_file: Annotated[str, Meta(extra=PATH)] | None = None
+    free: bool | Literal["auto"] = "auto"
+    """Whether its calls cost nothing. `auto`: those of local models, which Ollama, llama.cpp, LM
+    Studio or vLLM serve at a loopback or private address."""
 
 
 class GatewayConfig(Struct, frozen=True, kw_only=True):
@@ -522,10 +525,8 @@ def _read(path: Path, *, required: bool) -> bytes | None:
 def _parsed(path: Path, content: bytes) -> dict[str, Any]:
     try:
         return tomllib.loads(content.decode())
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: int() refuses a number with too many digits
+    except (ValueError, RecursionError) as error:
+        # ValueError: int() refuses a number with too many digits
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
 
@@ -602,7 +603,8 @@ def _table(value: Any, path: Path, key: str) -> Mapping[str, Any]:
 
 def entry_key(key: str, name: str) -> str:
     """Return the key of a named table in TOML, quoted if necessary."""
-    return f"{key}.{name if re.fullmatch(r'[A-Za-z0-9_-]+', name) else json.dumps(name, ensure_ascii=False)}"
+    bare = re.fullmatch(r"[A-Za-z0-9_-]+", name)
+    return f"{key}.{name if bare else json.dumps(name, ensure_ascii=False)}"
 
 
 def _values(struct: Struct, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -649,12 +651,8 @@ def _convert(kind: Any, key: str, path: Path, value: Any) -> Any:
         return converted(kind, value)
     except NotAllowed as error:
         raise _bad_value(path, key, value, str(error)) from error
-    except (
-        ValueError,
-        TypeError,
-        OverflowError,
-        KeyError,
-    ) as error:  # msgspec.ValidationError is a ValueError
+    except (ValueError, TypeError, OverflowError, KeyError) as error:
+        # msgspec.ValidationError is a ValueError
         raise _bad_value(path, key, _without_secret(key, value), allowed(kind)) from error
 
 

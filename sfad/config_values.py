@@ -80,8 +80,8 @@ _WORDS = {
     "paths": "a list of absolute paths, or of paths that begin with ~/",
     "patterns": 'a list of names in which * stands for any letters, such as "claude-*"',
     "events": (
-        'a list of types of events in which * stands for any letters, such as "run_failed" or '
-        '"alert_*"'
+        "a list of types of events in which * stands for any letters, "
+        'such as "run_failed" or "alert_*"'
     ),
     "egress": f"a list of hosts, each as {FORMS}",
     "names": "a list of names of 1 to 64 of A-Z a-z 0-9 . _ -",
@@ -157,8 +157,8 @@ def converted(kind: Any, value: Any) -> Any:
         and (unknown := unknown_pattern(result, HOOK_TYPES)) is not None
     ):
         raise NotAllowed(
-            f"types of events, and patterns that match one; {unknown!r} matches none of "
-            f"{', '.join(HOOK_TYPES)}"
+            "types of events, and patterns that match one; "
+            f"{unknown!r} matches none of {', '.join(HOOK_TYPES)}"
         )
     if unit == "egress":
         for each in result:

@@ -158,8 +158,8 @@ class History:
     def _events(self, request: m.Events) -> m.Reply:
         if request.follow:
             raise unavailable(
-                "no daemon is running, so there will be no further events; leave -f out to see "
-                "the past ones"
+                "no daemon is running, so there will be no further events; "
+                "leave -f out to see the past ones"
             )
         runs = tuple(self._resolve(run).id for run in request.runs)
         wanted = EventFilter(

@@ -100,9 +100,8 @@ def render(template: str, words: list[str], version: int) -> str:
         if _SPECIAL & set(word):
             raise InstallError(
                 (
-                    f"{word!r} has a character that a systemd unit cannot contain; install sfad "
-                    "under "
-                    "another path"
+                    f"{word!r} has a character that a systemd unit cannot contain; "
+                    "install sfad under another path"
                 ),
                 exits.USAGE,
             )
@@ -267,8 +266,8 @@ class Installer:
             self._linger("disable-linger")
         elif self._user and probe.lingering(os.getuid()):
             print(
-                "lingering stays enabled; to disable it: "
-                f"{probe.linger_command(os.getuid()).replace('enable', 'disable')}"
+                "lingering stays enabled; "
+                f"to disable it: {probe.linger_command(os.getuid()).replace('enable', 'disable')}"
             )
 
     def installed(self) -> bool:
@@ -289,8 +288,7 @@ class Installer:
         if not probe.systemd_runs() or not shutil.which("systemctl"):
             raise InstallError(
                 "systemd does not run here (no /run/systemd/system); start 'sfad serve' from this "
-                "machine's init, or let the first "
-                "'sfactl spawn' start a daemon"
+                "machine's init, or let the first 'sfactl spawn' start a daemon"
             )
         if not self._user and os.geteuid() != 0:
             # root may have a service of their own, too
@@ -302,9 +300,8 @@ class Installer:
         for name in ("SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG"):
             if name in os.environ:
                 print(
-                    f"note: {name} is set in this shell; the service does not use it, but "
-                    "sfactl "
-                    "does"
+                    f"note: {name} is set in this shell; "
+                    "the service does not use it, but sfactl does"
                 )
 
     def _check_manager(self, *, awaited: bool) -> None:
@@ -324,9 +321,9 @@ class Installer:
             time.sleep(0.05)
         if not (awaited and self._steps.dry_run):
             raise InstallError(
-                f"{probe.user_name(os.getuid())} has no systemd running ({own}/systemd/private "
-                "does not exist), as after su or in "
-                "cron; log in by ssh or at a console, or give --linger, which starts it"
+                f"{probe.user_name(os.getuid())} has no systemd running "
+                f"({own}/systemd/private does not exist), as after su or in cron; "
+                "log in by ssh or at a console, or give --linger, which starts it"
             )
 
     def _rendered(self) -> dict[str, str]:
@@ -348,8 +345,8 @@ class Installer:
                 self._steps.run(*command, str(path))
             else:
                 print(
-                    f"note: there is no {command[0]} here; the next boot, or you, must do what "
-                    f"{path} says"
+                    f"note: there is no {command[0]} here; "
+                    f"the next boot, or you, must do what {path} says"
                 )
 
     def _warn_of_paths(self) -> None:
@@ -364,16 +361,15 @@ class Installer:
         if foreign := next((path for path, found in modes.items() if found.st_uid != 0), None):
             owner = probe.user_name(modes[foreign].st_uid)
             print(
-                f"warning: {foreign} belongs to {owner}, who can thereby become root; install "
-                "sfad where only root can write"
+                f"warning: {foreign} belongs to {owner}, who can thereby become root; "
+                "install sfad where only root can write"
             )
         if closed := next(
             (path for path, found in modes.items() if not found.st_mode & stat.S_IXOTH), None
         ):
             print(
                 f"warning: other users cannot run sfactl, because {closed} is closed to them; "
-                "to "
-                f"open it: chmod o+rx {closed}"
+                f"to open it: chmod o+rx {closed}"
             )
 
     def _write(self, path: Path, text: str) -> bool:
@@ -398,8 +394,8 @@ class Installer:
                     shlex.join([*self._systemctl, verb, *STARTED]) for verb in ("stop", "start")
                 )
                 print(
-                    "the daemon still runs by its old unit; to use the new one, which ends its "
-                    f"runs: {stop} && {start}"
+                    "the daemon still runs by its old unit; "
+                    f"to use the new one, which ends its runs: {stop} && {start}"
                 )
             return
         state = state_dir(self._steps.environ, os.getuid()) if self._user else SYSTEM_STATE
@@ -416,8 +412,7 @@ class Installer:
             start = shlex.join([*self._systemctl, "start", *STARTED])
             raise InstallError(
                 f"the service is not started: a daemon that was started without it (pid {pid}) "
-                "has runs, or does not answer. When "
-                f"its runs have ended: kill {pid}; {start}"
+                f"has runs, or does not answer. When its runs have ended: kill {pid}; {start}"
             )
         if not self._steps.dry_run:
             pidfd = os.pidfd_open(pid)

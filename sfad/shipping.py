@@ -726,8 +726,8 @@ def apply(archive: IO[bytes], found: Changes, tree: Tree) -> list[Change]:
     for each in done:  # before anything is written: half of the changes are worse than none
         if each.new is not None and (other := _in_the_way(each.path, tree, deleted)) is not None:
             raise ShippingError(
-                f"{other} is in the way of {each.path}; move it away, or bring the changes "
-                "elsewhere"
+                f"{other} is in the way of {each.path}; "
+                "move it away, or bring the changes elsewhere"
             )
     for each in done:
         if each.new is None and tree.identity(each.path) is not None:

@@ -156,9 +156,8 @@ def _check_branch(branch: str | None, again: str, at: _At) -> bool:
     ):
         if _exists(above, at):
             raise GitError(
-                f"the branch '{above}' exists, so git can make none below it: name another, "
-                "as in "
-                "--worktree=NAME"
+                f"the branch '{above}' exists, so git can make none below it: "
+                "name another, as in --worktree=NAME"
             )
     found = branch is not None and _exists(branch, at)
     if found and not again:

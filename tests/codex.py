@@ -23,7 +23,9 @@ with (place / f"rollout-{{now:%Y-%m-%dT%H-%M-%S}}-{session}.jsonl").open("w") as
     usage = {{"input_tokens": 10, "output_tokens": 2, "total_tokens": 12}}
     for told, primary in json.loads({primaries!r}):
         limits = {{"limit_id": "codex", "primary": primary}}
-        say(told or at, "event_msg", {{"type": "token_count", "info": {{"total_token_usage": usage}}, "rate_limits": limits}})
+        info = {{"total_token_usage": usage}}
+        count = {{"type": "token_count", "info": info, "rate_limits": limits}}
+        say(told or at, "event_msg", count)
 time.sleep(300)
 """
 

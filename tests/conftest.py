@@ -125,6 +125,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Leave the checkout, which may be in a home: programs look for settings in all directories
+    above the working one. A process that starts others of the session stays, because they read the
+    options there."""
+    if _WORKER or not session.config.getoption("numprocesses", None):
+        os.chdir(_base(session.config) / "surroundings")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tell a process of the session of the person's environment. Its own is the built one."""
@@ -233,9 +242,8 @@ def _daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
                 made[key] = stack.enter_context(
                     running(tmp_path_factory.mktemp("daemon"), **options)
                 )
-            elif (
-                made[key].process.poll() is not None
-            ):  # a test has failed between a kill and the restart
+            elif made[key].process.poll() is not None:
+                # a test has failed between a kill and the restart
                 made[key].restart()
             return made[key]
 

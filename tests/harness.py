@@ -474,5 +474,6 @@ def agent(directory: Path, name: str, text: str) -> list[str]:
 _PRELUDE = """\
 import os, signal, subprocess, sys, time
 def sfactl(*words, **options):
-    return subprocess.run([sys.executable, "-m", "sfactl", *words], capture_output=True, text=True, **options)
+    words = [sys.executable, "-m", "sfactl", *words]
+    return subprocess.run(words, capture_output=True, text=True, **options)
 """

@@ -25,8 +25,8 @@ TRAP = "SFAD_TEST_TRAP"
 """Names a directory in which no program may open, make or change anything."""
 
 
-# ---- What processes with this module open: those of the tests, and the daemons
-# that are forked from the template
+# ---- What processes with this module open: those of the tests, and the daemons that are forked
+# from the template
 
 
 _report = ""

@@ -56,7 +56,8 @@ def main(words: list[str]) -> int:
 
 _HEADING = f"""
 {"#" * 100}
-##  FLAKY: these tests failed beside others and passed alone. Find out why, or name them in CONTRIBUTING.md.
+##  FLAKY: these tests failed beside others and passed alone.
+##  Find out why, or name them in CONTRIBUTING.md.
 {"#" * 100}"""
 
 

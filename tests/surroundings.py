@@ -79,8 +79,8 @@ def fetched() -> tuple[Path, Path]:
 _AGENTS = "SFAD_TEST_AGENTS_DIR"
 
 
-# ---- Directories of a session that all users can write to, with short paths:
-# pytest's own are its user's alone
+# ---- Directories of a session that all users can write to, with short paths: pytest's own are its
+# user's alone
 
 
 def in_memory() -> str:

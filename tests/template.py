@@ -1,5 +1,5 @@
-"""Processes that have imported `sfad`, `sfactl` or a launcher of the tests, and fork the daemons and
-the clients of a test.
+"""Processes that have imported `sfad`, `sfactl` or a launcher of the tests, and fork the daemons
+and the clients of a test.
 
 The suite starts four hundred daemons and two thousand clients. Executed, a daemon takes 0.25 s of
 processor time for its imports and a client 0.08 s; forked, 0.03 s and 0.005 s. A start that is

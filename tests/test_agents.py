@@ -100,8 +100,8 @@ def test_words_become_a_command(words: list[str], made: list[str]) -> None:
         (
             ["claude"],
             (
-                "needs a task, as in: sfactl run claude 'look at HEAD~1'. To run the program's own "
-                "command line: sfactl run -- claude"
+                "needs a task, as in: sfactl run claude 'look at HEAD~1'. "
+                "To run the program's own command line: sfactl run -- claude"
             ),
         ),
         (["codex", "exec"], "needs a task"),

@@ -12,36 +12,28 @@ import pytest
 from typer.testing import CliRunner
 
 from sfad import __version__
-from sfad.__main__ import plain_options
 from sfad.cli import app
+from sfad.daemon import serving
 
 
 @pytest.mark.parametrize(
     ("arguments", "options"),
     [
-        ([], {}),
-        (["serve"], {}),
-        (["--socket", "s"], {"socket": "s"}),
-        (
-            ["serve", "--state-dir", "d", "--ready-fd", "7", "--config", "c"],
-            {"state_dir": "d", "ready_fd": 7, "config": "c"},
-        ),
-        (["serve", "--socket"], None),
-        (["serve", "--socket", "--config"], None),
-        (["--socket", "a", "--socket", "b"], None),
-        (["--socket=a"], None),
-        (["--socket", "a", "serve"], None),
-        (["serve", "--ready-fd", "x"], None),
-        (["serve", "serve"], None),
-        (["version"], None),
-        (["--version"], None),
-        (["--help"], None),
+        ([], (None, None, None)),
+        (["serve"], (None, None, None, None)),
+        (["--socket", "s"], ("s", None, None)),
+        (["--socket=a"], ("a", None, None)),
+        (["--socket", "a", "serve"], ("a", None, None, None)),
+        (["serve", "--state-dir", "d", "--ready-fd", "7", "--config", "c"], (None, "d", "c", 7)),
     ],
 )
-def test_onlyplain_options_options_are_read_without_typer(
-    arguments: list[str], options: dict[str, object] | None
+def test_serve_receives_its_options(
+    arguments: list[str], options: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert plain_options(arguments) == options
+    served: list[tuple[object, ...]] = []
+    monkeypatch.setattr(serving, "serve", lambda *given: served.append(given))
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert served == [options]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +47,6 @@ def test_onlyplain_options_options_are_read_without_typer(
     ],
 )
 def test_other_options_are_refused_with_a_message(arguments: list[str], says: str) -> None:
-    assert plain_options(arguments) is None
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
     assert says in done.stderr
@@ -109,8 +100,8 @@ def test_a_sweep_leaves_a_damaged_spool_for_the_next_daemon_to_find(tmp_path: Pa
 
 def test_serving_does_not_import_typer() -> None:
     program = (
-        "import sys, sfad.__main__; print(sorted({'typer', 'pydantic', 'rich'} & "
-        "sys.modules.keys()))"
+        "import sys, sfad.__main__; print(sorted({'typer', 'pydantic', "
+        "'rich'} & sys.modules.keys()))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
@@ -173,8 +164,8 @@ def test_a_path_that_is_not_utf8_is_an_error(tmp_path: Path, variable: str, what
     )
     assert done.returncode == 2
     assert done.stderr == (
-        f"sfad: the path of the {what}, {tmp_path}/\\xe9, is not UTF-8; to choose another: "
-        f"{_ways(variable)}\n"
+        f"sfad: the path of the {what}, {tmp_path}/\\xe9, is not UTF-8; "
+        f"to choose another: {_ways(variable)}\n"
     )
 
 

@@ -74,8 +74,8 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         (
             "enabld = true",
             (
-                "enabld: unknown key; known here: access, agents, alerts, attempts, budgets, "
-                "containment, defaults, enabled"
+                "enabld: unknown key; known here: "
+                "access, agents, alerts, attempts, budgets, containment, defaults, enabled"
             ),
         ),
         (
@@ -151,8 +151,8 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         (
             "[defaults]\noutput = '2G'",
             (
-                "defaults.output = '2G': allowed is at most limits.max_output, which is 1073741824 "
-                "(built-in)"
+                "defaults.output = '2G': allowed is at most limits.max_output, "
+                "which is 1073741824 (built-in)"
             ),
         ),
         (
@@ -178,8 +178,8 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         (
             "[defaults]\noutput = '63K'",
             (
-                "defaults.output = '63K': allowed is a size of 64 KiB or more (bytes, or a number "
-                "with K"
+                "defaults.output = '63K': allowed is a size of 64 KiB or more (bytes, "
+                "or a number with K"
             ),
         ),
         ("[defaults]\noutput = 70000.5", "defaults.output = 70000.5: allowed is a size"),
@@ -267,9 +267,8 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         (
             "[gateway.upstreams.a]\nurl = 'https://x/'\napi = 'gemini'",
             (
-                "gateway.upstreams.a.url = 'https://x/': allowed is a URL that begins with "
-                "http:// or "
-                "https://"
+                "gateway.upstreams.a.url = 'https://x/': "
+                "allowed is a URL that begins with http:// or https://"
             ),
         ),
         *(
@@ -308,16 +307,15 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         (
             (
                 "[gateway.upstreams.a]\nurl = 'https://x'\napi = 'gemini'\nkey_env = "
-                "'K'\nkey_file = "
-                "'/k'"
+                "'K'\nkey_file = '/k'"
             ),
             "gateway.upstreams.a.key_file = '/k': allowed is \"off\" beside key_env (",
         ),
         (
             "[agents.a]",
             (
-                "agents.a.command is missing: allowed is a list of texts: the program and its "
-                "arguments, one text each"
+                "agents.a.command is missing: allowed is a list of texts: "
+                "the program and its arguments, one text each"
             ),
         ),
         (
@@ -355,9 +353,8 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         (
             "[agents.a]\ncomand = ['x']",
             (
-                "agents.a.comand: unknown key; known here: command, description, kind, limits, "
-                "meter, "
-                "resume, stdin"
+                "agents.a.comand: unknown key; known here: "
+                "command, description, kind, limits, meter, resume, stdin"
             ),
         ),
         (
@@ -585,7 +582,8 @@ def test_a_formatted_duration_is_read_back(seconds: float) -> None:
 
 
 def test_durations_are_short() -> None:
-    assert [format_duration(s) for s in (0, 0.25, 1, 59, 60, 90, 120, 3600, 5400, 86400, 2678400)] == [
+    seconds = (0, 0.25, 1, 59, 60, 90, 120, 3600, 5400, 86400, 2678400)
+    assert [format_duration(s) for s in seconds] == [
         "0s", "250ms", "1s", "59s", "1m", "90s", "2m", "1h", "90m", "1d", "31d"
     ]  # fmt: skip
 

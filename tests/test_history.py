@@ -98,8 +98,8 @@ def test_a_ledger_of_each_version_is_read_and_not_changed(tmp_path: Path, dump: 
 def test_a_ledger_that_cannot_be_read(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
         connection.executescript(
-            f"PRAGMA application_id = 1936089444; PRAGMA user_version = {VERSION + 1}; CREATE "
-            "TABLE x (y);"
+            f"PRAGMA application_id = 1936089444; PRAGMA user_version = {VERSION + 1}; "
+            "CREATE TABLE x (y);"
         )
     with pytest.raises(LedgerError, match="run the sfad that wrote it"):
         open_past(tmp_path)

@@ -19,7 +19,8 @@ SOURCES = [*modules("sfad"), *modules("sfactl")]
 PACKAGES = [path for path in SOURCES if path.name == "__init__.py"]
 
 NAMED_LIKE_VERBS = {
-    "sfactl.commands", "sfactl.commands.fleet", "sfactl.commands.hooks", "sfactl.commands.session", "sfad.daemon.server.verbs"
+    "sfactl.commands", "sfactl.commands.fleet", "sfactl.commands.hooks", "sfactl.commands.session",
+    "sfad.daemon.server.verbs"
 }  # fmt: skip
 """Packages with one module for each verb, named like it: `sfactl help` is their map."""
 

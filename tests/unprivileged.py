@@ -32,7 +32,8 @@ MOUNTS = {
 
 FIND_LIBPYTHON = """
 printf '%s\\n' "$directory/python/lib" 'include /etc/ld.so.conf' >"$directory/ld.so.conf"
-PATH=$PATH:/sbin:/usr/sbin ldconfig -i -X -f "$directory/ld.so.conf" -C "$directory/ld.so.cache" || exit 99
+PATH=$PATH:/sbin:/usr/sbin \\
+  ldconfig -i -X -f "$directory/ld.so.conf" -C "$directory/ld.so.cache" || exit 99
 mount --bind "$directory/ld.so.cache" /etc/ld.so.cache || exit 99
 """
 """The loader finds the library of the interpreter that is mounted in `$directory`, and not only
@@ -74,8 +75,8 @@ class Place:
         """Becomes nobody, in that cgroup, and executes the words."""
         join = f'echo $$ > {self.cgroup}/cgroup.procs; exec "$@"' if self.cgroup else 'exec "$@"'
         mounts = [f"{name}={source}" for name, source in self._mounts.items()]
-        return ["sh", "-c", join, "sh", "unshare", "--mount", "--propagation", "private", "sh", "-c", _ENTER, "sh",
-                str(self.directory), *mounts, "--", *words]  # fmt: skip
+        return ["sh", "-c", join, "sh", "unshare", "--mount", "--propagation", "private", "sh",
+                "-c", _ENTER, "sh", str(self.directory), *mounts, "--", *words]  # fmt: skip
 
     def remove(self) -> None:
         """Gives back the cgroup and the directory."""

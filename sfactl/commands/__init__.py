@@ -1,2 +1,2 @@
-"""The verbs, one module each; `sfactl help` lists them. Each has `PARAMETERS`, and `main(...)`,
-which returns the exit code."""
+"""The verbs, one module each, with a function that is named like the verb and returns the exit
+code. `sfactl help` lists them."""

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-import typer
 from msgspec.structs import asdict
 
 from sfad.protocol.requests.daemon import AgentInfo, AgentList, Agents
@@ -13,17 +12,14 @@ from .. import output, table
 from ..app import app
 from ..connection import call
 from ..exits import ExitCode, UsageError
-from ..options import Json, Socket, completing
+from ..options import Json, Socket, Value
 
 HEADER = ("NAME", "ON PATH", "TYPE", "METER", "LIMITS", "DEFINED IN", "DESCRIPTION", "COMMAND")
 
 
 @app.command()
 def agents(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="Agent to explain", autocompletion=completing("agent")),
-    ] = None,
+    name: Annotated[str | None, Value("NAME", words="agent").argument("Agent to explain")] = None,
     socket: Socket = None,
     json: Json = False,
 ) -> int:

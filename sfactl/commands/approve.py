@@ -3,13 +3,14 @@ from sfad.protocol.requests.steering import Approve
 
 from .. import limits, output
 from ..app import app
-from ..connection import connect
-from ..options import Json, NewLimits, Runs, Socket
+from ..options import NewLimits
 from ..selection import RunSelection
+from ..spreading import spread
 
 
 @app.command()
-def approve(runs: Runs, socket: Socket = None, json: Json = False, limit: NewLimits = []) -> int:
+@spread(RunSelection)
+def approve(chosen: RunSelection, limit: NewLimits = []) -> int:
     """Approve the increase that a run waits for, and let the run continue.
 
     For a run that is paused by a limit with the action request_increase; `sfactl why RUN` shows
@@ -21,10 +22,9 @@ def approve(runs: Runs, socket: Socket = None, json: Json = False, limit: NewLim
     such run; 77 not permitted.
     """
     room = limits.once(limit)
-    with connect(socket) as client:
-        return RunSelection("approve", runs).each(
-            client,
-            lambda run: output.changed(
-                client.call(Approve(id=0, run=run, limits=room), RunReply).run, json
-            ),
-        )
+    return chosen.each(
+        "approve",
+        lambda client, run: output.changed(
+            client.call(Approve(id=0, run=run, limits=room), RunReply).run, chosen.json
+        ),
+    )

@@ -1,8 +1,7 @@
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-import typer
 from msgspec.structs import asdict
 
 from sfad.protocol.requests.base import Reply
@@ -15,56 +14,46 @@ from sfad.protocol.units import counted
 from .. import output, table
 from ..app import app
 from ..connection import AGAIN, Client, ConnectionLost, check
-from ..exits import ExitCode
 from ..history import connect
-from ..options import AllListed, Json, Labels, Names, Runs, Socket
-from ..selection import RunSelection
+from ..options import flag
+from ..selection import ListedSelection
+from ..spreading import spread
 from .list import collect, listed
 
 Key = tuple[RunId, float, int]
 
 
 @app.command()
+@spread(ListedSelection)
 def calls(
-    runs: Runs = [],
-    socket: Socket = None,
-    json: Json = False,
-    everything: AllListed = False,
-    name: Names = [],
-    label: Labels = [],
-    tree: Annotated[bool, typer.Option("--tree", help="Also the calls of the runs below")] = False,
-    refused: Annotated[
-        bool, typer.Option("--refused", help="Only calls that were refused")
-    ] = False,
-    follow_: Annotated[
-        bool, typer.Option("--follow", "-f", help="Follow the calls until the runs end")
-    ] = False,
+    chosen: ListedSelection,
+    tree: Annotated[bool, flag("Also the calls of the runs below")] = False,
+    refused: Annotated[bool, flag("Only calls that were refused")] = False,
+    follow_: Annotated[bool, flag("Follow the calls until the runs end", "--follow", "-f")] = False,
 ) -> int:
     """Print the model calls that runs have made through the gateway, or follow them.
 
     One line for each call, by the time at which the agent asked for it: tokens in and out, of
     the input those read from a cache, cost, seconds to the first byte and in all, and what
-    happened. Calls that wait or are under way have no figures yet. A cost with ≥ is a lower
-    bound. --name, --label and --all choose the same runs as for `sfactl list`, including ended
-    ones.
+    happened, which model has answered, what was not text, and whose price counts. Calls that
+    wait or are under way have no figures yet. A cost with ≥ is a lower bound, with ≤ an upper.
+    --name, --label and --all choose the same runs as for `sfactl list`, including ended ones.
 
     -f follows until the runs end: each call is printed once it has ended or was refused, even
     if it was printed before as waiting or under way.
 
     With --json, one object for each call, a line each (docs/protocol.md, CallInfo).
     """
-    selection = RunSelection("calls", runs, everything, name, label).checked()
-    with connect(socket) as client:
-        if selection.filtered:
-            selection = listed(client, selection)
-            if not selection.runs:
-                output.note("no run matches")
-                return ExitCode.DONE
+    chosen.check()
+    with connect(chosen.socket) as client:
         first: list[CallPage] = []
-        code = selection.each(
-            client, lambda run: first.append(client.call(ListCalls(id=0, run=run), CallPage))
+        named = listed(client, chosen) if chosen.filtered else chosen
+        code = named.each_of(
+            client,
+            "calls",
+            lambda run: first.append(client.call(ListCalls(id=0, run=run), CallPage)),
         )
-        shown = CallLines(several=tree or len(first) > 1, refused=refused, json=json)
+        shown = CallLines(several=tree or len(first) > 1, refused=refused, json=chosen.json)
         live = [page.run for page in first if not page.ended]
         runs = _with_trees(client, first, tree=tree)
         if follow_ and live:
@@ -281,8 +270,29 @@ def result(call: CallInfo) -> str:
             tools = [counted(call.tools, "tool call")] if call.tools else []
             status = [str(call.status)] if call.status is not None else []
             error = [call.error] if call.error is not None else []
-            guessed = ["cost estimated (no price of the model is known)"] if call.estimated else []
-            return ", ".join([*status, *error, *tools, *lowered, *waited, *guessed]) or "ended"
+            said = [*status, *error, *tools, *lowered, *waited, *_modes(call), *_price(call)]
+            return ", ".join(said) or "ended"
+
+
+def _modes(call: CallInfo) -> Iterator[str]:
+    for mode, (into, out) in call.modes.items():
+        shown = [
+            f"{output.short(count)} {way}" for count, way in ((into, "in"), (out, "out")) if count
+        ]
+        if shown:
+            yield f"{mode} {' and '.join(shown)}"
+
+
+def _price(call: CallInfo) -> Iterator[str]:
+    """Yield which model has answered, and whose price counts, where that is another one."""
+    if call.served is not None:
+        yield f"answered by {call.served}"
+    if call.price_from == "reply":
+        yield "cost as the reply says"
+    elif call.estimated:
+        yield f"cost estimated (price of {call.price_from or 'another model'})"
+    elif call.price_from not in {None, call.served or call.model}:
+        yield f"price of {call.price_from}"
 
 
 def _more(call: CallInfo) -> str:

@@ -1,10 +1,8 @@
 import os
 from typing import Annotated
 
-import typer
-
 from ..app import COMPLETING, app, carry_out
-from ..options import Json, Socket, completing, one_of
+from ..options import Json, Socket, Value, one_of
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -12,13 +10,7 @@ SHELLS = ("bash", "zsh", "fish")
 @app.command()
 def completion(
     shell: Annotated[
-        str,
-        typer.Argument(
-            metavar="SHELL",
-            help="bash, zsh or fish",
-            parser=one_of(SHELLS, "shell"),
-            autocompletion=completing("shell"),
-        ),
+        str, Value("SHELL", one_of(SHELLS, "shell"), words="shell").argument("bash, zsh or fish")
     ],
     socket: Socket = None,
     json: Json = False,

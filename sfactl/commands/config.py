@@ -1,7 +1,5 @@
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.daemon import Config, ConfigReply
 
@@ -9,7 +7,7 @@ from .. import output, table
 from ..app import app
 from ..connection import call
 from ..exits import ExitCode
-from ..options import Json, Socket, reader
+from ..options import Json, Socket, Value
 
 
 def _what(text: str) -> str:
@@ -21,10 +19,7 @@ def _what(text: str) -> str:
 @app.command()
 def config(
     what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="schema", help="Print the JSON Schema of --limits instead", parser=reader(_what)
-        ),
+        str | None, Value("schema", _what).argument("Print the JSON Schema of --limits instead")
     ] = None,
     socket: Socket = None,
     json: Json = False,

@@ -3,7 +3,6 @@ import time
 from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
 
-import typer
 from msgspec.structs import replace
 
 from sfad.protocol.requests.listing import List, RunList
@@ -13,7 +12,7 @@ from sfad.protocol.types import Limit, RunInfo, Status
 from .. import continuing, exits, output
 from ..app import app
 from ..autostart import connect_or_start
-from ..options import MaybeRun, completing, moment, read_limit, reader
+from ..options import TYPE, MaybeRun, Value, flag, moment, read_limit
 from ..spawn_options import SpawnOptions
 from ..spreading import spread
 from . import spawn
@@ -51,48 +50,31 @@ def continue_(
     wanted: SpawnOptions,
     type_: Annotated[
         str | None,
-        typer.Option(
+        TYPE.option(
+            "Kind of work: developer, qa, planner, … have a profile of limits",
             "--type",
             "--profile",
-            metavar="TYPE",
-            help="Kind of work: developer, qa, planner, … have a profile of limits",
-            autocompletion=completing("type"),
         ),
     ] = None,
     limit: Annotated[
         list[Any],
-        typer.Option(
-            "--limit",
-            metavar="KIND=N",
-            help=(
-                "A limit, and its action: turns=50, cost=2.50:warn, tokens=200k:pause, memory=2G, …"
-            ),
-            parser=_limit,
-            autocompletion=completing("kind of limit"),
+        Value("KIND=N", _limit, words="kind of limit").option(
+            "A limit, and its action: turns=50, cost=2.50:warn, tokens=200k:pause, memory=2G, …"
         ),
     ] = [],
     run: MaybeRun = None,
     task: Annotated[
         str | None,
-        typer.Argument(
-            metavar="TASK",
-            help="What the agent is told first (default: why it ended, and to go on)",
+        Value("TASK").argument(
+            "What the agent is told first (default: why it ended, and to go on)"
         ),
     ] = None,
     lost: Annotated[
-        bool,
-        typer.Option(
-            "--lost", help="Continue all runs that a crash, a reboot or a stop of the daemon ended"
-        ),
+        bool, flag("Continue all runs that a crash, a reboot or a stop of the daemon ended")
     ] = False,
     since: Annotated[
         Since | None,
-        typer.Option(
-            "--since",
-            metavar="TIME",
-            help="With --lost: only runs created since then (default: 24h)",
-            parser=reader(_since),
-        ),
+        Value("TIME", _since).option("With --lost: only runs created since then (default: 24h)"),
     ] = None,
 ) -> int:
     """Continue the session of an ended agent in a new run.

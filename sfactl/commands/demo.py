@@ -39,8 +39,8 @@ api = "anthropic"
 
 SCRIPTS = {
     "planner": (
-        f"echo 'planner: I ask a reviewer'\n{CALL} run -q --name reviewer -- sh reviewer\necho "
-        "'planner: done'\n"
+        f"echo 'planner: I ask a reviewer'\n{CALL} run -q --name reviewer -- sh "
+        "reviewer\necho 'planner: done'\n"
     ),
     "reviewer": (
         f"echo 'reviewer: I ask a summariser'\n{CALL} run -q --name summariser -- sh summariser\n"
@@ -121,8 +121,8 @@ def demo(socket: Socket = None, json: Json = False) -> int:
         stage.stubborn()
         stage.spender(model)
     print(
-        "\nThe demo's daemon is stopped and its directory removed. To begin: sfactl spawn -- "
-        "COMMAND…"
+        "\nThe demo's daemon is stopped and its directory removed. To begin: "
+        "sfactl spawn -- COMMAND…"
     )
     return exits.ExitCode.DONE
 
@@ -238,9 +238,8 @@ class Stage:
     def tree(self) -> None:
         """Show three agents, each started by the one above through the same daemon."""
         _say(
-            "1. A planner asks a reviewer, which asks a summariser. Each start goes through "
-            "the "
-            "daemon."
+            "1. A planner asks a reviewer, which asks a summariser. "
+            "Each start goes through the daemon."
         )
         planner = self._run("spawn", "--name", "planner", "--", "sh", "planner")
         self._await_started(planner, "summariser")
@@ -257,8 +256,8 @@ class Stage:
     def depth(self) -> None:
         """Show that the guard refuses one level more than is allowed."""
         _say(
-            "3. An agent that delegates to a deeper one, without end. Three levels are allowed "
-            "here:"
+            "3. An agent that delegates to a deeper one, without end. "
+            "Three levels are allowed here:"
         )
         self._run("run", "-q", "--max-depth", "3", "--name", "level-0", "--", "sh", "deeper")
 
@@ -277,8 +276,8 @@ class Stage:
     def spender(self, model: Model) -> None:
         """Show that the gateway makes no call that the limit has no room for."""
         _say(
-            "5. An agent that calls a model without end. The gateway makes no call that could "
-            "cost more than 0.05 USD in all:"
+            "5. An agent that calls a model without end. "
+            "The gateway makes no call that could cost more than 0.05 USD in all:"
         )
         limit = ("--limit", "cost=0.05:refuse")
         self._run(

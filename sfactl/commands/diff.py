@@ -1,8 +1,6 @@
 import os
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
 from sfad.protocol.types import RunInfo
@@ -11,7 +9,7 @@ from .. import output
 from ..app import app
 from ..exits import ExitCode, Quit
 from ..history import connect
-from ..options import Json, Run, Socket
+from ..options import Json, Run, Socket, flag
 
 
 @app.command()
@@ -19,10 +17,7 @@ def diff(
     run: Run,
     socket: Socket = None,
     json: Json = False,
-    stat: Annotated[
-        bool,
-        typer.Option("--stat", help="Only the names of files, and how many lines have changed"),
-    ] = False,
+    stat: Annotated[bool, flag("Only the names of files, and how many lines have changed")] = False,
 ) -> int:
     """Show what a run has changed in its git worktree since its start.
 
@@ -47,8 +42,8 @@ def diff(
         raise Quit(
             ExitCode.REFUSED,
             (
-                f"the worktree {found.worktree} of run {found.id} is gone; its branch was "
-                f"{found.branch}"
+                f"the worktree {found.worktree} of run {found.id} is gone; "
+                f"its branch was {found.branch}"
             ),
         )
     try:

@@ -106,8 +106,8 @@ def _unreachable(error: Unreachable) -> tuple[str, str, str]:
         "refused": "start it again: sfad serve, or the first `sfactl spawn`",
         "denied": "use your own daemon, or have the administrator add you",
         "untrusted": (
-            "use another socket, or remove this one; SFAD_SERVICE_USER names one more user to be "
-            "trusted"
+            "use another socket, or remove this one; "
+            "SFAD_SERVICE_USER names one more user to be trusted"
         ),
         "sandbox": "let the sandbox connect to Unix sockets",
     }
@@ -149,12 +149,11 @@ def _config(status: DaemonStatus | None) -> Iterator[Finding]:
 def _containment(status: DaemonStatus | None) -> Iterator[Finding]:
     if status is None:
         return
-    by_cgroup = status.containment == "cgroup"
-    yield Finding(
+    yield _checked(
         "containment",
-        "ok" if by_cgroup else "warn",
+        status.containment == "cgroup",
         f"{status.containment}: {status.containment_detail}",
-        "" if by_cgroup else f"best effort only; {SERVICE}",
+        f"best effort only; {SERVICE}",
     )
 
 
@@ -169,9 +168,8 @@ def _cgroups(status: DaemonStatus | None) -> Iterator[Finding]:
     yield _feature("cgroup.kill", found.kill, "kills a whole tree at once", "needs Linux 5.14")
     yield _feature("cgroup.freeze", found.freeze, "freezes a whole tree at once", "needs Linux 5.2")
     if status is None:  # else the finding "containment" has the daemon's own answer
-        may = "may" if found.writable else "may not"
-        verdict, fix = ("ok", "") if found.writable else ("warn", SERVICE)
-        yield Finding("delegation", verdict, f"this session {may} make cgroups in {found.own}", fix)
+        may = f"this session {'may' if found.writable else 'may not'} make cgroups in {found.own}"
+        yield _checked("delegation", found.writable, may, SERVICE)
 
 
 def _isolation() -> Iterator[Finding]:
@@ -198,9 +196,9 @@ def _gateway(status: DaemonStatus | None) -> Iterator[Finding]:
         yield Finding(
             "gateway",
             "ok",
-            "not running; the first call or agent program of a run starts it, unless "
-            "gateway.enabled = false, and --gateway always"
-            ". Its upstreams and keys are only checked while it runs",
+            "not running; the first call or agent program of a run starts it, "
+            "unless gateway.enabled = false, and --gateway always. "
+            "Its upstreams and keys are only checked while it runs",
         )
     else:
         yield from _answering("gateway", status.gateway, status.gateway_pid, status.containment)
@@ -303,9 +301,11 @@ def _kernel() -> Iterator[Finding]:
 
 
 def _feature(name: str, there: bool, what: str, fix: str) -> Finding:
-    return (
-        Finding(name, "ok", what) if there else Finding(name, "warn", f"not available: {what}", fix)
-    )
+    return _checked(name, there, what if there else f"not available: {what}", fix)
+
+
+def _checked(name: str, good: bool, detail: str, fix: str) -> Finding:
+    return Finding(name, "ok", detail) if good else Finding(name, "warn", detail, fix)
 
 
 def _linger(status: DaemonStatus | None) -> Iterator[Finding]:
@@ -355,12 +355,7 @@ def _limits() -> Iterator[Finding]:
 def _limit(name: str, kind: int, low: int, fix: str) -> Finding:
     soft = probe.soft_limit(kind)
     enough = soft is None or soft >= low
-    return Finding(
-        name,
-        "ok" if enough else "warn",
-        str(soft or "unlimited"),
-        "" if enough else f"raise it to {low}: {fix}",
-    )
+    return _checked(name, enough, str(soft or "unlimited"), f"raise it to {low}: {fix}")
 
 
 def _disk(status: DaemonStatus | None) -> Iterator[Finding]:
@@ -372,10 +367,11 @@ def _disk(status: DaemonStatus | None) -> Iterator[Finding]:
             "state directory", "bad", str(error), "set SFAD_STATE_DIR to a directory of your own"
         )
         return
-    enough = free >= LOW_DISK
-    fix = "" if enough else "free some space: no run is admitted on a full disk"
-    yield Finding(
-        "state directory", "ok" if enough else "warn", f"{state}, {output.size(free)} free", fix
+    yield _checked(
+        "state directory",
+        free >= LOW_DISK,
+        f"{state}, {output.size(free)} free",
+        "free some space: no run is admitted on a full disk",
     )
 
 

@@ -1,10 +1,11 @@
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, NamedTuple
 
-import typer
+from msgspec import Struct
 from msgspec.structs import replace
 
 from sfad.protocol.encoding import to_json
@@ -18,7 +19,8 @@ from .. import connection, history, output
 from ..app import OverFleet, app
 from ..connection import ABSENT, AGAIN, Client, ConnectionLost, DaemonError, Unreachable, check
 from ..exits import ExitCode, UsageError
-from ..options import Json, Socket, completing, moment, one_of, reader
+from ..options import RUN, Json, Socket, Value, flag, moment, one_of
+from ..spreading import spread
 
 LAST = 50
 PAGE = 1000
@@ -51,73 +53,66 @@ def _type(text: str) -> str:
     return text
 
 
-@app.command(cls=OverFleet)
-def events(
-    socket: Socket = None,
-    json: Json = False,
-    follow_: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print further events until Ctrl-C")
-    ] = False,
+class EventOptions(Struct, frozen=True):
+    socket: Socket = None
+    json: Json = False
+    follow_: Annotated[bool, flag("Print further events until Ctrl-C", "--follow", "-f")] = False
     since: Annotated[
         Since | None,
-        typer.Option(
-            "--since",
-            metavar="SEQ|TIME",
-            help=(
-                "Events after this number (4711), or since then: 12h (ago), 22:00, yesterday, "
-                "2026-01-31T22:00"
-            ),
-            parser=reader(_since),
+        Value("SEQ|TIME", _since).option(
+            "Events after this number (4711), or since then: "
+            "12h (ago), 22:00, yesterday, 2026-01-31T22:00"
         ),
-    ] = None,
+    ] = None
     tail: Annotated[
         int | None,
-        typer.Option(
-            "--tail",
-            "-n",
-            metavar="N",
-            help="At most the last N events (default without --since: 50)",
-            parser=reader(parse_whole, 1, PAGE),
+        Value("N", partial(parse_whole, least=1, most=PAGE)).option(
+            "At most the last N events (default without --since: 50)", "--tail", "-n"
         ),
-    ] = None,
-    run: Annotated[
-        list[str],
-        typer.Option(
-            "--run",
-            metavar="RUN",
-            help="Only events of this run and its descendants",
-            autocompletion=completing("run"),
-        ),
-    ] = [],
+    ] = None
+    run: Annotated[list[str], RUN.option("Only events of this run and its descendants")] = []
     type_: Annotated[
         list[str],
-        typer.Option(
-            "--type",
-            metavar="TYPE",
-            help="Only these types; * matches any text: 'alert_*'",
-            parser=reader(_type),
-        ),
-    ] = [],
+        Value("TYPE", _type).option("Only these types; * matches any text: 'alert_*'", "--type"),
+    ] = []
     all_: Annotated[
         bool,
-        typer.Option(
+        flag(
+            "Also milestones: what runs write about their progress (also: --type run_progress)",
             "--all",
             "-a",
-            help=(
-                "Also milestones: what runs write about their progress (also: --type run_progress)"
-            ),
         ),
-    ] = False,
+    ] = False
     severity: Annotated[
         Severity,
-        typer.Option(
-            "--severity",
-            metavar="SEVERITY",
-            help="Only events of at least this severity: low, medium, high",
-            parser=one_of(SEVERITIES, "severity"),
+        Value("SEVERITY", one_of(SEVERITIES, "severity")).option(
+            "Only events of at least this severity: low, medium, high"
         ),
-    ] = "low",
-) -> int:
+    ] = "low"
+
+    def request(self) -> Events:
+        """Raise `UsageError`."""
+        if self.since is not None and self.tail is not None:
+            raise UsageError(
+                "--since gives all events from there on, and --tail the last ones: leave one out"
+            )
+        wanted = Events(
+            id=0,
+            runs=list(self.run),
+            types=list(self.type_),
+            severity=self.severity,
+            follow=self.follow_,
+            rows=PAGE if self.since is not None else self.tail or LAST,
+            milestones=self.all_,
+        )
+        if self.since is not None:
+            wanted.after, wanted.since = self.since
+        return wanted
+
+
+@app.command(cls=OverFleet)
+@spread(EventOptions)
+def events(wanted: EventOptions) -> int:
     """Print events, and follow them.
 
     Without an option: the last 50. With --since, all from that event or time on. Each line has
@@ -128,37 +123,7 @@ def events(
 
     With --json, one object for each event.
     """
-    return show(wanted_by(follow_, since, tail, run, type_, all_, severity), socket, json=json)
-
-
-def wanted_by(
-    follow_: bool,
-    since: Since | None,
-    tail: int | None,
-    run: Sequence[str],
-    type_: Sequence[str],
-    all_: bool,
-    severity: Severity,
-) -> Events:
-    """Return the request. Raise `UsageError`."""
-    wanted = Events(
-        id=0,
-        runs=list(run),
-        types=list(type_),
-        severity=severity,
-        follow=follow_,
-        rows=PAGE,
-        milestones=all_,
-    )
-    if since is not None and tail is not None:
-        raise UsageError(
-            "--since gives all events from there on, and --tail the last ones: leave one out"
-        )
-    if since is None:
-        wanted.rows = tail or LAST
-    else:
-        wanted.after, wanted.since = since
-    return wanted
+    return show(wanted.request(), wanted.socket, json=wanted.json)
 
 
 def show(

@@ -1,15 +1,13 @@
 import os
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.requests.shipping import FilesPacked
 
 from .. import output, shipping
 from ..app import app
 from ..connection import connect
 from ..exits import ExitCode, Quit
-from ..options import Json, Run, Socket
+from ..options import DIR, Json, Run, Socket, flag
 
 
 @app.command()
@@ -17,13 +15,9 @@ def fetch(
     run: Run,
     socket: Socket = None,
     json: Json = False,
-    patch: Annotated[bool, typer.Option("--patch", help="Print a patch instead")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Overwrite files that have changed since they were sent")
-    ] = False,
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="DIR", help="Another directory to write to")
-    ] = None,
+    patch: Annotated[bool, flag("Print a patch instead")] = False,
+    force: Annotated[bool, flag("Overwrite files that have changed since they were sent")] = False,
+    to: Annotated[str | None, DIR.option("Another directory to write to")] = None,
 ) -> int:
     """Bring back what a run has changed in the files that were sent with it.
 
@@ -63,8 +57,8 @@ def _root(packed: FilesPacked, to: str | None, socket: str | None) -> str:
         raise Quit(
             ExitCode.REFUSED,
             (
-                f"the files came from {root} on node {packed.node}: fetch them there, or name a "
-                "directory with --to"
+                f"the files came from {root} on node {packed.node}: "
+                "fetch them there, or name a directory with --to"
             ),
         )
     if not os.path.isdir(root):

@@ -1,24 +1,19 @@
 from typing import Annotated
 
-import typer
-
 from .. import verbs
 from ..app import app, context
 from ..exits import ExitCode, UsageError
-from ..options import completing
+from ..options import Value
 
 
 @app.command("help")
 def help_(
-    verb: Annotated[
-        list[str],
-        typer.Argument(metavar="VERB", help="Verb to explain", autocompletion=completing("verb")),
-    ] = [],
+    verb: Annotated[list[str], Value("VERB", words="verb").argument("Verb to explain")] = [],
 ) -> int:
     """Show the verbs, or explain one."""
     name = " ".join([verbs.ALIASES.get(verb[0], verb[0]), *verb[1:]]) if verb else None
-    if name is not None and not verbs.exists(name):
-        hint = verbs.suggestion(name) or f"; choose from: {', '.join(verbs.names())}"
+    if name is not None and name not in verbs.SUMMARIES:
+        hint = verbs.suggestion(name) or f"; choose from: {', '.join(verbs.known())}"
         raise UsageError(f"unknown verb {name!r}{hint}")
     print(context(*(name.split(" ") if name is not None else ())).get_help())
     return ExitCode.DONE

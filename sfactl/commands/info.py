@@ -2,8 +2,6 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
 from sfad.protocol.requests.records import EventPage, Events
@@ -15,8 +13,9 @@ from ..app import OverFleet, app
 from ..connection import Client
 from ..history import connect
 from ..lines import Line, line_of
-from ..options import Json, Runs, Socket
+from ..options import flag
 from ..selection import RunSelection
+from ..spreading import spread
 from ..waiting import after_others
 
 # ---- What has happened to a run, from the recorded events
@@ -57,8 +56,8 @@ def moments(run: RunInfo, events: Sequence[Event]) -> Iterator[str]:
             else ""
         )
         yield (
-            f"{output.local(time)}  {f'+{after}':>8}  "
-            f"{'milestone' if event.is_milestone else what}{said}{by}"
+            f"{output.local(time)}  "
+            f"{f'+{after}':>8}  {'milestone' if event.is_milestone else what}{said}{by}"
         )
 
 
@@ -66,19 +65,15 @@ def moments(run: RunInfo, events: Sequence[Event]) -> Iterator[str]:
 
 
 @app.command(cls=OverFleet)
+@spread(RunSelection)
 def info(
-    runs: Runs,
-    socket: Socket = None,
-    json: Json = False,
-    timeline: Annotated[
-        bool, typer.Option("--timeline", help="Also what has happened to each run, with times")
-    ] = False,
+    chosen: RunSelection,
+    timeline: Annotated[bool, flag("Also what has happened to each run, with times")] = False,
 ) -> int:
     """Show everything that is known of runs, with live processes and memory."""
-    with connect(socket) as client:
-        return RunSelection("info", runs).each(
-            client, lambda run: _show(client, run, timeline, json)
-        )
+    return chosen.each(
+        "info", lambda client, run: _show(client, run, timeline, chosen.json), connect
+    )
 
 
 def _show(client: Client, name: str, timeline: bool, json: bool) -> None:
@@ -102,10 +97,9 @@ def _show(client: Client, name: str, timeline: bool, json: bool) -> None:
     ):
         output.note(
             "note: turns, tokens and cost of this run are not known, so their limits are NOT "
-            "ENFORCEABLE; time is. "
-            "They are known if the agent prints JSON events (--meter NAME), reports its use "
-            "(sfactl report, with --meter report), "
-            "or is started with --gateway, which checks each model call before it is made"
+            "ENFORCEABLE; time is. They are known if the agent prints JSON events (--meter NAME), "
+            "reports its use (sfactl report, with --meter report), or is started with --gateway, "
+            "which checks each model call before it is made"
         )
 
 
@@ -133,8 +127,8 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
         yield (
             "unadmitted",
             (
-                f"{counted(run.unadmitted, 'agent program')} started within it without asking the "
-                "daemon"
+                f"{counted(run.unadmitted, 'agent program')} started within it without "
+                "asking the daemon"
             ),
         )
     yield "command", output.command(run)

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import typer
+from msgspec.structs import replace
 
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.steering import ChangeLimits
@@ -9,10 +9,11 @@ from sfad.protocol.types import Limit, RunInfo
 
 from .. import limits, output
 from ..app import OverFleet, app
-from ..connection import connect
+from ..connection import Client
 from ..exits import UsageError
-from ..options import AllLive, Json, LiveLabels, LiveNames, Socket, completing
-from ..selection import RunSelection
+from ..options import Value
+from ..selection import LiveSelection
+from ..spreading import spread
 
 
 def _run_or_limit(text: str) -> str | Limit:
@@ -20,21 +21,15 @@ def _run_or_limit(text: str) -> str | Limit:
 
 
 @app.command(cls=OverFleet)
+@spread(LiveSelection, without=["runs"])
 def limit(
     words: Annotated[
         list[Any],
-        typer.Argument(
-            metavar="RUN|KIND=VALUE",
-            help="Runs, then limits: turns=50, time=2h, cost=5:pause",
-            parser=_run_or_limit,
-            autocompletion=completing("limit"),
+        Value("RUN|KIND=VALUE", _run_or_limit, words="limit").argument(
+            "Runs, then limits: turns=50, time=2h, cost=5:pause"
         ),
     ],
-    socket: Socket = None,
-    json: Json = False,
-    everything: AllLive = False,
-    name: LiveNames = [],
-    label: LiveLabels = [],
+    chosen: LiveSelection,
 ) -> int:
     """Change the limits of live runs, up or down.
 
@@ -51,14 +46,12 @@ def limit(
     if not wanted:
         raise UsageError("say which limits, as in: sfactl limit a1 turns=50 time=2h cost=5:pause")
     runs = [word for word in words if isinstance(word, str)]
-    limited = RunSelection("limit", runs, everything, name, label).checked()
-    with connect(socket) as client:
-        return limited.each(
-            client,
-            lambda run: _show(
-                client.call(ChangeLimits(id=0, run=run, limits=wanted), RunReply).run, wanted, json
-            ),
-        )
+
+    def limit(client: Client, run: str) -> None:
+        request = ChangeLimits(id=0, run=run, limits=wanted)
+        _show(client.call(request, RunReply).run, wanted, chosen.json)
+
+    return replace(chosen, runs=runs).each("limit", limit)
 
 
 def _show(run: RunInfo, wanted: Sequence[Limit], json: bool) -> None:

@@ -1,23 +1,34 @@
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-import typer
 from msgspec import Struct
-from msgspec.structs import replace
 
 from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.listing import List, RunList
-from sfad.protocol.types import RunId, RunInfo, Usage
+from sfad.protocol.types import RunId, RunInfo, Status, Usage
 from sfad.protocol.units import counted
 
 from .. import output, table
 from ..app import OverFleet, app
 from ..connection import Client
-from ..exits import ExitCode
+from ..exits import ExitCode, Quit
 from ..history import connect
-from ..options import COUNT, MOMENT, Json, Labels, Names, Socket, Statuses, User, completing
-from ..selection import RunSelection
-from ..selection import labels as wanted_labels
+from ..options import (
+    COUNT,
+    GROUP,
+    MOMENT,
+    RUN,
+    Json,
+    Labels,
+    Names,
+    Socket,
+    User,
+    Value,
+    flag,
+    one_of,
+)
+from ..selection import RunSelection, labels
+from ..spreading import spread
 
 LAST = 50
 """Maximum ended runs without a filter."""
@@ -25,56 +36,58 @@ PAGE = 250
 """Ended runs in one request, about 10 ms of the daemon's time."""
 
 
-@app.command("list", cls=OverFleet)
-def list_(
-    socket: Socket = None,
-    json: Json = False,
-    status: Statuses = [],
-    name: Names = [],
-    user: User = None,
-    root: Annotated[
-        str | None,
-        typer.Option(
-            "--root", metavar="RUN", help="Only this run's tree", autocompletion=completing("run")
-        ),
-    ] = None,
+def _status(text: str) -> Status:
+    return Status(one_of(Status, "status")(text))
+
+
+class ListOptions(Struct, frozen=True):
+    socket: Socket = None
+    json: Json = False
+    status: Annotated[
+        list[Status], Value("STATUS", _status, words="status").option("Only runs with this status")
+    ] = []
+    name: Names = []
+    user: User = None
+    root: Annotated[str | None, RUN.option("Only this run's tree")] = None
     since: Annotated[
         float | None,
-        typer.Option(
-            "--since",
-            metavar="TIME",
-            help="Only runs created since then: 1h (ago), 22:00, yesterday, 2026-01-31T22:00",
-            parser=MOMENT,
-        ),
-    ] = None,
-    label: Labels = [],
-    group: Annotated[
-        str | None,
-        typer.Option(
-            "--group",
-            metavar="NAME",
-            help="Only trees of this group",
-            autocompletion=completing("group"),
-        ),
-    ] = None,
+        MOMENT.option("Only runs created since then: 1h (ago), 22:00, yesterday, 2026-01-31T22:00"),
+    ] = None
+    label: Labels = []
+    group: Annotated[str | None, GROUP.option("Only trees of this group")] = None
     limit_rows: Annotated[
-        int | None,
-        typer.Option(
-            "--limit-rows",
-            metavar="N",
-            help="Maximum ended runs (default: 50; with a filter, all)",
-            parser=COUNT,
-        ),
-    ] = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="Show the processes and memory of each run")
-    ] = False,
-    sum_: Annotated[
-        bool, typer.Option("--sum", help="Add a row with the sum of the runs' own use")
-    ] = False,
-    labels: Annotated[bool, typer.Option("--labels", help="Show labels")] = False,
-    wide: Annotated[bool, typer.Option("--wide", help="Show all columns, in full")] = False,
-) -> int:
+        int | None, COUNT.option("Maximum ended runs (default: 50; with a filter, all)")
+    ] = None
+    live: Annotated[bool, flag("Show the processes and memory of each run")] = False
+    sum_: Annotated[bool, flag("Add a row with the sum of the runs' own use", "--sum")] = False
+    labels: Annotated[bool, flag("Show labels")] = False
+    wide: Annotated[bool, flag("Show all columns, in full")] = False
+
+    def request(self) -> List:
+        return List(
+            id=0,
+            status=self.status,
+            name=list(self.name) or None,
+            user=self.user,
+            root=self.root,
+            since=self.since,
+            labels=labels(self.label),
+            group=self.group,
+            live=self.live,
+            limits=self.json or self.wide,
+        )
+
+    def columns(self) -> list["Column"]:
+        return [
+            column
+            for column in COLUMNS
+            if column.needs == "" or self.wide or getattr(self, column.needs)
+        ]
+
+
+@app.command("list", cls=OverFleet)
+@spread(ListOptions)
+def list_(wanted: ListOptions) -> int:
     """List runs (alias: ps).
 
     Without a filter: the live runs and the last 50 that ended, newest last. With a filter: all
@@ -86,37 +99,22 @@ def list_(
     the columns that do not fit: see --wide. A figure with ≥ may still grow, one with ≤ is an
     upper bound, one with ≈ an estimate. Times are local.
     """
-    wanted = List(
-        id=0,
-        status=status,
-        name=list(name) or None,
-        user=user,
-        root=root,
-        since=since,
-        labels=wanted_labels(label),
-        group=group,
-        live=live,
-        limits=json or wide,
-    )
-    columns = [column for column in COLUMNS if column.shown(live=live, labels=labels, wide=wide)]
+    columns = wanted.columns()
 
     def shape(run: RunInfo) -> Any:
-        return to_json(run) if json else [column.cell(run) for column in columns]
+        return to_json(run) if wanted.json else [column.cell(run) for column in columns]
 
-    with connect(socket) as client:
-        found = collect(client, wanted, limit_rows, shape)
-    if json:
-        output.write(_object(found, sum_=sum_))
+    with connect(wanted.socket) as client:
+        found = collect(client, wanted.request(), wanted.limit_rows, shape)
+    if wanted.json:
+        output.write(_object(found, sum_=wanted.sum_))
     else:
-        print(
-            drawn(
-                columns, found, sum_=sum_, wide=wide, room=None if wide else table.terminal_width()
-            )
-        )
-    if found.truncated and limit_rows is not None:
+        room = None if wanted.wide else table.terminal_width()
+        print(drawn(columns, found, sum_=wanted.sum_, wide=wanted.wide, room=room))
+    if found.truncated and wanted.limit_rows is not None:
         output.note(
-            f"sfactl: only the newest {limit_rows} of the ended runs are shown; there are more "
-            "(--limit-rows)"
+            f"sfactl: only the newest {wanted.limit_rows} of the ended runs are shown; "
+            "there are more (--limit-rows)"
         )
     return ExitCode.DONE
 
@@ -183,18 +181,14 @@ def collect(
 
 def listed(client: Client, selection: RunSelection) -> RunSelection:
     """Return a selection that names the runs that this verb would show for it, but no refused
-    starts."""
-    wanted = List(
-        id=0, name=list(selection.name) or None, labels=wanted_labels(selection.label), limits=False
-    )
+    starts. If there are none, raise `Quit` after a note."""
+    wanted = List(id=0, name=selection.name or None, labels=labels(selection.label), limits=False)
     found = collect(client, wanted, None, lambda run: run.status.rejected).runs
-    return replace(
-        selection,
-        runs=[*selection.runs, *(run for run in sorted(found) if not found[run])],
-        everything=False,
-        name=(),
-        label=(),
-    )
+    runs = [*selection.runs, *(run for run in sorted(found) if not found[run])]
+    if not runs:
+        output.note("no run matches")
+        raise Quit(ExitCode.DONE)
+    return RunSelection(runs)
 
 
 def _object(found: Found, *, sum_: bool) -> bytes:
@@ -226,9 +220,6 @@ class Column(Struct, frozen=True):
     shown."""
     known: bool = False
     """Whether it is left out if it is empty for each run."""
-
-    def shown(self, *, live: bool, labels: bool, wide: bool) -> bool:
-        return not self.needs or wide or {"live": live, "labels": labels}.get(self.needs, False)
 
 
 def _bounded(text: str, of: Usage | Found) -> str:

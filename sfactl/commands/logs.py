@@ -5,20 +5,18 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
-import typer
-
 from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.following import LogFiles, Logs, OutputTime, Wait
 
 from .. import output
 from ..app import OverFleet, app
 from ..connection import AGAIN, Client, ConnectionLost, check
-from ..exits import ExitCode
 from ..follower import Copying, Follower, data_from
 from ..history import connect
 from ..in_flight import RequestsInFlight, carry_on, wait
-from ..options import TAIL, AllListed, Json, Labels, Names, Runs, Socket, Tail
-from ..selection import RunSelection
+from ..options import Tail, Value, flag, tail
+from ..selection import ListedSelection, RunSelection
+from ..spreading import spread
 
 # ---- Copy output files line by line: with their run, with the time a line was seen, or as JSON
 
@@ -188,29 +186,23 @@ class View(NamedTuple):
 
 
 @app.command(cls=OverFleet)
+@spread(ListedSelection)
 def logs(
-    runs: Runs = [],
-    socket: Socket = None,
-    json: Json = False,
-    everything: AllListed = False,
-    name: Names = [],
-    label: Labels = [],
+    chosen: ListedSelection,
     follow_: Annotated[
-        bool, typer.Option("--follow", "-f", help="Follow the output until the runs end")
+        bool, flag("Follow the output until the runs end", "--follow", "-f")
     ] = False,
     timestamps: Annotated[
-        bool, typer.Option("--timestamps", "-t", help="Show when each line was written")
+        bool, flag("Show when each line was written", "--timestamps", "-t")
     ] = False,
-    stdout: Annotated[bool, typer.Option("--stdout", help="Only stdout")] = False,
-    stderr: Annotated[bool, typer.Option("--stderr", help="Only stderr")] = False,
+    stdout: Annotated[bool, flag("Only stdout")] = False,
+    stderr: Annotated[bool, flag("Only stderr")] = False,
     tail: Annotated[
         Tail | None,
-        typer.Option(
+        Value("N", tail).option(
+            "Begin N lines or bytes before the end: 20, 4096B, 64KiB (default: the beginning)",
             "--tail",
             "-n",
-            metavar="N",
-            help="Begin N lines or bytes before the end: 20, 4096B, 64KiB (default: the beginning)",
-            parser=TAIL,
         ),
     ] = None,
 ) -> int:
@@ -233,21 +225,19 @@ def logs(
     runs, and "time" and "not_after" with --timestamps ("time" is null for a line that is marked
     ≤); bytes that are not UTF-8 appear as \xNN.
     """
-    view = View(follow_, stdout, stderr, tail, timestamps, json)
-    selection = RunSelection("logs", runs, everything, name, label).checked()
-    with connect(socket) as client:
-        if selection.filtered:
+    view = View(follow_, stdout, stderr, tail, timestamps, chosen.json)
+    chosen.check()
+    with connect(chosen.socket) as client:
+        found: RunSelection = chosen
+        if chosen.filtered:
             from .list import listed  # not needed if the runs are named
 
-            selection = listed(client, selection)
-            if not selection.runs:
-                output.note("no run matches")
-                return ExitCode.DONE
+            found = listed(client, chosen)
         opened: list[tuple[LogFiles, list[int]]] = []
-        code = selection.each(
-            client, lambda run: opened.append(_open(client, run, times=timestamps))
+        code = found.each_of(
+            client, "logs", lambda run: opened.append(_open(client, run, times=timestamps))
         )
-        _show(client, opened, view, several=len(selection.runs) > 1)
+        _show(client, opened, view, several=len(found.runs) > 1)
     return code
 
 
@@ -269,8 +259,9 @@ def _show(
         prefix = (
             names[number] + " " * (columns - output.width(names[number])) + " | " if several else ""
         )
-        form = partial(LineForm, run=files.run if several else None, prefix=prefix, colour=COLOURS[number % len(COLOURS)],
-                       stamped=view.stamped, json=view.json)  # fmt: skip
+        form = partial(LineForm, run=files.run if several else None, prefix=prefix,
+                       colour=COLOURS[number % len(COLOURS)], stamped=view.stamped,
+                       json=view.json)  # fmt: skip
         times = dict(zip(STREAMS, (files.out_times, files.err_times), strict=True))
         forms = [
             (source, form(source, times=times[source.stream]))

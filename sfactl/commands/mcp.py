@@ -1,10 +1,8 @@
 from typing import Annotated
 
-import typer
-
 from ..app import app
 from ..exits import ExitCode
-from ..options import DURATION, Socket
+from ..options import TIME, Socket, Value, flag
 
 ANSWER_WITHIN = 50.0
 """Seconds: several programs give a tool 60."""
@@ -15,26 +13,16 @@ def mcp(
     socket: Socket = None,
     print_config: Annotated[
         str | None,
-        typer.Option(
-            "--print-config",
-            metavar="PROGRAM",
-            help="Show how to register it with a program, such as claude",
-        ),
+        Value("PROGRAM").option("Show how to register it with a program, such as claude"),
     ] = None,
     answer_within: Annotated[
         float,
-        typer.Option(
-            "--answer-within",
-            metavar="TIME",
-            help="Answer each call within this time, before the program gives up (default: 50s)",
-            parser=DURATION,
+        TIME.option(
+            "Answer each call within this time, before the program gives up (default: 50s)"
         ),
     ] = ANSWER_WITHIN,
     no_ask: Annotated[
-        bool,
-        typer.Option(
-            "--no-ask", help="Do not ask the person before a stop: no person is at the program"
-        ),
+        bool, flag("Do not ask the person before a stop: no person is at the program")
     ] = False,
 ) -> int:
     """Offer subagents to an agent program, as an MCP server on stdin and stdout.

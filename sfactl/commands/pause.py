@@ -3,20 +3,14 @@ from sfad.protocol.requests.steering import Pause
 
 from .. import output
 from ..app import OverFleet, app
-from ..connection import connect
-from ..options import AllLive, Json, LiveLabels, LiveNames, LiveRuns, Socket
-from ..selection import RunSelection
+from ..connection import Client
+from ..selection import LiveSelection
+from ..spreading import spread
 
 
 @app.command(cls=OverFleet)
-def pause(
-    runs: LiveRuns = [],
-    socket: Socket = None,
-    json: Json = False,
-    everything: AllLive = False,
-    name: LiveNames = [],
-    label: LiveLabels = [],
-) -> int:
+@spread(LiveSelection)
+def pause(chosen: LiveSelection) -> int:
     """Pause runs and everything below them: freeze processes and stop clocks.
 
     Returns when all processes are frozen.
@@ -26,13 +20,11 @@ def pause(
     more than about 4 minutes in the middle of a reply makes Claude Code fail and Codex repeat
     the call. Between calls a pause may take any time.
     """
-    pausing = RunSelection("pause", runs, everything, name, label).checked()
 
-    def pause(run: str) -> None:
+    def pause(client: Client, run: str) -> None:
         paused = client.call(Pause(id=0, run=run), RunReply).run
-        output.changed(paused, json)
+        output.changed(paused, chosen.json)
         if words := output.pause_warning(paused):
             output.note(f"sfactl: {words}")
 
-    with connect(socket) as client:
-        return pausing.each(client, pause)
+    return chosen.each("pause", pause)

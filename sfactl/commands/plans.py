@@ -2,15 +2,13 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.requests.plans import PlanAccount, PlanList, Plans, PlanWindow
 
 from .. import output, table
 from ..app import OverFleet, app
 from ..connection import call
 from ..exits import ExitCode
-from ..options import Json, Socket
+from ..options import Json, Socket, flag
 from ..plans import moment
 
 HELD = 10
@@ -21,9 +19,7 @@ HELD = 10
 def plans(
     socket: Socket = None,
     json: Json = False,
-    forecast: Annotated[
-        bool, typer.Option("--forecast", help="Also when each window is empty at the present rate")
-    ] = False,
+    forecast: Annotated[bool, flag("Also when each window is empty at the present rate")] = False,
 ) -> int:
     """Show the windows of subscriptions: how much is used, when they reset, and which runs wait
     for that.
@@ -45,8 +41,8 @@ def plans(
 def show(accounts: Sequence[PlanAccount], *, forecast: bool) -> None:
     if not accounts:
         output.note(
-            "no subscription is known: none of the replies so far, through the gateway or in "
-            "Codex's session files, told of one"
+            "no subscription is known: none of the replies so far, "
+            "through the gateway or in Codex's session files, told of one"
         )
     else:
         now = datetime.now(UTC)
@@ -59,7 +55,8 @@ def _lines(account: PlanAccount, now: datetime, *, forecast: bool) -> Iterator[s
     plan = [output.plain(account.plan_type)] if account.plan_type else []
     status = [output.plain(account.status)] if account.status else []
     heard = f"heard {output.age(account.heard_at, now)} ago"
-    yield f"{account.provider} {output.plain(account.account)}: {', '.join([*plan, *status, heard])}"
+    name = f"{account.provider} {output.plain(account.account)}{_owner(account)}"
+    yield f"{name}: {', '.join([*plan, *status, heard])}"
     header = ["WINDOW", "USED", "AGENTS MAY", "RESETS", *(["EMPTY"] if forecast else [])]
     yield from table.drawn(
         header, [_row(window, now, forecast=forecast) for window in account.windows]
@@ -68,8 +65,28 @@ def _lines(account: PlanAccount, now: datetime, *, forecast: bool) -> Iterator[s
         yield from (
             _forecast(window, now) for window in account.windows if window.empty_at is not None
         )
+    if account.on_credits:
+        yield "credits pay for calls now, because a window is used up"
+    if told := _beyond(account):
+        yield f"beyond the windows: {told}"
     if account.held:
         yield f"{_held(account.held)} until the reset"
+
+
+def _owner(account: PlanAccount) -> str:
+    if account.user == output.own_user():
+        return ""
+    return f" of {output.plain(account.user)}" if account.user is not None else " of the operator"
+
+
+def _beyond(account: PlanAccount) -> str:
+    """Return what an account has beyond its windows."""
+    found = []
+    if account.credits not in (None, "0", ""):
+        found.append(f"credits: {output.plain(account.credits)}")
+    if account.banked_resets:
+        found.append(f"banked resets: {account.banked_resets}")
+    return ", ".join(found)
 
 
 def _row(window: PlanWindow, now: datetime, *, forecast: bool) -> list[str]:
@@ -93,8 +110,8 @@ def _row(window: PlanWindow, now: datetime, *, forecast: bool) -> list[str]:
 def _forecast(window: PlanWindow, now: datetime) -> str:
     assert window.empty_at is not None
     return (
-        f"at this rate the {output.plain(window.window)} window is empty at "
-        f"{moment(window.empty_at, now)}"
+        f"at this rate the {output.plain(window.window)} window is "
+        f"empty at {moment(window.empty_at, now)}"
     )
 
 

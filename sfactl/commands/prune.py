@@ -3,8 +3,6 @@ import time
 from datetime import datetime
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.daemon import Prune, Pruned
 from sfad.protocol.requests.listing import Info
@@ -15,7 +13,7 @@ from .. import output
 from ..app import app
 from ..connection import Client, DaemonError, connect
 from ..exits import ExitCode, UsageError
-from ..options import COUNT, DURATION, Json, Socket
+from ..options import COUNT, TIME, Json, Socket, flag
 
 
 @app.command()
@@ -23,29 +21,13 @@ def prune(
     socket: Socket = None,
     json: Json = False,
     older_than: Annotated[
-        float | None,
-        typer.Option(
-            "--older-than",
-            metavar="TIME",
-            help="Remove trees that ended longer ago: 7d, 12h",
-            parser=DURATION,
-        ),
+        float | None, TIME.option("Remove trees that ended longer ago: 7d, 12h")
     ] = None,
-    keep: Annotated[
-        int | None,
-        typer.Option(
-            "--keep", metavar="N", help="Keep the newest N trees (default: 0)", parser=COUNT
-        ),
-    ] = None,
+    keep: Annotated[int | None, COUNT.option("Keep the newest N trees (default: 0)")] = None,
     worktrees: Annotated[
-        bool,
-        typer.Option(
-            "--worktrees", help="Also remove worktrees with changes; alone, those of all ended runs"
-        ),
+        bool, flag("Also remove worktrees with changes; alone, those of all ended runs")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what would be removed")
-    ] = False,
+    dry_run: Annotated[bool, flag("Only print what would be removed")] = False,
 ) -> int:
     """Remove ended runs, with their output.
 
@@ -62,9 +44,8 @@ def prune(
     """
     if older_than is None and keep is None and not worktrees:
         raise UsageError(
-            "say what to remove: --older-than 7d, --keep 100, or --keep 0 for everything that "
-            "has "
-            "ended"
+            "say what to remove: --older-than 7d, --keep 100, "
+            "or --keep 0 for everything that has ended"
         )
     wanted = Prune(id=0, older_than=older_than, keep=keep or 0, dry_run=dry_run)
     alone = older_than is None and keep is None
@@ -88,8 +69,8 @@ def prune(
         for each in lost:
             print(
                 output.plain(
-                    f"  with its changes: {each['path']} (branch {each['branch']}, run "
-                    f"{each['run']}): {each['why']}"
+                    f"  with its changes: {each['path']} (branch {each['branch']}, "
+                    f"run {each['run']}): {each['why']}"
                 )
             )
         for each in kept:
@@ -121,8 +102,8 @@ def _tell(found: Pruned, *, dry_run: bool) -> None:
     )
 
 
-# ---- Worktrees, which belong to the caller: git removes them, and the daemon only
-# knows which runs have ended
+# ---- Worktrees, which belong to the caller: git removes them, and the daemon only knows which runs
+# have ended
 
 
 Named = dict[str, str]

@@ -1,8 +1,6 @@
 from collections.abc import Iterable
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.limits import format_amount, format_limit
 from sfad.protocol.requests.advice import Advice, Recommend, Recommended
 from sfad.protocol.types import LimitKind
@@ -12,7 +10,7 @@ from .. import output, table
 from ..app import app
 from ..connection import call
 from ..exits import ExitCode, UsageError
-from ..options import Json, Socket, completing
+from ..options import NAME, TYPE, Json, Socket
 
 HEADER = ("KIND", "IN FORCE", "FROM", "P95", "SUGGESTED", "FAILED ON IT", "RUNS")
 
@@ -22,23 +20,9 @@ def recommend(
     socket: Socket = None,
     json: Json = False,
     type_: Annotated[
-        str | None,
-        typer.Option(
-            "--type",
-            metavar="TYPE",
-            help="Only runs of this type, under its profile",
-            autocompletion=completing("type"),
-        ),
+        str | None, TYPE.option("Only runs of this type, under its profile", "--type")
     ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--name",
-            metavar="NAME",
-            help="Only runs of this name",
-            autocompletion=completing("name"),
-        ),
-    ] = None,
+    name: Annotated[str | None, NAME.option("Only runs of this name")] = None,
 ) -> int:
     """Suggest limits from past successful runs.
 

@@ -26,8 +26,8 @@ def reload(socket: Socket = None, json: Json = False) -> int:
         print(_line(change))
     if any(change.waits for change in found.changed):
         output.note(
-            "to apply what waits and keep the runs: kill -USR2 with the daemon's pid (sfactl "
-            "status)"
+            "to apply what waits and keep the runs: "
+            "kill -USR2 with the daemon's pid (sfactl status)"
         )
     files = ", ".join(found.files) or "there is no config file, so all settings are built-in"
     output.note(f"{counted(len(found.changed), 'setting')} changed ({output.plain(files)})")

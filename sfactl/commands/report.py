@@ -32,9 +32,8 @@ def report(
     """
     if not (told := amounts.given()):
         raise UsageError(
-            "nothing to report: give at least one amount, as in --turns 1 or --input-tokens "
-            "1200 "
-            "--output-tokens 300"
+            "nothing to report: give at least one amount, "
+            "as in --turns 1 or --input-tokens 1200 --output-tokens 300"
         )
     request = Report(id=0, run=run, model=model, role=role, **told)
     found = call(socket, request, RunReply).run

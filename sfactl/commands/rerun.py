@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Annotated, NamedTuple
 
-import typer
 from msgspec.structs import replace
 
 from sfad.protocol.requests.starting import Recall, Recalled, Spawn
@@ -13,7 +12,7 @@ from sfad.protocol.types import Limit, Placing
 from .. import exits, output
 from ..app import app, carry_out
 from ..autostart import connect_or_start
-from ..options import PAIR, WITHOUT_VALUE, Json, Pair, Runs, Socket, completing
+from ..options import GROUP, PAIR, WITHOUT_VALUE, Json, Pair, Runs, Socket, flag
 
 
 class CommandLine(NamedTuple):
@@ -38,25 +37,10 @@ def rerun(
     runs: Runs,
     socket: Socket = None,
     json: Json = False,
-    edit: Annotated[bool, typer.Option("--edit", "-e", help="Edit the options first")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the command line of `spawn` and start nothing")
-    ] = False,
-    env: Annotated[
-        list[Pair],
-        typer.Option(
-            "--env", metavar="K=V", help="Set a variable in the new run's environment", parser=PAIR
-        ),
-    ] = [],
-    group: Annotated[
-        str | None,
-        typer.Option(
-            "--group",
-            metavar="NAME",
-            help="Another group of the config",
-            autocompletion=completing("group"),
-        ),
-    ] = None,
+    edit: Annotated[bool, flag("Edit the options first", "--edit", "-e")] = False,
+    dry_run: Annotated[bool, flag("Print the command line of `spawn` and start nothing")] = False,
+    env: Annotated[list[Pair], PAIR.option("Set a variable in the new run's environment")] = [],
+    group: Annotated[str | None, GROUP.option("Another group of the config")] = None,
 ) -> int:
     """Start runs again, with the command and the options that they had.
 
@@ -95,9 +79,9 @@ def _line(
         # its files are the owner's to change: a rerun by root would give them root's rights
         raise exits.Quit(
             exits.ExitCode.NOT_PERMITTED,
-            f"run {found.run} belongs to {found.owner}, and its command would run as you: ask "
-            f"{found.owner} to start it "
-            f"again, or see what that would start: sfactl rerun --dry-run {found.run}",
+            f"run {found.run} belongs to {found.owner}, and its command would run as you: "
+            f"ask {found.owner} to start it again, or see what that would start: "
+            f"sfactl rerun --dry-run {found.run}",
         )
     request = (
         replace(found.request, group=None)
@@ -125,9 +109,8 @@ def _left_out(request: Spawn) -> list[str]:
         )
     if request.detach:
         found.append(
-            "it had left the tree that started it (--detach); the new run is a root of its "
-            "own if "
-            "no run starts it"
+            "it had left the tree that started it (--detach); "
+            "the new run is a root of its own if no run starts it"
         )
     return found
 
@@ -152,17 +135,15 @@ def _edited(run: str, line: CommandLine) -> list[str]:
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if not editor:
         raise exits.UsageError(
-            "--edit needs an editor: set VISUAL or EDITOR, as in: EDITOR=nano sfactl rerun "
-            "--edit "
-            "RUN"
+            "--edit needs an editor: set VISUAL or EDITOR, as in: "
+            "EDITOR=nano sfactl rerun --edit RUN"
         )
     with tempfile.NamedTemporaryFile(
         mode="w+", prefix="sfactl-rerun-", suffix=".txt", errors="surrogateescape"
     ) as file:
         file.write(
-            f"# sfactl spawn, as {run} was started. What is saved here is started; an empty "
-            "file "
-            "starts nothing.\n"
+            f"# sfactl spawn, as {run} was started. What is saved here is started; "
+            "an empty file starts nothing.\n"
         )
         file.writelines(f"{each}\n" for each in line.lines())
         file.flush()
@@ -197,7 +178,7 @@ def line_of(message: Spawn) -> CommandLine:
 
 def _options(message: Spawn) -> Iterator[Sequence[str]]:
     isolation, worktree = message.isolation, message.worktree
-    for flag, value in (
+    for option, value in (
         ("--name", message.name),
         ("--kind", message.kind if message.kind != "agent" else None),
         ("--type", message.run_type),
@@ -224,8 +205,8 @@ def _options(message: Spawn) -> Iterator[Sequence[str]]:
         ("--isolate", None if isolation is None else "on" if isolation.network else "net"),
     ):
         if value is not None:
-            yield _option(flag, str(value))
-    for flag, values in (
+            yield _option(option, str(value))
+    for option, values in (
         ("--label", [f"{key}={value}" for key, value in message.labels.items()]),
         ("--allow", message.allow),
         ("--deny", message.deny),
@@ -238,8 +219,8 @@ def _options(message: Spawn) -> Iterator[Sequence[str]]:
         ("--limit", map(_limit_words, message.limits)),
     ):
         for value in values:
-            yield _option(flag, value)
-    for flag, given in (
+            yield _option(option, value)
+    for option, given in (
         ("--leaf", message.leaf),
         ("--nested", message.nested),
         ("--stdin", message.stdin == "pipe"),
@@ -250,7 +231,7 @@ def _options(message: Spawn) -> Iterator[Sequence[str]]:
         ("--no-queue", not message.queue and not message.after),
     ):
         if given:
-            yield [flag]
+            yield [option]
     if message.placing is not None:
         yield from _placing(message.placing)
     if message.ship is not None and message.placing is not None:
@@ -264,13 +245,13 @@ def _placing(placing: Placing) -> Iterator[Sequence[str]]:
         *(f"{key}={value}" for key, value in placing.labels.items()),
     ]:
         yield _option("--on", place)
-    for flag, amount in (
+    for option, amount in (
         ("--cpus", placing.cpus),
         ("--gpus", placing.gpus),
         ("--memory", placing.memory),
     ):
         if amount:
-            yield _option(flag, str(_amount(amount)))
+            yield _option(option, str(_amount(amount)))
     if placing.restart_elsewhere:
         yield ["--restart-elsewhere"]
 

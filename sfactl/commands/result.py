@@ -1,7 +1,6 @@
 import os
 from typing import Annotated
 
-import typer
 from msgspec.structs import replace
 
 from sfad.protocol.requests.records import Result, ResultText
@@ -11,39 +10,25 @@ from ..app import OverFleet, app
 from ..connection import Client
 from ..history import connect
 from ..inside import inside_run
-from ..options import COUNT, Json, Runs, Socket
+from ..options import COUNT, flag
 from ..selection import RunSelection
+from ..spreading import spread
 
 
 @app.command(cls=OverFleet)
+@spread(RunSelection)
 def result(
-    runs: Runs,
-    socket: Socket = None,
-    json: Json = False,
+    chosen: RunSelection,
     max_bytes: Annotated[
-        int | None,
-        typer.Option(
-            "--max-bytes",
-            metavar="N",
-            help="Print at most the newest N bytes (default: 65536)",
-            parser=COUNT,
-        ),
+        int | None, COUNT.option("Print at most the newest N bytes (default: 65536)")
     ] = None,
     plain: Annotated[
-        bool,
-        typer.Option(
-            "--plain", help="Print the answer as it is (default at a terminal outside runs)"
-        ),
+        bool, flag("Print the answer as it is (default at a terminal outside runs)")
     ] = False,
     wrapped: Annotated[
-        bool,
-        typer.Option(
-            "--wrapped", help="Print the answer made safe for a language model (default elsewhere)"
-        ),
+        bool, flag("Print the answer made safe for a language model (default elsewhere)")
     ] = False,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Print stdout as it is, with JSON events")
-    ] = False,
+    raw: Annotated[bool, flag("Print stdout as it is, with JSON events")] = False,
 ) -> int:
     """Print the final answer of ended runs.
 
@@ -56,18 +41,17 @@ def result(
         raise exits.UsageError(
             f"--wrapped and {'--plain' if plain else '--raw'} exclude each other"
         )
-    safe = wrapped or not (plain or raw or (not json and os.isatty(1) and inside_run() is None))
+    safe = wrapped or not (
+        plain or raw or (not chosen.json and os.isatty(1) and inside_run() is None)
+    )
     wanted = Result(id=0, run="", raw=raw, wrapped=safe)
     if max_bytes is not None:
         wanted.max_bytes = max_bytes
-    with connect(socket) as client:
-        return RunSelection("result", runs).each(
-            client, lambda run: _show(_asked(client, wanted, run), wanted, json)
-        )
 
+    def show(client: Client, run: str) -> None:
+        _show(client.call(replace(wanted, run=run), ResultText), wanted, chosen.json)
 
-def _asked(client: Client, wanted: Result, run: str) -> ResultText:
-    return client.call(replace(wanted, run=run), ResultText)
+    return chosen.each("result", show, connect)
 
 
 def _show(found: ResultText, wanted: Result, json: bool) -> None:
@@ -80,7 +64,6 @@ def _show(found: ResultText, wanted: Result, json: bool) -> None:
     output.write((text + end).encode())
     if found.truncated and not wanted.wrapped:
         output.note(
-            f"sfactl: only the newest part of the output of {found.run} is shown "
-            "(--max-bytes); "
+            f"sfactl: only the newest part of the output of {found.run} is shown (--max-bytes); "
             f"all of it: sfactl logs {found.run}"
         )

@@ -3,21 +3,14 @@ from sfad.protocol.requests.steering import Resume
 
 from .. import limits, output
 from ..app import OverFleet, app
-from ..connection import connect
-from ..options import AllLive, Json, LiveLabels, LiveNames, LiveRuns, NewLimits, Socket
-from ..selection import RunSelection
+from ..options import NewLimits
+from ..selection import LiveSelection
+from ..spreading import spread
 
 
 @app.command(cls=OverFleet)
-def resume(
-    runs: LiveRuns = [],
-    socket: Socket = None,
-    json: Json = False,
-    everything: AllLive = False,
-    name: LiveNames = [],
-    label: LiveLabels = [],
-    limit: NewLimits = [],
-) -> int:
+@spread(LiveSelection)
+def resume(chosen: LiveSelection, limit: NewLimits = []) -> int:
     """Resume paused runs, with a new limit if a limit paused them.
 
     If a limit has paused a run, --limit sets the new limit, which counts from the start of the
@@ -28,11 +21,9 @@ def resume(
     such run; 77 not permitted.
     """
     room = limits.once(limit)
-    resuming = RunSelection("resume", runs, everything, name, label).checked()
-    with connect(socket) as client:
-        return resuming.each(
-            client,
-            lambda run: output.changed(
-                client.call(Resume(id=0, run=run, limits=room), RunReply).run, json
-            ),
-        )
+    return chosen.each(
+        "resume",
+        lambda client, run: output.changed(
+            client.call(Resume(id=0, run=run, limits=room), RunReply).run, chosen.json
+        ),
+    )

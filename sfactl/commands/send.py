@@ -3,8 +3,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.requests.base import Done
 from sfad.protocol.requests.steering import Send
 
@@ -12,7 +10,7 @@ from .. import output
 from ..app import OverFleet, app
 from ..connection import connect
 from ..exits import ExitCode
-from ..options import Json, LiveRun, Socket
+from ..options import Json, LiveRun, Socket, Value, flag
 
 CHUNK = 64 * 1024
 """Bytes of one request: what a pipe holds (pipe(7)). More would wait in the daemon."""
@@ -21,12 +19,10 @@ CHUNK = 64 * 1024
 @app.command(cls=OverFleet)
 def send(
     run: LiveRun,
-    words: Annotated[
-        list[str], typer.Argument(metavar="MESSAGE", help="The line to send; - is stdin")
-    ] = [],
+    words: Annotated[list[str], Value("MESSAGE").argument("The line to send; - is stdin")] = [],
     socket: Socket = None,
     json: Json = False,
-    eof: Annotated[bool, typer.Option("--eof", help="Close the run's stdin afterwards")] = False,
+    eof: Annotated[bool, flag("Close the run's stdin afterwards")] = False,
 ) -> int:
     """Write to the stdin of a run started with --stdin.
 

@@ -1,7 +1,5 @@
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.use import Settle
 
@@ -9,7 +7,7 @@ from .. import output
 from ..app import app
 from ..connection import call
 from ..exits import ExitCode
-from ..options import Json, Socket
+from ..options import Json, Socket, Value
 from ..spreading import spread
 from ..usage_options import Amounts, needed
 
@@ -17,9 +15,7 @@ from ..usage_options import Amounts, needed
 @app.command()
 @spread(Amounts)
 def settle(
-    reservation: Annotated[
-        str, typer.Argument(metavar="RESERVATION", help="What `sfactl reserve` printed")
-    ],
+    reservation: Annotated[str, Value("RESERVATION").argument("What `sfactl reserve` printed")],
     *,
     socket: Socket = None,
     json: Json = False,

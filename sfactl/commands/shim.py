@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from msgspec import Struct
 
 from sfad.protocol import shim_files
@@ -20,7 +19,7 @@ from ..app import app
 from ..connection import ABSENT, Unreachable, call
 from ..exits import ExitCode, Quit, UsageError, understood
 from ..inside import inside_run
-from ..options import Json, Socket, completing, one_of
+from ..options import Json, Socket, Value, one_of
 from ..real_program import DEFAULT_PATH, found, search
 
 LOGIN = 5.0
@@ -50,20 +49,13 @@ class ShimPlace(Struct, frozen=True):
 def shim(
     action: Annotated[
         str,
-        typer.Argument(
-            metavar="install|list|remove",
-            help="What to do",
-            parser=one_of(("install", "list", "remove"), "action"),
-            autocompletion=completing("shim"),
-        ),
+        Value(
+            "install|list|remove", one_of(("install", "list", "remove"), "action"), words="shim"
+        ).argument("What to do"),
     ],
     programs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="PROGRAM",
-            help="Names of programs, as in: claude codex",
-            autocompletion=completing("program"),
-        ),
+        Value("PROGRAM", words="program").argument("Names of programs, as in: claude codex"),
     ] = [],
     socket: Socket = None,
     json: Json = False,
@@ -173,9 +165,8 @@ def _install(directory: Path, programs: Sequence[str]) -> None:
         temporary.rename(directory / program)
         if program not in KNOWN_PROGRAMS:
             output.note(
-                f"sfactl: {program} is not an agent program that sfad knows; each call of it "
-                "in a "
-                "run is now a child run"
+                f"sfactl: {program} is not an agent program that sfad knows; "
+                "each call of it in a run is now a child run"
             )
 
 
@@ -238,8 +229,8 @@ def _list(place: ShimPlace, programs: Sequence[str], json: bool) -> int:
         )
     if missing := [shim.program for shim in shims if shim.state == "missing"]:
         output.note(
-            f"sfactl: not in your PATH: {', '.join(missing)}; in a run with your PATH its shim "
-            "exits with 127"
+            f"sfactl: not in your PATH: {', '.join(missing)}; "
+            "in a run with your PATH its shim exits with 127"
         )
     if kept is False:
         output.note(

@@ -50,8 +50,8 @@ def _fullest(status: DaemonStatus) -> str | None:
     held = sum(len(each.held) for each in status.plans)
     waits = f"; {counted(held, 'run')} wait{'s' if held == 1 else ''} for a reset" if held else ""
     used = (
-        f"{output.percent(window.used_ratio or 0.0)} of the {window.window} window of "
-        f"{account.provider}"
+        f"{output.percent(window.used_ratio or 0.0)} of the {window.window} "
+        f"window of {account.provider}"
     )
     return f"{used} used{reset}{waits} (sfactl plans)"
 
@@ -94,9 +94,8 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         yield (
             "CONFIG",
             (
-                f"REJECTED, an earlier one is in force: {status.rejected_config}; correct it, "
-                "then: "
-                "sfactl reload"
+                f"REJECTED, an earlier one is in force: {status.rejected_config}; "
+                "correct it, then: sfactl reload"
             ),
         )
     if status.enforcement:
@@ -117,13 +116,10 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         )
         yield "metrics", f"{status.metrics}{trouble}"
     if status.otel is not None:
-        yield (
-            "spans",
-            (
-                "to "
-                f"{status.otel}{f', NOT EXPORTED: {status.otel_trouble}' if status.otel_trouble is not None else ''}"
-            ),
+        trouble = (
+            f", NOT EXPORTED: {status.otel_trouble}" if status.otel_trouble is not None else ""
         )
+        yield "spans", f"to {status.otel}{trouble}"
     for hook in status.hooks:
         busy = (
             f", {hook.running} running, {hook.waiting} waiting"
@@ -135,17 +131,16 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         yield (
             "hook",
             (
-                f"{hook.name}: on {', '.join(hook.on)}; {hook.ended} ended, {hook.failed} "
-                f"failed{dropped}{busy}{failing}"
+                f"{hook.name}: on {', '.join(hook.on)}; "
+                f"{hook.ended} ended, {hook.failed} failed{dropped}{busy}{failing}"
             ),
         )
     for on_end in status.on_ends:
         yield (
             "on end",
             (
-                f"of run {on_end.run_id}, {on_end.state}: {on_end.command}; to cancel it: sfactl "
-                "stop "
-                f"{on_end.run_id}"
+                f"of run {on_end.run_id}, {on_end.state}: {on_end.command}; to cancel it: "
+                f"sfactl stop {on_end.run_id}"
             ),
         )
     for alert in status.alerts:
@@ -181,8 +176,8 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         yield (
             "budget",
             (
-                f"{budget.scope} {budget.name}: {spent}; renews at "
-                f"{output.local(datetime.fromisoformat(budget.renews))}"
+                f"{budget.scope} {budget.name}: {spent}; "
+                f"renews at {output.local(datetime.fromisoformat(budget.renews))}"
             ),
         )
     if (fullest := _fullest(status)) is not None:

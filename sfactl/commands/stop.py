@@ -1,16 +1,18 @@
 import signal as signals
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.requests.steering import Stop, Stopped
 from sfad.protocol.units import parse_whole
 
 from .. import exits, output, selection
 from ..app import OverFleet, app
 from ..connection import connect
-from ..options import DURATION, AllLive, Json, LiveLabels, LiveNames, LiveRuns, Socket, reader
-from ..selection import RunSelection
+from ..options import (
+    TIME,
+    Value,
+)
+from ..selection import LiveSelection
+from ..spreading import spread
 
 
 def _signal(text: str) -> int:
@@ -24,28 +26,14 @@ def _signal(text: str) -> int:
 
 
 @app.command(cls=OverFleet)
+@spread(LiveSelection)
 def stop(
-    runs: LiveRuns = [],
-    socket: Socket = None,
-    json: Json = False,
-    everything: AllLive = False,
-    name: LiveNames = [],
-    label: LiveLabels = [],
+    chosen: LiveSelection,
     grace: Annotated[
         float | None,
-        typer.Option(
-            "--grace",
-            metavar="TIME",
-            help="Time between the signal and SIGKILL, at most 60s (default: the run's own)",
-            parser=DURATION,
-        ),
+        TIME.option("Time between the signal and SIGKILL, at most 60s (default: the run's own)"),
     ] = None,
-    signal: Annotated[
-        int,
-        typer.Option(
-            "--signal", metavar="NAME", help="First signal (default: TERM)", parser=reader(_signal)
-        ),
-    ] = 15,
+    signal: Annotated[int, Value("NAME", _signal).option("First signal (default: TERM)")] = 15,
 ) -> int:
     """Stop runs and everything below them, to the last process.
 
@@ -55,22 +43,22 @@ def stop(
     Exit codes: 0 stopped; 5 processes survived SIGKILL, and are listed; 66 no such run; 77 not
     permitted.
     """
-    stopping = RunSelection("stop", runs, everything, name, label).checked()
+    chosen.check()
     wanted = Stop(
         id=0,
-        runs=list(stopping.runs),
-        everything=stopping.everything,
-        name=list(stopping.name) or None,
-        labels=selection.labels(stopping.label),
+        runs=chosen.runs,
+        everything=chosen.everything,
+        name=chosen.name or None,
+        labels=selection.labels(chosen.label),
         signal=signal,
         grace=grace,
     )
     code: int = exits.ExitCode.DONE
-    with connect(socket) as client:
+    with connect(chosen.socket) as client:
         if len(wanted.runs) > 1:  # one that cannot be stopped must not keep the others alive
-            wanted.runs, code = stopping.without_failures(client)
+            wanted.runs, code = chosen.without_failures(client, "stop")
             wanted.name, wanted.labels = None, {}
             if not wanted.runs:
                 return code
         stopped = client.call(wanted, Stopped)
-    return exits.worst([code, output.stopped(stopped, json=json)])
+    return exits.worst([code, output.stopped(stopped, json=chosen.json)])

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
-import typer
+from msgspec import Struct
 from msgspec.structs import replace
 
 from sfad.protocol.requests.advice import (
@@ -28,8 +28,9 @@ from ..connection import Client, DaemonError
 from ..exits import ExitCode
 from ..history import connect
 from ..limits import share
-from ..options import MOMENT, Json, Labels, Names, Pair, Socket, User, one_of
+from ..options import MOMENT, Json, Labels, Names, Socket, User, Value, one_of
 from ..selection import labels
+from ..spreading import spread
 from ..waiting import Waiting, of_live, of_queue, of_refused
 
 SINCE = 12 * 3600.0
@@ -38,49 +39,54 @@ SHOWN = 10
 """Maximum runs in a line, groups and breaches that people are shown."""
 
 
-@app.command(cls=OverFleet)
-def summary(
-    socket: Socket = None,
-    json: Json = False,
+class SummaryOptions(Struct, frozen=True):
+    socket: Socket = None
+    json: Json = False
     since: Annotated[
         float | None,
-        typer.Option(
-            "--since",
-            metavar="TIME",
-            help=(
-                "Only runs created since then: 12h (ago; the default), 22:00, yesterday, "
-                "2026-01-31T22:00"
-            ),
-            parser=MOMENT,
+        MOMENT.option(
+            "Only runs created since then: 12h (ago; "
+            "the default), 22:00, yesterday, 2026-01-31T22:00"
         ),
-    ] = None,
+    ] = None
     by: Annotated[
         By,
-        typer.Option(
-            "--by",
-            metavar="KEY",
-            help="Group by name (default), label, user, model or type",
-            parser=one_of(GROUPED_BY, "key"),
+        Value("KEY", one_of(GROUPED_BY, "key")).option(
+            "Group by name (default), label, user, model or type"
         ),
-    ] = "name",
-    name: Names = [],
-    user: User = None,
-    label: Labels = [],
-) -> int:
+    ] = "name"
+    name: Names = []
+    user: User = None
+    label: Labels = []
+
+    def request(self) -> Summarise:
+        return Summarise(
+            id=0,
+            since=time.time() - SINCE if self.since is None else self.since,
+            by=self.by,
+            name=list(self.name) or None,
+            user=self.user,
+            labels=labels(self.label),
+        )
+
+
+@app.command(cls=OverFleet)
+@spread(SummaryOptions)
+def summary(options: SummaryOptions) -> int:
     """Summarise what waits for you, how runs ended, what they cost and why some failed.
 
     It begins with the live runs that do not go on by themselves, whenever they were created,
     each with the command that helps. Live runs count with their current state, children count
     as runs of their own, and each run's own use counts once.
     """
-    wanted = wanted_by(since, by, name, user, label)
-    with connect(socket) as client:
+    wanted = options.request()
+    with connect(options.socket) as client:
         found = client.call(wanted, Summarised).summary
         waits = list(waiting(client, wanted, found))
-    if json:
+    if options.json:
         print_json(found, waits)
     else:
-        show(found, waits, by)
+        show(found, waits, options.by)
     return ExitCode.DONE
 
 
@@ -128,15 +134,6 @@ def waiting_lines(waits: Sequence[Waiting]) -> list[str]:
     return ["waiting for you", *lines, *more] if waits else []
 
 
-def wanted_by(
-    since: float | None, by: By, name: Sequence[str], user: str | None, label: Sequence[Pair]
-) -> Summarise:
-    since = time.time() - SINCE if since is None else since
-    return Summarise(
-        id=0, since=since, by=by, name=list(name) or None, user=user, labels=labels(label)
-    )
-
-
 def parts(found: Summary, by: str) -> Iterator[list[str]]:
     yield list(_head(found))
     if not found.runs:
@@ -181,7 +178,8 @@ def _head(found: Summary) -> Iterator[str]:
     if found.cost_usd is not None or found.tokens is not None:
         tokens = "" if found.tokens is None else f"{output.short(found.tokens)} tokens"
         cost = "" if found.cost_usd is None else f"{output.usd(found.cost_usd)} USD"
-        yield f"{output.bound(partial=found.partial, at_most=found.at_most)}{', '.join(filter(None, (cost, tokens)))}"
+        bound = output.bound(partial=found.partial, at_most=found.at_most)
+        yield f"{bound}{', '.join(filter(None, (cost, tokens)))}"
     elif found.runs:
         yield "cost and tokens are not known"
 

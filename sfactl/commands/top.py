@@ -1,24 +1,29 @@
 import sys
-from collections.abc import Sequence
 from importlib.util import find_spec
+
+from msgspec import Struct
 
 from sfad.protocol.requests.listing import WatchRuns
 
 from ..app import OverFleet, app
 from ..exits import UsageError
 from ..fleet import Fleet
-from ..options import Labels, MaybeRun, Names, Pair, Socket, User
+from ..options import Labels, MaybeRun, Names, Socket, User
 from ..selection import labels
+from ..spreading import spread
+
+
+class TopOptions(Struct, frozen=True):
+    root: MaybeRun = None
+    socket: Socket = None
+    name: Names = []
+    user: User = None
+    label: Labels = []
 
 
 @app.command(cls=OverFleet)
-def top(
-    root: MaybeRun = None,
-    socket: Socket = None,
-    name: Names = [],
-    user: User = None,
-    label: Labels = [],
-) -> int:
+@spread(TopOptions)
+def top(options: TopOptions) -> int:
     """Show runs full-screen, as they change.
 
     A tree of live runs and those that ended recently. The cursor begins at a run in trouble,
@@ -30,28 +35,27 @@ def top(
     Exit codes: 0 left with q; 2 no terminal, or the extra is not installed; 69 the daemon
     cannot be reached.
     """
-    return show(root, name, user, label, socket)
+    return show(options)
 
 
-def show(
-    root: str | None,
-    name: Sequence[str],
-    user: str | None,
-    label: Sequence[Pair],
-    socket: str | None = None,
-    fleet: Fleet | None = None,
-) -> int:
+def show(options: TopOptions, fleet: Fleet | None = None) -> int:
     """Show the runs of a daemon, or of a fleet. Return the exit code. Raise `Quit`."""
     if find_spec("textual") is None:
         raise UsageError(
-            "top needs a package that is not installed; install sfad with its extra top, as in "
-            "the checkout: pip install '.[top]'"
+            "top needs a package that is not installed; "
+            "install sfad with its extra top, as in the checkout: pip install '.[top]'"
         )
-    wanted = WatchRuns(id=0, root=root, name=list(name) or None, user=user, labels=labels(label))
+    wanted = WatchRuns(
+        id=0,
+        root=options.root,
+        name=list(options.name) or None,
+        user=options.user,
+        labels=labels(options.label),
+    )
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(
-            "top needs a terminal; 'sfactl tree' prints the runs once, 'sfactl events -f' what "
-            "happens, 'sfactl web' serves pages"
+            "top needs a terminal; 'sfactl tree' prints the runs once, "
+            "'sfactl events -f' what happens, 'sfactl web' serves pages"
         )
     # Imported here because Textual takes half a second, and is an extra.
     from ..top import app as screen
@@ -60,4 +64,4 @@ def show(
         from ..top.nodes import Nodes
 
         return screen.show(Nodes(fleet, wanted))
-    return screen.run(socket, wanted)
+    return screen.run(options.socket, wanted)

@@ -2,8 +2,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.types import RunInfo, Usage
 from sfad.protocol.units import counted
@@ -13,7 +11,7 @@ from ..app import OverFleet, app
 from ..connection import connect
 from ..exits import ExitCode
 from ..lines import Line, line_of
-from ..options import Json, MaybeRun, Socket
+from ..options import Json, MaybeRun, Socket, flag
 from ..top.table import children
 from ..waiting import awaited, near, share
 
@@ -25,9 +23,7 @@ def tree(
     root: MaybeRun = None,
     socket: Socket = None,
     json: Json = False,
-    live: Annotated[
-        bool, typer.Option("--live", help="Show the processes and memory of each run")
-    ] = False,
+    live: Annotated[bool, flag("Show the processes and memory of each run")] = False,
 ) -> int:
     """Show runs as a tree.
 
@@ -102,8 +98,8 @@ def describe(run: RunInfo, *, user: bool = False) -> str:
     waits = f" after {awaited(run)}" if run.after else ""
     waits += f"  continued by {run.continued_by}" if run.continued_by is not None else ""
     return (
-        f"{who}  {output.outcome(run)}{waits}  depth "
-        f"{run.depth}{time}{load}{_used(run.usage)}{tight}{said}"
+        f"{who}  {output.outcome(run)}{waits} "
+        f" depth {run.depth}{time}{load}{_used(run.usage)}{tight}{said}"
     )
 
 

@@ -1,35 +1,25 @@
 import time
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.following import Wait
 from sfad.protocol.types import RunInfo
 
 from .. import exits, output
 from ..app import OverFleet, app
-from ..connection import Unreachable, connect
-from ..options import DURATION, AllLive, Json, LiveLabels, LiveNames, LiveRuns, Socket
-from ..selection import RunSelection
+from ..connection import Client, Unreachable
+from ..options import TIME
+from ..selection import LiveSelection
+from ..spreading import spread
 
 
 @app.command(cls=OverFleet)
+@spread(LiveSelection)
 def wait(
-    runs: LiveRuns = [],
-    socket: Socket = None,
-    json: Json = False,
-    everything: AllLive = False,
-    name: LiveNames = [],
-    label: LiveLabels = [],
+    chosen: LiveSelection,
     timeout: Annotated[
         float | None,
-        typer.Option(
-            "--timeout",
-            metavar="TIME",
-            help="Maximum time to wait: 90 (seconds), 90s, 5m, 1h (default: no maximum)",
-            parser=DURATION,
-        ),
+        TIME.option("Maximum time to wait: 90 (seconds), 90s, 5m, 1h (default: no maximum)"),
     ] = None,
 ) -> int:
     """Wait for runs to end.
@@ -41,10 +31,9 @@ def wait(
     does not exist or is not yours; 75 if a run has not ended within --timeout.
     """
     give_up = None if timeout is None else time.monotonic() + timeout
-    waiting = RunSelection("wait", runs, everything, name, label).checked()
     ended: list[RunInfo] = []
 
-    def wait(run: str) -> None:
+    def wait(client: Client, run: str) -> None:
         left = None if give_up is None else max(give_up - time.monotonic(), 0)
         try:
             ended.append(client.call(Wait(id=0, run=run, timeout=left), RunReply).run)
@@ -54,10 +43,9 @@ def wait(
                     exits.ExitCode.UNAVAILABLE, f"{run} may not have ended: {error.message}"
                 ) from None
             raise
-        _show(ended[-1], json)
+        _show(ended[-1], chosen.json)
 
-    with connect(socket) as client:
-        failed = waiting.each(client, wait)
+    failed = chosen.each("wait", wait)
     return failed or next((code for code in map(exits.of_run, ended) if code), exits.ExitCode.DONE)
 
 

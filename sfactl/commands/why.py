@@ -14,20 +14,20 @@ from ..connection import Client, DaemonError
 from ..history import connect
 from ..limits import share
 from ..lines import line_of
-from ..options import Json, Runs, Socket
 from ..selection import RunSelection
+from ..spreading import spread
 from ..waiting import after_others, queued, troubles
 
 
 @app.command(cls=OverFleet)
-def why(runs: Runs, socket: Socket = None, json: Json = False) -> int:
+@spread(RunSelection)
+def why(chosen: RunSelection) -> int:
     """Say why runs ended, were refused or are paused, or what limits them.
 
     Prints a sentence for each run: which rule refused it, which limit or signal ended it, what
     it waits for while it is paused, or which limits it has while it runs.
     """
-    with connect(socket) as client:
-        return RunSelection("info", runs).each(client, lambda run: _show(client, run, json))
+    return chosen.each("info", lambda client, run: _show(client, run, chosen.json), connect)
 
 
 def _show(client: Client, name: str, json: bool) -> None:
@@ -101,8 +101,7 @@ def _unadmitted(run: RunInfo) -> str:
     )
     return (
         f"; {programs} started within it without asking the daemon (guard.unadmitted), and "
-        f"{counts}; to have {it} ask: "
-        f"sfactl shim install PROGRAM, or start {it} with sfactl run"
+        f"{counts}; to have {it} ask: sfactl shim install PROGRAM, or start {it} with sfactl run"
     )
 
 
@@ -118,8 +117,8 @@ def _sentence(run: RunInfo, now: datetime, since: datetime | None) -> str:
         return f"{who} completed{ended}: {_completed(run)}{_warned(run)}"
     if run.status is Status.LOST:
         return (
-            f"{who} was lost{ended}: {_message(run.reason)}. Its exit status is not known; sfactl "
-            f"logs {run.id} has what it wrote"
+            f"{who} was lost{ended}: {_message(run.reason)}. Its exit status is not known; "
+            f"sfactl logs {run.id} has what it wrote"
         )
     if run.status.terminal:
         ran = (
@@ -151,8 +150,8 @@ def _queued(run: RunInfo, now: datetime) -> str:
         return f": {output.plain(run.fleet.waits)}"
     if run.fleet is not None and run.fleet.unreachable_since is not None:
         return (
-            f" on node {run.fleet.node}, which has not answered since "
-            f"{output.clock(run.fleet.unreachable_since, now)}"
+            f" on node {run.fleet.node}, "
+            f"which has not answered since {output.clock(run.fleet.unreachable_since, now)}"
         )
     if run.fleet is not None and run.fleet.node is not None:
         return f" on node {run.fleet.node}"
@@ -206,9 +205,9 @@ def _numbers(run: RunInfo) -> str:
 def _waiting(run: RunInfo, now: datetime) -> str:
     if run.reason is not None and run.reason.kind == "budget":
         return (
-            f"{_message(run.reason)}. It continues when the budget is renewed, or an operator "
-            "raises it in [budgets] of the "
-            "config (then: sfactl reload), unless it is also paused by hand"
+            f"{_message(run.reason)}. It continues when the budget is renewed, "
+            "or an operator raises it in [budgets] of the config (then: "
+            "sfactl reload), unless it is also paused by hand"
         )
     if run.reason is not None and run.reason.kind == "plan":
         return f"{_message(run.reason)}; it goes on by itself then (sfactl plans)"
@@ -216,8 +215,8 @@ def _waiting(run: RunInfo, now: datetime) -> str:
         return _message(run.reason)
     if run.reason is None or run.reason.limit_kind is None:
         return (
-            "by hand, or with a run above it; none of its limits has paused it. sfactl resume "
-            f"{run.id} continues it"
+            "by hand, or with a run above it; none of its limits has paused it. "
+            f"sfactl resume {run.id} continues it"
         )
     told, kind = _message(run.reason) + _numbers(run), run.reason.limit_kind
     room = f"[--limit {kind}=N]"
@@ -228,9 +227,8 @@ def _waiting(run: RunInfo, now: datetime) -> str:
             else ""
         )
         return (
-            f"{told}; it waits for approval{until}: sfactl approve {run.id} {room}, or sfactl "
-            f"deny {run.id}. "
-            "Unanswered for limits.approval_timeout, it is terminated"
+            f"{told}; it waits for approval{until}: sfactl approve {run.id} {room}, "
+            f"or sfactl deny {run.id}. Unanswered for limits.approval_timeout, it is terminated"
         )
     return f"{told}; it continues with: sfactl resume {run.id} {room}"
 

@@ -166,8 +166,8 @@ class LineChannel:
             yield TooLong()
 
 
-# ---- JSON. Programs in JavaScript send half a surrogate pair as it is, which
-# msgspec neither reads nor writes
+# ---- JSON. Programs in JavaScript send half a surrogate pair as it is, which msgspec neither reads
+# nor writes
 
 
 def parse(text: str) -> Any:

@@ -50,8 +50,8 @@ def explained(program: str, socket: str | None) -> str:
         case "claude":
             entry = _json({"type": "stdio"} | _entry(command))
             return (
-                f"# Claude Code: run\nclaude mcp add-json --scope user {SERVER} "
-                f"{shlex.quote(entry)}\n"
+                "# Claude Code: "
+                f"run\nclaude mcp add-json --scope user {SERVER} {shlex.quote(entry)}\n"
             )
         case "codex":
             lines = (f"{key} = {_json(value)}" for key, value in _codex(command).items())
@@ -60,8 +60,8 @@ def explained(program: str, socket: str | None) -> str:
             )
         case "opencode":
             return (
-                "# opencode: add to "
-                f"~/.config/opencode/opencode.json\n{_json(_opencode(command), indent=2)}\n"
+                "# opencode: "
+                f"add to ~/.config/opencode/opencode.json\n{_json(_opencode(command), indent=2)}\n"
             )
     if (known := KNOWN.get(program)) is not None and known.mcp_settings is not None:
         return (
@@ -117,8 +117,8 @@ def _checked(words: Sequence[str]) -> tuple[int, str]:
             return at, name
     found = os.path.basename(words[0]) if words else ""
     raise UsageError(
-        f"--mcp: there is no way to give {found!r} an MCP server for one run; it works with "
-        f"{', '.join(KNOWN)}"
+        f"--mcp: there is no way to give {found!r} an MCP server for one run; "
+        f"it works with {', '.join(KNOWN)}"
     )
 
 

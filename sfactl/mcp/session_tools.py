@@ -122,8 +122,8 @@ def _structured(value: Json) -> Json:
 
 def _waiting(view: SessionView) -> str:
     return (
-        f"sessions_info with run_id '{view.run_id}' and wait_seconds waits for its end, so do not "
-        "poll with sleep"
+        f"sessions_info with run_id '{view.run_id}' and wait_seconds waits for its end, "
+        "so do not poll with sleep"
     )
 
 
@@ -313,9 +313,8 @@ class SessionTools:
         if answer is None and not confirm:
             return text(
                 (
-                    f"no person can be asked here whether to stop {run}: to stop it, give confirm "
-                    "= "
-                    "true"
+                    f"no person can be asked here whether to stop {run}: "
+                    "to stop it, give confirm = true"
                 ),
                 failed=True,
             )
@@ -418,15 +417,15 @@ class SessionTools:
         if run is not None:
             self._told.add(run)
             self._news[run] = (
-                f"Session {run} was stopped because your call was cancelled. sessions_log shows "
-                "what it had done."
+                f"Session {run} was stopped because your call was cancelled. "
+                "sessions_log shows what it had done."
             )
             try:
                 sessions.stop(run, socket=self._socket)
             except Quit as error:
                 self._news[run] = (
-                    f"Session {run}, whose call was cancelled, could not be stopped: "
-                    f"{error.message}"
+                    f"Session {run}, whose call was cancelled, "
+                    f"could not be stopped: {error.message}"
                 )
         self._revoking.discard(delegation)
         self._revoked()

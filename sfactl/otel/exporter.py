@@ -11,11 +11,9 @@ import logging
 import os
 import re
 import resource
-import signal
 import socket as sockets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from pathlib import Path
@@ -43,6 +41,7 @@ from sfad.protocol.types import ENDED, CallInfo, ErrorCode, RunInfo
 from sfad.protocol.types import Status as RunStatus
 
 from .. import output
+from ..bounded import bounded
 from ..connection import Client, DaemonError, Unreachable, check, connect
 from ..exits import ExitCode, Quit, UsageError
 from ..output import plain
@@ -211,6 +210,7 @@ def _call_attributes(call: CallInfo) -> dict[str, Any]:
     return known | {
         "gen_ai.operation.name": _operation(call),
         "gen_ai.request.model": call.model,
+        "gen_ai.response.model": call.served,
         "gen_ai.usage.input_tokens": call.input_tokens,
         "gen_ai.usage.output_tokens": call.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": call.cached_tokens,
@@ -224,31 +224,6 @@ def _error_type(call: CallInfo) -> str | None:
     if call.status is not None and call.status >= 400:
         return str(call.status)
     return "_OTHER" if call.error is not None else None
-
-
-# ---- Bounds what a library does that has a timeout for each read only: a server
-# may send a byte at a time
-
-
-_AGAIN = 1.0
-"""Seconds until the error is raised again, should the library have swallowed it."""
-
-
-@contextmanager
-def bounded(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` in what takes longer. For the main thread of a process that uses SIGALRM
-    for nothing else."""
-
-    def over(*_: object) -> None:
-        raise TimeoutError(f"no whole answer within {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, over)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 # ---- The number of the last event whose run was exported, in the daemon's state directory
@@ -282,8 +257,8 @@ class Position:
             except BlockingIOError:
                 if time.monotonic() > give_up:
                     message = (
-                        f"another exporter works for the daemon in {state_dir}; 'sfactl status' "
-                        "shows the daemon's own"
+                        f"another exporter works for the daemon in {state_dir}; "
+                        "'sfactl status' shows the daemon's own"
                     )
                     raise Quit(ExitCode.UNAVAILABLE, message) from None
             time.sleep(0.05)
@@ -310,8 +285,8 @@ class Position:
         os.close(self._lock)
 
 
-# ---- Where spans go, and with which headers. Keys come from the environment or a
-# file, and are in no command line and no
+# ---- Where spans go, and with which headers. Keys come from the environment or a file, and are in
+# no command line and no
 # message.
 
 
@@ -333,9 +308,8 @@ def settings_of(found: Sequence[Setting], env: Mapping[str, str]) -> Settings:
     endpoint = values.get("otel.endpoint")
     if endpoint is None:
         raise UsageError(
-            "otel.endpoint is not set in the daemon's config; set it to the collector's URL, "
-            "then "
-            "run 'sfactl reload'"
+            "otel.endpoint is not set in the daemon's config; "
+            "set it to the collector's URL, then run 'sfactl reload'"
         )
     source, text = _headers_text(
         values.get("otel.headers_env"), values.get("otel.headers_file"), env
@@ -356,8 +330,8 @@ def _headers_text(
             ) from None
     if variable is not None and variable not in env:
         raise UsageError(
-            f"otel.headers_env: the environment has no {variable}: set it for the daemon, and "
-            "restart that"
+            f"otel.headers_env: the environment has no {variable}: "
+            "set it for the daemon, and restart that"
         )
     return variable or "", env[variable] if variable is not None else ""
 
@@ -523,7 +497,8 @@ class Exporter:
             return
         self._status = 0
         try:
-            with bounded(WHOLE):
+            late = TimeoutError(f"no whole answer within {WHOLE:g} s")
+            with bounded(WHOLE, late):
                 result = self._collector.export(batch)
         except (requests.RequestException, OSError, MemoryError) as error:
             raise NotTaken(text(str(error) or type(error).__name__)) from None
@@ -533,8 +508,8 @@ class Exporter:
             raise NotTaken(self._why.message)
         if len(batch) == 1:  # it must not keep all later ones from the collector
             output.note(
-                f"{self._url} refuses the span '{batch[0].name}', which is left out: "
-                f"{self._why.message}"
+                f"{self._url} refuses the span '{batch[0].name}', "
+                f"which is left out: {self._why.message}"
             )
             return
         half = len(batch) // 2

@@ -14,9 +14,8 @@ def start(socket: str | None) -> None:
         from .exporter import export, settings_of  # imports the SDK
     except ImportError as error:
         raise UsageError(
-            f"spans need packages that are not installed ({error.name}); install sfad with its "
-            "extra otel, as in: "
-            "pip install '.[otel]' in the checkout"
+            f"spans need packages that are not installed ({error.name}); "
+            "install sfad with its extra otel, as in: pip install '.[otel]' in the checkout"
         ) from None
     with connect(socket) as client:
         found = client.call(Config(id=client.next_id()), ConfigReply).settings

@@ -231,8 +231,8 @@ def heading(
     if daemon is not None and (found := fullest(daemon.plans)) is not None:
         ratio = found[1].used_ratio or 0.0
         words = (
-            f"  {output.percent(ratio)} of {found[0].provider}'s {output.plain(found[1].window)} "
-            "window"
+            f"  {output.percent(ratio)} of "
+            f"{found[0].provider}'s {output.plain(found[1].window)} window"
         )
         parts.append((words, BAD if ratio >= 1 else WARN if ratio >= NEAR else PLAIN))
     if table.filter:

@@ -163,9 +163,8 @@ class Feed:
                         self._is_away = False
                         away("")
                     take(reply)
-                elif (
-                    isinstance(reply, m.Error) and reply.id not in aside
-                ):  # a run may see runs, but no alerts
+                elif isinstance(reply, m.Error) and reply.id not in aside:
+                    # a run may see runs, but no alerts
                     raise DaemonError(reply.code, reply.message)
                 if isinstance(reply, m.DaemonStatus | m.Error):
                     aside.discard(reply.id)

@@ -115,7 +115,10 @@ class Confirm(ModalScreen[bool]):
 
     DEFAULT_CSS = """
     Confirm { align: left bottom; }
-    Confirm Static { width: 100%; height: auto; margin-bottom: 1; background: ansi_default; color: ansi_default; text-style: bold; }
+    Confirm Static {
+        width: 100%; height: auto; margin-bottom: 1;
+        background: ansi_default; color: ansi_default; text-style: bold;
+    }
     """
 
     def __init__(self, question: str) -> None:

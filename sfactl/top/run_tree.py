@@ -44,8 +44,8 @@ class RunTree(DataTable[None], inherit_bindings=False):
     trouble is."""
 
     DEFAULT_CSS = (
-        "RunTree, RunTree:focus { height: 1fr; min-height: 1; scrollbar-size: 0 0; background: "
-        "ansi_default; }"
+        "RunTree, RunTree:focus { height: 1fr; min-height: 1; scrollbar-size: 0 0; "
+        "background: ansi_default; }"
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         _key("s", "app.stop", "stop", "stop it and all below it; asks first"),

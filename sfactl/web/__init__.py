@@ -1,6 +1,7 @@
 """The console, `sfactl web`: the runs in a browser. Only that verb imports this package, which
 needs the extra `web`.
 
+`options`       the options of the verb, and the values of their texts
 `access`        who may ask: one-time links, cookies, tokens, Host and Origin
 `serving`       the addresses, whose connections are accepted, TLS, and the server's life
 `pages`         the pages, what they read, and what they ask for

@@ -29,9 +29,9 @@ MOST_BODY = 256 * 1024
 """Bytes of a request's body."""
 HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src "
-        "'self'; manifest-src 'self'; "
-        "worker-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; manifest-src 'self'; worker-src 'self'; frame-ancestors 'none'; "
+        "base-uri 'none'; form-action 'self'"
     ),
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
@@ -187,17 +187,15 @@ def _equal(one: str, other: str) -> bool:
 
 
 _PAGE = (
-    '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" '
-    'content="width=device-width">'
-    '<link rel="stylesheet" href="/static/style.css"><title>sfad</title>{}</html>'
+    '<!doctype html><html lang="en"><meta charset="utf-8"><meta '
+    'name="viewport" content="width=device-width"><link rel="stylesheet" '
+    'href="/static/style.css"><title>sfad</title>{}</html>'
 )
 _AGAIN = _PAGE.format(
     '<meta http-equiv="refresh" content="0; url={0}"><main><a href="{0}">Continue</a></main>'
 )
 _LOGGED_OUT = _PAGE.format(
     "<main class=plain><h1>Log in</h1><p>Open the link that <code>sfactl web</code> has printed. "
-    "It works once, in one browser. "
-    "For another device, use <b>Link for another device</b> in the menu of a browser that is "
-    "logged in, or start "
-    "<code>sfactl web</code> again.</p></main>"
+    "It works once, in one browser. For another device, use <b>Link for another device</b> in the "
+    "menu of a browser that is logged in, or start <code>sfactl web</code> again.</p></main>"
 )

@@ -13,7 +13,6 @@ from functools import partial
 from ipaddress import ip_address
 from math import inf
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 from weakref import WeakSet
 
 import trio
@@ -23,8 +22,9 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
-from ..exits import ExitCode, UsageError
+from ..exits import ExitCode, UsageError, understood
 from .access import Gate
+from .options import WebOptions, ip
 from .pages import application
 from .source import Source
 
@@ -44,7 +44,7 @@ _FOUND = struct.Struct("=4x48x12xII")
 _ALL_STATES, _ANY_INTERFACE, _NO_COOKIE = 0xFFFFFFFF, 0, b"\xff" * 8
 Address = tuple[str, int]
 NO_PEER: dict[socket.AddressFamily, Address] = {
-    socket.AF_INET: ("0.0.0.0", 0),
+    socket.AF_INET: ("0.0.0.0", 0),  # noqa: S104
     socket.AF_INET6: ("::", 0),
 }
 """The remote end of a listener."""
@@ -155,26 +155,12 @@ class Place(NamedTuple):
         return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
 
-def place_of(
-    listen: str, cert: str | None, key: str | None, proxy: str | None, sender: str | None
-) -> Place:
-    """Return the place of a command line. Raise `UsageError` for one that is wrong or not safe."""
-    host, port = _address(listen)
+def place_of(wanted: WebOptions) -> Place:
+    """Return the place that the options mean. Raise `UsageError` for one that is not safe."""
+    (host, port), cert, key = wanted.listen, wanted.cert, wanted.key
+    proxy, sender = wanted.proxy, wanted.sender
     if (cert is None) != (key is None):
         raise UsageError("--cert and --key need each other")
-    if proxy is not None:
-        parts = urlsplit(proxy)
-        if (
-            parts.scheme != "https"
-            or not parts.hostname
-            or parts.path not in ("", "/")
-            or parts.query
-            or parts.fragment
-        ):
-            raise UsageError(
-                f"--proxy: {proxy!r} is not an address such as https://agents.example.org"
-            )
-        proxy = f"https://{parts.netloc.lower()}"
     if sender is not None and proxy is None:
         raise UsageError("--from needs --proxy: it names whose connections are the proxy's")
     if ip_address(host).is_loopback:
@@ -183,33 +169,18 @@ def place_of(
     if proxy is not None:
         if sender is None:
             raise UsageError(
-                f"--listen {listen}: other machines can connect; name the proxy's IP address "
-                "with "
-                "--from"
+                f"--listen {wanted.listen}: other machines can connect; "
+                "name the proxy's IP address with --from"
             )
-        return Place(host, port, cert, key, proxy, from_address(_ip("--from", sender)), False)
+        proxy_address = understood("--from", ip, sender)
+        return Place(host, port, cert, key, proxy, from_address(proxy_address), False)
     if cert is None:
         raise UsageError(
-            f"--listen {listen}: other machines can connect; give a certificate (--cert FILE "
-            "--key FILE), or the proxy in front "
-            "(--proxy https://NAME --from ADDRESS), or listen on 127.0.0.1 and forward the port "
-            "with ssh -L"
+            f"--listen {wanted.listen}: other machines can connect; "
+            "give a certificate (--cert FILE --key FILE), or the proxy in front (--proxy "
+            "https://NAME --from ADDRESS), or listen on 127.0.0.1 and forward the port with ssh -L"
         )
     return Place(host, port, cert, key, None, lambda _: True, False)
-
-
-def _address(listen: str) -> tuple[str, int]:
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"--listen: {listen!r} is not of the form ADDRESS:PORT, as 127.0.0.1:8477")
-    return _ip("--listen", host.strip("[]")), int(port)
-
-
-def _ip(option: str, text: str) -> str:
-    try:
-        return str(ip_address(text))
-    except ValueError:
-        raise UsageError(f"{option}: {text!r} is not an IP address") from None
 
 
 def _uid(name: str) -> int:

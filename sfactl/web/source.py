@@ -118,7 +118,12 @@ class Daemon(Source):
         return run
 
     def told(
-        self, node: str, runs: Iterable[RunInfo], away: Set[str], *, whole: bool
+        self,
+        node: str,  # noqa: ARG002
+        runs: Iterable[RunInfo],
+        away: Set[str],  # noqa: ARG002
+        *,
+        whole: bool,  # noqa: ARG002
     ) -> list[RunInfo]:
         return list(runs)
 
@@ -127,7 +132,9 @@ class Daemon(Source):
         return HistoryPage(page.runs, page.next, [])
 
     async def summary(
-        self, wanted: m.Summarise, without: Collection[str] = ()
+        self,
+        wanted: m.Summarise,
+        without: Collection[str] = (),  # noqa: ARG002
     ) -> tuple[Summary, list[str]]:
         return (await self.ask(wanted, m.Summarised)).summary, []
 

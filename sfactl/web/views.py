@@ -173,7 +173,8 @@ def story(run: RunInfo) -> str:
     after = (
         f" after {output.seconds(run.usage.elapsed_s)}" if run.usage.elapsed_s is not None else ""
     )
-    ended = f"{'completed' if run.status is Status.COMPLETED else f'ended as {run.status.value}'}{after}"
+    what = "completed" if run.status is Status.COMPLETED else f"ended as {run.status.value}"
+    ended = f"{what}{after}"
     used = output.bounded_use(run.usage)
     more = [
         f"it could not reach its model: {plain(run.api_trouble.sentence)}"

@@ -1,18 +1,21 @@
 """Agent programs: a file for each says all that is known of it.
 
-`claude`, `codex`, `copilot`, `gemini`, `opencode`, `qwen`   what one program prints and saves, its options, its calls
-`aider`, `jsonl`                                          the same of programs without session files
+`claude`, `codex`, `copilot`, `gemini`, `opencode`, `qwen`  what one program prints and saves, its
+                options, its calls
+`aider`, `jsonl`  the same of programs without session files
 `program`       what a program's file must say, and helpers for command lines and session files
-`line_meter`    what all meters share: each decodes the few lines that can matter, and saves its state
+`line_meter`    what all meters share: each decodes the few lines that can matter, and saves its
+                state
+`lenient`       JSON of which one field is wrong: that field is lost, and no other
 `counters`      what a meter reads: sums of what agents say, bounded whatever an agent says
 `text`          the text in an agent's events, for `run --text` and `result`
-`setups`        how a program is routed through the gateway, and what its settings and variables say of where its calls go
+`setups`        how a program is routed through the gateway, and what its settings and variables say
+                of where its calls go
 `setup_reader`  finds that out for a whole tree, when a person starts its root
 `registered`    registered agents: a name, and how to start the program behind it
 
     bytes ─▶ lines ─ lines that can matter ─▶ claude, codex … ─ typed events ─▶ Reading
-                                                     └ counters: sums that only grow, and are
-                                                     bounded
+                                                └ counters: sums that only grow, and are bounded
 
 Meters read what an agent tells of its own usage: from its stdout (source `stream`) and its session
 files (source `session`). A meter is pure: no clock, no file, no task. It is fed what a run has

@@ -90,8 +90,8 @@ def setup(surroundings: Surroundings) -> Setup:
         return Setup(
             "aider",
             direct=(
-                f"aider's model {model} is one of {signed}, whose requests are signed for its own "
-                "host"
+                f"aider's model {model} is one of {signed}, "
+                "whose requests are signed for its own host"
             ),
         )
     files = _dotenv_files(surroundings) | dict(

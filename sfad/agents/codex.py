@@ -206,10 +206,17 @@ class _CodexWindow(msgspec.Struct):
     resets_in_seconds: Any = None
 
 
+class _CodexCredits(msgspec.Struct):
+    has_credits: Any = None
+    unlimited: Any = None
+    balance: Any = None
+
+
 class _CodexLimits(msgspec.Struct):
     limit_id: Any = None
     primary: _CodexWindow | None = None
     secondary: _CodexWindow | None = None
+    credits: _CodexCredits | None = None
     plan_type: Any = None
 
 
@@ -244,10 +251,22 @@ def _plan(limits: _CodexLimits, timestamp: Any) -> PlanTold | None:
     windows = tuple(
         _window(name, window, time)
         for name, window in told
-        if window is not None and _is_number(window.used_percent)
+        # a plan with one window says 0 of everything for the other
+        if window is not None
+        and _is_number(window.used_percent)
+        and (window.used_percent or window.window_minutes or window.resets_at)
     )
     plan_type = limits.plan_type[:MAX_NAME] if isinstance(limits.plan_type, str) else None
-    return PlanTold(time, plan_type, windows) if windows else None
+    left = _credits(limits.credits) if limits.credits is not None else None
+    return PlanTold(time, plan_type, windows, left) if windows else None
+
+
+def _credits(told: _CodexCredits) -> str | None:
+    if told.unlimited is True:
+        return "unlimited"
+    if told.has_credits is True:
+        return counters.printable(told.balance, MAX_NAME) or None
+    return "0" if told.has_credits is False else None
 
 
 def _window(name: str, told: _CodexWindow, time: float) -> SeenWindow:
@@ -736,8 +755,8 @@ def _logged_in(surroundings: Surroundings, settings: dict[str, Any]) -> bool:
     store = settings.get("cli_auth_credentials_store", "file")
     if store != "file":
         raise _ElsewhereError(
-            f"its login is in the store '{store}', so it is not known where its calls go; set "
-            "openai_base_url"
+            f"its login is in the store '{store}', "
+            "so it is not known where its calls go; set openai_base_url"
         )
     if env.get("CODEX_ACCESS_TOKEN"):
         raise _ElsewhereError("CODEX_ACCESS_TOKEN decides where its calls go")
@@ -749,19 +768,18 @@ def _logged_in(surroundings: Surroundings, settings: dict[str, Any]) -> bool:
         raise _ElsewhereError(f"its login is of the kind '{mode}'")
     if mode == "chatgpt" and env.get("CODEX_API_KEY"):
         raise _ElsewhereError(
-            "it has a ChatGPT login and CODEX_API_KEY, which only 'codex exec' uses; unset the "
-            "variable"
+            "it has a ChatGPT login and CODEX_API_KEY, which only 'codex exec' uses; "
+            "unset the variable"
         )
     return mode == "chatgpt"
 
 
 def _account(surroundings: Surroundings) -> str:
-    """Return a hash of the account of its ChatGPT login, which Codex names with each call; empty if
-    there is none. Raises `UnreadableError`."""
-    account = at(
-        json_file(surroundings.read, f"{_home(surroundings.env)}/auth.json"), "tokens", "account_id"
-    )
-    return digest(account) if isinstance(account, str) and account else ""
+    """Return a hash of the credential of its ChatGPT login; empty if there is none. Raises
+    `UnreadableError`."""
+    login = json_file(surroundings.read, f"{_home(surroundings.env)}/auth.json")
+    token = at(login, "tokens", "access_token")
+    return digest(token) if isinstance(token, str) and token else ""
 
 
 def _overrides(words: Sequence[str]) -> Iterator[tuple[str, str]]:

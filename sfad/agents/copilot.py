@@ -273,8 +273,8 @@ class Copilot(AgentProgram):
             return Setup(
                 self.name,
                 direct=(
-                    f"Copilot CLI uses GitHub's models, whose address is fixed, unless {_ADDRESS} "
-                    "is set"
+                    "Copilot CLI uses GitHub's models, whose address is fixed, "
+                    f"unless {_ADDRESS} is set"
                 ),
             )
         if kind not in {"openai", "anthropic"}:

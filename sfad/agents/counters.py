@@ -33,6 +33,7 @@ class PlanTold(msgspec.Struct, frozen=True, array_like=True):
     """Unix time."""
     plan_type: str | None
     windows: tuple[SeenWindow, ...]
+    credits: str | None = None
 
 
 @dataclass(slots=True)
@@ -191,7 +192,21 @@ def _each(one: Tokens, other: Tokens, sign: int) -> Tokens:
     written = min(_within(one.cache_write + sign * other.cache_write), whole - cached)
     long = min(_within(one.long_write + sign * other.long_write), written)
     output = _within(one.output + sign * other.output)
-    return Tokens(input=whole, output=output, cached=cached, cache_write=written, long_write=long)
+    modes = {
+        mode: _each(one.modes.get(mode, _NOTHING), other.modes.get(mode, _NOTHING), sign)
+        for mode in one.modes | other.modes
+    }
+    return Tokens(
+        input=whole,
+        output=output,
+        cached=cached,
+        cache_write=written,
+        long_write=long,
+        modes=modes,
+    )
+
+
+_NOTHING = Tokens()
 
 
 def _within(value: int) -> int:

@@ -237,8 +237,9 @@ class GeminiSession(SessionMeter[_GeminiLine]):
 
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
-_VALUED = frozenset({"-m", "--model", "-p", "--prompt", "-i", "--prompt-interactive", "-w", "--worktree", "--approval-mode", "-r",
-    "--resume", "--session-file", "--session-id", "--delete-session", "-o", "--output-format"})  # fmt: skip
+_VALUED = frozenset({"-m", "--model", "-p", "--prompt", "-i", "--prompt-interactive", "-w",
+                     "--worktree", "--approval-mode", "-r", "--resume", "--session-file",
+                     "--session-id", "--delete-session", "-o", "--output-format"})  # fmt: skip
 _LISTED = frozenset({
     "--policy", "--admin-policy", "--allowed-mcp-server-names", "--allowed-tools", "-e",
     "--extensions", "--include-directories",
@@ -383,8 +384,8 @@ PROGRAM = Gemini()
 BASE_URL = "GOOGLE_GEMINI_BASE_URL"
 _SETTINGS = "GEMINI_CLI_SYSTEM_SETTINGS_PATH"
 _CHOOSE = (
-    "to use a key instead, set security.auth.selectedType to gemini-api-key in "
-    "~/.gemini/settings.json"
+    "to use a key instead, set security.auth.selectedType to "
+    "gemini-api-key in ~/.gemini/settings.json"
 )
 _SYSTEM = "/etc/gemini-cli"
 _KEYS_ONLY = ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_LOCATION")
@@ -400,8 +401,8 @@ def setup(surroundings: Surroundings) -> Setup:
     if len({replace(each, appended=()) for each in found}) == 1:
         return max(found, key=lambda each: len(each.appended))
     what = (
-        f"where Gemini CLI's calls go depends on whether it trusts {surroundings.cwd}; set "
-        "GEMINI_CLI_TRUST_WORKSPACE"
+        "where Gemini CLI's calls go depends on whether it trusts "
+        f"{surroundings.cwd}; set GEMINI_CLI_TRUST_WORKSPACE"
     )
     return Setup("gemini", direct=what)
 
@@ -413,8 +414,8 @@ def _routed(surroundings: Surroundings, trusted: bool) -> Setup:
     login = chosen or _login_of(env)
     if login in _GOOGLE_LOGIN:
         what = (
-            f"Gemini CLI uses the login '{login}', whose calls go to cloudcode-pa.googleapis.com; "
-            f"{_CHOOSE}"
+            f"Gemini CLI uses the login '{login}', "
+            f"whose calls go to cloudcode-pa.googleapis.com; {_CHOOSE}"
         )
         return Setup("gemini", direct=what)
     if login == "vertex-ai":

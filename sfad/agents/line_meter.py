@@ -11,6 +11,7 @@ import msgspec
 from ..protocol.types import Tokens
 from . import counters
 from .counters import MAX_LINE, Reading
+from .lenient import lenient, without_surrogates
 
 # ---- From bytes to the few lines that a meter decodes
 #
@@ -23,8 +24,6 @@ from .counters import MAX_LINE, Reading
 BOM = b"\xef\xbb\xbf"
 _OPENERS = b"{\xef"
 """How a line of JSON begins: with a brace, or the first byte of a byte order mark."""
-
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 def lines_of_type(*types: str) -> re.Pattern[bytes]:
@@ -102,21 +101,13 @@ class WantedLines:
             yield line
 
 
-def without_surrogates(line: bytes) -> bytes:
-    """Return the line without lone surrogates, which msgspec refuses even in fields that it skips.
-
-    JavaScript prints half of an emoji as one. Text that was cut inside a character must not lose
-    the numbers beside it."""
-    return _SURROGATE.sub(rb"\\ufffd", line).decode(errors="replace").encode()
-
-
 # ---- What the meters of all programs share: each decodes lines, and saves its state
 
 
 E = TypeVar("E")
 S = TypeVar("S", bound=msgspec.Struct)
 
-STATE = 6
+STATE = 7
 """The version of what meters dump. Raise it when a field of `Reading`, or of a meter's state, is
 added, removed or changes its meaning: older dumps are then ignored and the run's output is read
 again."""
@@ -179,16 +170,22 @@ class LineMeter(ABC, Generic[E, S]):
         """Count what a line says."""
 
     def _decoded(self, line: bytes) -> E | None:
+        """Return what a line says. A field of another type than is expected loses that field."""
         try:
             return self.decoder.decode(line)
-        except (msgspec.ValidationError, RecursionError):
+        except msgspec.ValidationError:
+            return self._salvaged(line)
+        except RecursionError:
             return None
         except (msgspec.DecodeError, UnicodeDecodeError):
-            pass
+            return self._salvaged(without_surrogates(line))
+
+    def _salvaged(self, line: bytes) -> E | None:
         try:
-            return self.decoder.decode(without_surrogates(line))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            found: E | None = lenient(self.decoder.type, line, None)
+        except RecursionError:
             return None
+        return found
 
 
 class MessageCharge(msgspec.Struct, frozen=True, array_like=True):

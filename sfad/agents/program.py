@@ -231,7 +231,10 @@ class AgentProgram(ABC):
         raise NotImplementedError(self.name)
 
     def setup_of_command(
-        self, setup: Setup, options: Sequence[str], env: Mapping[str, str]
+        self,
+        setup: Setup,
+        options: Sequence[str],  # noqa: ARG002
+        env: Mapping[str, str],  # noqa: ARG002
     ) -> Setup:
         """Return the setup of a command with these words after the program, which may choose where
         its calls go."""
@@ -243,7 +246,12 @@ class AgentProgram(ABC):
     """Whether it can be told something at once when it continues a session in a terminal."""
 
     def resumed(
-        self, words: Sequence[str], session: str, task: str | None, *, terminal: bool
+        self,
+        words: Sequence[str],  # noqa: ARG002
+        session: str,  # noqa: ARG002
+        task: str | None,  # noqa: ARG002
+        *,
+        terminal: bool,  # noqa: ARG002
     ) -> list[str] | None:
         """Return the words after the program that continue a session with the options of a command,
         of which these are the words before `--`. `task`: what its agent is told first. `terminal`:

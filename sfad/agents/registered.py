@@ -78,9 +78,8 @@ def filled_in(
     if entry is None:
         command = _shown([os.fsencode(request.agent or ""), *request.argv])
         raise Invalid(
-            f"there is no agent {(request.agent or '')[:64]!r}; known: {', '.join(agents)}. To "
-            "run a command, write it after '--', "
-            f"as in: sfactl run -- {command}"
+            f"there is no agent {(request.agent or '')[:64]!r}; known: {', '.join(agents)}. "
+            f"To run a command, write it after '--', as in: sfactl run -- {command}"
         )
     agent = entry.agent
     options, task = _sorted_out(entry, request)
@@ -195,8 +194,8 @@ def _refuse_unused(entry: Registered, request: Spawn) -> None:
         used = any(f"{{{name}}}" in word for word in entry.agent.command)
         if name in request.placeholders and not used and entry.source == BUILT_IN:
             raise Invalid(
-                f"agent '{entry.name}' takes no {name}: its command has no {{{name}}} (sfactl "
-                f"agents {entry.name})"
+                f"agent '{entry.name}' takes no {name}: "
+                f"its command has no {{{name}}} (sfactl agents {entry.name})"
             )
 
 
@@ -226,8 +225,8 @@ def _sorted_out(entry: Registered, request: Spawn) -> tuple[list[bytes], str | N
     if comes_first and options and not options[0].startswith(b"-"):
         example = f"sfactl run {entry.name} {_shown([b' '.join([task, *options])])}"
         raise Invalid(
-            f"the task of agent '{entry.name}' is one argument; quote it: "
-            f"{example}{_by_hand(entry, words)}"
+            f"the task of agent '{entry.name}' is one argument; "
+            f"quote it: {example}{_by_hand(entry, words)}"
         )
     return options, os.fsdecode(task)
 
@@ -244,8 +243,8 @@ def _without_introduction(entry: Registered, words: list[bytes]) -> list[bytes]:
 
 def _by_hand(entry: Registered, words: Sequence[bytes]) -> str:
     return (
-        ". To run the program's own command line: sfactl run -- "
-        f"{_shown([os.fsencode(entry.agent.command[0]), *words])}"
+        ". To run the program's own command line: "
+        f"sfactl run -- {_shown([os.fsencode(entry.agent.command[0]), *words])}"
     )
 
 
@@ -273,9 +272,9 @@ def _like_an_option(name: str, command: Sequence[str]) -> str:
     """A model that gives a subagent its task must not choose the options of the program, such as
     those about permissions."""
     return (
-        f"the {name} begins with '-', and {os.path.basename(command[0])[:64]} could take it for "
-        "an option; begin otherwise, or in "
-        f"the agent's command write '--' before {{{name}}}, or --OPTION={{{name}}}"
+        f"the {name} begins with '-', "
+        f"and {os.path.basename(command[0])[:64]} could take it for an option; begin otherwise, "
+        f"or in the agent's command write '--' before {{{name}}}, or --OPTION={{{name}}}"
     )
 
 

@@ -71,7 +71,7 @@ class Setup(Struct, frozen=True, omit_defaults=True):
     profiles: tuple[tuple[str, "Setup"], ...] = ()
     """By the name of a profile: the setup that holds instead where a command chooses it."""
     account: str = ""
-    """A hash of the account of its login by subscription, where its settings name one."""
+    """A hash of the credential of its login by subscription, where its settings have one."""
 
 
 class Surroundings(NamedTuple):
@@ -95,7 +95,8 @@ class Surroundings(NamedTuple):
 _COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _LAST_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])')
 _VARIABLE = re.compile(
-    r"""^\s*(?:export\s+)?([\w.-]+)\s*=[ \t]*(?:'((?:\\'|[^'])*)'|"((?:\\"|[^"])*)"|([^\r\n]*?))[ \t]*(?:\#[^\r\n]*)?$""",
+    r"""^\s*(?:export\s+)?([\w.-]+)\s*=[ \t]*"""
+    r"""(?:'((?:\\'|[^'])*)'|"((?:\\"|[^"])*)"|([^\r\n]*?))[ \t]*(?:\#[^\r\n]*)?$""",
     re.MULTILINE,
 )
 
@@ -178,8 +179,8 @@ def upwards(directory: str) -> Iterator[str]:
         directory = above
 
 
-# ---- Proxies and certificates: whether calls through the gateway reach an upstream
-# in the way in which a program would
+# ---- Proxies and certificates: whether calls through the gateway reach an upstream in the way in
+# which a program would
 #
 # The gateway asks upstreams with the proxy of its own environment, and trusts the authorities that
 # this names. It also trusts those that a person's environment names, because it is a process of

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import msgspec
 
 from .counters import printable
+from .lenient import without_surrogates
 from .line_meter import (
     BOM,
     AgentFailure,
@@ -27,7 +28,6 @@ from .line_meter import (
     TextDelta,
     ToolCall,
     WholeText,
-    without_surrogates,
 )
 from .program import AgentProgram
 
@@ -103,8 +103,8 @@ class TextReader:
         if start > cursor.offset:
             freed = start - cursor.offset
             shown.notes.append(
-                f"{freed} bytes were freed before they were read (the output limit keeps the "
-                "newest)"
+                f"{freed} bytes were freed before they were read (the output limit "
+                "keeps the newest)"
             )
             cursor.offset, cursor.inside, cursor.skipping = start, False, True
         self._rest_of_line(data)

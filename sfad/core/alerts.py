@@ -61,8 +61,8 @@ def _use_of(budget: Budget, spending: Spending) -> BudgetUse:
     return BudgetUse(share, budget.short or used >= budget.allowed, words)
 
 
-# ---- What alerts watch of one run: the share of its limits that it has used, a
-# repeated tool call, an API that does not answer
+# ---- What alerts watch of one run: the share of its limits that it has used, a repeated tool call,
+# an API that does not answer
 
 
 UNREACHABLE_AFTER = 120.0

@@ -25,8 +25,8 @@ from .state.run import Run, Token
 from .state.tree import Tree
 from .state.vocabulary import Timer
 
-# ---- How many events may come of what an agent does at will: each is a row of the
-# ledger, which it must not fill
+# ---- How many events may come of what an agent does at will: each is a row of the ledger, which it
+# must not fill
 
 
 MAX_EVENTS = 10

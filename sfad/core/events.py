@@ -183,6 +183,8 @@ class CallSettled(At, frozen=True):
 
     call: EndCall
     used: Use
+    price_from: str | None = None
+    """As `CallInfo` has it."""
 
 
 class CallSilent(At, frozen=True):
@@ -219,6 +221,9 @@ class PlanSeen(At, frozen=True):
     time: datetime
     """When the reply came, in the zone in which people are told of times."""
     told: SeePlan
+    uid: int | None
+    """The user to whom the subscription belongs; `None`: the operator, whose key the gateway
+    has."""
 
 
 class PlansDue(At, frozen=True):

@@ -73,7 +73,9 @@ class Machine:
             context, self._lifecycle, self._pausing, self._limit_holds, self._limit_enforcement
         )
         self._use_requests = UseRequests(context, self._spending, self._limit_enforcement)
-        self._plans = Plans(context, self._lifecycle, self._pausing, self._limit_enforcement)
+        self._plans = Plans(
+            context, self._lifecycle, self._pausing, self._limit_holds, self._limit_enforcement
+        )
         self._calls = Calls(
             context,
             self._spending,

@@ -2,8 +2,10 @@
 
 `server`     the Unix socket: handshake, frames, back-pressure, the verbs
 `loop`       the trio shell: events go in, commands are applied
-`reloading`  the config of a running daemon: read again, checked against this machine, kept for the next daemon
+`reloading`  the config of a running daemon: read again, checked against this machine, kept for the
+             next daemon
 `startup`    opens everything that a daemon needs, and adopts what an earlier one left
-`daemon`     a daemon from its start to its end, what it does on signals, and how it becomes the installed program in place
+`daemon`     a daemon from its start to its end, what it does on signals, and how it becomes the
+             installed program in place
 `serving`    serving without a parser of command lines
 """

@@ -47,12 +47,12 @@ from .startup import (
     take_lock,
 )
 
-# ---- Re-execution: on SIGUSR2, and on SIGHUP after an upgrade, the daemon becomes
-# the installed program in place. It keeps its
+# ---- Re-execution: on SIGUSR2, and on SIGHUP after an upgrade, the daemon becomes the installed
+# program in place. It keeps its
 # pid, its children, its socket with the clients that wait there, and every connection.
 #
-#     check ─▶ rest: no new requests ─▶ earlier requests are in the ledger ─▶ hand over ─▶ execve(2)
-#     ─▶ `handover.taken`
+#     check ─▶ rest: no new requests ─▶ earlier requests are in the ledger
+#           ─▶ hand over ─▶ execve(2) ─▶ `handover.taken`
 
 # -P: `-m` alone looks for sfad in the working directory first, where a run may have put a program
 # of that name
@@ -106,8 +106,8 @@ async def check(state_dir: Path, config_files: tuple[list[Path], bool]) -> None:
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()[-500:]
         raise Unfit(
-            "the installed program does not work: 'sfad check-start' exited with code "
-            f"{done.returncode}: {said}"
+            "the installed program does not work: "
+            f"'sfad check-start' exited with code {done.returncode}: {said}"
         )
 
 
@@ -166,9 +166,8 @@ async def _threads_done(metering: Metering) -> None:
     if senders := descriptors.unkillable():
         who = ", ".join(senders)
         raise Unfit(
-            f"the kernel does not close files that were sent by {who}; end what is behind "
-            "them, "
-            "such as a FUSE server"
+            f"the kernel does not close files that were sent by {who}; "
+            "end what is behind them, such as a FUSE server"
         )
     if metering.waiting:
         raise Unfit("a file system with session files of an agent does not answer; unmount it")
@@ -466,9 +465,8 @@ class Daemon:
         self.left = sorted(self.runtime.catalogue.live)
         runs = ", ".join(self.left)
         self.log.error(
-            "ending, though processes cannot be killed; their runs are left to the next "
-            "daemon: "
-            f"{runs}"
+            "ending, though processes cannot be killed; "
+            f"their runs are left to the next daemon: {runs}"
         )
         self.drained.set()
 
@@ -491,8 +489,8 @@ class Daemon:
             await execute(self.runtime, self.server, self.lock, self.nofile)
         except Exception as error:  # noqa: BLE001 - whatever it was, it must not leave every tree without a supervisor
             self.log.error(
-                "the daemon was not re-executed, and goes on as it is: "
-                f"{error or type(error).__name__}"
+                "the daemon was not re-executed, "
+                f"and goes on as it is: {error or type(error).__name__}"
             )
             self._notify("READY=1")
         finally:

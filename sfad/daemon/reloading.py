@@ -18,8 +18,8 @@ from ..processes.local_launcher import check_containment as check_cgroups
 from ..protocol.messages import Change, Setting
 from .startup import DaemonHome
 
-# ---- Whether a daemon can use a config on this machine. `serve`, `check-config`
-# and a reload refuse the same.
+# ---- Whether a daemon can use a config on this machine. `serve`, `check-config` and a reload
+# refuse the same.
 
 
 def load_usable(home: DaemonHome) -> Loaded:
@@ -184,8 +184,8 @@ class ConfigFiles:
         self.loaded = loaded
         if loaded.rejected is not None:
             self._log.error(
-                "the config of the daemon before this one is in force, because of an error: "
-                f"{loaded.rejected}"
+                "the config of the daemon before this one is in force, "
+                f"because of an error: {loaded.rejected}"
             )
 
     def read(self) -> tuple[configuration.Loaded, list[Change]]:
@@ -212,8 +212,8 @@ class ConfigFiles:
             keep(loaded, self._state_dir)
         except OSError as error:
             self._log.warning(
-                f"the config cannot be kept for the next daemon in {self._state_dir}: "
-                f"{error.strerror}"
+                "the config cannot be kept for the next daemon "
+                f"in {self._state_dir}: {error.strerror}"
             )
 
     def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""Serving without a parser of command lines: paths, config, exit codes."""
+"""Serving: paths, config, exit codes."""
 
 import os
 import sys

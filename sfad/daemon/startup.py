@@ -84,9 +84,9 @@ def inherited_listener(
     listener = socket.socket(fileno=fd)
     if listener.getsockname() != str(home.socket):
         raise PathError(
-            f"{systemd.SOCKET_UNIT} listens at {listener.getsockname()}, and the daemon is to "
-            f"serve {home.socket}; set "
-            "ListenStream= of the one and --socket or SFAD_SOCKET of the other to the same path"
+            f"{systemd.SOCKET_UNIT} listens at {listener.getsockname()}, "
+            f"and the daemon is to serve {home.socket}; "
+            "set ListenStream= of the one and --socket or SFAD_SOCKET of the other to the same path"
         )
     return listener
 
@@ -168,10 +168,9 @@ def _refuse_moved(here: Path, earlier: EarlierSpool) -> None:
     alive, before = earlier.moved_alive(here), earlier.place
     if alive:
         raise PathError(
-            f"{here.resolve()} was {before} when {counted(len(alive), 'run')} began that are "
-            f"still alive ({', '.join(alive[:8])}), "
-            "and by that path they are known: move it back, or end them with 'sfad sweep "
-            f"--state-dir {before}'"
+            f"{here.resolve()} was {before} when {counted(len(alive), 'run')} began that "
+            f"are still alive ({', '.join(alive[:8])}), and by that path they are known: "
+            f"move it back, or end them with 'sfad sweep --state-dir {before}'"
         )
 
 
@@ -191,8 +190,8 @@ def _open_ledger(
         damages(note)
     if ledger.is_new and floor and not ledger.notes:
         log.warning(
-            f"there was no ledger in {state_dir}, though runs have been there: one was begun, "
-            "without those that had ended"
+            f"there was no ledger in {state_dir}, though runs have been there: "
+            "one was begun, without those that had ended"
         )
     return ledger
 
@@ -218,9 +217,8 @@ def _correct_ledger(
         crash_point("corrected")
     except sqlite3.Error as error:
         log.error(
-            f"the ledger cannot be brought in line with what was found: {error}; it will be "
-            "when "
-            "it can be written"
+            f"the ledger cannot be brought in line with what was found: {error}; "
+            "it will be when it can be written"
         )
         unwritten = adoption.rows
     try:
@@ -253,9 +251,8 @@ def sweep_others(
     except Exception as error:  # noqa: BLE001 - a daemon that starts serves what it has, and one that dies says why it does
         log.error(
             (
-                f"what a dead daemon may have left could not be looked for: {error}; run 'sfad "
-                "sweep' "
-                "later"
+                f"what a dead daemon may have left could not be looked for: {error}; "
+                "run 'sfad sweep' later"
             ),
             traceback=traceback.format_exc(),
         )

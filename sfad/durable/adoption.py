@@ -2,7 +2,7 @@
 that are out of date.
 
 spool ────▶ snapshots of live runs ┐
-ledger ───▶ rows without an end    ┼─▶ `Adoption`: live runs, rows to correct, the core's first event
+ledger ───▶ rows without an end    ┼▶ `Adoption`: live runs, rows to correct, the core's first event
 launcher ─▶ what is alive          ┘
 """
 
@@ -115,9 +115,9 @@ class Adoption:
         forgotten = sum(1 for info, _ in self.rows if info.status.terminal)
         ended = len(self.event.runs) - live - queued - retrying
         return (
-            f"{counted(live, 'run')} alive and supervised again, {queued} queued, {retrying} "
-            f"between two attempts, {ended} ended "
-            f"meanwhile, {forgotten} of which only the end could be recorded"
+            f"{counted(live, 'run')} alive and supervised again, {queued} queued, "
+            f"{retrying} between two attempts, {ended} ended meanwhile, "
+            f"{forgotten} of which only the end could be recorded"
         )
 
     @property
@@ -160,8 +160,8 @@ class EarlierRuns:
         over = list(broken)
         notes = [
             (
-                f"run {run}: its snapshot in the spool cannot be read, so it is ended: {error}; "
-                f"{self.spool.earlier.set_aside(run)}"
+                f"run {run}: its snapshot in the spool cannot be read, "
+                f"so it is ended: {error}; {self.spool.earlier.set_aside(run)}"
             )
             for run, error in broken.items()
         ]
@@ -313,8 +313,8 @@ class EarlierRuns:
         reason = Reason(
             kind="daemon",
             message=(
-                "the ledger has it as live, but the spool has no snapshot of it; what was left of "
-                "it was ended"
+                "the ledger has it as live, but the spool has no snapshot of it; "
+                "what was left of it was ended"
             ),
         )
         now = wall_clock()

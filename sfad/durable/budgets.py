@@ -107,8 +107,8 @@ class BudgetBooks:
             self._renew(now)
         except sqlite3.Error as error:
             self.trouble(
-                f"the charges of budgets cannot be read from the ledger: {error}; they stay as "
-                "they are"
+                f"the charges of budgets cannot be read from the ledger: {error}; "
+                "they stay as they are"
             )
             self.timers.arm("budgets", trio.current_time() + LOOK_AGAIN_SOON, self.look)
 
@@ -203,9 +203,8 @@ def rebuild(
         if lost:
             notes.append(
                 f"what the budget of {budget.scope} {budget.name} was charged since "
-                f"{begin:%Y-%m-%d} is lost with the ledger: it "
-                f"counts as exhausted ({format_usd(to_usd(budget.allowed))} USD); set more in "
-                "[budgets] to let it go on"
+                f"{begin:%Y-%m-%d} is lost with the ledger: it counts as exhausted "
+                f"({format_usd(to_usd(budget.allowed))} USD); set more in [budgets] to let it go on"
             )
     return notes
 

@@ -35,8 +35,8 @@ from ..storage.output import OutputFiles
 from ..storage.output.files import remove, remove_old
 from ..storage.shipped import ShippedFiles
 
-# ---- The jobs that keep the state directory within bounds, for a thread: old
-# output and rows deleted, pages given back,
+# ---- The jobs that keep the state directory within bounds, for a thread: old output and rows
+# deleted, pages given back,
 # backups
 
 
@@ -81,8 +81,8 @@ class MaintenanceJobs:
         directory = self.ledger.file.directory
         suspect(directory, wrong)
         text = (
-            f"the ledger {directory / LEDGER} is damaged: {wrong}; the next start sets it aside "
-            "and begins another"
+            f"the ledger {directory / LEDGER} is damaged: {wrong}; "
+            "the next start sets it aside and begins another"
         )
         trio.from_thread.run_sync(self.damaged, text)
 
@@ -126,8 +126,7 @@ class MaintenanceJobs:
         if deleted.runs or deleted.events:
             self._tell(
                 f"deleted {deleted.runs} runs and {deleted.events} events from the ledger, "
-                "which "
-                "are old"
+                "which are old"
             )
 
     def compact(self) -> None:
@@ -191,9 +190,8 @@ class MaintenanceJobs:
         pruner.compact()
         shrunk = max(0, before - self.ledger.records.size_bytes)
         self._tell(
-            f"pruned {deleted.runs} runs and {deleted.events} events, and {files} output "
-            "files of "
-            f"{freed} bytes"
+            f"pruned {deleted.runs} runs and {deleted.events} events, "
+            f"and {files} output files of {freed} bytes"
         )
         return replace(pruned, ledger_bytes=shrunk)
 
@@ -222,8 +220,8 @@ def _pause(seconds: float = _PAUSE) -> None:
 _copy_pause = partial(_pause, _COPY_PAUSE)
 
 
-# ---- Keeps the state directory within bounds: when each job is due, and what is
-# told of its failure
+# ---- Keeps the state directory within bounds: when each job is due, and what is told of its
+# failure
 
 
 FIRST_ROUND_AFTER = 60.0
@@ -305,8 +303,8 @@ class Maintenance:
             self._told.pop(job, None)
 
 
-# ---- Deletes the output of sessions that ended a while ago. Their rows and events
-# stay: they tell what was spent, and what
+# ---- Deletes the output of sessions that ended a while ago. Their rows and events stay: they tell
+# what was spent, and what
 # failed.
 
 
@@ -342,9 +340,8 @@ class SessionArchive:
             earlier = await in_thread(_ended_sessions, self.ledger, since)
         except (OSError, sqlite3.Error) as error:
             self.report(
-                f"sessions that have ended cannot be read from the ledger: {error}; their "
-                "output "
-                "goes with other old output"
+                f"sessions that have ended cannot be read from the ledger: {error}; "
+                "their output goes with other old output"
             )
         else:
             self._ended.extendleft(reversed(earlier))

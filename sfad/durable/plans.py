@@ -63,8 +63,8 @@ class PlanBooks:
             rows = self.ledger.records.plans()
         except sqlite3.Error as error:
             self.trouble(
-                f"what is known of subscriptions cannot be read from the ledger: {error}; the "
-                "spool's copy counts"
+                f"what is known of subscriptions cannot be read from the ledger: {error}; "
+                "the spool's copy counts"
             )
             return []
         return [known for row in rows if (known := self._decoded(row)) is not None]

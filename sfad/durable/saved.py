@@ -43,8 +43,8 @@ class SavedContinuedWith:
             return msgspec.msgpack.decode(saved, type=ContinuedWith) if saved is not None else None
         except (OSError, *UNDECODABLE) as error:
             self._trouble(
-                f"run {run} cannot be continued: its environment in the spool cannot be read: "
-                f"{error}"
+                f"run {run} cannot be continued: "
+                f"its environment in the spool cannot be read: {error}"
             )
             return None
 
@@ -102,9 +102,8 @@ class SavedSpawns:
         except (OSError, *UNDECODABLE) as error:
             kept = self._files.keep_damaged(run)
             self._damaged(
-                f"run {run}: its request in the spool cannot be read, so it cannot start "
-                "again: "
-                f"{error}; {kept}"
+                f"run {run}: its request in the spool cannot be read, "
+                f"so it cannot start again: {error}; {kept}"
             )
             return None
 
@@ -286,8 +285,8 @@ def this_boot() -> bytes:
     return (current_boot() or "unknown").encode()
 
 
-# ---- The part of an environment that a command needs to find its user's files and
-# desktop, without keys
+# ---- The part of an environment that a command needs to find its user's files and desktop, without
+# keys
 
 
 KEPT = (
@@ -312,8 +311,8 @@ def kept_variables(env: Iterable[bytes]) -> list[bytes]:
     return list(found.values())
 
 
-# ---- Hooks, as they are saved in the spool: how far each has come, and the
-# commands of `--on-end` that were not executed yet
+# ---- Hooks, as they are saved in the spool: how far each has come, and the commands of `--on-end`
+# that were not executed yet
 
 
 DONE, ON_END = "hooks", "onend/"
@@ -363,8 +362,8 @@ def on_end_changes(live: Live) -> Changes:
     return {f"{ON_END}{live.run.id}": msgspec.msgpack.encode(hook)}
 
 
-# ---- Alerts that are about no single run, as they are saved in the spool. Those
-# about a run are in its snapshot.
+# ---- Alerts that are about no single run, as they are saved in the spool. Those about a run are in
+# its snapshot.
 
 
 ALERTS = "alerts"
@@ -413,8 +412,8 @@ def _alert_later(alert: RaisedAlert, shift: float) -> RaisedAlert:
     return structs.replace(alert, at=alert.at + shift, over_since=over)
 
 
-# ---- Numbers of runs and events that the next daemon must not use, though the
-# ledger may not know of them
+# ---- Numbers of runs and events that the next daemon must not use, though the ledger may not know
+# of them
 
 
 RUNS_SKIPPED = 256

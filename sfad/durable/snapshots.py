@@ -31,8 +31,8 @@ from ..protocol.types import CallInfo, LimitKind, RunId, Source
 from ..runs.live import Live, SavedMain
 from ..storage.store import Store
 
-# ---- Accounts as they are saved: money in USD, as everywhere outside the core.
-# These are hooks for msgspec.
+# ---- Accounts as they are saved: money in USD, as everywhere outside the core. These are hooks for
+# msgspec.
 
 
 _SUMS = ("reserved_by_agent", "below", "ended", "ended_unsure")

@@ -25,8 +25,8 @@ from .saved import (
 )
 from .snapshots import KEY, METER, NOW, RUN, Changes, RetryingStore, encode, origin_of, progress_of
 
-# ---- The journal: snapshots of live runs, so that a daemon that is killed at any
-# instruction loses none of them
+# ---- The journal: snapshots of live runs, so that a daemon that is killed at any instruction loses
+# none of them
 #
 # A snapshot is saved before what it says is done.
 
@@ -153,8 +153,8 @@ class Spool:
             self._store.put_back(lambda: self.spawns.put_back(runs))
         except OSError as error:
             self._trouble(
-                "the spool was removed or replaced by another process, and cannot be written "
-                f"again: {error}"
+                "the spool was removed or replaced by another process, "
+                f"and cannot be written again: {error}"
             )
 
     def close(self) -> None:

@@ -25,8 +25,8 @@ def main() -> int:
     given = parser.parse_args()
     if not given.insecure and os.environ.get("RAY_AUTH_MODE") != "token":
         print(
-            "RAY_AUTH_MODE=token is not in the daemon's environment, so any process that reaches "
-            "the cluster could use this node; "
+            "RAY_AUTH_MODE=token is not in the daemon's environment, "
+            "so any process that reaches the cluster could use this node; "
             "set it on all nodes (docs/fleet.md), or set fleet.insecure = true"
         )
         return 78

@@ -188,8 +188,8 @@ class Places:
         )
         if placing.node is not None and placing.node in resting:
             raise ValueError(
-                f"node {placing.node} is drained: it takes no more runs (sfactl fleet drain "
-                f"--undo {placing.node})"
+                f"node {placing.node} is drained: "
+                f"it takes no more runs (sfactl fleet drain --undo {placing.node})"
             )
         if placing.node is not None:
             labels[LABEL] = placing.node

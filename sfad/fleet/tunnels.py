@@ -118,9 +118,8 @@ class Tunnels:
     def _opened(self, node: str, name: str, version: bytes) -> None:
         if version != str(FLEET_VERSION).encode():
             message = (
-                f"node {self._node} has version {FLEET_VERSION} of the fleet's messages, and node "
-                f"{node} version "
-                f"{version.decode()}: install one version of sfad on both"
+                f"node {self._node} has version {FLEET_VERSION} of the fleet's messages, "
+                f"and node {node} version {version.decode()}: install one version of sfad on both"
             )
             error = Error(id=0, code=ErrorCode.UNSUPPORTED_VERSION, message=message)
             self._say(node, (name, DATA, bytes(pack_message(error))))

@@ -30,6 +30,7 @@ from .daemon_link import ALONE_MAX, DaemonLink
 from .egress import Egress
 from .estimate import Estimates
 from .exchange import Shared, new_client
+from .local_models import LocalModels
 from .proxy import MAX_CONNECTIONS, SPARE_DESCRIPTORS, Proxy
 from .upstreams import Trust
 
@@ -68,6 +69,7 @@ async def _serve(daemon: str, journal: Journal, user: int | None) -> None:
             lambda: link.upstreams,
             lambda: link.ungated,
             Estimates(),
+            LocalModels(passing),
             memory,
             trust,
             egress,

@@ -57,8 +57,8 @@ class Journal:
         except OSError as error:
             if self._trouble is not None:
                 self._trouble(
-                    f"calls under way cannot be noted: {error.strerror}; if the gateway is "
-                    "killed, they count as reserved"
+                    f"calls under way cannot be noted: {error.strerror}; "
+                    "if the gateway is killed, they count as reserved"
                 )
                 self._trouble = None
 

@@ -14,6 +14,7 @@ from ..protocol.requests.gateway import AdmitCall, CallDecision, EndCall, Silent
 from ..protocol.types import Tokens
 from ..protocol.units import format_elapsed
 from .apis import Api, ModelCall
+from .apis.usage import Said, clipped
 from .coding import Coding, UnreadableBodyError
 from .daemon_link import Daemon
 from .estimate import Estimates
@@ -80,9 +81,9 @@ class BodySpace:
         own = self._memory.held_by[self.run] + more
         if own > free:
             raise NoMemoryError(
-                f"the gateway has no memory for this call: run {self.run} would hold {own >> 20} "
-                f"MiB, and {max(0, free) >> 20} "
-                f"of {MAX_BODIES >> 20} MiB would be left for other runs; try again"
+                "the gateway has no memory for this call: "
+                f"run {self.run} would hold {own >> 20} MiB, and {max(0, free) >> 20} of "
+                f"{MAX_BODIES >> 20} MiB would be left for other runs; try again"
             )
         self._memory.count(self, more)
         self.size += more
@@ -114,15 +115,17 @@ UNTHINKING = 2.0
 
 
 class _Used(NamedTuple):
-    """What to charge for a call: `None` for what was reserved. `partial` and `sure` as in
-    `EndCall`."""
+    """What to charge for a call: `None` for what was reserved. The others as in `EndCall`."""
 
     tokens: Tokens | None
     partial: bool = False
     sure: Tokens | None = None
+    cost_usd: float | None = None
 
 
 _AS_RESERVED = _Used(None)
+_WHOLE_INPUT = {"input_tokens", "prompt_tokens", "promptTokenCount"}
+"""Fields without which the input is estimated."""
 
 
 class RequestRecord(Protocol):
@@ -212,12 +215,11 @@ class CallTally:
         admitted: CallDecision,
         api: Api,
         call: ModelCall,
-        size: int,
         host: str,
         space: BodySpace,
         plan: Callable[[httpx2.Response, bytes], None] | None = None,
     ) -> None:
-        """`size`: of the call's body, as estimates take it. `host`: where it goes. `space`: for
+        """`host`: where it goes. `space`: for
         what is kept of the reply. `plan`: takes a reply that may tell of a subscription."""
         self._plan = plan
         self.reads_plans = plan is not None
@@ -232,7 +234,6 @@ class CallTally:
         self._max_output = admitted.max_output
         self._api = api
         self._call = call
-        self._size = size
         self._host = host
         self._told_silent = False
         self._reply = api.reply(streamed=call.streams)
@@ -339,11 +340,10 @@ class CallTally:
     def settle(self) -> None:
         if self.whole:
             self._reply.end()
+        self.error = self.error or self._reply.failed or None
         used = self._used()
         if used.tokens is not None and not used.partial:
-            self._estimates.learn(
-                self._asked.run, self._call, self._size, used.tokens, self._reply.written
-            )
+            self._estimates.learn(self._asked.run, self._call, used.tokens, self._reply.written)
         self._daemon.ended(self._ended(used, self.error))
 
     def _ended(self, used: _Used, error: str | None) -> EndCall:
@@ -358,15 +358,18 @@ class CallTally:
             sure=used.sure,
             tools=list(self._reply.tools),
             factor=self._api.factor(self._call.model, self._call.tiers, self._reply.tiers),
-            long_cached=self._reply.long_cached,
             fees_usd=self._reply.fees_usd,
+            unsure_fees_usd=self._reply.unsure_fees_usd,
+            cost_usd=used.cost_usd,
+            served=self._reply.model,
             others=self._reply.others,
             first_byte_s=self._first_byte,
             seconds=time.monotonic() - self._began,
             error=error,
             cut=self._reply.cut and self._max_output is not None,
-            failed=self._failed,
+            failed=self._failed or bool(self._reply.failed and not self._shows),
             api=self._api.name,
+            free=self._asked.free,
         )
 
     def _used(self) -> _Used:
@@ -375,24 +378,52 @@ class CallTally:
             return _Used(Tokens())  # providers do not bill a call that they answered with an error
         if self._unreadable or reply.unknown or (self._call.background and not reply.told):
             return _AS_RESERVED
-        told = reply.tokens if reply.tokens is not None else Tokens()
-        known = told if told.input else replace(told, input=self._asked.input_tokens)
-        believed = known is told and known.output * MOST_BYTES_A_TOKEN >= reply.written
+        if reply.failed and reply.said is None and not self._shows:
+            return _Used(Tokens(), partial=True)  # an error before the first token
+        said = reply.said or Said(Tokens(), Tokens())
+        known = said.tokens
+        if not known.input or said.lost & _WHOLE_INPUT:
+            known = replace(known, input=max(known.input, self._asked.input_tokens))
+        believed = known == said.tokens and known.output * MOST_BYTES_A_TOKEN >= reply.written
         if reply.told and believed:
-            return _Used(known)
+            return self._as_told(said)
+        if reply.failed and not self._shows:
+            # most providers bill nothing, and some the input
+            return _Used(known, sure=Tokens())
+        return self._estimated(said, known)
+
+    @property
+    def _shows(self) -> bool:
+        """Whether a part of an answer has come."""
+        return bool(self._reply.written or any(self._reply.media.values()) or self._reply.tools)
+
+    def _as_told(self, said: Said) -> _Used:
+        tokens, sure = said.tokens, said.sure
+        if self._call.long_cache and not said.lifetimes:
+            tokens = replace(tokens, long_write=tokens.cache_write)
+        return _Used(
+            tokens,
+            partial=bool(said.lost) and said.cost_usd is None,
+            sure=sure if sure != tokens else None,
+            cost_usd=said.cost_usd,
+        )
+
+    def _estimated(self, said: Said, known: Tokens) -> _Used:
+        reply = self._reply
         estimated = self._estimates.output(self._asked.run, self._call, reply.written)
+        media = {mode: Tokens(output=count) for mode, count in reply.media.items() if count}
         most = (self._max_output or self._asked.max_output) * self._asked.choices
-        output = max(known.output, min(max(estimated, self._hidden()), most))
-        charged = Tokens(
-            input=known.input, output=output, cached=known.cached, cache_write=known.cache_write
+        output = max(estimated, self._hidden()) + sum(each.output for each in media.values())
+        charged = replace(
+            known,
+            output=max(known.output, min(output, most)),
+            modes=known.modes or media,
         )
         # the words alone do not tell how much the model has thought, but that they have at least so
         # many tokens
-        sure = replace(
-            charged,
-            input=told.input,
-            output=min(output, max(told.output, reply.written // BYTES_A_TOKEN)),
-        )
+        least = min(charged.output, max(said.sure.output, reply.written // BYTES_A_TOKEN))
+        sure = clipped(replace(said.sure, output=least))
+        charged = clipped(charged)
         return _Used(charged, partial=True, sure=sure if sure != charged else None)
 
     def _hidden(self) -> int:

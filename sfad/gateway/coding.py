@@ -176,3 +176,6 @@ _KNOWN: dict[str, Callable[[bytes], _Made]] = {
     "br": _brotli,
     "zstd": _zstd,
 }
+
+ENCODINGS = frozenset(_KNOWN)
+"""Those that can be decoded."""

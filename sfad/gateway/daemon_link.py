@@ -82,8 +82,8 @@ class Daemon(Protocol):
         """Tell that a run may not reach a host."""
 
 
-# ---- The gateway's connection to its daemon: requests, their answers, and a new
-# connection when the daemon was restarted
+# ---- The gateway's connection to its daemon: requests, their answers, and a new connection when
+# the daemon was restarted
 
 
 RETRY, RETRY_MAX = 0.02, 1.0
@@ -332,7 +332,9 @@ class DaemonLink:
 
 def _upstreams(told: Mapping[str, m.UpstreamInfo]) -> dict[str, Upstream]:
     return {
-        name: Upstream(name, each.url, each.api, each.key_env, each.key_file, each.through)
+        name: Upstream(
+            name, each.url, each.api, each.key_env, each.key_file, each.through, each.free
+        )
         for name, each in told.items()
     }
 

@@ -33,8 +33,8 @@ from .egress_rules import (
 from .http_connection import MAX_HEAD, HttpConnection
 from .upstreams import downward, upward
 
-# ---- Reads the name of the server from the first message of a TLS connection (RFC
-# 8446, section 4.1.2; RFC 6066, section 3)
+# ---- Reads the name of the server from the first message of a TLS connection (RFC 8446, section
+# 4.1.2; RFC 6066, section 3)
 
 
 MAX_HELLO = 16 << 10
@@ -252,9 +252,8 @@ class Egress:
             raise NoWayError(
                 503,
                 (
-                    f"there are {MOST_OF_RUN} connections of the run, or {self._most} in all: "
-                    "close "
-                    "some"
+                    f"there are {MOST_OF_RUN} connections of the run, "
+                    f"or {self._most} in all: close some"
                 ),
             )
         self._open[run] += 1
@@ -277,8 +276,8 @@ class Egress:
                     and stream.socket.getsockname()[0] == stream.socket.getpeername()[0]
                 ):
                     raise EgressRefusedError(
-                        f"its address {address} is one of this machine; --egress would have to "
-                        "name it"
+                        f"its address {address} is one of this machine; "
+                        "--egress would have to name it"
                     )
             except (OSError, trio.TooSlowError) as error:
                 await trio.aclose_forcefully(stream)

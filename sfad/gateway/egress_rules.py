@@ -110,6 +110,11 @@ def plain(address: Address) -> Address:
     return embedded or address
 
 
+def is_private(address: Address) -> bool:
+    """Return whether an address is of this machine, or of a private network."""
+    return any(plain(address) in network for network in _INTERNAL)
+
+
 def is_model_api(host: str) -> bool:
     return any(fnmatchcase(host, pattern) for pattern in MODEL_APIS)
 
@@ -164,8 +169,8 @@ def check_address(way: Way, address: Address, models: Iterable[tuple[Address, in
     ):
         needed = "its name" if any(address in network for network in _INTERNAL) else "that address"
         raise EgressRefusedError(
-            f"its address {address} is not one of the internet; --egress would have to name "
-            f"{needed}"
+            f"its address {address} is not one of the internet; "
+            f"--egress would have to name {needed}"
         )
 
 

@@ -1,14 +1,15 @@
 """How many tokens a call has: its input before it is made, from its body; its output if it is
 broken off."""
 
-import re
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from ..agents.counters import BYTES_A_TOKEN as _WRITTEN_A_TOKEN
-from ..protocol.types import Tokens
+from ..protocol.types import Modality, Tokens
 from .apis import ModelCall
+from .apis.base import MOST_NAMED
 
 BYTES_A_TOKEN = 2.5
 """Of a run whose calls nothing is known of yet. English and code have three to four bytes a token,
@@ -19,31 +20,12 @@ tokens than bytes."""
 ADDED = 1000
 """Tokens that a provider may add to a request, of which tools take 804 at most
 (https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview, "Pricing")."""
-MOST_KEPT = 400_000
+MOST_KEPT = MOST_NAMED
 """Tokens that a provider may keep of a conversation of which nothing is known here, or read from
-files that a request only names: the largest input of most models."""
+files that a request only names."""
 SPREAD = 0.1
 """The part by which the tokens a byte of a run's calls may be above those of the calls before."""
 MAX_RUNS = 4096
-_IMAGE = re.compile(
-    rb'"(?:data"\s*:\s*"|(?:image_)?url"\s*:\s*"data:image/[a-z+.-]+;base64,)'
-    rb'(?:iVBORw0KGgo|/9j/|R0lGOD|UklGR)[A-Za-z0-9+/=]*"'
-)
-"""PNG, JPEG, GIF and WebP in base64, in the fields of the APIs. Their tokens follow from their
-pixels, not from their bytes. In a text, where quotes are escaped, the same has the tokens of a
-text."""
-_IMAGE_BYTES = 12_500
-"""What an image counts as: 5000 tokens, a guess on the high side."""
-
-
-def text_size(body: bytes) -> int:
-    """Return the bytes of a body as if each image had the same number."""
-    # its media type, wherever an API wants it; looking for images themselves takes ten times as
-    # long
-    if b"image/" not in body:
-        return max(1, len(body))
-    images = [image.end() - image.start() for image in _IMAGE.finditer(body)]
-    return max(1, len(body) - sum(images) + _IMAGE_BYTES * len(images))
 
 
 class InputEstimate(NamedTuple):
@@ -87,11 +69,16 @@ class Estimates:
         self._runs: OrderedDict[tuple[str, str], _Known] = OrderedDict()
         self._models: OrderedDict[str, _Known] = OrderedDict()
 
-    def input(self, run: str, call: ModelCall, size: int) -> InputEstimate:
-        known = self._runs.get((run, call.model), _NOTHING)
+    def input(self, run: str, call: ModelCall) -> InputEstimate:
+        known, size = self._runs.get((run, call.model), _NOTHING), call.size
         kept, more_kept = 0, MOST_KEPT if call.refers else 0
+        for mode in ("audio", "video"):
+            played = call.media.get(mode, 0)
+            kept += played
+            more_kept += max(0, call.most_media.get(mode, 0) - played)
         if call.continues:
-            kept, more_kept = known.kept or 0, more_kept + (MOST_KEPT if known.kept is None else 0)
+            kept += known.kept or 0
+            more_kept += MOST_KEPT if known.kept is None else 0
         if not known.size:
             likely = max(1 / BYTES_A_TOKEN, self._models.get(call.model, _NOTHING).a_byte)
             return _estimate(size * likely, size * MOST_A_BYTE + ADDED, kept, more_kept)
@@ -111,19 +98,29 @@ class Estimates:
             else -(-written // _WRITTEN_A_TOKEN)
         )
 
-    def learn(self, run: str, call: ModelCall, size: int, used: Tokens, written: int) -> None:
+    def learn(self, run: str, call: ModelCall, used: Tokens, written: int) -> None:
         """Take how many tokens a call had, and how many bytes its reply."""
+        played = sum(used.modes[mode].input for mode in ("audio", "video") if mode in used.modes)
+        size, text = call.size, used.input - played
         if not used.input:
             return
         known = self._runs.setdefault((run, call.model), _Known())
         if not call.continues:
-            known.take(size, used.input)
-            self._models.setdefault(call.model, _Known()).take(size, used.input)
+            known.take(size, text)
+            self._models.setdefault(call.model, _Known()).take(size, text)
         known.kept = used.input + used.output
         if written and used.output:
             known.written, known.output = known.written + written, known.output + used.output
         _touch(self._runs, (run, call.model))
         _touch(self._models, call.model)
+
+
+def within(media: Mapping[Modality, int], tokens: int) -> dict[Modality, int]:
+    """Return the parts of an input that are not text, which are together at most all of it."""
+    found: dict[Modality, int] = {}
+    for mode, count in media.items():
+        found[mode] = min(count, tokens - sum(found.values()))
+    return found
 
 
 _NOTHING = _Known()

@@ -3,6 +3,7 @@ comes."""
 
 import json
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,14 +26,24 @@ from ..protocol.requests.plans import Provider
 from ..protocol.types import SILENT_AFTER
 from .apis import Api, most_output
 from .bodies import BodyReader
-from .call_tally import BodyMemory, BodySpace, CallTally, NoMemoryError, RequestRecord, UnaskedTally
+from .call_tally import (
+    MAX_PIECE,
+    BodyMemory,
+    BodySpace,
+    CallTally,
+    NoMemoryError,
+    RequestRecord,
+    UnaskedTally,
+)
 from .callers import Caller
+from .coding import Coding, UnreadableBodyError
 from .daemon_link import CallerRun, Daemon, RefusedError
 from .egress import Egress, NoWayError, is_outward, target_of
 from .egress_rules import EgressRefusedError, plain
-from .estimate import Estimates
+from .estimate import Estimates, within
 from .http_connection import ClientGoneError, HttpConnection
-from .plan_reading import MOST_READ, login_of, seen_plan
+from .local_models import LocalModels
+from .plan_reading import MOST_READ, login_of, place_of, seen_plan
 from .reading import MAX_BODY, BodyAnswer, BodyQuestion
 from .upstreams import (
     RawHeaders,
@@ -45,9 +56,10 @@ from .upstreams import (
     route_of,
     upward,
 )
+from .usage_chunks import UsageChunks
 
-# ---- What `sfactl doctor` asks the gateway: whether upstreams answer, their keys
-# can be read, and the kernel tells who calls
+# ---- What `sfactl doctor` asks the gateway: whether upstreams answer, their keys can be read, and
+# the kernel tells who calls
 
 
 CHECKUP_SECONDS = 5.0
@@ -146,6 +158,7 @@ class Shared:
     upstreams: Callable[[], Mapping[str, Upstream]]
     ungated: Callable[[], bool]
     estimates: Estimates
+    local_models: LocalModels
     memory: BodyMemory
     trust: Trust
     egress: Egress
@@ -208,12 +221,43 @@ async def _refusal_of(pieces: AsyncIterator[bytes]) -> list[bytes]:
     return early
 
 
+def _decoded(body: bytes, encodings: str) -> bytes:
+    """Return the beginning of a body; empty if it cannot be decoded."""
+    try:
+        return Coding(encodings).feed(body, MAX_PIECE)
+    except UnreadableBodyError:
+        return b""
+
+
 async def _tell_if_silent(record: RequestRecord) -> None:
     await trio.sleep(SILENT_AFTER)
     record.silent()
 
 
 _NOT_SENT = httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError
+
+
+RESOLVE_AGAIN = (0.5, 1.0, 2.0)
+"""Seconds between the tries to resolve a name. A laptop that wakes up has no network for a moment,
+and a call that fails then may end a run."""
+
+
+async def _sent(client: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.Response:
+    for pause in RESOLVE_AGAIN:
+        try:
+            return await client.send(request, stream=True)
+        except httpx2.ConnectError as error:
+            if not _is_unresolved(error):
+                raise
+        await trio.sleep(pause)
+    return await client.send(request, stream=True)
+
+
+def _is_unresolved(error: BaseException) -> bool:
+    at: BaseException | None = error
+    while at is not None and not isinstance(at, socket.gaierror):
+        at = at.__cause__ or at.__context__
+    return at is not None
 
 
 def _text_of(error: BaseException) -> str:
@@ -260,6 +304,40 @@ def _check_size(size: int) -> None:
         raise _AnsweredError(413, f"the request has more than {MAX_BODY >> 20} MiB")
 
 
+def _without(headers: list[tuple[bytes, bytes]], *names: bytes) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in headers if name.lower() not in names]
+
+
+class _Relay:
+    """A reply as its client gets it: as it comes."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        self.headers = downward(response.headers.raw)
+
+    def feed(self, piece: bytes) -> bytes:
+        return piece
+
+    def end(self) -> bytes:
+        return b""
+
+
+class _WithoutUsage(_Relay):
+    """A reply without the chunks of usage that its client has not asked for. Raises
+    `UnreadableBodyError`."""
+
+    def __init__(self, response: httpx2.Response, coding: Coding) -> None:
+        super().__init__(response)
+        self.headers = _without(self.headers, b"content-encoding", b"content-length")
+        self._coding, self._chunks = coding, UsageChunks()
+
+    def feed(self, piece: bytes) -> bytes:
+        parts = (piece[at : at + ENCODED_PIECE] for at in range(0, len(piece), ENCODED_PIECE))
+        return b"".join(self._chunks.feed(self._coding.feed(part, MAX_PIECE)) for part in parts)
+
+    def end(self) -> bytes:
+        return self._chunks.end()
+
+
 class Exchange:
     def __init__(
         self, shared: Shared, http: HttpConnection, request: h11.Request, caller: Caller | None
@@ -272,6 +350,8 @@ class Exchange:
         self._headers = request.headers.raw_items()
         self._rejected = False
         """The provider has refused this call before."""
+        self._takes_out_usage = False
+        """The reply tells its usage only because the gateway has asked for it."""
         self._room = 0
         """Bytes of memory that what the client has not taken may fill."""
 
@@ -322,9 +402,8 @@ class Exchange:
                 raise _AnsweredError(
                     404,
                     (
-                        f"upstream '{upstream.name}' is not at this address, but at that of your "
-                        "own "
-                        "gateway"
+                        f"upstream '{upstream.name}' is not at this address, "
+                        "but at that of your own gateway"
                     ),
                 )
             api = upstream.api_of(route.path)
@@ -389,7 +468,9 @@ class Exchange:
         if self._http.answering:
             raise ClientGoneError(message)
         seconds = None if retry_after is None else ceil(retry_after)
-        body = api.refusal(message, seconds) if api is not None else message.encode() + b"\n"
+        body = (
+            api.refusal(message, seconds, status) if api is not None else message.encode() + b"\n"
+        )
         headers = [_JSON if api is not None else (b"content-type", b"text/plain"), *headers]
         if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
             headers.append((b"proxy-authenticate", b'Basic realm="sfad"'))
@@ -454,8 +535,8 @@ class Exchange:
         found, _ = await self._read_and_change(
             found_run, BodyQuestion(api.name, path, encodings), raw
         )
-        call, size = found.call, found.size
-        estimate = self._shared.estimates.input(found_run.run, call, size)
+        call = found.call
+        estimate = self._shared.estimates.input(found_run.run, call)
         asked = AdmitCall(
             id=0,
             run=found_run.run,
@@ -463,6 +544,9 @@ class Exchange:
             model=call.model,
             input_tokens=estimate.tokens,
             more_input=estimate.more,
+            media=within(call.media, estimate.tokens),
+            most_media=within({**call.media, **call.most_media}, sum(estimate)),
+            text_only=call.text_only,
             caches=call.caches,
             max_output=call.max_output or most_output(call.model),
             fixed=call.fixed,
@@ -474,18 +558,26 @@ class Exchange:
             others=list(call.others),
             api=api.name,
         )
+        asked.free = await self._while_there(
+            partial(self._shared.local_models.why_free, upstream, call.model)
+        )
         provider = provider_of(api.name)
-        if provider is not None:
+        place = (
+            place_of(provider, upstream, named_by_tree=upstream.name in found_run.upstreams)
+            if provider is not None
+            else None
+        )
+        if place is not None:
             with suppress(OSError, LookupError):  # `_forward` tells of it
-                asked.login = login_of(self._headers, upstream.key())
+                asked.login = login_of(self._headers, upstream.key(), place)
         while True:
             began = trio.current_time()
             admitted = await self._while_there(partial(self._shared.daemon.admit, replace(asked)))
             waited = trio.current_time() - began
             holds = admitted.holds_rejected and (not self._rejected or waited >= REJECTED_AGAIN)
             plan = (
-                partial(self._plan_seen, provider, asked, holds=holds)
-                if provider is not None
+                partial(self._plan_seen, provider, place, asked, keyed=upstream.keyed, holds=holds)
+                if provider is not None and place is not None
                 else None
             )
             record = CallTally(
@@ -495,7 +587,6 @@ class Exchange:
                 admitted,
                 api,
                 call,
-                size,
                 upstream.host,
                 space,
                 plan,
@@ -509,25 +600,30 @@ class Exchange:
                         raw,
                     )
                     space.grow(len(sent))
-                    headers = [
-                        (name, value)
-                        for name, value in headers
-                        if name.lower() != b"content-encoding"
-                    ]
+                    headers = _without(headers, b"content-encoding")
+                    self._takes_out_usage = found.incomplete
+                    if found.incomplete:  # what is taken out of would have to be encoded again
+                        headers = [
+                            *_without(headers, b"accept-encoding"),
+                            (b"accept-encoding", b"identity"),
+                        ]
                 await self._forward(found_run, upstream, route, sent, headers, record, space)
                 return
 
     def _plan_seen(
-        self, provider: Provider, asked: AdmitCall, response: httpx2.Response, body: bytes, *, holds: bool
+        self, provider: Provider, place: str, asked: AdmitCall, response: httpx2.Response,
+        body: bytes, *, keyed: bool, holds: bool,
     ) -> None:  # fmt: skip
         """Tell what a reply says of the caller's subscription. Raises `_RejectedError` if the call
         is to wait for a reset."""
-        status, time_ = response.status_code, time.time()
+        status, headers = response.status_code, response.headers
+        body = _decoded(body, headers.get("content-encoding", ""))
         seen = seen_plan(
-            provider, asked.run, asked.login, self._headers, response.headers, status, body, time_
+            provider, asked.run, asked.login, headers, status, body, time.time(), place
         )
         if seen is None:
             return
+        seen.keyed = keyed
         self._shared.daemon.plan_seen(seen)
         if (
             holds
@@ -553,7 +649,7 @@ class Exchange:
         self, found_run: CallerRun, upstream: Upstream, api: Api, path: str
     ) -> UnaskedTally | None:
         """Return the record of a request that is not a model call, if it may cost money."""
-        if api.is_free(self._method, path):
+        if api.is_free(self._method, path) or upstream.free is True:
             return None
         record = UnaskedTally(self._shared.daemon, found_run.run, upstream.name, path[:MAX_PATH])
         if not self._shared.ungated():
@@ -635,8 +731,8 @@ class Exchange:
             raise _AnsweredError(
                 400,
                 (
-                    f"upstream '{upstream.name}' ({upstream.shown}) is this gateway itself; set "
-                    "another url"
+                    f"upstream '{upstream.name}' ({upstream.shown}) is this gateway itself; "
+                    "set another url"
                 ),
             )
         await self._while_there(
@@ -668,13 +764,13 @@ class Exchange:
             record.sending()
         client = self._shared.client if upstream.through is None else self._shared.passing
         try:
-            response = await client.send(request, stream=True)
+            response = await _sent(client, request)
         except httpx2.HTTPError as error:
             what = _text_of(error)
             if record is not None:
                 record.error, record.sent = what, not isinstance(error, _NOT_SENT)
             raise _unanswered(upstream, what, is_sent=not isinstance(error, _NOT_SENT)) from error
-        pieces, early = response.aiter_raw(), list[bytes]()
+        pieces, early, relay = response.aiter_raw(), list[bytes](), self._relay(response)
         try:
             if record is not None:
                 record.begun(response)
@@ -687,14 +783,12 @@ class Exchange:
                 if response.has_redirect_location:
                     raise _redirected(upstream, response)
             await self._http.head(
-                response.status_code,
-                downward(response.headers.raw),
-                response.reason_phrase.encode(),
+                response.status_code, relay.headers, response.reason_phrase.encode()
             )
             encoded = "content-encoding" in response.headers
 
             async def pass_on(piece: bytes) -> None:
-                self._http.put(piece)
+                self._http.put(relay.feed(piece))
                 if record is not None:
                     await _take(record, piece, ENCODED_PIECE if encoded else len(piece))
                 if not self._keeps(space):
@@ -707,15 +801,24 @@ class Exchange:
                 await pass_on(piece)
             async for piece in pieces:
                 await pass_on(piece)
+            self._http.put(relay.end())
             if record is not None:
                 record.whole = True
-        except httpx2.HTTPError as error:
+        except (httpx2.HTTPError, UnreadableBodyError) as error:
+            self._http.put(relay.end())
             raise _BrokenOffError(
                 f"upstream '{upstream.name}' broke off its reply: {_text_of(error)}"
             ) from error
         finally:
             with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
                 await response.aclose()
+
+    def _relay(self, response: httpx2.Response) -> "_Relay":
+        coding = response.headers.get("content-encoding", "")
+        if self._takes_out_usage and response.status_code == HTTPStatus.OK:
+            with suppress(UnreadableBodyError):  # an encoding that the gateway does not know
+                return _WithoutUsage(response, Coding(coding))
+        return _Relay(response)
 
     def _keeps(self, space: BodySpace) -> bool:
         """Return whether there is memory for what the client has not taken."""

@@ -20,7 +20,6 @@ import msgspec
 from ..host.secrecy import become_user, hide_memory
 from .apis import APIS, ModelCall
 from .coding import Coding, UnreadableBodyError, import_decoders
-from .estimate import text_size
 
 MAX_BODY = 64 << 20
 """Bytes of a call's body. The providers take 32 MiB at most, or 100 MiB of which nearly all is an
@@ -44,8 +43,6 @@ class BodyQuestion(msgspec.Struct, frozen=True):
 
 class BodyAnswer(msgspec.Struct, frozen=True):
     call: ModelCall
-    size: int
-    """Of the body, as estimates take it."""
     incomplete: bool
     """The reply would not tell its usage."""
 
@@ -78,7 +75,7 @@ def answer_to(question: BodyQuestion, raw: bytes, most: int = MAX_BODY) -> tuple
         raise ValueError(str(error)) from error
     except MemoryError:
         raise ValueError("it has too many parts") from None
-    return BodyAnswer(call, text_size(plain), completed is not plain), changed
+    return BodyAnswer(call, completed is not plain), changed
 
 
 def size_of(part: bytes) -> bytes:

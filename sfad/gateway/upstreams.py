@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote, unquote, unquote_plus, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
@@ -18,6 +19,7 @@ import httpx2
 from ..host.tasks import in_thread
 from ..protocol.egress import PORTS, host_of
 from .apis import APIS, Api
+from .coding import ENCODINGS
 from .egress_rules import literal
 
 _HOP_BY_HOP = {
@@ -47,6 +49,8 @@ class Upstream:
     key_file: str | None = None
     through: str | None = None
     """The address of the gateway that has its key, if that is not this one."""
+    free: bool | Literal["auto"] = "auto"
+    """Whether its calls cost nothing; `auto`: those of local models."""
 
     @property
     def keyed(self) -> bool:
@@ -89,9 +93,8 @@ class Upstream:
         elif self.key_env is not None:
             if self.key_env not in os.environ:
                 raise LookupError(
-                    f"the daemon's environment has no {self.key_env}: set it there, and "
-                    "restart "
-                    "the daemon"
+                    f"the daemon's environment has no {self.key_env}: "
+                    "set it there, and restart the daemon"
                 )
             where, text = f"{self.key_env} in the daemon's environment", os.environ[self.key_env]
         else:
@@ -111,7 +114,8 @@ class Upstream:
     def passage(self, rest: str, query: str, token: str | None) -> str:
         """Return the URL of a request at the gateway that has the key. `rest`: as in `target`;
         `token`: names the run."""
-        return f"{self.through}/run/{token}/{quote(self.name, safe='')}{rest}{'?' if query else ''}{query}"
+        here = f"{self.through}/run/{token}/{quote(self.name, safe='')}"
+        return f"{here}{rest}{'?' if query else ''}{query}"
 
     def target(self, rest: str, query: str, *, keyed: bool) -> str:
         """Return the URL of a request. `rest`: its path after the upstream's name."""
@@ -187,7 +191,23 @@ def upward(headers: RawHeaders, key: str | None, api: str) -> list[tuple[bytes, 
         not in _HOP_BY_HOP | _OVERRIDES | named | {b"host", b"content-length", b"expect"}
         and not (key is not None and name.lower() in _CREDENTIALS)
     ]
+    kept = [
+        (name, _readable(value) if name.lower() == b"accept-encoding" else value)
+        for name, value in kept
+    ]
     return kept if key is None else [*kept, _credentials(api, key)]
+
+
+def _readable(accepted: bytes) -> bytes:
+    """Return the encodings that a client takes without those that the gateway cannot read: it could
+    not charge such a reply."""
+    words = accepted.split(b",")
+    known = [
+        word
+        for word in words
+        if word.partition(b";")[0].strip().lower().decode("latin-1") in {*ENCODINGS, "identity", ""}
+    ]
+    return accepted if known == words else b",".join(known).strip() or b"identity"
 
 
 def downward(headers: RawHeaders) -> list[tuple[bytes, bytes]]:

@@ -33,8 +33,8 @@ from .processes import (
     event_variables,
 )
 
-# ---- Whether the program of a hook can be executed, and whether only its user and
-# root can change it
+# ---- Whether the program of a hook can be executed, and whether only its user and root can change
+# it
 
 
 def program_trouble(command: Sequence[str], path: str | None = None) -> str | None:
@@ -182,9 +182,8 @@ class EventHooks:
                         hook,
                         event,
                         (
-                            f"it is started {MAX_EVENTS} times a minute for one type of event of "
-                            "one "
-                            "run"
+                            f"it is started {MAX_EVENTS} times a minute for one type of event "
+                            "of one run"
                         ),
                     )
         self._start()

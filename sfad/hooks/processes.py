@@ -248,8 +248,8 @@ def _write_all(descriptor: int, data: bytes) -> None:
     os.lseek(descriptor, 0, os.SEEK_SET)
 
 
-# ---- Counts hooks that end, and tells of those that fail: each time in the log, by
-# an event at most once a minute for each
+# ---- Counts hooks that end, and tells of those that fail: each time in the log, by an event at
+# most once a minute for each
 # hook of the config, and for each user's commands of `--on-end`.
 
 
@@ -320,8 +320,8 @@ class HookReports:
             self._tell(EventType.HOOK_FAILED, message, "medium", hook.run)
 
 
-# ---- What a hook is given: the event as JSON on stdin, and few variables. It gets
-# neither the daemon's keys nor those of a
+# ---- What a hook is given: the event as JSON on stdin, and few variables. It gets neither the
+# daemon's keys nor those of a
 # run.
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from .tasks import LoopTurns
 
-# ---- Descriptors are reserved, in two ways: without one the daemon can neither be
-# reached nor stop a run
+# ---- Descriptors are reserved, in two ways: without one the daemon can neither be reached nor stop
+# a run
 #
 # What takes descriptors is refused while some are still free: first clients, then new runs, last
 # the owner of the daemon (`Descriptors`). The very last are kept back for stopping (`keep_back`):
@@ -76,9 +76,9 @@ class Descriptors:
             self._open += more
             return None
         return (
-            f"only {free} of {limit} descriptors are left, {more} are needed and {reserved} are "
-            "reserved; end some runs or "
-            "clients, or raise LimitNOFILE= of the daemon's unit (ulimit -n)"
+            f"only {free} of {limit} descriptors are left, "
+            f"{more} are needed and {reserved} are reserved; "
+            "end some runs or clients, or raise LimitNOFILE= of the daemon's unit (ulimit -n)"
         )
 
 
@@ -193,8 +193,8 @@ def refusal(sender: str) -> str | None:
             return None
         waiting = len(queue.began) + len(queue.open)
     return (
-        f"{waiting} files that {sender} has sent cannot be closed: the kernel waits for what is "
-        "behind them; end that first"
+        f"{waiting} files that {sender} has sent cannot be closed: "
+        "the kernel waits for what is behind them; end that first"
     )
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-# ---- The daemon's own names in the state directory, where its agents can put
-# anything, because they have its uid
+# ---- The daemon's own names in the state directory, where its agents can put anything, because
+# they have its uid
 #
 # Anything else that has such a name is renamed, never deleted and never followed.
 
@@ -108,8 +108,8 @@ def regain(path: Path) -> None:
         os.close(descriptor)
 
 
-# ---- What is damaged in the state directory: how that shows when it is decoded,
-# where it is kept, and what is told of it
+# ---- What is damaged in the state directory: how that shows when it is decoded, where it is kept,
+# and what is told of it
 
 
 UNDECODABLE = (

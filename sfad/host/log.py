@@ -17,8 +17,8 @@ import msgspec
 from ..protocol.redaction import redacted, redacted_object
 from ..protocol.types import Event, RunInfo
 
-# ---- Lines to a descriptor or a file. Writing never raises and never waits,
-# because neither a full disk nor a pipe without a
+# ---- Lines to a descriptor or a file. Writing never raises and never waits, because neither a full
+# disk nor a pipe without a
 # reader may stop the daemon.
 
 
@@ -97,11 +97,8 @@ def line_of(record: dict[str, Any]) -> bytes:
     """Return any record as JSON on a line."""
     try:
         return msgspec.json.encode(record, enc_hook=str) + b"\n"
-    except (
-        ValueError,
-        TypeError,
-        RecursionError,
-    ):  # lone surrogates, integers above 64 bits, keys that are not text
+    except (ValueError, TypeError, RecursionError):
+        # lone surrogates, integers above 64 bits, keys that are not text
         return json.dumps(record, default=repr, skipkeys=True).encode() + b"\n"
 
 
@@ -236,8 +233,8 @@ def _shown(value: Any) -> Any:
     )
 
 
-# ---- `limits.log` in the state directory: a line of JSON for each breach of a
-# limit, with all that is known of its run
+# ---- `limits.log` in the state directory: a line of JSON for each breach of a limit, with all that
+# is known of its run
 
 
 FILE = "limits.log"

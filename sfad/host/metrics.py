@@ -10,8 +10,8 @@ from msgspec import Struct, field
 
 from ..protocol.types import CallInfo, Event, RunId, RunInfo
 
-# ---- What the daemon has counted since its start, for metrics. A re-execution
-# hands it over; a start begins at zero.
+# ---- What the daemon has counted since its start, for metrics. A re-execution hands it over; a
+# start begins at zero.
 #
 # Everything here is bounded: labels come from the code or the operator's config, and types that
 # runs choose are capped.
@@ -211,8 +211,8 @@ def type_label(text: str) -> str:
     return _ODD.sub("?", text[:64])
 
 
-# ---- Each metric of the daemon. Names follow
-# https://prometheus.io/docs/practices/naming/, and docs/metrics.md is made from
+# ---- Each metric of the daemon. Names follow https://prometheus.io/docs/practices/naming/, and
+# docs/metrics.md is made from
 # this.
 #
 # A counter's name has no `_total` here: the text form adds it.

@@ -245,7 +245,8 @@ _SYSCTLS = {
     "kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
     "kernel/apparmor_restrict_unprivileged_userns": (
         "1",
-        ("load the profile bwrap-userns-restrict, or sysctl " "kernel.apparmor_restrict_unprivileged_userns=0"),
+        "load the profile bwrap-userns-restrict, "
+        "or sysctl kernel.apparmor_restrict_unprivileged_userns=0",
     ),
     "user/max_user_namespaces": ("0", "sysctl user.max_user_namespaces=10000"),
 }  # fmt: skip

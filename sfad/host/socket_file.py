@@ -103,20 +103,19 @@ def _refuse_shared(path: Path) -> None:
     for entry in traversed(path.parent):
         found = entry.lstat()
         what = (
-            f"the socket {path} is not safe: "
-            f"{'link' if stat.S_ISLNK(found.st_mode) else 'directory'} {entry}"
+            f"the socket {path} is not "
+            f"safe: {'link' if stat.S_ISLNK(found.st_mode) else 'directory'} {entry}"
         )
         mode = f"mode {stat.S_IMODE(found.st_mode):04o}, uid {found.st_uid}, gid {found.st_gid}"
         if found.st_uid not in (0, os.geteuid()) and not _outside(found.st_uid):
             raise PathError(
-                f"{what} belongs to another user ({mode}); choose a directory of your own with "
-                "--socket"
+                f"{what} belongs to another user ({mode}); "
+                "choose a directory of your own with --socket"
             )
         if _others_write(found):
             raise PathError(
-                f"{what} is writable by other users ({mode}); run 'chmod go-w {entry}', or "
-                "choose "
-                "another with --socket"
+                f"{what} is writable by other users ({mode}); "
+                f"run 'chmod go-w {entry}', or choose another with --socket"
             )
 
 
@@ -220,8 +219,8 @@ def _clear_stale(path: Path) -> None:
         )
     if found.st_uid not in (0, os.geteuid()):
         raise PathError(
-            f"the socket {path} exists and belongs to uid {found.st_uid}; remove it or choose "
-            "another with --socket"
+            f"the socket {path} exists and belongs to uid {found.st_uid}; "
+            "remove it or choose another with --socket"
         )
     if _alive(path):
         raise AlreadyRunning(f"a daemon is already listening on {path}")
@@ -258,8 +257,8 @@ def _listen(path: Path, mode: int) -> socket.socket:
     return listener
 
 
-# ---- Whom a daemon serves: its owner and root, or every user of the machine.
-# Decided once, after the containment is chosen.
+# ---- Whom a daemon serves: its owner and root, or every user of the machine. Decided once, after
+# the containment is chosen.
 
 
 Users = Literal["auto", "all", "own"]

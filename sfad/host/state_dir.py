@@ -4,7 +4,8 @@ A daemon holds three locks, because a user can take each of them away from it:
 
 `directory`  flock(2) on the directory itself, which removing files in it does not free
 `file`       flock(2) on STATE/lock, which holds the daemon's pid
-`claim`      names the instance in /proc/locks. After `rm -rf STATE`, `mv STATE` or a mount over it, the next daemon finds another
+`claim`      names the instance in /proc/locks. After `rm -rf STATE`, `mv STATE` or a mount over it,
+             the next daemon finds another
              directory, whose two locks above are free. The runs are known by the path, so it would
              take them over.
 
@@ -63,8 +64,8 @@ class StateLock:
             )
         back = "" if removed else "put it back, or "
         restart = (
-            f"{back}stop the daemon with 'kill {os.getpid()}', which stops its runs, and start "
-            "another"
+            f"{back}stop the daemon with 'kill {os.getpid()}', which stops its runs, "
+            "and start another"
         )
         return f"the state directory {self.path} {what} while a daemon served it; {restart}"
 
@@ -97,15 +98,14 @@ def prepare_state_dir(path: Path) -> None:
         found = path.stat()
         if found.st_uid != os.geteuid():
             raise PathError(
-                f"the state directory {path} belongs to uid {found.st_uid}; choose another "
-                "with "
-                "--state-dir"
+                f"the state directory {path} belongs to uid {found.st_uid}; "
+                "choose another with --state-dir"
             )
         if stat.S_IMODE(found.st_mode) & 0o077:
             if not (path / LOCK).exists() and any(path.iterdir()):
                 raise PathError(
-                    f"{path} holds files of others and is open to them; give --state-dir a "
-                    "directory of its own"
+                    f"{path} holds files of others and is open to them; "
+                    "give --state-dir a directory of its own"
                 )
             path.chmod(0o700)
     except OSError as error:
@@ -212,8 +212,8 @@ def _refuse_claimed(path: Path, instance: str) -> None:
         locks = Path("/proc/locks").read_bytes()
     except OSError as error:
         raise PathError(
-            f"cannot tell whether a daemon of {path} is alive: /proc/locks cannot be read: "
-            f"{error.strerror}"
+            f"cannot tell whether a daemon of {path} is alive: "
+            f"/proc/locks cannot be read: {error.strerror}"
         ) from error
     wanted = _byte(instance)
     pids = {

@@ -238,8 +238,8 @@ def cause() -> str | None:
     if probe.lingering(where.uid):
         return None
     return (
-        f"{name} has logged out, and lingering is off; to prevent this: "
-        f"{probe.linger_command(where.uid)}"
+        f"{name} has logged out, and lingering is off; "
+        f"to prevent this: {probe.linger_command(where.uid)}"
     )
 
 

@@ -22,8 +22,8 @@ from .trampoline.creating import NewChild, ProcessCreator, files_to_try
 from .trampoline.executable import AS_IT_IS, AS_USER, REPORT, is_one, reported
 from .watch import Mains, Orphans
 
-# ---- Starting a run's command: its containment is entered, a trampoline is
-# spawned, and waits at a gate until it is saved
+# ---- Starting a run's command: its containment is entered, a trampoline is spawned, and waits at a
+# gate until it is saved
 
 
 _COOKIE_IS = COOKIE + b"="
@@ -210,7 +210,9 @@ class Adopter:
             self._adopted.rejoin(run)
             if record.report is None:
                 self._find_main(run, record)
-            elif record.pid:  # a launch in flight, of a child of ours; one that could not be spawned has only the report
+            elif record.pid:
+                # a launch in flight, of a child of ours; one that could not be spawned has only the
+                # report
                 again = fcntl.fcntl(record.report, fcntl.F_DUPFD_CLOEXEC, 0)
                 self._mains.own(
                     run,

@@ -14,8 +14,8 @@ from .credentials import unsealed
 
 _PACKAGES = str(Path(__file__).parents[2])
 _START = (
-    "import sys; sys.path.append(sys.argv[1]); from sfad.processes import {0}; "
-    "{0}.{1}(sys.argv[2:])"
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from sfad.processes import {0}; {0}.{1}(sys.argv[2:])"
 )
 NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 ANSWER = b"sfad: "

@@ -239,8 +239,8 @@ def proportional(pid: int) -> int | None:
     return sum(int(words[1]) for words in lines) * 1024
 
 
-# ---- Pidfds: signals to exactly one process, and what they tell of it when it has
-# ended and its pid is used again
+# ---- Pidfds: signals to exactly one process, and what they tell of it when it has ended and its
+# pid is used again
 
 _GET_INFO = 0xC040FF0B
 _CGROUPID, _EXIT = 1 << 2, 1 << 3

@@ -19,8 +19,8 @@ from .credentials import COOKIE
 from .launcher import UNBOUND, Bounds, LaunchError, LaunchRecord
 from .trampoline.executable import ITS_COMMAND, ITS_DIRECTORY
 
-# ---- The two marks that the processes of a run inherit: a cookie in the
-# environment, and a tag, a number in the soft
+# ---- The two marks that the processes of a run inherit: a cookie in the environment, and a tag, a
+# number in the soft
 # RLIMIT_MSGQUEUE
 #
 # A process can change its own marks, or copy those of another run of the same user. So the cgroup

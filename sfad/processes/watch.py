@@ -25,8 +25,8 @@ from .launcher import Complain, Emit, LaunchError
 from .trampoline.creating import free, is_waiting
 from .trampoline.executable import REPORT, reported
 
-# ---- Orphans: what a run left behind is reparented to this process, a subreaper,
-# which has to reap it
+# ---- Orphans: what a run left behind is reparented to this process, a subreaper, which has to reap
+# it
 #
 # A status has one owner. `Mains` reaps a main process through its pidfd; all other children are
 # reaped here, by one `waitpid(pid, WNOHANG)` each. Never `waitpid(-1)`: it takes the status of any
@@ -108,8 +108,8 @@ def reap_orphan(pid: int) -> bool:
     return False
 
 
-# ---- One epoll for everything that the launcher waits for, nested in trio's, and
-# everything that is tried again
+# ---- One epoll for everything that the launcher waits for, nested in trio's, and everything that
+# is tried again
 #
 # It is nested because trio waits for EPOLLIN alone, and `cgroup.events` is always readable: a
 # change shows as EPOLLPRI (cgroups(7), measured). Pidfds and pipes are in the same epoll, so that
@@ -375,8 +375,8 @@ class Complaints:
             self._complain(text)
 
 
-# ---- The two events that the launcher owes after a request: `Emptied` after a
-# stop, `Frozen` after a freeze
+# ---- The two events that the launcher owes after a request: `Emptied` after a stop, `Frozen` after
+# a freeze
 #
 # A run is empty when no main process of its subtree is unreaped and its containment is unpopulated.
 # That order puts every `MainExited` before the `Emptied` of the run and of its ancestors.

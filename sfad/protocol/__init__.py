@@ -11,7 +11,8 @@
 `requests`    the same by subject
 `encoding`    values as msgpack and JSON, by msgspec
 `event_types` the types of events, and patterns of them
-`framing`     4-byte big-endian length + msgpack, a pure decoder used by both sides, and the versions of the protocol
+`framing`     4-byte big-endian length + msgpack, a pure decoder used by both sides, and the
+              versions of the protocol
 `sanitise`    an agent's bytes as text that a terminal and a model take for nothing but data
 `redaction`   what looks like a secret, hidden in texts
 `paths`       where the socket and the state are

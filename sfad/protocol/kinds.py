@@ -68,10 +68,12 @@ KINDS: dict[LimitKind, LimitSpec] = {
         words=("turn", "tool_call", "tool_calls"), fields=("max_turns",),
     ),
     LimitKind.MESSAGES: LimitSpec(
-        "m", "", "messages of the model", "run", "meter", 1, learned_from="messages", words=("message",), fields=("max_messages",)
+        "m", "", "messages of the model", "run", "meter", 1, learned_from="messages",
+        words=("message",), fields=("max_messages",)
     ),
     LimitKind.TOKENS: LimitSpec(
-        "k", "", "tokens in and out", "tree", "meter", 1, learned_from="tokens", words=("token",), fields=("max_tokens",)
+        "k", "", "tokens in and out", "tree", "meter", 1, learned_from="tokens", words=("token",),
+        fields=("max_tokens",)
     ),
     LimitKind.COST: LimitSpec(
         "$", "USD", "USD", "tree", "meter", 0.01, "max_cost", default=1.0, learned_from="cost_usd",
@@ -91,19 +93,27 @@ KINDS: dict[LimitKind, LimitSpec] = {
         default=2**26, instead="the oldest is freed",
     ),
     LimitKind.SILENCE: LimitSpec(
-        "q", "s", "seconds without a sign of life", "run", "signs", 1.0, words=("quiet", "idle"), fields=("max_silence_ms",)
+        "q", "s", "seconds without a sign of life", "run", "signs", 1.0, words=("quiet", "idle"),
+        fields=("max_silence_ms",)
     ),
     # with less than a mebibyte no command can be executed
-    LimitKind.MEMORY: LimitSpec("M", "bytes", "bytes of memory", "tree", "kernel", 2**20, words=("mem",)),
-    LimitKind.PIDS: LimitSpec("#", "", "processes", "tree", "kernel", 1, default=1024, words=("pid", "processes")),
+    LimitKind.MEMORY: LimitSpec("M", "bytes", "bytes of memory", "tree", "kernel", 2**20,
+                                words=("mem",)),
+    LimitKind.PIDS: LimitSpec("#", "", "processes", "tree", "kernel", 1, default=1024,
+                              words=("pid", "processes")),
     # the kernel takes no less than 1 ms of every 100 (`cpu.max`, cgroups(7))
-    LimitKind.CPU: LimitSpec("c", "cores", "cores", "tree", "kernel", 0.01, instead="throttled", words=("cpus", "cores")),
-    LimitKind.PLAN: LimitSpec("w", "%", "percent of a subscription's shorter window", "tree", "plan", 1),
+    LimitKind.CPU: LimitSpec("c", "cores", "cores", "tree", "kernel", 0.01, instead="throttled",
+                             words=("cpus", "cores")),
+    LimitKind.PLAN: LimitSpec("w", "%", "percent of a subscription's shorter window", "tree",
+                              "plan", 1),
 }  # fmt: skip
 """In the order in which limits are shown."""
 
 TIMED = frozenset(kind for kind, spec in KINDS.items() if spec.unit == "s")
 """Kinds of which a breach is use at the threshold, not above it."""
+
+ROLES = (LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST)
+"""Kinds of cost that only reports and reservations tell apart."""
 
 METERED_KINDS = frozenset(kind for kind, spec in KINDS.items() if spec.counted_by == "meter")
 """Kinds that cannot be enforced unless a meter or the agent tells what the run uses."""

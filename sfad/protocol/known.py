@@ -126,6 +126,12 @@ KEYS = {
 """The variables in which agent programs look for their key, by upstream. Each program starts with
 the first, or with its own of `KnownProgram.keys`."""
 
+SUBSCRIPTION_HOSTS = {
+    "anthropic": ("api.anthropic.com",),
+    "openai": ("chatgpt.com", "api.openai.com"),
+}
+"""Where the providers themselves tell of the windows of their subscriptions."""
+
 ANY_PROGRAM = "jsonl"
 """The meter of any program that prints usage as lines of JSON."""
 

@@ -14,8 +14,8 @@ from .types import Action, Limit, LimitKind, LimitState
 ALIASES = {word: kind for kind, spec in KINDS.items() for word in spec.words}
 """Other words for a kind. A leading `max_` means nothing, `-` is `_`."""
 LIMIT_FORM = (
-    "KIND=N or KIND=N:ACTION, as in turns=50, time=90s, cost=2.50:warn, tokens=200k:pause, "
-    "memory=2G"
+    "KIND=N or KIND=N:ACTION, as in turns=50, time=90s, "
+    "cost=2.50:warn, tokens=200k:pause, memory=2G"
 )
 
 _NONE_BY_DEFAULT = (

@@ -36,8 +36,7 @@ _ACTION = Annotated[
     _Word | None,
     Meta(
         description="What a breach of any of these limits is answered with, not of the time alone. "
-        "Without it: --on-limit, "
-        "else the action of the run's type, else terminate."
+        "Without it: --on-limit, else the action of the run's type, else terminate."
     ),
 ]
 
@@ -49,8 +48,8 @@ LimitsObject = msgspec.defstruct(
     ],
     namespace={
         "__doc__": (
-            "Bounds on what a run may use. What is left out, or null, is as the run's type or the "
-            "daemon's config has it."
+            "Bounds on what a run may use. "
+            "What is left out, or null, is as the run's type or the daemon's config has it."
         )
     },
     frozen=True,

@@ -72,8 +72,7 @@ def user_sockets(env: Mapping[str, str], uid: int, *, exists: Exists = os.path.i
     if not found:
         raise ValueError(
             "no place for a socket: XDG_RUNTIME_DIR, HOME and SFAD_STATE_DIR are all unset; "
-            "set "
-            "one of them"
+            "set one of them"
         )
     return list(dict.fromkeys(found))
 

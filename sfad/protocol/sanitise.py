@@ -14,7 +14,10 @@ SafeText = NewType("SafeText", str)
 # for xterm at BEL. A string without an end takes only the rest of its line: a stray introducer must
 # not hide the whole result. The text of a string excludes every character that could begin another,
 # which keeps matching linear.
-_STRING = r"(?:\x1b[PX\]^_k]|[\x90\x98\x9d\x9e\x9f])(?:[^\n\x07\x18\x1a\x1b\x80-\x9f]*(?:\x07|\x1b\\|\x9c)?)"
+_STRING = (
+    r"(?:\x1b[PX\]^_k]|[\x90\x98\x9d\x9e\x9f])"
+    r"(?:[^\n\x07\x18\x1a\x1b\x80-\x9f]*(?:\x07|\x1b\\|\x9c)?)"
+)
 _DCS = r"(?:\x1bP|\x90)[^\x07\x18\x1a\x1b\x80-\x9f]*(?:\x1b\\|\x9c)"
 _CSI = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
 _ESCAPE = r"\x1b[ -/]*[0-~]?"

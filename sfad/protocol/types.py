@@ -184,6 +184,9 @@ class LimitState(Struct, frozen=True, kw_only=True, gc=False):
     """The threshold of that ancestor."""
 
 
+Modality = Literal["audio", "image", "video"]
+
+
 class Tokens(Struct, frozen=True, kw_only=True, gc=False):
     """Tokens of one model. Cached ones are part of `input`, as Codex and Gemini report them."""
 
@@ -193,6 +196,8 @@ class Tokens(Struct, frozen=True, kw_only=True, gc=False):
     cache_write: int = 0
     long_write: int = 0
     """The part of `cache_write` that is kept for an hour."""
+    modes: dict[Modality, Tokens] = {}
+    """The parts of all of these that are not text. A part has no parts of its own."""
 
 
 Role = Literal["planning", "execution"]
@@ -274,8 +279,7 @@ class Usage(Struct, frozen=True, kw_only=True, gc=False):
     """Tokens and costs are lower bounds: the agent has not told its final figures, and perhaps
     never will. Output tokens may be an estimate from the streamed text."""
     estimated: bool = False
-    """A part of the cost is of a model without a price, and counts at that of the dearest known
-    model of its provider."""
+    """A part of the cost is of a model without a price, and counts at that of another one."""
     at_most: bool = False
     """A part of tokens and costs is an upper bound, because nothing tells what became of a call.
     With `partial`: an estimate."""
@@ -739,9 +743,16 @@ class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """So many calls after it were refused or withdrawn in the same minute, and have no row of their
     own."""
     estimated: bool = False
-    """Its model has no price: the cost is that of the dearest known model of its provider."""
+    """Its model has no price: the cost is that of `price_from`, which stands in for it."""
     at_most: bool = False
     """As in `Usage`."""
+    served: str | None = None
+    """The model that the reply says has answered, where it is not `model`."""
+    price_from: str | None = None
+    """Where the cost is from: `reply` if the reply says it, else the model at whose price it
+    counts."""
+    modes: dict[Modality, tuple[int, int]] = {}
+    """Of `input_tokens` and `output_tokens`, those that are not text."""
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
@@ -887,7 +898,7 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """For `egress_refused`, with the next: what the run may not reach."""
     port: int | None = None
     provider: str | None = None
-    """For `plan_nearing`, `plan_exhausted` and `plan_reset`, with the next four."""
+    """For `plan_nearing`, `plan_exhausted`, `plan_reset` and `plan_credits`, with the next four."""
     account: str | None = None
     window: str | None = None
     used_ratio: float | None = None

@@ -26,8 +26,8 @@ from ..storage.ledger.summary import Unwritten
 from .live import Live, SignsOfLife, SpawnKey
 from .showing import info_of, info_with_totals, usage_of
 
-# ---- Runs as rows of a list. An ended run does not change, so its row is read and
-# encoded once for many lists.
+# ---- Runs as rows of a list. An ended run does not change, so its row is read and encoded once for
+# many lists.
 
 
 MAX_BYTES = 6 * 1024 * 1024
@@ -444,8 +444,8 @@ class RunCatalogue:
         return self.with_totals(infos)
 
 
-# ---- The one answer to which model calls a run has made: under way, not written
-# yet, or in the ledger
+# ---- The one answer to which model calls a run has made: under way, not written yet, or in the
+# ledger
 
 
 OpenCalls = Callable[[RunId], list[CallInfo]]

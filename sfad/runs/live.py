@@ -93,8 +93,8 @@ class StdinPipe:
             return self.over
         if len(self._pending) + len(data) > MAX_PENDING:
             return (
-                f"{len(self._pending)} bytes already wait for it to read its stdin; at most "
-                f"{MAX_PENDING} may"
+                f"{len(self._pending)} bytes already wait for it to read its stdin; "
+                f"at most {MAX_PENDING} may"
             )
         if data and not self._pending:
             try:

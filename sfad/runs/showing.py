@@ -18,8 +18,9 @@ from ..core.state.plans import Window
 from ..core.state.run import Run
 from ..host.clock import wall_clock
 from ..host.files import UNDECODABLE
+from ..host.probe import user_name
 from ..processes.launcher import Footprint
-from ..protocol.kinds import COSTS, COUNTS, KINDS
+from ..protocol.kinds import COSTS, COUNTS, KINDS, ROLES
 from ..protocol.known import BY_REPORT
 from ..protocol.messages import Spawn
 from ..protocol.requests.plans import PlanAccount, PlanWindow
@@ -321,6 +322,8 @@ def _enforcer(live: Live, active: ActiveLimit, used: float | None) -> Enforcer:
     match KINDS[kind].counted_by:
         case "clock":
             return "clock"
+        case "meter" if kind in ROLES:
+            return "meter" if used is not None or live.spawn.meter == BY_REPORT else "nothing"
         case "meter":
             gated = live.gated and not live.run.bypassed
             if gated and live.run.called:
@@ -382,8 +385,8 @@ def _usage(source: Source, use: Use, elapsed: float | None) -> Usage:
     )
 
 
-# ---- What a run was started with, as the ledger keeps it for `recall`. Never its
-# environment, which may hold secrets.
+# ---- What a run was started with, as the ledger keeps it for `recall`. Never its environment,
+# which may hold secrets.
 
 
 MOST_RECALLED = 64 << 10
@@ -455,6 +458,7 @@ def accounts_of(plans: Plans, scope: Scope, now: float) -> Iterator[PlanAccount]
             yield PlanAccount(
                 account=found.account,
                 provider=found.provider,
+                user=user_name(found.uid) if found.uid is not None else None,
                 plan_type=found.plan_type,
                 status=found.status,
                 action=policy.action,
@@ -462,6 +466,9 @@ def accounts_of(plans: Plans, scope: Scope, now: float) -> Iterator[PlanAccount]
                 windows=[
                     _window_shown(window, policy.kept, now) for window in found.windows.values()
                 ],
+                on_credits=found.on_credits,
+                credits=found.credits,
+                banked_resets=found.banked_resets,
                 held=sorted(held),
             )
 

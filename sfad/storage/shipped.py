@@ -1,7 +1,8 @@
 """Files that are sent with runs (docs/fleet.md#files): archives, which come in pieces, and the
 directories where runs unpack them.
 
-`UID-ARCHIVE/`   a copy: `archive.part` grows to `archive`, which a run unpacks in `own/`. Both are given to the run's user
+`UID-ARCHIVE/`   a copy: `archive.part` grows to `archive`, which a run unpacks in `own/`. Both are
+                 given to the run's user
 `RUN.json`       which copy a run has. Runs that continue each other have the same one
 
 They are beside the state directory, and not in it: that is open to the daemon only, and hidden from
@@ -88,9 +89,9 @@ class ShippedFiles:
             )
         if size > self.most:
             raise ShipRefused(
-                f"the files have {format_size(size)}, and fleet.ship_max is "
-                f"{format_size(self.most)}: send a smaller directory, or "
-                "have git ignore what the run does not need"
+                f"the files have {format_size(size)}, "
+                f"and fleet.ship_max is {format_size(self.most)}: "
+                "send a smaller directory, or have git ignore what the run does not need"
             )
         if len(data) > PIECE:
             raise ShipRefused(f"a piece has at most {PIECE} bytes, got {len(data)}")
@@ -125,8 +126,8 @@ class ShippedFiles:
         free = disk.f_bavail * disk.f_frsize
         if free < more + STAYS_FREE:
             why = (
-                f"only {format_size(free)} are free on the disk, of which "
-                f"{format_size(STAYS_FREE)} stay free; free some"
+                f"only {format_size(free)} are free on the disk, "
+                f"of which {format_size(STAYS_FREE)} stay free; free some"
             )
             raise OSError(errno.ENOSPC, why, str(self.directory))
 
@@ -138,8 +139,8 @@ class ShippedFiles:
         waiting = [name for name in waiting if not (self.directory / name / "own").exists()]
         if len(waiting) >= MOST_UNCLAIMED:
             raise ShipRefused(
-                f"{len(waiting)} archives of uid {uid} wait for a run that names them, at most "
-                f"{MOST_UNCLAIMED} may"
+                f"{len(waiting)} archives of uid {uid} wait for a run that names them, "
+                f"at most {MOST_UNCLAIMED} may"
             )
         _make(copy)
 

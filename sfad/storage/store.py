@@ -29,8 +29,8 @@ from ..host.files import (
 )
 from ..protocol.types import RunId
 
-# ---- One 0600 file for each run, `ID.spawn`: what it takes to start a run that is
-# queued or may be retried, or to continue one
+# ---- One 0600 file for each run, `ID.spawn`: what it takes to start a run that is queued or may be
+# retried, or to continue one
 #
 # A run's environment is part of it, and may have secrets. So it is in no ledger, log or event, and
 # the file is removed as soon as nothing needs it.
@@ -414,8 +414,8 @@ class Store:
             length, check, inverse = _HEAD.unpack_from(data, self._end)
             if length ^ inverse != _ONES:
                 return (
-                    f"no frame where one should be, at byte {self._end}, and nothing behind it is "
-                    "used"
+                    f"no frame where one should be, at byte {self._end}, "
+                    "and nothing behind it is used"
                 )
             end = self._end + length + _ROUND
             if end > self._dirty:
@@ -453,8 +453,8 @@ def _check_head(path: Path, data: memoryview) -> str | None:
         return "it does not begin like a journal"
     if version != VERSION:
         raise StoreError(
-            f"{path} is a journal of version {version}, and this sfad knows only version "
-            f"{VERSION}; "
+            f"{path} is a journal of version {version}, "
+            f"and this sfad knows only version {VERSION}; "
             "start the sfad that wrote it, or move the file away, which ends the live runs"
         )
     return None

@@ -5,8 +5,10 @@
     reports, reservations ─▶ metering ───────▶┼▶ metered_run ─▶ the core's events
     launcher ─▶ sampling ────────────────────▶┘
 
-`metering`        the interface that the loop calls: `Metering`; prices what agents report and reserve, and calls of the gateway
-`metered_run`     what sources tell of the use of one run, told to the core and, where it is not known in full, to people
+`metering`        the interface that the loop calls: `Metering`; prices what agents report and
+                  reserve, and calls of the gateway
+`metered_run`     what sources tell of the use of one run, told to the core and, where it is not
+                  known in full, to people
 `tail`            follows the output files of all runs, and frees their oldest bytes
 `tailed_run`      the output files of one run, and its meter; what it writes on its stderr
 `stdout`          the meters of one run: one for each attempt, fed with its stdout

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import trio
 
@@ -16,6 +16,7 @@ from ..agents.program import digest
 from ..core import events as e
 from ..core.state.account import NOTHING, OpenReservation, Use
 from ..core.state.budgets import to_nanos
+from ..core.state.run import MAX_FREE
 from ..host.clock import wall_clock
 from ..protocol import messages as m
 from ..protocol.event_types import EventType
@@ -210,6 +211,7 @@ class MeterNotices:
     publish: Publish
     _skipped: int = 0
     _unpriced: set[str] = field(default_factory=set)
+    _free: set[str] = field(default_factory=set)
     _told_unloaded: bool = False
 
     def tell_silent(self) -> None:
@@ -219,9 +221,9 @@ class MeterNotices:
         if live.program is not None and live.spawn.meter is not None and not live.meter_silent:
             live.set_meter(silent=True)
             message = (
-                f"the meter {live.program.name} recognises nothing in what the run prints: its "
-                "turns, messages, tokens and cost "
-                "are NOT ENFORCEABLE. Have the agent print JSON events, or name another --meter"
+                f"the meter {live.program.name} recognises nothing in what the run prints: "
+                "its turns, messages, tokens and cost are NOT ENFORCEABLE. "
+                "Have the agent print JSON events, or name another --meter"
             )
             self.publish(EventType.METER_SILENT, live.run.id, message)
 
@@ -266,12 +268,19 @@ class MeterNotices:
         for model, like in gaps.estimated.items():
             if name := self._fresh([model]):
                 message = (
-                    f"no price is known of {name}: it is estimated to cost as much as {like}, the "
-                    "dearest known model of its "
-                    f'provider, until [prices."{name}"] in the config says what it costs (0 if it '
-                    "is free)"
+                    f"no price is known of {name}: it counts at the price of {like}, until "
+                    f'[prices."{name}"] in the config says what it costs (0 if it is free)'
                 )
                 self.publish(EventType.METER_UNPRICED, self.live.run.id, message)
+
+    def free(self, model: str, why: Literal["local", "config"]) -> None:
+        """A model costs nothing."""
+        if model in self.live.run.free_models or model in self._free or len(self._free) >= MAX_FREE:
+            return
+        self._free.add(model)
+        name = printable(model, 80) or "a model that is not named"
+        words = "local model, free" if why == "local" else "free by the config"
+        self.publish(EventType.MODEL_FREE, self.live.run.id, f"{name}: {words}")
 
     def _fresh(self, models: Iterable[str]) -> str:
         """Return the names of the models that were not told yet, if so many may still be told."""
@@ -286,8 +295,8 @@ class MeterNotices:
         if not self._told_unloaded:
             self._told_unloaded = True
             message = (
-                "the price list could not be loaded before the run ended: the cost of its tokens "
-                "is not counted"
+                "the price list could not be loaded before the run ended: "
+                "the cost of its tokens is not counted"
             )
             self.publish(EventType.METER_UNPRICED, self.live.run.id, message)
 
@@ -304,6 +313,8 @@ class MeteredRun:
         self.live = live
         self.notices = MeterNotices(live, price_list, publish)
         self.prices = price_list.current
+        self._prices_of_readings: tuple[frozenset[str], Prices] = frozenset(), self.prices
+        """The models that are free, and the prices with them."""
         self._price_list = price_list
         self._feed = feed
         self._stream: Sequence[Reading] = ()
@@ -380,20 +391,22 @@ class MeteredRun:
             return
         self._plan = told
         run = self.live.run
+        is_known = "openai" in run.subscriptions
+        if run.account.seen_by_gateway is not None and not is_known:
+            return  # its calls went to a server that is not believed about subscriptions
         login = run.root.asked.logins.get("openai") or digest(
             f"Codex's login of user {run.birth.uid}"
         )
-        known = run.subscriptions.get("openai", "").partition("/")[2] or None
         # what an agent writes with a date in the future would hide what is heard next
         time = datetime.fromtimestamp(
             min(max(told.time, 0.0), wall_clock().timestamp()), UTC
         ).astimezone()
         seen = m.SeePlan(
             id=0, run=run.id, provider="openai", time=time.timestamp(),
-            login="" if known else login, organization=known, plan_type=told.plan_type,
-            windows=list(told.windows),
+            login="" if is_known else login, plan_type=told.plan_type,
+            windows=list(told.windows), credits=told.credits,
         )  # fmt: skip
-        self._feed(e.PlanSeen(trio.current_time(), time, seen))
+        self._feed(e.PlanSeen(trio.current_time(), time, seen, run.birth.uid))
 
     def price_again(self) -> None:
         """Count what is known at the prices that are known by now."""
@@ -436,7 +449,11 @@ class MeteredRun:
         self._feed(e.UseSeen(trio.current_time(), run.id, source, use))
 
     def _use(self, readings: Sequence[Reading]) -> tuple[Use, PriceGaps]:
-        return use_of_readings(readings, self.prices, self.program, self.live.model, self._tier)
+        free = self.live.run.free_models
+        if free != self._prices_of_readings[0]:
+            self._prices_of_readings = frozenset(free), self.prices.with_free(*free)
+        prices = self._prices_of_readings[1]
+        return use_of_readings(readings, prices, self.program, self.live.model, self._tier)
 
 
 def _time_of(told: PlanTold) -> float:

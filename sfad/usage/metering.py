@@ -10,7 +10,6 @@ from signal import SIGKILL
 
 import psutil
 import trio
-from msgspec.structs import replace
 
 from ..agents import SESSION_VARIABLES, UNREAD, AgentProgram, Reading, chosen, named
 from ..agents.registered import session_of
@@ -26,7 +25,7 @@ from ..processes.launcher import Launcher
 from ..protocol import messages as m
 from ..protocol.event_types import EventType
 from ..protocol.known import NO_METER
-from ..protocol.types import LimitKind, RunId, Tokens
+from ..protocol.types import LimitKind, Modality, RunId, Tokens
 from ..runs.live import Live, bounds_of
 from ..storage.output.files import OutputFiles
 from .metered_run import (
@@ -37,10 +36,10 @@ from .metered_run import (
     reservation_of,
     use_of_report,
 )
-from .pricing import PriceList, Prices
+from .pricing import Cost, PriceList, Prices
 from .sampling import KernelLevels
 from .sessions import Session, Sessions
-from .silence import SilenceWatch
+from .silence import Signs, SilenceWatch
 from .tail import Tail
 
 # ---- What agents report and reserve, and model calls of the gateway, with their price
@@ -70,22 +69,24 @@ class UsePricing:
         return self.use_of_report(run, report_of_settlement(reservation, request))
 
     def price_of_call(self, request: m.AdmitCall) -> CallPrice:
-        prices, size = self._prices(request.run), request.input_tokens
+        prices, size = self._call_prices(request), request.input_tokens
         most, model = size + request.more_input, prices.charged_as(request.model, request.api)
 
-        def cost(tokens: int) -> float | None:
-            written = tokens if request.caches else 0
+        def cost(tokens: int, media: Mapping[Modality, int]) -> float | None:
+            text = max(0, tokens - sum(media.values()))
+            written = text if request.caches else 0
             return prices.cost(
                 model,
                 Tokens(
                     input=tokens,
                     cache_write=written,
                     long_write=written if request.long_cache else 0,
+                    modes={mode: Tokens(input=count) for mode, count in media.items()},
                 ),
             )
 
-        likely, dearest = cost(size), cost(most)
-        million = prices.cost(model, Tokens(output=1_000_000), request_input=most)
+        likely, dearest = cost(size, request.media), cost(most, request.most_media or request.media)
+        million = prices.output_million(model, most, text_only=request.text_only)
         if likely is None or dearest is None or million is None:
             return CallPrice(None)
         estimated = model != request.model
@@ -99,6 +100,10 @@ class UsePricing:
             estimated,
         )
 
+    def settled(self, at: float, request: m.EndCall, reservation: OpenReservation) -> e.CallSettled:
+        used = self.use_of_call(request, reservation)
+        return e.CallSettled(at, request, used, self.price_of_reply(request)[0])
+
     def use_of_call(self, request: m.EndCall, reservation: OpenReservation) -> Use:
         """Return what a call has used; what was reserved for it where its reply could not be
         read."""
@@ -106,11 +111,9 @@ class UsePricing:
             self.runs[request.run].live.set_model(request.model)
         if request.tokens is None:
             return reservation.use
-        tokens, prices = request.tokens, self._prices(request.run)
-        model = prices.charged_as(request.model, request.api)
-        cost = _cost_of_call(request, model, tokens, prices)
+        tokens, found = request.tokens, _cost_of_call(request, self._call_prices(request))
+        cost = None if found is None else found.usd
         sure = tokens if request.sure is None else request.sure
-        sure_cost = cost if request.sure is None else _cost_of_call(request, model, sure, prices)
         return Use(
             turns=len(request.tools),
             messages=int(request.status is not None and request.status < 400),
@@ -121,12 +124,26 @@ class UsePricing:
             cost_from=None if cost is None else "prices",
             unpriced_tokens=tokens.input + tokens.output if cost is None else None,
             unsure_tokens=max(0, tokens.input + tokens.output - sure.input - sure.output) or None,
-            unsure_cost=max(0, to_nanos(cost) - to_nanos(sure_cost or 0.0)) or None
-            if cost is not None
-            else None,
+            unsure_cost=None
+            if found is None
+            else max(0, to_nanos(found.usd) - to_nanos(found.sure)) or None,
             partial=request.partial,
-            estimated=model != request.model,
+            estimated=self.price_of_reply(request)[1],
         )
+
+    def price_of_reply(self, request: m.EndCall) -> tuple[str | None, bool]:
+        """Return where the price of a call is from: `reply`, or the model at whose price it counts;
+        and whether that stands in for another one."""
+        if request.tokens is None or not request.tokens.input + request.tokens.output:
+            return None, False
+        if request.cost_usd is not None:
+            return "reply", False
+        prices, tokens = self._call_prices(request), request.tokens
+        names = _priced_names(request, prices)
+        dearest = max(names, key=lambda name: prices.cost(name, tokens) or 0.0)
+        cost = prices.price(dearest, tokens)
+        stands_in = dearest not in {request.model, request.served}
+        return dearest, stands_in or (cost is not None and cost.sure < cost.usd)
 
     def when_known(
         self, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]
@@ -136,6 +153,16 @@ class UsePricing:
         now."""
         self.price_list.when_known(self._prices(run), model, then, unsure)
 
+    def _call_prices(self, call: m.AdmitCall | m.EndCall) -> Prices:
+        """Return the prices that count for a call, and tell of a free one."""
+        prices = self._prices(call.run)
+        if call.free is None:
+            return prices
+        if call.run in self.runs:
+            self.runs[call.run].notices.free(call.model, call.free)
+        served = call.served if isinstance(call, m.EndCall) else ""
+        return prices.with_free(call.model, served or call.model)
+
     def _prices(self, run: RunId) -> Prices:
         return self.runs[run].prices if run in self.runs else self.price_list.current
 
@@ -143,17 +170,35 @@ class UsePricing:
         return self.runs[run].program if run in self.runs else None
 
 
-def _cost_of_call(request: m.EndCall, model: str, tokens: Tokens, prices: Prices) -> float | None:
-    cost = prices.cost(model, replace(tokens, long_write=request.long_cached))
-    others = [
-        prices.cost(prices.charged_as(other, request.api), used)
+def _priced_names(request: m.EndCall, prices: Prices) -> list[str]:
+    """Return the models at whose prices a call may count: that which has answered and that which
+    was asked for, as far as they have a price; else a stand-in."""
+    if request.free is not None:
+        return [request.model]
+    names = list(dict.fromkeys((request.served or request.model, request.model)))
+    # what the config says of one counts before the list price of the other
+    known = [name for name in names if prices.owns(name)] or list(filter(prices.knows, names))
+    return known or [prices.charged_as(names[0], request.api)]
+
+
+def _cost_of_call(request: m.EndCall, prices: Prices) -> Cost | None:
+    """Return what a call has cost: what its reply says, else what the dearer model costs."""
+    if request.cost_usd is not None:
+        return Cost(request.cost_usd, request.cost_usd)
+    assert request.tokens is not None
+    sure = request.tokens if request.sure is None else request.sure
+    names = _priced_names(request, prices)
+    most = [cost for name in names if (cost := prices.price(name, request.tokens)) is not None]
+    least = prices.price(names[0], sure)
+    if not most or least is None:
+        return None
+    others = sum(
+        prices.cost(prices.charged_as(other, request.api), used) or 0.0
         for other, used in request.others.items()
-    ]
-    return (
-        None
-        if cost is None
-        else request.factor * cost + request.fees_usd + sum(each or 0.0 for each in others)
     )
+    usd = request.factor * max(cost.usd for cost in most) + request.fees_usd + others
+    surely = request.factor * least.sure + others
+    return Cost(usd, min(usd, surely + request.fees_usd - request.unsure_fees_usd))
 
 
 # ---- The interface of the package: what the loop calls in the life of a run and of the daemon
@@ -179,7 +224,7 @@ class Metering:
         launcher: Launcher,
         prices: Mapping[str, Price],
         nearing: float,
-        silence: SilenceWatch,
+        lives: Mapping[RunId, Live],
     ) -> None:
         self._feed = feed
         self._learnt: list[e.Event] | None = []
@@ -199,7 +244,8 @@ class Metering:
             seen=self._read_in_session, lost=self._session_lost, trouble=trouble
         )
         self._levels = KernelLevels(launcher, self._tell, nearing=nearing)
-        self._silence = silence
+        signs = Signs(lives, output, self._sessions.written)
+        self.silence = SilenceWatch(signs, launcher, feed, nearing, self._sessions.look_again)
         self.use_pricing = UsePricing(self._runs, self._prices)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -212,7 +258,7 @@ class Metering:
     async def sample(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._levels.sampler.serve)
-            nursery.start_soon(self._silence.serve)
+            nursery.start_soon(self.silence.serve)
 
     def close(self) -> None:
         self._tail.close()
@@ -222,7 +268,7 @@ class Metering:
         all."""
         self._prices.reconfigure(prices)
         self._levels.sampler.set_nearing(nearing)
-        self._silence.nearing = nearing
+        self.silence.nearing = nearing
 
     def begin_attempt(self, live: Live, opened: Sequence[int] = ()) -> None:
         """`opened`: as `Tail.begin_attempt` takes it."""
@@ -263,7 +309,7 @@ class Metering:
         if run.id in self._runs:
             self._tail.set_limit(run.id, _output_limit(run))
             self._levels.watch(run)
-            self._silence.watch(self._runs[run.id].live)
+            self.silence.watch(self._runs[run.id].live)
             self._launcher.bound(run.id, bounds_of(run))
 
     def catch_up(self, run: Run, signal: int | None = None) -> None:
@@ -317,7 +363,7 @@ class Metering:
             self._tail.forget(run)  # it may still read the last output
             self._sessions.forget(run)
             self._levels.sampler.forget(run)
-            self._silence.forget(run)
+            self.silence.forget(run)
             del self._runs[run]
 
     @property
@@ -351,7 +397,7 @@ class Metering:
             metered.resume(readings)
             self._tail.tell_milestones(run.id, run.name, partial(self._reached, live))
         self._levels.watch(run, fresh=fresh)
-        self._silence.watch(live)
+        self.silence.watch(live)
         if metered.has_meter:
             self._prices.load_soon()
         return readings

@@ -15,13 +15,14 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import trio
+from msgspec.structs import replace
 
 from ..config import NAME_MAX, Price
-from ..protocol.types import Tokens
+from ..protocol.types import Modality, Tokens
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, Provider, TieredPrices
@@ -62,8 +63,71 @@ _PRO = re.compile(r"(^|.*-)pro(-.*)?")
 """OpenAI has each of its dearest models under such a name only, so they say nothing of other
 names."""
 
+_LIKE_TEXT = {"anthropic", "aws", "azure", "google", "openai", "openrouter", "x-ai"}
+"""Providers whose images and videos cost what text costs where they have no price of their own
+(https://ai.google.dev/gemini-api/docs/pricing, "text / image / video";
+https://platform.openai.com/docs/guides/images-vision, "Calculating costs";
+https://platform.claude.com/docs/en/build-with-claude/vision)."""
+
+_RETIRED = re.compile(r"grok-(code-fast|4-1-fast|4-fast|4-0709|4$|3).*")
+_RETIRED_AS = "grok-4.3"
+"""Models of xAI that another one answers for since May 2026
+(https://docs.x.ai/docs/migration/may-15-retirement). Not all replies say so, so the dearer
+counts."""
+
+_FINE_TUNED: tuple[tuple[str, tuple[float, float, float]], ...] = (
+    ("gpt-4.1-nano", (0.2, 0.05, 0.8)),
+    ("gpt-4.1-mini", (0.8, 0.2, 3.2)),
+    ("gpt-4.1", (3.0, 0.75, 12.0)),
+    ("gpt-4o-mini", (0.3, 0.15, 1.2)),
+    ("gpt-4o", (3.75, 1.875, 15.0)),
+    ("gpt-3.5-turbo", (3.0, 3.0, 6.0)),
+    ("o4-mini", (4.0, 1.0, 16.0)),
+)
+"""What models cost that were tuned from these, whose names begin with `ft:`: USD for a million
+tokens of input, of input from a cache, and of output
+(https://platform.openai.com/docs/pricing, "Fine-tuning")."""
+
+_NEWEST = {
+    "haiku": "haiku",
+    "sonnet": "sonnet",
+    "opus": "opus",
+    "fable": "fable",
+    "opusplan": "opus",
+    "best": "fable",
+}
+"""Aliases of Claude Code (https://code.claude.com/docs/en/model-config): the newest of a family; of
+two, the dearer."""
+_ALIASES: dict[str | None, dict[str, str]] = {
+    "claude": {"default": "opus"},
+    "qwen": {"coder-model": "qwen/qwen3.6-plus", "vision-model": "qwen/qwen3.6-plus"},
+    "gemini": {
+        "auto": "gemini-pro-latest",
+        "pro": "gemini-pro-latest",
+        "flash": "gemini-flash-latest",
+        "flash-lite": "gemini-3.5-flash-lite",
+    },
+    "aider": {
+        "4o": "gpt-4o",
+        "deepseek": "deepseek/deepseek-chat",
+        "r1": "deepseek/deepseek-reasoner",
+        "gemini": "gemini-pro-latest",
+        "flash": "gemini-flash-latest",
+    },
+    None: {"coder-model": "qwen/qwen3.6-plus"},
+}
+"""What other names of agent programs mean, by program (https://geminicli.com/docs/cli/model,
+https://qwenlm.github.io/qwen-code-docs/en/users/configuration/auth,
+https://aider.chat/docs/config/model-aliases.html)."""
+
 _BEDROCK = re.compile(r"(?:[a-z-]+\.)?[a-z0-9]+\.[a-z]")
 """`anthropic.claude-…`, `us.anthropic.claude-…`: Amazon's names of other makers' models."""
+
+
+class Cost(NamedTuple):
+    usd: float
+    sure: float
+    """What it is at least; below `usd` where a price stands in for another one."""
 
 
 class PriceLibrary:
@@ -93,11 +157,8 @@ class PriceLibrary:
     async def _import(self) -> str | None:
         try:
             self.providers = await trio.to_thread.run_sync(_import_library)
-        except (
-            OSError,
-            MemoryError,
-            RuntimeError,
-        ) as error:  # RuntimeError: can't start new thread
+        except (OSError, MemoryError, RuntimeError) as error:
+            # RuntimeError: can't start new thread
             return f"the library genai-prices cannot be imported now: {error}"
         except ImportError as error:
             if isinstance(error.__cause__ or error.__context__, OSError):
@@ -122,10 +183,23 @@ class Prices:
         self._match = lru_cache(MATCHES_KEPT)(self._search)
         self._stand_in = lru_cache(MATCHES_KEPT)(self._search_dearest)
 
+    def with_free(self, *models: str) -> Prices:
+        """Return the same prices, but that these models cost nothing."""
+        nothing = Price(input_mtok=0, output_mtok=0)
+        return Prices({**self._own, **dict.fromkeys(models, nothing)}, self.library)
+
     def cost(self, model: str, tokens: Tokens, *, request_input: int | None = None) -> float | None:
-        """Return USD for `tokens` of a model, or `None` if its price is not known: its name is
+        """Return USD for `tokens` of a model, as `price`."""
+        found = self.price(model, tokens, request_input=request_input)
+        return None if found is None else found.usd
+
+    def price(self, model: str, tokens: Tokens, *, request_input: int | None = None) -> Cost | None:
+        """Return what `tokens` of a model cost, or `None` if its price is not known: its name is
         unknown, or the library is not loaded. Never raises. Fees for requests and searches are not
         included.
+
+        A modality without a price costs the dearest rate of its model, or of that modality at its
+        provider.
 
         All tokens of some models cost more if the request has much input (mostly above 200 000
         tokens). So `tokens` are those of one request; for a sum over several requests,
@@ -140,22 +214,46 @@ class Prices:
         except OverflowError:  # no float holds so many tokens
             return None
 
+    def output_million(self, model: str, request_input: int, *, text_only: bool) -> float | None:
+        """Return USD for a million tokens of output, of the dearest modality that a model may
+        answer with; `None` as in `cost`. `request_input`: as in `cost`."""
+        text = Tokens(output=1_000_000)
+        found = None if len(model) > NAME_MAX else self._match(model, self.library.providers)
+        if found is None:
+            return None
+        rates = found(request_input)
+        made = [
+            replace(text, modes={mode: text})
+            for mode in get_args(Modality)
+            if f"output_{mode}" in rates.of and not text_only
+        ]
+        costs = [cost.usd for tokens in (text, *made) if (cost := _total(tokens, rates))]
+        return max(costs, default=None)
+
+    def owns(self, model: str) -> bool:
+        """Return whether the config says the price of a model."""
+        return any(name in self._own for name in _spellings(model))
+
+    def knows(self, model: str) -> bool:
+        """Return whether a model has a price under this name."""
+        return self.price(model, Tokens()) is not None
+
     def charged_as(self, model: str, hint: str | None = None) -> str:
-        """Return the name at whose price a model counts: its own; without a price, the dearest
-        known model of its provider. `hint` tells the provider of a name that does not: an agent
-        program, or an API of the gateway.
+        """Return the name at whose price a model counts: its own; without a price, what its program
+        means by it, else the dearest known model of its provider. `hint` tells the provider of a
+        name that does not: an agent program, or an API of the gateway.
 
         Without the library, for a local model and for no name that is its own name, which has no
         price."""
-        if not model or self.library.providers is None or self.cost(model, Tokens()) is not None:
+        if not model or self.library.providers is None or self.knows(model):
             return model
         return self._stand_in(model[:NAME_MAX], hint, self.library.providers) or model
 
     def _search_dearest(self, model: str, hint: str | None, providers: _Providers) -> str | None:
         try:
-            return providers.dearest(
-                [name.lower() for name in _spellings(model)], _MAKERS.get(hint or "")
-            )
+            names = [name.lower() for name in _spellings(model)]
+            meant = providers.meant(names[-1], hint)
+            return meant or providers.dearest(names, _MAKERS.get(hint or ""))
         except Exception as error:  # noqa: BLE001 — as in `_search`
             self.library.failed(
                 f"the library genai-prices failed on {model!r}: {type(error).__name__}: {error}"
@@ -178,12 +276,44 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """USD per million tokens; `None` where there is no price."""
+    """USD per million tokens, by the library's names without `_mtok`."""
 
-    input: float | None
-    output: float | None
-    cached: float | None
-    cache_write: float | None
+    of: Mapping[str, float]
+    like_text: bool = False
+    """Whether images and videos without a rate cost what text costs."""
+    dearest: Callable[[], Mapping[str, float]] = dict
+    """Returns the dearest rates of each kind at the provider."""
+    least: Mapping[str, float] | None = None
+    """What the rates are at least; `None`: they are sure."""
+
+    def text(self) -> tuple[float | None, ...]:
+        """Return the rates of input, from a cache, into it, into it for an hour, and of output."""
+        into = self.of.get("input")
+        write = self.of.get("cache_write", into)
+        long = None if write is None else max(write, LONG_CACHE * (into or 0.0))
+        return (
+            into,
+            self.of.get("cache_read", into),
+            write,
+            self.of.get("cache_write_1h", long),
+            self.of.get("output"),
+        )
+
+    def mode(self, mode: Modality, *, sure: bool) -> tuple[float | None, ...]:
+        """Return the same of a modality. `sure`: what they are at least."""
+        into, read, write, long, out = self.text()
+        own = self.of.get(f"input_{mode}")
+        if own is not None:
+            cached = self.of.get(f"cache_{mode}_read", (read or 0.0) if sure else own)
+            into, read, write, long = own, cached, own, own
+        elif not (self.like_text and mode in {"image", "video"}) and not sure:
+            into = read = write = long = self._stand_in(f"input_{mode}")
+        if f"output_{mode}" in self.of or not sure:
+            out = self.of.get(f"output_{mode}") or self._stand_in(f"output_{mode}")
+        return into, read, write, long, out
+
+    def _stand_in(self, kind: str) -> float:
+        return max([*self.of.values(), self.dearest().get(kind, 0.0)], default=0.0)
 
 
 _Priced = Callable[[int], _Rates]
@@ -191,15 +321,48 @@ _Priced = Callable[[int], _Rates]
 
 
 def _fixed(price: Price) -> _Priced:
-    rates = _Rates(price.input_mtok, price.output_mtok, price.cached_mtok, price.cache_write_mtok)
-    return lambda _request: rates
+    rates = {
+        "input": price.input_mtok,
+        "output": price.output_mtok,
+        "cache_read": price.cached_mtok,
+        "cache_write": price.cache_write_mtok,
+    }
+    found = _Rates({name: rate for name, rate in rates.items() if rate is not None})
+    return lambda _request: found
 
 
-def _listed(model: ModelInfo) -> _Priced:
+def _listed(model: ModelInfo, provider: Provider) -> _Priced:
+    like_text, dearest = provider.id in _LIKE_TEXT, partial(_dearest_kinds, provider)
+    return lambda request: _Rates(_rates_of(model, request), like_text, dearest)
+
+
+def _rates_of(model: ModelInfo, request: int) -> dict[str, float]:
+    listed = vars(model.get_prices(datetime.now(UTC)))
+    return {
+        name.removesuffix("_mtok"): rate
+        for name, price in listed.items()
+        if name.endswith("_mtok") and (rate := _rate(price, request)) is not None
+    }
+
+
+def _dearest_kinds(provider: Provider) -> dict[str, float]:
+    """Return the dearest rate of each kind that is not text, of all models of a provider."""
+    found: dict[str, float] = {}
+    for model in provider.models:
+        for name, rate in _rates_of(model, 0).items():
+            if name.startswith(("input_", "output_")):
+                found[name] = max(rate, found.get(name, 0.0))
+    return found
+
+
+def _dearer(one: _Priced, other: _Priced) -> _Priced:
+    """Return the higher of both rates of each kind; `one` is what they are at least."""
+
     def now(request: int) -> _Rates:
-        prices = vars(model.get_prices(datetime.now(UTC)))
-        names = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok")
-        return _Rates(*(_rate(prices.get(name), request) for name in names))
+        least, more = one(request), other(request)
+        names = least.of.keys() | more.of.keys()
+        most = {name: max(least.of.get(name, 0.0), more.of.get(name, 0.0)) for name in names}
+        return _Rates(most, least.like_text, least.dearest, least.of)
 
     return now
 
@@ -212,19 +375,47 @@ def _rate(price: Decimal | TieredPrices | None, request: int) -> float | None:
     return float(reached[-1] if reached else price.base)
 
 
-def _total(tokens: Tokens, rates: _Rates) -> float | None:
-    if rates.input is None and rates.output is None:
+def _total(tokens: Tokens, rates: _Rates) -> Cost | None:
+    if "input" not in rates.of and "output" not in rates.of:
         return None
+    most = _sum(tokens, rates, sure=False)
+    if most is None:
+        return None
+    sure = rates if rates.least is None else _Rates(rates.least, rates.like_text)
+    # nearly all calls are of text whose price is known
+    least = _sum(tokens, sure, sure=True) if tokens.modes or rates.least is not None else most
+    return Cost(most, min(most, least or 0.0))
+
+
+def _sum(tokens: Tokens, rates: _Rates, *, sure: bool) -> float | None:
+    text, total = tokens, 0.0
+    for mode, part in tokens.modes.items():
+        cost = _part(part, rates.mode(mode, sure=sure))
+        if cost is None:
+            return None
+        text = _less(text, part)
+        total += cost
+    cost = _part(text, rates.text())
+    return None if cost is None else total + cost
+
+
+def _less(text: Tokens, part: Tokens) -> Tokens:
+    return replace(
+        text,
+        input=text.input - part.input,
+        output=text.output - part.output,
+        cached=text.cached - part.cached,
+        cache_write=text.cache_write - part.cache_write,
+        long_write=text.long_write - part.long_write,
+    )
+
+
+def _part(tokens: Tokens, rates: tuple[float | None, ...]) -> float | None:
     cached, written = max(0, tokens.cached), max(0, tokens.cache_write)
     long = min(max(0, tokens.long_write), written)
-    write = rates.input if rates.cache_write is None else rates.cache_write
-    parts = (
-        (max(0, tokens.input - cached - written), rates.input),
-        (cached, rates.input if rates.cached is None else rates.cached),
-        (written - long, write),
-        (long, None if write is None else max(write, LONG_CACHE * (rates.input or 0.0))),
-        (max(0, tokens.output), rates.output),
-    )
+    fresh = max(0, tokens.input - cached - written)
+    counts = (fresh, cached, written - long, long, max(0, tokens.output))
+    parts = tuple(zip(counts, rates, strict=True))
     if any(count and rate is None for count, rate in parts):
         return None
     return sum(count * (rate or 0.0) for count, rate in parts) / 1_000_000
@@ -256,10 +447,33 @@ class _Providers:
         if names and names[0].partition("/")[0] in _LOCAL:
             return None
         for name in names:
-            for provider, rest in self._candidates(name):
+            if name.startswith("ft:"):
+                return _fine_tuned(name)
+            for provider, rest in (*self._candidates(name), *self._resellers(name)):
                 if (model := provider.find_model(rest, all_providers=self._providers)) is not None:
-                    return _listed(model)
+                    return self._priced(model, provider)
         return None
+
+    def _priced(self, model: ModelInfo, provider: Provider) -> _Priced:
+        listed = _listed(model, provider)
+        if provider.id != "x-ai" or _RETIRED.fullmatch(model.id) is None:
+            return listed
+        now = provider.find_model(_RETIRED_AS, all_providers=self._providers)
+        return listed if now is None else _dearer(listed, _listed(now, provider))
+
+    def meant(self, name: str, hint: str | None) -> str | None:
+        """Return the model that an agent program means by an alias; `None` if it is none."""
+        name = _ALIASES.get(hint, {}).get(name) or _ALIASES[None].get(name, name)
+        if name not in _NEWEST:
+            return name if self.find([name]) is not None else None
+        anthropic = self._by_id(self._providers, "anthropic")
+        pattern = re.compile(rf"claude-{_NEWEST[name]}-(\d+)(?:-(\d+))?")
+        found = [
+            (int(match[1]), int(match[2] or 0), model.id)
+            for model in (anthropic.models if anthropic is not None else ())
+            if (match := pattern.fullmatch(model.id)) is not None
+        ]
+        return f"anthropic/{max(found)[2]}" if found else None
 
     def dearest(self, names: list[str], maker: str | None) -> str | None:
         """Return the dearest model, with its provider in front: of the provider that these
@@ -292,12 +506,31 @@ class _Providers:
         head, slash, rest = name.partition("/")
         if slash and rest and (named := self._by_id(self._providers, head)) is not None:
             yield named, rest
+        if name.startswith("glm-") and (zai := self._by_id(self._providers, "zai")) is not None:
+            yield zai, name  # the library knows its older models by name only, at another provider
         for provider in self._providers:
             if provider.model_match is not None and provider.model_match.is_match(name):
                 yield provider, name
                 break
         if self._bedrock is not None and _BEDROCK.match(name):
             yield self._bedrock, name
+
+    def _resellers(self, name: str) -> Iterator[tuple[Provider, str]]:
+        """Yield who sells a model of a maker whose own prices the library has not."""
+        if "/" not in name and name.startswith("qwen"):
+            name = f"qwen/{name}"
+        openrouter = self._by_id(self._providers, "openrouter")
+        if "/" in name and openrouter is not None:
+            yield openrouter, name
+
+
+def _fine_tuned(name: str) -> _Priced | None:
+    base = name.removeprefix("ft:").partition(":")[0]
+    for known, (into, cached, out) in _FINE_TUNED:
+        if base.startswith(known):
+            rates = _Rates({"input": into, "cache_read": cached, "output": out}, like_text=True)
+            return lambda _request: rates
+    return None
 
 
 def _own_rates(provider: Provider, *, pro: bool) -> dict[str, float]:
@@ -310,10 +543,10 @@ def _own_rates(provider: Provider, *, pro: bool) -> dict[str, float]:
     ]
     current = [model for model in made or provider.models if not _is_past(provider, model, pro=pro)]
     listed = {
-        model.id: _listed(model)(_LONG_REQUEST) for model in current or made or provider.models
+        model.id: _rates_of(model, _LONG_REQUEST) for model in current or made or provider.models
     }
     return {
-        name: _INPUT_SHARE * (rates.input or 0.0) + (rates.output or 0.0)
+        name: _INPUT_SHARE * rates.get("input", 0.0) + rates.get("output", 0.0)
         for name, rates in listed.items()
     }
 

@@ -74,8 +74,8 @@ class WantedAgentSession:
             head = files.head(os.pread(descriptor, OWNER_WITHIN, 0))
             if head is None and re.search(re.escape(session[:8]), path):
                 raise NotResumable(
-                    f"its session file {path} is cut: its beginning does not say whose it is "
-                    f"({size} bytes)"
+                    f"its session file {path} is cut: "
+                    f"its beginning does not say whose it is ({size} bytes)"
                 )
             if head is None or head.session != session:
                 continue
@@ -86,26 +86,23 @@ class WantedAgentSession:
                 )
             if not _is_whole(descriptor, size):
                 raise NotResumable(
-                    f"its session file {path} is cut: the last line is incomplete; remove that "
-                    "line to continue"
+                    f"its session file {path} is cut: the last line is incomplete; "
+                    "remove that line to continue"
                 )
             return
-        looked = f"{places[0].root}/{'/'.join(name for name in places[0].names if isinstance(name, str))}".rstrip(
-            "/"
-        )
+        below = "/".join(name for name in places[0].names if isinstance(name, str))
+        looked = f"{places[0].root}/{below}".rstrip("/")
         raise NotResumable(
-            f"its session file is not there: no session {session} in {looked}. It was deleted, or "
-            f"{files.variable} or HOME is not "
-            "what it was for the run"
+            f"its session file is not there: no session {session} in {looked}. "
+            f"It was deleted, or {files.variable} or HOME is not what it was for the run"
         )
 
     def _in_database(self, query: SessionQuery, cwd: str) -> str:
         with tempfile.TemporaryDirectory(prefix="sfad-session-") as copies:
             if not self._copied(query.path, copies):
                 raise NotResumable(
-                    f"{self._title} has no sessions in {query.path}, where HOME and "
-                    "XDG_DATA_HOME "
-                    "say that they are"
+                    f"{self._title} has no sessions in {query.path}, "
+                    "where HOME and XDG_DATA_HOME say that they are"
                 )
             try:
                 with closing(sqlite3.connect(f"{copies}/copy")) as connection:
@@ -136,9 +133,8 @@ class WantedAgentSession:
             return own[0]
         known = "no session" if not own else f"{len(own)} sessions"
         raise NotResumable(
-            f"{known} of {self._title} began in {cwd} while it ran, so it is not known which "
-            "is "
-            "its own"
+            f"{known} of {self._title} began in {cwd} while it ran, "
+            "so it is not known which is its own"
         )
 
     def _copied(self, path: str, directory: str) -> bool:
@@ -150,9 +146,8 @@ class WantedAgentSession:
             ):
                 if os.fstat(descriptor).st_size > MOST_DATABASE:
                     raise NotResumable(
-                        f"{path} has more than {MOST_DATABASE >> 20} MiB, so its sessions are "
-                        "not "
-                        "looked for"
+                        f"{path} has more than {MOST_DATABASE >> 20} MiB, "
+                        "so its sessions are not looked for"
                     )
                 with Path(directory, f"copy{suffix}").open("wb") as copy:
                     while os.sendfile(copy.fileno(), descriptor, None, 1 << 24):

@@ -246,10 +246,8 @@ class Sampler:
             if self._blind is None:
                 self._blind = not self._machine.tells_forks()
             self._machine.forks()
-        except (
-            OSError,
-            RuntimeError,
-        ):  # no descriptor or thread is free: the next count is of all forks since the last time
+        except (OSError, RuntimeError):
+            # no descriptor or thread is free: the next count is of all forks since the last time
             return
 
     def _pace(self) -> float:

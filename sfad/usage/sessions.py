@@ -13,7 +13,7 @@ import os
 import stat
 import time
 import traceback
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import InitVar, dataclass, field, replace
 from datetime import UTC, datetime
@@ -35,8 +35,8 @@ from ..host.tasks import in_thread
 from ..processes import kernel
 from ..protocol.types import RunId
 
-# ---- Searches for session files. They belong to the agent: any name may be there
-# as a FIFO, a link, or a directory of 100 000
+# ---- Searches for session files. They belong to the agent: any name may be there as a FIFO, a
+# link, or a directory of 100 000
 # names.
 #
 # So a search is bounded, no link below the program's own directory is followed, and only regular
@@ -199,6 +199,8 @@ class Session:
     them."""
     spent: float = 0.0
     """Seconds for which the last look has kept a CPU busy."""
+    written: float = 0.0
+    """When a file that may be of the session was written last, in seconds since the epoch."""
     _succeeded: bool = False
     _read: dict[str, _SessionFile] = field(default_factory=dict)
 
@@ -232,6 +234,7 @@ class Session:
         for path, descriptor in islice(self._candidates(session), MOST_FILES):
             head = self._head(path, descriptor)
             if head is not None and head.session == session:
+                self._note_written(descriptor)
                 whole = self._advance(path, descriptor, head, until) and whole
         read = [each.meter.reading for each in self._read.values() if each.head.session == session]
         # between two looks the agent may have begun another call
@@ -253,6 +256,7 @@ class Session:
             if head is None or head.project != project or head.session in taken:
                 continue
             if resumes or head.began >= since:
+                self._note_written(descriptor)
                 found.setdefault(head.session, head.began)
             if len(found) > self.siblings:
                 raise TooMany
@@ -266,6 +270,9 @@ class Session:
             return None
         self.guess = session
         return session
+
+    def _note_written(self, descriptor: int) -> None:
+        self.written = max(self.written, os.fstat(descriptor).st_mtime)
 
     def _candidates(self, session: str | None) -> Iterator[tuple[str, int]]:
         search = SessionSearch(self.env, os.path.realpath(self.cwd), self.began, session)
@@ -418,6 +425,11 @@ class Sessions:
         own = self._runs.get(run, {}).get(_OWN)
         return own.session_id if own is not None and own.readings else None
 
+    def written(self, run: RunId) -> float:
+        """Return when a file of the run's sessions was written last, in seconds since the epoch, as
+        of the last look; 0 if none was found."""
+        return max((each.written for each in self._runs.get(run, {}).values()), default=0.0)
+
     def forget(self, run: RunId) -> None:
         self._runs.pop(run, None)
         self._before.pop(run, None)
@@ -456,9 +468,13 @@ class Sessions:
             if process == _OWN or not session.ended:
                 session.end(succeeded=succeeded and process == _OWN)
                 looks.append(self._want((run, process), session))
-        with trio.move_on_after(LAST_LOOK_WAIT):
-            for look in looks:
-                await look.wait()
+        await _within_patience(looks)
+
+    async def look_again(self, runs: Iterable[RunId]) -> None:
+        """Look at the sessions of these runs now. Give up after `LAST_LOOK_WAIT`."""
+        wanted = {*runs}
+        found = [(key, each) for key, each in self._all() if key[0] in wanted and not each.ended]
+        await _within_patience([self._want(key, session) for key, session in found])
 
     def _want(self, key: _Key, session: Session) -> trio.Event:
         uid = session.uid
@@ -511,8 +527,8 @@ class Sessions:
         except Exception:  # noqa: BLE001 - a bug in a meter must not leave every tree without a supervisor
             self._drop(key)
             self.trouble(
-                f"run {run}: its session is no longer read: internal "
-                f"error:\n{traceback.format_exc()}"
+                f"run {run}: "
+                f"its session is no longer read: internal error:\n{traceback.format_exc()}"
             )
         if (session.readings, session.session_id) != before and self._session(key) is session:
             self.seen(run, self.told(run))
@@ -535,12 +551,17 @@ class Sessions:
                 self.seen(key[0], self.told(key[0]))  # without what may be another process's
             self.lost(
                 key[0],
-                f"what the run uses is not read from its {session.files.program} session: several "
-                f"sessions began in {session.cwd} "
-                "at about that time, and nothing tells which is the run's. Have it print JSON "
-                "events, or name the session in the "
-                "command, as claude --session-id does",
+                f"what the run uses is not read from its {session.files.program} session: "
+                f"several sessions began in {session.cwd} at about that time, "
+                "and nothing tells which is the run's. Have it print JSON events, "
+                "or name the session in the command, as claude --session-id does",
             )
+
+
+async def _within_patience(looks: Iterable[trio.Event]) -> None:
+    with trio.move_on_after(LAST_LOOK_WAIT):
+        for look in looks:
+            await look.wait()
 
 
 def _may_grow(session: Session) -> bool:

@@ -11,8 +11,8 @@ import msgspec
 from ..agents.counters import Meter, Reading
 from ..storage.output import holes
 
-# ---- The file of a run's stdout, read forward in small pieces, whatever the run or
-# the daemon does to it meanwhile
+# ---- The file of a run's stdout, read forward in small pieces, whatever the run or the daemon does
+# to it meanwhile
 
 
 READ_AT_ONCE = 16 * 1024
@@ -184,8 +184,8 @@ class StdoutFile:
             self._miss(self.at.size - self.at.offset, TRUNCATED)
         elif not self.at.restarted:
             self.lost(
-                "it truncated its stdout, which is metered from its start again; what it wrote "
-                "just before may be missing"
+                "it truncated its stdout, which is metered from its start again; "
+                "what it wrote just before may be missing"
             )
         self.at.restarted = True
         self.at.offset, self.at.size, self.at.mark = 0, 0, b""

@@ -1,8 +1,7 @@
 """Follows what runs write: it is metered if a meter is known, and bounded to its newest bytes.
 
     a run writes ─▶ its file ─▶ inotify, on the directory ─▶ Tail ─▶ its meter ─▶ seen, lost
-                                                              └─▶ OutputBounds, which frees the
-                                                              oldest bytes
+                                                              └─▶ OutputBounds: frees the oldest
 
 The run writes its files itself, so nothing here can slow it down or break its pipes. Output that is
 not read in time is counted as lost rather than waited for. A run that writes nothing costs nothing.
@@ -141,8 +140,8 @@ class OutputBounds:
                 f"{format_size(keep)} at most"
             )
             self._trouble(
-                f"the disk of {self._files.directory} has only {shown}; free some, or lower "
-                "limits.max_output"
+                f"the disk of {self._files.directory} has only {shown}; "
+                "free some, or lower limits.max_output"
             )
         return min(limit, keep)
 
@@ -200,9 +199,8 @@ class OutputBounds:
             self._unable = True
             directory = self._files.directory
             self._trouble(
-                f"output cannot be bounded in size: the file system of {directory} cannot "
-                "free a "
-                "part of a file"
+                "output cannot be bounded in size: "
+                f"the file system of {directory} cannot free a part of a file"
             )
 
 
@@ -285,9 +283,11 @@ class Tail:
     `seen(run, readings)`: what the run's stdout tells has changed. There is one reading for each
     attempt so far, in order. The last one is the current attempt's, and its `tools` are those since
     the last call. The others are the same objects each time, never change, and have no tools. The
-    callee may keep them all. `lost(run, message)`: some output could not be metered, or can no
-    longer be bounded; few messages a run. `trouble(message)`: something does not work as it should,
-    once for each run and kind of error."""
+    callee may keep them all.
+    `lost(run, message)`: some output could not be metered, or can no longer be bounded; few
+    messages a run.
+    `trouble(message)`: something does not work as it should, once for each run and kind of
+    error."""
 
     files: OutputFiles
     seen: Callable[[RunId, tuple[Reading, ...]], None]
@@ -435,9 +435,8 @@ class Tail:
         except OSError as error:
             if not self._blind:
                 self.trouble(
-                    f"cannot be told when a run writes ({error}); looking every {BLIND_EVERY} "
-                    "s "
-                    "(see fs.inotify in sysctl)"
+                    f"cannot be told when a run writes ({error}); "
+                    f"looking every {BLIND_EVERY} s (see fs.inotify in sysctl)"
                 )
             self._blind = True
             return None

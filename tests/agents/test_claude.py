@@ -67,6 +67,14 @@ def test_each_message_counts_once_while_the_agent_runs() -> None:
     )
 
 
+def test_a_detail_of_another_type_loses_only_itself() -> None:
+    usage: dict[str, Any] = {"input_tokens": 30_000, "output_tokens": 500}
+    usage |= {"cache_creation": [], "cache_read_input_tokens": None, "server_tool_use": []}
+    message = {"id": "a", "model": "opus", "content": 5, "usage": usage}
+    reading = read("claude", lines({"type": "assistant", "message": message}))
+    assert reading.models == {"opus": Tokens(input=30_000, output=500)}
+
+
 def test_a_later_usage_of_a_message_replaces_the_earlier_one() -> None:
     reading = read(
         "claude",
@@ -270,9 +278,12 @@ def test_is_error_of_the_last_result_decides() -> None:
         read("claude", lines(failure | {"result": None, "errors": ["one", "two"]})).failed
         == "one; two"
     )
-    assert read(
-        "claude", lines(failure | {"result": None, "subtype": "error_during_execution"})
-    ).failed == ("it ended with error_during_execution")
+    assert (
+        read(
+            "claude", lines(failure | {"result": None, "subtype": "error_during_execution"})
+        ).failed
+        == "it ended with error_during_execution"
+    )
     assert read("claude", lines({"type": "result", "is_error": True})).failed
 
 

@@ -68,14 +68,14 @@ EXPECTED = {
         partial=True,
         finished=True,
         failed=(
-            '{"error": {"message": "scripted failure", "type": "invalid_request_error", "code": '
-            '"bad"}}'
+            '{"error": {"message": "scripted failure", "type": '
+            '"invalid_request_error", "code": "bad"}}'
         ),
         trouble=ApiTrouble(
             count=1,
             error=(
-                '{"error": {"message": "scripted failure", "type": "invalid_request_error", '
-                '"code": "bad"}}'
+                '{"error": {"message": "scripted failure", "type": '
+                '"invalid_request_error", "code": "bad"}}'
             ),
         ),
         broken=True,

@@ -120,7 +120,10 @@ def test_what_continues_a_session_names_it_and_is_metered_as_before(name: str) -
 def test_totals_of_a_session_do_not_count_twice() -> None:
     """Neither program names its session on the command line here, so only the argument tells that
     it continues one."""
-    thread = b'{"type":"thread.started","thread_id":"t"}\n{"type":"turn.completed","usage":{"input_tokens":%d,"output_tokens":%d}}\n'
+    thread = (
+        b'{"type":"thread.started","thread_id":"t"}\n'
+        b'{"type":"turn.completed","usage":{"input_tokens":%d,"output_tokens":%d}}\n'
+    )
     for resumed_, used in ((False, [(4500, 240)]), (True, [])):
         meter = program_called("codex").meter(["codex", "exec", "--json", "x"], resumed=resumed_)
         meter.feed(thread % (4500, 240))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sfad.agents import Reading, session_files_of
 from sfad.agents.program import SessionHead, SessionSearch, timestamp
+from sfad.protocol.requests.plans import SeenWindow
 from sfad.protocol.types import Tokens
 from tests.agents.test_robustness import check, variants
 
@@ -165,7 +166,8 @@ COMMANDS = [
     (["claude", "--session-id", "../../etc"], "claude", None, False),
     (["npx", "-y", "@openai/codex", "exec", "go"], "codex", None, False),
     (["codex", "exec", "resume", "--last"], "codex", None, True),
-    (["codex", "resume", "01a2050d-51a6-7aa1-ab61-8a5c8988effa"], "codex", "01a2050d-51a6-7aa1-ab61-8a5c8988effa", True),
+    (["codex", "resume", "01a2050d-51a6-7aa1-ab61-8a5c8988effa"], "codex",
+     "01a2050d-51a6-7aa1-ab61-8a5c8988effa", True),
     (["gemini", "-i", "go"], "gemini", None, False),
 ]  # fmt: skip
 
@@ -233,6 +235,27 @@ def test_codex_tells_its_tier_in_its_session() -> None:
     )
     assert read("codex", recording("codex") + line.encode()).tier == "priority"
     assert read("codex", recording("codex")).tier == ""
+
+
+def test_codex_tells_its_windows_and_credits_in_its_session() -> None:
+    limits = {
+        "limit_id": "codex",
+        "primary": {"used_percent": 12.0, "window_minutes": 10080, "resets_at": 9_000},
+        "secondary": {"used_percent": 0.0, "window_minutes": 0, "resets_at": None},
+        "credits": {"has_credits": True, "unlimited": False, "balance": "25.50"},
+        "plan_type": "free",
+    }
+    line = {
+        "timestamp": "2026-01-01T00:00:00Z",
+        "type": "event_msg",
+        "payload": {"type": "token_count", "rate_limits": limits},
+    }
+    plan = read("codex", json.dumps(line).encode() + b"\n").plan
+    assert plan is not None
+    assert plan.windows == (
+        SeenWindow(window="primary", used_ratio=0.12, resets_at=9_000.0, seconds=604_800.0),
+    )
+    assert (plan.plan_type, plan.credits) == ("free", "25.50")
 
 
 def test_what_claude_writes_to_a_cache_for_an_hour_is_told_apart() -> None:

@@ -177,8 +177,8 @@ def test_the_address_in_an_env_file_of_aider_is_replaced_on_its_command_line() -
 
 def test_the_address_in_aiders_own_settings_is_replaced_on_its_command_line() -> None:
     settings = (
-        f"openai-api-base: {CORP}\nset-env:\n  - A=b\n  - "
-        "ANTHROPIC_API_BASE=https://a.example/v1/messages\n"
+        f"openai-api-base: {CORP}\nset-env:\n  - A=b\n "
+        " - ANTHROPIC_API_BASE=https://a.example/v1/messages\n"
     )
     found = aider.setup(at({"/home/me/.aider.conf.yml": settings}))
     assert found.words == (

@@ -45,7 +45,8 @@ if path:
         mapped = mmap.mmap(file.fileno(), 0)
 if path and library:
     ctypes.PyDLL(library).install(ctypes.byref(ctypes.c_uint64.from_buffer(mapped)))
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))  # the interpreter allocates until its very end
+    # the interpreter allocates until its very end
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))
 elif path:
     def counting(counters=memoryview(mapped).cast("Q"), slots=itertools.count(0, 2)):
         own = next(slots)  # one pair for each thread: they count at the same time

@@ -274,8 +274,7 @@ def main() -> None:
             first, late = zip(*each, strict=True)
             said.append(
                 f"{name} first bytes {statistics.median(first):.2f} s, p99 {p99(first):.2f}, "
-                "rest "
-                f"{p99(late):.2f} s late"
+                f"rest {p99(late):.2f} s late"
             )
         say(f"{STREAMS} streams of {1 / TICK:.0f} events/s: {'; '.join(said)}")
         mib = [f"{each / 2**20:.0f}" for each in (idle.rss, idle.pss, most_rss, most_pss)]

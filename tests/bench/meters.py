@@ -17,7 +17,8 @@ LINES = {
     "text": b'lorem ipsum {dolor} sit amet, "consectetur" adipiscing elit, sed do eiusmod tempor\n',
     "one long line": b"lorem ipsum {dolor} sit amet, ",
     "short JSON": b'{"type":"other","i":1}\n',
-    "JSON": b'{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"toolu_00","content":"one"}]},"uuid":"x"}\n',
+    "JSON": b'{"type":"user","message":{"content":[{"type":"tool_result",'
+    b'"tool_use_id":"toolu_00","content":"one"}]},"uuid":"x"}\n',
     "long JSON": b'{"type":"user","message":{"content":[{"type":"text","text":"'
     + b"one two three " * 1000
     + b'"}]}}\n',

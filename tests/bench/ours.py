@@ -59,8 +59,9 @@ def submitted(client: Client, count: int, argv: Sequence[str], **options: object
     """Start `count` runs of a command, all requested before the first answer is read."""
     words = [word.encode() for word in argv]
     asked = [
-        m.Spawn(id=0, argv=words, cwd=b"/", env=[b"PATH=/bin"], **options) for _ in range(count)
-    ]  # type: ignore[arg-type]
+        m.Spawn(id=0, argv=words, cwd=b"/", env=[b"PATH=/bin"], **options)  # type: ignore[arg-type]
+        for _ in range(count)
+    ]
     return [reply.run.id for reply in _answers(client, asked)]
 
 

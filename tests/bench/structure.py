@@ -49,8 +49,8 @@ def main(root: Path = ROOT) -> None:
     print(f"modules                                   {len(sources)}")
     print(f"median lines                              {statistics.median(lengths):.0f}")
     print(
-        f"share of modules below {SHORT} lines           "
-        f"{sum(length < SHORT for length in lengths) / len(lengths):.0%}"
+        f"share of modules below {SHORT} lines         "
+        f"  {sum(length < SHORT for length in lengths) / len(lengths):.0%}"
     )
     print(f"lines                                     {sum(lengths)}")
     print(f"lines of imports                          {sum(map(import_lines, trees.values()))}")
@@ -60,8 +60,8 @@ def main(root: Path = ROOT) -> None:
         )
         print(f"structs whose name tells of {what:<14}{len(named)}: {' '.join(named)}")
     print(
-        "words in docs/                            "
-        f"{sum(len(path.read_text().split()) for path in (root / 'docs').glob('*.md'))}"
+        "words in docs/                          "
+        f"  {sum(len(path.read_text().split()) for path in (root / 'docs').glob('*.md'))}"
     )
     if root == ROOT:
         passed = spawn()

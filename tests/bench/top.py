@@ -44,12 +44,12 @@ def main() -> None:
                     taken = sorted(answered(terminal) for _ in range(KEYS))
                     busy = (sum(own.cpu_times()[:2]) - used) / (time.perf_counter() - began)
                     figures = (
-                        f"key to screen: median {statistics.median(taken):.0f} ms, 95 % "
-                        f"{taken[int(KEYS * 0.95)]:.0f}"
+                        f"key to screen: median {statistics.median(taken):.0f} ms, "
+                        f"95 % {taken[int(KEYS * 0.95)]:.0f}"
                     )
                     cost = (
-                        f"daemon {100 * alone:.1f} % of a CPU without, {100 * watched:.1f} % with "
-                        f"it; top {100 * busy:.0f} %"
+                        f"daemon {100 * alone:.1f} % of a CPU without, "
+                        f"{100 * watched:.1f} % with it; top {100 * busy:.0f} %"
                     )
                     print(
                         f"top {columns}x{lines}",

@@ -84,23 +84,23 @@ def _measure(browser: Browser, console: Console, daemon: Daemon, alone: float) -
     page.wait_for_function(f"document.querySelectorAll('[data-run]').length >= {RUNS}")
     taken = sorted(_change(page, daemon) for _ in range(CHANGES))
     figures = (
-        f"a change is on the page: median {statistics.median(taken):.0f} ms, 95 % "
-        f"{taken[int(CHANGES * 0.95)]:.0f}"
+        f"a change is on the page: median {statistics.median(taken):.0f} ms, "
+        f"95 % {taken[int(CHANGES * 0.95)]:.0f}"
     )
     own = psutil.Process(console.process.pid)
     used, began = sum(own.cpu_times()[:2]), time.perf_counter()
     watched = share(daemon, SECONDS)
     busy = (sum(own.cpu_times()[:2]) - used) / (time.perf_counter() - began)
     cost = (
-        f"daemon {100 * alone:.1f} % of a CPU without, {100 * watched:.1f} % with it; console "
-        f"{100 * busy:.0f} %"
+        f"daemon {100 * alone:.1f} % of a CPU without, {100 * watched:.1f} % with it; "
+        f"console {100 * busy:.0f} %"
     )
     print("web", f"{figures}, slowest {taken[-1]:.0f}", cost, sep="  ", flush=True)
     first = _heap(page)
     time.sleep(60 * MINUTES)
     heap = (
-        f"page {first:.1f} MB, {MINUTES} minutes later {_heap(page):.1f}; console "
-        f"{own.memory_info().rss / 1e6:.0f} MB"
+        f"page {first:.1f} MB, {MINUTES} minutes later {_heap(page):.1f}; "
+        f"console {own.memory_info().rss / 1e6:.0f} MB"
     )
     print("web memory", heap, sep="  ", flush=True)
 

@@ -75,8 +75,8 @@ def test_options_after_the_name_are_the_programs(there: World) -> None:
     )
     refused = there.sfactl("run", "claude", "mcp", "list", code=2).stderr
     assert refused.startswith(
-        "sfactl: the task of agent 'claude' is one argument; quote it: sfactl run claude 'mcp "
-        "list'. "
+        "sfactl: the task of agent 'claude' is one argument; quote it: "
+        "sfactl run claude 'mcp list'. "
     )
     unknown = there.sfactl("run", "sleep", "60", code=2).stderr
     assert "known: aider, claude, codex, copilot, gemini, opencode, qwen, reviewer" in unknown

@@ -94,8 +94,8 @@ def test_a_place_that_cannot_be_made_is_named_with_what_chooses_another(alone: W
     state.parent.touch()
     done = alone.sfactl("run", "--", "true", code=69, SFAD_STATE_DIR=str(state))
     assert done.stderr == (
-        f"sfactl: no daemon can be started: {state}: Not a directory; to choose another "
-        "directory: SFAD_STATE_DIR\n"
+        f"sfactl: no daemon can be started: {state}: Not a directory; "
+        "to choose another directory: SFAD_STATE_DIR\n"
     )
 
 

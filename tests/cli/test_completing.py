@@ -15,9 +15,8 @@ from tests.harness import started
 from .conftest import PATIENCE, World
 
 ASK = (
-    "import sys; import sfactl.shell_completion as s; s.COMPLETION_SECONDS = 60; sys.argv = "
-    "['sfactl']; "
-    "from sfactl.__main__ import main; main()"
+    "import sys; import sfactl.shell_completion as s; s.COMPLETION_SECONDS = 60; "
+    "sys.argv = ['sfactl']; from sfactl.__main__ import main; main()"
 )
 """Completes with time for a loaded machine."""
 
@@ -69,7 +68,7 @@ ALL_OF_SPAWN = {
 } - {"--command", "--agent"}
 
 LINES: dict[str, set[str]] = {
-    "sfactl ": {*verbs.names(), "ps"},
+    "sfactl ": {*verbs.known(), "ps"},
     "sfactl s": {"spawn", "session", "summary", "stop", "send", "settle", "status", "shim"},
     "sfactl -": {"--socket", "--version", "-h", "--help"},
     "sfactl session l": {"list", "log"},

@@ -180,8 +180,8 @@ def test_a_run_is_continued_once(place: MakeDesk) -> None:
     new = next(filter(None, said))
     refused = world.sfactl("continue", first, code=1)
     assert refused.stderr == (
-        f"sfactl: run {first} was continued by {new} already; to continue that one: sfactl "
-        f"continue {new}\n"
+        f"sfactl: run {first} was continued by {new} already; to continue that one: "
+        f"sfactl continue {new}\n"
     )
     assert len(world.json("list")["runs"]) == 2
     waited(world, new)

@@ -85,6 +85,32 @@ def test_a_verb_imports_nothing_slow_where_no_daemon_is(line: str) -> None:
     assert not found & SLOW
 
 
+COLLECTIONS = """
+import atexit, gc, sys
+from sfactl.__main__ import main
+seen = []
+def note(phase, _info):
+    if phase == "start":
+        seen.append("sfactl.commands.config" in sys.modules)
+gc.callbacks.append(note)
+atexit.register(lambda: print(seen, gc.isenabled(), file=sys.stderr))
+sys.argv = ["sfactl", "config", "schema"]
+main()
+"""
+
+
+def test_a_call_collects_no_garbage_until_its_verb_begins() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTIONS],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    # a verb may run for days, as `top` does, and needs them
+    assert done.stderr == "[] True\n"
+
+
 def test_a_shim_imports_nothing_slow(shared: World, tmp_path: Path) -> None:
     """Neither where it becomes the program, nor where it starts the program as a child run."""
     shim, real = tmp_path / "shims" / "claude", tmp_path / "bin" / "claude"
@@ -164,12 +190,12 @@ def test_the_public_client_imports_nothing_slow() -> None:
 
 def test_the_client_imports_nothing_of_the_daemon_but_the_protocol() -> None:
     script = (
-        "import sys, pkgutil, importlib, sfactl\n"
-        "for found in pkgutil.walk_packages(sfactl.__path__, 'sfactl.'):\n"
-        "    if not found.name.startswith(('sfactl.web.', 'sfactl.otel.')) and not "
-        "found.name.endswith('__main__'):\n"
-        "        importlib.import_module(found.name)\n"
-        "print(*(name for name in sys.modules if name.startswith(('sfad.', 'trio'))))\n"
+        "import sys, pkgutil, importlib, "
+        "sfactl\nfor found in pkgutil.walk_packages(sfactl.__path__, 'sfactl.'):\n "
+        "   if not found.name.startswith(('sfactl.web.', "
+        "'sfactl.otel.')) and not found.name.endswith('__main__'):\n "
+        "       importlib.import_module(found.name)\nprint(*(name for name in sys.modules "
+        "if name.startswith(('sfad.', 'trio'))))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

@@ -30,9 +30,8 @@ def test_inside_a_run_is_told_by_the_cgroup(
 ) -> None:
     (tmp_path / "cgroup").write_text(f"4:cpu:/sfad-0123456789ab\n0::{cgroup}\n")
     monkeypatch.setattr(inside, "OWN_CGROUP", str(tmp_path / "cgroup"))
-    monkeypatch.setattr(
-        resource, "getrlimit", lambda _resource: (819200, 819200)
-    )  # the tests themselves may be in a run with a tag
+    # the tests themselves may be in a run with a tag
+    monkeypatch.setattr(resource, "getrlimit", lambda _resource: (819200, 819200))
     assert (inside.inside_run({}) is not None) is within
 
 

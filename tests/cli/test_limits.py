@@ -38,8 +38,7 @@ NOTHING: dict[str, Any] = {"enforced_by": "nothing"}
             ),
             (
                 "cost 0.45 of 2.50 USD (18 %) → warn; from --limit cost; with its descendants'; "
-                "kept "
-                "by meters and reports"
+                "kept by meters and reports"
             ),
         ),
         (
@@ -50,15 +49,14 @@ NOTHING: dict[str, Any] = {"enforced_by": "nothing"}
             state(LimitKind.MEMORY, 2**31, used=2**30, scope="tree", enforced_by="kernel"),
             (
                 "memory 1 GiB of 2 GiB (50 %) → terminate; from default; with its descendants'; "
-                "kept "
-                "by the kernel"
+                "kept by the kernel"
             ),
         ),
         (
             state(LimitKind.TURNS, 25, **NOTHING),
             (
-                "turns 25 → terminate; from default; the run's own; NOT ENFORCEABLE: nothing tells "
-                "what is used"
+                "turns 25 → terminate; from default; the run's own; NOT ENFORCEABLE: "
+                "nothing tells what is used"
             ),
         ),
         (
@@ -80,11 +78,12 @@ def facts(found: RunInfo) -> list[tuple[str, str]]:
 
 
 def test_info_shows_usage_with_its_source() -> None:
-    usage = Usage(turns=12, messages=1, input_tokens=4650, cached_tokens=1200, output_tokens=180, cost_usd=0.45, cost_from=("prices"),
-                  source="stream", planning_cost_usd=0.1)  # fmt: skip
+    usage = Usage(turns=12, messages=1, input_tokens=4650, cached_tokens=1200, output_tokens=180,
+                  cost_usd=0.45, cost_from="prices", source="stream",
+                  planning_cost_usd=0.1)  # fmt: skip
     said = (
-        "12 turns, 1 message, 4650 tokens in (1200 from a cache), 180 tokens out, cost 0.45 USD "
-        "(from prices), planning 0.10 USD"
+        "12 turns, 1 message, 4650 tokens in (1200 from a cache), 180 tokens out, "
+        "cost 0.45 USD (from prices), planning 0.10 USD"
     )
     found = facts(run(usage=usage, limits=[], meter="claude"))
     assert found == [("usage", f"{said} [stream]"), ("meter", "claude")]
@@ -133,8 +132,8 @@ def test_a_figure_that_may_still_grow_is_shown_as_a_lower_bound() -> None:
         (
             "usage",
             (
-                "2 turns, at least 10 tokens in, at least 5 tokens out, cost at least 0.31 USD "
-                "[stream]"
+                "2 turns, at least 10 tokens in, at least 5 tokens out, "
+                "cost at least 0.31 USD [stream]"
             ),
         )
     ]
@@ -185,8 +184,8 @@ def test_a_program_that_retries_in_silence_is_seen_to_wait_for_its_first_answer(
     waits = run(**silent)
     assert output.outcome(waits) == "running (no answer yet)"
     assert (
-        "gets no answer: its model has not answered for 1m02s, and opencode does not tell whether "
-        "it tries again"
+        "gets no answer: its model has not answered for 1m02s, "
+        "and opencode does not tell whether it tries again"
     ) in why.sentence(waits)
     for changes in (
         {"meter": "claude"},
@@ -213,9 +212,10 @@ def over(kind: str, used: float, threshold: float) -> Any:
     [
         (
             Status.FAILED,
-            {"reason": over("cost", 0.45, 0.3), "limits": [state(COST, 0.3, scope="tree", enforced_by="gateway")]},
-            "ended as failed: used 0.45; its cost limit is 0.3, set by --limit cost (0.15 USD " "over; what its descendants used "
-            "counts too)",
+            {"reason": over("cost", 0.45, 0.3),
+             "limits": [state(COST, 0.3, scope="tree", enforced_by="gateway")]},
+            "ended as failed: used 0.45; its cost limit is 0.3, "
+            "set by --limit cost (0.15 USD over; what its descendants used counts too)",
         ),
         (
             Status.FAILED,
@@ -223,19 +223,24 @@ def over(kind: str, used: float, threshold: float) -> Any:
             "(0.15 USD over)",
         ),
         (Status.FAILED, {"reason": over("turns", 26, 25)}, "set by --limit turns (1 over)"),
-        (Status.TIMEOUT, {"reason": over("time", 60, 60)}, "ended as timeout: used 60; its time limit is 60, set by --limit time"),
-        (Status.FAILED, {"reason": reason("limit", "it called 'Bash'", limit_kind="tool")}, "ended as failed: it called 'Bash'"),
-        (Status.STOPPING, {"reason": over("turns", 26, 25)}, "is stopping: used 26; its turns limit is 25, set by --limit turns ("),
+        (Status.TIMEOUT, {"reason": over("time", 60, 60)},
+         "ended as timeout: used 60; its time limit is 60, set by --limit time"),
+        (Status.FAILED, {"reason": reason("limit", "it called 'Bash'", limit_kind="tool")},
+         "ended as failed: it called 'Bash'"),
+        (Status.STOPPING, {"reason": over("turns", 26, 25)},
+         "is stopping: used 26; its turns limit is 25, set by --limit turns ("),
         (
             Status.PAUSED,
-            {"limits": [state(LimitKind.TURNS, 25, Action.PAUSE, used=26)], "reason": over("turns", 26, 25)},
-            "is paused: used 26; its turns limit is 25, set by --limit turns (1 over); it " "continues with: "
-            "sfactl resume a1 [--limit turns=N]",
+            {"limits": [state(LimitKind.TURNS, 25, Action.PAUSE, used=26)],
+             "reason": over("turns", 26, 25)},
+            "is paused: used 26; its turns limit is 25, set by --limit turns (1 over); "
+            "it continues with: sfactl resume a1 [--limit turns=N]",
         ),
         (
             Status.PAUSED,
             {
-                "limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45, scope="tree", source="type qa")],
+                "limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45, scope="tree",
+                                 source="type qa")],
                 "deadline": None, "reason": over("cost", 0.45, 0.3),
             },
             "(0.15 USD over; what its descendants used counts too); "
@@ -243,15 +248,20 @@ def over(kind: str, used: float, threshold: float) -> Any:
         ),
         (
             Status.PAUSED,
-            {"limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45)], "reason": over("cost", 0.45, 0.3)},
-            (f"it waits for approval until {output.local(NOON + timedelta(minutes=2))}, in " "1m30s: " "sfactl approve a1"),
+            {"limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45)],
+             "reason": over("cost", 0.45, 0.3)},
+            f"it waits for approval until {output.local(NOON + timedelta(minutes=2))}, in 1m30s: "
+            "sfactl approve a1",
         ),
         (
             Status.PAUSED,
-            {"limits": [state(COST, 0.3, Action.PAUSE, used=0.2)], "reason": over("cost", 0.4, 0.3)},
-            ("set by --limit cost (0.10 USD over); it continues with: sfactl resume a1 " "[--limit " "cost=N]"),
+            {"limits": [state(COST, 0.3, Action.PAUSE, used=0.2)],
+             "reason": over("cost", 0.4, 0.3)},
+            "set by --limit cost (0.10 USD over); it continues with: "
+            "sfactl resume a1 [--limit cost=N]",
         ),
-        (Status.RUNNING, {"limits": [state(LimitKind.TURNS, 25, **NOTHING)]}, "25 → terminate (from default, NOT ENFORCEABLE)"),
+        (Status.RUNNING, {"limits": [state(LimitKind.TURNS, 25, **NOTHING)]},
+         "25 → terminate (from default, NOT ENFORCEABLE)"),
     ],
 )  # fmt: skip
 def test_why_a_limit(status: Status, changes: dict[str, Any], says: str) -> None:
@@ -391,9 +401,12 @@ def test_a_nearing_limit_says_how_near() -> None:
 
 def test_each_is_told_once() -> None:
     notices, worker = limits.Notices(), run(limits=[state(COST, 0.3, Action.WARN)])
-    assert notices.of(event(), worker)
-    assert notices.of(event(), worker) is None
-    assert notices.of(event(threshold=0.4), worker), "it was given more room and has used that too"
+    breach = event(action=Action.WARN)
+    assert notices.of(breach, worker)
+    assert notices.of(breach, worker) is None
+    assert notices.of(structs.replace(breach, threshold=0.4), worker), (
+        "it was given more room and has used that too"
+    )
 
 
 def test_what_has_no_numbers_has_the_daemons_words() -> None:
@@ -406,6 +419,8 @@ def test_what_has_no_numbers_has_the_daemons_words() -> None:
     assert of(tool) == "limit tool: its agent called the tool 'Bash', which --block-tool forbids"
     budget = event(scope="user", message="user ann has used 5.1 of 5 USD a day")
     assert of(budget, state(COST, 1)) == "budget: user ann has used 5.1 of 5 USD a day"
+    cut = event(message="its last reply was cut at 4 100 tokens; the next call ends the run")
+    assert of(cut) == f"limit cost: {cut.message}"
     refused = event(
         refused=True,
         message="was refused 0.2 USD on top of 0.25; its cost limit is 0.3 USD, set by default",

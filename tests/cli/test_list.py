@@ -176,9 +176,7 @@ OWN = pwd.getpwuid(os.getuid()).pw_name
 
 
 def rows_of(*runs: RunInfo, **options: Any) -> list[str]:
-    columns = [
-        column for column in list_.COLUMNS if column.shown(live=False, labels=False, wide=False)
-    ]
+    columns = [column for column in list_.COLUMNS if not column.needs]
     found = list_.Found()
     for info in runs:
         found.add(info, [column.cell(info) for column in columns])

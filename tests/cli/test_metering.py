@@ -44,8 +44,8 @@ def test_a_breach_is_told_once_and_is_exit_4(daemon: World) -> None:
         code=4,
     ).stderr.splitlines()
     assert said[0] == (
-        "[agent:w] starting: 2m (default; change with --timeout, --limit); not enforceable: "
-        "turns, cost"
+        "[agent:w] starting: 2m (default; change with --timeout, --limit); "
+        "not enforceable: turns, cost"
     )
     assert said[1].startswith("sfactl: a1: NOT ENFORCEABLE: turns 5.")
     assert said[2:4] == [
@@ -205,8 +205,8 @@ def test_a_paused_run_goes_on_with_more_room_or_is_told_what_is_wrong(daemon: Wo
 def test_a_bound_on_money_that_nothing_would_keep_is_refused(daemon: World) -> None:
     done = daemon.sfactl("run", "--no-gateway", "--limit", "cost=2", "--", "true", code=1)
     assert (
-        "nothing would enforce its cost limit of 2.00 USD (--limit cost): it does not use the "
-        "gateway"
+        "nothing would enforce its cost limit of 2.00 USD (--limit cost): "
+        "it does not use the gateway"
     ) in done.stderr
     assert "Start it with --gateway; or name its --meter" in done.stderr
     for words in (("--meter", "report"), ("--meter", "jsonl")):
@@ -253,8 +253,8 @@ def test_the_person_at_a_run_is_told_how_to_approve(start: Start, daemon: World)
     assert said[1:] == [
         "sfactl: a1: NOT ENFORCEABLE: turns 1. " + said[1].partition("turns 1. ")[2],
         (
-            "[agent:w] limit turns: used 2 of 1, waiting for approval: sfactl approve a1 [--limit "
-            "turns=N], or sfactl deny a1\n"
+            "[agent:w] limit turns: used 2 of 1, waiting for approval: "
+            "sfactl approve a1 [--limit turns=N], or sfactl deny a1\n"
         ),
     ]
     daemon.sfactl("approve", "a1")

@@ -73,9 +73,8 @@ def test_a_script_gets_the_profile_when_a_program_starts_in_it(
     # the first line may tell the profile already
     line = next(line for line in night.told() if "starts in it" in line)
     assert line.startswith(
-        "[agent:night] 'claude' starts in it, so it has the profile coding-agent: time 2m → "
-        "30m, "
-        "turns 25 → 100"
+        "[agent:night] 'claude' starts in it, so it has the profile coding-agent: "
+        "time 2m → 30m, turns 25 → 100"
     )
     assert profiled(daemon) == PROFILE
     (event,) = map(

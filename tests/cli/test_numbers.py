@@ -184,4 +184,4 @@ def test_a_socket_that_cannot_be_one_is_named(
         code, said = tried(["list"], capsys, **{variable: value})
         assert code in (ExitCode.USAGE, ExitCode.UNREACHABLE)
         assert said.startswith("sfactl: ")
-        assert (value[:8] if value.isprintable() else "\\xdcff") in said, (value, said)
+        assert (value[:8] if value.isprintable() else "\\udcff") in said, (value, said)

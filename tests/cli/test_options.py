@@ -32,19 +32,19 @@ def test_a_verb_is_a_function_with_the_first_sentence_of_its_docstring_in_the_he
 ) -> None:
     command = app.load(verb)
     first = (inspect.getdoc(command.callback.__wrapped__) or "").partition("\n\n")[0]
-    assert " ".join(first.split()) == f"{verbs.summary(verb)}."
+    assert " ".join(first.split()) == f"{verbs.SUMMARIES[verb]}."
     assert command.name == verb.split()[-1]
 
 
 @pytest.mark.parametrize("group", [*verbs.MEMBERS])
 def test_a_group_has_its_line_in_the_help(group: str) -> None:
     assert isinstance(app.load(group), TyperGroup)
-    assert app.load(group).help == f"{verbs.summary(group)}."
+    assert app.load(group).help == f"{verbs.SUMMARIES[group]}."
 
 
 def test_the_list_of_verbs_has_each_module() -> None:
     commands = os.path.join(os.path.dirname(app.__file__), "commands")
-    assert modules(commands) == set(verbs.names())
+    assert modules(commands) == set(verbs.known())
     for group, members in verbs.MEMBERS.items():
         assert modules(os.path.join(commands, group)) == set(members)
 

@@ -110,9 +110,8 @@ def test_a_tree_draws_children_below_parents_and_keeps_orphans() -> None:
             Status.LOST,
             {"reason": reason("daemon", "it ended unseen")},
             (
-                "a1 (worker) was lost: it ended unseen. Its exit status is not known; sfactl logs "
-                "a1 "
-                "has what it wrote"
+                "a1 (worker) was lost: it ended unseen. Its exit status is not known; "
+                "sfactl logs a1 has what it wrote"
             ),
         ),
         (

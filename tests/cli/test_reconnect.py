@@ -811,7 +811,8 @@ def test_what_counts_is_never_sent_twice(
 
 def test_requests_that_count_or_write_are_not_repeated() -> None:
     never: set[type[m.Request]] = {
-        m.Hello, m.Resume, m.Approve, m.Deny, m.ChangeLimits, m.Prune, m.Report, m.Reserve, m.Settle, m.Signal, m.Send
+        m.Hello, m.Resume, m.Approve, m.Deny, m.ChangeLimits, m.Prune, m.Report, m.Reserve,
+        m.Settle, m.Signal, m.Send
     }  # fmt: skip
     assert [kind for kind in never if kind.repeats] == []
 

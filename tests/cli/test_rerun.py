@@ -216,9 +216,9 @@ def test_an_ended_run_is_started_again_with_all_it_had(shared: World, tmp_path: 
 def test_dry_run_prints_a_command_line_that_works(shared: World) -> None:
     run = shared.spawn("--name", "dry", "--label", "x=it's", "--", "sh", "-c", "exit 4")
     line = shared.sfactl("rerun", run, "--dry-run").stdout
-    assert (
-        line
-        == f"""sfactl spawn --name dry --cwd {os.getcwd()} --label 'x=it'"'"'s' -- sh -c 'exit 4'\n"""
+    label = """'x=it'"'"'s'"""
+    assert line == (
+        f"sfactl spawn --name dry --cwd {os.getcwd()} --label {label} -- sh -c 'exit 4'\n"
     )
     again = shared.spawn(*shlex.split(line)[2:])
     shared.sfactl("wait", again, code=None)
@@ -260,8 +260,8 @@ def test_what_is_not_kept_is_said(shared: World) -> None:
     run = shared.spawn("--env", "TOKEN=very-secret-indeed", "--", "sh", "-c", "echo $TOKEN")
     done = shared.sfactl("rerun", run)
     assert done.stderr == (
-        f"sfactl: {run}: what --env had set is not kept, because it may be secret: set it "
-        "again with --env\n"
+        f"sfactl: {run}: what --env had set is not kept, because it may be secret: "
+        "set it again with --env\n"
     )
     again = shared.sfactl("rerun", run, "--env", "TOKEN=other").stdout.strip()
     shared.sfactl("wait", again)

@@ -63,7 +63,8 @@ def test_an_id_comes_before_a_name_and_a_name_before_a_prefix(client: Client) ->
 
 
 def test_a_refused_start_is_a_run_with_a_name(client: Client) -> None:
-    refused = spawn(client, ["true"], name="refused", kind="agent", detach=False, queue=True, max_depth=None, labels={"k": "v"},
+    refused = spawn(client, ["true"], name="refused", kind="agent", detach=False, queue=True,
+                    max_depth=None, labels={"k": "v"},
                     claim=Claim(names=["refused"], depth=1))  # fmt: skip
     assert isinstance(refused, m.Refused)
     assert meant(client, "refused") == refused.run
@@ -72,8 +73,8 @@ def test_a_refused_start_is_a_run_with_a_name(client: Client) -> None:
 def test_an_agent_resolves_within_what_it_may_see(daemon: World, client: Client) -> None:
     started(client, SLEEP, name="stranger")
     script = (
-        "id=$($SFACTL spawn --name mine -- sleep 60); for w in stranger mine; do $SFACTL info $w "
-        ">/dev/null 2>&1; echo $?; done"
+        "id=$($SFACTL spawn --name mine -- sleep 60); for w in stranger mine; "
+        "do $SFACTL info $w >/dev/null 2>&1; echo $?; done"
     )
     assert (
         daemon.sfactl("run", "-q", "--name", "outer", "--", "sh", "-c", script).stdout == "66\n0\n"
@@ -84,7 +85,9 @@ def test_each_failure_is_named_and_the_rest_is_done(daemon: World, client: Clien
     one, two = (started(client, SLEEP, name=name).id for name in ("one", "two"))
     done = daemon.sfactl("pause", "one", "no-such", two, code=66)
     assert done.stderr.splitlines() == [
-        f"{one} is paused", "sfactl: no run has the id or the name 'no-such'; 'sfactl list' shows them", f"{two} is paused"
+        f"{one} is paused",
+        "sfactl: no run has the id or the name 'no-such'; 'sfactl list' shows them",
+        f"{two} is paused"
     ]  # fmt: skip
     lines = daemon.sfactl("info", "--json", "two", "no-such", "one", code=66).stdout.splitlines()
     assert [msgspec.json.decode(line)["id"] for line in lines] == [two, one]
@@ -194,9 +197,9 @@ def test_times_of_lines_outlive_the_run_and_the_daemon(daemon: World, tmp_path: 
         age_output(daemon, run)
         (tmp_path / f"after-{word}").touch()
         wait_until(
-            lambda word=following: word in daemon.sfactl("logs", run).stdout,
+            lambda word=following: word in daemon.sfactl("logs", run).stdout,  # type: ignore[misc]
             f"it writes {following}",
-        )  # type: ignore[misc]
+        )
     daemon.kill()
     daemon.begin()
     age_output(daemon, run)
@@ -344,16 +347,19 @@ def test_completion_is_silent_without_a_daemon(world: World) -> None:
     assert completed(world, "sfactl run --meter co") == ["codex", "copilot"]
 
 
+KIND = re.compile(r'\b(?:words=|completing\()"([^"]+)"')
+
+
 def test_every_kind_of_word_is_known() -> None:
     sources = [path.read_text() for path in Path(shell_completion.__file__).parent.rglob("*.py")]
-    declared = {kind for text in sources for kind in re.findall(r'\bcompleting\("([^"]+)"\)', text)}
+    declared = {kind for text in sources for kind in KIND.findall(text)}
     assert declared == set(shell_completion.CANDIDATES)
 
 
 def test_help_needs_no_daemon(world: World) -> None:
     assert world.sfactl("help").stdout == world.sfactl("--help").stdout
     assert world.sfactl("help", "ps").stdout == world.sfactl("list", "--help").stdout
-    for group in filter(verbs.is_group, verbs.names()):
+    for group in verbs.MEMBERS:
         assert world.sfactl("help", group).stdout == world.sfactl(group, "--help").stdout
     assert "unknown verb 'bogus'" in world.sfactl("help", "bogus", code=2).stderr
 

@@ -48,7 +48,7 @@ if what == "wait":
     print(os.getpid(), flush=True)
     time.sleep(100)
 if what in ("name", "--version"):
-    print(os.environ.get("SFA_NAME"), os.environ.get("SFA_CALL_CHAIN"), os.environ.get("SFA_CHILD_NAME"))
+    print(*(os.environ.get("SFA_" + each) for each in ("NAME", "CALL_CHAIN", "CHILD_NAME")))
 """
 
 CALLER = """
@@ -56,10 +56,12 @@ import os, subprocess, sys
 big = bytes(range(256)) * 40_000
 def same(*words, **options):
     def called(file):
-        done = subprocess.run([file, *words], capture_output=True, cwd="/tmp", umask=0o031, **options)
+        options.update(capture_output=True, cwd="/tmp", umask=0o031)
+        done = subprocess.run([file, *words], **options)
         return done.returncode, done.stdout, done.stderr
     direct, shimmed = called(sys.argv[1]), called("claude")
-    assert direct == shimmed, (words, [part if isinstance(part, int) else part[-500:] for part in direct + shimmed])
+    assert direct == shimmed, (
+        words, [part if isinstance(part, int) else part[-500:] for part in direct + shimmed])
     return direct
 for code in (0, 3, 143, 255):
     assert same("exit", str(code)) == (code, b"", b"")
@@ -67,7 +69,8 @@ for number in (2, 9, 15):
     assert same("signal", str(number))[0] == -number
 code, out, err = same("copy", input=big)
 assert (code, out == big, err) == (0, True, b"\\xff\\0end"), (code, len(out), err)
-assert same("tell", b"\\xff\\xfe", "", "a b\\n", "--version", env=os.environ | {"A": "\\udcff=1", "LC_ALL": "C"})[0] == 0
+odd = os.environ | {"A": "\\udcff=1", "LC_ALL": "C"}
+assert same("tell", b"\\xff\\xfe", "", "a b\\n", "--version", env=odd)[0] == 0
 for program in (sys.argv[1], "claude"):
     reader = subprocess.Popen([program, "flood"], stdout=subprocess.PIPE)
     reader.stdout.read(1)
@@ -153,8 +156,8 @@ def test_the_guard_decides(place: World) -> None:
 
 def test_a_name_is_for_one_child(place: World) -> None:
     calls = (
-        "SFA_CHILD_NAME=a claude name; SFA_CHILD_NAME=b claude call claude name; claude name; "
-        "claude --version"
+        "SFA_CHILD_NAME=a claude name; SFA_CHILD_NAME=b claude call claude name; "
+        "claude name; claude --version"
     )
     done = place.sfactl("run", "-q", "--name", "top", "--", "sh", "-c", calls)
     assert done.stdout == "a top None\nclaude top,b None\nclaude top None\ntop  None\n", (
@@ -169,13 +172,16 @@ def test_signals_and_ends(place: World) -> None:
     named on stderr."""
     caller = """
 import os, select, signal, subprocess
-for number, code in ((signal.SIGTERM, -15), (signal.SIGINT, -2), (signal.SIGUSR1, 76), (signal.SIGKILL, -9)):
+for number, code in (
+    (signal.SIGTERM, -15), (signal.SIGINT, -2), (signal.SIGUSR1, 76), (signal.SIGKILL, -9)
+):
     called = subprocess.Popen(["claude", "wait"], stdout=subprocess.PIPE)
     pidfd = os.pidfd_open(int(called.stdout.readline()))
     called.send_signal(number)
     assert called.wait() == code, (number, called.returncode)
     select.select([pidfd], [], [])
-done = subprocess.run(["claude", "wait"], env=os.environ | {"SFA_DEFAULTS_TIMEOUT": "1"}, capture_output=True)
+env = os.environ | {"SFA_DEFAULTS_TIMEOUT": "1"}
+done = subprocess.run(["claude", "wait"], env=env, capture_output=True)
 assert done.returncode == 3 and b"ended as timeout" in done.stderr, done
 """
     done = place.sfactl(

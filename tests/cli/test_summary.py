@@ -195,8 +195,8 @@ def test_it_begins_with_what_waits_for_a_person(daemon: World) -> None:
         "--limit", "turns=1:request_increase", "--name", "asking", "--", "sh", "-c", report
     )
     silent = (
-        'echo \'{"type": "system", "subtype": "api_retry", "attempt": 1, "error_status": 529, '
-        '"error": "overloaded"}\'; sleep 60'
+        'echo \'{"type": "system", "subtype": "api_retry", "attempt": 1, "error_status": '
+        '529, "error": "overloaded"}\'; sleep 60'
     )
     unreachable = daemon.spawn(
         "--meter", "claude", "--name", "cut-off", "--timeout", "90s", "--", "sh", "-c", silent
@@ -229,8 +229,8 @@ def test_it_begins_with_what_waits_for_a_person(daemon: World) -> None:
     assert f"{limited} (limited) is paused: used 2 turns" in shown
     why = daemon.sfactl("why", queued[1]).stdout
     assert (
-        "is queued: you have 4 live trees, and quotas.trees_per_user is 4; it is number 2 of 2 "
-        "that wait"
+        "is queued: you have 4 live trees, and quotas.trees_per_user is 4; "
+        "it is number 2 of 2 that wait"
     ) in why
     assert re.search(r"; a slot is free when a tree ends, at the latest at [\d:]+, in \d+", why)
     assert daemon.json("info", queued[1])["queue"]["place"] == 2

@@ -155,8 +155,7 @@ def test_a_program_that_begins_in_the_background(
 ) -> None:
     """It may write; input waits for `fg`. A program that changes the terminal stops until then."""
     shell.type(
-        "$SFACTL run -q --stdio inherit -- sh -c 'echo from-$((1+1)); read word; echo got "
-        "$word; "
+        "$SFACTL run -q --stdio inherit -- sh -c 'echo from-$((1+1)); read word; echo got $word; "
         "exit 7' &\r"
     )
     shell.expect("from-2")

@@ -30,12 +30,10 @@ def test_why_says_the_trouble_first_with_its_numbers_and_since_when() -> None:
     since = output.clock(SILENT.since, LATER)
     assert why.sentence(found, LATER).startswith(
         f"a1 (worker) has been waiting 33s for api.example.com's first byte, since {since}; "
-        "it cannot reach its model: the API answered 529 six times: overloaded; "
-        "it repeats itself: its model asked for the tool 'Bash' with the same arguments 12 times "
-        "in a row; "
-        "it is near its limit: turns 97 of 100 (97 %); it is near its limit: cost 4.10 of 5.00 "
-        "USD (82 %); "
-        "it is running; it is bounded by "
+        "it cannot reach its model: the API answered 529 six times: overloaded; it repeats itself: "
+        "its model asked for the tool 'Bash' with the same arguments 12 times in a row; "
+        "it is near its limit: turns 97 of 100 (97 %); it is near its limit: "
+        "cost 4.10 of 5.00 USD (82 %); it is running; it is bounded by "
     )
 
 

@@ -22,8 +22,9 @@ from .conftest import PATIENCE, World
 Start = Callable[..., subprocess.Popen[bytes]]
 
 CONTRACT = """
-    id name kind type status parent_id root_id depth chain pid argv cwd user channel exit_code signal reason attempts limits
-    usage processes memory_bytes descendants deadline milestone created_at started_at ended_at
+    id name kind type status parent_id root_id depth chain pid argv cwd user channel
+    exit_code signal reason attempts limits usage processes memory_bytes descendants deadline
+    milestone created_at started_at ended_at
 """
 
 

@@ -128,8 +128,8 @@ def test_what_lingers_after_its_result_is_stopped_and_completed_with_a_note() ->
     assert reason is not None
     assert reason.kind == "result"
     assert reason.message == (
-        "the agent printed its final result and did not exit within 30 s; it was stopped "
-        "(stop.result_wait)"
+        "the agent printed its final result and did not exit within 30 s; "
+        "it was stopped (stop.result_wait)"
     )
 
 

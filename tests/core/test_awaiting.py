@@ -177,8 +177,8 @@ def test_a_run_does_not_wait_for_a_run_above_it() -> None:
     for above in (root, child):
         why = refused(t, t.spawn("x", inside(child), after=after(above)))
         assert why.startswith(
-            f"it would wait for itself: run {above} is above it and ends only after it ('x' → "
-            f"{above})"
+            "it would wait for itself: "
+            f"run {above} is above it and ends only after it ('x' → {above})"
         )
 
 
@@ -372,9 +372,8 @@ def test_an_unknown_group_is_refused_by_name() -> None:
     t = Transcript(groups=GROUPS)
     why = refused(t, t.spawn("a", group="cpu"))
     assert why.startswith(
-        "there is no group 'cpu'; choose from: gpu, big. To add it, set groups.cpu.slots in "
-        "the "
-        "config"
+        "there is no group 'cpu'; choose from: gpu, big. "
+        "To add it, set groups.cpu.slots in the config"
     )
     assert "there are none" in refused(Transcript(), Transcript().spawn("a", group="cpu"))
 

@@ -105,9 +105,8 @@ def test_it_cannot_be_resumed_before_and_a_stop_ends_it() -> None:
     spent(t, a)
     message = t.failed(t.resume(a))
     assert message.startswith(
-        "run a1 stays paused: there is no money left in a budget: user ann has used 1.00 of "
-        "1.00 "
-        "USD a day"
+        "run a1 stays paused: there is no money left in a budget: "
+        "user ann has used 1.00 of 1.00 USD a day"
     )
     assert "[budgets]" in message
     t >> t.fired(a, "pause_max") << "arm a1 pause_max +86400"

@@ -60,9 +60,8 @@ def test_a_call_that_would_wait_too_long_is_refused_with_the_time() -> None:
     answer = t.postponed(t.call(a, 10))
     assert answer.retry_after == 42
     assert str(answer.refused) == (
-        f"run {a} ('a') has made 1 model call within a minute, and "
-        "gateway.per_run.calls_per_minute in F allows 1; "
-        "the next is possible in 42 s"
+        f"run {a} ('a') has made 1 model call within a minute, "
+        "and gateway.per_run.calls_per_minute in F allows 1; the next is possible in 42 s"
     )
     t.later(12)
     first = t.call(a, 10)

@@ -19,7 +19,7 @@ from sfad.core.state.budgets import to_nanos
 from sfad.core.state.vocabulary import Timer
 from sfad.durable.snapshots import from_saved, to_saved
 from sfad.protocol.requests.gateway import CallDecision
-from sfad.protocol.types import Action, LimitKind, Status, Tokens
+from sfad.protocol.types import Action, LimitKind, Source, Status, Tokens
 from tests.core.transcript import ANN, Transcript, inside, limits, purse, use
 
 WHOLE = 0.303
@@ -60,6 +60,9 @@ def test_failed_calls_are_told_until_one_succeeds_and_in_the_end() -> None:
     assert ends(status=529, failed=True) == "the API answered 529 twice"
     assert ends(error="it hung up") == "the API answered 529 twice"
     assert ends(error="no key", failed=True) == "the API failed three times: no key"
+    assert ends(status=200, error="overloaded", failed=True) == (
+        "the API failed four times: overloaded"
+    )
     assert ends(status=200) is None
     ends(status=529, failed=True)
     run = t.run(a)
@@ -831,6 +834,11 @@ def test_a_run_whose_reply_was_cut_by_a_limit_fails_whatever_its_agent_says(
     assert output == 13133
     (t >> t.called(name, cost=0.1999, cut=True)).skip()
     assert child.status is Status.RUNNING, "its agent may print what it has"
+    told = next(event for event in t.published if event.type == "limit_exceeded")
+    assert (told.type, told.action) == ("limit_exceeded", None), "nothing follows yet"
+    next_ = {"terminate": "the next call ends the run", "refuse": "the next call is refused"}
+    assert told.message.startswith("its last reply was cut at 13 133 tokens; used 0.1999 USD")
+    assert told.message.endswith(next_[action])
     for run in (b, a):
         (t >> t.exited(run, code)).skip()
     for ended in (child, parent):
@@ -900,6 +908,31 @@ def test_what_a_child_uses_through_the_gateway_may_be_in_the_output_of_the_run_a
     assert not t.run(a).bypassed
     (t >> t.used(a, input_tokens=90_000, output_tokens=120)).skip()
     assert t.run(a).bypassed == {"stream"}
+
+
+@pytest.mark.parametrize("source", ["stream", "report"])
+def test_an_agent_that_meters_itself_goes_around_nothing(source: Source) -> None:
+    t = Transcript(hear=frozenset({"publish"}))
+    a = t.start("a", limits="cost=5", gated=True)
+    b = t.start("b", inside(a), gated=True, tells_each_call=True)
+    t.left = []
+    t >> t.used(b, source, input_tokens=90_000, output_tokens=100)
+    t >> e.ModelReached(t.at, b, "opencode", "api.openai.com:443")
+    t >> t.used(b, "session", input_tokens=100_000, output_tokens=100)
+    t.quiet()
+    assert not t.run(b).bypassed
+    t >> t.used(b, "session", input_tokens=300_000, output_tokens=100)
+    assert t.run(b).bypassed == {"session"}, "a program within it uses more than it tells"
+    t.skip()
+
+
+def test_the_word_about_a_way_around_the_gateway_names_the_option_for_it() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=5", gated=True)
+    (t >> t.used(a, "session", input_tokens=900)).skip()
+    reason = t.run(a).shown_reason
+    assert reason is not None
+    assert "If it shall go around it, start it with --no-gateway" in reason.message
 
 
 @pytest.mark.parametrize(("limits", "ends"), [("cost=5", True), ("cost=5:warn", False)])

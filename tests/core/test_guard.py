@@ -87,9 +87,8 @@ def test_a_budget_without_money_names_its_key() -> None:
     t = Transcript()
     t.machine.handle(e.BudgetsKnown(0.0, (purse(1.0, "ann", charged=1.0),)))
     assert t.refused("a").message.endswith(
-        "it renews at midnight. Start it again then, or raise budgets.users.ann.daily_usd in "
-        "the "
-        "config, then run: sfactl reload"
+        "it renews at midnight. Start it again then, "
+        "or raise budgets.users.ann.daily_usd in the config, then run: sfactl reload"
     )
 
 
@@ -311,8 +310,8 @@ def test_budget_counts_the_whole_subtree_and_ended_runs() -> None:
     refusal = t.refused("d", inside(b))
     assert (refusal.kind, refusal.value, refusal.limit) == (Rule.BUDGET, 2, 2)
     assert refusal.detail == (
-        f"run {a} ('a') has already admitted 2 descendants; max_descendants is 2, set by "
-        "--max-descendants"
+        f"run {a} ('a') has already admitted 2 descendants; "
+        "max_descendants is 2, set by --max-descendants"
     )
 
 
@@ -353,8 +352,8 @@ def test_rate_of_roots_of_one_user() -> None:
     refusal = t.refused("c")
     assert (refusal.kind, refusal.value, refusal.limit) == (Rule.RATE, 2, 2)
     assert refusal.detail == (
-        "user ann started 2 trees within the last 3600 s; quotas.spawns_per_hour is 2; one more "
-        "fits in 3000 s"
+        "user ann started 2 trees within the last 3600 s; quotas.spawns_per_hour is 2; "
+        "one more fits in 3000 s"
     )
     assert t.start("c", BOB)
     t.later(2999.9)
@@ -384,8 +383,8 @@ def test_concurrency_of_a_user_and_of_the_daemon() -> None:
     t.start("a", BOB)
     refusal = t.refused("b", BOB, queue=False)
     assert refusal.detail == (
-        "3 agent trees are already running; quotas.trees is 3, and the request said not to "
-        f"queue{when}"
+        "3 agent trees are already running; "
+        f"quotas.trees is 3, and the request said not to queue{when}"
     )
     assert (refusal.key, refusal.value, refusal.limit, refusal.possible_in_s) == (
         "quotas.trees",
@@ -627,6 +626,32 @@ def test_a_bound_on_money_that_nothing_would_keep_is_refused(limits: str, starts
     t.start("a", limits=limits)
     told = t.refused("b", inside("a1"), limits=limits, uncounted="no one looks")
     assert "finish your task with what you already have" in told.message
+
+
+@pytest.mark.parametrize(
+    ("limits", "reports", "starts"),
+    [
+        ("planning_cost=1", False, False),
+        ("execution_cost=1:pause", False, False),
+        ("planning_cost=1", True, True),
+        ("planning_cost=1:warn", False, True),
+        ("cost=1", False, True),
+    ],
+)
+def test_a_limit_of_a_roles_cost_needs_reports(limits: str, reports: bool, starts: bool) -> None:
+    """The gateway and meters know no roles."""
+    t = Transcript()
+    if starts:
+        t.start("a", limits=limits, gated=True, reports=reports)
+        return
+    refusal = t.refused("a", limits=limits, gated=True, reports=reports)
+    assert refusal.kind is Rule.UNENFORCEABLE
+    assert f"nothing would enforce its {limits.partition('=')[0]} limit of 1.00 USD" in (
+        refusal.message
+    )
+    assert "Name --meter report if its agents report so; or let the limit only warn" in (
+        refusal.message
+    )
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,8 @@ def test_each_range_includes_its_ends_and_nothing_outside(kind: str) -> None:
     inside_it += [] if whole else [least + 0.5]
     for threshold in inside_it:
         t = Transcript()
-        assert (
-            t.held(t.start("a", limits=asking(kind, threshold)), kind).limit.threshold == threshold
-        )
+        a = t.start("a", limits=asking(kind, threshold), reports=True)
+        assert t.held(a, kind).limit.threshold == threshold
     for threshold in outside:
         t = Transcript()
         event = t.spawn("a", limits=asking(kind, threshold))
@@ -129,12 +128,11 @@ def test_max_time_raises_the_range_of_time() -> None:
 
 def test_max_turns_and_max_cost_raise_their_ranges_and_say_where() -> None:
     t = Transcript(max_turns=500, max_cost=250.0, files={"limits.max_turns": "/etc/sfad/sfad.toml"})
-    a = t.start("a", limits="turns=500 cost=250 planning_cost=250")
+    a = t.start("a", limits="turns=500 cost=250 planning_cost=250", reports=True)
     assert shown(t, a, "turns", "cost") == "turns=500:terminate cost=250:terminate"
     message = t.failed(t.spawn("b", limits="turns=501"))
     assert message.endswith(
-        "1 to 500, whole numbers. To allow more, raise limits.max_turns in "
-        "/etc/sfad/sfad.toml, "
+        "1 to 500, whole numbers. To allow more, raise limits.max_turns in /etc/sfad/sfad.toml, "
         "then run: sfactl reload"
     )
     output = t.failed(t.spawn("b", limits=f"output={2**40}"))
@@ -147,7 +145,7 @@ def test_max_turns_and_max_cost_raise_their_ranges_and_say_where() -> None:
 def test_which_kinds_take_an_action(kind: str, action: Action) -> None:
     least, _, _, acts = RANGES[kind]
     t = Transcript()
-    event = t.spawn("a", limits=asking(kind, least, action), attempts=2)
+    event = t.spawn("a", limits=asking(kind, least, action), attempts=2, reports=True)
     if acts and action is Action.REFUSE and LimitKind(kind) not in METERED_KINDS:
         assert t.failed(event).startswith(f"the limit '{kind}' cannot refuse (--limit)")
     elif acts and action is Action.CONTINUE and kind != "silence":
@@ -177,8 +175,8 @@ def test_the_defaults() -> None:
     t = Transcript()
     a = t.start("a")
     assert shown(t, a) == (
-        "time=120:terminate turns=25:terminate cost=1:terminate output=6.71089e+07:warn "
-        "pids=1024:terminate"
+        "time=120:terminate turns=25:terminate "
+        "cost=1:terminate output=6.71089e+07:warn pids=1024:terminate"
     )
     # the tree has its processes, so a child has no number of its own
     assert (
@@ -424,7 +422,7 @@ def test_a_limit_that_a_child_does_not_request(kind: str) -> None:
     """Of a tree's limit the child's use counts against the parent's. Of a run's it counts nowhere,
     so the child gets the same."""
     t = Transcript()
-    a = t.start("a", limits=asking(kind, 2_000_000 if kind == "memory" else 2))
+    a = t.start("a", limits=asking(kind, 2_000_000 if kind == "memory" else 2), reports=True)
     b = t.start("b", inside(a))
     assert (LimitKind(kind) in t.run(b).limits) is (KINDS[LimitKind(kind)].scope == "run")
 

@@ -636,10 +636,10 @@ class MachineAgainstShell(RuleBasedStateMachine):
         kept = {key: 0 if renewed else purse.charged for key, purse in world.purses.items()}
         world.know(
             tuple(
-                Budget(scope, name, allowed, who, charged=kept.get((scope, name), 0))
+                Budget(scope, name, allowed, who, charged=kept.get((scope, name), 0))  # type: ignore[arg-type]
                 for scope, name, who in wanted
             )
-        )  # type: ignore[arg-type]
+        )
 
     @precondition(lambda self: self.tied())
     @rule(client=st.sampled_from([1, 2]))

@@ -103,15 +103,14 @@ def test_sums_of_known_and_unknown_amounts(one: int | None, other: int | None) -
     expected = None if one is None and other is None else (one or 0) + (other or 0)
     for field in Use.__dataclass_fields__:
         if field not in ("cost_from", "partial", "estimated"):
-            assert getattr(Use(**{field: one}).plus(Use(**{field: other})), field) == expected, (
-                field
-            )  # type: ignore[arg-type]
+            total = Use(**{field: one}).plus(Use(**{field: other}))  # type: ignore[arg-type]
+            assert getattr(total, field) == expected, field
     assert Use(input_tokens=one, output_tokens=other).tokens == expected
 
 
 def test_roles_have_costs_of_their_own() -> None:
     t = Transcript()
-    a = t.start("a", limits="planning_cost=0.5:warn execution_cost=0.5 cost=5")
+    a = t.start("a", limits="planning_cost=0.5:warn execution_cost=0.5 cost=5", reports=True)
     b = t.start("b", inside(a), limits="cost=5")
     (t >> t.report(b, cost=0.4, planning_cost=0.4)).skip()
     (t >> t.report(b, cost=0.4, execution_cost=0.4)).skip()
@@ -148,8 +147,8 @@ def test_reserve_and_settle() -> None:
     assert cost(t, a, b) == [0.125, 0.125]
     assert [t.run(run).account.used(TOKENS) for run in (a, b)] == [17, 17]
     assert t.failed(t.settle("a2-1", cost=1)) == (
-        "no reservation 'a2-1' is open: it was settled, or its run has ended and it was charged "
-        "in full"
+        "no reservation 'a2-1' is open: "
+        "it was settled, or its run has ended and it was charged in full"
     )
     assert t.charged == {"user ann": 0.125}
     # a settlement that says nothing gives back what was held
@@ -214,8 +213,8 @@ def test_ten_children_and_their_parents_last_dollar() -> None:
     assert (cost(t, a, *children), t.charged) == before, "nothing is charged for a refused one"
     assert refusal == LimitRefusal(
         scope="tree", whose=a, limit_kind=COST, threshold=1, used=1.0, asked=0.1,
-        message="not reserved: 0.10 USD more would take run a1 ('a') above its cost limit: 1.00 of " "1.00 USD are used or held, "
-        "set by --limit. Finish with what you have.",
+        message="not reserved: 0.10 USD more would take run a1 ('a') above its cost limit: "
+        "1.00 of 1.00 USD are used or held, set by --limit. Finish with what you have.",
     )  # fmt: skip
     assert t.said[-1] == "over a1 cost 1.1/1"
     assert [t.run(run).status for run in (a, *children)] == [Status.PAUSED] * 11

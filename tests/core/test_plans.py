@@ -16,14 +16,22 @@ from msgspec.structs import replace
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.life.pausing import REPLY_OUTLIVES
-from sfad.core.state.plans import AFTER_RESET, SPREAD, Window, clock, spread
+from sfad.core.state.plans import (
+    AFTER_RESET,
+    SPREAD,
+    Subscription,
+    Window,
+    account_of,
+    clock,
+    spread,
+)
 from sfad.core.state.policy import PlanPolicy
 from sfad.protocol.requests.gateway import CallDecision, SeePlan
 from sfad.protocol.requests.plans import SeenWindow
 from sfad.protocol.types import LimitKind, RunId, Status
-from tests.core.transcript import NOON, Transcript, use
+from tests.core.transcript import ANN, BOB, NOON, Transcript, use
 
-KEY = "anthropic/org"
+KEY = f"anthropic/{account_of(ANN.uid, 'org')}"
 HOUR = 3600.0
 
 
@@ -44,7 +52,7 @@ class Plan(Transcript):
 
     def seen(
         self, run: RunId, used: float | None, *, window: str = "5h", left: float | None = HOUR,
-        rejected: bool = False, login: str = "login",
+        rejected: bool = False, login: str = "login", uid: int | None = ANN.uid,
     ) -> e.PlanSeen:  # fmt: skip
         """A reply tells of a window that is reset in `left` seconds, or says nothing of its
         reset."""
@@ -56,7 +64,7 @@ class Plan(Transcript):
             rejected=rejected,
         )
         status = "rejected" if rejected else "allowed"
-        return self.tells(run, now, [seen], login=login, organization="org", status=status)
+        return self.tells(run, now, [seen], login=login, organization="org", status=status, uid=uid)
 
     def tells(
         self,
@@ -65,6 +73,7 @@ class Plan(Transcript):
         windows: list[SeenWindow],
         *,
         login: str = "login",
+        uid: int | None = ANN.uid,
         **more: Any,
     ) -> e.PlanSeen:
         told = SeePlan(
@@ -76,7 +85,7 @@ class Plan(Transcript):
             windows=windows,
             **more,
         )
-        return e.PlanSeen(self.at, time, told)
+        return e.PlanSeen(self.at, time, told, uid)
 
     def due(self) -> e.PlansDue:
         return e.PlansDue(self.at, NOON + timedelta(seconds=self.at))
@@ -287,6 +296,50 @@ def test_the_clocks_above_a_run_that_waits_stand_still() -> None:
     assert t.run(above).clock.elapsed(t.at) == before + 5
 
 
+def test_what_one_users_replies_tell_holds_no_run_of_another() -> None:
+    """A user's own server may name any organization, and knows the credential that it is sent."""
+    t = Plan()
+    ann, bob = t.start("a"), t.start("b", BOB)
+    t.go(t.seen(ann, 0.1))
+    told = t.go(t.seen(bob, 1.0, rejected=True, uid=BOB.uid))
+    assert t.told(told, "plan_exhausted")
+    calls = [t.asks(run) for run in (ann, bob)]
+    for call in calls:
+        t.go(call)
+    assert [t.answered(call) for call in calls] == [True, False]
+    (known,) = [each for each in t.machine.plans.known.values() if each.uid == ANN.uid]
+    assert (known.windows["5h"].used, known.uids) == (0.1, [ANN.uid])
+    t.go(t.spawn("c", argv=("x",)))
+    (root,) = [run for run in t.machine.tree if run.name == "c"]
+    assert root.status is Status.ACCEPTED, "a root of the first user does not wait either"
+
+
+def test_an_account_of_the_operators_holds_the_runs_of_all_users() -> None:
+    t = Plan()
+    ann, bob = t.start("a"), t.start("b", BOB)
+    t.go(t.seen(ann, 1.0, rejected=True, uid=None))
+    calls = [t.asks(run) for run in (ann, bob)]
+    for call in calls:
+        t.go(call)
+    assert [t.answered(call) for call in calls] == [False, False]
+
+
+def test_a_call_to_a_server_that_is_not_believed_waits_for_no_window() -> None:
+    t = Plan()
+    a = t.start("a")
+    t.go(t.seen(a, 1.0, rejected=True))
+    call = t.asks(a, login="")
+    t.go(call)
+    assert t.answered(call)
+
+
+def test_an_account_that_was_saved_before_accounts_had_users_is_forgotten() -> None:
+    t = Plan()
+    saved = [Subscription("anthropic", "old"), Subscription("anthropic", "new", ANN.uid)]
+    t.machine.plans.known_before(saved, t.at, NOON)
+    assert list(t.machine.plans.known) == ["anthropic/new"]
+
+
 def test_less_kept_lets_go_on() -> None:
     t = Plan(keep=0.5)
     a = t.start("a")
@@ -338,6 +391,83 @@ def test_a_limit_of_a_tree_counts_its_descendants_and_begins_again_after_the_res
     t.go(t.due())
     assert t.run(a).account.used(LimitKind.PLAN) == 0
     assert t.run(b).plan_shares[f"{KEY}/5h"] == pytest.approx(0.4)
+
+
+def over_its_limit(t: Plan, limits: str = "plan=10:pause", left: float = 60) -> RunId:
+    """Have a run use more of a window than its limit allows."""
+    a = t.start("a", limits=limits)
+    t.go(t.seen(a, 0.1, left=left))
+    t.go(t.seen(a, 0.3, left=left))
+    return a
+
+
+@pytest.mark.parametrize("action", ["pause", "request_increase"])
+def test_what_a_limit_of_the_window_has_paused_goes_on_at_its_reset(action: str) -> None:
+    t = Plan()
+    a = over_its_limit(t, f"plan=10:{action}")
+    assert t.run(a).status is Status.PAUSED
+    reason = t.run(a).shown_reason
+    assert reason is not None
+    assert reason.message.endswith("; it goes on when the window is reset")
+    call = t.asks(a)
+    t.go(call)
+    assert not t.answered(call)
+    t.later(60 + AFTER_RESET)
+    told = t.go(t.due())
+    assert (t.run(a).status, t.run(a).shown_reason) == (Status.RUNNING, None)
+    assert c.Thaw(a) in told
+    t.later(2)
+    t.go(t.fired(a, "calls"))
+    assert t.answered(call)
+    t.go(t.seen(a, 0.05, left=600))
+    t.go(t.seen(a, 0.2, left=600))
+    assert t.run(a).status is Status.PAUSED, "the limit begins again"
+
+
+def test_a_run_that_a_person_or_another_limit_holds_too_does_not_go_on_at_the_reset() -> None:
+    for is_paused_first in (False, True):
+        t = Plan()
+        if is_paused_first:
+            a = t.start("a", limits="plan=10:pause")
+            t.go(t.seen(a, 0.1, left=60))
+            t.go(t.pause(a))
+            t.go(t.seen(a, 0.3, left=60))
+            assert t.run(a).limit_hold is not None
+        else:
+            a = over_its_limit(t)
+            t.go(t.pause(a))
+        t.later(60 + AFTER_RESET)
+        t.go(t.due())
+        assert (t.run(a).status, t.run(a).limit_hold) == (Status.PAUSED, None)
+        t.go(t.resume(a))
+        assert t.run(a).status is Status.RUNNING
+    other = Plan()
+    b = over_its_limit(other, "plan=10:pause messages=1:pause")
+    other.go(e.UseSeen(other.at, b, "stream", use(messages=2)))
+    other.later(60 + AFTER_RESET)
+    other.go(other.due())
+    run = other.run(b)
+    assert (run.status, run.limit_hold and run.limit_hold.kind) == (Status.PAUSED, "messages")
+
+
+def test_what_a_limit_of_the_window_has_paused_waits_for_its_reset_however_long() -> None:
+    t = Plan()
+    a = over_its_limit(t, left=5 * HOUR)
+    t.later(t.machine.policy.pause_max)
+    t.go(t.fired(a, "pause_max"))
+    assert t.run(a).status is Status.PAUSED
+    t.go(t.due())
+    assert t.run(a).status is Status.RUNNING
+
+
+def test_a_window_that_is_renewed_early_begins_the_limit_again() -> None:
+    t = Plan()
+    a = over_its_limit(t, left=HOUR)
+    b = t.start("b")
+    t.later(100)
+    t.go(t.seen(b, 0.0, left=5 * HOUR))
+    assert t.run(a).account.used(LimitKind.PLAN) == 0
+    assert t.run(a).status is Status.RUNNING
 
 
 def test_a_renewed_credential_is_of_the_same_account_once_a_reply_says_so() -> None:
@@ -398,8 +528,69 @@ def test_a_reply_that_was_overtaken_is_no_news() -> None:
 def test_a_window_that_the_provider_has_renewed_early_is_believed_at_once() -> None:
     window = Window("5h")
     window.hear(SeenWindow(window="5h", used_ratio=0.9, resets_at=HOUR), 0.0, None)
-    window.hear(SeenWindow(window="5h", used_ratio=0.1, resets_at=6 * HOUR), 1.0, None)
-    assert (window.used, window.resets_at) == (0.1, 6 * HOUR)
+    window.hear(SeenWindow(window="5h", used_ratio=0.1, resets_at=5 * HOUR), 1.0, None)
+    assert (window.used, window.resets_at) == (0.1, 5 * HOUR)
+
+
+def test_a_refusal_is_over_when_its_window_has_been_renewed_early() -> None:
+    """As a person does with a banked reset."""
+    t = Plan()
+    a, b = t.start("a"), t.start("b")
+    t.go(t.seen(a, 1.0, rejected=True))
+    call = t.asks(a)
+    t.go(call)
+    assert not t.answered(call)
+    now = NOON + timedelta(seconds=t.at)
+    renewed = SeenWindow(window="5h", used_ratio=0.02, resets_at=now.timestamp() + 5 * HOUR)
+    told = t.go(t.tells(b, now, [renewed], organization="org", banked_resets=1))
+    assert t.told(told, "plan_reset") == [
+        f"the 5h window of {KEY} has been renewed before its reset: 2 % is used after "
+        "100 %; banked resets left: 1"
+    ]
+    assert t.answered(call)
+
+
+def test_it_is_told_once_that_credits_pay() -> None:
+    t = Plan()
+    a = t.start("a")
+    windows = [SeenWindow(window="5h", used_ratio=1.0)]
+
+    def credits_told(*, on_credits: bool | None) -> list[str]:
+        now = NOON + timedelta(seconds=t.at)
+        reply = t.tells(a, now, windows, organization="org", credits="25.50", on_credits=on_credits)
+        return t.told(t.go(reply), "plan_credits")
+
+    assert credits_told(on_credits=True) == [
+        f"credits pay for calls of {KEY} because a window is used up; 25.50 is left"
+    ]
+    assert not credits_told(on_credits=True)
+    assert not credits_told(on_credits=None)
+    assert not credits_told(on_credits=False)
+    assert credits_told(on_credits=True)
+
+
+@pytest.mark.parametrize(
+    ("window", "seconds", "left", "held_for"),
+    [
+        ("5h", None, 399 * 24 * HOUR, 60.0),
+        ("5h", None, 5 * HOUR, 5 * HOUR),
+        ("5h", None, 6 * HOUR, 60.0),
+        ("7d_opus", None, 7 * 24 * HOUR, 7 * 24 * HOUR),
+        ("7d_opus", None, 8 * 24 * HOUR, 60.0),
+        ("1h", None, 2 * HOUR, 60.0),
+        ("30d", None, 30 * 24 * HOUR, 30 * 24 * HOUR),
+        ("primary", 7 * 24 * HOUR, 7 * 24 * HOUR, 7 * 24 * HOUR),
+        ("primary", 900 * 24 * HOUR, 399 * 24 * HOUR, 60.0),
+    ],
+)
+def test_no_refusal_holds_for_longer_than_its_window_is_long(
+    window: str, seconds: float | None, left: float, held_for: float
+) -> None:
+    known = Window(window)
+    seen = SeenWindow(window=window, resets_at=left, seconds=seconds, rejected=True)
+    known.hear(seen, 0.0, retry_after=left)
+    assert known.rejected
+    assert known.resets_at == pytest.approx(held_for, abs=0.1)
 
 
 def test_a_reset_that_moves_hides_no_use() -> None:
@@ -611,7 +802,11 @@ def test_what_another_node_tells_is_nobodys_share_and_no_older_news() -> None:
     (plan,) = (each.shared() for each in other.machine.plans.known.values())
     assert t.machine.plans.is_news(plan)
     time = datetime.fromtimestamp(plan.heard_at, UTC)
-    t.go(t.tells("", time, plan.windows, login=plan.login, organization=plan.organization))
+    t.go(
+        t.tells(
+            "", time, plan.windows, login=plan.login, organization=plan.organization, uid=plan.uid
+        )
+    )
     assert not t.machine.plans.is_news(plan)
     assert not t.run(a).plan_shares
     call = t.asks(a)

@@ -72,8 +72,8 @@ def test_more_time_or_turns_are_refused(wish: Limit, most: str) -> None:
 def test_what_to_do_depends_on_the_reader() -> None:
     configured = replace(POLICY, files={"sessions.max_timeout_minutes": "/f"})
     person = (
-        "at most 10m, set by sessions.max_timeout_minutes. To allow more, raise "
-        "sessions.max_timeout_minutes in /f, then run"
+        "at most 10m, set by sessions.max_timeout_minutes. "
+        "To allow more, raise sessions.max_timeout_minutes in /f, then run"
     )
     with pytest.raises(Invalid, match=person):
         limits(limit(TIME, 601), policy=configured)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.protocol.types import Event, Status
 
@@ -105,10 +106,9 @@ def test_a_warning_tells_program_process_command_and_depth() -> None:
         "medium", "warn", "claude", 20, "claude -p x", 2,
     )  # fmt: skip
     assert first.message == (
-        "'claude' (process 20) was started within run a2 ('b') without asking the daemon: claude "
-        "-p x; it counts as a "
-        "descendant (1 of 64); to have it ask: sfactl shim install claude, or start it with "
-        "sfactl run"
+        "'claude' (process 20) was started within run a2 ('b') without asking the daemon: "
+        "claude -p x; it counts as a descendant (1 of 64); to have it ask: "
+        "sfactl shim install claude, or start it with sfactl run"
     )
     nested = seen(30)._replace(above=((29, None), (20, "claude"), (MAIN, None)))
     assert second.depth == 2
@@ -119,9 +119,8 @@ def test_a_warning_tells_program_process_command_and_depth() -> None:
 def told(t: Transcript, run: str, process: e.AgentProcess) -> Event | None:
     """Return the event that follows."""
     commands = t.machine.handle(e.AgentSeen(t.at, run, process)).commands
-    return next(
-        (command.event for command in commands if command.__class__.__name__ == "Publish"), None
-    )  # type: ignore[union-attr]
+    published = (command for command in commands if isinstance(command, c.Publish))
+    return next((command.event for command in published), None)
 
 
 def test_terminate_ends_the_run_with_the_reason() -> None:
@@ -171,9 +170,7 @@ def test_each_process_counts_once_for_each_run_above_it(times: list[tuple[int, i
         assert t.run(run).admitted == sum(expected[at:]) + 2 - at
 
 
-def test_its_session_is_read_and_again_by_the_next_daemon_but_not_that_of_the_runs_own_program() -> (
-    None
-):
+def test_its_session_is_read_again_by_the_next_daemon_but_not_that_of_the_runs_program() -> None:
     t = Transcript(program_profile=False, hear=frozenset({"meter"}))
     a = t.start("a", argv=("claude",))
     for _ in range(2):

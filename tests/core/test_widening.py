@@ -44,9 +44,8 @@ def test_a_program_that_was_seen_widens_its_root_once() -> None:
     assert t.run(a).deadline == 1800
     (told,) = [event for event in t.published if event.type == "limits_widened"]
     assert told.message == (
-        "'claude' starts in it, so it has the profile coding-agent: time 2m → 30m, turns 25 → "
-        "100, cost 1.00 USD → 5.00 USD; "
-        "to set limits yourself: --timeout, --limit"
+        "'claude' starts in it, so it has the profile coding-agent: time 2m → 30m, turns 25 → 100, "
+        "cost 1.00 USD → 5.00 USD; to set limits yourself: --timeout, --limit"
     )
     t >> e.AgentSeen(t.at, a, seen(31))
     assert widened(t) == 1

@@ -96,8 +96,8 @@ def main() -> int:
                 effects.update([outcome.effect] if outcome.effect else [])
                 failed += [outcome] if outcome.wrong else []
     print(
-        f"\n{sum(effects.values())} deaths in {time.monotonic() - began:.0f} s, {len(failed)} "
-        "broke a promise"
+        f"\n{sum(effects.values())} deaths in {time.monotonic() - began:.0f} s, "
+        f"{len(failed)} broke a promise"
     )
     print(", ".join(f"{what} {times}" for what, times in effects.most_common()))
     for outcome in failed:

@@ -69,8 +69,8 @@ class Outcome:
         )
         told = "".join(f"\n    {line}" for line in self.wrong)
         return (
-            f"{point.mode} {point.kind} {point.number}: {died}, back after {self.down:.1f} s: "
-            f"{'WRONG' if told else 'ok'}{told}"
+            f"{point.mode} {point.kind} {point.number}: "
+            f"{died}, back after {self.down:.1f} s: {'WRONG' if told else 'ok'}{told}"
         )
 
 

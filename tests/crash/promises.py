@@ -178,8 +178,8 @@ def charged(shown: Mapping[RunId, RunInfo], provider: Provider) -> list[str]:
         return []
     return [
         (
-            f"the provider has billed {provider.usd:.6f} USD, for which at most {most:.6f} were "
-            f"reserved, and {told:.6f} were charged"
+            f"the provider has billed {provider.usd:.6f} USD, "
+            f"for which at most {most:.6f} were reserved, and {told:.6f} were charged"
         )
     ]
 
@@ -214,8 +214,8 @@ def _untrue(info: RunInfo, diary: Diary) -> list[str]:
 
 def _end(info: RunInfo) -> str:
     return (
-        f"{info.status} (code {info.exit_code}, signal {info.signal}, "
-        f"{info.reason.message if info.reason else '-'})"
+        f"{info.status} (code {info.exit_code}, "
+        f"signal {info.signal}, {info.reason.message if info.reason else '-'})"
     )
 
 

@@ -238,8 +238,8 @@ class Scenario:
         except BaseException as error:  # noqa: BLE001 - it is told at the end
             at = traceback.extract_tb(error.__traceback__)[-1]
             self.wrong.append(
-                f"{story.__name__}: {type(error).__name__}: {error} (line {at.lineno} of "
-                f"{at.filename.split('/')[-1]})"
+                f"{story.__name__}: {type(error).__name__}: "
+                f"{error} (line {at.lineno} of {at.filename.split('/')[-1]})"
             )
 
 

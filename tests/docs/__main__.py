@@ -47,9 +47,8 @@ def access_table() -> str:
         )
         name = "" if access.narrowed_by is None else f"`{access.narrowed_by or verb}`"
         lines.append(
-            f"| `{verb}` | {people[access.outside]} | {inside} | {leaf} | "
-            f"{runs[access.scope]} | "
-            f"{name} |"
+            f"| `{verb}` | {people[access.outside]} | {inside} | {leaf} | {runs[access.scope]} "
+            f"| {name} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -59,8 +58,7 @@ def metrics() -> str:
     rows = (
         (
             f"| `{each.shown}` | {each.kind} | {', '.join(f'`{label}`' for label in each.labels)} "
-            "| "
-            f"{each.help} |"
+            f"| {each.help} |"
         )
         for each in METRICS
     )

@@ -95,7 +95,8 @@ def _start(daemon: Daemon) -> RunId:
         )
         run(
             "migrate",
-            [hour, _limit(LimitKind.TURNS, 200), _limit(LimitKind.COST, 5, Action.REQUEST_INCREASE)],
+            [hour, _limit(LimitKind.TURNS, 200),
+             _limit(LimitKind.COST, 5, Action.REQUEST_INCREASE)],
             turns=88, input_tokens=1_200_000, output_tokens=110_000, cost_usd=5.03,
         )  # fmt: skip
     return review

@@ -51,14 +51,16 @@ def run(status: Status, **fields: object) -> RunInfo:
         "argv": ["sleep", "600"], "cwd": "/", "user": "ann", "channel": "cli", "exit_code": None,
         "signal": None, "reason": None, "attempts": 1,
         "limits": [
-            LimitState(kind=LimitKind.TIME, threshold=60.0, action=Action.TERMINATE, source="--timeout", used=0.0),
+            LimitState(kind=LimitKind.TIME, threshold=60.0, action=Action.TERMINATE,
+                       source="--timeout", used=0.0),
             default(LimitKind.TURNS, 25.0, enforced_by="ready"),
             default(LimitKind.COST, 1.0, scope="tree", enforced_by="ready"),
             default(LimitKind.OUTPUT, 67108864.0, action=Action.WARN, enforced_by="watching"),
             default(LimitKind.PIDS, 1024.0, scope="tree", enforced_by="kernel"),
         ],
         "usage": Usage(elapsed_s=0.0),
-        "processes": None, "memory_bytes": None, "descendants": 0, "deadline": DEADLINE, "milestone": None,
+        "processes": None, "memory_bytes": None, "descendants": 0, "deadline": DEADLINE,
+        "milestone": None,
         "created_at": CREATED, "started_at": STARTED, "ended_at": None, "labels": {},
     }  # fmt: skip
     return RunInfo(**(values | fields))  # type: ignore[arg-type]
@@ -66,16 +68,16 @@ def run(status: Status, **fields: object) -> RunInfo:
 
 RUNNING = run(Status.RUNNING)
 OVER = run(
-    Status.CANCELLED, pid=None, signal=15, reason=STOPPED, deadline=None, ended_at=ENDED, usage=Usage(elapsed_s=8.748)
+    Status.CANCELLED, pid=None, signal=15, reason=STOPPED, deadline=None, ended_at=ENDED,
+    usage=Usage(elapsed_s=8.748)
 )  # fmt: skip
 
 REFUSAL = Refusal(
     kind=Rule.LOOP,
     detail="agent 'planner' already runs higher in the chain: planner → reviewer → planner",
-    message="'planner' was not started: it would call itself in a circle (planner → reviewer → "
-    "planner). Do not try again; "
-    "finish your task with what you already have. If it really is a different agent, give it its "
-    "own --name.",
+    message="'planner' was not started: it would call itself in a circle (planner → "
+    "reviewer → planner). Do not try again; finish your task with what you already have. "
+    "If it really is a different agent, give it its own --name.",
     value=2,
     path=["planner", "reviewer", "planner"],
 )
@@ -89,9 +91,8 @@ NOT_RESERVED = LimitRefusal(
     threshold=1.0,
     used=0.07,
     asked=1.05,
-    message="not reserved: 1.05 USD more would take run a1 ('sleeper') above its cost limit: 0.07 of "
-    "1.00 USD are used or held, "
-    "set by default. Finish with what you have.",
+    message="not reserved: 1.05 USD more would take run a1 ('sleeper') above its cost limit: "
+    "0.07 of 1.00 USD are used or held, set by default. Finish with what you have.",
 )
 
 IN_FORCE = [
@@ -100,7 +101,8 @@ IN_FORCE = [
 ]
 
 TAUGHT = Advice(
-    kind=LimitKind.TURNS, runs=40, p95=14.0, suggested=18.0, failed_share=0.25, ended=60, limit=25.0, least=1.0, most=100.0
+    kind=LimitKind.TURNS, runs=40, p95=14.0, suggested=18.0, failed_share=0.25, ended=60,
+    limit=25.0, least=1.0, most=100.0
 )  # fmt: skip
 
 PATH = b"PATH=/usr/local/bin:/usr/bin:/bin"

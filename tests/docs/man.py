@@ -27,7 +27,8 @@ def sfactl() -> Iterator[str]:
     for heading, listed in verbs.HEADINGS.items():
         yield f".SH {_quoted(heading.upper())}"
         for name in listed:
-            for verb in verbs.members(name) if verbs.is_group(name) else [name]:
+            members = verbs.MEMBERS.get(name)
+            for verb in [name] if members is None else [f"{name} {each}" for each in members]:
                 yield from _verb(verb)
     # `run --help` has the default limits of the daemon as its epilog; the epilog of `--help` is the
     # same for all

@@ -36,7 +36,8 @@ SUBJECTS = [
 daemon and its own gateway."""
 ENUMERATIONS = (t.Status, t.Rule, t.LimitKind, t.Action)
 WORDS: dict[Any, str] = {
-    int: "int", float: "float", str: "str", bytes: "bin", bool: "bool", type(None): "nil", Any: "any", datetime: ("timestamp")
+    int: "int", float: "float", str: "str", bytes: "bin", bool: "bool", type(None): "nil",
+    Any: "any", datetime: "timestamp"
 }  # fmt: skip
 
 _DOCS_PAGE = re.compile(r"docs/(\w[\w-]*)\.md(#[\w-]+)?")

@@ -43,8 +43,8 @@ def test_the_programs_run(start: Start, tmp_path: Path) -> None:
 
     said, _ = executed(daemon, tmp_path, COMMAND.replace("0.50", "0.01"), FIRST)
     assert said.startswith(
-        "I finish with what I have: not reserved: 0.0156 USD more would take run a2 ('first') "
-        "above its cost limit"
+        "I finish with what I have: not reserved: "
+        "0.0156 USD more would take run a2 ('first') above its cost limit"
     )
 
     assert len(OTHERS) == 7

@@ -58,7 +58,7 @@ def check_sfactl(words: list[str]) -> None:
     """Raise if `sfactl` would not understand the options."""
     words = [word for word in words if word not in {"-h", "--help", "--version"}]
     verb = " ".join(words)
-    if not words or verbs.exists(verb) or verb in verbs.ALIASES:
+    if not words or verb in verbs.SUMMARIES or verb in verbs.ALIASES:
         return  # a bare `sfactl info` in running text names the verb; with options it must be whole
 
     def invoke(command: Verb, ctx: typer.Context) -> int:
@@ -121,6 +121,6 @@ def test_every_verb_is_mentioned(verb: str) -> None:
     assert re.search(rf"`sfactl {verb}\b|`{verb}`|^\$ sfactl {verb}\b", everything, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", verbs.names())
+@pytest.mark.parametrize("name", [*verbs.known()])
 def test_every_verb_is_in_the_overview(name: str) -> None:
     assert re.search(rf"\*\*{name}\*\*|`(sfactl )?{name}\b", README.read_text())

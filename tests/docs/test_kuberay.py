@@ -62,7 +62,8 @@ CONTAINER = fields(
         seccompProfile=ANY,
     ),
     startupProbe=ANY,
-    volumeMounts=items(fields("name", "mountPath", mountPath=TEXT, name=TEXT, readOnly=BOOLEAN, subPath=TEXT)),
+    volumeMounts=items(fields("name", "mountPath", mountPath=TEXT, name=TEXT, readOnly=BOOLEAN,
+                              subPath=TEXT)),
     workingDir=TEXT,
 )  # fmt: skip
 VOLUME = fields(
@@ -104,7 +105,8 @@ CLUSTER = fields(
     metadata=fields("name", name=TEXT, namespace=TEXT, labels=MAP, annotations=MAP),
     spec=fields(
         "headGroupSpec",
-        authOptions=fields(mode={"enum": ["disabled", "token"]}, secretName=TEXT, enableK8sTokenAuth=BOOLEAN),
+        authOptions=fields(mode={"enum": ["disabled", "token"]}, secretName=TEXT,
+                           enableK8sTokenAuth=BOOLEAN),
         autoscalerOptions=ANY, enableInTreeAutoscaling=BOOLEAN, headGroupSpec=HEAD, rayVersion=TEXT,
         suspend=BOOLEAN, workerGroupSpecs=items(WORKERS),
     ),

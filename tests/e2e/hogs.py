@@ -2,9 +2,11 @@
 
     python hogs.py silent               connections that never say hello
     python hogs.py halves               unfinished requests of 4 MiB, as many as it can
-    python hogs.py descriptors          connections whose descriptors no request takes, and replies with descriptors, unread
+    python hogs.py descriptors          connections whose descriptors no request takes, and replies
+                                        with descriptors, unread
     python hogs.py watchers             connections with 20 watches each, never read
-    python hogs.py children             children that hold descriptors: pipes to their stdin, and stdio of the agent's own
+    python hogs.py children             children that hold descriptors: pipes to their stdin, and
+                                        stdio of the agent's own
     python hogs.py knocking             connects and hangs up in a loop
     python hogs.py asking               connections that ask without pause
 

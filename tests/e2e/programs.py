@@ -1,7 +1,9 @@
 """Process trees that do not want to be stopped. Plain Python, so that no compiler is needed.
 
-    python programs.py crowd N       N processes, half of them double-forked into sessions of their own
-    python programs.py hoppers K     K lineages that fork, change session and exit without pause, ignoring SIGTERM
+    python programs.py crowd N       N processes, half of them double-forked into sessions of
+                                     their own
+    python programs.py hoppers K     K lineages that fork, change session and exit without pause,
+                                     ignoring SIGTERM
     python programs.py stubborn N    N children that ignore SIGTERM and SIGINT
     python programs.py obedient N    N plain children
 

@@ -55,6 +55,8 @@ class Account:
     """What agents may use of each window."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     arrivals: list[Arrival] = field(default_factory=list)
+    bursts: int = 0
+    """So many calls are refused next although no window is used up."""
     takes: float = 0.02
     """Seconds until a reply is whole."""
     _told: tuple[float, float, float] = (-1.0, 0.0, 0.0)
@@ -78,6 +80,8 @@ class Account:
             arrival = Arrival(now, login, above if now < ends else -1.0, told_at, path=path)
             self.arrivals.append(arrival)
             arrival.status = 429 if any(quota.used >= 1.0 for quota in self.quotas) else 200
+            if self.bursts:
+                self.bursts, arrival.status = self.bursts - 1, 429
             if arrival.status == 200:
                 for quota in self.quotas:
                     quota.used = round(min(1.0, quota.used + quota.each), 6)
@@ -99,7 +103,11 @@ def anthropic_headers(status: int, quotas: list[Quota]) -> dict[str, str]:
     headers = {
         "anthropic-organization-id": ORGANIZATION,
         "anthropic-ratelimit-unified-status": (
-            "rejected" if status == 429 else "allowed_warning" if fullest.used >= 0.8 else "allowed"
+            "rejected"
+            if status == 429 and fullest.used >= 1.0
+            else "allowed_warning"
+            if fullest.used >= 0.8
+            else "allowed"
         ),
         "anthropic-ratelimit-unified-representative-claim": {"5h": "five_hour", "7d": "seven_day"}[
             fullest.name
@@ -186,7 +194,9 @@ class _Handler(BaseHTTPRequestHandler):
             "output": [],
             "usage": usage,
         }
-        if status == 429:
+        if status == 429 and all(quota.used < 1.0 for quota in quotas):
+            body = {"error": {"type": "rate_limit_exceeded", "message": "Slow down"}}
+        elif status == 429:
             body = {
                 "error": {
                     "type": "usage_limit_reached",

@@ -18,8 +18,9 @@ path, stranger = pathlib.Path(sys.argv[1]), sys.argv[2]
 with Client(path) as client:
     about = {"id": 0, "run": stranger}
     for request in (
-        m.Stop(id=0, runs=[stranger]), m.Stop(id=0, runs=[stranger], grace=0), m.Pause(**about), m.Resume(**about), m.Logs(**about),
-        m.Result(**about), m.Info(**about), m.Wait(**about), m.Send(**about, data=b"x"), m.List(id=0, root=stranger),
+        m.Stop(id=0, runs=[stranger]), m.Stop(id=0, runs=[stranger], grace=0),
+        m.Pause(**about), m.Resume(**about), m.Logs(**about), m.Result(**about), m.Info(**about),
+        m.Wait(**about), m.Send(**about, data=b"x"), m.List(id=0, root=stranger),
     ):
         number = client.send(request)
         (answer,) = client.arrived()
@@ -34,19 +35,29 @@ INTRUDER = (
 import json
 stranger = sys.argv[1]
 bare = {"PATH": os.environ["PATH"], "SFAD_SOCKET": os.environ["SFA_SOCKET"]}
-lying = bare | {"SFA_RUN_ID": stranger, "SFA_COOKIE": "000000000000:" + stranger + ":0000000000000000"}
+cookie = "000000000000:" + stranger + ":0000000000000000"
+lying = bare | {"SFA_RUN_ID": stranger, "SFA_COOKIE": cookie}
 words = [sys.executable, "-c", ASK, os.environ["SFA_SOCKET"], stranger]
 codes = {"answers": [
-    subprocess.run(words, env=env, start_new_session=new, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    subprocess.run(
+        words, env=env, start_new_session=new, stdout=subprocess.PIPE, text=True
+    ).stdout.splitlines()
     for env, new in ((None, False), (bare, True), (lying, False))
 ]}
-codes["commands"] = [sfactl(verb, stranger, env=env).returncode for verb in ("stop", "tree") for env in (None, bare, lying)]
-codes["list"] = [run["id"] == stranger for run in json.loads(sfactl("list", "--json").stdout)["runs"]].count(True)
+codes["commands"] = [
+    sfactl(verb, stranger, env=env).returncode
+    for verb in ("stop", "tree") for env in (None, bare, lying)
+]
+listed = json.loads(sfactl("list", "--json").stdout)["runs"]
+codes["list"] = [run["id"] == stranger for run in listed].count(True)
 codes["all"] = sfactl("stop", "--all").returncode
-child = sfactl("spawn", "--stdin", "--", "sh", "-c", "read line; echo got $line; sleep 100").stdout.strip()
+script = "read line; echo got $line; sleep 100"
+child = sfactl("spawn", "--stdin", "--", "sh", "-c", script).stdout.strip()
 codes["own"] = [sfactl(*words).returncode for words in (
-    ["send", child, "hello"], ["pause", child], ["info", child], ["resume", child], ["logs", child], ["stop", child])]
-codes["leaf"] = sfactl("run", "--leaf", "--name", "leaf", "--", sys.executable, "-m", "sfactl", "run", "--", "true").returncode
+    ["send", child, "hello"], ["pause", child], ["info", child], ["resume", child],
+    ["logs", child], ["stop", child])]
+inner = [sys.executable, "-m", "sfactl", "run", "--", "true"]
+codes["leaf"] = sfactl("run", "--leaf", "--name", "leaf", "--", *inner).returncode
 print(json.dumps(codes))
 """
 )

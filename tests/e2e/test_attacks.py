@@ -164,8 +164,8 @@ def test_a_connection_that_was_passed_into_a_run_is_refused(
                 socket.send_fds(taker, [b"x"], [given.fileno()])
             said = attacked.said(run)
         assert (
-            "READY not_permitted this connection was made by a process in no run and used by "
-            "process"
+            "READY not_permitted this connection was made by a process in no run and "
+            "used by process"
         ) in said
         assert alive(victim.pid)
         stopped(client, run.id, victim.id)

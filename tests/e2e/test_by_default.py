@@ -25,10 +25,13 @@ from .test_gateway import CALLER, calling, config, gateway, results
 
 FAKE = """#!{python} -S
 import json, os, subprocess, sys
-own = {{key: os.environ.get(key) for key in ("SFA_NAME", "SFA_DEPTH", "SFA_CALL_CHAIN", "OPENAI_BASE_URL", "BASH_ENV", "THEIRS")}}
+own = {{key: os.environ.get(key) for key in (
+    "SFA_NAME", "SFA_DEPTH", "SFA_CALL_CHAIN", "OPENAI_BASE_URL", "BASH_ENV", "THEIRS")}}
 print(json.dumps(own | {{"argv": sys.argv[1:], "first": sys.argv[0]}}), flush=True)
 if sys.argv[1:2] == ["again"]:
-    sys.exit(subprocess.run([os.path.basename(sys.argv[0]), *(["again"] if len(sys.argv) > 2 else []), *sys.argv[3:]]).returncode)
+    again = ["again"] if len(sys.argv) > 2 else []
+    words = [os.path.basename(sys.argv[0]), *again, *sys.argv[3:]]
+    sys.exit(subprocess.run(words).returncode)
 if sys.argv[-1:] == ["call"]:
     os.execv({python!r}, [{python!r}, {caller!r}, json.dumps({{"output": 100}})])
 """
@@ -127,8 +130,8 @@ def test_a_run_keeps_its_way_to_the_gateway_over_a_crash_of_the_daemon_that_had_
 ) -> None:
     go = tmp_path / "go"
     script = (
-        f"until [ -e {go} ]; do sleep 0.05; done; exec {PYTHON} '{CALLER}' "
-        f"{shlex.quote(json.dumps({'output': 100}))}"
+        f"until [ -e {go} ]; do sleep 0.05; done; "
+        f"exec {PYTHON} '{CALLER}' {shlex.quote(json.dumps({'output': 100}))}"
     )
     with fresh.client() as client:
         found = spawned(client, "sh", "-c", script)

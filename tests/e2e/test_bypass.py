@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sfactl.connection import Client
+from sfactl.exits import ExitCode
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
@@ -35,8 +36,13 @@ os.makedirs(place, exist_ok=True)
 now = time.time()
 at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{{int(now % 1 * 1000):03}}Z"
 usage = {{"input_tokens": 1000 * number, "output_tokens": number}}
-said = {{"id": name, "model": "claude-sonnet-4-5", "stop_reason": "end_turn", "usage": usage, "content": []}}
-line = {{"type": "assistant", "timestamp": at, "sessionId": name, "cwd": os.getcwd(), "message": said}}
+said = {{
+    "id": name, "model": "claude-sonnet-4-5", "stop_reason": "end_turn", "usage": usage,
+    "content": [],
+}}
+line = {{
+    "type": "assistant", "timestamp": at, "sessionId": name, "cwd": os.getcwd(), "message": said
+}}
 with open(place + "/" + name + ".jsonl", "a") as file:
     print(json.dumps(line), file=file)
 while not os.path.exists(sys.argv[2]):
@@ -67,7 +73,7 @@ def connecting(client: Client, file: Path, address: str, *words: str, **options:
     return reply.run
 
 
-def test_a_connection_of_an_agent_program_to_its_model_is_told_and_ends_a_run_that_a_person_has_bounded(
+def test_a_connection_of_an_agent_to_its_model_is_told_and_ends_a_run_that_a_person_has_bounded(
     gated: Daemon, provider: Provider, tmp_path: Path
 ) -> None:
     address, agent = provider.url.removeprefix("http://"), program(tmp_path, "opencode")
@@ -110,6 +116,63 @@ def gated_port(daemon: Daemon) -> int:
     )
 
 
+OWN = """
+import json, sys
+usage = {"type": "usage", "model": "claude-sonnet-4-5", "output_tokens": 10}
+for tokens in map(int, sys.argv[1:]):
+    print(json.dumps(usage | {"input_tokens": tokens}), flush=True)
+"""
+"""An agent of one's own, which tells its use for `--meter jsonl`."""
+REPORTS = ["report", "--model", "claude-sonnet-4-5", "--input-tokens", "60k"]
+
+
+@pytest.mark.parametrize("action", ["terminate", "pause"])
+@pytest.mark.parametrize("meter", ["jsonl", "report"])
+def test_an_agent_that_meters_itself_is_not_around_the_gateway(
+    gated: Daemon, meter: str, action: str
+) -> None:
+    agent = [sys.executable, "-c", OWN, "60000", "60000"]
+    if meter == "report":
+        agent = [sys.executable, "-m", "sfactl", *REPORTS]
+    words = ["run", "--meter", meter, "--limit", f"cost=0.50:{action}"]
+    done = gated.sfactl(*words, "--", *agent)
+    assert (done.returncode, "around the gateway" in done.stderr) == (0, False), done.stderr
+    # below a script that a person has bounded
+    below = [sys.executable, "-m", "sfactl", "run", "--name", "b", "--meter", meter]
+    below += ["--", *agent]
+    done = gated.sfactl("run", "--limit", f"cost=0.50:{action}", "--", *below)
+    assert (done.returncode, "around the gateway" in done.stderr) == (0, False), done.stderr
+
+
+def test_the_gateway_keeps_no_limit_of_a_role(gated: Daemon) -> None:
+    refused = gated.sfactl("run", "--limit", "planning_cost=0.10", "--", "true")
+    assert refused.returncode == ExitCode.REFUSED
+    assert "nothing would enforce its planning_cost limit of 0.10 USD" in refused.stderr
+    with gated.client() as client:
+        for meter, action, enforced in (("report", None, "meter"), (None, "warn", "nothing")):
+            found = spawn(
+                client, ["sleep", "60"], limits=[limit("planning_cost", 1, action)], meter=meter
+            )
+            assert isinstance(found, m.RunReply), found
+            assert state(found.run, "planning_cost")[2] == enforced
+            stopped(client, found.run.id)
+    report = [sys.executable, "-m", "sfactl", *REPORTS, "--role", "planning"]
+    kept = gated.sfactl(
+        "run", "--meter", "report", "--limit", "planning_cost=0.10", "--",
+        "sh", "-c", '"$@"; sleep 60', "sh", *report,
+    )  # fmt: skip
+    assert kept.returncode == ExitCode.LIMIT
+    assert "its planning_cost limit is 0.10 USD" in kept.stderr
+
+
+def test_the_limit_of_an_agent_that_meters_itself_is_kept(gated: Daemon) -> None:
+    agent = [sys.executable, "-c", OWN + "import time; time.sleep(60)", "60000", "120000"]
+    done = gated.sfactl("run", "--meter", "jsonl", "--limit", "cost=0.50", "--", *agent)
+    assert done.returncode == 4
+    assert "used 0.5403 USD; its cost limit is 0.50" in done.stderr
+    assert "around the gateway" not in done.stderr
+
+
 @pytest.mark.parametrize("action", ["terminate", "warn"])
 def test_session_files_of_agent_programs_that_a_script_calls_past_the_gateway_count_for_its_run(
     gated: Daemon, tmp_path: Path, action: str
@@ -128,7 +191,8 @@ def test_session_files_of_agent_programs_that_a_script_calls_past_the_gateway_co
     script = f"{agent} 1 {go} & {agent} 2 {go} & wait; {agent} 4 {again}; sleep 60"
     with gated.client() as client:
         reply = spawn(
-            client, ["sh", "-c", script], watch=True, env=env, cwd=work, limits=[limit("cost", 5, action)], meter=None
+            client, ["sh", "-c", script], watch=True, env=env, cwd=work,
+            limits=[limit("cost", 5, action)], meter=None
         )  # fmt: skip
         assert isinstance(reply, m.RunReply), reply
         run = reply.run.id

@@ -154,7 +154,8 @@ import http.client, os, sys
 from urllib.parse import urlsplit
 url = urlsplit(os.environ["ANTHROPIC_BASE_URL"])
 connection = http.client.HTTPConnection(url.netloc, timeout=60)
-connection.request("POST", url.path + "/v1/messages/batches", '{"max_tokens": 1, "metadata": {"stall": false}}')
+asked = '{"max_tokens": 1, "metadata": {"stall": false}}'
+connection.request("POST", url.path + "/v1/messages/batches", asked)
 print(connection.getresponse().read())
 """
 
@@ -262,8 +263,8 @@ def test_an_agent_sees_the_calls_of_its_own_subtree_only(gated: Daemon) -> None:
         other = calling(client, output=10).id
         ended(client, other)
         script = (
-            f"{PYTHON} -m sfactl calls {other}; echo $?; {PYTHON} -m sfactl calls --json "
-            "$SFA_RUN_ID; echo $?"
+            f"{PYTHON} -m sfactl calls {other}; echo $?; "
+            f"{PYTHON} -m sfactl calls --json $SFA_RUN_ID; echo $?"
         )
         reply = spawn(client, ["sh", "-c", script])
         assert isinstance(reply, m.RunReply)

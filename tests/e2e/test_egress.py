@@ -111,7 +111,8 @@ login = base64.b64encode(f"{proxy.username}:{proxy.password}".encode()).decode()
 
 def tunnel(target):
     stream = socket.create_connection((proxy.hostname, proxy.port))
-    stream.sendall(f"CONNECT {target} HTTP/1.1\\r\\nHost: {target}\\r\\nProxy-Authorization: Basic {login}\\r\\n\\r\\n".encode())
+    asked = f"CONNECT {target} HTTP/1.1\\r\\nHost: {target}\\r\\n"
+    stream.sendall(f"{asked}Proxy-Authorization: Basic {login}\\r\\n\\r\\n".encode())
     head = b""
     while b"\\r\\n\\r\\n" not in head:
         head += stream.recv(1) or b"\\r\\n\\r\\n"
@@ -123,7 +124,8 @@ def tls(target):
     stream, head = tunnel(target)
     context = ssl._create_unverified_context()
     with context.wrap_socket(stream, server_hostname=name or None) as secure:
-        secure.sendall(b"POST /v1/messages HTTP/1.1\\r\\nHost: model.example\\r\\nContent-Length: 2\\r\\n\\r\\n{}")
+        secure.sendall(b"POST /v1/messages HTTP/1.1\\r\\nHost: model.example\\r\\n"
+            b"Content-Length: 2\\r\\n\\r\\n{}")
         return secure.recv(100).decode().split("\\r\\n")[0]
 
 def bytes_to(target):
@@ -133,11 +135,13 @@ def bytes_to(target):
     return stream.recv(100).decode(errors="replace").split("\\r\\n")[0] or "closed"
 
 def url(target):
-    return str(urllib.request.urlopen(urllib.request.Request(target, data=b"{}", method="POST")).status)
+    request = urllib.request.Request(target, data=b"{}", method="POST")
+    return str(urllib.request.urlopen(request).status)
 
 def call(target):
     body = json.dumps({"model": "claude-sonnet-4-5", "max_tokens": 5, "messages": []}).encode()
-    return urllib.request.urlopen(urllib.request.Request(target, data=body, method="POST")).read().decode()
+    request = urllib.request.Request(target, data=body, method="POST")
+    return urllib.request.urlopen(request).read().decode()
 
 def direct(target):
     host, _, port = target.rpartition(":")
@@ -149,8 +153,8 @@ def lookup(target):
     socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", (target, 53))
     return "sent"
 
-HOW = {"tunnel": lambda target: tunnel(target)[1], "tls": tls, "bytes": bytes_to, "url": url, "call": call}
-HOW |= {"direct": direct, "lookup": lookup}
+HOW = {"tunnel": lambda target: tunnel(target)[1], "tls": tls, "bytes": bytes_to, "url": url}
+HOW |= {"call": call, "direct": direct, "lookup": lookup}
 found = {}
 for tried in sys.argv[1:]:
     how, _, target = tried.partition(" ")
@@ -275,19 +279,18 @@ def world(tmp_path: Path, containment: str) -> Iterator[World]:
 
 INSTALLS = {
     "pip": (
-        "python -m pip install -q --target there --index-url https://packages.example/simple "
-        "thing && cat there/thing.py"
+        "python -m pip install -q --target there --index-url https://packages.example/simple thing "
+        "&& cat there/thing.py"
     ),
     "pip by http": "python -m pip install -q --target there --index-url http://packages.example/simple"
     " --trusted-host packages.example thing && cat there/thing.py",
-    "npm": "npm install --no-audit --no-fund --prefix there --registry https://packages.example/npm "
-    "thing"
-    " && cat there/node_modules/thing/package.json",
+    "npm": "npm install --no-audit --no-fund --prefix there --registry "
+    "https://packages.example/npm thing && cat there/node_modules/thing/package.json",
     "git": "git clone -q https://packages.example/repository.git there && cat there/file",
     "git by http": "git clone -q http://packages.example/repository.git there && cat there/file",
     "curl": (
-        "curl -sS --cacert ca.pem https://packages.example/package.json "
-        "http://packages.example/package.json"
+        "curl -sS --cacert "
+        "ca.pem https://packages.example/package.json http://packages.example/package.json"
     ),
 }
 
@@ -412,11 +415,9 @@ def test_what_a_run_starts_reaches_no_more(world: World) -> None:
     """A child has what its parent has, or a part of it; a run without a sandbox, or in one with the
     network, has no proxy."""
     script = (
-        "import subprocess, sys, os, json\n"
-        "for words in json.loads(sys.argv[1]):\n"
-        "    done = subprocess.run([sys.executable, '-m', 'sfactl', 'run', '-q', *words], "
-        "capture_output=True, text=True)\n"
-        "    print(done.returncode, done.stdout + done.stderr)\n"
+        "import subprocess, sys, os, json\nfor words in json.loads(sys.argv[1]):\n "
+        "   done = subprocess.run([sys.executable, '-m', 'sfactl', 'run', '-q', *words], "
+        "capture_output=True, text=True)\n    print(done.returncode, done.stdout + done.stderr)\n"
     )
     curl = ["--", "curl", "-sS", "--cacert", "ca.pem", "https://packages.example/package.json"]
     for words, expected in (

@@ -208,7 +208,8 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
             "secret": str(home / ".ssh" / "id"), "secrets": [str(home / name) for name in SECRETS],
             "own_file": str(home / "notes"), "temporary": temporary.name,
             "network": os.readlink("/proc/self/ns/net"),
-            "cgroup": cgroupfs.locate("0" * 12).directory.rsplit("/", 1)[0] + (kernel.cgroup(pid) or ""),
+            "cgroup": cgroupfs.locate("0" * 12).directory.rsplit("/", 1)[0]
+            + (kernel.cgroup(pid) or ""),
             "shared": stack.enter_context(shared_memory()),
             "mounts": os.stat("/proc/self/ns/mnt").st_ino,
             **stack.enter_context(sockets(place, home)),

@@ -170,8 +170,8 @@ def test_filters_and_the_own_subtree(daemon: Daemon) -> None:
     with daemon.client() as client:
         other = failed(client, "other")
         words = (
-            f"{PYTHON} -m sfactl spawn --name below -- false; {PYTHON} -m sfactl events --json "
-            "--since 0"
+            f"{PYTHON} -m sfactl spawn --name below -- false; "
+            f"{PYTHON} -m sfactl events --json --since 0"
         )
         inside = started(client, ["sh", "-c", words], name="inside").id
         ended(client, inside)

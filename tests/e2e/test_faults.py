@@ -218,7 +218,8 @@ def test_a_read_only_state_directory_is_reported_at_the_start(tmp_path: Path) ->
     with disk(directory) as state:
         subprocess.run(["mount", "-o", "remount,bind,ro", state], check=True)
         found = subprocess.run(
-            [sys.executable, "-m", "sfad", "serve", "--socket", str(tmp_path / "s"), "--state-dir", str(state)],
+            [sys.executable, "-m", "sfad", "serve", "--socket", str(tmp_path / "s"), "--state-dir",
+             str(state)],
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
     assert found.returncode == 69
@@ -375,8 +376,8 @@ def test_a_clock_that_is_set_back_and_forth_ends_nothing_and_loses_no_order(
 
 def test_a_storm_of_children_and_a_thousand_zombies_of_unknown_parentage(daemon: Daemon) -> None:
     storm = (
-        "import os\nfor _ in range(1000):\n    if os.fork() == 0:\n        os.fork()\n        "
-        "os._exit(0)\n"
+        "import os\nfor _ in range(1000):\n    if os.fork() == 0:\n        os.fork()\n "
+        "       os._exit(0)\n"
     )
     with daemon.client() as client:
         # the orphans of its children become children of the daemon, which has not started them

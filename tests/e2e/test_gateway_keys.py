@@ -19,10 +19,13 @@ REAL = "of-the-operator"
 CALLER = """#!/usr/bin/python3
 import os, re, sys, urllib.error, urllib.parse, urllib.request
 text = "\\n".join([*sys.argv[1:], *os.environ.values()])
-for url in sorted(set(re.findall(r"http://127\\.0\\.0\\.1:%s/[^\\s\\"',}]+" % os.environ["GATEWAY_PORT"], text))):
-    for name, value in (("authorization", "Bearer own"), ("x-api-key", "own"), ("x-goog-api-key", "own")):
+urls = r"http://127\\.0\\.0\\.1:%s/[^\\s\\"',}]+" % os.environ["GATEWAY_PORT"]
+keys = (("authorization", "Bearer own"), ("x-api-key", "own"), ("x-goog-api-key", "own"))
+for url in sorted(set(re.findall(urls, text))):
+    for name, value in keys:
         try:
-            urllib.request.urlopen(urllib.request.Request(url + "/v1/models", headers={name: value})).read()
+            request = urllib.request.Request(url + "/v1/models", headers={name: value})
+            urllib.request.urlopen(request).read()
         except urllib.error.HTTPError as error:
             print(url, error.code, error.read())
     print("called", url)
@@ -125,8 +128,8 @@ def test_no_address_of_a_persons_gets_the_operators_key(
     }
     tables = (
         (
-            f'[gateway.upstreams.{name}]\nurl = "{operator.url}"\napi = "{api}"\nkey_file = '
-            f'"{tmp_path / "key"}"\n'
+            f'[gateway.upstreams.{name}]\nurl = "{operator.url}"\napi = '
+            f'"{api}"\nkey_file = "{tmp_path / "key"}"\n'
         )
         for name, api in apis.items()
     )

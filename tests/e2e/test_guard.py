@@ -31,8 +31,8 @@ def test_five_levels_run_and_the_sixth_is_refused(
     done = daemon.sfactl("run", "--name", "level1", "--", *agent(tmp_path, "deeper", DEEPER), "1")
     assert done.returncode == 1, done.stderr
     assert (
-        "'level6' was not started: the chain of agents calling agents is already 5 deep and 5 is "
-        "the limit"
+        "'level6' was not started: "
+        "the chain of agents calling agents is already 5 deep and 5 is the limit"
     ) in done.stdout
     assert "max_depth, set by default" in done.stdout
     listed = json.loads(daemon.sfactl("list", "--json").stdout)["runs"]
@@ -60,7 +60,7 @@ again = ["run", "--name", "a", "--", sys.executable, __file__, "a"]
 bare = {"PATH": os.environ["PATH"], "SFAD_SOCKET": os.environ["SFA_SOCKET"]}
 
 def orphan():
-    "Ask as a process that has a session of its own, and neither a parent in this run nor its environment."
+    # a process that has a session of its own, and neither a parent in this run nor its environment
     read, write = os.pipe()
     if os.fork() == 0:
         os.setsid()
@@ -107,7 +107,8 @@ def test_a_loop_is_refused_for_each_process_of_the_run(
 
 
 NO_SECOND_DAEMON = """
-for env in (None, {"PATH": os.environ["PATH"]}, {"PATH": os.environ["PATH"], "HOME": sys.argv[1], "XDG_RUNTIME_DIR": sys.argv[1]}):
+bare = {"PATH": os.environ["PATH"]}
+for env in (None, bare, bare | {"HOME": sys.argv[1], "XDG_RUNTIME_DIR": sys.argv[1]}):
     done = sfactl("--socket", sys.argv[1] + "/other", "spawn", "--", "true", env=env)
     print(done.returncode, done.stderr)
     done = sfactl("spawn", "--", "true", env=env and env | {"SFAD_SOCKET": sys.argv[1] + "/other"})
@@ -139,7 +140,10 @@ answers = []
 def ask(i):
     with Client(pathlib.Path(os.environ["SFA_SOCKET"])) as client:
         go.wait()
-        spawn = m.Spawn(id=client.next_id(), argv=[b"sleep", b"60"], cwd=b"/", env=[b"PATH=/usr/bin:/bin"], name=f"child{i}")
+        spawn = m.Spawn(
+            id=client.next_id(), argv=[b"sleep", b"60"], cwd=b"/", env=[b"PATH=/usr/bin:/bin"],
+            name=f"child{i}",
+        )
         client.send(spawn)
         answers.append(type(client.arrived()[0].reply).__name__)
 threads = [threading.Thread(target=ask, args=[i]) for i in range(100)]

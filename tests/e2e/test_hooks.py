@@ -95,8 +95,8 @@ def test_the_next_daemon_ends_a_hook_and_starts_it_again(
 ) -> None:
     pid, again = tmp_path / "pid", tmp_path / "again"
     script = (
-        f"[ -e {pid} ] && {{ cat > {again}.new; mv {again}.new {again}; exit; }}; echo $$ > "
-        f"{pid}; trap '' TERM; sleep 1000"
+        f"[ -e {pid} ] && {{ cat > {again}.new; mv {again}.new {again}; exit; }}; echo $$ > {pid}; "
+        "trap '' TERM; sleep 1000"
     )
     daemon = start(config=BUSY + hook("once", script), mode=containment)
     with daemon.client() as client:

@@ -30,8 +30,8 @@ CHILDREN, DESCRIPTORS, LOCALE = (
 STATES = {
     CHILDREN: "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
     "signals ignored": (
-        "for number in signal.valid_signals() - {9, 19, 32, 33}: signal.signal(number, "
-        "signal.SIG_IGN)"
+        "for number in signal.valid_signals() - {9, 19, 32, "
+        "33}: signal.signal(number, signal.SIG_IGN)"
     ),
     "signals blocked": "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())",
     DESCRIPTORS: "os.closerange(0, 3)",
@@ -51,7 +51,14 @@ MOST = {CHILDREN, DESCRIPTORS, LOCALE, "signals blocked"}
 def states(*which: str) -> list[Any]:
     """Return parameters. Only the states that once broke something belong to the fast tier."""
     more = pytest.mark.rest("more of the same, for seconds")
-    return [pytest.param(state, marks=() if state in MOST else more) for state in which]
+    marks = {state: [more] for state in which if state not in MOST}
+    return [pytest.param(state, marks=marks.get(state, _possible(state))) for state in which]
+
+
+def _possible(state: str) -> list[pytest.MarkDecorator]:
+    """Python reads the path of an editable install in the encoding of the locale."""
+    why = "Python itself does not start: the path of this checkout has letters that ASCII has not"
+    return [pytest.mark.skip(why)] if state == LOCALE and not __file__.isascii() else []
 
 
 def inheriting(state: str) -> list[str]:
@@ -104,7 +111,7 @@ def _umask() -> str:
     return next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:"))
 
 
-@pytest.mark.parametrize("state", [CHILDREN, DESCRIPTORS, LOCALE])
+@pytest.mark.parametrize("state", states(CHILDREN, DESCRIPTORS, LOCALE))
 def test_a_model_call_passes_the_gateway(start: Start, provider: Provider, state: str) -> None:
     daemon = start(config=config(provider), wrap=inheriting(state))
     with daemon.client() as client:
@@ -139,19 +146,8 @@ def test_a_client_starts_a_daemon(elsewhere: Mapping[str, str], state: str) -> N
 
 def test_a_client_is_interrupted_though_its_parent_blocks_signals(share: Start) -> None:
     daemon = share()
-    words = [
-        *inheriting("signals blocked"),
-        sys.executable,
-        "-m",
-        "sfactl",
-        "run",
-        "-q",
-        "--grace",
-        "0",
-        "--",
-        "sleep",
-        "1000",
-    ]
+    run_words = ["run", "-q", "--grace", "0", "--cwd", "/", "--", "sleep", "1000"]
+    words = [*inheriting("signals blocked"), sys.executable, "-m", "sfactl", *run_words]
     with (
         subprocess.Popen(words, env=daemon.env, stderr=subprocess.PIPE) as client,
         daemon.client() as asking,

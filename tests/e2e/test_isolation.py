@@ -58,9 +58,11 @@ def can_write(path):
     except OSError:
         return False
 print(json.dumps({
-    "pid": os.getpid(), "processes": sorted(int(name) for name in os.listdir("/proc") if name.isdigit()),
+    "pid": os.getpid(),
+    "processes": sorted(int(name) for name in os.listdir("/proc") if name.isdigit()),
     "capabilities": [status[name].strip() for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")],
-    "no_new_privs": status["NoNewPrivs"].strip(), "written": [path for path in PATHS if can_write(path)],
+    "no_new_privs": status["NoNewPrivs"].strip(),
+    "written": [path for path in PATHS if can_write(path)],
 }))
 """
 
@@ -165,8 +167,8 @@ def test_children_are_isolated_as_their_parent(
     for name in ("work", "other"):
         (tmp_path / name).mkdir()
     script = (
-        f"touch {tmp_path}/work/mine {tmp_path}/other/not-mine; cat /proc/1/comm; echo $$ "
-        "$SFA_DEPTH"
+        f"touch {tmp_path}/work/mine {tmp_path}/other/not-mine; cat /proc/1/comm; "
+        "echo $$ $SFA_DEPTH"
     )
     with daemon.client() as client:
         mine, wide = children(
@@ -412,8 +414,8 @@ def test_what_the_daemon_executes_is_not_writable(start: Start, tmp_path: Path) 
             assert run.exit_code not in (0, 126)
             said = daemon.errors(run.id)
             assert (
-                f"the working directory {place} is read-only, because files of sfad itself are "
-                "there"
+                f"the working directory {place} is read-only, "
+                "because files of sfad itself are there"
             ) in said
         for place in (tmp_path / "work", code):
             run = ended(
@@ -551,8 +553,8 @@ def test_the_daemon_of_root_isolates_runs_of_others() -> None:
         work.mkdir(mode=0o755)
         script = work / "ask.py"
         script.write_text(
-            "from sfactl.connection import connect\nwith connect(None) as client: "
-            "print(client.welcome.run)\n"
+            "from sfactl.connection import connect\nwith connect(None) "
+            "as client: print(client.welcome.run)\n"
         )
         interpreter = Path(sys.executable).resolve().name
         with running(

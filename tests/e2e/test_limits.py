@@ -151,7 +151,10 @@ def test_an_agent_cannot_give_itself_more_room(tmp_path: Path, daemon: Daemon) -
 child = sfactl("spawn", "--meter", "jsonl", "--limit", "turns=1:pause", "--", *TURNS).stdout.strip()
 while '"paused"' not in sfactl("info", child, "--json").stdout:
     time.sleep(0.02)
-for words in (["resume", child], ["resume", child, "--limit", "turns=50"], ["approve", child], ["deny", child], ["recommend"]):
+for words in (
+    ["resume", child], ["resume", child, "--limit", "turns=50"], ["approve", child],
+    ["deny", child], ["recommend"],
+):
     print(words[0], sfactl(*words).returncode, flush=True)
 """
     with daemon.client() as client:
@@ -230,8 +233,8 @@ def test_a_fork_bomb_is_stopped_and_named(share: Start, containment: str) -> Non
     daemon = share(mode=containment)
     # it gives up by itself at 600, so that a bug here does not take the machine with it
     bomb = (
-        "import os, time\nfor _ in range(600):\n    if os.fork() == 0:\n        "
-        "break\ntime.sleep(60)"
+        "import os, time\nfor _ in range(600):\n    if os.fork() == 0:\n "
+        "       break\ntime.sleep(60)"
     )
     with daemon.client() as client:
         neighbour = started(client, ["sleep", "60"])
@@ -249,8 +252,8 @@ def test_a_fork_bomb_is_stopped_and_named(share: Start, containment: str) -> Non
 def test_a_memory_hog_is_stopped_and_named(share: Start, containment: str) -> None:
     daemon = share(mode=containment)
     hog = (
-        "import time\nheld = []\nfor _ in range(60):\n    held.append(b'x' * (10 << 20))\n    "
-        "time.sleep(0.02)\ntime.sleep(60)"
+        "import time\nheld = []\nfor _ in range(60):\n    held.append(b'x' * (10 << 20))\n "
+        "   time.sleep(0.02)\ntime.sleep(60)"
     )
     with daemon.client() as client:
         neighbour = started(client, ["sleep", "60"])
@@ -300,7 +303,8 @@ def test_a_child_cannot_outlive_its_parent_nor_widen_a_limit(
     tmp_path: Path, daemon: Daemon
 ) -> None:
     script = """
-child = sfactl("spawn", "--timeout", "1h", "--limit", "turns=90", "--limit", "cost=50", "--", "sleep", "3000").stdout.strip()
+options = ["--timeout", "1h", "--limit", "turns=90", "--limit", "cost=50"]
+child = sfactl("spawn", *options, "--", "sleep", "3000").stdout.strip()
 print(child, flush=True)
 time.sleep(3000)
 """

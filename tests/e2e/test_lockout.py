@@ -143,8 +143,8 @@ def test_a_client_that_is_refused_says_what_the_daemon_said(start: Start, tmp_pa
     count, why, code, stderr, library = json.loads(done.stdout)
     assert count == 64
     assert why == (
-        "run a1 would have 65 connections and descriptors, at most 64 are allowed; close "
-        "some, or try again later"
+        "run a1 would have 65 connections and descriptors, at most 64 are allowed; "
+        "close some, or try again later"
     )
     assert (code, stderr) == (ExitCode.UNAVAILABLE, f"sfactl: {why}\n")
     assert library == [why, ErrorCode.UNAVAILABLE]
@@ -176,8 +176,8 @@ def test_an_agent_that_watches_and_never_reads(daemon: Daemon) -> None:
     run, said = attacked(daemon, "watchers")
     assert said["granted"] == 256
     assert said["why"] == (
-        f"run {run} would have 257 open watches, at most 256 are allowed; close some, or try "
-        "again later"
+        f"run {run} would have 257 open watches, at most 256 are allowed; "
+        "close some, or try again later"
     )
     storm(daemon, run, 50)
     owner_stops(daemon, run, before)

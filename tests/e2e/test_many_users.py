@@ -147,8 +147,9 @@ def test_directory_and_command_are_looked_up_as_the_user(everyones: Daemon, home
     for words in ((str(script),), ("secret.sh",)):
         env = [b"PATH=" + os.fsencode(home)]
         found = as_user(
-            SECOND, lambda words=words, env=env: ended(everyones.socket, *words, env=env)
-        )  # type: ignore[misc]
+            SECOND,
+            lambda words=words, env=env: ended(everyones.socket, *words, env=env),  # type: ignore[misc]
+        )
         assert found.reason is not None
         assert (found.reason.kind, found.reason.errno) == ("launch", errno.EACCES), found
 
@@ -181,7 +182,8 @@ def test_a_cgroup_is_not_writable_by_its_user(everyones: Daemon) -> None:
     script = """
         cd /sys/fs/cgroup/unified 2>/dev/null || cd /sys/fs/cgroup
         cd ".$(sed -n s/^0:://p /proc/self/cgroup)" && pwd
-        for try in 'echo 0 > ../cgroup.procs' 'mkdir mine' 'echo 1 > cgroup.freeze'; do sh -c "$try" && echo did $try; done
+        for try in 'echo 0 > ../cgroup.procs' 'mkdir mine' 'echo 1 > cgroup.freeze'
+        do sh -c "$try" && echo did $try; done
         true
     """
     lines = output(everyones, as_user(FIRST, lambda: ended(everyones.socket, "sh", "-c", script)))

@@ -158,7 +158,8 @@ async def running(daemon: Daemon) -> RunInfo:
 
 
 SEVEN = (
-    "delegate_to_subagent", "sessions_spawn", "sessions_list", "sessions_stop", "sessions_log", "sessions_info", "sessions_send"
+    "delegate_to_subagent", "sessions_spawn", "sessions_list", "sessions_stop", "sessions_log",
+    "sessions_info", "sessions_send"
 )  # fmt: skip
 
 
@@ -345,7 +346,8 @@ async def _goes_on(client: Connection, run: str, gate: Path) -> None:
 
 LISTENER = """
 def asked(server, number, method, **params):
-    print(json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params}), file=server.stdin, flush=True)
+    asking = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+    print(json.dumps(asking), file=server.stdin, flush=True)
     while (answer := json.loads(server.stdout.readline())).get("id") != number:
         pass
     return answer["result"]
@@ -353,17 +355,21 @@ def asked(server, number, method, **params):
 import json
 kept = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
 server = subprocess.Popen(
-    [sys.executable, "-m", "sfactl", "mcp"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=kept, cwd=sys.argv[1]
+    [sys.executable, "-m", "sfactl", "mcp"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    text=True, env=kept, cwd=sys.argv[1],
 )
-asked(server, 1, "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo={"name": "test", "version": "1"})
-print(json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}), file=server.stdin, flush=True)
+about = {"name": "test", "version": "1"}
+asked(server, 1, "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo=about)
+initialized = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+print(json.dumps(initialized), file=server.stdin, flush=True)
 tools = [tool["name"] for tool in asked(server, 2, "tools/list")["tools"]]
 task = {"task": "echo hi", "tools_needed": [], "agent": "shell", "worker_name": "inner"}
 answer = asked(server, 3, "tools/call", name="delegate_to_subagent", arguments=task)
 began = time.monotonic()
 server.stdin.close()
 code = server.wait()
-print(json.dumps({"tools": tools, "error": answer.get("isError", False), "text": answer["content"][0]["text"],
+print(json.dumps({
+    "tools": tools, "error": answer.get("isError", False), "text": answer["content"][0]["text"],
     "code": code, "took": time.monotonic() - began, "rest": server.stdout.read()}))
 """
 """An agent that starts a server without the variables of its run, as Codex does, and tells what it

@@ -327,8 +327,8 @@ def test_a_request_with_an_envelope_stands_alone() -> None:
         assert line.ask("initialize", protocolVersion="2025-11-25")["error"] == {
             "code": -32022,
             "message": (
-                "connection is serving the 2026-07-28 protocol; the initialize handshake is not "
-                "accepted"
+                "connection is serving the 2026-07-28 protocol; "
+                "the initialize handshake is not accepted"
             ),
             "data": {"supported": ["2026-07-28"], "requested": "2025-11-25"},
         }
@@ -424,8 +424,8 @@ def test_a_cancelled_delegate_is_stopped(share: Start, how: str) -> None:
             line.call("sessions_list")
             (news,) = line.read()["result"]["structuredContent"]["news"]
             assert news == (
-                f"Session {run} was stopped because your call was cancelled. sessions_log "
-                "shows what it had done."
+                f"Session {run} was stopped because your call was cancelled. "
+                "sessions_log shows what it had done."
             )
             return
         run = started(daemon, seen)

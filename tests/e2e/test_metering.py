@@ -115,8 +115,8 @@ def test_a_model_that_cannot_be_reached_is_visible(daemon: Daemon) -> None:
     answer = {"type": "assistant", "message": {"id": "m", "model": "m", "content": []}}
     lines = [json.dumps(retry), json.dumps(answer)]
     program = (
-        f"import sys\nfor line in {lines}:\n    sys.stdin.read(1)\n    print(line, "
-        "flush=True)\nsys.stdin.read()"
+        f"import sys\nfor line in {lines}:\n    sys.stdin.read(1)\n "
+        "   print(line, flush=True)\nsys.stdin.read()"
     )
     with daemon.client() as client:
         run, _ = watched(client, [sys.executable, "-c", program], meter="claude", stdin="pipe")
@@ -202,9 +202,11 @@ def test_a_run_that_writes_without_pause_does_not_keep_the_daemon_from_answering
 
 def test_reports_add_up_and_sources_are_kept_apart(tmp_path: Path, daemon: Daemon) -> None:
     script = """
-print('{"type": "usage", "input_tokens": 500, "output_tokens": 50, "turns": 3, "cost_usd": 0.25}', flush=True)
+usage = '{"type": "usage", "input_tokens": 500, "output_tokens": 50, "turns": 3, "cost_usd": 0.25}'
+print(usage, flush=True)
 for _ in range(2):
-    done = sfactl("report", *"--turns 1 --input-tokens 400 --output-tokens 40 --cost 0.0625 --role planning".split())
+    used = "--turns 1 --input-tokens 400 --output-tokens 40 --cost 0.0625 --role planning"
+    done = sfactl("report", *used.split())
     assert done.returncode == 0, done.stderr
 """
     with daemon.client() as client:
@@ -249,8 +251,8 @@ def test_what_a_child_uses_counts_for_every_ancestor_and_the_outermost_breach_is
         tmp_path,
         "top",
         (
-            "sfactl('run', '--name', 'mid', '--limit', 'tokens=900', '--', "
-            f"*{middle!r})\ntime.sleep(60)"
+            "sfactl('run', '--name', 'mid', '--limit', "
+            f"'tokens=900', '--', *{middle!r})\ntime.sleep(60)"
         ),
     )
     with daemon.client() as client:
@@ -306,7 +308,8 @@ def test_the_end_of_a_tree_does_not_block_the_daemon_for_seconds(
     )
     script = f"""
 for i in range(4):
-    sfactl("spawn", "--name", f"w{{i}}", "--meter", "jsonl", "--limit", "turns=100:warn", "--", sys.executable, "-c", {flood!r})
+    options = ["--name", f"w{{i}}", "--meter", "jsonl", "--limit", "turns=100:warn"]
+    sfactl("spawn", *options, "--", sys.executable, "-c", {flood!r})
 time.sleep(1)
 """
     waits, over = [], threading.Event()

@@ -88,7 +88,8 @@ def test_children_that_reserve_at_once_never_take_more_than_their_parent_has(
 from sfactl.client import LimitReached, Sfad
 with Sfad() as sfad:
     try:
-        held = sfad.reserve("claude-sonnet-4-5", input_tokens=10_000, max_output_tokens=10_000)  # 0.18 USD
+        # 0.18 USD
+        held = sfad.reserve("claude-sonnet-4-5", input_tokens=10_000, max_output_tokens=10_000)
         print("held", flush=True)
     except LimitReached:
         print("refused", flush=True)
@@ -97,7 +98,8 @@ time.sleep(60)
     worker = agent(tmp_path, "worker", child)
     script = f"""
 for i in range(10):
-    subprocess.Popen([sys.executable, "-m", "sfactl", "run", "--name", f"w{{i}}", "--", *{worker!r}])
+    words = [sys.executable, "-m", "sfactl", "run", "--name", f"w{{i}}", "--", *{worker!r}]
+    subprocess.Popen(words)
 time.sleep(60)
 """
     with daemon.client() as client:

@@ -47,13 +47,15 @@ names = "ANTHROPIC_BASE_URL", "OPENAI_BASE_URL", "GOOGLE_GEMINI_BASE_URL"
 anthropic, openai, gemini = (urlsplit(os.environ[name]).path for name in names)
 def begun(path, body, method="POST"):
     connection = http.client.HTTPConnection(where.hostname, where.port, timeout=20)
-    connection.request(method, path, body if isinstance(body, bytes) else json.dumps(body), {"x-api-key": "theirs"})
+    body = body if isinstance(body, bytes) else json.dumps(body)
+    connection.request(method, path, body, {"x-api-key": "theirs"})
     return connection
 def call(path, body, method="POST"):
     response = begun(path, body, method).getresponse()
     print(json.dumps([response.status, response.read().decode(errors="replace")[:300]]), flush=True)
 def ask(content="hi", **more):
-    return {"model": "claude-sonnet-4-5", "max_tokens": 1000, "messages": [{"role": "user", "content": content}], **more}
+    messages = [{"role": "user", "content": content}]
+    return {"model": "claude-sonnet-4-5", "max_tokens": 1000, "messages": messages, **more}
 """
 
 
@@ -171,7 +173,8 @@ def test_another_spelling_of_a_call(daemon: Daemon, biller: Biller) -> None:
         """
         wide = json.dumps(ask()).encode("utf-16")
         for path in ("/v1/messages/", "/V1/Messages", "/v1//messages/", "/v1/messages%20"):
-            for body in (ask(), wide, b"\\xef\\xbb\\xbf" + json.dumps(ask()).encode(), b'{"a": NaN}'):
+            marked = b"\\xef\\xbb\\xbf" + json.dumps(ask()).encode()
+            for body in (ask(), wide, marked, b'{"a": NaN}'):
                 call(anthropic + path, body)
         call(openai + "/deployments/gpt-4o/chat/Completions", {"messages": []})
         call(openai + "/deployments/gpt-4o/Responses", {"input": "hi"})
@@ -191,7 +194,8 @@ def test_requests_that_are_not_known_to_be_free_are_refused(daemon: Daemon) -> N
         call(anthropic + "/api/events", {"events": [{"model": "x"}]})
         call(anthropic + "/api/events", [{"model": "x"}])
         call(anthropic + "/v1/oauth/token", b"grant_type=refresh_token&refresh_token=a-b_c%2F")
-        call(anthropic + "/v1/skills", b'--x\\r\\nContent-Disposition: form-data; name="file"\\r\\n\\r\\n\\xff\\r\\n--x--')
+        head = b'--x\\r\\nContent-Disposition: form-data; name="file"'
+        call(anthropic + "/v1/skills", head + b"\\r\\n\\r\\n\\xff\\r\\n--x--")
         call(anthropic + "/v1/nothing", b"")
         """,
     )
@@ -361,7 +365,10 @@ def test_hanging_up_on_a_reply_that_is_generated_all_the_same(
         daemon,
         """
         for _ in range(4):
-            body = {"model": "claude-sonnet-4-5", "input": "hi", "background": True, "stream": True, "max_output_tokens": 20_000}
+            body = {
+                "model": "claude-sonnet-4-5", "input": "hi", "background": True, "stream": True,
+                "max_output_tokens": 20_000,
+            }
             connection = begun(openai + "/responses", body)
             time.sleep(0.5)
             connection.close()
@@ -395,8 +402,8 @@ def test_the_key_of_the_operator_goes_to_no_address_of_a_person(
 
     daemon = start(config=config)
     code = (
-        "call(anthropic + '/v1/messages?key=theirs', ask())\ncall(anthropic + "
-        "'/@evil.example/v1/messages', ask())"
+        "call(anthropic + '/v1/messages?key=theirs', "
+        "ask())\ncall(anthropic + '/@evil.example/v1/messages', ask())"
     )
     with billing() as other:
         biller.answer = other.answer = answer

@@ -26,8 +26,8 @@ ADDED: dict[str, dict[str, str | None]] = {
     "sfad/agents/counters.py": {"    turns: int | None = None\n": None},
     "sfad/protocol/kinds.py": {
         "KINDS: dict[LimitKind, LimitSpec] = {\n": (
-            '    LimitKind.EDITS: LimitSpec("e", "", "edits", "run", "meter", 1, '
-            'learned_from="edits", fields=("max_edits",)),\n'
+            '    LimitKind.EDITS: LimitSpec("e", "", "edits", "run", "meter", '
+            '1, learned_from="edits", fields=("max_edits",)),\n'
         )
     },
 }
@@ -87,16 +87,16 @@ def copy(tmp_path: Path, start: Start) -> Copy:
             text = text.replace(line, line + (more or line.replace("turns", "edits")))
         (path / name).write_text(text)
     program = (
-        f"import runpy, sys; sys.path.insert(0, {str(path)!r}); runpy.run_module('sfad', "
-        "run_name='__main__', alter_sys=True)"
+        f"import runpy, sys; sys.path.insert(0, {str(path)!r}); "
+        "runpy.run_module('sfad', run_name='__main__', alter_sys=True)"
     )
     return Copy(start(program=("-c", program)), str(path))
 
 
 def test_a_new_kind_of_limit_is_enforced_and_shown_everywhere(copy: Copy) -> None:
     kinds = (
-        "time=5m turns=50 messages=50 tokens=50 cost=2 planning_cost=2 execution_cost=2 "
-        "memory=100M pids=50"
+        "time=5m turns=50 messages=50 tokens=50 cost=2 planning_cost=2 "
+        "execution_cost=2 memory=100M pids=50"
     )
     limits = [word for limit in f"edits=10:pause {kinds}".split() for word in ("--limit", limit)]
     run = copy.sfactl("spawn", *limits, "--meter", "report", "--", "sleep", "1000").strip()

@@ -75,8 +75,8 @@ def test_a_live_run_keeps_nothing_that_it_has_allocated(
     daemon: Daemon, tmp_path: Path, where: str, isolation: Isolation | None
 ) -> None:
     text = (
-        f"{WHERE[where]}\nallocate(out, {MIB}, {600 * MIB})\nallocate(2, {MIB}, "
-        f"{600 * MIB})\nsay('done')\ntime.sleep(300)"
+        f"{WHERE[where]}\nallocate(out, {MIB}, "
+        f"{600 * MIB})\nallocate(2, {MIB}, {600 * MIB})\nsay('done')\ntime.sleep(300)"
     )
     with daemon.client() as client:
         run = attack(client, tmp_path, text, isolation)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from sfactl.connection import Client
+from sfad.host.probe import user_name
 from sfad.protocol import messages as m
 from sfad.protocol.requests.plans import PlanAccount
 from sfad.protocol.types import RunId, RunInfo, Status
@@ -68,13 +69,17 @@ def config(anthropic: Account, openai: Account | None = None, action: str = "hol
 
 
 def subscribe(
-    client: Client, calls: int, *words: str, name: str = "agent", **options: object
+    client: Client,
+    calls: int,
+    *words: str,
+    name: str = "agent",
+    variables: Sequence[str] = (),
+    **options: object,
 ) -> RunId:
     """Start an agent that makes so many calls."""
     argv = [sys.executable, SUBSCRIBER, str(calls), *words]
-    reply = spawn(
-        client, argv, name=name, env=[*environment(), f"TOKEN={TOKEN}".encode()], **options
-    )
+    env = [*environment(), f"TOKEN={TOKEN}".encode(), *(each.encode() for each in variables)]
+    reply = spawn(client, argv, name=name, env=env, **options)
     assert isinstance(reply, m.RunReply), reply
     return reply.run.id
 
@@ -201,6 +206,48 @@ def test_one_refused_call_is_enough_and_its_agent_learns_nothing(start: Start) -
         assert json.loads(shown.stdout)["accounts"][0]["windows"][0]["window"] == "5h"
 
 
+@pytest.mark.parametrize("words", [(), ("openai",)])
+def test_a_burst_holds_no_run(start: Start, words: tuple[str, ...]) -> None:
+    with selling(Quota("5h", 600.0, 0.05)) as account:
+        account.bursts = 1
+        daemon = start(config=config(account))
+        with daemon.client() as client:
+            first = ended(client, subscribe(client, 2, *words, name="first"))
+            second = ended(client, subscribe(client, 2, *words, name="second"))
+            (known,) = plans(client).values()
+        said = json.loads(daemon.sfactl("logs", first.id).stdout.splitlines()[-1])
+    assert (first.status, said["status"]) == (Status.FAILED, 429), "its agent may try again"
+    assert second.status is Status.COMPLETED
+    assert [each.rejected for each in known.windows] == [False]
+    assert account.answered == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "variable"), [((), "ANTHROPIC_BASE_URL"), (("openai",), "OPENAI_BASE_URL")]
+)
+def test_a_server_of_a_users_own_tells_of_nobodys_windows(
+    start: Start, words: tuple[str, ...], variable: str
+) -> None:
+    with (
+        selling(Quota("5h", 600.0, 0.05)) as account,
+        selling(Quota("5h", 399 * 86400.0, 0.05)) as liar,
+    ):
+        liar.use(1.0)
+        daemon = start(config=config(account))
+        own = [f"{variable}={liar.url}"]
+        with daemon.client() as client:
+            first = ended(client, subscribe(client, 1, *words, name="first"))
+            lied_to = ended(client, subscribe(client, 1, *words, name="lied-to", variables=own))
+            second = ended(client, subscribe(client, 1, *words, name="second"))
+            (known,) = plans(client).values()
+        said = json.loads(daemon.sfactl("logs", lied_to.id).stdout.splitlines()[-1])
+    assert [run.status for run in (first, second)] == [Status.COMPLETED] * 2
+    assert (lied_to.status, said["status"]) == (Status.FAILED, 429)
+    assert len(liar.arrivals) == 1
+    assert [(each.used_ratio, each.rejected) for each in known.windows] == [(0.1, False)]
+    assert known.user == user_name(os.getuid())
+
+
 def test_refuse_is_an_answer_in_the_providers_form(start: Start, account: Account) -> None:
     daemon = start(config=config(account, action="refuse"))
     with daemon.client() as client:
@@ -248,6 +295,22 @@ def test_a_tree_takes_no_more_of_a_window_than_its_limit(start: Start) -> None:
         assert 3 <= account.answered <= 6
         (state,) = [each for each in run.limits if each.kind == "plan"]
         assert (state.threshold, state.enforced_by) == (10.0, "gateway")
+
+
+def test_what_its_limit_has_paused_goes_on_at_the_reset(start: Start) -> None:
+    with selling(Quota("5h", 4.0, 0.04)) as account:
+        daemon = start(config=config(account))
+        with daemon.client() as client:
+            run = subscribe(client, 9, limits=[limit("plan", 10, "pause")])
+            held = wait_until(
+                lambda: found if (found := info(client, run)).status is Status.PAUSED else None,
+                "it is paused",
+            )
+            done = ended(client, run)
+    assert held.reason is not None
+    assert (held.reason.limit_kind, held.reason.threshold) == ("plan", 10.0)
+    assert "; it goes on when the window is reset" in held.reason.message
+    assert (done.status, account.answered) == (Status.COMPLETED, 9)
 
 
 def test_a_held_run_in_the_foreground_ends_at_ctrl_c(start: Start) -> None:

@@ -161,8 +161,8 @@ def test_a_retry_keeps_the_cost_of_the_attempt_before(start: Start) -> None:
         usage={"input_tokens": 1},
     )
     program = (
-        f"import os, sys\nif os.environ['SFA_ATTEMPT'] == '1':\n    {message}\n    "
-        f"sys.exit(1)\n{result}"
+        f"import os, sys\nif os.environ['SFA_ATTEMPT'] == '1':\n    {message}\n "
+        f"   sys.exit(1)\n{result}"
     )
     with daemon.client() as client:
         known = sleeper(client)

@@ -28,10 +28,10 @@ end = time.monotonic() + {seconds}
 while time.monotonic() < end:
     began = time.monotonic()
     {work}
-    time.sleep(4 * (time.monotonic() - began))
+    time.sleep(min(0.5, 4 * (time.monotonic() - began)))
 """
 """Works for a fifth of the time: a hundredth of a CPU is a sign of life, and two CPUs at work would
-hold up other tests."""
+hold up other tests. Beside them, the work may take so long that four times of it were a silence."""
 
 
 def silence(seconds: float = QUIET, action: Action = Action.TERMINATE) -> list[Limit]:

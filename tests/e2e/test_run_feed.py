@@ -93,9 +93,9 @@ def test_a_snapshot_and_then_each_change(daemon: Daemon) -> None:
 def test_what_a_run_uses(share: Start, containment: str) -> None:
     daemon = share(mode=containment)
     busy = (
-        "import os, time\nos.fork()\nheld = bytearray(b'x') * 30_000_000\nend = time.monotonic() "
-        "+ 60\n"
-    ) + ("while time.monotonic() < end: pass")
+        "import os, time\nos.fork()\nheld = bytearray(b'x') "
+        "* 30_000_000\nend = time.monotonic() + 60\n"
+    ) + "while time.monotonic() < end: pass"
     with daemon.client() as client, watching(daemon) as seen:
         run = started(client, [sys.executable, "-c", busy], name="busy").id
         seen.until(

@@ -16,14 +16,23 @@ from .agents import info, limit
 
 CLAUDE = """#!/usr/bin/env python3
 import datetime, json, os, re, sys
-home = os.path.join(os.environ["CLAUDE_CONFIG_DIR"], "projects", re.sub("[^a-zA-Z0-9]", "-", os.getcwd()))
+here = re.sub("[^a-zA-Z0-9]", "-", os.getcwd())
+home = os.path.join(os.environ["CLAUDE_CONFIG_DIR"], "projects", here)
 os.makedirs(home, exist_ok=True)
-session = sys.argv[sys.argv.index("--session-id") + 1] if "--session-id" in sys.argv else "11111111-1111-1111-1111-111111111111"
+session = "11111111-1111-1111-1111-111111111111"
+if "--session-id" in sys.argv:
+    session = sys.argv[sys.argv.index("--session-id") + 1]
 def call(number):
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    message = {"id": f"m{number}", "model": "claude-sonnet-4-5", "stop_reason": "tool_use", "usage": {"input_tokens": 1000,
-        "output_tokens": 100}, "content": [{"type": "tool_use", "id": f"t{number}", "name": "Bash"}]}
-    line = {"type": "assistant", "timestamp": now, "sessionId": session, "cwd": os.getcwd(), "message": message}
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+    message = {
+        "id": f"m{number}", "model": "claude-sonnet-4-5", "stop_reason": "tool_use",
+        "usage": {"input_tokens": 1000, "output_tokens": 100},
+        "content": [{"type": "tool_use", "id": f"t{number}", "name": "Bash"}],
+    }
+    line = {
+        "type": "assistant", "timestamp": now.replace("+00:00", "Z"), "sessionId": session,
+        "cwd": os.getcwd(), "message": message,
+    }
     with open(f"{home}/{session}.jsonl", "a") as file:
         print(json.dumps(line), file=file)
 print("I print text.", flush=True)

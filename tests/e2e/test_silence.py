@@ -39,8 +39,8 @@ def test_a_call_without_an_answer_is_shown_until_its_first_byte(start: Start) ->
     with socket.create_server(("127.0.0.1", 0)) as api:
         api.settimeout(PATIENCE)
         upstream = (
-            f'[gateway.upstreams.anthropic]\nurl = "http://127.0.0.1:{api.getsockname()[1]}"\napi '
-            '= "anthropic"\n'
+            "[gateway.upstreams.anthropic]\nurl = "
+            f'"http://127.0.0.1:{api.getsockname()[1]}"\napi = "anthropic"\n'
         )
         daemon = start(config=f"[gateway]\nenabled = true\n{upstream}")
         with daemon.client() as client:

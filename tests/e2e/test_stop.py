@@ -81,11 +81,9 @@ def test_ten_stubborn_runs_cost_one_grace(tmp_path: Path, start: Start, containm
     children = agent(
         tmp_path,
         "parent",
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "for i in range(10):\n"
-        f"    sfactl('spawn', '--name', f'c{{i}}', '--', sys.executable, {str(PROGRAMS)!r}, "
-        "'stubborn', '2')\n"
-        "print('ready', flush=True)\ntime.sleep(100)\n",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nfor i in range(10):\n "
+        f"   sfactl('spawn', '--name', f'c{{i}}', '--', sys.executable, {str(PROGRAMS)!r}, "
+        "'stubborn', '2')\nprint('ready', flush=True)\ntime.sleep(100)\n",
     )
     with daemon.client() as client:
         run = started(client, children)

@@ -110,8 +110,8 @@ def test_a_replaced_output_file_is_not_shown(common: Daemon, attack: Attack) -> 
                     assert f"the output of run {run.id} is not there" in said.stderr
                 else:
                     assert (
-                        f"{run.id}.out is not the file that the daemon made for run {run.id}: "
-                        "another process"
+                        f"{run.id}.out is not the file that the daemon made for run "
+                        f"{run.id}: another process"
                     ) in said.stderr
         # planted for the runs to come
         following = run_number(over.id) + 1

@@ -22,8 +22,10 @@ import psutil
 import pytest
 
 from sfactl.connection import Client
+from sfad.host.probe import user_name
 from sfad.processes import kernel
 from sfad.protocol import messages as m
+from sfad.protocol.requests.plans import SeenWindow
 from sfad.protocol.types import Isolation, Limit, RunInfo, Tokens
 from tests.harness import Daemon, alive, running, wait_until
 from tests.users import (
@@ -49,15 +51,19 @@ PATH = [b"PATH=/usr/bin:/bin"]
 CALLER = """
 import http.client, json, os, sys, urllib.parse
 body, then, upstream, port = json.loads(sys.argv[1]), *sys.argv[2:]
-place = f"127.0.0.1:{port}" if port else urllib.parse.urlsplit(os.environ["ANTHROPIC_BASE_URL"]).netloc
+place = f"127.0.0.1:{port}"
+if not port:
+    place = urllib.parse.urlsplit(os.environ["ANTHROPIC_BASE_URL"]).netloc
 body["messages"] = [{"role": "user", "content": "x" * body.pop("padding")}]
 def call():
     connection = http.client.HTTPConnection(place, timeout=120)
     try:
-        connection.request("POST", f"/{upstream}/v1/messages", json.dumps(body), {"x-api-key": "own"})
+        path = f"/{upstream}/v1/messages"
+        connection.request("POST", path, json.dumps(body), {"x-api-key": "own"})
         reply = connection.getresponse()
         text = reply.read().decode()
-        print(reply.status, "message_stop" in text, text[:300].replace("\\n", " ") if reply.status != 200 else "", flush=True)
+        refused = text[:300].replace("\\n", " ") if reply.status != 200 else ""
+        print(reply.status, "message_stop" in text, refused, flush=True)
     except (http.client.HTTPException, OSError) as error:
         print("broken", type(error).__name__, flush=True)
     connection.close()
@@ -86,8 +92,8 @@ def serving(place: Path, provider: Provider, wrap: Sequence[str] = ()) -> Iterat
 
 def config(provider: Provider, key: Path) -> str:
     keyed = (
-        f'\n[gateway.upstreams.keyed]\nurl = "{provider.url}"\napi = "anthropic"\nkey_file = '
-        f'"{key}"\n'
+        f'\n[gateway.upstreams.keyed]\nurl = "{provider.url}"\napi = '
+        f'"anthropic"\nkey_file = "{key}"\n'
     )
     return CONFIG.format(url=provider.url, enabled="true") + keyed + '[access]\nusers = "all"\n'
 
@@ -286,10 +292,10 @@ def test_a_gateway_is_its_users_and_hides_from_the_user(everyones: Daemon) -> No
                 with pytest.raises(Failed, match=r"Permission denied|Operation not permitted"):
                     as_user(
                         FIRST,
-                        lambda path=f"/proc/{each}/{name}": (
+                        lambda path=f"/proc/{each}/{name}": (  # type: ignore[misc]
                             os.listdir(path) if "fd" in path else os.open(path, 0)
                         ),
-                    )  # type: ignore[misc]
+                    )
             assert as_user(FIRST, lambda each=each: traced(each)) == (-1, 1)  # type: ignore[misc]
         for name in (f"gateway-{FIRST}.calls", f"gateway-{FIRST}.json"):
             with pytest.raises(Failed, match="Permission denied"):
@@ -503,6 +509,10 @@ def test_a_gateway_can_only_ask_about_runs_of_its_user(
         def ask() -> list[str]:
             with Client(everyones.socket) as client:
                 client.call(m.ServeGateway(id=client.next_id(), reservations=[]), m.GatewaySettings)
+                window = SeenWindow(window="5h", used_ratio=1.0, rejected=True)
+                seen = partial(
+                    m.SeePlan, provider="anthropic", time=0.0, login="login", windows=[window]
+                )
                 admit = partial(m.AdmitCall, model=model, input_tokens=1, max_output=1)
                 requests: list[m.Request] = [
                     admit(id=client.next_id(), run=other.run, upstream="anthropic"),
@@ -515,6 +525,8 @@ def test_a_gateway_can_only_ask_about_runs_of_its_user(
                         model=model,
                         tokens=Tokens(),
                     ),
+                    seen(id=client.next_id(), run=other.run),
+                    seen(id=client.next_id(), run=own.run, keyed=True),
                     m.List(id=client.next_id()),
                     m.Stop(id=client.next_id(), runs=[own.run]),
                 ]
@@ -543,9 +555,14 @@ def test_a_gateway_can_only_ask_about_runs_of_its_user(
             f"calls of run {own.run} to upstream 'keyed' are another gateway's",
             "CallDecision",
             "Done",
+            f"run {other.run} is of another user than this gateway",
+            "Done",
             "the gateway may not 'list'",
             "the gateway may not 'stop'",
         ]
+        with everyones.client() as client:
+            (account,) = client.call(m.Plans(id=client.next_id()), m.PlanList).accounts
+        assert account.user == user_name(FIRST), "it tells of its user's own account only"
         provider.released.set()
         assert other.said == "200 True"
         assert other.ended().total_cost_usd == pytest.approx(provider.bills[0].usd)

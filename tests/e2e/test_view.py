@@ -179,8 +179,8 @@ def test_a_home_is_empty_but_for_programs(desk: Desk) -> None:
     ]
     desk.path += [desk.home / "bin", desk.home / "plain" / "bin", desk.work / "env" / "bin"]
     script = (
-        "node; ruler; mine; plain; cat ~/.gitconfig $SSL_CERT_FILE; ls -A ~ ~/.config; touch "
-        "~/made env/bin/new; grep -r secret ~"
+        "node; ruler; mine; plain; cat ~/.gitconfig $SSL_CERT_FILE; ls -A ~ ~/.config; "
+        "touch ~/made env/bin/new; grep -r secret ~"
     )
     said = desk.said(desk.run(["sh", "-c", script]))
     assert "part of node" in said
@@ -246,10 +246,14 @@ def test_a_child_shows_itself_no_more(desk: Desk) -> None:
     child = f"""
 import subprocess, sys
 for words in (
-    ["--env", "PATH={vault}/bin:/usr/bin:/bin", "--", "keys"], ["--", "{vault}/bin/keys"], ["--cwd", "{vault}", "--", "ls"],
-    ["--env", "PYTHONPATH={vault}", "--", "cat", "{vault}/lib/key"], ["--readable", "{vault}", "--", "true"],
+    ["--env", "PATH={vault}/bin:/usr/bin:/bin", "--", "keys"],
+    ["--", "{vault}/bin/keys"],
+    ["--cwd", "{vault}", "--", "ls"],
+    ["--env", "PYTHONPATH={vault}", "--", "cat", "{vault}/lib/key"],
+    ["--readable", "{vault}", "--", "true"],
 ):
-    done = subprocess.run([sys.executable, "-m", "sfactl", "run", *words], capture_output=True, text=True)
+    words = [sys.executable, "-m", "sfactl", "run", *words]
+    done = subprocess.run(words, capture_output=True, text=True)
     print(done.returncode, done.stdout + done.stderr)
 """
     (desk.work / "child.py").write_text(child)

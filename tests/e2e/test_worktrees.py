@@ -255,8 +255,8 @@ def test_submodules_sparse_checkouts_and_hooks_are_as_in_a_worktree_that_a_perso
     run = repository.run(
         daemon,
         (
-            "cd ..; ls -A; git status --short; git submodule update -q --init; ls module; echo y > "
-            "module/y"
+            "cd ..; ls -A; git status --short; git submodule update -q --init; ls module; "
+            "echo y > module/y"
         ),
     )
     assert run.status == "completed", daemon.errors(run.id)
@@ -284,8 +284,8 @@ def test_lfs(daemon: Daemon, tmp_path: Path) -> None:
 CHILD = """
 import json, subprocess, sys
 def child(*options):
-    told = subprocess.run([sys.executable, "-m", "sfactl", "run", "--json", "--name", "child", *options, "--", "true"],
-                          capture_output=True, text=True)
+    words = ["run", "--json", "--name", "child", *options, "--", "true"]
+    told = subprocess.run([sys.executable, "-m", "sfactl", *words], capture_output=True, text=True)
     return json.loads(told.stdout) if told.stdout else told.stderr
 print(json.dumps([child(), child("--worktree"), child("--cwd", "/")]))
 """
@@ -430,10 +430,12 @@ def test_prune_removes_what_has_no_changes_and_names_the_others(
     assert "would remove 3 worktrees" in told
     told = repository.sfactl(daemon, "prune", "--keep", "0")
     assert "removed 3 worktrees" in told
-    assert sorted(line.partition("): ")[2] for line in told.splitlines() if line.startswith("kept the worktree")) == [
-        "git does not know it as a worktree any more", "it has changes that are not committed",
+    kept = (line for line in told.splitlines() if line.startswith("kept the worktree"))
+    assert sorted(line.partition("): ")[2] for line in kept) == [
+        "git does not know it as a worktree any more",
+        "it has changes that are not committed",
         "it has commits that are in no other branch",
-    ]  # fmt: skip
+    ]
     assert (
         json.loads(repository.sfactl(daemon, "prune", "--worktrees", "--json"))["worktrees_kept"]
         == []
@@ -581,8 +583,9 @@ def test_prune_names_the_changes_that_go_with_a_worktree(
 
 ESCAPES = """
 echo mine > file; git add file; git commit -qm mine; git log --oneline | wc -l
-for path in "$REPOSITORY/x" "$REPOSITORY/.git/config" "$REPOSITORY/.git/hooks/post-commit" "$REPOSITORY/.git/refs/heads/main" \\
-  "$REPOSITORY/.git/packed-refs" "$REPOSITORY/.git/worktrees/x" "$REPOSITORY/.git/index" "$WORKTREES/x.json"
+for path in "$REPOSITORY/x" "$REPOSITORY/.git/config" "$REPOSITORY/.git/hooks/post-commit" \\
+  "$REPOSITORY/.git/refs/heads/main" "$REPOSITORY/.git/packed-refs" \\
+  "$REPOSITORY/.git/worktrees/x" "$REPOSITORY/.git/index" "$WORKTREES/x.json"
 do (echo evil >> "$path") 2>/dev/null && echo "wrote $path"; done
 git update-ref refs/heads/main HEAD 2>/dev/null && echo moved main
 evil='[core]\\n\\tfsmonitor = touch "%s/escaped"\\n\\thooksPath = .\\n'

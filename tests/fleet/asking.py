@@ -59,7 +59,8 @@ def live_named(fleet: Daemons, node: str, name: str) -> RunInfo | None:
 
 CHANGE = """
 pwd; git log --format=%s; git status --porcelain
-echo more >> kept.txt; rm gone.txt; mkdir -p new/deep; echo fresh > new/deep/file; chmod +x tool.sh; echo scrap > scrap.log
+echo more >> kept.txt; rm gone.txt; mkdir -p new/deep; echo fresh > new/deep/file
+chmod +x tool.sh; echo scrap > scrap.log
 git add --all; git commit --quiet -m work
 """
 """What a run does in the repository that was sent with it."""

@@ -168,8 +168,10 @@ def daemons(made: Cluster, directory: Path) -> Iterator[Mapping[str, Daemon]]:
                 )
             for daemon in found.values():
                 wait_until(
-                    lambda daemon=daemon: connected(daemon), "its actor is connected", seconds=240
-                )  # type: ignore[misc]
+                    lambda daemon=daemon: connected(daemon),  # type: ignore[misc]
+                    "its actor is connected",
+                    seconds=240,
+                )
             yield found
     finally:
         for name, value in before.items():

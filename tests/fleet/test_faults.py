@@ -90,8 +90,8 @@ def test_a_killed_raylet_loses_no_run(ray: Cluster, fleet: Daemons) -> None:
 def test_a_node_that_stands_still_for_less_and_for_more_than_the_lease(fleet: Daemons) -> None:
     with fleet["n1"].client() as client:
         starts = (
-            f"{Path(sys.executable).with_name('sfactl')} spawn --on n2 --name far --timeout 200 "
-            "-- sleep 300; sleep 300"
+            f"{Path(sys.executable).with_name('sfactl')} spawn --on n2 --name far --timeout 200 -- "
+            "sleep 300; sleep 300"
         )
         top = started(client, ["sh", "-c", starts], name="near", limits=time_limit())
         far = wait_until(lambda: live_named(fleet, "n1", "far"), "the child was granted")

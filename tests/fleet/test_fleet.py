@@ -151,7 +151,10 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import *
 client = connect(None)
 for n in range(int(sys.argv[1])):
-    client.send(m.Spawn(id=0, argv=[b"sleep", b"300"], cwd=b"/", env=[], name=f"{sys.argv[2]}{n}", key=os.urandom(8).hex()))
+    client.send(m.Spawn(
+        id=0, argv=[b"sleep", b"300"], cwd=b"/", env=[], name=f"{sys.argv[2]}{n}",
+        key=os.urandom(8).hex(),
+    ))
 yes = no = 0
 while yes + no < int(sys.argv[1]):
     for answer in client.arrived():
@@ -172,8 +175,8 @@ def test_64_descendants_are_exact_with_200_asking_from_three_nodes(
     python = sys.executable
     with fleet["n1"].client() as client:
         starts = f"""
-        for node in n2 n3; do {python} -m sfactl spawn --on $node --max-descendants 20 --timeout 200 --name ask-$node \
-            -- {python} {script} 67 $node; done
+        for node in n2 n3; do {python} -m sfactl spawn --on $node --max-descendants 20 \
+            --timeout 200 --name ask-$node -- {python} {script} 67 $node; done
         exec {python} {script} 66 own"""
         top = started(
             client,
@@ -216,8 +219,9 @@ def test_a_cost_limit_is_exact_over_parent_and_remote_child(fleet: Daemons) -> N
         inside.write_text("")
         parent = started(
             client,
-            ["sh", "-c", "sfactl spawn --on n2 --name spender --timeout 200 --meter report --limit " "cost=0.4:refuse -- sleep 300; "
-             "exec sleep 300"],
+            ["sh", "-c",
+             "sfactl spawn --on n2 --name spender --timeout 200 --meter report --limit "
+             "cost=0.4:refuse -- sleep 300; exec sleep 300"],
             name="parent", limits=cost, meter="report",
             env=[f"PATH={Path(sys.executable).parent}:/usr/bin:/bin".encode()],
         )  # fmt: skip

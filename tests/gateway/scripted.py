@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import h11
 import trio
@@ -18,6 +19,7 @@ from sfad.gateway.daemon_link import CallerRun, RefusedError
 from sfad.gateway.egress import Egress
 from sfad.gateway.estimate import Estimates
 from sfad.gateway.exchange import Shared, new_client
+from sfad.gateway.local_models import LocalModels
 from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
 from sfad.gateway.upstreams import Trust, Upstream
 from sfad.protocol.egress import destination
@@ -156,7 +158,8 @@ class ScriptedDaemon:
             raise RefusedError(self.refuses, self.retry_after)
         reservation = f"reservation {len(self.asked)}"
         return CallDecision(
-            id=0, reservation=reservation, max_output=self.max_output, holds_rejected=self.holds_rejected
+            id=0, reservation=reservation, max_output=self.max_output,
+            holds_rejected=self.holds_rejected
         )  # fmt: skip
 
     def silent(self, call: SilentCall) -> None:
@@ -216,7 +219,9 @@ async def house(
     name: str = "up",
     prefix: str = "",
     most: int = MAX_CONNECTIONS,
+    free: bool | Literal["auto"] = False,
 ) -> AsyncIterator[House]:
+    """`free`: as of `Upstream`; "auto" has the provider asked whether it is a local model."""
     daemon = daemon or ScriptedDaemon()
     trouble: list[str] = []
     trust = Trust(trouble.append)
@@ -229,7 +234,11 @@ async def house(
         direct = behind[0].socket.getsockname()[1]
         nursery.start_soon(trio.serve_listeners, provider.serve, behind)
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        known = upstreams or {name: Upstream(name, f"http://127.0.0.1:{direct}{prefix}", api)}
+        known = (
+            upstreams
+            if upstreams is not None
+            else {name: Upstream(name, f"http://127.0.0.1:{direct}{prefix}", api, free=free)}
+        )
         shared = Shared(
             daemon,
             client,
@@ -237,6 +246,7 @@ async def house(
             lambda: known,
             lambda: ungated,
             Estimates(),
+            LocalModels(passing),
             BodyMemory(),
             trust,
             Egress(most=most),
@@ -245,7 +255,8 @@ async def house(
         proxy = Proxy(shared, most=most, trouble=trouble.append)
         nursery.start_soon(proxy.serve, listener, nursery)
         try:
-            yield House(daemon, listener.socket.getsockname()[1], direct, proxy, shared, trouble)
+            port = listener.socket.getsockname()[1]
+            yield House(daemon, port, direct, proxy, shared, trouble)
         finally:
             nursery.cancel_scope.cancel()
             listener.socket.close()

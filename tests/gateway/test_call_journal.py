@@ -81,11 +81,9 @@ def test_a_missing_file_and_what_is_no_file_have_no_notes(tmp_path: Path) -> Non
 def test_notes_survive_the_process(path: Path) -> None:
     script = (
         "import sys, os, signal\nfrom sfad.gateway.call_journal import Journal\nfrom "
-        "sfad.protocol.messages import EndCall\n"
-        "journal = Journal(sys.argv[1], print)\n"
-        "for n in range(1000): journal.note(EndCall(id=n, run='a1', reservation=f'a1-{n}', "
-        "model='m'))\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
+        "sfad.protocol.messages import EndCall\njournal = Journal(sys.argv[1], "
+        "print)\nfor n in range(1000): journal.note(EndCall(id=n, run='a1', "
+        "reservation=f'a1-{n}', model='m'))\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ended = subprocess.run([sys.executable, "-c", script, os.fspath(path)], check=False)
     assert ended.returncode == -signal.SIGKILL

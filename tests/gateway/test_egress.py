@@ -217,9 +217,11 @@ async def test_without_egress_or_outside_of_any_run() -> None:
         assert len(the.daemon.refused_hosts) == 1
 
 
-@pytest.mark.parametrize("target", ["http://", "http:///x", "http://a:b/", "http://u@127.0.0.1/", "https://a/", "ftp://a/", "http://%61/",
-                                    "http://127.1/", "http://0x7f000001/", "http://a:0/", "http://a:99999/",
-                                    "http://a/#b"])  # fmt: skip
+@pytest.mark.parametrize("target",
+                         ["http://", "http:///x", "http://a:b/", "http://u@127.0.0.1/",
+                          "https://a/", "ftp://a/", "http://%61/", "http://127.1/",
+                          "http://0x7f000001/", "http://a:0/", "http://a:99999/",
+                          "http://a/#b"])  # fmt: skip
 async def test_an_address_that_means_nothing(target: str) -> None:
     async with reaching("*") as (the, _):
         assert (await asked(the, target)).status == 400
@@ -269,8 +271,8 @@ async def test_a_length_beside_chunks_is_left_out() -> None:
 
     async with reaching("127.0.0.1:{}", serve=serve) as (the, port):
         head = (
-            f"POST http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: "
-            "chunked\r\nContent-Length: 3\r\n\r\n"
+            f"POST http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: "
+            "x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n"
         )
         answer = await the.ask(head.encode() + b"4\r\nbody\r\n0\r\n\r\n")
         assert (answer.status, answer.body, answer.header("content-length")) == (

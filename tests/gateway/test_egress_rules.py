@@ -54,8 +54,9 @@ def test_an_entry(text: str, host: str, port: int | None) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", ".", "a..b", "http://a", "a/b", "a:0", "a:65536", "a:", "a b", "*a", "a.*", "bücher.example", "127.1", "0x7f000001", "::1",
-     "2130706433", "0177.0.0.1", "[1.2.3.4]", "a@b", "-a", "a%62", "256.1.1.1", "*:*"],
+    ["", ".", "a..b", "http://a", "a/b", "a:0", "a:65536", "a:", "a b", "*a", "a.*",
+     "bücher.example", "127.1", "0x7f000001", "::1", "2130706433", "0177.0.0.1", "[1.2.3.4]", "a@b",
+     "-a", "a%62", "256.1.1.1", "*:*"],
 )  # fmt: skip
 def test_no_entry(text: str) -> None:
     with pytest.raises(ValueError, match="is not HOST"):
@@ -117,11 +118,11 @@ def test_an_alias_of_a_model() -> None:
     assert not refused("alias.example", 80, "*", address="9.9.9.9")
 
 
-INTERNAL = ("127.0.0.1", "127.1.2.3", "10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.1.1", "100.64.0.1", "::1", "fc00::1",
-            "fd00:ec2::254")  # fmt: skip
-NEVER = ("169.254.169.254", "0.1.2.3", "224.0.0.1", "240.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1", "192.0.0.1",
-         "fe80::1", "fec0::1", "ff02::1", "::", "2001:db8::1", "2001::1", "64:ff9b:1::1", "::ffff:0:127.0.0.1",
-         "100::1")  # fmt: skip
+INTERNAL = ("127.0.0.1", "127.1.2.3", "10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.1.1",
+            "100.64.0.1", "::1", "fc00::1", "fd00:ec2::254")  # fmt: skip
+NEVER = ("169.254.169.254", "0.1.2.3", "224.0.0.1", "240.0.0.1", "255.255.255.255", "192.0.2.1",
+         "198.18.0.1", "192.0.0.1", "fe80::1", "fec0::1", "ff02::1", "::", "2001:db8::1", "2001::1",
+         "64:ff9b:1::1", "::ffff:0:127.0.0.1", "100::1")  # fmt: skip
 V4_IN_V6 = ("::ffff:{}", "64:ff9b::{}", "::{}")
 
 
@@ -129,7 +130,8 @@ def spellings(address: str) -> list[str]:
     """Return an address, and those of IPv6 that lead to it."""
     if ":" in address:
         return [address]
-    six_to_four = f"2002:{int(ipaddress.IPv4Address(address)) >> 16:x}:{int(ipaddress.IPv4Address(address)) & 0xFFFF:x}::1"
+    number = int(ipaddress.IPv4Address(address))
+    six_to_four = f"2002:{number >> 16:x}:{number & 0xFFFF:x}::1"
     return [address, six_to_four, *(form.format(address) for form in V4_IN_V6)]
 
 

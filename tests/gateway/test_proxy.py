@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import os
@@ -37,8 +38,8 @@ from tests.harness import until
 MESSAGES = "/up/v1/messages"
 JSON = b"Content-Type: application/json"
 SSE = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: "
-    b"chunked\r\n\r\n"
+    b"HTTP/1.1 200 OK\r\nContent-Type: "
+    b"text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
 CHUNKS = SSE.replace(b"event-stream", b"plain")
 ASKED: dict[str, Any] = {"model": "claude-x", "max_tokens": 1000, "messages": []}
@@ -78,23 +79,35 @@ STOP = event(type="message_stop")
 EVENTS = [START, TEXT, TEXT, LAST, STOP]
 
 SHAPES: dict[str, tuple[bytes, bytes]] = {
-    "length": (post("%s/v1/messages", CALL), reply(WHOLE, JSON, b"X-Odd:  a, b ", b"Set-Cookie: a=1", b"Set-Cookie: b=2")),
+    "length": (post("%s/v1/messages", CALL),
+               reply(WHOLE, JSON, b"X-Odd:  a, b ", b"Set-Cookie: a=1", b"Set-Cookie: b=2")),
     "reason": (post("%s/v1/messages", CALL), reply(b"{}", JSON, status=b"200 Fine Indeed")),
-    "chunked": (post("%s/v1/messages", CALL), CHUNKS + chunk(b"a" * 100_000) + chunk(b"b") + b"0\r\n\r\n"),
-    "until closed": (post("%s/v1/messages", CALL), b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + WHOLE),
-    "http 1.0": (post("%s/v1/messages", CALL), b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n" + WHOLE),
+    "chunked": (post("%s/v1/messages", CALL),
+                CHUNKS + chunk(b"a" * 100_000) + chunk(b"b") + b"0\r\n\r\n"),
+    "until closed": (post("%s/v1/messages", CALL),
+                     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + WHOLE),
+    "http 1.0": (post("%s/v1/messages", CALL),
+                 b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n" + WHOLE),
     "204": (post("%s/v1/files", b"{}"), b"HTTP/1.1 204 No Content\r\nX-A: 1\r\n\r\n"),
-    "304": (b"GET %s/v1/models HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 304 Not Modified\r\nETag: \"e\"\r\n\r\n"),
-    "head": (b"HEAD %s/v1/models HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 1234\r\n\r\n"),
+    "304": (b"GET %s/v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"HTTP/1.1 304 Not Modified\r\nETag: \"e\"\r\n\r\n"),
+    "head": (b"HEAD %s/v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
+             b"HTTP/1.1 200 OK\r\nContent-Length: 1234\r\n\r\n"),
     "empty": (b"GET %s/v1/models?limit=5&after=%%2Fx+y HTTP/1.1\r\nHost: x\r\n\r\n", reply(b"")),
-    "gzip": (post("%s/v1/messages", CALL), reply(gzip.compress(WHOLE), JSON, b"Content-Encoding: gzip")),
-    "odd encoding": (post("%s/v1/messages", CALL), reply(b"\0\1\2", JSON, b"Content-Encoding: odd")),
-    "error": (post("%s/v1/messages", CALL), reply(b'{"type":"error"}', JSON, b"Retry-After: 7", status=b"529 Overloaded")),
-    "redirect": (post("%s/v1/files", b"{}"), reply(b"", b"Location: /elsewhere", status=b"307 Temporary Redirect")),
+    "gzip": (post("%s/v1/messages", CALL),
+             reply(gzip.compress(WHOLE), JSON, b"Content-Encoding: gzip")),
+    "odd encoding": (post("%s/v1/messages", CALL),
+                     reply(b"\0\1\2", JSON, b"Content-Encoding: odd")),
+    "error": (post("%s/v1/messages", CALL),
+              reply(b'{"type":"error"}', JSON, b"Retry-After: 7", status=b"529 Overloaded")),
+    "redirect": (post("%s/v1/files", b"{}"),
+                 reply(b"", b"Location: /elsewhere", status=b"307 Temporary Redirect")),
     "not utf-8": (post("%s/v1/messages", CALL), reply(b"\xff\xfe", b"Content-Type: \xe4")),
-    "informational": (post("%s/v1/messages", CALL), b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + reply(WHOLE, JSON)),
+    "informational": (post("%s/v1/messages", CALL),
+                      b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + reply(WHOLE, JSON)),
     "trailers": (post("%s/v1/messages", CALL), SSE + chunk(START) + b"0\r\nX-Sum: 1\r\n\r\n"),
-    "connection headers": (post("%s/v1/messages", CALL), reply(WHOLE, b"Connection: close, X-Secret", b"X-Secret: 1")),
+    "connection headers": (post("%s/v1/messages", CALL),
+                           reply(WHOLE, b"Connection: close, X-Secret", b"X-Secret: 1")),
     "large": (post("%s/v1/files", b"x" * 3_000_000), reply(b"y" * 10_000_000)),
     "events": (post("%s/v1/messages", STREAMED), SSE + b"".join(map(chunk, EVENTS)) + b"0\r\n\r\n"),
 }  # fmt: skip
@@ -207,6 +220,23 @@ async def test_what_an_encoded_stream_used(encoding: str) -> None:
         assert (told.tokens, told.partial) == (Tokens(input=10, output=50), False)
 
 
+async def test_what_is_asked_for_tells_what_is_not_text() -> None:
+    data = base64.b64encode(bytes(120_000)).decode()
+    part = {"inlineData": {"mimeType": "audio/mp3", "data": data}}
+    body = {"contents": [{"parts": [part]}], "generationConfig": {"responseModalities": ["TEXT"]}}
+    async with house(Provider(saying(reply(b"{}", JSON))), api="gemini") as the:
+        path = "/up/v1beta/models/gemini-2.5-flash:generateContent"
+        await the.ask(post(path, json.dumps(body).encode()))
+        (asked,) = the.daemon.asked
+        assert (asked.media, asked.most_media, asked.text_only) == (
+            {"audio": 961},
+            {"audio": 5121},
+            True,
+        )
+        assert 961 < asked.input_tokens < 1100
+        assert 5121 - 961 < asked.more_input < 5121 + 1000
+
+
 async def test_events_arrive_without_delay() -> None:
     """Each event is sent only after the client has the one before it."""
     next_one = trio.Semaphore(0)
@@ -287,6 +317,74 @@ async def test_a_provider_that_is_not_there() -> None:
         told = await the.told()
         assert (told.tokens, told.partial) == (Tokens(), False)
         assert (await the.ask(b"GET /up/v1/models HTTP/1.1\r\nHost: x\r\n\r\n")).status == 502
+
+
+UNREACHABLE = {
+    "anthropic": ("/up/v1/messages", ("type", "api_error")),
+    "openai-responses": ("/up/responses", ("type", "server_error")),
+    "openai-chat": ("/up/chat/completions", ("code", "server_error")),
+    "gemini": ("/up/v1beta/models/g:generateContent", ("status", "UNAVAILABLE")),
+}
+
+
+@pytest.mark.parametrize("api", UNREACHABLE)
+async def test_an_upstream_that_is_not_there_is_told_in_the_providers_form(api: str) -> None:
+    path, (field, kind) = UNREACHABLE[api]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    upstreams = {"up": Upstream("up", f"http://127.0.0.1:{port}", api)}
+    async with house(Provider(saying()), upstreams=upstreams) as the:
+        answer = await the.ask(post(path, CALL))
+        assert (answer.status, answer.header("content-type")) == (502, "application/json")
+        error = json.loads(answer.body)["error"]
+        assert error[field] == kind
+        assert "does not answer" in error["message"]
+
+
+class Resolver(trio.abc.HostnameResolver):
+    """Knows `wakes.example` from the third question on."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.asked = 0
+
+    async def getaddrinfo(self, host: Any, *_: Any, **__: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        if host in {b"wakes.example", "wakes.example"}:
+            self.asked += 1
+            if self.asked < 3:
+                raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        address = ("127.0.0.1", self.port)
+        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", address)]
+
+    async def getnameinfo(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+async def test_a_name_that_does_not_resolve_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "RESOLVE_AGAIN", (0.01, 0.01, 0.01))
+    provider = Provider(saying(reply(WHOLE, JSON)))
+    upstreams = {"up": Upstream("up", "http://wakes.example", "anthropic")}
+    async with house(provider, upstreams=upstreams) as the:
+        resolver = Resolver(the.direct)
+        trio.socket.set_custom_hostname_resolver(resolver)
+        assert (await the.ask(post(MESSAGES, CALL))).body == WHOLE
+        assert (await the.told()).tokens == USED
+        assert (resolver.asked, len(provider.requests)) == (3, 1)
+
+
+async def test_the_provider_is_asked_for_no_encoding_that_cannot_be_read() -> None:
+    provider = Provider(saying(reply(WHOLE, JSON)), keeps=True)
+    async with house(provider) as the:
+        for accepted in ("gzip;q=1.0, dcz, br, *", "dcb", "gzip , identity;q=0"):
+            await the.ask(post(MESSAGES, CALL, f"Accept-Encoding: {accepted}"))
+        found = [
+            line.partition(b":")[2].strip()
+            for request in provider.requests
+            for line in request.lower().split(b"\r\n")
+            if line.startswith(b"accept-encoding")
+        ]
+        assert found == [b"gzip;q=1.0, br", b"identity", b"gzip , identity;q=0"]
 
 
 @pytest.mark.parametrize(
@@ -734,8 +832,8 @@ async def test_a_head_request_is_answered_without_a_body() -> None:
 async def test_a_websocket_is_answered_so_that_programs_post_at_once() -> None:
     async with house(Provider(saying())) as the:
         upgrade = (
-            b"GET /up/v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: "
-            b"websocket\r\nSec-WebSocket-Key: x\r\n\r\n"
+            b"GET /up/v1/responses HTTP/1.1\r\nHost: x\r\nConnection: "
+            b"Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n"
         )
         assert (await the.ask(upgrade)).status == 426
         assert not the.daemon.callers
@@ -953,7 +1051,7 @@ async def test_a_gateway_leads_another_users_run_to_upstreams_with_a_key_only(
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1", "localhost", "127.1", "2130706433", "[::ffff:127.0.0.1]", "0.0.0.0", "[::]", "0"],
+    ["127.0.0.1", "localhost", "127.1", "2130706433", "[::ffff:127.0.0.1]", "0.0.0.0", "[::]", "0"],  # noqa: S104
 )
 async def test_the_gateway_is_not_its_own_upstream(host: str) -> None:
     async with house(Provider(saying(b""))) as the:

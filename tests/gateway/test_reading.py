@@ -14,7 +14,6 @@ import trio.testing
 
 from sfad.gateway import bodies
 from sfad.gateway.bodies import BodyReader
-from sfad.gateway.estimate import text_size
 from sfad.gateway.reading import MAX_BODY, BodyQuestion, answer_to
 
 from .scripted import Provider, ScriptedDaemon, house, post, reply, saying
@@ -73,12 +72,6 @@ async def test_a_body_that_unzips_to_much_delays_no_other_run() -> None:
         for _ in range(3):
             await ask("other", post(MESSAGES, CALL))
     assert answered == ["other"] * 3 + ["bomb"]
-
-
-def test_no_text_takes_more_time_than_its_length() -> None:
-    body = nearly_images()
-    assert text_size(body) == len(body)
-    assert text_size(call_with(b'","/9j/' * 1000)) == len(call_with(b'","/9j/' * 1000))
 
 
 async def test_a_body_with_millions_of_fields_takes_no_memory_of_the_gateway(

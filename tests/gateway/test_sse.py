@@ -89,6 +89,7 @@ def test_many_lines_of_one_event_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
 def test_many_blank_lines_are_one() -> None:
     for blank in (b"\n\n\n", b"\r\r\r\r", b"\r\n\r\n\r\n", b"\n\r\n\r" + b"\n" * 100_000):
         stream = EventStream()
-        assert [*stream.feed(b"data: 1" + blank + b"data: 2\n"), *stream.feed(blank), *stream.feed(b"data: 3\n\n")] == [
+        assert [*stream.feed(b"data: 1" + blank + b"data: 2\n"), *stream.feed(blank),
+                *stream.feed(b"data: 3\n\n")] == [
             b"1", b"2", b"3",
         ]  # fmt: skip

@@ -130,8 +130,8 @@ async def test_a_user_pushes_no_other_users_event_out() -> None:
         assert (state.waiting, state.dropped) == (WAITING, 11)
         assert [message for message, _ in told] == [
             (
-                "hook 'hangs' is not started for each event: more events wait than may, beginning "
-                "with run_paused attacker-6 (event 6)"
+                "hook 'hangs' is not started for each event: "
+                "more events wait than may, beginning with run_paused attacker-6 (event 6)"
             )
         ]
         commands.released.set()
@@ -154,9 +154,9 @@ async def test_events_that_hooks_cause_themselves_start_them_so_often(
         assert len(commands.ended) == MAX_EVENTS
         assert hooks.states()[0].dropped == 3
         assert [message for message, _ in told] == [
-            f"hook 'resumes' is not started for each event: it is started {MAX_EVENTS} times a "
-            "minute for one type of event of one"
-            f" run, beginning with run_paused 1 (event {MAX_EVENTS + 1})"
+            "hook 'resumes' is not started for each event: "
+            f"it is started {MAX_EVENTS} times a minute for one type of event of one run, "
+            f"beginning with run_paused 1 (event {MAX_EVENTS + 1})"
         ]
         hooks.take(happened(100, what="run_failed"))
         hooks.take(happened(101, "2"))

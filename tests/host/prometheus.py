@@ -62,8 +62,8 @@ def scraping(directory: Path, target: str) -> Iterator[Prometheus]:
             "prometheus", f"--config.file={config}", f"--storage.tsdb.path={directory / 'tsdb'}",
             f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
         ],
-        stdin=subprocess.DEVNULL, stdout=(log := (directory / "prometheus.log").open("wb")), stderr=subprocess.STDOUT,
-        env={"PATH": "/usr/bin:/bin", "GOMAXPROCS": "1"},
+        stdin=subprocess.DEVNULL, stdout=(log := (directory / "prometheus.log").open("wb")),
+        stderr=subprocess.STDOUT, env={"PATH": "/usr/bin:/bin", "GOMAXPROCS": "1"},
     )  # fmt: skip
     prometheus = Prometheus(f"http://127.0.0.1:{port}")
 

@@ -56,8 +56,8 @@ main()
 def chosen(*prefix: str) -> str:
     """The nice value after a start with a priority that the operator chose."""
     program = (
-        "import os; from sfad.host.headroom import raise_priority; raise_priority(); "
-        "print(os.getpriority(os.PRIO_PROCESS, 0))"
+        "import os; from sfad.host.headroom import raise_priority; "
+        "raise_priority(); print(os.getpriority(os.PRIO_PROCESS, 0))"
     )
     return subprocess.run(
         [*prefix, sys.executable, "-c", program], capture_output=True, text=True, check=True

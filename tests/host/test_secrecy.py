@@ -100,6 +100,7 @@ def test_no_process_of_the_user_looks_into_the_daemon_or_its_gateway(
             gateway.close()
             for pid in (daemon.pid, status().gateway_pid):
                 seen = as_user(
-                    GONE, lambda pid=pid: [name for name in LOOKS if opens(f"/proc/{pid}/{name}")]
-                )  # type: ignore[misc]
+                    GONE,
+                    lambda pid=pid: [name for name in LOOKS if opens(f"/proc/{pid}/{name}")],  # type: ignore[misc]
+                )
                 assert seen == [], pid

@@ -201,7 +201,8 @@ async def main():
         await ledger.flush()
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         await answers.until(lambda: ledger.backlog == 0)
-        print(len(answers.admitted), answers.failed[0][0] not in answers.admitted, ledger.records.get("a1").status)
+        refused = answers.failed[0][0] not in answers.admitted
+        print(len(answers.admitted), refused, ledger.records.get("a1").status)
 
 trio.run(main)
 """

@@ -172,8 +172,8 @@ def test_anything_but_a_file_is_set_aside(
 
 TAMPERED = {
     "its tables are dropped": (
-        "DROP TABLE runs; DROP TABLE events; DROP TABLE labels; DROP TABLE budgets; DROP TABLE "
-        "deleted;"
+        "DROP TABLE runs; DROP TABLE events; DROP TABLE labels; DROP TABLE budgets; "
+        "DROP TABLE deleted;"
     ),
     "a column is missing": "ALTER TABLE runs DROP COLUMN milestone;",
     "a column is added": "ALTER TABLE runs ADD COLUMN bad TEXT CHECK (number < 2001);",
@@ -279,7 +279,7 @@ BROKEN = {
 def test_a_damaged_row_of_a_live_run_is_set_aside_alone(filled: Path, column: str) -> None:
     with closing(sqlite3.connect(filled / FILE)) as other:
         other.executescript(
-            f"UPDATE runs SET status = 'running', {column} = {BROKEN[column]} WHERE number = 7"
+            f"UPDATE runs SET status = 'running', {column} = {BROKEN[column]} WHERE number = 7"  # noqa: S608
         )
     with closing(OpenedLedger(filled)) as ledger:
         [note] = ledger.notes
@@ -323,7 +323,8 @@ AS_NOBODY = """
 import os, sys
 from pathlib import Path
 from sfad.storage.ledger import LedgerError, OpenedLedger
-Path("/").as_uri()  # from Python 3.13 on it imports a module, which another user may not be able to read
+# from Python 3.13 on it imports a module, which another user may not be able to read
+Path("/").as_uri()
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
 try:

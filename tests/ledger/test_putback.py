@@ -131,8 +131,8 @@ async def test_a_ledger_that_cannot_be_put_back_reports_nothing_as_recorded(tmp_
         [(failed, error)] = answers.failed
         assert failed == "a2"
         assert (
-            f"the ledger {state / FILE} was removed or replaced by another process, and cannot be "
-            "put back"
+            f"the ledger {state / FILE} was removed or replaced by another process, "
+            "and cannot be put back"
         ) in error
         assert (answers.ended, ledger.trouble, answers.notes) == ([], error, [])
         state.mkdir()

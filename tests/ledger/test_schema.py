@@ -89,6 +89,11 @@ def test_calls_are_read_as_they_were_written(old: OpenedLedger) -> None:
         4096,
     )
     assert (made.streamed, made.partial, made.estimated, made.at_most) == (True, False, True, False)
+    assert (made.served, made.price_from, made.modes) == (
+        "claude-opus-4-8",
+        "claude-opus-4-8",
+        {"image": (60, 0)},
+    )
     assert (made.waited_s, made.first_byte_s, made.elapsed_s) == (0.25, 0.5, 1.5)
     assert (refused.refused, refused.more, refused.input_tokens) == (
         "not reserved: 0.3 USD more",

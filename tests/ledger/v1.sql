@@ -37,10 +37,13 @@ CREATE TABLE calls (
     elapsed_s REAL,
     path TEXT,
     more INTEGER NOT NULL,
+    served TEXT,
+    price_from TEXT,
+    modes TEXT,
     PRIMARY KEY (run, time, number)
 ) WITHOUT ROWID;
-INSERT INTO "calls" VALUES(1,1.76732304667890095708e+09,84000001,'ended','anthropic','claude-sonnet-4-5',100,40,10,20,0.25,0,1,0,200,4096,NULL,NULL,1,120,4096,2,0.25,0.5,1.5,NULL,0);
-INSERT INTO "calls" VALUES(1,1.76732304767890095707e+09,84000002,'refused','anthropic','claude-sonnet-4-5',NULL,NULL,NULL,NULL,NULL,0,0,0,NULL,NULL,'not reserved: 0.3 USD more',NULL,0,NULL,NULL,0,0.0,NULL,NULL,NULL,7);
+INSERT INTO "calls" VALUES(1,1.76732304667890095708e+09,84000001,'ended','anthropic','claude-sonnet-4-5',100,40,10,20,0.25,0,1,0,200,4096,NULL,NULL,1,120,4096,2,0.25,0.5,1.5,NULL,0,'claude-opus-4-8','claude-opus-4-8','{"image":[60,0]}');
+INSERT INTO "calls" VALUES(1,1.76732304767890095707e+09,84000002,'refused','anthropic','claude-sonnet-4-5',NULL,NULL,NULL,NULL,NULL,0,0,0,NULL,NULL,'not reserved: 0.3 USD more',NULL,0,NULL,NULL,0,0.0,NULL,NULL,NULL,7,NULL,NULL,NULL);
 CREATE TABLE deleted (
     name TEXT PRIMARY KEY,
     highest INTEGER NOT NULL

@@ -154,8 +154,8 @@ key_file = "/k"
 """
 KEYS = {"ANTHROPIC_API_KEY": "a", "OPENAI_API_KEY": "o", "GEMINI_API_KEY": "g"}
 CORP = (
-    'model_provider = "corp"\n[model_providers.corp]\nbase_url = "https://c.example/v1"\nenv_key '
-    '= "OPENAI_API_KEY"\n'
+    'model_provider = "corp"\n[model_providers.corp]\nbase_url = '
+    '"https://c.example/v1"\nenv_key = "OPENAI_API_KEY"\n'
 )
 
 

@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 _ENTER = r"""
 echo $$ >"$GROUP/cgroup.procs" || exit 99
 exec unshare --cgroup --mount --pid --fork --mount-proc --kill-child sh -c '
-  mount --bind "$GROUP" "$CGROUPS" && { [ -z "$MODULE" ] || mount --bind "$MUTANT" "$MODULE"; } || exit 99
+  mount --bind "$GROUP" "$CGROUPS" || exit 99
+  [ -z "$MODULE" ] || mount --bind "$MUTANT" "$MODULE" || exit 99
   unset GROUP CGROUPS MUTANT MODULE
   exec "$@"' sh "$@"
 """

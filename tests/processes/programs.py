@@ -90,7 +90,8 @@ time.sleep(max(0, until - time.monotonic()))
 
 IN_VFORK = """
 import os, sys
-# between vfork and exec the child opens a FIFO that no process writes to: until then this process waits, and cannot be stopped
+# between vfork and exec the child opens a FIFO that no process writes to: until then this process
+# waits, and cannot be stopped
 action = (os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)
 os.posix_spawn("/bin/sleep", ["sleep", "1000"], {}, file_actions=[action])
 """

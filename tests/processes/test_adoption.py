@@ -602,7 +602,7 @@ async def test_the_tags_of_other_instances_are_not_ours(instance: str) -> None:
     script = f"(ulimit -S -q {number}; env -i sleep 1000 & exec sleep 1000) > /dev/null & echo $!"
     env = {"SFA_COOKIE": f"{other}:a1:00", "PATH": os.environ["PATH"]}
     pid = int(
-        subprocess.run(
+        subprocess.run(  # noqa: ASYNC221
             ["bash", "-c", script], env=env, stdout=subprocess.PIPE, timeout=PATIENCE
         ).stdout
     )

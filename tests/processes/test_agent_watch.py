@@ -64,7 +64,8 @@ async def test_what_is_told_of_an_agent(rig: Rig, programs: Path) -> None:
     # a shell that waits, and then becomes an agent; one that only mentions it; and the agent's own
     # second process
     script = f"""
-    cd {programs}; tail -f claude >/dev/null & sh -c 'exec 3<gate; exec ./claude x' <gate & ./codex one <gate & wait
+    cd {programs}; tail -f claude >/dev/null &
+    sh -c 'exec 3<gate; exec ./claude x' <gate & ./codex one <gate & wait
     """
     rig.launch("a1", "sh", "-c", script)
     await rig.running("a1")

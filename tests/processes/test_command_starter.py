@@ -107,8 +107,8 @@ async def test_only_standard_descriptors(either: Rig, tmp_path: Path) -> None:
     leaky = os.open("/dev/null", os.O_RDONLY)
     os.set_inheritable(leaky, True)
     code = (
-        "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd') if "
-        "os.path.exists('/proc/self/fd/'+n)))"
+        "import os; print(sorted(int(n) "
+        "for n in os.listdir('/proc/self/fd') if os.path.exists('/proc/self/fd/'+n)))"
     )
     try:
         output = await either.output(
@@ -451,9 +451,16 @@ async def test_commands_are_searched_for_as_execvp_does(either: Rig, tmp_path: P
         await either.output("a2", "sh", "-c", "echo $0 there", cwd="/", env=[], tmp_path=tmp_path)
         == b"sh there\n"
     )
-    assert await either.output(
-        "a3", "tool", "x", **path("/nowhere", "") | {"cwd": f"{tmp_path}/later"}, tmp_path=tmp_path
-    ) == (b"later ./tool x\n")
+    assert (
+        await either.output(
+            "a3",
+            "tool",
+            "x",
+            **path("/nowhere", "") | {"cwd": f"{tmp_path}/later"},
+            tmp_path=tmp_path,
+        )
+        == b"later ./tool x\n"
+    )
     for run, names, number in (
         ("a4", ["denied", "file", "none"], errno.EACCES),
         ("a5", ["none", "file"], errno.ENOENT),

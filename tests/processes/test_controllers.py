@@ -106,7 +106,8 @@ async def test_a_run_that_needs_too_much_memory_is_ended_and_it_is_known_why(
 
 async def test_memory_is_what_the_kernel_charges(held: Rig, tmp_path: Path) -> None:
     await spoken(
-        held, "a1", programs.SHARERS, "5", "40", word=b"ready", tmp_path=tmp_path, bounds=Bounds(memory=400 * MIB)
+        held, "a1", programs.SHARERS, "5", "40", word=b"ready", tmp_path=tmp_path,
+        bounds=Bounds(memory=400 * MIB)
     )  # fmt: skip
     charged = held.launcher.footprints(["a1"])["a1"].memory_bytes
     assert 40 * MIB < charged < 80 * MIB

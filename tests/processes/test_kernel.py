@@ -11,15 +11,17 @@ from sfad.processes import kernel, observed
 
 GROW = """
 import ctypes, struct, sys, time
-PR_SET_MM, PR_SET_MM_MAP, PROT_READ, FLAGS = 35, 14, 1, 0x4022  # MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
+PR_SET_MM, PR_SET_MM_MAP, PROT_READ = 35, 14, 1
+FLAGS = 0x4022  # MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
 libc = ctypes.CDLL(None)
 libc.mmap.restype = libc.sbrk.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 size = 64 << 20
 begin = libc.mmap(None, 2 * size, PROT_READ, FLAGS, -1, 0)
 fields = [0, 0, 0, *open("/proc/self/stat").read().rpartition(")")[2].split()]
 code, data = map(int, fields[26:28]), map(int, fields[45:48])
-words = [*code, *data, libc.sbrk(0), int(fields[28]), begin, begin + size, begin + size, begin + 2 * size - 1, 0]
+stack, end = int(fields[28]), begin + size
+words = [*code, *data, libc.sbrk(0), stack, begin, end, end, begin + 2 * size - 1, 0]
 block = struct.pack("=12QII", *words, 0, 0xFFFFFFFF)
 print(libc.prctl(PR_SET_MM, PR_SET_MM_MAP, block, len(block), 0), flush=True)
 time.sleep(1000)

@@ -190,9 +190,8 @@ async def test_a_machine_that_has_no_process_to_give(
         failed = await rig.failure("a1", "true")
     assert failed.errno == errno.EAGAIN
     assert failed.error.endswith(
-        "Resource temporarily unavailable (no more processes or threads: RLIMIT_NPROC, "
-        "pids.max, "
-        "or kernel.pid_max)"
+        "Resource temporarily unavailable (no more processes or threads: "
+        "RLIMIT_NPROC, pids.max, or kernel.pid_max)"
     )
     assert set(os.listdir("/proc/self/fd")) == before
     rig.launch("a1", "true")

@@ -28,9 +28,11 @@ async def main(kind, instance):
     async with trio.open_nursery() as nursery:
         await nursery.start(rig.launcher.serve)
         rig.launch("a1", "sleep", "1000")
-        # Only its cgroup tells the instance of a process that cleared its environment and lost its parent.
+        # Only its cgroup tells the instance of a process that cleared its environment and lost its
+        # parent.
         bare = "env -i" if kind == "cgroup" else ""
-        rig.launch("a2", "sh", "-c", f"setsid --fork {bare} sleep 1000; trap '' TERM; sleep 1000; true", parent="a1")
+        script = f"setsid --fork {bare} sleep 1000; trap '' TERM; sleep 1000; true"
+        rig.launch("a2", "sh", "-c", script, parent="a1")
         await rig.running("a1", "a2")
         print("ready", flush=True)
         await trio.sleep_forever()

@@ -15,8 +15,9 @@ from tests.bench.native import COMPILER
 
 PACKAGE = Path(sfad.processes.trampoline.__file__).parent
 OPTIONS = """
--Os -ffreestanding -fno-pie -fno-stack-protector -fno-stack-clash-protection -fcf-protection=none -mgeneral-regs-only
--fno-asynchronous-unwind-tables -fno-ident -Wall -Wextra -Werror -nostdlib -static -no-pie
+-Os -ffreestanding -fno-pie -fno-stack-protector -fno-stack-clash-protection -fcf-protection=none
+-mgeneral-regs-only -fno-asynchronous-unwind-tables -fno-ident -Wall -Wextra -Werror
+-nostdlib -static -no-pie
 -Wl,--build-id=none -Wl,-z,noseparate-code -Wl,-z,noexecstack
 """
 LOAD = 0x400000

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from sfad.protocol.sanitise import SafeText, clean, cut_oldest, sanitise, wrap
 
 PIECES = st.sampled_from(
-    ["\x1b", "[", "]", "31m", "\x07", "\\", "\x9b", "\x9c", "\x9d", "P", "\n", "\r", "\t", "<", ">", "&", "/subagent_result",
-     "\u202e", "\u200b", "\U000e0041", "&lt", ";", "é", "text", "\x85", "\x08"]
+    ["\x1b", "[", "]", "31m", "\x07", "\\", "\x9b", "\x9c", "\x9d", "P", "\n", "\r", "\t", "<", ">",
+     "&", "/subagent_result", "\u202e", "\u200b", "\U000e0041", "&lt", ";", "é", "text", "\x85",
+     "\x08"]
 )  # fmt: skip
 HOSTILE = (
     st.lists(PIECES).map("".join).map(str.encode)

@@ -113,7 +113,8 @@ def test_a_formatted_size_is_read_back_to_its_decimal(size: int) -> None:
 
 
 def test_sizes_are_short() -> None:
-    assert [format_size(size) for size in (0, 1, 1000, 1024, 65536, 2**20 - 1, 3 * 2**29, 2**31, 2**40, 2**50)] == [
+    sizes = (0, 1, 1000, 1024, 65536, 2**20 - 1, 3 * 2**29, 2**31, 2**40, 2**50)
+    assert [format_size(size) for size in sizes] == [
         "0 B", "1 B", "1000 B", "1 KiB", "64 KiB", "1 MiB", "1.5 GiB", "2 GiB", "1 TiB", "1024 TiB"
     ]  # fmt: skip
 

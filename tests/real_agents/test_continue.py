@@ -91,9 +91,8 @@ def test_an_ended_agent_continues_where_it_was(
 ) -> None:
     at = desk(config=CONFIG, mode=mode, **{cli.name: script(end)})
     talk = at.talk(cli)
-    cost = (
-        5.0 if end != "limit" else 0.25 if cli is QWEN else 0.15
-    )  # Qwen Code asks for so much output that a call reserves 0.16 USD
+    # Qwen Code asks for so much output that a call reserves 0.16 USD
+    cost = 5.0 if end != "limit" else 0.25 if cli is QWEN else 0.15
     words = [
         "--name",
         "planner",

@@ -48,9 +48,10 @@ def lead(at: Desk, cli: Cli) -> None:
     if cli is CODEX:
         settings = Path(at.env["CODEX_HOME"], "config.toml")
         settings.write_text(f'openai_base_url = "{at.model.url}/codex/v1"\n{CODEX_QUIET}')
+        # else it asks for it in a terminal
         settings.with_name("auth.json").write_text(
             '{"auth_mode": "apikey", "OPENAI_API_KEY": "scripted"}'
-        )  # else it asks for it in a terminal
+        )
     if cli is OPENCODE:
         own = json.loads(at.env["OPENCODE_CONFIG_CONTENT"])
         del own["provider"]
@@ -85,8 +86,8 @@ def test_each_program_works_in_a_sandbox(desk: MakeDesk, any_cli: Cli, isolation
     its own files and its working directory."""
     if any_cli is QWEN and "egress" in isolation:
         pytest.skip(
-            "it sends calls to 127.0.0.1 to its proxy, which the gateway does not do for it "
-            "(docs/gateway.md)"
+            "it sends calls to 127.0.0.1 to its proxy, "
+            "which the gateway does not do for it (docs/gateway.md)"
         )
     at = desk_of(desk, any_cli, PRICES, (Shell("echo one > written"), Say("Done.")))
     del at.env["CLAUDE_CODE_TMPDIR"]  # only a TMPDIR that cannot be written is replaced there

@@ -83,21 +83,28 @@ SETTINGS = ".claude/settings.json"
 @pytest.mark.parametrize(
     ("file", "settings", "env", "credentials"),
     [
-        (SETTINGS, {"env": {"ANTHROPIC_BASE_URL": "OWN/api", "ANTHROPIC_AUTH_TOKEN": "mine"}}, {}, {"Bearer mine"}),
-        (SETTINGS, {"env": {"ANTHROPIC_BASE_URL": "OWN"}}, {"ANTHROPIC_API_KEY": "scripted"}, {"scripted"}),
-        (SETTINGS, {"env": {"ANTHROPIC_BASE_URL": "OWN"}, "apiKeyHelper": "echo helped"}, {}, {"Bearer helped", "helped"}),
-        (SETTINGS, {"env": {"ANTHROPIC_BASE_URL": "OWN"}}, {"CLAUDE_CODE_OAUTH_TOKEN": "sk-ant-oat01"}, {"Bearer sk-ant-oat01"}),
-        (".claude/settings.local.json", {"env": {"ANTHROPIC_BASE_URL": "OWN", "ANTHROPIC_API_KEY": "scripted"}}, {}, {"scripted"}),
+        (SETTINGS, {"env": {"ANTHROPIC_BASE_URL": "OWN/api", "ANTHROPIC_AUTH_TOKEN": "mine"}}, {},
+         {"Bearer mine"}),
+        (SETTINGS, {"env": {"ANTHROPIC_BASE_URL": "OWN"}}, {"ANTHROPIC_API_KEY": "scripted"},
+         {"scripted"}),
+        (SETTINGS, {"env": {"ANTHROPIC_BASE_URL": "OWN"}, "apiKeyHelper": "echo helped"}, {},
+         {"Bearer helped", "helped"}),
+        (SETTINGS, {"env": {"ANTHROPIC_BASE_URL": "OWN"}},
+         {"CLAUDE_CODE_OAUTH_TOKEN": "sk-ant-oat01"}, {"Bearer sk-ant-oat01"}),
+        (".claude/settings.local.json",
+         {"env": {"ANTHROPIC_BASE_URL": "OWN", "ANTHROPIC_API_KEY": "scripted"}}, {}, {"scripted"}),
         (
             "mine/settings.json",
             {"env": {"ANTHROPIC_BASE_URL": "OWN", "ANTHROPIC_AUTH_TOKEN": "mine"}},
             {"CLAUDE_CONFIG_DIR": "HOME/mine"},
             {"Bearer mine"},
         ),
-        (SETTINGS, {}, {"ANTHROPIC_BASE_URL": "OWN/api/v1", "ANTHROPIC_AUTH_TOKEN": "mine"}, {"Bearer mine"}),
+        (SETTINGS, {}, {"ANTHROPIC_BASE_URL": "OWN/api/v1", "ANTHROPIC_AUTH_TOKEN": "mine"},
+         {"Bearer mine"}),
         (
             SETTINGS, {},
-            {"CLAUDE_CODE_USE_FOUNDRY": "1", "ANTHROPIC_FOUNDRY_BASE_URL": "OWN", "ANTHROPIC_FOUNDRY_API_KEY": "azure"},
+            {"CLAUDE_CODE_USE_FOUNDRY": "1", "ANTHROPIC_FOUNDRY_BASE_URL": "OWN",
+             "ANTHROPIC_FOUNDRY_API_KEY": "azure"},
             {"azure"},
         ),
         (
@@ -107,7 +114,8 @@ SETTINGS = ".claude/settings.json"
             {"Bearer azure"},
         ),
     ],
-    ids=["token", "key", "helper", "login", "project", "config-dir", "path", "azure", "azure-settings"],
+    ids=["token", "key", "helper", "login", "project", "config-dir", "path", "azure",
+         "azure-settings"],
 )  # fmt: skip
 def test_claude_calls_the_address_of_its_settings_through_the_gateway(
     desk: MakeDesk,

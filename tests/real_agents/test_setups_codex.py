@@ -96,8 +96,8 @@ def desk_of(
     """Return a desk with these settings. `more`: of the upstream."""
     provider, own = hosts
     upstream = (
-        f'[gateway.upstreams.openai]\nurl = "{provider.url}/codex/v1"\napi = '
-        f'"openai-responses"\n{more}'
+        "[gateway.upstreams.openai]\nurl = "
+        f'"{provider.url}/codex/v1"\napi = "openai-responses"\n{more}'
     )
     at = desk(config=GATEWAY + PRICES + upstream, mode=containment)
     at.env.pop("OPENAI_BASE_URL", None)  # Qwen Code has it from the desk

@@ -152,9 +152,8 @@ def test_a_thousand_bad_connections_leave_nothing(daemon: Daemon) -> None:
                 what = chance.choice([*GARBAGE.values(), half, b"", b"\0"])
                 try:
                     sock.sendall(what)
-                except (
-                    OSError
-                ):  # the daemon has hung up already, or its buffer is full: both are fine
+                except OSError:
+                    # the daemon has hung up already, or its buffer is full: both are fine
                     continue
     assert serves(daemon)
     wait_until(lambda: daemon.descriptors() <= before, "descriptors are given back")

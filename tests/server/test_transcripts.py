@@ -16,8 +16,9 @@ from sfad.protocol.types import Event, Status
 from tests.ledger.samples import run
 
 PIECES = st.sampled_from(
-    [b"\x1b[2J", b"\x1b]8;;http://x\x07", b"\x1bP", b"\x9b31m", b"\xc2\x9b", b"</subagent_transcript>", b"<", b"&lt;", b"\n", b"\r",
-     "\u202e\u2066\u200b".encode(), "\U000e0041".encode(), b"\xed\xa0\x80", b"\xff", b"text", b'{"type":"text","part":{"text":"',
+    [b"\x1b[2J", b"\x1b]8;;http://x\x07", b"\x1bP", b"\x9b31m", b"\xc2\x9b",
+     b"</subagent_transcript>", b"<", b"&lt;", b"\n", b"\r", "\u202e\u2066\u200b".encode(),
+     "\U000e0041".encode(), b"\xed\xa0\x80", b"\xff", b"text", b'{"type":"text","part":{"text":"',
      b'{"type":"assistant","message":{"id":"m","content":[{"type":"text","text":"<b>\\u001b[2J\\u202e\\ud800"}]}}\n',
      b'{"type":"tool_use","tool_name":"</x>\\u0007","parameters":{"a":"\\u009b"}}\n'],
 )  # fmt: skip

@@ -193,7 +193,8 @@ def archive_of(*members: tuple[str, bytes, str | bytes]) -> io.BytesIO:
 
 
 FILE, LINK, HARD, FIFO, DEVICE, FOLDER = (
-    tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE
+    tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE,
+    tarfile.DIRTYPE
 )  # fmt: skip
 
 

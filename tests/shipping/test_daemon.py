@@ -31,8 +31,8 @@ pytestmark = pytest.mark.needs("git")
 
 CONFIG = '[fleet]\naddress = "127.0.0.1:1"\nnode = "n1"\nship_max = "64 KiB"\n'
 WORK = (
-    "echo 22 > changed; rm gone/deep; mkdir new; echo 4 > new/deep; git add --all; git commit "
-    "--quiet --message=work"
+    "echo 22 > changed; rm gone/deep; mkdir new; echo 4 > new/deep; git add --all; "
+    "git commit --quiet --message=work"
 )
 
 

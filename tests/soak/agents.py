@@ -78,7 +78,8 @@ def argument(random: Random, agents: Agents, depth: int) -> tuple[list[str], dic
             f'[ "$SFA_ATTEMPT" = {random.randint(1, 4)} ] && end 0; sleep {seconds / 4}; end 1'
         ),
         "calling": f"{PYTHON} {CALLER} '{json.dumps(CALLS)}' > /dev/null; end 0",
-        "metered": """for i in 1 2 3 4 5 6 7; do echo '{"type": "turn", "tool": "Bash"}'; sleep 0.1; done; end 0""",
+        "metered": "for i in 1 2 3 4 5 6 7; "
+        """do echo '{"type": "turn", "tool": "Bash"}'; sleep 0.1; done; end 0""",
     }.get(what, f"sleep {seconds}; end 0")
     return agents.argv(what, script), options(random, **more)
 

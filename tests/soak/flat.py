@@ -140,7 +140,7 @@ def left(daemon: Daemon) -> dict[str, int]:
 def grown(rounds: Sequence[dict[str, int]]) -> list[str]:
     """Return what is more after the last rounds than after the first half."""
     first, last = rounds[len(rounds) // 2], rounds[-3:]
-    spare: Callable[[str], float] = lambda what: (
+    spare: Callable[[str], float] = lambda what: (  # noqa: E731
         GROWTH * first[what] if what == "private KiB" else 0
     )
     return [what for what in first if min(each[what] for each in last) > first[what] + spare(what)]

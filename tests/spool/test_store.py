@@ -611,7 +611,10 @@ n = int(one.items.get("n", b"0"))
 while True:
     n += 1
     size = 1 + n * 7919 % (200_000 if n % 20 == 0 else 2000)
-    one.write({"n": b"%d" % n, "part": (b"%d," % n) * (size // 8 + 1), f"key{n % 60}": b"%d" % n, f"key{(n + 20) % 60}": None})
+    one.write({
+        "n": b"%d" % n, "part": (b"%d," % n) * (size // 8 + 1), f"key{n % 60}": b"%d" % n,
+        f"key{(n + 20) % 60}": None,
+    })
     os.write(1, b"%d\\n" % n)
 """
 

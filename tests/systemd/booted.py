@@ -44,8 +44,8 @@ def impossible() -> str | None:
     for program in ("systemd-nspawn", "unshare", "nsenter", "dbus-daemon", "setpriv"):
         if not shutil.which(program):
             return (
-                f"no {program} here (Debian: systemd-container, libpam-systemd, dbus, util-linux, "
-                "procps)"
+                f"no {program} here (Debian: systemd-container, libpam-systemd, "
+                "dbus, util-linux, procps)"
             )
     return None if os.path.exists("/lib/systemd/systemd") else "no systemd here"
 
@@ -172,8 +172,8 @@ class Service:
         """Start a run of three processes, one in a session of its own. It counts in a file of that
         name."""
         count = (
-            f"setsid sleep {_SECONDS} & sleep {_SECONDS} & while :; do echo >> "
-            f"{self._file(mark)}; sleep 0.05; done"
+            f"setsid sleep {_SECONDS} & sleep {_SECONDS} & while :; do echo >> {self._file(mark)}; "
+            "sleep 0.05; done"
         )
         return self.sfactl("spawn", "--quiet", "--timeout", "1h", "--", "sh", "-c", count).strip()
 

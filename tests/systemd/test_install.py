@@ -113,9 +113,8 @@ def test_a_night_without_lingering_and_one_with_it(machine: Machine) -> None:
 
 def test_install_on_a_fresh_machine(machine: Machine) -> None:
     shown = machine.login(
-        f"sfactl spawn -q -- sleep 600\n{SFAD} install --user\nsfactl stop --all\n{SFAD} "
-        "install "
-        "--user"
+        f"sfactl spawn -q -- sleep 600\n{SFAD} install --user\nsfactl stop "
+        f"--all\n{SFAD} install --user"
     )
     assert "has runs, or does not answer. When its runs have ended: kill " in shown
     for step in (
@@ -244,9 +243,9 @@ def two_users_share_it(machine: Machine) -> None:
             "id -u; exec sleep 600",
         )
         wait_until(
-            lambda uid=uid: sfactl(uid, "logs", f"of-{uid}") == f"{uid}\n",
+            lambda uid=uid: sfactl(uid, "logs", f"of-{uid}") == f"{uid}\n",  # type: ignore[misc]
             "it runs as its submitter",
-        )  # type: ignore[misc]
+        )
     ann, ben = OTHERS
     assert (seen(ann), seen(ben), seen(0)) == (
         {f"of-{ann}"},

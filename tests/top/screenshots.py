@@ -60,7 +60,8 @@ def runs() -> list[RunInfo]:
             1, "review", 21, processes=7, memory_bytes=812 << 20, cpu_cores=0.41, descendants=2,
             total_cost_usd=1.92, total_tokens=412_000,
             usage=Usage(turns=31, tokens=210_000, cost_usd=1.2),
-            limits=[limit(LimitKind.TIME, 1260, 7200), limit(LimitKind.TURNS, 31, 100), limit(LimitKind.COST, 1.92, 10)],
+            limits=[limit(LimitKind.TIME, 1260, 7200), limit(LimitKind.TURNS, 31, 100),
+                    limit(LimitKind.COST, 1.92, 10)],
         ),
         run(
             2, "tests", 12, 1, usage=Usage(turns=22, tokens=98_000, cost_usd=0.51),
@@ -74,12 +75,14 @@ def runs() -> list[RunInfo]:
             4, "migrate", 33, status=Status.PAUSED, reason=over, cpu_cores=0.0,
             usage=Usage(turns=88, tokens=1_310_000, cost_usd=5.03),
             limits=[
-                limit(LimitKind.TIME, 1900, 7200), limit(LimitKind.TURNS, 88, 200), limit(LimitKind.COST, 5.03, 5, Action.PAUSE)
+                limit(LimitKind.TIME, 1900, 7200), limit(LimitKind.TURNS, 88, 200),
+                limit(LimitKind.COST, 5.03, 5, Action.PAUSE)
             ],
         ),
         run(
             5, "triage", 2, usage=Usage(turns=4, tokens=18_200, cost_usd=0.08),
-            limits=[limit(LimitKind.TIME, 120, 1800), limit(LimitKind.TURNS, 4, 25), limit(LimitKind.COST, 0.08, 1)],
+            limits=[limit(LimitKind.TIME, 120, 1800), limit(LimitKind.TURNS, 4, 25),
+                    limit(LimitKind.COST, 0.08, 1)],
         ),
     ]  # fmt: skip
 

@@ -156,8 +156,8 @@ def test_more_room_is_approved_and_denied(daemon: Daemon) -> None:
 
 def test_the_tree_its_folds_its_filter_and_its_panes(daemon: Daemon) -> None:
     script = (
-        "sfactl spawn --name leaf -- sleep 300 >/dev/null; echo one; echo '[red]two[/red]' "
-        "$(printf '\\033[31m'); sleep 300"
+        "sfactl spawn --name leaf -- sleep 300 >/dev/null; echo one; "
+        "echo '[red]two[/red]' $(printf '\\033[31m'); sleep 300"
     )
     env = [f"{key}={value}".encode() for key, value in daemon.env.items() if key != "PATH"]
     env.append(f"PATH={sys.prefix}/bin:/usr/bin:/bin".encode())
@@ -211,8 +211,8 @@ def test_the_tree_its_folds_its_filter_and_its_panes(daemon: Daemon) -> None:
 @pytest.mark.rest("keeps a processor busy for seconds")
 def test_output_that_comes_fast_is_followed_until_a_person_scrolls(daemon: Daemon) -> None:
     script = (
-        "seq -f 'line %.0f, which is too long for a narrow terminal' 100000; printf begun; while "
-        ":; do sleep 0.1; echo more; done"
+        "seq -f 'line %.0f, which is too long for a narrow terminal' 100000; printf begun; "
+        "while :; do sleep 0.1; echo more; done"
     )
     with daemon.client() as client:
         run = started(client, ["sh", "-c", script], name="flood").id
@@ -305,8 +305,8 @@ def test_without_a_terminal_or_a_daemon_it_says_what_to_do(daemon: Daemon) -> No
 
 def test_without_its_extra_it_says_how_to_install_it() -> None:
     script = (
-        "import sys\nsys.modules['textual'] = None\nfrom sfactl.__main__ import main\nsys.argv = "
-        "['sfactl', 'top']\nmain()"
+        "import sys\nsys.modules['textual'] = None\nfrom sfactl.__main__ import main\nsys.argv "
+        "= ['sfactl', 'top']\nmain()"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False

@@ -3,6 +3,7 @@ fetched."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.config import Price
-from sfad.protocol.types import Tokens
+from sfad.protocol.types import Modality, Tokens
 from sfad.usage.pricing import MATCHES_KEPT, Prices
 
 ROOT = Path(__file__).parents[2]
@@ -115,42 +116,61 @@ def by_the_library(provider: str, model: str, tokens: Tokens) -> float:
         output_tokens=tokens.output,
         cache_read_tokens=tokens.cached,
         cache_write_tokens=tokens.cache_write,
+        **{f"input_{mode}_tokens": part.input for mode, part in tokens.modes.items()},
+        **{f"output_{mode}_tokens": part.output for mode, part in tokens.modes.items()},
+        **{f"cache_{mode}_read_tokens": part.cached for mode, part in tokens.modes.items()},
     )
     return float(calc_price(used, model, provider_id=provider).total_price)
 
 
+AUDIO: dict[Modality, Tokens] = {"audio": Tokens(input=50_000, output=4000, cached=10_000)}
+PICTURES: dict[Modality, Tokens] = {"image": Tokens(input=50_000, output=4000, cached=10_000)}
+
+
 @pytest.mark.parametrize(
-    "tokens",
+    ("tokens", "least"),
     [
-        Tokens(input=100_000, output=10_000, cached=40_000, cache_write=5_000),
-        Tokens(input=200_000, output=10_000, cached=40_000),
-        Tokens(input=200_001, output=10_000, cached=40_000),
-        Tokens(input=900_000, output=1, cache_write=800_000),
+        (Tokens(input=100_000, output=10_000, cached=40_000, cache_write=5_000), 500),
+        (Tokens(input=200_000, output=10_000, cached=40_000), 500),
+        (Tokens(input=200_001, output=10_000, cached=40_000), 500),
+        (Tokens(input=900_000, output=1, cache_write=800_000), 500),
+        (Tokens(input=100_000, output=10_000, cached=40_000, modes=AUDIO), 2),
+        (Tokens(input=100_000, output=10_000, cached=40_000, modes=PICTURES), 0),
+        (Tokens(output=10_000, modes={"image": Tokens(output=9000)}), 5),
+        (Tokens(output=10_000, modes={"video": Tokens(output=9000)}), 2),
+        (Tokens(input=10_000, modes={"audio": Tokens(input=9000)}), 15),
+        (Tokens(input=10_000, modes={"image": Tokens(input=9000)}), 10),
+        (Tokens(input=10_000, modes={"video": Tokens(input=9000)}), 3),
     ],
     ids=str,
 )
-def test_the_cost_equals_that_of_the_library(prices: Prices, tokens: Tokens) -> None:
+def test_the_cost_equals_that_of_the_library(prices: Prices, tokens: Tokens, least: int) -> None:
+    """Of each model that has a rate for each of these kinds."""
     compared = 0
-    for provider, model in list(every_model())[::3]:
-        ours = prices.library.providers.find([f"{provider}/{model}".lower()])  # type: ignore[union-attr]
-        rates = None if ours is None else ours(tokens.input)
-        if (
-            rates is not None
-            and rates.input is not None
-            and rates.output is not None
-            and not model.startswith("sonar")
-        ):
-            assert Prices({"x": as_own(rates)}).cost("x", tokens) == pytest.approx(
-                by_the_library(provider, model, tokens)
-            ), model
-            compared += 1
-    assert compared > 500
+    for provider, model in list(every_model())[:: 1 if tokens.modes else 3]:
+        found = prices.library.providers.find([f"{provider}/{model}".lower()])  # type: ignore[union-attr]
+        rates = None if found is None else found(tokens.input)
+        if rates is None or not kinds_of(tokens) <= rates.of.keys() or model.startswith("sonar"):
+            continue
+        if rates.least is not None:
+            continue  # another model answers for it
+        cost = prices.price(f"{provider}/{model}".lower(), tokens)
+        assert cost is not None
+        assert cost.usd == cost.sure == pytest.approx(by_the_library(provider, model, tokens)), (
+            model
+        )
+        compared += 1
+    assert compared >= least
 
 
-def as_own(rates: object) -> Price:
-    return Price(
-        input_mtok=rates.input, output_mtok=rates.output, cached_mtok=rates.cached, cache_write_mtok=rates.cache_write  # type: ignore[attr-defined]
-    )  # fmt: skip
+def kinds_of(tokens: Tokens) -> set[str]:
+    """Return the rates without which the tokens have no sure price."""
+    kinds = {"input", "output"} if not tokens.modes else set[str]()
+    for mode, part in tokens.modes.items():
+        kinds |= {f"input_{mode}"} if part.input else set()
+        kinds |= {f"output_{mode}"} if part.output else set()
+        kinds |= {f"cache_{mode}_read"} if part.cached else set()
+    return kinds | ({"input"} if tokens.input else set()) | ({"output"} if tokens.output else set())
 
 
 def test_cached_tokens_are_part_of_the_input(prices: Prices) -> None:
@@ -286,7 +306,8 @@ async def main():
             nursery.start_soon(prices.library.load)
     await prices.library.load()
     there = prices.library.providers is not None
-    print(there, prices.cost("gpt-5", Tokens(input=1_000_000)), prices.cost("no such model", Tokens(input=1)))
+    known = prices.cost("gpt-5", Tokens(input=1_000_000))
+    print(there, known, prices.cost("no such model", Tokens(input=1)))
 
 trio.run(main)
 print(*seen)
@@ -311,7 +332,9 @@ async def main():
     prices = Prices({"m": Price(input_mtok=1, output_mtok=1)})
     for _ in range(2):
         print(await prices.library.load())
-    print((prices.library.providers is not None), prices.cost("gpt-5", Tokens(input=1)), prices.cost("m", Tokens(input=1_000_000)))
+    loaded = prices.library.providers is not None
+    own = prices.cost("m", Tokens(input=1_000_000))
+    print(loaded, prices.cost("gpt-5", Tokens(input=1)), own)
 
 trio.run(main)
 """
@@ -401,3 +424,76 @@ def test_input_that_is_kept_in_a_cache_for_an_hour_costs_twice(prices: Prices) -
     ) == pytest.approx(2 * plain)
     half = prices.cost("claude-sonnet-4-5", Tokens(input=1000, cache_write=1000, long_write=500))
     assert half == pytest.approx((2 + 1.25) / 2 * plain)
+
+
+# ---- models of other names
+
+
+@pytest.mark.parametrize(
+    ("alias", "hint", "means"),
+    [
+        ("coder-model", "qwen", "qwen/qwen3.6-plus"),
+        ("pro", "gemini", "gemini-pro-latest"),
+        ("flash", "gemini", "gemini-flash-latest"),
+        ("r1", "aider", "deepseek/deepseek-reasoner"),
+        ("glm-4.6", None, "zai/glm-4.6"),
+        ("z-ai/glm-4.6", None, "zai/glm-4.6"),
+        ("qwen3-coder-plus", None, "openrouter/qwen/qwen3-coder-plus"),
+    ],
+)
+def test_a_name_of_a_program_costs_what_it_means(
+    prices: Prices, alias: str, hint: str | None, means: str
+) -> None:
+    cost = prices.cost(prices.charged_as(alias, hint), USED)
+    assert cost == prices.cost(means, USED) is not None
+
+
+@pytest.mark.parametrize(
+    ("alias", "hint", "family"),
+    [
+        ("sonnet", "claude", "sonnet"),
+        ("opus[1m]", None, "opus"),
+        ("haiku", "claude", "haiku"),
+        ("opusplan", "claude", "opus"),
+        ("default", "claude", "opus"),
+    ],
+)
+def test_a_family_means_its_newest_model(
+    prices: Prices, alias: str, hint: str | None, family: str
+) -> None:
+    found = re.fullmatch(rf"anthropic/claude-{family}-(\d+)-(\d+)", prices.charged_as(alias, hint))
+    assert found is not None
+    assert (int(found[1]), int(found[2])) >= (5, 5)
+
+
+def test_a_fine_tuned_model_costs_what_the_page_of_prices_says(prices: Prices) -> None:
+    assert prices.cost("ft:gpt-4o-mini-2024-07-18:me::id", USED) == pytest.approx(0.03 + 0.012)
+    assert prices.cost("ft:gpt-4.1-2025-04-14:me::id", USED) == pytest.approx(0.3 + 0.12)
+
+
+def test_a_retired_model_costs_at_most_what_answers_for_it(prices: Prices) -> None:
+    cost = prices.price("grok-code-fast-1", USED)
+    assert cost is not None
+    assert cost.usd == prices.cost("grok-4.3", USED)
+    assert cost.sure == pytest.approx(0.02 + 0.015)
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "usd", "sure"),
+    [
+        # no rate of audio: the dearest of the provider's other models
+        ("gpt-4o", Tokens(input=1000, modes={"audio": Tokens(input=1000)}), 0.04, 0.0025),
+        # images cost what text costs
+        ("gpt-4o", Tokens(input=1000, modes={"image": Tokens(input=1000)}), 0.0025, 0.0025),
+        ("claude-opus-5-5", Tokens(input=1000, modes={"image": Tokens(input=1000)}), 0.004, 0.004),
+        # elsewhere the dearest rate of the model
+        ("deepseek-chat", Tokens(input=1000, modes={"image": Tokens(input=1000)}), 0.0011, 0.00027),
+    ],
+)
+def test_a_modality_without_a_rate_costs_the_dearest(
+    prices: Prices, model: str, tokens: Tokens, usd: float, sure: float
+) -> None:
+    cost = prices.price(model, tokens)
+    assert cost is not None
+    assert cost.usd == pytest.approx(usd)
+    assert cost.sure == pytest.approx(sure)

@@ -7,18 +7,23 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from msgspec.structs import replace
 
 from sfad.agents import Reading
 from sfad.config import Price
 from sfad.core.events import CallPrice
 from sfad.core.state.account import OpenReservation
 from sfad.protocol import messages as m
-from sfad.protocol.types import ApiTrouble, Tokens
+from sfad.protocol.types import ApiTrouble, LimitKind, Tokens
 from sfad.usage.metered_run import use_of_readings
 from sfad.usage.metering import UsePricing
 from sfad.usage.pricing import PriceList
 
-OWN = {"m": Price(input_mtok=1, output_mtok=5, cached_mtok=0.1, cache_write_mtok=1.25)}
+OWN = {
+    "m": Price(input_mtok=1, output_mtok=5, cached_mtok=0.1, cache_write_mtok=1.25),
+    "dear": Price(input_mtok=10, output_mtok=50, cached_mtok=1, cache_write_mtok=12.5),
+}
+USED = Tokens(input=9000, cached=8000, cache_write=1000, output=100)
 PRICING = UsePricing({}, PriceList(OWN, loaded=lambda: None, trouble=lambda _: None))
 RESERVED = OpenReservation("m", 1, 1, 1, None, source="gateway")
 
@@ -55,17 +60,77 @@ def test_what_a_call_may_cost(call: dict[str, Any], price: tuple[int | None, int
     ("call", "cost"),
     [
         ({}, 0.0001 * 8 + 0.00125 + 0.0005),
-        ({"long_cached": 400}, 0.0008 + 0.00125 + 0.0005 + 400 * 0.75e-6),
+        ({"tokens": replace(USED, long_write=400)}, 0.0008 + 0.00125 + 0.0005 + 400 * 0.75e-6),
+        ({"cost_usd": 0.125, "fees_usd": 0.02, "factor": 6.0}, 0.125),
+        ({"cost_usd": 0.0}, 0),
+        ({"model": "unknown", "cost_usd": 0.5}, 0.5),
+        ({"model": "unknown", "served": "m"}, 0.00255),
+        ({"served": "unknown"}, 0.00255),
+        ({"served": "dear"}, 0.0255),
+        ({"model": "dear", "served": "m"}, 0.0255),
         ({"factor": 6.0, "fees_usd": 0.02}, 6 * 0.00255 + 0.02),
         ({"model": "unknown", "fees_usd": 0.02}, None),
     ],
 )
 def test_what_a_call_has_cost(call: dict[str, Any], cost: float | None) -> None:
-    tokens = Tokens(input=9000, cached=8000, cache_write=1000, output=100)
-    told: dict[str, Any] = {"id": 1, "run": "a", "reservation": "r", "model": "m", "tokens": tokens}
+    told: dict[str, Any] = {"id": 1, "run": "a", "reservation": "r", "model": "m", "tokens": USED}
     request = m.EndCall(**told | call)
     used = PRICING.use_of_call(request, RESERVED).cost
     assert used == (None if cost is None else pytest.approx(cost * 1e9))
+
+
+def test_the_price_of_the_config_counts_before_the_list_price_of_what_has_answered() -> None:
+    own = {"gpt-5": Price(input_mtok=1, output_mtok=5)}
+    listed = PriceList(own, loaded=lambda: None, trouble=lambda _: None)
+    trio.run(listed.current.library.load)
+    told = m.EndCall(
+        id=1, run="a", reservation="r", model="gpt-5", served="gpt-5-2025-08-07",
+        tokens=Tokens(input=1000, output=100),
+    )  # fmt: skip
+    settled = UsePricing({}, listed).settled(0.0, told, RESERVED)
+    assert (settled.used.cost, settled.used.at_most) == (1_500_000, False)
+    assert (settled.price_from, settled.used.estimated) == ("gpt-5", False)
+
+
+@pytest.mark.parametrize(
+    ("call", "price"),
+    [
+        # 20 000 tokens of text at 0.30 USD, 180 000 of audio at 1.00
+        ({"media": {"audio": 180_000}}, (186_000_000, 2500, 0)),
+        # the 100 000 that there may be more are audio, too
+        (
+            {"media": {"audio": 180_000}, "most_media": {"audio": 280_000}, "more_input": 100_000},
+            (186_000_000, 2500, 100_000_000),
+        ),
+        ({"media": {"image": 5000}}, (60_000_000, 2500, 0)),
+        # an image of Gemini's costs twelve times as much as its words
+        ({"model": "gemini-2.5-flash-image"}, (60_000_000, 30_000, 0)),
+        ({"model": "gemini-2.5-flash-image", "text_only": True}, (60_000_000, 2500, 0)),
+        ({"model": "gpt-audio"}, (500_000_000, 64_000, 0)),
+        ({"model": "gpt-audio", "text_only": True}, (500_000_000, 10_000, 0)),
+    ],
+)
+def test_what_is_not_text_is_reserved_at_its_own_rate(
+    call: dict[str, Any], price: tuple[int, int, int]
+) -> None:
+    listed = PriceList({}, loaded=lambda: None, trouble=lambda _: None)
+    trio.run(listed.current.library.load)
+    asked: dict[str, Any] = {
+        "id": 1, "run": "a", "model": "gemini-2.5-flash", "input_tokens": 200_000, "max_output": 9,
+    }  # fmt: skip
+    request = m.AdmitCall(**asked | call)
+    assert UsePricing({}, listed).price_of_call(request) == CallPrice(*price)
+
+
+def test_a_call_that_a_cheaper_model_may_have_answered_costs_at_most_the_dearer() -> None:
+    told = m.EndCall(
+        id=1, run="a", reservation="r", model="dear", served="m", tokens=USED, fees_usd=0.02
+    )
+    used = PRICING.use_of_call(told, RESERVED)
+    assert used.at_most
+    assert used.sure_of(LimitKind.COST) == pytest.approx((0.00255 + 0.02) * 1e9)
+    fees = msgspec.structs.replace(told, served="", unsure_fees_usd=0.02)
+    assert PRICING.use_of_call(fees, RESERVED).unsure_cost == 20_000_000
 
 
 def test_a_model_without_a_price_costs_what_the_dearest_of_its_provider_does() -> None:
@@ -90,7 +155,6 @@ def test_a_model_without_a_price_costs_what_the_dearest_of_its_provider_does() -
         model="brand-new",
         tokens=Tokens(input=1000, output=10),
         api="anthropic",
-        long_cached=0,
     )
     used = pricing.use_of_call(told, RESERVED)
     assert (used.cost, used.estimated, used.unpriced_tokens) == (

@@ -332,9 +332,8 @@ def test_bytes_that_were_unread_before_a_truncation_are_reported(again: Again) -
     assert second.lost == {
         "a1": [
             (
-                f"{MIB - READ_AT_ONCE} bytes of its stdout were truncated away before its meter "
-                "read "
-                "them"
+                f"{MIB - READ_AT_ONCE} bytes of its stdout were truncated away before its "
+                "meter read them"
             )
         ]
     }

@@ -167,6 +167,7 @@ def test_a_session_counts_only_once_it_is_certain_where_it_could_end_the_run(hom
     session = home.session()
     session.guesses = False
     assert used(session) == -1
+    assert session.written > time.time() - 60, "but its lines are signs of life"
     session.end(succeeded=True)
     assert used(session) == 1
 

@@ -41,20 +41,32 @@ class World:
         self.core, self.kernel, self.began = Transcript(), Kernel(), trio.current_time()
         self.lives: dict[str, Live] = {}
         self.told: list[tuple[str, float, float]] = []
+        self.lines: dict[str, float] = {}
+        """When the newest line of each run's session was written."""
+        self.written: dict[str, float] = {}
+        """The same, as of the last look."""
         self.watch = SilenceWatch(
-            Signs(self.lives, OutputFiles(directory)),
+            Signs(self.lives, OutputFiles(directory), lambda run: self.written.get(run, 0.0)),
             cast("Launcher", self.kernel),
             self._hear,
             nearing=1.0,
+            look_at_sessions=self._look_at_sessions,
         )
+
+    async def _look_at_sessions(self, runs: Iterable[str]) -> None:
+        """Find what was written in the meantime."""
+        self.written |= {run: self.lines[run] for run in runs if run in self.lines}
 
     def _hear(self, event: e.Event) -> None:
         assert isinstance(event, e.LevelSeen)
         self.told.append((event.run, round(event.at - self.began, 1), round(event.level, 1)))
         self.watch.forget(event.run)
 
-    def run(self, limit: float) -> Live:
-        run = self.core.run(self.core.start(f"r{len(self.lives)}", limits=f"silence={limit}:warn"))
+    def run(self, limit: float, *argv: str) -> Live:
+        name = f"r{len(self.lives)}"
+        run = self.core.run(
+            self.core.start(name, limits=f"silence={limit}:warn", argv=argv or ("x",))
+        )
         request = Spawn(id=0, argv=[b"x"], cwd=b"/", env=[], log=False)
         live = self.lives[run.id] = Live(
             run, request, cast("Launcher", self.kernel), wall_clock() - timedelta(seconds=1)
@@ -143,3 +155,31 @@ async def test_what_the_loop_is_told_is_a_sign_of_the_run_and_of_those_above_it(
         assert world.watch.heard(live, trio.current_time()) == world.began + 15
         await trio.sleep(3)
         assert world.told == [("a1", 35.0, 20.0)]
+
+
+async def test_what_an_agent_program_uses_while_it_waits_is_no_sign(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    """opencode uses 1.0 to 1.6 % of a CPU for a model that does not answer."""
+    async with watching(tmp_path) as world:
+        world.run(20, "opencode", "run", "go")
+        for _ in range(60):
+            world.kernel.cpu += 0.016
+            await trio.sleep(1)
+        ((_, at, _),) = world.told
+        assert at <= 20 + LEAST
+
+
+async def test_a_line_that_the_last_look_at_its_session_finds_is_a_sign(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with watching(tmp_path) as world:
+        live = world.run(20)
+        await trio.sleep(15)
+        world.lines[live.run.id] = wall_clock().timestamp()
+        await trio.sleep(5.5)
+        assert world.told == []
+        world.lines.clear()
+        world.written.clear()  # the clock of files does not move here: the line would stay new
+        await trio.sleep(30)
+        assert len(world.told) == 1

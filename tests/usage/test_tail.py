@@ -357,9 +357,8 @@ def test_output_unread_before_a_truncation_is_reported_as_lost(rig: Rig) -> None
     assert rig.lost == {
         "a1": [
             (
-                f"{MIB - READ_AT_ONCE} bytes of its stdout were truncated away before its meter "
-                "read "
-                "them"
+                f"{MIB - READ_AT_ONCE} bytes of its stdout were truncated away before its "
+                "meter read them"
             )
         ]
     }

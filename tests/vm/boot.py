@@ -73,8 +73,8 @@ def booted(*command: str, work: Path) -> str:
     words += [
         "-append",
         (
-            "console=ttyS0 panic=-1 quiet loglevel=1 mitigations=off nokaslr tsc=reliable "
-            "systemd.show_status=0 net.ifnames=0"
+            "console=ttyS0 panic=-1 quiet loglevel=1 mitigations=off nokaslr "
+            "tsc=reliable systemd.show_status=0 net.ifnames=0"
         ),
     ]
     done = subprocess.run(

@@ -25,8 +25,8 @@ CGROUP = (
     "open('/proc/self/cgroup').read().strip().removeprefix('0::').removesuffix('/self')\n"
 )
 EATER = CGROUP + (
-    "print('memory.max', open(f'{own}/memory.max').read(), flush=True)\nbytearray(b'x') * "
-    "(256 << 20)"
+    "print('memory.max', open(f'{own}/memory.max').read(), flush=True)\nbytearray(b'x') "
+    "* (256 << 20)"
 )
 FORKER = (
     CGROUP
@@ -157,9 +157,9 @@ def test_two_users_on_one_daemon() -> None:
             uid=uid,
         )
         until(
-            lambda uid=uid: run(SFACTL, "logs", f"of-{uid}", uid=uid) == f"{uid}\n",
+            lambda uid=uid: run(SFACTL, "logs", f"of-{uid}", uid=uid) == f"{uid}\n",  # type: ignore[misc]
             "it runs as the user",
-        )  # type: ignore[misc]
+        )
     assert set(runs(ANN)) == {"of-1001"}
     assert set(runs(BEN)) == {"of-1002"}
     run(SFACTL, "stop", "of-1001", uid=BEN, code=None)

@@ -18,9 +18,8 @@ TESTS = len(re.findall(r"^def test_", INSIDE.read_text(), re.MULTILINE))
 def test_the_service_of_the_system_with_all_controllers(tmp_path: Path) -> None:
     if os.environ.get("SFAD_TEST_VM") != "1":
         pytest.skip(
-            "a virtual machine is booted with SFAD_TEST_VM=1: it downloads a kernel of 70 MB, "
-            "and "
-            "takes two minutes"
+            "a virtual machine is booted with SFAD_TEST_VM=1: "
+            "it downloads a kernel of 70 MB, and takes two minutes"
         )
     assert impossible() is None, impossible()
     said = booted(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import re
 import select
 import signal
 import socket
@@ -20,8 +19,7 @@ import psutil
 import pytest
 import trustme
 
-from sfactl.exits import UsageError
-from sfactl.web.serving import place_of
+from sfactl.__main__ import execute
 from tests.harness import PATIENCE, Daemon, as_nobody, as_root, started
 from tests.web.console import Console
 
@@ -278,22 +276,24 @@ def test_behind_a_proxy_only_its_user_and_ones_own_may_connect(common: Daemon) -
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"listen": "0.0.0.0:0"}, "other machines can connect"),
-        ({"listen": "localhost:1"}, "not an IP address"),
-        ({"listen": "127.0.0.1"}, "not of the form"),
-        ({"listen": "127.0.0.1:99999"}, "not of the form"),
-        ({"cert": "x"}, "need each other"),
-        ({"proxy": "http://a"}, "not an address such as https://"),
-        ({"listen": "0.0.0.0:0", "proxy": "https://a"}, "--from"),
-        ({"listen": "0.0.0.0:0", "proxy": "https://a", "sender": "www-data"}, "not an IP address"),
-        ({"proxy": "https://a", "sender": "no-such-user"}, "no user"),
-        ({"sender": "root"}, "needs --proxy"),
+        ("--listen 0.0.0.0:0", "--listen 0.0.0.0:0: other machines can connect"),
+        ("--listen localhost:1", "--listen: 'localhost' is not an IP address"),
+        ("--listen 127.0.0.1", "not of the form"),
+        ("--listen 127.0.0.1:99999", "not of the form"),
+        ("--cert x", "need each other"),
+        ("--proxy http://a", "--proxy: 'http://a' is not an address such as https://"),
+        ("--listen 0.0.0.0:0 --proxy https://a", "with --from"),
+        ("--listen [::]:0 --proxy https://a --from www-data", "--from: 'www-data' is not an IP"),
+        ("--proxy https://a --from no-such-user", "no user"),
+        ("--from root", "needs --proxy"),
     ],
 )
-def test_a_place_that_is_not_safe_is_refused(options: dict[str, str], said: str) -> None:
-    given = dict.fromkeys(("cert", "key", "proxy", "sender")) | {"listen": "127.0.0.1:0"} | options
-    with pytest.raises(UsageError, match=re.escape(said)):
-        place_of(**given)  # type: ignore[arg-type]
+def test_a_place_that_is_not_safe_is_refused(
+    options: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SFAD_SOCKET", "/nonexistent")
+    assert execute(["web", *options.split()]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,21 @@
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.requests.base import Done
 from sfad.protocol.requests.fleet import DrainNode
 
 from ... import output
 from ...connection import call
 from ...exits import ExitCode
-from ...options import Json, Socket
+from ...options import NODE, Json, Socket, flag
 from . import app
 
 
 @app.command()
 def drain(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name")],
+    node: Annotated[str, NODE.argument("The node's name")],
     socket: Socket = None,
     json: Json = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Place runs there again")] = False,
+    undo: Annotated[bool, flag("Place runs there again")] = False,
 ) -> int:
     """Place no more runs on a node.
 

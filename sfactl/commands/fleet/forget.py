@@ -1,20 +1,18 @@
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.requests.fleet import ForgetNode, Forgotten
 from sfad.protocol.units import counted
 
 from ... import output
 from ...connection import call
 from ...exits import ExitCode
-from ...options import Json, Socket
+from ...options import NODE, Json, Socket
 from . import app
 
 
 @app.command()
 def forget(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name")],
+    node: Annotated[str, NODE.argument("The node's name")],
     socket: Socket = None,
     json: Json = False,
 ) -> int:

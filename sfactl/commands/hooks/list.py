@@ -23,8 +23,8 @@ def list_(socket: Socket = None, json: Json = False) -> int:
         output.print_json({"hooks": found.hooks, "on_ends": found.on_ends})
         return ExitCode.DONE
     rows = [
-        (hook.name, str(hook.ended), str(hook.failed), str(hook.dropped), str(hook.running), str(hook.waiting), hook.failing or "-",
-         " ".join(hook.on), " ".join(hook.command))
+        (hook.name, str(hook.ended), str(hook.failed), str(hook.dropped), str(hook.running),
+         str(hook.waiting), hook.failing or "-", " ".join(hook.on), " ".join(hook.command))
         for hook in found.hooks
     ]  # fmt: skip
     names = ("NAME", "ENDED", "FAILED", "DROPPED", "RUNNING", "WAITING", "FAILING", "ON", "COMMAND")

@@ -1,13 +1,11 @@
 from typing import Annotated
 
-import typer
-
 from sfad.protocol.requests.daemon import HookTested, TryHook
 
 from ... import output
 from ...connection import call
 from ...exits import ExitCode
-from ...options import Json, Socket
+from ...options import NEW_NAME, Json, Socket, Value
 from . import app
 
 FAILED = 1
@@ -16,15 +14,13 @@ FAILED = 1
 
 @app.command()
 def test(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The hook's name in the config")],
+    name: Annotated[str, NEW_NAME.argument("The hook's name in the config")],
     socket: Socket = None,
     json: Json = False,
     event: Annotated[
         str | None,
-        typer.Option(
-            "--event",
-            metavar="TYPE",
-            help="Type of the event (default: run_failed, or the first that starts the hook)",
+        Value("TYPE").option(
+            "Type of the event (default: run_failed, or the first that starts the hook)"
         ),
     ] = None,
 ) -> int:

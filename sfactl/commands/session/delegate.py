@@ -1,10 +1,8 @@
 from functools import partial
 from typing import Annotated
 
-import typer
-
 from ... import output, session_options, sessions
-from ...options import DURATION
+from ...options import TIME
 from ...session_options import SessionOptions, Task
 from ...sessions import SessionView
 from ...spreading import spread
@@ -18,12 +16,7 @@ def delegate(
     wanted: SessionOptions,
     wait: Annotated[
         float | None,
-        typer.Option(
-            "--wait",
-            metavar="TIME",
-            help="Wait at most so long (default and at most: sessions.sync_timeout_seconds)",
-            parser=DURATION,
-        ),
+        TIME.option("Wait at most so long (default and at most: sessions.sync_timeout_seconds)"),
     ] = None,
 ) -> int:
     """Start a session, wait for it, and print its answer.
@@ -54,8 +47,8 @@ def delegate(
     except KeyboardInterrupt:
         for run in (each.run_id for each in begun):
             how = (
-                f"to wait for its end: sfactl session info {run} --wait 60; to stop it: sfactl "
-                f"session stop {run}"
+                f"to wait for its end: sfactl session info {run} --wait 60; to stop it: "
+                f"sfactl session stop {run}"
             )
             output.note(f"sfactl: {run} goes on; {how}")
         raise

@@ -1,9 +1,7 @@
 from typing import Annotated
 
-import typer
-
 from ... import output, session_options, sessions
-from ...options import DURATION, Json, Run, Socket
+from ...options import TIME, Json, Run, Socket
 from . import app
 
 
@@ -14,12 +12,7 @@ def info(
     json: Json = False,
     wait: Annotated[
         float | None,
-        typer.Option(
-            "--wait",
-            metavar="TIME",
-            help="Wait for the session's end at most so long: 90 (seconds), 90s, 5m",
-            parser=DURATION,
-        ),
+        TIME.option("Wait for the session's end at most so long: 90 (seconds), 90s, 5m"),
     ] = None,
 ) -> int:
     """Show a session, and its answer if it has ended; with --wait, wait for that.

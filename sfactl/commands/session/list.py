@@ -1,7 +1,5 @@
 from typing import Annotated
 
-import typer
-
 from ... import output, sessions, table
 from ...exits import ExitCode
 from ...options import COUNT, Json, Socket
@@ -16,13 +14,7 @@ def list_(
     socket: Socket = None,
     json: Json = False,
     rows: Annotated[
-        int,
-        typer.Option(
-            "--rows",
-            metavar="N",
-            help=f"Sessions that have ended, at most (default: {LISTED})",
-            parser=COUNT,
-        ),
+        int, COUNT.option(f"Sessions that have ended, at most (default: {LISTED})")
     ] = LISTED,
 ) -> int:
     """List the live sessions, and those that ended last.

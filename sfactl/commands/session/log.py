@@ -1,7 +1,5 @@
 from typing import Annotated
 
-import typer
-
 from ... import output, sessions
 from ...exits import ExitCode
 from ...options import COUNT, Json, Run, Socket
@@ -13,10 +11,7 @@ def log(
     run: Run,
     socket: Socket = None,
     json: Json = False,
-    tail: Annotated[
-        int,
-        typer.Option("--tail", metavar="N", help="The newest N lines (default: 100)", parser=COUNT),
-    ] = 100,
+    tail: Annotated[int, COUNT.option("The newest N lines (default: 100)")] = 100,
 ) -> int:
     """Print the transcript of a session: its events and output, made safe for a language model.
 

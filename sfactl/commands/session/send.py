@@ -1,17 +1,15 @@
 from typing import Annotated
 
-import typer
-
 from ... import output, sessions
 from ...exits import ExitCode
-from ...options import Json, LiveRun, Socket
+from ...options import Json, LiveRun, Socket, Value
 from . import app
 
 
 @app.command()
 def send(
     run: LiveRun,
-    words: Annotated[list[str], typer.Argument(metavar="MESSAGE", help="The line to send")],
+    words: Annotated[list[str], Value("MESSAGE").argument("The line to send")],
     socket: Socket = None,
     json: Json = False,
 ) -> int:

@@ -1,10 +1,8 @@
 from typing import Annotated
 
-import typer
-
 from ... import exits, output, sessions
 from ...connection import connect
-from ...options import DURATION, Json, LiveRuns, Socket
+from ...options import TIME, Json, LiveRuns, Socket
 from ...selection import RunSelection
 from . import app
 
@@ -16,12 +14,7 @@ def stop(
     json: Json = False,
     grace: Annotated[
         float | None,
-        typer.Option(
-            "--grace",
-            metavar="TIME",
-            help="Time between SIGTERM and SIGKILL, at most 60s (default: the run's own)",
-            parser=DURATION,
-        ),
+        TIME.option("Time between SIGTERM and SIGKILL, at most 60s (default: the run's own)"),
     ] = None,
 ) -> int:
     """Stop sessions and everything below them, to the last process.
@@ -35,7 +28,7 @@ def stop(
     code: int = exits.ExitCode.DONE
     if len(runs) > 1:  # one that cannot be stopped must not keep the others alive
         with connect(socket) as client:
-            runs, code = RunSelection("stop", runs).without_failures(client)
+            runs, code = RunSelection(runs).without_failures(client, "stop")
         if not runs:
             return code
     stopped = sessions.stop(*runs, socket=socket, grace=grace)

@@ -38,8 +38,8 @@ from ..state.vocabulary import ReasonKind
 from .candidate import candidate, limits_for
 from .guard import Question, first_refusal, unenforced
 
-# ---- Runs that start when others have ended (`spawn --after`): whom each still
-# waits for, and what an end means for them
+# ---- Runs that start when others have ended (`spawn --after`): whom each still waits for, and what
+# an end means for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class Awaiting:
                 raise Invalid(f"run {after.run} ended while the request was read; send it again")
             if after.ok and status is not Status.COMPLETED:
                 raise Invalid(
-                    f"run {after.run} ended as {status}, so what waits for its success cannot "
-                    f"start (--after {after.words}); "
+                    f"run {after.run} ended as {status}, "
+                    f"so what waits for its success cannot start (--after {after.words}); "
                     f"with --after {after.run} it starts all the same"
                 )
         found = tuple(
@@ -85,8 +85,7 @@ class Awaiting:
                 through = " → ".join([f"'{run.name}'", *path])
                 raise Invalid(
                     f"it would wait for itself: run {last} is above it and ends only after it "
-                    f"({through}). Wait for another "
-                    "run, or start it from outside the tree"
+                    f"({through}). Wait for another run, or start it from outside the tree"
                 )
             if last not in seen and (waits := self._ctx.tree.get(last)) is not None:
                 seen.add(last)
@@ -111,8 +110,8 @@ class Awaiting:
                     after.ok and after.run == ended for after in run.awaits
                 ):
                     message = (
-                        f"run {ended} ended as {status}, and it was to start only if that "
-                        f"completed (--after {ended}:ok)"
+                        f"run {ended} ended as {status}, "
+                        f"and it was to start only if that completed (--after {ended}:ok)"
                     )
                     reason = Reason(kind=ReasonKind.AFTER, message=message, by=ended)
                     self._stopping.stop(run, at, Ending(Status.CANCELLED, reason))
@@ -542,8 +541,8 @@ class Admission:
             if run is None or run.committed:
                 continue
             message = (
-                f"run {run.id} was not started, because it could not be recorded: {ev.error}; try "
-                "again when that is fixed"
+                f"run {run.id} was not started, because it could not be recorded: {ev.error}; "
+                "try again when that is fixed"
             )
             if run.admit_token is not None:
                 self._ctx.fail(run.admit_token, ErrorCode.UNAVAILABLE, message)

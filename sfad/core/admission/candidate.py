@@ -18,8 +18,8 @@ from ..state.request import Asked
 from ..state.run import AllowedModels, Attempt, Birth, Run, State, check_grace, run_id
 from ..state.tree import narrower
 
-# ---- Limits of a session: never more than `[sessions]`, nor than the profile or
-# the entry of its agent sets
+# ---- Limits of a session: never more than `[sessions]`, nor than the profile or the entry of its
+# agent sets
 
 
 class _Cap(NamedTuple):
@@ -72,8 +72,8 @@ def lowered(run: Run) -> list[Lowered]:
 def _lowered(asked: Limit, given: Limit) -> Lowered:
     kind = asked.kind
     words = (
-        f"{kind}: {format_amount(kind, asked.threshold)} asked for, "
-        f"{format_amount(kind, given.threshold)} given"
+        f"{kind}: {format_amount(kind, asked.threshold)} asked "
+        f"for, {format_amount(kind, given.threshold)} given"
     )
     return Lowered(
         kind=kind,
@@ -162,8 +162,8 @@ def _too_much(limit: Limit, bound: Limit, policy: Policy, *, for_model: bool) ->
     where = f"the default of {key}" if configured and key not in policy.files else f"set by {key}"
     asked, most = format_amount(kind, limit.threshold), format_amount(kind, bound.threshold)
     said = (
-        f"{kind} = {asked} ({limit.source}) is more than a session may have: at most {most}, "
-        f"{where}"
+        f"{kind} = {asked} ({limit.source}) is more than a session may have: "
+        f"at most {most}, {where}"
     )
     if for_model:
         return f"{said}. Ask for at most {most}"
@@ -182,8 +182,8 @@ def _by_default(kind: LimitKind, own: ActiveLimit | None, cap: _Cap, *, by_entry
     return Limit(kind=kind, threshold=threshold, action=action, source=key)
 
 
-# ---- The run that a spawn request describes: its values checked, its bounds
-# narrowed. The guard decides whether it may start.
+# ---- The run that a spawn request describes: its values checked, its bounds narrowed. The guard
+# decides whether it may start.
 
 
 def candidate(
@@ -274,8 +274,7 @@ def _with_labels_of(parent: Run | None, asked: Asked) -> Asked:
     labels = parent.asked.labels | asked.labels
     if len(labels) > MAX_LABELS:
         raise Invalid(
-            f"{len(labels)} labels, with those of its parent {parent.id}; at most "
-            f"{MAX_LABELS}: "
+            f"{len(labels)} labels, with those of its parent {parent.id}; at most {MAX_LABELS}: "
             "give it fewer of its own"
         )
     return replace(asked, labels=labels)
@@ -305,17 +304,15 @@ def _check(ev: SpawnRequested) -> None:
 def _check_group(group: str, above: Run | None, policy: Policy) -> None:
     if above is not None:
         raise Invalid(
-            "a group bounds trees, and this run would be a part of the tree of "
-            f"{above.root.id}: "
+            f"a group bounds trees, and this run would be a part of the tree of {above.root.id}: "
             "leave out --group"
         )
     if group not in policy.groups:
         known = f"choose from: {', '.join(policy.groups)}" if policy.groups else "there are none"
         where = policy.where_set(f"groups.{group[:64]}.slots")
         raise Invalid(
-            f"there is no group {group[:64]!r}; {known}. To add it, set {where}, then run: "
-            "sfactl "
-            "reload"
+            f"there is no group {group[:64]!r}; {known}. "
+            f"To add it, set {where}, then run: sfactl reload"
         )
 
 
@@ -324,8 +321,8 @@ def _check_grant(grant: Grant, ev: SpawnRequested, policy: Policy) -> None:
         raise Invalid("only the fleet's own process may bring the grant of another node")
     if grant.lease is not None and (ev.lease_until is None or ev.lease_until <= ev.at):
         raise Invalid(
-            f"the grant of {grant.giver}/{grant.run} came after its lease of {grant.lease:g} s "
-            "was over"
+            f"the grant of {grant.giver}/{grant.run} came after its lease of {grant.lease:g} "
+            "s was over"
         )
     for value, ceiling, what in (
         (grant.max_depth, policy.depth_ceiling, "depth"),
@@ -334,8 +331,7 @@ def _check_grant(grant: Grant, ev: SpawnRequested, policy: Policy) -> None:
         if not 0 <= value <= ceiling:
             raise Invalid(
                 f"the grant of {grant.giver}/{grant.run} has {what} {value}; "
-                f"guard.{what}_ceiling "
-                f"is {ceiling} here"
+                f"guard.{what}_ceiling is {ceiling} here"
             )
 
 
@@ -372,7 +368,7 @@ def _bound(
         return default
     if asked.value > ceiling:
         raise Invalid(
-            f"max_{what} = {asked.value} ({asked.source}) is above guard.{what}_ceiling = "
-            f"{ceiling}; ask for at most {ceiling}"
+            f"max_{what} = {asked.value} ({asked.source}) "
+            f"is above guard.{what}_ceiling = {ceiling}; ask for at most {ceiling}"
         )
     return asked

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from ...protocol.kinds import ROLES
 from ...protocol.limits import format_amount
 from ...protocol.types import Limit, Refusal, Rule, Status
 from ...protocol.units import counted, format_elapsed, format_moment
@@ -124,8 +125,8 @@ def _enabled(q: Question) -> Refusal | None:
     elif q.run.asked.session is not None and not q.policy.sessions.enabled:
         detail = "sessions.enabled = false in the daemon's config"
         remedy = (
-            f"To allow it, set {q.policy.where_set('sessions.enabled')} to true, then run: sfactl "
-            "reload"
+            f"To allow it, set {q.policy.where_set('sessions.enabled')} to true, "
+            "then run: sfactl reload"
         )
     elif q.caller is not None and q.caller.status in {Status.STOPPING, Status.RETRYING}:
         # nothing may be born into a tree that is being emptied
@@ -181,8 +182,8 @@ def _loop(q: Question) -> Refusal | None:
 def _another(q: Question) -> str:
     if q.run.asked.identity is not None:
         return (
-            f"It is the registered agent '{q.run.asked.identity}', whatever its name; another "
-            "agent needs an entry of its own."
+            f"It is the registered agent '{q.run.asked.identity}', whatever its name; "
+            "another agent needs an entry of its own."
         )
     name = "worker_name" if q.run.asked.by_tool else "--name"
     return f"If it really is a different agent, give it its own {name}."
@@ -195,12 +196,11 @@ def _depth(q: Question) -> Refusal | None:
     return q.refuse(
         Rule.DEPTH,
         (
-            f"the chain already holds {counted(value, 'run')}; max_depth is {limit.value}, set by "
-            f"{limit.source}"
+            f"the chain already holds {counted(value, 'run')}; "
+            f"max_depth is {limit.value}, set by {limit.source}"
         ),
         f"the chain of agents calling agents is already {value} deep and {limit.value} is the "
-        "limit (max_depth, set by "
-        f"{limit.source})",
+        f"limit (max_depth, set by {limit.source})",
         f"Start it with a higher --max-depth, or {q.raised('guard.max_depth')}",
         Quota("guard.max_depth", value, limit.value),
     )
@@ -214,11 +214,10 @@ def _descendants(q: Question) -> Refusal | None:
     return q.refuse(
         Rule.BUDGET,
         f"run {run.id} ('{run.name}') has already admitted {counted(run.admitted, 'descendant')}; "
-        "max_descendants is "
-        f"{limit.value}, set by {limit.source}",
+        f"max_descendants is {limit.value}, set by {limit.source}",
         f"'{run.name}' (run {run.id}) and the agents below it have started "
-        f"{counted(run.admitted, 'agent')} and {limit.value} "
-        f"is the limit (max_descendants, set by {limit.source})",
+        f"{counted(run.admitted, 'agent')} and {limit.value} is the limit (max_descendants, "
+        f"set by {limit.source})",
         f"Start its root with a higher --max-descendants, or {q.raised('guard.max_descendants')}",
         Quota("guard.max_descendants", run.admitted, limit.value),
     )
@@ -247,6 +246,8 @@ def unenforced(run: Run) -> tuple[str, Limit] | None:
 
     A limit of a run above counts if that run uses the gateway, which keeps its limits. Where that
     run goes without it, its meter does, and reads nothing of what it starts anyway."""
+    if (of_role := _unreported_role(run)) is not None:
+        return of_role
     why = run.asked.uncounted
     bounds = typed_bounds(run) if why is not None else ()
     whose, found = next(
@@ -260,11 +261,22 @@ def unenforced(run: Run) -> tuple[str, Limit] | None:
     )
     return (
         (
-            f"nothing would enforce {words} of {format_amount(limit.kind, limit.threshold)} "
-            f"({limit.source}): {why}"
+            f"nothing would enforce {words} of "
+            f"{format_amount(limit.kind, limit.threshold)} ({limit.source}): {why}"
         ),
         limit,
     )
+
+
+def _unreported_role(run: Run) -> tuple[str, Limit] | None:
+    """Return such a limit of a role's cost: nothing but a report knows the role of a call."""
+    for limit in () if run.asked.reports else run.asked.limits:
+        if limit.kind in ROLES and limit.typed and run.limits[limit.kind].binds:
+            bound = format_amount(limit.kind, limit.threshold)
+            why = "only reports and reservations with --role tell what the calls of a role cost"
+            words = f"its {limit.kind} limit of {bound} ({limit.source})"
+            return f"nothing would enforce {words}: {why}", limit
+    return None
 
 
 def _unenforceable(q: Question) -> Refusal | None:
@@ -273,11 +285,13 @@ def _unenforceable(q: Question) -> Refusal | None:
     if found is None:
         return None
     detail, limit = found
-    remedy = (
-        f"{'Change that' if q.run.asked.direct else 'Start it with --gateway'}; or name its "
-        "--meter, --meter report if it reports "
-        f"its use itself; or let the limit only warn: --limit {limit.kind}={limit.threshold:g}:warn"
+    gate = "Change that" if q.run.asked.direct else "Start it with --gateway"
+    meter = (
+        "Name --meter report if its agents report so"
+        if limit.kind in ROLES
+        else f"{gate}; or name its --meter, --meter report if it reports its use itself"
     )
+    remedy = f"{meter}; or let the limit only warn: --limit {limit.kind}={limit.threshold:g}:warn"
     return q.refuse(Rule.UNENFORCEABLE, detail, detail, remedy, Quota(limit=limit.threshold))
 
 
@@ -288,11 +302,9 @@ def _rate(q: Question) -> Refusal | None:
     return q.refuse(
         Rule.RATE,
         f"user {q.peer.user} started {counted(used, 'tree')} within the last {q.rate.span:.0f} s; "
-        "quotas.spawns_per_hour is "
-        f"{limit}; one more fits in {wait:.0f} s",
-        f"{counted(used, 'start')} within the last hour, and {limit} is the limit "
-        "(quotas.spawns_per_hour); the next can start "
-        f"in {wait:.0f} s",
+        f"quotas.spawns_per_hour is {limit}; one more fits in {wait:.0f} s",
+        f"{counted(used, 'start')} within the last hour, "
+        f"and {limit} is the limit (quotas.spawns_per_hour); the next can start in {wait:.0f} s",
         f"Wait, or {q.raised('quotas.spawns_per_hour')}",
         Quota("quotas.spawns_per_hour", used, limit, wait),
     )
@@ -355,8 +367,8 @@ def _queue_full(q: Question, waiting: int) -> Refusal:
     wait = _until_fewer(_trees_in_the_way(q), q.slots.per_user, q.at) if full else None
     wait = wait if limit else None
     said = (
-        f"{counted(waiting, 'tree')} of user {q.peer.user} {'waits' if waiting == 1 else 'wait'} "
-        "to start"
+        f"{counted(waiting, 'tree')} of user {q.peer.user} "
+        f"{'waits' if waiting == 1 else 'wait'} to start"
     )
     when = _when(wait) or "; one more can wait when one of them has started or was stopped"
     return q.refuse(
@@ -382,8 +394,8 @@ def _when(wait: float | None) -> str:
         ""
         if wait is None
         else (
-            f"; a slot is free in {format_elapsed(wait)} at the latest, when trees reach their "
-            "time limits"
+            f"; a slot is free in {format_elapsed(wait)} at the latest, "
+            "when trees reach their time limits"
         )
     )
 
@@ -401,8 +413,7 @@ def _session_rate(q: Question) -> Refusal | None:
         Rule.RATE,
         (
             f"user {q.peer.user} has started {counted(used, 'session')} within the last {span}, "
-            "and "
-            f"{limit} is the limit"
+            f"and {limit} is the limit"
         ),
         key="sessions.spawn_rate_limit",
         limit=limit,
@@ -421,8 +432,8 @@ def _session_concurrency(q: Question) -> Refusal | None:
         if len(live) >= limit:
             are = "is" if len(live) == 1 else "are"
             said = (
-                f"{counted(len(live), 'session')}{whose} {are} already running, and {limit} is "
-                "the limit"
+                f"{counted(len(live), 'session')}{whose} {are} already running, "
+                f"and {limit} is the limit"
             )
             wait = _until_fewer(live, limit, q.at)
             return _refuse_session(
@@ -453,9 +464,8 @@ def _refuse_session(
     waiting = "sessions_info" if q.run.asked.by_tool else "sfactl session info RUN --wait 60"
     advice = (
         (
-            "Do not try again before; continue with what you already have, or wait for your "
-            "sessions "
-            f"with {waiting}"
+            "Do not try again before; continue with what you already have, "
+            f"or wait for your sessions with {waiting}"
         )
         if q.for_model
         else f"To allow more, {q.raised(key)}"

@@ -2,7 +2,8 @@
 
 `spending`       accounts of runs and of those above them, and money budgets
 `lifecycle`      launch, clock, end; and the alerts that are published
-`stopping`       decides ends, and climbs the stop ladder; `stop`, the daemon's end, and clients that were lost
+`stopping`       decides ends, and climbs the stop ladder; `stop`, the daemon's end, and clients
+                 that were lost
 `pausing`        pause and resume
 `attempts`       what the launcher tells of an attempt, and what its agent prints
 `giving`         runs that execute on another node: their share of the tree, their lease, their end

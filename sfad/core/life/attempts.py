@@ -270,8 +270,10 @@ class AttemptTracker:
         before = latest.known_trouble
         if end.failed:
             count = latest.failing.count + 1 if latest.failing is not None else 1
+            # an error in the place of an answer may come with 200
+            status = end.status if end.status is not None and end.status >= 400 else None
             latest.failing = ApiTrouble(
-                count=count, status=end.status, error=(end.error or "")[:MAX_ERROR]
+                count=count, status=status, error=(end.error or "")[:MAX_ERROR]
             )
         elif end.status is not None:
             latest.failing = None
@@ -325,8 +327,8 @@ class AttemptTracker:
         outcome, said = _said(latest)
         wait = f"{self._ctx.policy.result_wait:g} s"
         message = (
-            f"the agent printed {said} and did not exit within {wait}; it was stopped "
-            "(stop.result_wait)"
+            f"the agent printed {said} and did not exit within {wait}; "
+            "it was stopped (stop.result_wait)"
         )
         self._stopping.stop(
             run, at, Ending(outcome, Reason(kind=ReasonKind.RESULT, message=message))

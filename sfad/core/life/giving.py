@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from ...protocol.kinds import KINDS
+from ...protocol.kinds import KINDS, ROLES
 from ...protocol.limits import format_amount
 from ...protocol.types import Action, Bound, Grant, Limit, LimitKind, Reason, Status, Wanted
 from .. import commands as c
@@ -32,7 +32,6 @@ from .stopping import Stopping
 # ---- The share of a tree that a run takes with it
 
 _SHARED = (LimitKind.COST, LimitKind.TOKENS, LimitKind.TURNS)
-_BY_ROLE = (LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST)
 PART = 4
 """A run that asks for no share gets one part of so many of what is left."""
 
@@ -42,15 +41,14 @@ def share_out(run: Run, budgets: Iterable[Budget], lease: float) -> None:
     `budgets` are those that bind. Raise `Invalid`."""
     for kind in _SHARED:
         _share(run, kind)
-    for kind in _BY_ROLE:
+    for kind in ROLES:
         if any(
             (active := above.limits.get(kind)) is not None and active.binds
             for above in run.ancestors
         ):
             raise Invalid(
                 f"the limit of {kind} of a run above it cannot be shared with another node: "
-                "leave "
-                "out --fleet"
+                "leave out --fleet"
             )
     for budget in budgets:
         _share_budget(run, budget)
@@ -90,8 +88,8 @@ def _share(run: Run, kind: LimitKind) -> None:
                 format_amount(kind, to_wire(kind, amount)) for amount in (own.threshold, left)
             )
             raise Invalid(
-                f"its share of the {kind} limit would be {asked}, and run {whose} has {there} "
-                "left; ask for less"
+                f"its share of the {kind} limit would be {asked}, "
+                f"and run {whose} has {there} left; ask for less"
             )
         return
     most = max(left // PART, least)
@@ -332,8 +330,8 @@ class Giving:
             self._lifecycle.launch(run)
             return
         message = (
-            f"node {remote.node} was not heard of for {at - remote.heard_at:.0f} s; it stops the "
-            "run when its lease ends"
+            f"node {remote.node} was not heard of for {at - remote.heard_at:.0f} s; "
+            "it stops the run when its lease ends"
         )
         self._end(run, at, Ending(Status.LOST, Reason(kind=ReasonKind.LEASE, message=message)))
 
@@ -369,8 +367,8 @@ class Giving:
             return True
         if not remote.id and not one.startable and run.status is not Status.STOPPING:
             message = (
-                "what it was to be started with is gone from the spool; whether its node has "
-                "started it cannot be known"
+                "what it was to be started with is gone from the spool; "
+                "whether its node has started it cannot be known"
             )
             self._end(run, at, Ending(Status.LOST, Reason(kind=ReasonKind.DAEMON, message=message)))
             return True

@@ -31,7 +31,8 @@ class Pausing:
         paused = run.paused
         self._ctx.changed(run)
         if paused is not None:
-            paused.by_hand = run.resumes_itself and (paused.by_hand or not ev.suspended)
+            goes_on = run.resumes_itself or run.held_until_reset
+            paused.by_hand = goes_on and (paused.by_hand or not ev.suspended)
             self.freeze(run, ev.at)
         if paused is not None and not run.pause_tokens:
             self._ctx.reply(ev.token, c.Changed(run))

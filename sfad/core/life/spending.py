@@ -28,8 +28,8 @@ from ..state.account import (
 from ..state.budgets import Budget, Budgets, to_usd
 from ..state.run import Run
 
-# ---- What the calls under way of each user take, summed when one begins or ends:
-# no decision asks every live run for it
+# ---- What the calls under way of each user take, summed when one begins or ends: no decision asks
+# every live run for it
 
 
 class CallsUnderWay:

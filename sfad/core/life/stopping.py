@@ -220,8 +220,8 @@ def paused_in(run: Run) -> list[RunId]:
     return [each.id for each in run.subtree() if each.paused is not None]
 
 
-# ---- Requests to stop: of clients, which wait for the answer; of the daemon's own
-# end; and the loss of a foreground client
+# ---- Requests to stop: of clients, which wait for the answer; of the daemon's own end; and the
+# loss of a foreground client
 
 RECONNECT = 10.0
 """Seconds that a client has to come back to a restarted daemon before the runs that are tied to it
@@ -340,7 +340,6 @@ class StopRequests:
     def reconnect_due(self, run: Run, at: float) -> None:
         message = (
             f"its foreground client did not come back within {RECONNECT:g} s of the daemon's "
-            "restart "
-            "(start it with --keep to let it go on)"
+            "restart (start it with --keep to let it go on)"
         )
         self._stopping.stop_or_hasten(run, at, Reason(kind=ReasonKind.CLIENT, message=message))

@@ -57,8 +57,8 @@ class Taking:
             self.expect(run)
             return
         message = (
-            f"{self._giver(run)} was not heard of for its lease (fleet.lease); another node may "
-            "have begun the run again"
+            f"{self._giver(run)} was not heard of for its lease (fleet.lease); "
+            "another node may have begun the run again"
         )
         self._stopping.stop(
             run, at, Ending(Status.CANCELLED, Reason(kind=ReasonKind.LEASE, message=message))

@@ -14,8 +14,8 @@ from ..state.policy import CallBounds, Policy
 from ..state.quotas import SlidingWindow
 from ..state.run import Run, Streak
 
-# ---- How often runs and users call models, and how many calls of each are under
-# way (`gateway.per_run`, `gateway.per_user`)
+# ---- How often runs and users call models, and how many calls of each are under way
+# (`gateway.per_run`, `gateway.per_user`)
 
 
 MINUTE = 60.0
@@ -88,8 +88,8 @@ class CallRates:
             if count >= most:
                 bound = self._ctx.policy.where_set(f"gateway.{caller.section}.concurrent_calls")
                 words = (
-                    f"{caller.words} has {count} {_calls(count)} under way, and {bound} allows "
-                    f"{most}"
+                    f"{caller.words} has {count} {_calls(count)} under way, "
+                    f"and {bound} allows {most}"
                 )
                 yield Barrier(caller.key, f"{words}; try again when one has ended", None)
         if rate is not None:
@@ -99,8 +99,8 @@ class CallRates:
                 bound = self._ctx.policy.where_set(f"gateway.{caller.section}.calls_per_minute")
                 count = window.used(at)
                 words = (
-                    f"{caller.words} has made {count} {_calls(count)} within a minute, and "
-                    f"{bound} allows {rate}"
+                    f"{caller.words} has made {count} {_calls(count)} within a minute, "
+                    f"and {bound} allows {rate}"
                 )
                 waiting = f" ({ahead} {_calls(ahead)} already wait)" if ahead else ""
                 yield Barrier(

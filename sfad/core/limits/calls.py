@@ -16,10 +16,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from msgspec.structs import replace
 
-from ...protocol.requests.gateway import CallDecision
+from ...protocol.requests.gateway import AdmitCall, CallDecision
 from ...protocol.types import Action, CallInfo, ErrorCode, LimitKind, Reason, RunId, Status
 from .. import commands as c
 from .. import events as e
@@ -29,7 +30,7 @@ from ..life.spending import Spending
 from ..state.account import OpenReservation, Use
 from ..state.budgets import Budget
 from ..state.limits import ActiveLimit, amount
-from ..state.run import Run, Token
+from ..state.run import MAX_FREE, MAX_FREE_NAME, Run, Token
 from ..state.vocabulary import ReasonKind, Timer
 from .budgets import BudgetEnforcement
 from .call_rules import Barrier, CallRates, Repeats, forbidden_model
@@ -146,6 +147,8 @@ class Calls:
 
     def call_asked(self, ev: e.CallAsked) -> None:
         self._plans.tell_time(ev.at, ev.time)
+        if ev.request.free is not None:
+            self._note_free(ev.request)
         call = WaitingCall(ev, self._info(ev))
         ahead = Counter(each.rate.key for each in self.waiting.values() if each.rate is not None)
         if not self._decide(call, ev.at, ahead):
@@ -195,6 +198,7 @@ class Calls:
             ev.used,
             status=end.status,
             cache_write_tokens=end.tokens.cache_write if end.tokens is not None else None,
+            **_told(ev),
             tools=len(end.tools),
             first_byte_s=rounded(end.first_byte_s),
             elapsed_s=rounded(end.seconds),
@@ -354,8 +358,8 @@ class Calls:
             return False
         if len(run.account.reservations) >= MAX_RESERVATIONS:
             message = (
-                f"run {run.id} has {MAX_RESERVATIONS} calls under way or unsettled reservations; "
-                "settle some"
+                f"run {run.id} has {MAX_RESERVATIONS} calls under way or unsettled "
+                "reservations; settle some"
             )
             self._fail(call, ErrorCode.WRONG_STATE, message, at)
             return True
@@ -395,8 +399,8 @@ class Calls:
             words = f"the rest of the {tight.kind} limit is reserved for other calls"
             if tight.output(0) >= tight.least:
                 words = (
-                    f"the {tight.kind} limit has room for this call only once others have told "
-                    "how much input they have"
+                    f"the {tight.kind} limit has room for this call only once others have told how "
+                    "much input they have"
                 )
             return self._refuse_for_now(call, f"{words}; try again when one has ended", 1.0, at)
         return self._refuse_or_pause(run, call, tight, at)
@@ -514,6 +518,14 @@ class Calls:
             ),
         )
 
+    def _note_free(self, request: AdmitCall) -> None:
+        run, model = self._ctx.tree.get(request.run), request.model
+        if run is None or model in run.free_models or len(model) > MAX_FREE_NAME:
+            return
+        if len(run.free_models) < MAX_FREE:
+            run.free_models.add(model)
+            self._ctx.changed(run)
+
     def _note_called(self, run: Run) -> None:
         for each in run.lineage:
             if not each.called:
@@ -561,8 +573,8 @@ class Calls:
                 refusal = replace(
                     refusal,
                     message=(
-                        f"{refusal.message}; {amount(tight.kind, unsure)} of that may not have "
-                        "been used"
+                        f"{refusal.message}; "
+                        f"{amount(tight.kind, unsure)} of that may not have been used"
                     ),
                 )
         if _held(run):
@@ -599,6 +611,20 @@ class Calls:
     def _lineage(self, info: CallInfo) -> tuple[RunId, ...]:
         run = self._ctx.tree.get(info.run_id)
         return run.lineage_ids if run is not None else (info.run_id,)
+
+
+def _told(ev: e.CallSettled) -> dict[str, Any]:
+    """Return what the reply tells of its model and its kinds of tokens, and where its price is
+    from."""
+    end = ev.call
+    if end.tokens is None:
+        return {}
+    return {
+        "served": end.served if end.served not in {"", end.model} else None,
+        "price_from": ev.price_from[:MAX_MODEL] if ev.price_from is not None else None,
+        "modes": {mode: (part.input, part.output) for mode, part in end.tokens.modes.items()},
+        "estimated": ev.used.estimated,
+    }
 
 
 _HANGS_UP_WITHIN = 2.0

@@ -22,6 +22,10 @@ from ..state.limits import ActiveLimit, Crossing, all_crossings, amount, bare, c
 from ..state.run import LimitHold, Run
 from ..state.vocabulary import ReasonKind, Timer
 
+WAITING = (Action.PAUSE, Action.REQUEST_INCREASE)
+"""Actions that let a run wait."""
+
+
 # ---- What is told of a breach: in words, and as the reason of a pause or an end
 
 
@@ -33,8 +37,8 @@ def words_of(run: Run, crossing: Crossing, refused: float | None) -> str:
     if kind is LimitKind.SILENCE:
         silent, bound = amount(kind, crossing.used), amount(kind, limit.threshold)
         return (
-            f"gave no sign of life for {silent}; its silence limit is {bound}, set by "
-            f"{limit.source}"
+            f"gave no sign of life for {silent}; "
+            f"its silence limit is {bound}, set by {limit.source}"
         )
     bound = f"its {kind} limit is {bare(kind, crossing.active.threshold)}, set by {limit.source}"
     if refused is not None and crossing.exceeded:
@@ -46,7 +50,18 @@ def words_of(run: Run, crossing: Crossing, refused: float | None) -> str:
         if KINDS[kind].scope == "tree" and run.account.below.get(kind)
         else ""
     )
-    return f"used {amount(kind, used)}{whose}; {bound}"
+    waits = kind is LimitKind.PLAN and crossing.exceeded and crossing.active.action in WAITING
+    then = "; it goes on when the window is reset" if waits else ""
+    return f"used {amount(kind, used)}{whose}; {bound}{then}"
+
+
+_AFTER_A_CUT = {
+    Action.TERMINATE: "the next call ends the run",
+    Action.PAUSE: "the next call pauses the run",
+    Action.REQUEST_INCREASE: "the next call waits for approval",
+    Action.REFUSE: "the next call is refused",
+}
+"""What happens next. Until then nothing does: an agent in a terminal shows what it has."""
 
 
 def cut_at(tokens: int) -> str:
@@ -83,12 +98,8 @@ def excess(active: ActiveLimit, used: float) -> float:
     return shown(active.limit.kind, max(0, used - active.threshold))
 
 
-# ---- Runs that wait because of a limit, until a person decides (`limit_requests`)
-# or their time is up
-
-
-WAITING = (Action.PAUSE, Action.REQUEST_INCREASE)
-"""Actions that let a run wait."""
+# ---- Runs that wait because of a limit, until a person decides (`limit_requests`) or their time is
+# up
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +120,8 @@ class LimitHolds:
     ) -> None:
         asks = active.action is Action.REQUEST_INCREASE
         wait = self._ctx.policy.approval_timeout if asks else self._ctx.policy.pause_max
+        if run.limit_hold is None and run.paused is not None and not run.resumes_itself:
+            run.paused.by_hand = active.limit.kind is LimitKind.PLAN and not run.paused.suspended
         if run.limit_hold is None or asks:
             run.limit_hold = LimitHold(active.limit.kind, reason, at + wait, refused)
         if asks:
@@ -151,15 +164,15 @@ class LimitHolds:
             )
 
     def pause_due(self, run: Run, at: float) -> None:
-        """End a run that was not resumed in time. A run that only a budget or a subscription pauses
-        waits for that, maybe until next month."""
+        """End a run that was not resumed in time. A run that only a budget, a subscription or its
+        `plan` limit pauses waits for that, maybe until next month."""
         paused, active, seconds = run.paused, run.held_by, self._ctx.policy.pause_max
         if paused is None:
             return
         why = f"it was paused for {seconds:g} s (limits.pause_max)"
-        if active is not None:
+        if active is not None and not run.held_until_reset:
             self.end_held(run, active, why, at)
-        elif run.resumes_itself and not paused.by_hand:
+        elif (run.held_until_reset or run.resumes_itself) and not paused.by_hand:
             paused.until = at + seconds
             self._ctx.changed(run)
             self._ctx.arm(run, Timer.PAUSE_MAX, paused.until)
@@ -349,7 +362,16 @@ class LimitEnforcement:
         crossing = Crossing(active, limited.account.used(active.limit.kind) or 0, exceeded=True)
         words = f"{cut_at(tokens)}; {words_of(limited, crossing, None)}"
         if run.cut is None:
-            self._publish_crossing(limited, crossing, None)
+            told = f"{words}; {_AFTER_A_CUT.get(active.action, 'the next call finds no room')}"
+            self.publish_about(
+                EventType.LIMIT_EXCEEDED,
+                limited,
+                active,
+                told,
+                "medium",
+                used=shown(active.limit.kind, crossing.used),
+                acts=False,
+            )
         bound = [each for each in run.lineage if each is limited or limited in each.ancestors]
         self.cannot_complete(bound, reason_of(limited, crossing, at, words))
 
@@ -384,13 +406,15 @@ class LimitEnforcement:
         exceeded_by: float | None = None,
         refused: bool = False,
         by: str | None = None,
+        acts: bool = True,
     ) -> None:
-        """Publish what has become of a limit."""
+        """Publish what has become of a limit. `acts`: its action follows."""
         kind = active.limit.kind
         event = Event(
             type=what, severity=severity, message=message, scope=KINDS[kind].scope,
-            action=active.action, limit_kind=kind, threshold=active.limit.threshold, used=used,
-            exceeded_by=exceeded_by, refused=refused, by=by,
+            action=active.action if acts else None, limit_kind=kind,
+            threshold=active.limit.threshold, used=used, exceeded_by=exceeded_by,
+            refused=refused, by=by,
         )  # fmt: skip
         self._ctx.publish_event(event, run)
 
@@ -431,8 +455,7 @@ def _not_executed(run: Run) -> Reason:
     after = run.allowed_time - run.clock.counted
     return Reason(
         kind=ReasonKind.LIMIT,
-        message=f"its command was not executed within {after:g} s: its working directory, a directory "
-        "of its PATH "
-        "or the command is on a file system that does not answer",
+        message=f"its command was not executed within {after:g} s: its working directory, "
+        "a directory of its PATH or the command is on a file system that does not answer",
         limit_kind=LimitKind.TIME,
     )

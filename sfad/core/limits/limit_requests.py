@@ -28,8 +28,8 @@ MORE = (
 """What a person can do about a tree that a budget has paused."""
 
 AT_RESET = (
-    "it goes on by itself then, or when an operator keeps less in [plans] of the config (then: "
-    "sfactl reload)"
+    "it goes on by itself then, or when an operator keeps less in [plans] of the config "
+    "(then: sfactl reload)"
 )
 """The same of a run that a subscription holds."""
 
@@ -196,8 +196,8 @@ class LimitRequests:
                 else "there, once it has started"
             )
             message = (
-                f"run {run.id} has its limits on the node where it executes: sfactl limit --fleet "
-                f"{where}"
+                f"run {run.id} has its limits on the node where it executes: "
+                f"sfactl limit --fleet {where}"
             )
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
             return False
@@ -231,8 +231,8 @@ def _check_room(run: Run, limit: Limit) -> None:
         and ActiveLimit(limit).above(used)
     ):
         raise Invalid(
-            f"run {run.id} has used {amount(limit.kind, used)} already: the new limit must be "
-            "above that"
+            f"run {run.id} has used {amount(limit.kind, used)} already: "
+            "the new limit must be above that"
         )
     more = run.limit_hold.refused if run.limit_hold is not None and stands else None
     if more is not None and ActiveLimit(limit).above((used or 0) + more):
@@ -254,16 +254,16 @@ def _check_above(run: Run, limit: Limit) -> None:
         most := next((each.threshold for each in granted if each.kind is limit.kind), None)
     ) is not None and limit.threshold > most:
         raise Invalid(
-            f"{limit.kind} = {limit.threshold:g}{unit} is more than its tree was granted: "
-            f"{most:g}{unit}"
+            f"{limit.kind} = {limit.threshold:g}{unit} is more than its tree "
+            f"was granted: {most:g}{unit}"
         )
     for above in run.ancestors if limit.kind is not LimitKind.TIME else ():
         active = above.limits.get(limit.kind)
         if active is not None and active.binds and limit.threshold > active.limit.threshold:
             raise Invalid(
-                f"{limit.kind} = {limit.threshold:g}{unit} is more than its ancestor {above.id} "
-                f"('{above.name}') has: "
-                f"{active.limit.threshold:g}{unit}; give that one more room first"
+                f"{limit.kind} = {limit.threshold:g}{unit} is more than its ancestor "
+                f"{above.id} ('{above.name}') has: {active.limit.threshold:g}{unit}; "
+                "give that one more room first"
             )
 
 
@@ -273,9 +273,8 @@ def _check_named(run: Run, found: list[ActiveLimit], limits: tuple[Limit, ...]) 
     forgotten = ", ".join(active.limit.kind for active in found if active.limit.kind not in named)
     if named and forgotten:
         raise Invalid(
-            f"run {run.id} is held by its limit of {forgotten}: name that as well, with more "
-            "room, or name none, and what holds it "
-            "only warns from now on"
+            f"run {run.id} is held by its limit of {forgotten}: name that as well, with more room, "
+            "or name none, and what holds it only warns from now on"
         )
 
 
@@ -298,13 +297,13 @@ def _not_resumable(run: Run) -> str:
     for ancestor in reversed(run.ancestors):
         if ancestor.paused is not None:
             return (
-                f"run {run.id} stands still because its ancestor {ancestor.id} is paused; resume "
-                "that one"
+                f"run {run.id} stands still because its ancestor {ancestor.id} is paused; "
+                "resume that one"
             )
     if run.status is Status.PAUSED and run.remote is not None:
         there = f"{run.remote.node}/{run.remote.id}"
         return (
-            f"run {run.id} is paused by a limit on node {run.remote.node}: resume it there, "
-            f"sfactl resume {there}"
+            f"run {run.id} is paused by a limit on node {run.remote.node}: "
+            f"resume it there, sfactl resume {there}"
         )
     return f"run {run.id} is {run.status}, not paused"

@@ -24,10 +24,12 @@ from ..state.naming import program_name
 from ..state.plans import (
     AFTER_RESET,
     MOST_WINDOWS,
+    NO_USER,
     OVERTAKEN,
     PlanHold,
     Subscription,
     Window,
+    account_of,
     caller,
     clock,
     events_of,
@@ -40,7 +42,7 @@ from ..state.plans import (
 )
 from ..state.policy import NOTHING_KEPT, PlanPolicy
 from ..state.run import Run
-from .enforcement import LimitEnforcement
+from .enforcement import LimitEnforcement, LimitHolds, holding
 
 LOOK_AGAIN, LOOK_AGAIN_HOLDING = 600.0, 60.0
 """Seconds at most between two looks at the calendar, and while a run waits for it: the machine may
@@ -64,11 +66,17 @@ class PlanBar:
 
 class Plans:
     def __init__(
-        self, context: Context, lifecycle: Lifecycle, pausing: Pausing, limits: LimitEnforcement
+        self,
+        context: Context,
+        lifecycle: Lifecycle,
+        pausing: Pausing,
+        limit_holds: LimitHolds,
+        limits: LimitEnforcement,
     ) -> None:
         self._ctx = context
         self._lifecycle = lifecycle
         self._pausing = pausing
+        self._limit_holds = limit_holds
         self._limits = limits
         self.known: dict[str, Subscription] = {}
         """By their keys."""
@@ -90,7 +98,7 @@ class Plans:
         in the zone in which people are told of times."""
         self._zone = time.tzinfo or self._zone
         self.tell_time(at, time)
-        self.known = {each.key: each for each in subscriptions}
+        self.known = {each.key: each for each in subscriptions if each.uid != NO_USER}
 
     def tell_time(self, at: float, time: datetime) -> None:
         """Learn which moment of the calendar `at` is."""
@@ -101,7 +109,10 @@ class Plans:
         tell in another order."""
         told, now = ev.told, ev.time.timestamp()
         self._zone = ev.time.tzinfo or self._zone
-        found, run = self._subscription_of(told), self._ctx.tree.get(told.run)
+        run = self._ctx.tree.get(told.run)
+        found = self._subscription_of(told, ev.uid, run)
+        if found is None:
+            return
         if run is not None:
             self._note_user(found, run)
         # the clock was wrong then, and has been set since
@@ -113,8 +124,9 @@ class Plans:
                 told.plan_type or found.plan_type,
                 told.status or found.status,
             )
+            self._credits_seen(found, told)
             for window in found.windows.values():
-                self._reset_if_over(found, window)
+                self._reset_if_over(found, window, now, ev.at)
             for seen in told.windows:
                 self._window_seen(found, seen, now, run, ev)
         self._ctx.do(c.SavePlan(found))
@@ -122,9 +134,10 @@ class Plans:
 
     def is_news(self, plan: SharedPlan) -> bool:
         """Return whether another node knows more of a subscription."""
-        by_login = self._of_login(plan.provider, plan.login)
-        account = plan.organization or (by_login.account if by_login is not None else plan.login)
+        account = account_of(plan.uid, plan.organization or plan.login)
         known = self.known.get(f"{plan.provider}/{account}")
+        if plan.organization is None:
+            known = self._of_login(plan.provider, plan.login, plan.uid) or known
         return known is None or plan.heard_at > known.heard_at
 
     def due(self, ev: e.PlansDue) -> None:
@@ -133,17 +146,24 @@ class Plans:
         self._zone = ev.time.tzinfo or self._zone  # daylight saving may have begun
         self.look(ev.at)
 
-    def _subscription_of(self, told: SeePlan) -> Subscription:
+    def _subscription_of(
+        self, told: SeePlan, uid: int | None, run: Run | None
+    ) -> Subscription | None:
         """Return the subscription that a reply is about. Where the organization is not named, the
-        credential names it, which may be known to belong to an organization."""
-        by_login = self._of_login(told.provider, told.login)
-        account = told.organization or (by_login.account if by_login is not None else told.login)
+        credential names it, which may be known to belong to an organization. A session file names
+        neither where the run's replies have told it; `None` if they have not."""
+        if not told.login and told.organization is None:
+            return self.known.get(run.subscriptions.get(told.provider, "")) if run else None
+        by_login = self._of_login(told.provider, told.login, uid)
+        account = account_of(uid, told.organization or told.login)
+        if by_login is not None and told.organization is None:
+            account = by_login.account
         key = f"{told.provider}/{account}"
         found = self.known.get(key)
         if found is None:
             if len(self.known) >= MOST_SUBSCRIPTIONS:
                 del self.known[min(self.known, key=lambda each: self.known[each].heard_at)]
-            found = self.known[key] = Subscription(told.provider, account)
+            found = self.known[key] = Subscription(told.provider, account, uid, told.organization)
         if told.login:
             # a person has logged in to another organization
             if by_login is not None and by_login is not found:
@@ -151,11 +171,12 @@ class Plans:
             remember(found.logins, told.login)
         return found
 
-    def _of_login(self, provider: Provider, login: str) -> Subscription | None:
+    def _of_login(self, provider: Provider, login: str, uid: int | None) -> Subscription | None:
+        """Return what a user's credential, or the operator's, is known to belong to."""
         known = (
             each
             for each in self.known.values()
-            if each.provider == provider and login in each.logins
+            if each.provider == provider and each.uid == uid and login in each.logins
         )
         return next(known, None) if login else None
 
@@ -180,7 +201,13 @@ class Plans:
         ):
             # a reply of before the reset, which comes late: its growth would be counted from 0
             return
+        was_full, used_before = window.full, window.used
         grown = window.hear(seen, now, ev.told.retry_after)
+        if (window.used or 0.0) < (used_before or 0.0) / 2:
+            if was_full:
+                self._tell_early(found, window, used_before or 0.0)
+            if window is found.shorter:
+                self._forget_present(found, ev.at)
         if window.over(now):
             window.reset(now)  # it tells of a window that is over
         if run is not None:
@@ -204,6 +231,35 @@ class Plans:
                 words,
                 "medium",
             )
+
+    def _tell_early(self, found: Subscription, window: Window, before: float) -> None:
+        words = (
+            f"the {window.name} window of {found.key} has been renewed before its reset: "
+            f"{percent(window.used or 0.0)} is used after {percent(before)}"
+        )
+        if found.banked_resets is not None:
+            words += f"; banked resets left: {found.banked_resets}"
+        self._publish(EventType.PLAN_RESET, found, window, words, "low")
+
+    def _credits_seen(self, found: Subscription, told: SeePlan) -> None:
+        """Note what a reply tells of credits and banked resets, and tell when calls begin to be
+        paid by credits."""
+        if told.credits is not None:
+            found.credits = told.credits
+        if told.banked_resets is not None:
+            found.banked_resets = told.banked_resets
+        if told.on_credits is None:
+            return
+        if told.on_credits and not found.on_credits:
+            left = f"; {found.credits} is left" if found.credits is not None else ""
+            self._publish(
+                EventType.PLAN_CREDITS,
+                found,
+                None,
+                f"credits pay for calls of {found.key} because a window is used up{left}",
+                "medium",
+            )
+        found.on_credits = told.on_credits
 
     def _divide(self, found: Subscription, window: Window, grown: float, at: float) -> None:
         """Divide what a window has grown among the runs that had calls since it last grew. What
@@ -231,9 +287,11 @@ class Plans:
     def bar(self, run: Run, asked: AdmitCall, at: float) -> PlanBar | None:
         """Return why a call has to wait, or is refused."""
         provider = provider_of(asked.api)
-        if provider is None:
+        if provider is None or not asked.login:
             return None
-        found = self._of_login(provider, asked.login)
+        found = self._of_login(provider, asked.login, run.birth.uid) or self._of_login(
+            provider, asked.login, None
+        )
         if found is None and provider in run.subscriptions:
             found = self.known.get(run.subscriptions[provider])
         return self._bar(found, asked.model, at) if found is not None else None
@@ -264,7 +322,7 @@ class Plans:
         if policy.action == "warn":
             return None
         for window in found.windows.values():
-            self._reset_if_over(found, window, at)
+            self._reset_if_over(found, window, self._by_now(at), at)
         # a root may call other models than the one of which no more may be used
         barring = [each for each in found.barring(policy, model) if not (root and "_" in each.name)]
         if not barring:
@@ -332,7 +390,7 @@ class Plans:
         whose turn has come."""
         for found in self.known.values():
             for window in found.windows.values():
-                self._reset_if_over(found, window, at)
+                self._reset_if_over(found, window, self._by_now(at), at)
         self._give_turns(at)
         for run in [each for each in self._held.values() if each.plan_hold is not None]:
             hold = run.plan_hold
@@ -340,8 +398,11 @@ class Plans:
                 self._go_on(run, at)
         self._arm(at)
 
-    def _reset_if_over(self, found: Subscription, window: Window, at: float | None = None) -> None:
-        now = found.heard_at if at is None else at + self._offset - AFTER_RESET
+    def _by_now(self, at: float) -> float:
+        """Return up to when resets have taken place, in Unix time."""
+        return at + self._offset - AFTER_RESET
+
+    def _reset_if_over(self, found: Subscription, window: Window, now: float, at: float) -> None:
         if window.over(now):
             rejected, window_used = window.rejected, window.used
             window.reset(now)
@@ -350,7 +411,7 @@ class Plans:
             ):
                 found.status = None
             if window is found.shorter:
-                self._forget_present(found)
+                self._forget_present(found, at)
             self._ctx.do(c.SavePlan(found))
             if rejected or window_used is not None:
                 self._publish(
@@ -361,17 +422,30 @@ class Plans:
                     "low",
                 )
 
-    def _forget_present(self, found: Subscription) -> None:
-        """What trees have used of the last window counts no more against their `plan` limits."""
-        for run in self._ctx.tree:
+    def _forget_present(self, found: Subscription, at: float) -> None:
+        """What trees have used of the last window counts no more against their `plan` limits, and
+        those that wait because of it go on."""
+        for run in list(self._ctx.tree):
             if run.plan_present.pop(found.key, None) is not None:
                 run.account.levels[LimitKind.PLAN] = round(
                     100 * max(run.plan_present.values(), default=0.0), 6
                 )
-                active = run.limits.get(LimitKind.PLAN)
-                if active is not None and run.held_by is not active:
-                    active.near = active.over = False
                 self._ctx.changed(run)
+                active = run.limits.get(LimitKind.PLAN)
+                if active is None or active.above(run.account.used(LimitKind.PLAN) or 0):
+                    continue
+                active.near = active.over = False
+                if run.held_by is active:
+                    self._release(run, at)
+
+    def _release(self, run: Run, at: float) -> None:
+        """Let a run go on that its `plan` limit has held, unless something else does."""
+        self._lifecycle.release_limit_hold(run)
+        paused = run.paused
+        by_person = paused is not None and (paused.by_hand or paused.suspended)
+        if holding(run) or not by_person:
+            self._limit_holds.resume_unless_held(run, at)
+            self._limits.enforce_subtree(run, at)
 
     def _give_turns(self, at: float) -> None:
         """Give each run that nothing bars any more its turn, and take it from those that are barred
@@ -513,9 +587,14 @@ class Plans:
         )
 
     def _publish(
-        self, what: EventType, found: Subscription, window: Window, message: str, severity: Severity
+        self,
+        what: EventType,
+        found: Subscription,
+        window: Window | None,
+        message: str,
+        severity: Severity,
     ) -> None:
-        reset = window.resets_at
+        reset = window.resets_at if window is not None else None
         event = types.Event(
             type=what,
             severity=severity,
@@ -523,8 +602,8 @@ class Plans:
             scope="user",
             provider=found.provider,
             account=found.account,
-            window=window.name,
-            used_ratio=window.used,
+            window=window.name if window is not None else None,
+            used_ratio=window.used if window is not None else None,
             resets_at=datetime.fromtimestamp(reset, UTC) if reset is not None else None,
         )
         self._ctx.do(c.Publish(event, ()))
@@ -534,7 +613,7 @@ def _may_use(run: Run, found: Subscription) -> bool:
     """Return whether a root may use a subscription: not if its environment holds a credential of
     another account."""
     login = run.asked.logins.get(found.provider)
-    return login is None or login in found.logins or login == found.account
+    return login is None or login in found.logins
 
 
 def _program_of(run: Run) -> str:

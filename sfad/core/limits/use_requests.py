@@ -72,8 +72,8 @@ class UseRequests:
             found[0].birth.uid, found[0].lineage_ids
         ):
             message = (
-                f"no reservation '{ev.reservation}' is open: it was settled, or its run has ended "
-                "and it was charged in full"
+                f"no reservation '{ev.reservation}' is open: "
+                "it was settled, or its run has ended and it was charged in full"
             )
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
         elif (run := self._ctx.permitted_run(ev, "settle", found[0].id)) is not None:
@@ -97,8 +97,8 @@ def over_limit(limited: Run, active: ActiveLimit, used: float, more: float) -> L
         used=to_wire(limit.kind, used),
         asked=to_wire(limit.kind, more),
         message=(
-            f"not reserved: {amount(limit.kind, more)} more would take {whose}: {numbers}. Finish "
-            "with what you have."
+            f"not reserved: {amount(limit.kind, more)} more would take {whose}: {numbers}. "
+            "Finish with what you have."
         ),
     )
 
@@ -112,6 +112,5 @@ def over_budget(budget: Budget, more: int) -> LimitRefusal:
         used=to_usd(budget.used),
         asked=to_usd(more),
         message=f"not reserved: {format_usd(to_usd(more))} USD more is not left in the budget: "
-        f"{budget.sentence}. "
-        "Finish with what you have.",
+        f"{budget.sentence}. Finish with what you have.",
     )

@@ -9,6 +9,7 @@ from .. import commands as c
 from .. import events as e
 from ..context import Context
 from ..life.stopping import Stopping
+from ..state.account import NOTHING
 from ..state.limits import NEED_COUNTING
 from ..state.naming import program_name
 from ..state.request import name_of
@@ -45,10 +46,9 @@ class Unadmitted:
         depth = len(run.ancestors) + 1 + sum(pid in run.unadmitted_seen for pid, _ in process.above)
         self._count(run, process)
         message = (
-            f"'{process.program}' (process {process.pid}) was started within run {run.id} "
-            f"('{run.name}') without asking the "
-            f"daemon: {process.command}; it counts as a descendant ({run.admitted} of "
-            f"{run.birth.max_descendants.value})"
+            f"'{process.program}' (process {process.pid}) was started within run "
+            f"{run.id} ('{run.name}') without asking the daemon: {process.command}; "
+            f"it counts as a descendant ({run.admitted} of {run.birth.max_descendants.value})"
         )
         advice = (
             f"to have it ask: sfactl shim install {process.program}, or start it with sfactl run"
@@ -101,8 +101,8 @@ def _asked_for(run: Run, process: e.AgentProcess) -> bool:
     return own and all(program != process.program for _, program in process.above)
 
 
-# ---- Use that went around the gateway (docs/gateway.md): what a run's stream or
-# session file tells beyond the calls that it
+# ---- Use that went around the gateway (docs/gateway.md): what a run's stream or session file tells
+# beyond the calls that it
 # saw, and connections of an agent program to its model where no call has come through.
 #
 # A run that has the gateway can leave it: with an address of its own, a cleared environment, a
@@ -113,6 +113,7 @@ def _asked_for(run: Run, process: e.AgentProcess) -> bool:
 _FACTOR, _MORE = 2, 20_000
 """So many times the tokens that the gateway saw, and so many more, are no error of counting: a
 resumed session may tell of older turns, and a program of calls that were tried twice."""
+_OWN_WORD: tuple[Source, ...] = ("report", "stream")
 _WHERE: dict[Source, str] = {"stream": "its output", "session": "its session file"}
 
 
@@ -142,8 +143,8 @@ class Bypasses:
         their model first of all."""
         if _may_go_around(run, "connection") and run.account.seen_by_gateway is None:
             found = (
-                f"'{ev.program}' runs in it, it has a connection to {ev.api}, and no call of it "
-                "has come through the gateway"
+                f"'{ev.program}' runs in it, it has a connection to {ev.api}, "
+                "and no call of it has come through the gateway"
             )
             self._tell(run, "connection", found, ev.at)
 
@@ -156,8 +157,8 @@ class Bypasses:
             self._ctx.changed(each)
         message = (
             f"it calls its model around the gateway: {found}. So its limits are kept after its "
-            "calls, not before them; "
-            "docs/gateway.md says what leads around it"
+            "calls, not before them; docs/gateway.md says what leads around it. If it shall go "
+            "around it, start it with --no-gateway"
         )
         self._ctx.publish(EventType.GATEWAY_BYPASSED, run, message, "high")
         if terminates:
@@ -172,15 +173,27 @@ class Bypasses:
 
 
 def _may_go_around(run: Run, cause: str) -> bool:
-    """Return whether this is not known of the run yet."""
+    """Return whether this is not known of the run yet. An agent that tells its use for sfad is
+    metered, not astray; the session file of another program within it may tell more."""
+    if _meters_itself(run) and cause != "session":
+        return False
     return run.asked.gated and cause not in run.bypassed and run.status is not Status.STOPPING
 
 
+def _meters_itself(run: Run) -> bool:
+    """Return whether its agent tells what it uses by a way that sfad offers, whatever leads to its
+    model."""
+    return run.asked.tells_each_call or run.asked.reports
+
+
 def _seen(run: Run) -> int | None:
-    """Return the tokens of the run's calls that the gateway saw; `None` if there was none. What
-    runs below it use is part of that, because a run's output holds what a shimmed program in its
-    script prints."""
+    """Return the tokens of the run's calls that the gateway saw, or that an agent has told which
+    meters itself; `None` if there was none. What runs below it use is part of that, because a run's
+    output holds what a shimmed program in its script prints."""
     seen, below = run.account.seen_by_gateway, run.account.below.get(LimitKind.TOKENS, 0)
+    if _meters_itself(run):
+        told = [run.account.sources.get(source, NOTHING).tokens for source in _OWN_WORD]
+        seen = max((each for each in (seen, *told) if each is not None), default=None)
     return None if seen is None and not below else (seen or 0) + below
 
 

@@ -9,10 +9,14 @@
 `account`     what a run has used and reserved
 `limits`      where a run's limits come from, and what exceeds them
 `plans`       windows of subscriptions
-`allowances`  budgets over the nodes of a fleet: what the keeper gives, and what other nodes ask it for
-`grants`      what is known of a run on another node, and of the lease of one that another node has granted
+`allowances`  budgets over the nodes of a fleet: what the keeper gives, and what other nodes ask it
+              for
+`grants`      what is known of a run on another node, and of the lease of one that another node has
+              granted
 `alerts`      one alert: raised, held, cleared; and what alerts watch of all runs together
-`run`         one run: its number, what is saved of it, how far a stop has come, and its transition table
-`tree`        the live runs, the bounds that a lineage shares, and what a daemon finds of an earlier one
+`run`         one run: its number, what is saved of it, how far a stop has come, and its transition
+              table
+`tree`        the live runs, the bounds that a lineage shares, and what a daemon finds of an earlier
+              one
 `quotas`      rates and the queue of waiting trees
 """

@@ -260,8 +260,8 @@ def why_verb_refused(
         return f"only the daemon's own gateway may '{verb}'"
     if access.outside == "admin" and not rules.is_admin(peer):
         return (
-            f"user {peer.user} may not '{verb}': only root, the daemon's own user and members of "
-            "access.admin_group may"
+            f"user {peer.user} may not '{verb}': "
+            "only root, the daemon's own user and members of access.admin_group may"
         )
     return None if peer.run is None else _why_refused_inside(peer.run, verb, access, permissions)
 
@@ -291,8 +291,8 @@ def why_sessions_refused(peer: Peer, permissions: Permissions, rules: AccessRule
     refused = why_verb_refused(peer, "start_session", permissions, rules)
     if refused is None and peer.run is not None and not permissions.sessions:
         return (
-            f"run {peer.run} is a subagent: sessions are for the main agent, and for runs that it "
-            "started with --nested"
+            f"run {peer.run} is a subagent: sessions are for the main agent, "
+            "and for runs that it started with --nested"
         )
     return refused
 
@@ -305,13 +305,13 @@ def why_target_refused(peer: Peer, verb: str, lineage: Sequence[RunId]) -> str |
     if peer.run is None or peer.run in lineage:
         return None
     return (
-        f"run {peer.run} may not use '{verb}' on run {lineage[-1]}: it is not in the subtree of "
-        f"{peer.run}"
+        f"run {peer.run} may not use '{verb}' on run {lineage[-1]}: "
+        f"it is not in the subtree of {peer.run}"
     )
 
 
-# ---- Which runs a request for names and labels means, in each verb that takes
-# `--name` and `--label`
+# ---- Which runs a request for names and labels means, in each verb that takes `--name` and
+# `--label`
 
 
 def values_of(wanted: str | Sequence[str]) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from ...protocol.units import format_duration, format_usd
 from .budgets import Budget, to_nanos, to_usd
 from .policy import Policy
 
-# ---- One alert: raised when its value crosses the threshold, cleared when the
-# value has stayed below it for `HOLD`
+# ---- One alert: raised when its value crosses the threshold, cleared when the value has stayed
+# below it for `HOLD`
 #
 # Without the hold, a run whose use goes up and down around a threshold would raise an alert, and
 # wake an operator, each time.
@@ -110,8 +110,8 @@ class SummedWindow:
         return self._parts[0][0] + self.span if self._parts else None
 
 
-# ---- What alerts watch of all runs together: what they cost within a window, how
-# many of them limits have ended, and budgets
+# ---- What alerts watch of all runs together: what they cost within a window, how many of them
+# limits have ended, and budgets
 
 
 Key = tuple[str, str]
@@ -190,7 +190,8 @@ class SharedAlerts:
         return window
 
     def look(
-        self, policy: Policy, at: float, budgets: Mapping[Key, BudgetUse], plans: Mapping[Key, tuple[Measure, str]]
+        self, policy: Policy, at: float, budgets: Mapping[Key, BudgetUse],
+        plans: Mapping[Key, tuple[Measure, str]]
     ) -> Iterator[tuple[Key, Change, Measure, str]]:  # fmt: skip
         """Yield each alert that has changed, with its value and what it says."""
         for key in sorted(
@@ -269,15 +270,15 @@ def _message(key: Key, now: Measure) -> str:
     span = format_duration(now.window or 0)
     if key == TERMINATIONS:
         return (
-            f"limits and budgets ended {now.value:g} runs within {span} (alerts.terminations is "
-            f"{now.threshold:g})"
+            f"limits and budgets ended {now.value:g} runs within {span} "
+            f"(alerts.terminations is {now.threshold:g})"
         )
     whose, name = (
         (f"runs of user {key[1]}", "cost_usd_per_user") if key[1] else ("runs", "cost_usd")
     )
     return (
-        f"{whose} cost {format_usd(now.value)} USD within {span} (alerts.{name} is "
-        f"{format_usd(now.threshold)})"
+        f"{whose} cost {format_usd(now.value)} USD within {span} "
+        f"(alerts.{name} is {format_usd(now.threshold)})"
     )
 
 

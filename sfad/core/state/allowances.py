@@ -55,9 +55,8 @@ def give(
         given.lacks = need > left
         if not given.lacks:
             given.allowance += min(left, max(need, left // (PARTS * (len(budget.given) + FEW))))
-        elif (
-            not budget.held
-        ):  # else what others give back makes it enough, for this node or another one
+        elif not budget.held:
+            # else what others give back makes it enough, for this node or another one
             given.allowance += left
     scarce = (
         budget.short

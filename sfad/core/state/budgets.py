@@ -9,8 +9,8 @@ from ...protocol.kinds import COSTS
 from ...protocol.types import LimitKind
 from ...protocol.units import format_usd
 
-# ---- Money inside the core: whole nano-dollars (1 USD = 1 000 000 000), so that
-# sums and comparisons are exact
+# ---- Money inside the core: whole nano-dollars (1 USD = 1 000 000 000), so that sums and
+# comparisons are exact
 #
 # Ten reservations of 0.1 USD must fit a limit of 1 USD and the eleventh must not; with floats each
 # comparison needs a tolerance. Micro-dollars are too coarse, because one token can cost less than
@@ -49,8 +49,8 @@ def to_wire(kind: LimitKind, amount: float) -> float:
     return amount / NANOS if kind in COSTS else amount
 
 
-# ---- Money budgets of users and teams (docs/limits.md). The shell knows the
-# calendar, and tells when a period begins
+# ---- Money budgets of users and teams (docs/limits.md). The shell knows the calendar, and tells
+# when a period begins
 
 
 @dataclass(slots=True)
@@ -168,14 +168,14 @@ class Budget:
         elif self.given:
             held = format_usd(to_usd(self.held))
             words = (
-                f"{most}{used} of {allowed} USD a {self.period} in the fleet, and other nodes "
-                f"hold {held} more"
+                f"{most}{used} of {allowed} USD a {self.period} in the fleet, "
+                f"and other nodes hold {held} more"
             )
         else:
             words = f"{most}{used} of {allowed} USD a {self.period}"
         return (
-            f"{self.scope} {self.name} has used {words}; it renews at "
-            f"{self.renews.replace('T', ' ')[:16]}"
+            f"{self.scope} {self.name} has used {words}; "
+            f"it renews at {self.renews.replace('T', ' ')[:16]}"
         )
 
     @property

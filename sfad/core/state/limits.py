@@ -147,8 +147,8 @@ def limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> L
     silence = chosen.get(LimitKind.SILENCE)
     if silence is not None and silence.action is Action.CONTINUE and asked.attempts == 1:
         raise Invalid(
-            "the action 'continue' of the limit 'silence' needs further attempts, as in: "
-            "--attempts 3"
+            "the action 'continue' of the limit 'silence' needs further attempts, "
+            "as in: --attempts 3"
         )
     if above is not None:
         narrow(chosen, above)
@@ -264,22 +264,19 @@ def check_range(limit: Limit, policy: Policy) -> None:
     most = most_of(limit.kind, policy)
     if limit.action is not None and not spec.acts:
         raise Invalid(
-            f"the limit '{limit.kind}' takes no action, so '{limit.action}' cannot be its "
-            "action "
-            f"({limit.source})"
+            f"the limit '{limit.kind}' takes no action, "
+            f"so '{limit.action}' cannot be its action ({limit.source})"
         )
     if limit.action is Action.CONTINUE and limit.kind is not LimitKind.SILENCE:
         raise Invalid(
-            f"the limit '{limit.kind}' cannot continue a session ({limit.source}), because it "
-            "would be exceeded again; only "
-            "silence can, as in silence=15m:continue. After another limit: sfactl continue RUN "
-            "--limit …"
+            f"the limit '{limit.kind}' cannot continue a session ({limit.source}), "
+            "because it would be exceeded again; only silence can, as in silence=15m:continue. "
+            "After another limit: sfactl continue RUN --limit …"
         )
     if limit.action is Action.REFUSE and limit.kind not in METERED_KINDS:
         raise Invalid(
             f"the limit '{limit.kind}' cannot refuse ({limit.source}): only what is reserved "
-            "before it is used can be refused, "
-            f"which is {', '.join(sorted(METERED_KINDS))}"
+            f"before it is used can be refused, which is {', '.join(sorted(METERED_KINDS))}"
         )
     # false for a NaN, too
     within = spec.least <= threshold < inf and (most is None or threshold <= most)
@@ -304,8 +301,8 @@ def _out_of_range(limit: Limit, most: float | None, policy: Policy) -> str:
     if most is None or not limit.threshold > most or not spec.most:
         return range_
     return (
-        f"{range_}. To allow more, raise {policy.where_set(f'limits.{spec.most}')}, then run: "
-        "sfactl reload"
+        f"{range_}. To allow more, raise {policy.where_set(f'limits.{spec.most}')}, "
+        "then run: sfactl reload"
     )
 
 

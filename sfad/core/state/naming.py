@@ -30,8 +30,8 @@ AGENT_COMMANDS = frozenset({*KNOWN_PROGRAMS, *_BY_PACKAGE})
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "busybox"})
 
 _NODE = (
-    "r e p C --require --import --loader --experimental-loader --eval --print --conditions "
-    "--tsconfig"
+    "r e p C --require --import --loader --experimental-loader --eval "
+    "--print --conditions --tsconfig"
 )
 _INTERPRETERS = {
     "python": "c m W X", "pypy": "c m W X", "node": _NODE, "nodejs": _NODE, "tsx": _NODE,
@@ -51,9 +51,14 @@ _LAUNCHERS = {
     "sudo": "u g h p C c R D T r t U --user --group --host --prompt --chdir --chroot --role --type",
     "doas": "u C", "xvfb-run": "n e f p s w", "strace": "o e s a p u E I O S P X b", "flock": "w E",
     "watch": "n --interval",
-    "systemd-run": ("p E u H M --unit --property --setenv --uid --gid --slice --description " "--working-directory"),
+    "systemd-run": (
+        "p E u H M --unit --property --setenv --uid --gid --slice --description --working-directory"
+    ),
     "npx": "p c w --package --call --workspace", "bunx": "p --package",
-    "uvx": ("p w --from --with --with-editable --with-requirements --python --index --index-url " "--env-file"),
+    "uvx": (
+        "p w --from --with --with-editable --with-requirements --python "
+        "--index --index-url --env-file"
+    ),
     "pipx": "i --spec --python --pip-args --index-url",
 }  # fmt: skip
 """Programs whose first operand is the command to run, and their options that take a value."""
@@ -63,8 +68,7 @@ _OPERANDS_FIRST = {"chrt": 1, "taskset": 1, "timeout": 1, "flock": 1}
 
 _UV = (
     "m p w --module --with --with-editable --with-requirements --python --project --directory "
-    "--extra --group --package "
-    "--env-file --index"
+    "--extra --group --package --env-file --index"
 )
 _RUNNERS = {
     "uv": ("run", _UV), "poetry": ("run", "C P --directory --project"), "pipenv": ("run", ""),

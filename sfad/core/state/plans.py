@@ -3,8 +3,10 @@ has used how much."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, tzinfo
+from hashlib import sha256
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,9 +35,10 @@ OVERTAKEN = 60.0
 """Replies of parallel calls overtake each other: within so many seconds after a figure was first
 told, a lower one is older, and so is a reply that says nothing of a refusal. A reset that is later
 by more than this is of another window."""
-FARTHEST = 400 * DAY
-"""Seconds. No window is so long, so a reset or a wait that is farther away is not believed: no
-calendar has a moment that a header can name in error."""
+LONGEST = 31 * DAY
+"""Seconds. No window is longer."""
+CLOCKS_DIFFER = 600.0
+"""Seconds. A reset that is farther away than a window is long, and this, is not believed."""
 MOST_WINDOWS = 16
 MOST_RUNS = 1000
 """Runs that have a part in the next growth of a window. A thousand are a leak."""
@@ -45,7 +48,8 @@ _SLACK = 1e-9
 LENGTHS = {"5h": 5 * 3600.0, "7d": 7 * DAY, "primary": 5 * 3600.0, "secondary": 7 * DAY}
 """Seconds of windows, where a provider does not tell them."""
 LENGTH = 5 * 3600.0
-"""Seconds of any other window."""
+"""Seconds of any other window, unless its name says how long it is."""
+_NAMED = re.compile(r"(\d{1,3})([hd])")
 
 
 def provider_of(api: str) -> Provider | None:
@@ -87,7 +91,12 @@ class Window(Struct):
     @property
     def length(self) -> float:
         """Seconds."""
-        return self.seconds or LENGTHS.get(self.name.partition("_")[0], LENGTH)
+        name = self.name.partition("_")[0]
+        if self.seconds or name in LENGTHS:
+            return min(self.seconds or LENGTHS[name], LONGEST)
+        named = _NAMED.fullmatch(name)
+        hours = int(named[1]) * (24 if named[2] == "d" else 1) if named is not None else 0
+        return min(3600.0 * hours or LENGTH, LONGEST)
 
     @property
     def of_week(self) -> bool:
@@ -112,7 +121,12 @@ class Window(Struct):
     def over(self, now: float) -> bool:
         """Return whether it has ended. An end that no window can have is none, as an earlier
         version may have saved it."""
-        return self.ends_at is not None and not now < self.ends_at <= now + FARTHEST
+        return self.ends_at is not None and (
+            self.ends_at <= now or self._is_too_far(self.ends_at, now)
+        )
+
+    def _is_too_far(self, moment: float, now: float) -> bool:
+        return not moment <= now + self.length + CLOCKS_DIFFER  # so is what is no number
 
     def reset(self, now: float) -> None:
         self.began_at = min(self.ends_at or self.began_at, now)
@@ -137,7 +151,8 @@ class Window(Struct):
 
     def hear(self, seen: SeenWindow, now: float, retry_after: float | None) -> float:
         """Take what a reply says of it. Return how much it has grown since it was heard of last."""
-        if seen.resets_at is not None and not seen.resets_at <= now + FARTHEST:
+        self.seconds = seen.seconds or self.seconds
+        if seen.resets_at is not None and self._is_too_far(seen.resets_at, now):
             seen = replace(seen, resets_at=None)
         if self.used is None and not self.rejected:
             self.since = now
@@ -151,18 +166,22 @@ class Window(Struct):
             # of another window than its growth was counted in; that agents stop too early is the
             # lesser harm
             self.base = None
+        is_next = (
+            seen.resets_at is not None
+            and self.resets_at is not None
+            and seen.resets_at > self.resets_at + OVERTAKEN
+        )
         self.heard_at = now
-        self.seconds = seen.seconds or self.seconds
         self.resets_at = (
             seen.resets_at if seen.resets_at is not None and not older else self.resets_at
         )
         if seen.rejected and (self.resets_at is None or self.resets_at <= now):
             self.resets_at = now + (
-                retry_after if retry_after and retry_after <= FARTHEST else UNTOLD
+                retry_after if retry_after and retry_after <= self.length else UNTOLD
             )
         if seen.rejected:
             self.rejected, self.rejected_at = True, now
-        elif now - self.rejected_at >= OVERTAKEN:
+        elif is_next or now - self.rejected_at >= OVERTAKEN:
             self.rejected = False
         if seen.used_ratio is None or older:
             return 0.0
@@ -216,15 +235,24 @@ class Window(Struct):
             return None  # a burst of calls is no rate
         rate = (self.used - ratio) / max(1.0, now - began)
         at = now + (1 - self.used) / rate if rate > 0 else None
-        return at if at is not None and at < (self.resets_at or now + FARTHEST) else None
+        return at if at is not None and at < (self.resets_at or now + LONGEST) else None
+
+
+NO_USER = -1
 
 
 class Subscription(Struct):
-    """An account of a provider whose windows are known."""
+    """An account of a provider whose windows are known. It belongs to one user of the machine, or
+    to the operator: what one user's replies tell is not believed of another's account."""
 
     provider: Provider
     account: str
-    """A hash of the organization, or of the credential."""
+    """As `account_of` makes it."""
+    uid: int | None = NO_USER
+    """Its user; `None`: the operator, whose key all users' runs may use. `NO_USER`: it was saved
+    before accounts had users."""
+    organization: str | None = None
+    """A hash of it, where a reply has named it."""
     plan_type: str | None = None
     status: str | None = None
     heard_at: float = 0.0
@@ -235,6 +263,12 @@ class Subscription(Struct):
     """The users whose runs have used it."""
     programs: list[str] = []
     """The agent programs that these have used it with, as `caller`."""
+    on_credits: bool | None = None
+    """Whether credits pay for calls because a window is used up."""
+    credits: str | None = None
+    """What is left of them, as the provider says."""
+    banked_resets: int | None = None
+    """Resets that the person may have whenever they want."""
 
     @property
     def key(self) -> str:
@@ -244,8 +278,9 @@ class Subscription(Struct):
         """Return what other nodes of a fleet are told of it."""
         return SharedPlan(
             provider=self.provider,
+            uid=self.uid,
             login=self.logins[-1] if self.logins else "",
-            organization=self.account if self.account not in self.logins else None,
+            organization=self.organization,
             plan_type=self.plan_type,
             status=self.status,
             heard_at=self.heard_at,
@@ -266,6 +301,11 @@ class Subscription(Struct):
         if "5h" in self.windows or "primary" in self.windows:
             return self.windows.get("5h") or self.windows.get("primary")
         return next((each for each in self.windows.values() if not each.of_week), None)
+
+
+def account_of(uid: int | None, identity: str) -> str:
+    """Return the name of an account. `identity`: a hash of its organization or credential."""
+    return sha256(f"{uid} {identity}".encode()).hexdigest()[:12]
 
 
 MOST_LOGINS = 64

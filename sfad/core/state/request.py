@@ -7,8 +7,8 @@ from msgspec import Struct
 from ...protocol.types import Action, After, Bound, Claim, Grant, Kind, Limit, Placing, RunId
 from .policy import Invalid
 
-# ---- Which tools a run may use: the lists of `--allow-tool` and `--block-tool`,
-# and how a child's are narrowed
+# ---- Which tools a run may use: the lists of `--allow-tool` and `--block-tool`, and how a child's
+# are narrowed
 
 
 class ToolLists(NamedTuple):
@@ -33,9 +33,8 @@ def narrowed(own: ToolLists, above: ToolLists, caller: str) -> ToolLists:
     within += [tool for tool in above.allowed if name_of(tool) in own.allowed]
     if not within:
         raise Invalid(
-            f"none of the tools {', '.join(own.allowed)} is among those of {caller}, which may "
-            f"use {', '.join(above.allowed)}; "
-            "name some of these"
+            f"none of the tools {', '.join(own.allowed)} is among those of {caller}, "
+            f"which may use {', '.join(above.allowed)}; name some of these"
         )
     return ToolLists(tuple(dict.fromkeys(within)), blocked)
 
@@ -79,6 +78,8 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     """Its command is an agent program that sfad knows by name."""
     tells_each_call: bool = False
     """Its meter reads lines that its agent prints after each call, for the meter."""
+    reports: bool = False
+    """Its agent reports what it uses, as its person says."""
     limits: tuple[Limit, ...] = ()
     on_limit: Action | None = None
     max_depth: Bound | None = None

@@ -39,8 +39,8 @@ from .policy import Invalid
 from .request import Asked
 from .vocabulary import ReasonKind
 
-# ---- The stop ladder of a run: signal, grace, SIGKILL until its containment is
-# empty, then a survey of what survived
+# ---- The stop ladder of a run: signal, grace, SIGKILL until its containment is empty, then a
+# survey of what survived
 #
 # A ladder empties one run's containment, and with it every descendant's. Time takes it from rung to
 # rung; it ends as soon as the containment is empty. Where the policy names a run's program, there
@@ -229,6 +229,9 @@ class Streak(Struct):
     """That it repeats was published."""
 
 
+MAX_FREE, MAX_FREE_NAME = 16, 200
+
+
 class Paused(Struct):
     """The run is paused itself, not only with an ancestor."""
 
@@ -240,7 +243,7 @@ class Paused(Struct):
     no_money: Reason | None = None
     """Of a root: the budget that keeps its tree paused."""
     by_hand: bool = False
-    """While it `resumes_itself`: a request paused it as well."""
+    """While it `resumes_itself`, or is held until a reset: a request paused it as well."""
     frozen: bool = True
     """Its processes stand still. Where a call to its model was not made, only its calls do: a reply
     must not be frozen in its middle."""
@@ -344,6 +347,8 @@ class State:
     clock: Clock = field(default_factory=Clock)
     account: Account = field(default_factory=Account)
     tools_said: set[str] = field(default_factory=set)
+    free_models: set[str] = field(default_factory=set)
+    """Models of its calls that cost nothing, for what its agent tells of them."""
     """Forbidden tools whose use was published."""
     paused: Paused | None = None
     limit_hold: LimitHold | None = None
@@ -447,6 +452,11 @@ class State:
         return self.no_money is not None or self.plan_hold is not None
 
     @property
+    def held_until_reset(self) -> bool:
+        """Whether its limit of a subscription's window holds it."""
+        return self.limit_hold is not None and self.limit_hold.kind is LimitKind.PLAN
+
+    @property
     def repeating(self) -> Repetition | None:
         """The tool call that its model repeats, as long as it does."""
         return (
@@ -539,8 +549,8 @@ class Run(State):
             )
         if reason is None and self.paused is not None and self.paused.suspended:
             words = (
-                "suspended at its terminal; it continues with 'fg' there, or with: sfactl resume "
-                f"{self.id}"
+                "suspended at its terminal; it continues with 'fg' there, or with: "
+                f"sfactl resume {self.id}"
             )
             return Reason(kind=ReasonKind.SUSPENDED, message=words)
         return reason

@@ -87,8 +87,8 @@ def narrower(asked: Bound | None, inherited: Bound) -> Bound:
     return asked
 
 
-# ---- What a daemon finds of an earlier one: saved runs, what there is of them now,
-# and stop requests that wait
+# ---- What a daemon finds of an earlier one: saved runs, what there is of them now, and stop
+# requests that wait
 #
 # A run is saved as its `Birth`, once, and its `State`, after each change. `State` is the run's own
 # part, not a copy: it is encoded before the next event is handled. Times are those of the core's

@@ -1,33 +1,44 @@
 """The trio shell: turns what happens into events, and the core's commands into effects. It decides
 nothing.
 
-server ─ pending_requests ─────────▶ ┌───────────┐ ─▶ event ─▶ core ─▶ commands ─┬─▶ saving: journal, then ledger
-launcher, timers ─ launcher_events ▶ │ core_loop │                               ├─▶ launching, launcher
-metering ──────────────────────────▶ └───────────┘                               └─▶ announcing, answers to requests
+server ─ pending_requests ─────────▶ ┌───────────┐
+launcher, timers ─ launcher_events ▶ │ core_loop │ ─▶ event ─▶ core ─▶ commands ─┐
+metering ──────────────────────────▶ └───────────┘                               │
+           saving: journal, then ledger ◀────────────────────────────────────────┤
+                    launching, launcher ◀────────────────────────────────────────┤
+        announcing, answers to requests ◀────────────────────────────────────────┘
 
 `hooking`          wires hooks to the config, the events and the ends of runs
-`runtime`          makes the parts, serves them, has them follow the config; takes over runs of an earlier daemon
+`runtime`          makes the parts, serves them, has them follow the config; takes over runs of an
+                   earlier daemon
 `core_loop`        feeds the machine with events, and applies its commands
-`launcher_events`  what launcher and timers tell; an end waits until it is known what its run has used
+`launcher_events`  what launcher and timers tell; an end waits until it is known what its run has
+                   used
 `adviser`          limits that past runs suggest
 `pending_requests` requests that wait for the core's answer
 `policy`           what the config says, in the core's terms
 `launching`        launches the attempts of runs, in their environments, with their shims
-`saving`           journal and ledger follow the core; waiting clients are told of ends; watches over the disk
-`announcing`       events: numbered, saved, logged, pushed to those that follow them, as are runs that have changed
+`saving`           journal and ledger follow the core; waiting clients are told of ends; watches
+                   over the disk
+`announcing`       events: numbered, saved, logged, pushed to those that follow them, as are runs
+                   that have changed
 `measuring`        metrics as they are now
 `metrics_endpoint` serves metrics by HTTP
 `scrapes`          one request for them; imported where they are served
 `gateway_process`  starts and watches a gateway
-`gateways`         the gateways of all users, which of them leads where, and connections that lead past them
+`gateways`         the gateways of all users, which of them leads where, and connections that lead
+                   past them
 `fleet`            this daemon as a node of a fleet: ways to other nodes, runs that execute there
-`keeper`           asks the keeper of a fleet what this node may spend of budgets, and tells it of subscriptions
+`keeper`           asks the keeper of a fleet what this node may spend of budgets, and tells it of
+                   subscriptions
 `fleet_process`    starts what makes this node's actor
 `granted`          requests of other nodes about runs that they have granted to this one
 `otel_process`     starts and watches the exporter of spans
 `gateway_routing`  what the commands and environments of runs say of the gateway
 `isolating`        whether a run is isolated, and what its sandbox is given
 `worktrees`        which run has a git worktree, and what its launch needs
-`shipping`         files that are sent with runs: archives, the copy in which a run works, what it has changed there
-`resources`        what a daemon opens before its loop begins, and what the launcher tells until then
+`shipping`         files that are sent with runs: archives, the copy in which a run works, what it
+                   has changed there
+`resources`        what a daemon opens before its loop begins, and what the launcher tells until
+                   then
 """

@@ -21,8 +21,8 @@ from ...runs.live import Watchers
 from ...storage.ledger import Ledger
 from .resources import Resources
 
-# ---- Pushes events to those that follow all of them, once they are on record, or
-# at once while the ledger cannot be written
+# ---- Pushes events to those that follow all of them, once they are on record, or at once while the
+# ledger cannot be written
 #
 # A client that resumes after the last number it has seen must neither miss an event nor get one
 # twice, across a daemon that was killed. So it sees nothing that the ledger may not have: not even
@@ -162,7 +162,8 @@ class Announcer:
             self._announce(event, ())
             return
         event = msgspec.structs.replace(
-            event, run_id=info.id, root_id=info.root_id, agent_name=info.name, user=info.user, channel=info.channel
+            event, run_id=info.id, root_id=info.root_id, agent_name=info.name, user=info.user,
+            channel=info.channel
         )  # fmt: skip
         self._announce(event, tuple(self._catalogue.lineage(info.id)))
 
@@ -203,8 +204,8 @@ class Announcer:
         return event
 
 
-# ---- Tells followers which runs have changed, several times a second at most, with
-# what the kernel counts of live ones
+# ---- Tells followers which runs have changed, several times a second at most, with what the kernel
+# counts of live ones
 #
 # Without a follower nothing is noted or measured: a change costs one look at an empty set.
 

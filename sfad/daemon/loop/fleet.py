@@ -359,8 +359,8 @@ class Fleet:
         runs = [run.id for run in self.runs_on(node)]
         for run in runs:
             why = (
-                f"node {node} was given up by an operator (sfactl fleet forget); whether the run "
-                "still executes is not known"
+                f"node {node} was given up by an operator (sfactl fleet forget); "
+                "whether the run still executes is not known"
             )
             self._feed(e.GrantLost(trio.current_time(), run, why))
         return runs

@@ -126,8 +126,8 @@ class GatewayProcess:
                 self._bind()  # live runs have its address
             except OSError as error:
                 self._log.warning(
-                    f"{self._name} has no address yet: {error}; the next run that uses it asks "
-                    "again"
+                    f"{self._name} has no address yet: {error}; "
+                    "the next run that uses it asks again"
                 )
 
     @property
@@ -200,9 +200,8 @@ class GatewayProcess:
             if found is None:
                 raise
             self._log.warning(
-                f"port {found.port} of {self._name} is taken: live runs cannot reach their "
-                "model "
-                f"({error.strerror})"
+                f"port {found.port} of {self._name} is taken: "
+                f"live runs cannot reach their model ({error.strerror})"
             )
             _bind_to_free_port(listener)
         _listen(listener)
@@ -417,8 +416,8 @@ class GatewayProcess:
             return noted_in(self._journal)
         except OSError as error:
             self._log.warning(
-                f"{self._journal} cannot be read: {error.strerror}; calls that were under way "
-                "count as reserved"
+                f"{self._journal} cannot be read: {error.strerror}; "
+                "calls that were under way count as reserved"
             )
             return []
 
@@ -444,8 +443,7 @@ class GatewayProcess:
             kept = keep_damaged(self._path)
             self._damaged(
                 f"{self._path} cannot be read, so live runs may not reach their model any "
-                "more: "
-                f"{error}; {kept}"
+                f"more: {error}; {kept}"
             )
             self._end_unknown()
             return None

@@ -138,8 +138,8 @@ def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
     )
     return (
         (
-            f"{other} is not what it was where this tree was started, so other settings of "
-            f"{setup.program} count"
+            f"{other} is not what it was where this tree was started, "
+            f"so other settings of {setup.program} count"
         )
         if other
         else None
@@ -193,9 +193,9 @@ def check_base_urls(setups: TreeSetups) -> None:
                 upstream.name,
             )
             raise Invalid(
-                f"{shown} in the environment cannot be an upstream of the gateway: it is not a "
-                "URL that begins with http:// or "
-                "https:// and has a host; correct or unset it, or start the run with --no-gateway"
+                f"{shown} in the environment cannot be an upstream of the gateway: "
+                "it is not a URL that begins with http:// or https:// and has a host; "
+                "correct or unset it, or start the run with --no-gateway"
             )
 
 

@@ -144,10 +144,14 @@ class Gateways:
         """Return the upstreams of the config as a gateway is told them: that of a user, or the
         service's own. Raises `OSError`."""
         return {
-            name: UpstreamInfo(url=each.url, api=each.api, through=self.own.base)
+            name: UpstreamInfo(url=each.url, api=each.api, through=self.own.base, free=each.free)
             if gateway_uid is not None and _has_key(each)
             else UpstreamInfo(
-                url=each.url, api=each.api, key_env=each.key_env, key_file=each.key_file
+                url=each.url,
+                api=each.api,
+                key_env=each.key_env,
+                key_file=each.key_file,
+                free=each.free,
             )
             for name, each in self.upstreams.items()
         }
@@ -248,8 +252,8 @@ def _has_key(upstream: UpstreamConfig) -> bool:
     return upstream.key_file is not None or upstream.key_env is not None
 
 
-# ---- Looks for connections that lead from an agent program to its model past the
-# gateway (docs/gateway.md)
+# ---- Looks for connections that lead from an agent program to its model past the gateway
+# (docs/gateway.md)
 #
 # While an agent program is alive in a run whose calls should come through the gateway and have not,
 # all TCP connections are looked at now and then, in a thread. A run without an agent program is

@@ -52,7 +52,8 @@ class Hooking:
         reports = HookReports(resources.log, announcer.tell_of_hook, resources.counts)
         env = kept_variables(key + b"=" + value for key, value in os.environb.items())
         self.on_events = EventHooks(
-            self.processes, reports, background, env, resources.socket, self._spool.save_done, catalogue.uid
+            self.processes, reports, background, env, resources.socket, self._spool.save_done,
+            catalogue.uid
         )  # fmt: skip
         self.end_hooks = EndHooks(
             self.processes,

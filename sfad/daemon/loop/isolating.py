@@ -58,8 +58,8 @@ def _destinations(texts: Sequence[str]) -> dict[Destination, str]:
     for entry, text in found.items():
         if is_model_api(entry.host):
             raise Invalid(
-                f"--egress: {text} is the API of a model, which a run reaches through the "
-                "gateway: leave it out"
+                f"--egress: {text} is the API of a model, which a run reaches through the gateway: "
+                "leave it out"
             )
     return found
 
@@ -126,8 +126,8 @@ class Isolating:
         inherited = caller.spawn.isolation if caller is not None else None
         if asked and network:
             raise Invalid(
-                "--egress is a way out of --isolate=net, and this run keeps the whole network: "
-                "add --isolate=net"
+                "--egress is a way out of --isolate=net, "
+                "and this run keeps the whole network: add --isolate=net"
             )
         if asked and not request.gateway:
             raise Invalid(

@@ -122,7 +122,7 @@ class KeeperRequests:
                 organization=plan.organization, plan_type=plan.plan_type, status=plan.status,
                 windows=plan.windows,
             )  # fmt: skip
-            self._feed(e.PlanSeen(trio.current_time(), time, told))
+            self._feed(e.PlanSeen(trio.current_time(), time, told, plan.uid))
 
     async def _find_keeper(self) -> None:
         """Wait until it is known who keeps the budgets: the daemon of the cluster's head, unless

@@ -32,8 +32,8 @@ from .isolating import Isolating
 from .resources import Resources
 from .shipping import Shipping
 
-# ---- Directories of shims, which come first in the PATH of runs (docs/agents.md):
-# the one that a person has installed, and those
+# ---- Directories of shims, which come first in the PATH of runs (docs/agents.md): the one that a
+# person has installed, and those
 # that the daemon makes for runs that use the gateway.
 #
 # A shim of a program that is not there would deceive `command -v`. So an automatic directory has
@@ -116,8 +116,8 @@ class AutomaticShims:
             _write(directory / os.fsdecode(BASH_ENV), _FIND_AGAIN, 0o644)
         except OSError as error:
             self._trouble(
-                f"{directory}: no automatic shims: {error.strerror}; what runs start by a "
-                "program's name is no child run"
+                f"{directory}: no automatic shims: {error.strerror}; "
+                "what runs start by a program's name is no child run"
             )
             return None
         return os.fsencode(directory)
@@ -146,8 +146,8 @@ def _executables(directory: Path) -> list[str]:
         return []
 
 
-# ---- The environment of a run: what the client sent, without variables of the
-# daemon or of another run, plus SFA_*
+# ---- The environment of a run: what the client sent, without variables of the daemon or of another
+# run, plus SFA_*
 
 
 _FOREIGN = (b"NOTIFY_SOCKET=", b"LISTEN_", b"WATCHDOG_", b"MAINPID=", b"FDSTORE=")
@@ -193,9 +193,8 @@ def _finding_shims(env: Sequence[bytes], shims: Sequence[bytes]) -> list[bytes]:
             kept.append(b"PATH=" + b":".join([*shims, *others]))
         elif not item.startswith(b"BASH_ENV="):
             kept.append(item)
-        elif not item.endswith(
-            b"/" + BASH_ENV
-        ):  # else it is that of a run above, and SFA_BASH_ENV holds the person's
+        elif not item.endswith(b"/" + BASH_ENV):
+            # else it is that of a run above, and SFA_BASH_ENV holds the person's
             kept.append(f"{THEIR_BASH_ENV}=".encode() + item[9:])
     return [*kept, b"BASH_ENV=" + shims[-1] + b"/" + BASH_ENV]
 

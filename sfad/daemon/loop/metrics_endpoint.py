@@ -89,8 +89,8 @@ class MetricsEndpoint:
         except (OSError, PathError) as error:
             self.trouble = str(error)
             self._log.error(
-                f"metrics are not served at {text}: {error}; correct metrics.listen, then run "
-                "'sfactl reload'"
+                f"metrics are not served at {text}: {error}; "
+                "correct metrics.listen, then run 'sfactl reload'"
             )
             return
         self.trouble = None

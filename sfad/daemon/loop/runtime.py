@@ -36,7 +36,6 @@ from ...runs.catalogue import CallList, RunCatalogue
 from ...runs.live import Watchers
 from ...storage.shipped import ShippedFiles
 from ...usage.metering import Metering
-from ...usage.silence import Signs, SilenceWatch
 from .adviser import Adviser
 from .announcing import Announcer, RunFeed
 from .core_loop import CoreLoop, EventQueue
@@ -150,8 +149,9 @@ class Succession:
         what = f"run_{info.status}"
         if not self.resources.ledger.records.has_event(info.id, what):
             why = info.reason.message if info.reason is not None else ""
-            event = Event(type=what, severity=severity_of_end(info.status), run_id=info.id, root_id=info.root_id,
-                          agent_name=info.name, user=info.user, message=why, channel=info.channel)  # fmt: skip
+            event = Event(type=what, severity=severity_of_end(info.status), run_id=info.id,
+                          root_id=info.root_id, agent_name=info.name, user=info.user, message=why,
+                          channel=info.channel)  # fmt: skip
             self.announcer.publish_event(event, tuple(self.catalogue.lineage(info.id)))
 
     def _tell_of_lost_stdin(self) -> None:
@@ -264,14 +264,12 @@ class Runtime:
         self.announcer = Announcer(
             resources, self.catalogue, self.watchers, self.status_text.outdated
         )
-        signs = Signs(self.catalogue.live, self.output)
-        silence = SilenceWatch(signs, self.launcher, self.feed, _nearing(config))
-        self.catalogue.heard = silence.heard
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, milestone=self._reached,
             trouble=self.log.warning, output=self.output, launcher=self.launcher,
-            prices=config.prices, nearing=_nearing(config), silence=silence,
+            prices=config.prices, nearing=_nearing(config), lives=self.catalogue.live,
         )  # fmt: skip
+        self.catalogue.heard = self.metering.silence.heard
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
         shipped = ShippedFiles(Path(self.state_dir), config.fleet.ship_max)
         jobs = MaintenanceJobs(
@@ -461,8 +459,8 @@ class Runtime:
         queued = self.machine.slots.queued
         parts = [
             (
-                f"{counted(len(self.machine.tree), 'run')} live, {queued} "
-                f"{'of them ' if queued else ''}queued"
+                f"{counted(len(self.machine.tree), 'run')} "
+                f"live, {queued} {'of them ' if queued else ''}queued"
             )
         ]
         if self.machine.draining:
@@ -506,8 +504,7 @@ class Runtime:
             if (open_ := self.machine.reservation(each.reservation)) is not None
         ]
         settled = [
-            (e.CallSettled(at, each, pricing.use_of_call(each, reservation)), reservation)
-            for each, reservation in found
+            (pricing.settled(at, each, reservation), reservation) for each, reservation in found
         ]
         # a call whose price was known, and is not now, counts as reserved
         sure = (

@@ -29,8 +29,8 @@ from .announcing import Announcer, RunFeed
 from .hooking import Hooking
 from .resources import Resources
 
-# ---- Watches over the state directory: whether it is in its place, whether the
-# ledger can be written, whether the disk is full
+# ---- Watches over the state directory: whether it is in its place, whether the ledger can be
+# written, whether the disk is full
 
 
 NO_ROOM = 64 * 1024
@@ -71,9 +71,8 @@ class StorageWatch:
             )
         elif lost is None and before is not None:
             self.resources.log.warning(
-                f"the state directory {self.resources.state_dir} is back; new runs are "
-                "admitted "
-                "again"
+                f"the state directory {self.resources.state_dir} is back; "
+                "new runs are admitted again"
             )
             self.announcer.tell(
                 EventType.DAEMON_STATE_DIR_BACK,

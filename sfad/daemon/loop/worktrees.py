@@ -71,8 +71,7 @@ class Worktrees:
             # git would execute hooks that the run could write, outside of its sandbox
             raise Invalid(
                 f"run {above.run.id} is isolated, so what it starts works in its worktree: "
-                "leave "
-                "out --worktree"
+                "leave out --worktree"
             )
         branch, path = asked.branch, b""
         if earlier is not None:
@@ -131,9 +130,8 @@ def check_free(path: bytes, of: RunId, live: Mapping[RunId, Live]) -> None:
     for each in live.values():
         if each.spawn.worktree is not None and each.spawn.worktree.path == path:
             raise Invalid(
-                f"run {each.run.id} works in the worktree of run {of}: wait for its end, or "
-                "take "
-                "another"
+                f"run {each.run.id} works in the worktree of run {of}: "
+                "wait for its end, or take another"
             )
 
 
@@ -145,9 +143,9 @@ def isolated(isolation: Isolation, worktree: Worktree | None) -> Isolation:
     above = os.path.dirname(worktree.branch or "sfad/")
     if not above:
         raise Invalid(
-            "--isolate needs a branch in a directory of its own, as in "
-            f"--worktree=work/{worktree.branch}: the run could write to "
-            f"each branch beside '{worktree.branch}'"
+            "--isolate needs a branch in a directory of its own, "
+            f"as in --worktree=work/{worktree.branch}: "
+            f"the run could write to each branch beside '{worktree.branch}'"
         )
     repository = os.fsdecode(worktree.repository)
     own = f"worktrees/{os.path.basename(os.fsdecode(worktree.path))}"

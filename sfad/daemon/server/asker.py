@@ -195,8 +195,8 @@ class Asker:
                     self.fail(
                         ErrorCode.UNAVAILABLE,
                         (
-                            "the keeper cannot record what it gives: its disk is full, or does not "
-                            "answer"
+                            "the keeper cannot record what it gives: "
+                            "its disk is full, or does not answer"
                         ),
                     )
             case c.StopDone(stopped, survivors, elapsed, ended):

@@ -155,8 +155,8 @@ class ClientTable:
                 if largest.messages == 1 and size - largest.counted.output <= share:
                     break
                 why = (
-                    f"{group} left {size} bytes unread, at most {share} are held, and this client "
-                    "has the most"
+                    f"{group} left {size} bytes unread, at most {share} are held, "
+                    "and this client has the most"
                 )
                 self._drop_slow(largest, why)
 

@@ -255,8 +255,8 @@ class Connection:
                 self.sender = sender or self.maker
         if flags & socket.MSG_CTRUNC or len(self.received) > 4 * MAX_DESCRIPTORS:
             raise DescriptorsLost(
-                f"{len(self.received)} descriptors that no request took, or the kernel had no "
-                "room for more"
+                f"{len(self.received)} descriptors that no request took, "
+                "or the kernel had no room for more"
             )
         self._take_in(self.decoder.feed(_read[:size]))
         self.ended = not size

@@ -27,13 +27,14 @@ MAX_TASK = 120_000
 """Bytes. execve(2) takes an argument of 128 KiB at most."""
 
 _OF_REQUEST = frozenset(
-    {"id", "argv", "cwd", "env", "umask", "agent", "placeholders", "agent_session", "tied", "watch", "key", "claim", "stdin",
-     "stdio", "descriptors", "shim", "automatic", "env_set", "limits", "labels", "continues", "detach", "log", "after"}
+    {"id", "argv", "cwd", "env", "umask", "agent", "placeholders", "agent_session", "tied", "watch",
+     "key", "claim", "stdin", "stdio", "descriptors", "shim", "automatic", "env_set", "limits",
+     "labels", "continues", "detach", "log", "after"}
 )  # fmt: skip
 """Fields of which not simply the one that differs from its default counts."""
 
-_REST = (LimitKind.TIME, LimitKind.TURNS, LimitKind.MESSAGES, LimitKind.TOKENS, LimitKind.COST, LimitKind.PLANNING_COST,
-         LimitKind.EXECUTION_COST)  # fmt: skip
+_REST = (LimitKind.TIME, LimitKind.TURNS, LimitKind.MESSAGES, LimitKind.TOKENS, LimitKind.COST,
+         LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST)  # fmt: skip
 """Limits of which something is left."""
 
 
@@ -56,14 +57,13 @@ def continued(request: Spawn, kept: Spawn, info: RunInfo) -> Spawn:
     ):
         title = KNOWN_PROGRAMS[program.name].title
         raise bad_request(
-            f"{title} takes no task where it continues a session in a terminal: leave the task "
-            "out, and type it there"
+            f"{title} takes no task where it continues a session in a terminal: "
+            "leave the task out, and type it there"
         )
     if terminal and kept.stdio != "inherit":
         raise bad_request(
-            f"run {info.id} did not use a terminal, so it continues in the background or in "
-            "the "
-            "foreground only"
+            f"run {info.id} did not use a terminal, "
+            "so it continues in the background or in the foreground only"
         )
     chosen = {
         name: value
@@ -116,9 +116,8 @@ def _others(request: Spawn, kept: Spawn, info: RunInfo) -> list[Limit]:
                 f"{format_amount(state.kind, state.threshold)}"
             )
             raise bad_request(
-                f"too little is left of the limit of {state.kind} of run {info.id}, which has "
-                f"used {used}; give it another: "
-                f"--limit {state.kind}=N, or leave out --limit rest"
+                f"too little is left of the limit of {state.kind} of run {info.id}, which has used "
+                f"{used}; give it another: --limit {state.kind}=N, or leave out --limit rest"
             )
         rest.append(
             Limit(kind=state.kind, threshold=left, action=state.action, source=f"rest of {info.id}")
@@ -146,10 +145,9 @@ def wanted_agent_session(request: Spawn, info: RunInfo, uid: int) -> WantedAgent
     if program is None:
         if info.session_id is None:
             raise wrong_state(
-                f"run {info.id} cannot be continued: its command ('{program_name(info.argv)}') is "
-                "no agent program whose sessions "
-                "sfad knows; an agent's entry can say how with `resume`. "
-                f"{_from_the_beginning(info)}"
+                f"run {info.id} cannot be continued: its command ('{program_name(info.argv)}') "
+                "is no agent program whose sessions sfad knows; "
+                f"an agent's entry can say how with `resume`. {_from_the_beginning(info)}"
             )
         return None
     env = dict(os.fsdecode(item).partition("=")[::2] for item in request.env)
@@ -196,8 +194,8 @@ async def find_agent_session(
             return await in_thread(wanted.find, abandon=True, limiter=limiter)
     except trio.TooSlowError:
         raise unavailable(
-            f"the sessions of run {info.id} cannot be read: their file system has not answered "
-            "for 10 s"
+            f"the sessions of run {info.id} cannot be read: "
+            "their file system has not answered for 10 s"
         ) from None
     except NotResumable as why:
         raise wrong_state(
@@ -216,11 +214,11 @@ def check_ended(info: RunInfo) -> None:
         raise wrong_state(f"run {info.id} has not ended: stop it first, or send it a message")
     if info.fleet is not None and info.fleet.node is not None:
         raise wrong_state(
-            f"run {info.id} executed on node {info.fleet.node}, which has its session: there, "
-            f"sfactl continue {info.fleet.run}"
+            f"run {info.id} executed on node {info.fleet.node}, which has its session: "
+            f"there, sfactl continue {info.fleet.run}"
         )
     if info.started_at is None and info.session_id is None:
         raise wrong_state(
-            f"run {info.id} was never started, so there is nothing to continue: sfactl rerun "
-            f"{info.id}"
+            f"run {info.id} was never started, so there is nothing to continue: "
+            f"sfactl rerun {info.id}"
         )

@@ -30,8 +30,8 @@ from .lookup import RequestError, bad_request
 from .peers import run_of
 from .shares import ClientBounds, ShareGroup
 
-# ---- Requests to the functions that answer them: the handshake, the permission,
-# the verb's function, and what it raised
+# ---- Requests to the functions that answer them: the handshake, the permission, the verb's
+# function, and what it raised
 
 
 class Dispatcher:
@@ -50,8 +50,8 @@ class Dispatcher:
         if not common:
             spoken, supported = request.versions[:16], list(SUPPORTED)
             message = (
-                f"client speaks protocol versions {spoken}, this daemon {supported}; update the "
-                "older one"
+                f"client speaks protocol versions {spoken}, this daemon {supported}; "
+                "update the older one"
             )
             connection.send(
                 m.Error(id=request.id, code=ErrorCode.UNSUPPORTED_VERSION, message=message)
@@ -163,8 +163,7 @@ turn."""
 
 MAY_HANG = (
     "stdin, stdout or stderr is a file of a FUSE file system of a user, which could keep the "
-    "daemon waiting; use a pipe, as in "
-    "cat FILE | sfactl run …, or another file system"
+    "daemon waiting; use a pipe, as in cat FILE | sfactl run …, or another file system"
 )
 
 
@@ -266,8 +265,7 @@ class Receiver:
         if connection.sender_uid != peer.uid and not peer.unidentified:
             return (
                 f"this connection was made by uid {peer.uid} and is used by uid "
-                f"{connection.sender_uid}; after a change "
-                "of user, connect again"
+                f"{connection.sender_uid}; after a change of user, connect again"
             )
         if connection.sender == connection.maker:
             return None
@@ -275,8 +273,8 @@ class Receiver:
             run = run_of(connection.sender, self._resources.launcher)
         except (Unidentifiable, OSError) as error:
             return (
-                f"process {connection.sender}, which did not make this connection, could not be "
-                f"identified: {error}"
+                f"process {connection.sender}, which did not make this connection, "
+                f"could not be identified: {error}"
             )
         if run == connection.peer.run:
             return None
@@ -285,8 +283,7 @@ class Receiver:
         )
         return (
             f"this connection was made by a process in {made_in} and used by process "
-            f"{connection.sender} in {sent_in}; "
-            "each process must make its own"
+            f"{connection.sender} in {sent_in}; each process must make its own"
         )
 
     def _take_turn(self, connection: Connection) -> None:

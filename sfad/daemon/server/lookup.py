@@ -134,8 +134,8 @@ def _by_name(runs: KnownRuns, name: str, scope: Scope) -> RunId | None:
         raise RequestError(
             ErrorCode.AMBIGUOUS_RUN,
             (
-                f"'{name}' is the name of {len(named)} live runs ({_some(named)}); give an id, or "
-                f"--name {name} for all of them"
+                f"'{name}' is the name of {len(named)} live runs ({_some(named)}); "
+                f"give an id, or --name {name} for all of them"
             ),
         )
     return next(iter(named)) if named else runs.newest_ended(name, scope)

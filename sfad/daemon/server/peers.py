@@ -156,8 +156,8 @@ def peer_pidfd(connection: socket.socket) -> int | None:
     return int.from_bytes(answer, sys.byteorder, signed=True)
 
 
-# ---- The user that a client's run executes as, where root's daemon serves another
-# user, by what the kernel says of the client
+# ---- The user that a client's run executes as, where root's daemon serves another user, by what
+# the kernel says of the client
 #
 # User and groups are those of the moment when the client connected (SO_PEERCRED, SO_PEERGROUPS).
 # Limits and no_new_privs are those that the process which sent the request has now. It must still
@@ -222,8 +222,8 @@ def _strange(peer: Peer, pid: int, status: dict[bytes, bytes]) -> str | None:
         for kind in ("user", "pid"):
             if os.stat(f"/proc/{pid}/ns/{kind}").st_ino != os.stat(f"/proc/self/ns/{kind}").st_ino:
                 return (
-                    f"is in another {kind} namespace, which its run would leave; submit it from "
-                    "outside"
+                    f"is in another {kind} namespace, which its run would leave; "
+                    "submit it from outside"
                 )
     return None
 

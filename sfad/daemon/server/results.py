@@ -20,8 +20,8 @@ from ...storage.ledger.queries import Reader
 from ...storage.output.files import OutputFiles, Replaced
 from .lookup import RequestError, wrong_state
 
-# ---- The result of a run, from the output that it left: in the daemon, and in
-# `sfad.history` without one
+# ---- The result of a run, from the output that it left: in the daemon, and in `sfad.history`
+# without one
 
 
 MAX_RESULT = 1024 * 1024

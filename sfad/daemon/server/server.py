@@ -38,8 +38,8 @@ from .dispatch import Dispatcher, Receiver
 from .shares import ClientBounds
 from .verbs.following import push
 
-# ---- The listening socket: it accepts connections, is bound again when another
-# process removes or replaces it, and is removed
+# ---- The listening socket: it accepts connections, is bound again when another process removes or
+# replaces it, and is removed
 # at the end, unless systemd bound it.
 
 
@@ -167,8 +167,8 @@ class Listener:
         self.close()
         self._listen_on(*bound)
         what = (
-            f"another process removed or replaced the socket {self._path}; the daemon has made it "
-            "again"
+            f"another process removed or replaced the socket {self._path}; "
+            "the daemon has made it again"
         )
         self._log.warning(what)
         self._tell(EventType.DAEMON_SOCKET_RENEWED, what, "medium")
@@ -188,15 +188,14 @@ class Listener:
     def _tell_unbound(self, why: str) -> None:
         if why != self._unbound:
             self._log.error(
-                f"another process removed or replaced the socket {self._path}, and it cannot "
-                "be "
-                f"made again: {why}"
+                f"another process removed or replaced the socket {self._path}, "
+                f"and it cannot be made again: {why}"
             )
         self._unbound = why
 
 
-# ---- Re-execution: the clients are handed to the program that this process
-# becomes, which takes them over
+# ---- Re-execution: the clients are handed to the program that this process becomes, which takes
+# them over
 
 
 @dataclass(frozen=True, slots=True)

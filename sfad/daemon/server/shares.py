@@ -175,8 +175,8 @@ class Shares:
             return None
         total, share = self.total(over), self._grantable(over)
         return (
-            f"{over} would have {total + more} {self.what}, at most {share} are allowed; close "
-            "some, or try again later"
+            f"{over} would have {total + more} {self.what}, at most {share} are allowed; "
+            "close some, or try again later"
         )
 
 

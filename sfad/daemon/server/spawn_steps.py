@@ -112,8 +112,8 @@ def decide_gateway(request: Spawn, context: SpawnContext) -> Spawn:
         request.allowed_models or (caller is not None and caller.run.birth.models)
     ):
         raise Invalid(
-            "only the gateway bounds models: leave out --no-gateway, because --model-allow was "
-            "given to this run or one above it"
+            "only the gateway bounds models: "
+            "leave out --no-gateway, because --model-allow was given to this run or one above it"
         )
     if caller is None:
         if request.gateway:
@@ -121,17 +121,15 @@ def decide_gateway(request: Spawn, context: SpawnContext) -> Spawn:
         return request
     if request.gateway and caller.spawn.gateway is False:
         raise Invalid(
-            f"run {caller.run.id} was started with --no-gateway, which holds for what it "
-            "starts: "
+            f"run {caller.run.id} was started with --no-gateway, which holds for what it starts: "
             "leave out --gateway"
         )
     if request.gateway is None:
         return replace(request, gateway=inherited)
     if not request.gateway and inherited:
         raise Invalid(
-            f"run {caller.run.id} uses the gateway, so what it starts may not leave it: leave out "
-            "--no-gateway, or start the run "
-            "from outside any run"
+            f"run {caller.run.id} uses the gateway, so what it starts may not leave it: "
+            "leave out --no-gateway, or start the run from outside any run"
         )
     return request
 
@@ -142,15 +140,13 @@ def check_placeable(request: Spawn, context: SpawnContext) -> Spawn:
     caller = context.caller
     if request.stdio != "files" or request.stdin == "descriptor":
         raise Invalid(
-            "a run with --fleet reads no stdin of this machine, and writes to files of its "
-            "node: "
+            "a run with --fleet reads no stdin of this machine, and writes to files of its node: "
             "leave out --stdio"
         )
     if request.detach:
         raise Invalid(
-            "--detach and --fleet exclude each other: a run of another node is a child, or a "
-            "root "
-            "that no run started"
+            "--detach and --fleet exclude each other: "
+            "a run of another node is a child, or a root that no run started"
         )
     if caller is not None and request.gateway is None and caller.spawn.gateway is not None:
         return replace(request, gateway=caller.spawn.gateway)
@@ -181,9 +177,8 @@ def work_in_copy(request: Spawn, context: SpawnContext) -> Spawn:
         return request
     if request.grant is None and ship.node != context.fleet.node:
         raise bad_request(
-            "--ship sends files to the node where a run is placed: add --fleet or --on, or "
-            "leave "
-            "out --ship"
+            "--ship sends files to the node where a run is placed: "
+            "add --fleet or --on, or leave out --ship"
         )
     _check_files(ship, context)
     return replace(request, cwd=context.fleet.shipping.directory(context.peer.uid, ship))
@@ -233,8 +228,7 @@ def resume_command(request: Spawn, _: SpawnContext) -> Spawn:
         shown = " ".join(word.decode(errors="backslashreplace") for word in request.argv[:8])[:200]
         raise wrong_state(
             f"run {continues.run} cannot be continued: sfad knows no command that continues its "
-            f"session {session}, or "
-            f"cannot tell which words of its command are its task: {shown}"
+            f"session {session}, or cannot tell which words of its command are its task: {shown}"
         )
     return replace(request, argv=argv)
 
@@ -302,10 +296,9 @@ def check_size(request: Spawn, context: SpawnContext) -> None:
     )
     if kept + size > MAX_LARGE:
         raise unavailable(
-            f"argv and environment have {size} bytes, and {kept} are kept for user {peer.user}'s "
-            "runs that wait; at most "
-            f"{MAX_LARGE} together: wait until one of them has started, or start it with a "
-            "smaller environment"
+            f"argv and environment have {size} bytes, and {kept} are kept for "
+            f"user {peer.user}'s runs that wait; at most {MAX_LARGE} together: "
+            "wait until one of them has started, or start it with a smaller environment"
         )
 
 
@@ -429,9 +422,8 @@ def check_meter(request: Spawn, _: SpawnContext) -> None:
         raise bad_request(f"unknown meter '{request.meter[:80]}'; choose from: {names}")
     if request.stdio != "files" or not request.log:
         raise bad_request(
-            f"the meter '{request.meter}' has nothing to read: this run's output is not kept "
-            "in "
-            "files"
+            f"the meter '{request.meter}' has nothing to read: "
+            "this run's output is not kept in files"
         )
 
 
@@ -440,9 +432,8 @@ def check_on_end(request: Spawn, context: SpawnContext) -> None:
         return
     if context.peer.run is not None:
         raise bad_request(
-            "--on-end is for runs that are started from outside any run: leave it out, and "
-            "wait "
-            "for the run instead"
+            "--on-end is for runs that are started from outside any run: "
+            "leave it out, and wait for the run instead"
         )
     check_most("characters of --on-end", len(request.on_end), MAX_ON_END)
     if "\0" in request.on_end:
@@ -506,6 +497,7 @@ def asked_of(
         "identity": spawn.agent,
         "agent_program": derived in AGENT_COMMANDS,
         "tells_each_call": spawn.meter == ANY_PROGRAM,
+        "reports": spawn.meter == BY_REPORT,
         "type": spawn.run_type,
         "tied_to": client if spawn.tied else None,
         "takes_input": spawn.stdin == "pipe",

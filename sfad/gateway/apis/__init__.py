@@ -1,7 +1,10 @@
 """The APIs that the gateway knows, by the name that `[gateway.upstreams]` uses. Pure: bytes in,
 facts out.
 
-`base`       what a call asks for, what a reply tells, what costs more than tokens, and the interface of an API
+`base`       what a call asks for, what a reply tells, what costs more than tokens, and the
+             interface of an API
+`usage`      what a reply says that was used, as tokens by kind
+`holding`    what a request holds: text, images, audio, video
 `anthropic`  Anthropic Messages
 `responses`  OpenAI Responses
 `chat`       OpenAI Chat Completions

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from ...agents import counters
+from ...agents.lenient import LenientDecoder
 from ...agents.line_meter import ANTHROPIC_FACTORS
 from ...protocol.types import Tokens
 from .base import (
@@ -20,54 +21,30 @@ from .base import (
     RequestFields,
     encoded,
     fields,
-    hides,
+    held,
     models_of_tools,
     most_fees,
     positive,
     tool_use,
     words,
 )
+from .holding import Holding, hold_anthropic
+from .usage import Said, anthropic_usage
 
-_FOR_AN_HOUR = re.compile(rb'"ttl"\s*:\s*"1h"')
-"""The lifetime of a block in the cache, wherever it is: one in the input of a tool counts too."""
+_ERRORS = {
+    400: "invalid_request_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+}
+"""Types of errors by status (https://platform.claude.com/docs/en/api/errors); others are
+`api_error`."""
 _MIN_THINKING = 1024
 """Tokens: the API refuses a smaller thinking budget
 (https://platform.claude.com/docs/en/build-with-claude/extended-thinking)."""
 
 MAX_ADVISORS = 8
 """Models that are told of one reply. A request names one."""
-
-
-class _AnthropicCaches(msgspec.Struct):
-    ephemeral_1h_input_tokens: Any = None
-
-
-class _AnthropicTools(msgspec.Struct):
-    web_search_requests: Any = None
-
-
-class _AnthropicUsage(msgspec.Struct):
-    input_tokens: Any = None
-    output_tokens: Any = None
-    cache_read_input_tokens: Any = None
-    cache_creation_input_tokens: Any = None
-    cache_creation: _AnthropicCaches | None = None
-    server_tool_use: _AnthropicTools | None = None
-    speed: Any = None
-    inference_geo: Any = None
-    service_tier: Any = None
-    iterations: list["_AnthropicIteration"] | None = None
-
-
-class _AnthropicIteration(_AnthropicUsage):
-    """One of the times that a model ran for a request. In the usage of the whole are neither those
-    that compacted the conversation
-    (https://platform.claude.com/docs/en/build-with-claude/compaction), nor those of an advisor,
-    which is another model
-    (https://platform.claude.com/docs/en/agents-and-tools/tool-use/advisor-tool)."""
-
-    type: Any = None
-    model: Any = None
 
 
 class _AnthropicBlock(msgspec.Struct):
@@ -81,9 +58,11 @@ class _AnthropicBlock(msgspec.Struct):
 
 
 class _AnthropicMessage(msgspec.Struct):
-    usage: _AnthropicUsage | None = None
+    model: Any = None
+    usage: Any = None
     stop_reason: Any = None
     content: list[_AnthropicBlock] = []
+    error: Any = None
 
 
 class _AnthropicEvent(msgspec.Struct):
@@ -92,7 +71,8 @@ class _AnthropicEvent(msgspec.Struct):
     message: _AnthropicMessage | None = None
     content_block: _AnthropicBlock | None = None
     delta: _AnthropicBlock | None = None
-    usage: _AnthropicUsage | None = None
+    usage: Any = None
+    error: Any = None
 
 
 class _AnthropicApi(Api):
@@ -101,7 +81,6 @@ class _AnthropicApi(Api):
     free = re.compile(
         rf"{ANY_PREFIX}/(messages/count_tokens|messages/batches/[\w-]+/cancel|files)|/api/event_logging/[\w/]+|/api/claude_code/metrics"
     )
-    references = re.compile(rb'"type"\s*:\s*"(url|file)"')
     factors = ANTHROPIC_FACTORS
 
     def path(self, path: str) -> str:
@@ -111,17 +90,18 @@ class _AnthropicApi(Api):
 
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
         del path
-        request, hidden = RequestFields(body), hides(body)
+        request = RequestFields(body)
+        holding = Holding(len(body))
+        hold_anthropic(holding, request.fields)
         return ModelCall(
             model=request.model(),
             max_output=request.count("max_tokens"),
             streams=request.flag("stream"),
-            caches=hidden or b'"cache_control"' in body,
-            refers=self.refers(body),
+            caches=holding.caches,
             tiers=request.words("speed", "inference_geo"),
-            long_cache=hidden or _FOR_AN_HOUR.search(body) is not None,
             fees_usd=most_fees(ANTHROPIC_FEES, request.raw("tools")),
             others=models_of_tools(request.raw("tools")),
+            **held(holding),
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
@@ -137,8 +117,8 @@ class _AnthropicApi(Api):
             )
         return msgspec.json.encode(request)
 
-    def refusal(self, message: str, retry_after: int | None = None) -> bytes:
-        kind = "invalid_request_error" if retry_after is None else "rate_limit_error"
+    def refusal(self, message: str, retry_after: int | None = None, status: int = 400) -> bytes:
+        kind = "rate_limit_error" if retry_after is not None else _ERRORS.get(status, "api_error")
         return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
 
     def reply(self, *, streamed: bool) -> ReplyReader:
@@ -148,16 +128,19 @@ class _AnthropicApi(Api):
 class _AnthropicReader(ReplyReader):
     def __init__(self, *, streamed: bool) -> None:
         super().__init__(streamed=streamed)
-        self._usage = _AnthropicUsage()
+        self._usage: dict[str, Any] = {}
+        self._lost: frozenset[str] = frozenset()
         self._calls: dict[int, OpenToolUse] = {}
 
     def event(self, data: bytes) -> None:
         event = _EVENT.decode(data)
+        self.fail(event.error)
         if event.type == "message_start" and event.message is not None:
+            self.serve(event.message.model)
             self._count(event.message.usage)
         elif event.type == "message_delta":
             self._count(event.usage)
-            self.told = event.usage is not None
+            self.told = isinstance(event.usage, dict)
             self.cut = event.delta is not None and event.delta.stop_reason == "max_tokens"
         elif event.type == "content_block_start" and event.content_block is not None:
             if event.content_block.type == "tool_use" and len(self._calls) < MAX_TOOL_USES:
@@ -172,53 +155,56 @@ class _AnthropicReader(ReplyReader):
 
     def document(self, data: bytes) -> None:
         message = _MESSAGE.decode(data)
+        self.serve(message.model)
+        self.fail(message.error)
         self._count(message.usage)
-        self.told = message.usage is not None
+        self.told = isinstance(message.usage, dict)
         self.cut = message.stop_reason == "max_tokens"
         for block in message.content:
             self.written += counters.size(block.text, block.thinking, block.input)
             if block.type == "tool_use":
                 self.use(tool_use(block.name, bytes(block.input)))
 
-    def _count(self, more: _AnthropicUsage | None) -> None:
-        """Later events repeat a figure only where it has changed."""
-        if more is None:
+    def _count(self, more: Any) -> None:
+        """Later events repeat a figure only where it has changed. Some servers repeat one as 0."""
+        if not isinstance(more, dict):
             return
-        usage = self._usage
-        for name in _AnthropicUsage.__struct_fields__:
-            if (told := getattr(more, name)) is not None:
-                setattr(usage, name, told)
-        self.tokens = _tokens(usage)
+        usage, lost = self._usage, anthropic_usage(more).lost
+        for name, told in more.items():
+            if told is not None and (counters.number(told) or not counters.number(usage.get(name))):
+                usage[name] = told
+        said = anthropic_usage(usage)
+        self._lost |= lost
+        said = said._replace(lost=said.lost | self._lost)
         self.tiers = words(
-            speed=usage.speed, inference_geo=usage.inference_geo, service_tier=usage.service_tier
+            speed=usage.get("speed"),
+            inference_geo=usage.get("inference_geo"),
+            service_tier=usage.get("service_tier"),
         )
-        if usage.cache_creation is not None:
-            self.long_cached = counters.number(usage.cache_creation.ephemeral_1h_input_tokens)
-        if usage.server_tool_use is not None:
-            self.fees_usd = (
-                counters.number(usage.server_tool_use.web_search_requests)
-                * ANTHROPIC_FEES["web_search"]
-            )
+        tools = usage.get("server_tool_use")
+        searches = tools.get("web_search_requests") if isinstance(tools, dict) else 0
+        self.fees_usd = counters.number(searches) * ANTHROPIC_FEES["web_search"]
+        self.take_usage(self._with_iterations(said, usage.get("iterations")))
+
+    def _with_iterations(self, said: Said, iterations: Any) -> Said:
+        """Return what was used with the times that a model ran for the request of which the usage
+        of the whole says nothing: those that compacted the conversation
+        (https://platform.claude.com/docs/en/build-with-claude/compaction), and those of an advisor,
+        which is another model
+        (https://platform.claude.com/docs/en/agents-and-tools/tool-use/advisor-tool)."""
         self.others = {}
-        for iteration in usage.iterations or ():
-            if iteration.type == "compaction":
-                self.tokens = counters.plus(self.tokens, _tokens(iteration))
-            elif iteration.type == "advisor_message" and len(self.others) < MAX_ADVISORS:
-                model = counters.printable(iteration.model, MODEL_MAX)
-                self.others[model] = counters.plus(
-                    self.others.get(model, Tokens()), _tokens(iteration)
-                )
+        for each in iterations if isinstance(iterations, list) else ():
+            kind = each.get("type") if isinstance(each, dict) else None
+            more = anthropic_usage(each).tokens
+            if kind == "compaction":
+                tokens = counters.plus(said.tokens, more)
+                said = said._replace(tokens=tokens, sure=tokens)
+            elif kind == "advisor_message" and len(self.others) < MAX_ADVISORS:
+                model = counters.printable(each.get("model"), MODEL_MAX)
+                self.others[model] = counters.plus(self.others.get(model, Tokens()), more)
+        return said
 
 
-def _tokens(usage: _AnthropicUsage) -> Tokens:
-    return counters.tokens(
-        fresh=usage.input_tokens,
-        read=usage.cache_read_input_tokens,
-        written=usage.cache_creation_input_tokens,
-        output=usage.output_tokens,
-    )
-
-
-_EVENT = msgspec.json.Decoder(_AnthropicEvent)
-_MESSAGE = msgspec.json.Decoder(_AnthropicMessage)
+_EVENT = LenientDecoder(_AnthropicEvent)
+_MESSAGE = LenientDecoder(_AnthropicMessage)
 ANTHROPIC = _AnthropicApi()

@@ -6,22 +6,30 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
 from ...agents.counters import printable
 from ...agents.line_meter import Factors, factor_of
-from ...protocol.types import Tokens
+from ...protocol.types import Modality, Tokens
 from ...protocol.units import MOST_COUNTED
+from .holding import Holding
+from .usage import Said
 
 # ---- Server-sent events, piece by piece
 # (https://html.spec.whatwg.org/multipage/server-sent-events.html)
 
 
 MAX_EVENT = 4 << 20
-"""Bytes of one event. A longer one is skipped: the events that tell usage and the whole reply have
-some hundred kilobytes."""
+"""Bytes of one event without its files. A longer one is skipped: the events that tell usage and the
+whole reply have some hundred kilobytes."""
+_LONG = 1 << 20
+"""Bytes after which files are cut out of an event or a document. An image has many megabytes, and
+the usage may be behind it."""
+_FILE = re.compile(rb"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/=_-]{4096,}")
+"""A part of a file in base64. No other token of JSON is so long without a quote or a blank."""
+_BOM = b"\xef\xbb\xbf"
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 """In JSON none of them occurs unescaped."""
 _BLANK_LINES = re.compile(rb"(?:\r\n|\r|\n){3,}")
@@ -41,6 +49,7 @@ class EventStream:
         self._size = 0
         """Bytes of the event so far."""
         self._after_cr = False
+        self._cut_at = _LONG
 
     @property
     def held(self) -> int:
@@ -66,6 +75,9 @@ class EventStream:
             self._line += part
         elif part and not self._line:
             self._line += part[:1]  # a line that is skipped must not look empty
+        if self._size > self._cut_at:
+            self._size -= cut_files(self._line)
+            self._cut_at = self._size + _LONG
 
     def _end_line(self) -> Iterator[bytes]:
         line = bytes(self._line)
@@ -77,7 +89,14 @@ class EventStream:
             if self._data and self._size <= MAX_EVENT:
                 yield b"\n".join(self._data)
             self._data.clear()
-            self._size = self._kept = 0
+            self._size, self._kept, self._cut_at = 0, 0, _LONG
+
+
+def cut_files(data: bytearray) -> int:
+    """Cut files in base64 out of a part of JSON, which stays valid. Return their bytes."""
+    before = len(data)
+    data[:] = _FILE.sub(b"", data)
+    return before - len(data)
 
 
 # ---- Calls, replies, and the interface of an API
@@ -104,6 +123,14 @@ class ModelCall:
     choices: int = 1
     """Answers that are asked for. Each may have `max_output`."""
     streams: bool = False
+    size: int = field(default=0, compare=False)
+    """Bytes of its text, as estimates take it."""
+    media: Mapping[Modality, int] = field(default_factory=dict)
+    """Tokens of its images, audio and video, an estimate. Its images are in `size`, too."""
+    most_media: Mapping[Modality, int] = field(default_factory=dict)
+    """Tokens that its audio and video, and files that it names, have at most."""
+    text_only: bool = False
+    """It says that it wants text only."""
     caches: bool = False
     """Its input may be written to a cache, which costs more than to be read without one."""
     continues: bool = False
@@ -149,6 +176,10 @@ def tool_use(name: Any, arguments: bytes) -> ToolUse:
     return ToolUse(printable(name, MODEL_MAX), blake2b(arguments, digest_size=8).hexdigest())
 
 
+_STREAM, _DOCUMENT = b":deir", b"{["
+"""How they begin: a comment, or the fields data, event, id and retry; an object or an array."""
+
+
 class ReplyReader(ABC):
     """Reads a reply while it passes: server-sent events, or one JSON document."""
 
@@ -162,10 +193,19 @@ class ReplyReader(ABC):
         """Bytes of text, thinking and arguments that have come so far."""
         self.tiers: Mapping[str, str] = {}
         """What the reply says of its tier."""
-        self.long_cached = 0
-        """Tokens written to a cache for an hour."""
+        self.said: Said | None = None
+        """The same, with what is unsure about it."""
+        self.model = ""
+        """The model that it says has answered."""
+        self._served: Any = None
+        self.failed = ""
+        """The error that it tells instead of an answer, or after a part of one."""
+        self.media: dict[Modality, int] = {}
+        """Tokens of what has come that is not text: an estimate."""
         self.fees_usd = 0.0
         """What the provider's tools have cost."""
+        self.unsure_fees_usd = 0.0
+        """The part of it that may be less."""
         self.others: dict[str, Tokens] = {}
         """What other models have used that the provider asked meanwhile, by their names. It is not
         in `tokens`."""
@@ -174,27 +214,53 @@ class ReplyReader(ABC):
         self.background = False
         """It is generated whether or not the client reads it."""
         self._read = streamed
-        self._events = EventStream() if streamed else None
-        self._document: bytearray | None = bytearray()
+        self._head: bytes | None = b""
+        """What came before the first byte that tells a stream from a document; `None` after it."""
+        self._events: EventStream | None = None
+        self._document: bytearray | None = None
+        self._cut_at = _LONG
 
     def feed(self, data: bytes) -> None:
         """Take a piece of the body, without its content encoding."""
+        if self._head is not None:
+            self._head += data
+            data = self._head.removeprefix(_BOM)
+            if not data.strip() or _BOM.startswith(data):
+                self._head = self._head[: len(_BOM)]  # of blanks, a few are as good as all
+                return
+            self._head = None
+            self._begin(data)
         if self._events is not None:
             for event in self._events.feed(data):
                 self._decoded(self.event, event)
         elif self._document is not None:
             self._document += data
+            if len(self._document) > self._cut_at:
+                cut_files(self._document)
+                self._cut_at = len(self._document) + _LONG
             if len(self._document) > MAX_REPLY:
                 self._document = None
 
+    def _begin(self, data: bytes) -> None:
+        """Tell a stream from a document by its content. Servers that cannot stream answer in one
+        piece, Gemini streams one array if it is not asked for events, and some servers give a
+        stream another type."""
+        first = data.lstrip()[:1]
+        if first in _STREAM + _DOCUMENT:
+            self._read = first in _STREAM
+        self._events = EventStream() if self._read else None
+        self._document = None if self._read else bytearray()
+
     def abandon(self) -> None:
         """Free what is kept of a reply of which no more is read."""
-        self._events = self._document = None
+        self._head = self._events = self._document = None
 
     def end(self) -> None:
         """Take the end of the body."""
-        if self._events is None and self._document is not None:
+        if self._document is not None:
             self._read = self._decoded(self.document, bytes(self._document))
+        for event in self._events.feed(b"\n\n") if self._events is not None else ():
+            self._decoded(self.event, event)  # some servers leave out the last blank line
 
     @property
     def held(self) -> int:
@@ -215,6 +281,29 @@ class ReplyReader(ABC):
         """Whether not even an estimate is possible, because what has come does not show all that
         was generated."""
         return not self.told and (self.background or not self._read)
+
+    def take_usage(self, said: Said) -> None:
+        """Take what the provider says that was used by now."""
+        self.said, self.tokens = said, said.tokens
+
+    def serve(self, model: Any) -> None:
+        """Take the model that has answered."""
+        if model != self._served:  # each event of a stream repeats it
+            self._served = model
+            self.model = printable(model, MODEL_MAX) or self.model
+
+    def fail(self, error: Any) -> None:
+        """Take an error, which is an object or a text in each API."""
+        if not error:
+            return
+        told = error if isinstance(error, dict) else {}
+        words_ = [told.get("type") or told.get("status") or told.get("code"), told.get("message")]
+        said = ": ".join(each for word in words_ if (each := printable(word, MODEL_MAX)))
+        self.failed = said or printable(error, MODEL_MAX) or "an error without words"
+
+    def shown(self, mode: Modality, tokens: int) -> None:
+        """Count an estimate of what has come that is not text."""
+        self.media[mode] = self.media.get(mode, 0) + tokens
 
     def use(self, tool: ToolUse) -> None:
         if len(self.tools) < MAX_TOOL_USES:
@@ -239,8 +328,6 @@ class Api(ABC):
     free: re.Pattern[str]
     """Whole paths of requests that cost nothing, apart from those whose method only reads or
     deletes."""
-    references: re.Pattern[bytes]
-    """What a body has that names files by URL or id."""
     factors: Factors
 
     def path(self, path: str) -> str:
@@ -269,9 +356,9 @@ class Api(ABC):
         return body
 
     @abstractmethod
-    def refusal(self, message: str, retry_after: int | None = None) -> bytes:
-        """Return the body of HTTP 400 in the provider's format: programs then print the message and
-        stop. With `retry_after`, in seconds, that of HTTP 429, at which they try again."""
+    def refusal(self, message: str, retry_after: int | None = None, status: int = 400) -> bytes:
+        """Return the body of an error in the provider's format. At 400 programs print the message
+        and stop. With `retry_after`, in seconds, it is that of 429, at which they try again."""
 
     @abstractmethod
     def reply(self, *, streamed: bool) -> ReplyReader:
@@ -284,9 +371,6 @@ class Api(ABC):
         only_asked = [tier for name, tier in asked.items() if name not in told]
         least = (max(1.0, factor_of(self.factors, model, [tier])) for tier in only_asked)
         return prod(least, start=factor_of(self.factors, model, told.values()))
-
-    def refers(self, body: bytes) -> bool:
-        return self.references.search(body) is not None or hides(body)
 
     def is_free(self, method: str, path: str) -> bool:
         """Return whether a request that is not a model call costs nothing. One that is not known
@@ -314,19 +398,24 @@ def most_output(model: str) -> int:
     return next((most for name, most in _MOST_OUTPUT if name.search(model)), 128_000)
 
 
+IMAGE_TOKENS = 5000
+"""Of an image in a request, as `IMAGE_BYTES` counts it."""
+IMAGE_OUTPUT = 1300
+"""Tokens of an image that a model makes (https://ai.google.dev/gemini-api/docs/image-generation):
+1290 of Gemini 2.5, 1120 to 2000 of Gemini 3."""
+_PCM_BYTES, _SPOKEN = 48_000, 25
+"""Bytes and tokens of a second of speech: 24 kHz and 16 bits; OpenAI's has 20 tokens, Gemini's
+25."""
+
+
+def pcm_tokens(data: Any) -> int:
+    """Return an estimate of the tokens of speech, which is streamed as PCM in base64."""
+    return len(data) * 3 * _SPOKEN // (4 * _PCM_BYTES) if isinstance(data, str) else 0
+
+
 def positive(value: Any) -> int | None:
     """Return a number of tokens as a request says it, or `None` where it says none."""
     return int(min(value, MOST_COUNTED)) if type(value) in {int, float} and value >= 1 else None
-
-
-_HIDDEN = re.compile(rb"\\u00(?!26|3[cCeE]|7[fF])[2-7]")
-"""A printable character of ASCII, escaped for no reason. Go escapes `&`, `<` and `>`."""
-
-
-def hides(body: bytes) -> bool:
-    """Return whether JSON escapes what needs none, so that a search for a word in it may miss the
-    word."""
-    return _HIDDEN.search(body) is not None
 
 
 Fields = dict[str, msgspec.Raw]
@@ -409,16 +498,17 @@ class RequestFields:
         """Return those of some texts that are there."""
         return {name: word for name in names if (word := self.word(name)) is not None}
 
-    def model(self) -> str:
-        """Return the model. A request that names others, too, which OpenRouter and LiteLLM then ask
-        instead, is refused."""
-        name = self.word("model")
+    def model(self, in_path: str | None = None) -> str:
+        """Return the model. `in_path`: of a path that names it, which counts before the body. A
+        request that names others, too, which OpenRouter and LiteLLM then ask instead, is
+        refused."""
+        name = in_path or self.word("model")
         if name is None:
             raise ValueError("it names no model")
         if any(value and value != [name] for value in map(self._value, ("models", "fallbacks"))):
             raise ValueError(
-                "it names more models than one, and the gateway decides about one: leave out "
-                "'models' and 'fallbacks'"
+                "it names more models than one, and the gateway decides about one: "
+                "leave out 'models' and 'fallbacks'"
             )
         return name[: MODEL_MAX + 1]
 
@@ -429,6 +519,27 @@ class RequestFields:
     def _odd(self, name: str, wanted: str) -> ValueError:
         told = bytes(self.raw(name) or b"")[:40].decode(errors="replace")
         return ValueError(f"its field '{name}' is {told}; {wanted} is expected")
+
+
+MOST_NAMED = 400_000
+"""Tokens of a file that a request only names: the largest input of most models."""
+
+
+def held(holding: Holding) -> dict[str, Any]:
+    """Return what a request holds as the fields of its `ModelCall`."""
+    media, most = dict(holding.media), dict(holding.most_media)
+    if holding.images:
+        media["image"] = holding.images * IMAGE_TOKENS
+    for kind in get_args(Modality):
+        if kind in holding.named and kind != "image":
+            most[kind] = most.get(kind, 0) + MOST_NAMED
+    return {
+        "size": max(1, holding.size),
+        "media": media,
+        "most_media": most,
+        "refers": bool(holding.named - {"audio", "video"}),
+        "long_cache": holding.long_cache,
+    }
 
 
 def encoded(value: Any) -> msgspec.Raw:

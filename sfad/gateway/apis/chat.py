@@ -6,9 +6,12 @@ from typing import Any
 import msgspec
 
 from ...agents import counters
+from ...agents.lenient import LenientDecoder, lenient
 from ...agents.line_meter import OPENAI_FACTORS
 from .base import (
+    IMAGE_OUTPUT,
     MAX_TOOL_USES,
+    MODEL_MAX,
     Api,
     ModelCall,
     OpenToolUse,
@@ -16,20 +19,13 @@ from .base import (
     RequestFields,
     encoded,
     fields,
+    held,
+    pcm_tokens,
     words,
 )
-from .responses import OPENAI_FREE, OPENAI_REFERENCES, openai_refusal
-
-
-class _ChatDetails(msgspec.Struct):
-    cached_tokens: Any = 0
-    cache_write_tokens: Any = 0
-
-
-class _ChatUsage(msgspec.Struct):
-    prompt_tokens: Any = 0
-    completion_tokens: Any = 0
-    prompt_tokens_details: _ChatDetails | None = None
+from .holding import Holding, hold_chat
+from .responses import OPENAI_FREE, openai_refusal
+from .usage import openai_usage
 
 
 class _ChatFunction(msgspec.Struct):
@@ -42,6 +38,11 @@ class _ChatCall(msgspec.Struct):
     function: _ChatFunction = msgspec.field(default_factory=_ChatFunction)
 
 
+class _ChatAudio(msgspec.Struct):
+    data: Any = None
+    transcript: Any = None
+
+
 class _ChatSaid(msgspec.Struct):
     content: Any = None
     reasoning_content: Any = None
@@ -49,6 +50,9 @@ class _ChatSaid(msgspec.Struct):
     """As some servers call it."""
     refusal: Any = None
     tool_calls: list[_ChatCall] | None = None
+    audio: _ChatAudio | None = None
+    images: list[Any] | None = None
+    """As OpenRouter has them."""
 
 
 class _ChatChoice(msgspec.Struct):
@@ -56,27 +60,42 @@ class _ChatChoice(msgspec.Struct):
     message: _ChatSaid | None = None
     delta: _ChatSaid | None = None
     finish_reason: Any = None
+    usage: Any = None
+    """Of a stream of Moonshot's (https://platform.moonshot.ai/docs/api/chat)."""
+    error: Any = None
+    """OpenRouter's (https://openrouter.ai/docs/api-reference/errors)."""
+
+
+class _GroqPart(msgspec.Struct):
+    usage: Any = None
+    """Of a stream of Groq's (https://console.groq.com/docs/api-reference)."""
 
 
 class _ChatCompletion(msgspec.Struct):
+    model: Any = None
     choices: list[_ChatChoice] = []
-    usage: _ChatUsage | None = None
+    usage: Any = None
+    x_groq: _GroqPart | None = None
     service_tier: Any = None
+    error: Any = None
 
 
 class _ChatApi(Api):
     name = "openai-chat"
-    calls = re.compile(r"/chat/completions\Z")
+    calls = re.compile(r"(?:/openai/deployments/([^/]+))?/chat/completions\Z")
+    """Azure names the model in the path
+    (https://learn.microsoft.com/azure/ai-foundry/openai/reference)."""
     free = OPENAI_FREE
-    references = OPENAI_REFERENCES
     factors = OPENAI_FACTORS
 
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
-        del path
         request = RequestFields(body)
+        model = request.model(path[1] and path[1][: MODEL_MAX + 1])
+        holding = Holding(len(body), model)
+        hold_chat(holding, request.fields)
         # servers differ in which of two names they know
         return ModelCall(
-            model=request.model(),
+            model=model,
             max_output=max(
                 request.count("max_completion_tokens") or 0, request.count("max_tokens") or 0
             )
@@ -84,8 +103,9 @@ class _ChatApi(Api):
             choices=max(request.count("n") or 1, request.count("best_of") or 1),
             streams=request.flag("stream"),
             caches=True,
-            refers=self.refers(body),
             tiers=request.words("service_tier"),
+            text_only=lenient(list[str], bytes(request.raw("modalities") or b""), None) == ["text"],
+            **held(holding),
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
@@ -110,8 +130,8 @@ class _ChatApi(Api):
             request.fields | {"stream_options": encoded(options | {"include_usage": True})}
         )
 
-    def refusal(self, message: str, retry_after: int | None = None) -> bytes:
-        return openai_refusal(message, retry_after)
+    def refusal(self, message: str, retry_after: int | None = None, status: int = 400) -> bytes:
+        return openai_refusal(message, retry_after, status)
 
     def reply(self, *, streamed: bool) -> ReplyReader:
         return _ChatReader(streamed=streamed)
@@ -122,6 +142,7 @@ class _ChatReader(ReplyReader):
         super().__init__(streamed=streamed)
         self._calls: dict[tuple[int, int], OpenToolUse] = {}
         self._finished = False
+        self._tells = False
 
     def event(self, data: bytes) -> None:
         if data.strip() == b"[DONE]":
@@ -146,6 +167,11 @@ class _ChatReader(ReplyReader):
         self.written += counters.size(
             said.content, said.reasoning_content, said.reasoning, said.refusal
         )
+        if said.audio is not None:
+            self.written += counters.size(said.audio.transcript)
+            self.shown("audio", pcm_tokens(said.audio.data))
+        if said.images:
+            self.shown("image", IMAGE_OUTPUT * len(said.images))
         for number, call in enumerate(said.tool_calls or ()):
             key = (choice, number if whole else call.index)  # only a stream numbers them
             if key not in self._calls and len(self._calls) >= MAX_TOOL_USES:
@@ -164,17 +190,18 @@ class _ChatReader(ReplyReader):
     def _count(self, completion: _ChatCompletion) -> None:
         self.cut |= any(choice.finish_reason == "length" for choice in completion.choices)
         self.tiers = words(service_tier=completion.service_tier) or self.tiers
-        usage = completion.usage
+        self.serve(completion.model)
+        for error in (completion.error, *(choice.error for choice in completion.choices)):
+            self.fail(error)
+        groq = completion.x_groq.usage if completion.x_groq is not None else None
+        places = (completion.usage, groq, *(choice.usage for choice in completion.choices))
+        usage = next((each for each in places if isinstance(each, dict) and each), None)
         if usage is not None:
-            details = usage.prompt_tokens_details or _ChatDetails()
-            self.tokens = counters.tokens_in_all(
-                total=usage.prompt_tokens,
-                read=details.cached_tokens,
-                written=details.cache_write_tokens,
-                output=usage.completion_tokens,
-            )
-            self.told = self._finished  # some servers tell in each event what has come by then
+            self.take_usage(openai_usage(usage))
+            self._tells = True
+        # some servers tell in each event what has come by then, and some before the last words
+        self.told = self._tells and self._finished
 
 
-_COMPLETION = msgspec.json.Decoder(_ChatCompletion)
+_COMPLETION = LenientDecoder(_ChatCompletion)
 CHAT = _ChatApi()

@@ -6,11 +6,13 @@ from typing import Any
 import msgspec
 
 from ...agents import counters
+from ...agents.lenient import LenientDecoder, lenient
 from ...agents.line_meter import GEMINI_FACTORS
 from .base import (
     ANY_PREFIX,
     GEMINI_QUERY,
     GEMINI_SEARCH,
+    IMAGE_OUTPUT,
     MODEL_MAX,
     MOST_USES,
     Api,
@@ -18,21 +20,14 @@ from .base import (
     ReplyReader,
     RequestFields,
     encoded,
-    hides,
+    held,
+    pcm_tokens,
     positive,
     tool_use,
     words,
 )
-
-_SEARCH = re.compile(rb'"google_?[sS]earch')
-
-
-class _GeminiUsage(msgspec.Struct, rename="camel"):
-    prompt_token_count: Any = 0
-    tool_use_prompt_token_count: Any = 0
-    cached_content_token_count: Any = 0
-    candidates_token_count: Any = 0
-    thoughts_token_count: Any = 0
+from .holding import Holding, hold_gemini
+from .usage import gemini_usage
 
 
 class _GeminiFunctionCall(msgspec.Struct):
@@ -40,9 +35,15 @@ class _GeminiFunctionCall(msgspec.Struct):
     args: msgspec.Raw = msgspec.Raw(b"")
 
 
+class _GeminiBlob(msgspec.Struct, rename="camel"):
+    mime_type: Any = None
+    data: Any = None
+
+
 class _GeminiPart(msgspec.Struct, rename="camel"):
     text: Any = None
     function_call: _GeminiFunctionCall | None = None
+    inline_data: _GeminiBlob | None = None
 
 
 class _GeminiContent(msgspec.Struct):
@@ -61,7 +62,9 @@ class _GeminiCandidate(msgspec.Struct, rename="camel"):
 
 class _GeminiGenerated(msgspec.Struct, rename="camel"):
     candidates: list[_GeminiCandidate] = []
-    usage_metadata: _GeminiUsage | None = None
+    usage_metadata: Any = None
+    model_version: Any = None
+    error: Any = None
 
 
 class _Spelled(RequestFields):
@@ -93,27 +96,32 @@ class _Spelled(RequestFields):
         return snake if snake in self.fields else name
 
 
+_ERRORS = {403: "PERMISSION_DENIED", 404: "NOT_FOUND"}
+"""https://ai.google.dev/gemini-api/docs/troubleshooting"""
+
+
 class _GeminiApi(Api):
     name = "gemini"
     calls = re.compile(r"/models/([^/:]+):(streamGenerateContent|generateContent)\Z")
     free = re.compile(rf"{ANY_PREFIX}/(models/[\w.-]+:(countTokens|computeTokens)|files)")
-    references = re.compile(rb'"file(Uri|_uri)"')
     factors = GEMINI_FACTORS
 
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
         request = _Spelled(body)
         config = request.inner("generationConfig")
+        model, holding = path[1][: MODEL_MAX + 1], Holding(len(body))
+        hold_gemini(holding, request.fields)
         return ModelCall(
-            model=path[1][: MODEL_MAX + 1],
+            model=model,
             max_output=config.count("maxOutputTokens"),
             choices=config.count("candidateCount") or 1,
             streams=path[2].startswith("stream"),
             continues=request.raw("cachedContent") is not None,
-            refers=self.refers(body),
             tiers=words(serviceTier=_tier(request.word("serviceTier"))),
-            fees_usd=MOST_USES * GEMINI_QUERY
-            if hides(body) or _SEARCH.search(request.raw("tools") or b"")
-            else 0.0,
+            fees_usd=MOST_USES * GEMINI_QUERY if _SEARCHES & _names(request.raw("tools")) else 0.0,
+            text_only=lenient(list[str], bytes(config.raw("responseModalities") or b""), None)
+            == ["TEXT"],
+            **held(holding),
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
@@ -127,10 +135,11 @@ class _GeminiApi(Api):
         request.put("generationConfig", encoded(config.fields))
         return msgspec.json.encode(request.fields)
 
-    def refusal(self, message: str, retry_after: int | None = None) -> bytes:
+    def refusal(self, message: str, retry_after: int | None = None, status: int = 400) -> bytes:
         if retry_after is None:
+            kind = _ERRORS.get(status, "INVALID_ARGUMENT" if status < 500 else "UNAVAILABLE")
             return msgspec.json.encode(
-                {"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}}
+                {"error": {"code": status, "message": message, "status": kind}}
             )
         wait = {
             "@type": "type.googleapis.com/google.rpc.RetryInfo",
@@ -143,6 +152,15 @@ class _GeminiApi(Api):
         return _GeminiReader(streamed=streamed)
 
 
+_SEARCHES = {"googleSearch", "google_search", "googleSearchRetrieval", "google_search_retrieval"}
+
+
+def _names(tools: bytes | None) -> set[str]:
+    """Return the names of the tools that a request offers."""
+    offered = lenient(list[dict[str, msgspec.Raw]], bytes(tools or b""), [])
+    return {name for tool in offered for name in tool}
+
+
 def _tier(told: str | None) -> str | None:
     """Return the tier of a request: `priority`, also where it is written as in the protocol."""
     return told.removeprefix("SERVICE_TIER_").lower() if told is not None else None
@@ -152,6 +170,7 @@ class _GeminiReader(ReplyReader):
     def __init__(self, *, streamed: bool) -> None:
         super().__init__(streamed=streamed)
         self._finished = False
+        self._usage: dict[str, Any] = {}
 
     def event(self, data: bytes) -> None:
         self._take(_GENERATED.decode(data))
@@ -159,7 +178,9 @@ class _GeminiReader(ReplyReader):
     def document(self, data: bytes) -> None:
         # a stream without alt=sse is one array
         for generated in (
-            _ARRAY.decode(data) if data.lstrip()[:1] == b"[" else [_GENERATED.decode(data)]
+            [_GENERATED.decode(bytes(raw)) for raw in _ARRAY.decode(data)]
+            if data.lstrip()[:1] == b"["
+            else [_GENERATED.decode(data)]
         ):
             self._take(generated)
         self.told = self.tokens is not None
@@ -168,6 +189,8 @@ class _GeminiReader(ReplyReader):
         for candidate in generated.candidates:
             for part in candidate.content.parts if candidate.content is not None else ():
                 self.written += counters.size(part.text)
+                if part.inline_data is not None:
+                    self._show(part.inline_data)
                 if part.function_call is not None:
                     self.written += counters.size(part.function_call.args)
                     self.use(tool_use(part.function_call.name, bytes(part.function_call.args)))
@@ -175,22 +198,27 @@ class _GeminiReader(ReplyReader):
                 queries := candidate.grounding_metadata.web_search_queries
             ):
                 self.fees_usd = max(self.fees_usd, GEMINI_SEARCH, len(queries) * GEMINI_QUERY)
+                self.unsure_fees_usd = self.fees_usd
         self.cut |= any(
             candidate.finish_reason == "MAX_TOKENS" for candidate in generated.candidates
         )
         self._finished |= any(candidate.finish_reason for candidate in generated.candidates)
+        self.serve(generated.model_version)
+        self.fail(generated.error)
         usage = generated.usage_metadata
-        if usage is not None:  # each event repeats it, with what has come by then
-            self.tokens = counters.tokens_in_all(
-                total=counters.number(usage.prompt_token_count)
-                + counters.number(usage.tool_use_prompt_token_count),
-                read=usage.cached_content_token_count,
-                output=counters.number(usage.candidates_token_count)
-                + counters.number(usage.thoughts_token_count),
-            )
+        if isinstance(usage, dict):  # each event repeats it, with what has come by then
+            self._usage |= {name: told for name, told in usage.items() if told is not None}
+            self.take_usage(gemini_usage(self._usage))
             self.told = self._finished
 
+    def _show(self, blob: _GeminiBlob) -> None:
+        kind = str(blob.mime_type).partition("/")[0]
+        if kind == "audio":
+            self.shown("audio", pcm_tokens(blob.data))
+        elif kind == "image":
+            self.shown("image", IMAGE_OUTPUT)
 
-_GENERATED = msgspec.json.Decoder(_GeminiGenerated)
-_ARRAY = msgspec.json.Decoder(list[_GeminiGenerated])
+
+_GENERATED = LenientDecoder(_GeminiGenerated)
+_ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
 GEMINI = _GeminiApi()

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from ...agents import counters
+from ...agents.lenient import LenientDecoder
 from ...agents.line_meter import OPENAI_FACTORS
 from .base import (
     ANY_PREFIX,
@@ -17,25 +18,21 @@ from .base import (
     encoded,
     fee_of_use,
     fields,
+    held,
     most_fees,
     tool_use,
     words,
 )
-
-
-class _ResponsesDetails(msgspec.Struct):
-    cached_tokens: Any = 0
-    cache_write_tokens: Any = 0
-
-
-class _ResponsesUsage(msgspec.Struct):
-    input_tokens: Any = 0
-    output_tokens: Any = 0
-    input_tokens_details: _ResponsesDetails | None = None
+from .holding import Holding, hold_responses
+from .usage import openai_usage
 
 
 class _ResponsesPart(msgspec.Struct):
     text: Any = None
+
+
+class _ResponsesAction(msgspec.Struct):
+    type: Any = None
 
 
 class _ResponsesItem(msgspec.Struct):
@@ -56,7 +53,9 @@ class _ResponsesResponse(msgspec.Struct):
     background: Any = None
     incomplete_details: _ResponsesIncomplete | None = None
     service_tier: Any = None
-    usage: _ResponsesUsage | None = None
+    model: Any = None
+    error: Any = None
+    usage: Any = None
     output: list[_ResponsesItem] = []
 
 
@@ -65,6 +64,8 @@ class _ResponsesEvent(msgspec.Struct):
     delta: Any = None
     item: _ResponsesItem | None = None
     response: _ResponsesResponse | None = None
+    error: Any = None
+    message: Any = None
 
 
 _COMPACTED = 20_000
@@ -78,14 +79,20 @@ _CALLS = {
     "computer_call",
 }
 """What the agent is to execute, and not OpenAI."""
+_LOOKS = ("open_page", "find_in_page", "find")
+"""Actions of a `web_search_call` that cost no search
+(https://platform.openai.com/docs/guides/tools-web-search, "Output and citations")."""
+_UNSURE_FEES = {"code_interpreter_call", "image_generation_call"}
+"""Several calls may share a container, and most images cost less than the dearest."""
 
 
-def openai_refusal(message: str, retry_after: int | None) -> bytes:
-    kind, code = (
-        ("invalid_request_error", "refused_by_gateway")
-        if retry_after is None
-        else ("requests", "rate_limit_exceeded")
-    )
+def openai_refusal(message: str, retry_after: int | None, status: int) -> bytes:
+    """https://platform.openai.com/docs/guides/error-codes"""
+    kind, code = "invalid_request_error", "refused_by_gateway"
+    if retry_after is not None:
+        kind, code = "requests", "rate_limit_exceeded"
+    elif status >= 500:
+        kind = code = "server_error"
     return msgspec.json.encode(
         {"error": {"message": message, "type": kind, "param": None, "code": code}}
     )
@@ -95,37 +102,38 @@ OPENAI_FREE = re.compile(
     rf"{ANY_PREFIX}/(responses/input_tokens|(responses|batches)/[\w-]+/cancel|moderations|files|uploads(/[\w-]+/(parts|complete|cancel))?"
     r"|conversations(/[\w-]+(/items)?)?)"
 )
-OPENAI_REFERENCES = re.compile(rb'"file_(id|url)"|"(image_)?url"\s*:\s*"http')
 
 
 class _ResponsesApi(Api):
     name = "openai-responses"
     calls = re.compile(r"/responses(/compact)?\Z")
     free = OPENAI_FREE
-    references = OPENAI_REFERENCES
     factors = OPENAI_FACTORS
 
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
         request, compacts = RequestFields(body), path[1] is not None
+        model = request.model()
+        holding = Holding(len(body), model)
+        hold_responses(holding, request.fields)
         return ModelCall(
-            model=request.model(),
+            model=model,
             max_output=_COMPACTED if compacts else request.count("max_output_tokens"),
             fixed=compacts,
             streams=request.flag("stream"),
             caches=True,
             continues=request.raw("previous_response_id") is not None
             or request.raw("conversation") is not None,
-            refers=self.refers(body),
             background=request.flag("background"),
             tiers=request.words("service_tier"),
             fees_usd=most_fees(OPENAI_FEES, request.raw("tools"), request.count("max_tool_calls")),
+            **held(holding),
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
         return msgspec.json.encode(fields(body) | {"max_output_tokens": encoded(tokens)})
 
-    def refusal(self, message: str, retry_after: int | None = None) -> bytes:
-        return openai_refusal(message, retry_after)
+    def refusal(self, message: str, retry_after: int | None = None, status: int = 400) -> bytes:
+        return openai_refusal(message, retry_after, status)
 
     def reply(self, *, streamed: bool) -> ReplyReader:
         return _ResponsesReader(streamed=streamed)
@@ -134,7 +142,9 @@ class _ResponsesApi(Api):
 class _ResponsesReader(ReplyReader):
     def event(self, data: bytes) -> None:
         event = _EVENT.decode(data)
-        if event.type.endswith(".delta"):
+        if event.type == "error":
+            self.fail(event.error or event.message or event.type)
+        elif event.type.endswith(".delta"):
             self.written += counters.size(event.delta)
         elif event.type == "response.output_item.done" and event.item is not None:
             self._call(event.item)
@@ -150,7 +160,9 @@ class _ResponsesReader(ReplyReader):
             self._call(item)
 
     def _call(self, item: _ResponsesItem) -> None:
-        self.fees_usd += fee_of_use(OPENAI_FEES, item.type)
+        fee = 0.0 if _is_look(item) else fee_of_use(OPENAI_FEES, item.type)
+        self.fees_usd += fee
+        self.unsure_fees_usd += fee if item.type in _UNSURE_FEES else 0.0
         if item.type in _CALLS:
             told = next(
                 (each for each in (item.arguments, item.input) if isinstance(each, str)), ""
@@ -168,18 +180,23 @@ class _ResponsesReader(ReplyReader):
         self.background = response.background is True
         if response.service_tier != "auto":  # which it is until that is decided
             self.tiers = words(service_tier=response.service_tier)
-        usage = response.usage  # null until the end
-        if usage is not None:
-            details = usage.input_tokens_details or _ResponsesDetails()
-            self.tokens = counters.tokens_in_all(
-                total=usage.input_tokens,
-                read=details.cached_tokens,
-                written=details.cache_write_tokens,
-                output=usage.output_tokens,
-            )
+        self.serve(response.model)
+        self.fail(response.error)
+        if isinstance(response.usage, dict):  # null until the end
+            self.take_usage(openai_usage(response.usage))
             self.told = True
 
 
-_EVENT = msgspec.json.Decoder(_ResponsesEvent)
-_RESPONSE = msgspec.json.Decoder(_ResponsesResponse)
+def _is_look(item: _ResponsesItem) -> bool:
+    action = bytes(item.action)
+    return (
+        item.type == "web_search_call"
+        and action.startswith(b"{")
+        and _ACTION.decode(action).type in _LOOKS
+    )
+
+
+_ACTION = LenientDecoder(_ResponsesAction)
+_EVENT = LenientDecoder(_ResponsesEvent)
+_RESPONSE = LenientDecoder(_ResponsesResponse)
 RESPONSES = _ResponsesApi()

@@ -79,9 +79,8 @@ def unmarked(pid: int) -> Unidentifiable:
     """Return the refusal of a descendant of the daemon that is in no known run: it is in some run,
     and must not have the rights of a person."""
     return Unidentifiable(
-        f"process {pid} was started within a run of this daemon, but has left its run's "
-        "containment and removed its marks; "
-        "ask from a process that has not"
+        f"process {pid} was started within a run of this daemon, "
+        "but has left its run's containment and removed its marks; ask from a process that has not"
     )
 
 
@@ -96,8 +95,8 @@ def still_there(pidfd: int | None) -> bool:
     return pidfd is None or not reaped(pidfd)
 
 
-# ---- Binding runs to CPUs, where no `cpu` controller can throttle them. Best
-# effort: a process may choose other CPUs itself.
+# ---- Binding runs to CPUs, where no `cpu` controller can throttle them. Best effort: a process may
+# choose other CPUs itself.
 #
 # A run that may use 1.5 cores is bound to two of the CPUs that its parent run may use. So it cannot
 # use more than two; nothing limits it to one and a half. Runs are spread: each begins where the

@@ -288,8 +288,8 @@ class Census:
         return any(pid not in self._orphans.owned for pid in self.live_children(runs))
 
 
-# ---- Containment without cgroups: by descent and by two marks that processes
-# inherit. Best effort, as `doctor` tells the operator
+# ---- Containment without cgroups: by descent and by two marks that processes inherit. Best effort,
+# as `doctor` tells the operator
 #
 # This process is a subreaper (prctl(2)), so whatever a run starts stays below it, and `Census`
 # tells which run a process is in: by its ancestors, by a soft RLIMIT_MSGQUEUE that only its run has

@@ -9,8 +9,8 @@ import struct
 from collections.abc import Iterable
 from contextlib import suppress
 
-# ---- System calls that Python 3.11 does not have, or that need a larger import.
-# Each raises `OSError`.
+# ---- System calls that Python 3.11 does not have, or that need a larger import. Each raises
+# `OSError`.
 
 
 SIGINT, SIGQUIT, SIGPIPE, SIGXFSZ = 2, 3, 13, 25
@@ -146,8 +146,8 @@ def _scope(scopes: int) -> None:
         os.close(made)
 
 
-# ---- The seccomp filter of isolated runs: system calls that agents do not need,
-# that lead out of a sandbox or deep into the
+# ---- The seccomp filter of isolated runs: system calls that agents do not need, that lead out of a
+# sandbox or deep into the
 # kernel
 #
 # It is a list of what is forbidden, like those of Docker and Flatpak. Capabilities are gone
@@ -222,8 +222,8 @@ def compiled(machine: str) -> bytes:
     arch = _AUDIT_ARCH.get(machine)
     if arch is None:
         raise ValueError(
-            f"no system call filter is known for the machine '{machine}', only for "
-            f"{', '.join(_AUDIT_ARCH)}"
+            f"no system call filter is known for the machine '{machine}', "
+            f"only for {', '.join(_AUDIT_ARCH)}"
         )
     numbers = (_X86_64 if machine == "x86_64" else _GENERIC) | _EVERYWHERE
     program: _Program = [

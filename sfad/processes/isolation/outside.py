@@ -116,8 +116,8 @@ def _environment(env: Mapping[str, str]) -> Iterator[str]:
     it takes."""
     if len(env) > _MOST_VARIABLES:
         raise ForbiddenError(
-            f"its environment has {len(env)} variables, and at most {_MOST_VARIABLES} are "
-            "possible: unset some"
+            f"its environment has {len(env)} variables, "
+            f"and at most {_MOST_VARIABLES} are possible: unset some"
         )
     for name, value in env.items():
         yield from ("--setenv", name, value)

@@ -17,8 +17,8 @@ _PATIENCE = 10.0
 """Seconds that a sandbox may take on a busy machine."""
 _PACKAGES = str(Path(__file__).parents[3])
 _START = (
-    "import sys; sys.path.append(sys.argv[1]); from sfad.processes.isolation.outside import main; "
-    "main(sys.argv[2:])"
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from sfad.processes.isolation.outside import main; main(sys.argv[2:])"
 )
 
 

@@ -108,8 +108,8 @@ class SandboxView:
             self._top, code
         ):
             warn(
-                f"the working directory {self._top} is read-only, because files of sfad itself "
-                "are there: start elsewhere"
+                f"the working directory {self._top} is read-only, "
+                "because files of sfad itself are there: start elsewhere"
             )
         self._mount(
             "tmpfs",
@@ -133,9 +133,8 @@ class SandboxView:
         )
         if self._here in self._homes and not self.sees(self._here):
             warn(
-                f"the working directory {self._here} is the home directory, of which the "
-                "command "
-                "sees nothing: start elsewhere"
+                f"the working directory {self._here} is the home directory, "
+                "of which the command sees nothing: start elsewhere"
             )
         self._show_door(settings.one("door"))
 
@@ -158,8 +157,8 @@ class SandboxView:
         """Yield the words. Raise `ForbiddenError`."""
         if len(self._mounts) > _MOST_PLACES:
             raise ForbiddenError(
-                f"its sandbox would be made of {len(self._mounts)} mounts, and at most "
-                f"{_MOST_PLACES} are possible"
+                f"its sandbox would be made of {len(self._mounts)} mounts, "
+                f"and at most {_MOST_PLACES} are possible"
             )
         yield from ("--dev", "/dev", "--proc", "/proc")
         for path in visible.SETTINGS:
@@ -268,8 +267,8 @@ class SandboxView:
             found |= more
             if not all_seen:
                 self._warn(
-                    f"{path} has more files than are looked through: Unix sockets in it may be "
-                    "reached, if they were renamed"
+                    f"{path} has more files than are looked through: "
+                    "Unix sockets in it may be reached, if they were renamed"
                 )
         found = {path for path in found if self._nearest(path) == "ro-bind"}
         check_count(found)
@@ -296,8 +295,8 @@ def _checked(readable: Sequence[str], daemons: Sequence[str]) -> Sequence[str]:
         real, links = followed(path)
         if links:
             raise ForbiddenError(
-                f"{path} is to be readable, but leads to {real} by the link {links[0]}: name "
-                f"{real} itself"
+                f"{path} is to be readable, but leads to {real} by the link {links[0]}: "
+                f"name {real} itself"
             )
         if not os.path.lexists(real):
             raise ForbiddenError(f"{path} is to be readable, and does not exist")

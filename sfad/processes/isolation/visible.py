@@ -174,9 +174,8 @@ def own_writable(names: Iterable[str], tops: Sequence[str]) -> list[str]:
         for link in links:
             if within_any(link, changeable):
                 raise ForbiddenError(
-                    f"{name} leads to {real} by {link}, which the run can change: make {link} "
-                    "no "
-                    "link"
+                    f"{name} leads to {real} by {link}, which the run can change: "
+                    f"make {link} no link"
                 )
     return [real for _, real, _ in found]
 
@@ -196,8 +195,8 @@ def writable(
         real, links = followed(path)
         if links:
             raise ForbiddenError(
-                f"{path} is to be writable, but leads to {real} by the link {links[0]}: name "
-                f"{real} itself"
+                f"{path} is to be writable, but leads to {real} by the link {links[0]}: "
+                f"name {real} itself"
             )
     tops = [os.path.normpath(path) for path in (directory, *asked)]
     found = tops[:1]
@@ -217,9 +216,8 @@ def writable(
         below = next((each for each in protected if each != real and within(each, real)), None)
         if below is not None:
             raise ForbiddenError(
-                f"{path} cannot be writable, because {below} in it is protected: name "
-                "directories "
-                "within it"
+                f"{path} cannot be writable, because {below} in it is protected: "
+                "name directories within it"
             )
         found.append(real)
     return topmost(found)

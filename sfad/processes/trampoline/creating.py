@@ -26,8 +26,8 @@ from ..launcher import LaunchError, LaunchSpec
 from .executable import FD_DOOR, FD_FREE, FD_REPORT, Trampoline, python
 from .image import CLONE_AT, IMAGE
 
-# ---- clone3(2) into a run's cgroup, sharing the daemon's memory: what
-# posix_spawn(3) cannot do before glibc 2.39
+# ---- clone3(2) into a run's cgroup, sharing the daemon's memory: what posix_spawn(3) cannot do
+# before glibc 2.39
 #
 # A child that attaches itself waits for the kernel: 6 to 17 ms on 6.18, an RCU grace period in
 # which mkdir(2) of another cgroup waits too. A child that begins in its cgroup waits for nothing.
@@ -196,8 +196,8 @@ def free(memory: int) -> None:
     _pylibc.free(memory)
 
 
-# ---- Starting the process that executes a trampoline: by clone3(2), or where that
-# is impossible by posix_spawn(3)
+# ---- Starting the process that executes a trampoline: by clone3(2), or where that is impossible by
+# posix_spawn(3)
 
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
 _libc = ctypes.PyDLL(None)
@@ -434,9 +434,8 @@ def _bind(cpus: frozenset[int] | None) -> set[int] | None:
     mine = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, cpus)
-    except (
-        OSError
-    ):  # a cpuset or unplugging took these CPUs from the daemon: start the command unbound
+    except OSError:
+        # a cpuset or unplugging took these CPUs from the daemon: start the command unbound
         return None
     return mine
 

@@ -20,15 +20,16 @@ from .image import IMAGE
 # *itself*, which takes 6 to 17 ms. Then it becomes the command. It never runs the command
 # uncontained. Its contract:
 #
-#     argv    /bin/sh  UMASK(octal)  CWD  FILE…  ""  ARGV0 ARGV1 …      environment: the command's, not looked at;
-#             for a trampoline that has a dynamic loader, `credentials.sealed`
+#     argv    /bin/sh  UMASK(octal)  CWD  FILE…  ""  ARGV0 ARGV1 …
+#     environ the command's, not looked at; for a trampoline that has a dynamic loader,
+#             `credentials.sealed`
 #     fd 0-2  the command's
 #     fd 3    what to write "0" to in order to be contained: the run's cgroup.procs, or /dev/null
 #     fd 4    where failure is reported: 16 bytes, the stage and -errno, in the machine's order
-#     fd 5    the gate: a byte comes when the daemon has saved which process this is; end-of-file if it died before that.
-#             After the byte "u" come credentials: uid, gid, 1 for no_new_privs, the number of
-#             supplementary groups (4 bytes each), soft and hard limit of the 16 kinds of
-#             setrlimit(2) (8 bytes each), and the groups (4 bytes each)
+#     fd 5    the gate: a byte comes when the daemon has saved which process this is; end-of-file
+#             if it died before that. After the byte "u" come credentials: uid, gid, 1 for
+#             no_new_privs, the number of supplementary groups (4 bytes each), soft and hard limit
+#             of the 16 kinds of setrlimit(2) (8 bytes each), and the groups (4 bytes each)
 #     fd 6    this program, when it is an ELF image
 #
 # It sets the umask, writes "0" to fd 3, marks every descriptor above 2 close-on-exec, waits at the

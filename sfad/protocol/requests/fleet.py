@@ -216,6 +216,8 @@ class SharedPlan(Struct, frozen=True, kw_only=True):
     """What a node has heard of a subscription."""
 
     provider: Provider
+    uid: int | None = None
+    """The user to whom it belongs; `None`: the operator."""
     login: str = ""
     """A hash of a credential."""
     organization: str | None = None

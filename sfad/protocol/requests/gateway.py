@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
-from ..types import RunId, Tokens
+from ..types import Modality, RunId, Tokens
 from .base import Reply, Request
 from .plans import Provider, SeenWindow
 
@@ -50,6 +52,12 @@ class AdmitCall(Request, tag="admit_call"):
     """What its tier multiplies all prices by."""
     long_cache: bool = False
     """What it writes to a cache is kept for an hour, at twice the price of input."""
+    media: dict[Modality, int] = {}
+    """The part of `input_tokens` that is not text."""
+    most_media: dict[Modality, int] = {}
+    """The part of it and `more_input` together that may not be text."""
+    text_only: bool = False
+    """It says that it wants text only."""
     fees_usd: float = 0.0
     """What the provider's tools may cost."""
     upstream: str = ""
@@ -60,7 +68,10 @@ class AdmitCall(Request, tag="admit_call"):
     api: str = ""
     """The format of its upstream, which tells the provider of a model without a price."""
     login: str = ""
-    """A short hash of the call's credential, which tells its account; empty where it has none."""
+    """A short hash of the call's credential, which tells its account; empty where it has none, or
+    where its upstream is not believed about subscriptions."""
+    free: Literal["local", "config"] | None = None
+    """Why it costs nothing: the model is local, or the operator says so; `None`: it costs."""
 
 
 class WithdrawCall(Request, tag="withdraw_call"):
@@ -86,9 +97,14 @@ class EndCall(Request, tag="end_call"):
     tools: list[tuple[str, str]] = []
     """Tool calls that the model has asked for: name, digest of the arguments."""
     factor: float = 1.0
-    long_cached: int = 0
-    """Tokens of `tokens.cache_write` that are kept for an hour."""
     fees_usd: float = 0.0
+    """What the provider's tools have cost."""
+    unsure_fees_usd: float = 0.0
+    """The part of it that may be less."""
+    cost_usd: float | None = None
+    """The whole cost, where the reply says it itself."""
+    served: str = ""
+    """The model that the reply says has answered."""
     others: dict[str, Tokens] = {}
     """What other models have used that the provider asked for this call, by their names."""
     first_byte_s: float | None = None
@@ -99,6 +115,8 @@ class EndCall(Request, tag="end_call"):
     cut: bool = False
     """The reply ended at a maximum that the gateway had set."""
     api: str = ""
+    """As in `AdmitCall`."""
+    free: Literal["local", "config"] | None = None
     """As in `AdmitCall`."""
 
 
@@ -150,12 +168,20 @@ class SeePlan(Request, tag="see_plan"):
     login: str
     """A hash of the call's credential, as in `AdmitCall`."""
     organization: str | None = None
-    """A hash of the organization, where the reply or the call names it."""
+    """A hash of the organization, where the reply names it."""
     plan_type: str | None = None
     status: str | None = None
     windows: list[SeenWindow] = []
     retry_after: float | None = None
     """Seconds, with a refusal."""
+    on_credits: bool | None = None
+    """Whether credits pay for the call because a window is used up."""
+    credits: str | None = None
+    """What is left of them: an amount, or `unlimited`."""
+    banked_resets: int | None = None
+    """Resets that the person may have whenever they want."""
+    keyed: bool = False
+    """The operator's key was used, so the account is of all users whose runs use it."""
 
 
 class UpstreamInfo(Struct, frozen=True, kw_only=True):
@@ -166,6 +192,8 @@ class UpstreamInfo(Struct, frozen=True, kw_only=True):
     through: str | None = None
     """The address of the gateway that has its key; `None`: the gateway that is told calls it
     itself."""
+    free: bool | Literal["auto"] = "auto"
+    """Whether its calls cost nothing; `auto`: those of local models."""
 
 
 class GatewaySettings(Reply, tag="gateway_settings"):

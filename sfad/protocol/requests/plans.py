@@ -39,8 +39,10 @@ class PlanWindow(Struct, frozen=True, kw_only=True):
 
 class PlanAccount(Struct, frozen=True, kw_only=True):
     account: str
-    """A hash of the organization, or of the credential."""
+    """A hash of the organization, or of the credential, and the user."""
     provider: Provider
+    user: str | None = None
+    """The user to whom it belongs; `None`: the operator, whose key all users' runs may use."""
     plan_type: str | None
     status: str | None
     """As the provider says: `allowed`, `allowed_warning`, `rejected`. `None` if it is unknown."""
@@ -48,6 +50,13 @@ class PlanAccount(Struct, frozen=True, kw_only=True):
     """What happens to calls beyond what agents may use."""
     heard_at: datetime
     windows: list[PlanWindow]
+    on_credits: bool | None = None
+    """Whether credits paid for the last call, because a window is used up. `None`: no reply told of
+    credits, as with the next two."""
+    credits: str | None = None
+    """What is left of them, as the provider says: an amount, or `unlimited`."""
+    banked_resets: int | None = None
+    """Resets that the person may have whenever they want."""
     held: list[RunId] = []
     """Runs in the caller's scope that wait for a reset: paused between two calls, or queued."""
 

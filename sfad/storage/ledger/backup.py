@@ -104,8 +104,8 @@ def check_room(size: int, directory: Path) -> None:
     free = system.f_bavail * system.f_frsize
     if free < needed:
         raise LedgerError(
-            f"a copy of the ledger needs {format_size(needed)} in {directory}; only "
-            f"{format_size(free)} are free"
+            f"a copy of the ledger needs {format_size(needed)} in {directory}; "
+            f"only {format_size(free)} are free"
         )
 
 
@@ -191,13 +191,13 @@ def put_back(directory: Path, source: sqlite3.Connection) -> PutBack:
         writer, guard, reader = _opened(path, source)
     except (OSError, sqlite3.Error, LedgerError) as error:
         raise LedgerError(
-            f"the ledger {path} was removed or replaced by another process, and cannot be put "
-            f"back: {error}"
+            f"the ledger {path} was removed or replaced by another process, "
+            f"and cannot be put back: {error}"
         ) from error
     rest = f"; what was in its place is kept as {', '.join(kept)}" if kept else ""
     note = (
-        f"the ledger {path} was removed or replaced by another process; all of it was written "
-        f"again{rest}"
+        f"the ledger {path} was removed or replaced by another process; "
+        f"all of it was written again{rest}"
     )
     return PutBack(writer, guard, reader, note)
 

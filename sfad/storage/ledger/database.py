@@ -107,7 +107,7 @@ def explained(error: Exception) -> str:
     remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
     if is_damage(error):
         remedy = (
-            "restart sfad: it sets the damaged ledger aside and begins another (an orderly "
-            "restart stops the runs)"
+            "restart sfad: it sets the damaged ledger aside and begins another (an orderly restart "
+            "stops the runs)"
         )
     return f"{error}; {remedy}" if remedy else str(error)

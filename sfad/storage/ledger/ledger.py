@@ -40,8 +40,8 @@ from .rows import (
 )
 from .writer import LINGER, Checkpointed, Report, Transactions, Writer, WriteResult
 
-# ---- The ledger between its opening and its first write: what was found in it, and
-# how it is brought up to date
+# ---- The ledger between its opening and its first write: what was found in it, and how it is
+# brought up to date
 
 LOCK_WAIT = 15.0
 """Seconds that opening waits for another program's lock if it needs one: to migrate, or because the
@@ -103,9 +103,8 @@ class OpenedLedger:
         except sqlite3.Error as error:
             self.connection.close()
             raise LedgerError(
-                f"the ledger in {directory} cannot be read: {error}; move it away to begin a "
-                "new "
-                "one"
+                f"the ledger in {directory} cannot be read: {error}; "
+                "move it away to begin a new one"
             ) from error
         self.file = LedgerFile(directory, backup)
         self.records = Records(reader)
@@ -123,8 +122,8 @@ class OpenedLedger:
             self.notes.append(keep_apart(found))
         except OSError as error:
             self.notes.append(
-                f"the backup {found.path} cannot be kept under another name: {error}; the next "
-                "one replaces it"
+                f"the backup {found.path} cannot be kept under another name: {error}; "
+                "the next one replaces it"
             )
             return found, number
         return None, number
@@ -170,8 +169,8 @@ class OpenedLedger:
         self.connection.close()
 
 
-# ---- The ledger as the trio thread sees it: writes are queued, and a listener is
-# told what became of them
+# ---- The ledger as the trio thread sees it: writes are queued, and a listener is told what became
+# of them
 
 T = TypeVar("T")
 

@@ -218,8 +218,8 @@ def _open_checked(path: Path, notes: list[str], busy_timeout: float) -> OpenedFi
         configure(connection)
         if dropped := migrate(connection):
             notes.append(
-                f"dropped triggers and indices of another program from the ledger {path}: "
-                f"{', '.join(dropped)}"
+                "dropped triggers and indices of another program from the "
+                f"ledger {path}: {', '.join(dropped)}"
             )
         left, damaged = _left(path, notes)
     except BaseException:
@@ -302,6 +302,6 @@ def _set_aside(path: Path, error: sqlite3.Error) -> str:
         log.unlink(missing_ok=True)
     path.rename(target)
     return (
-        f"the ledger {path} is corrupt ({error}); it was set aside as {target.name}, and a new "
-        "one was begun"
+        f"the ledger {path} is corrupt ({error}); "
+        f"it was set aside as {target.name}, and a new one was begun"
     )

@@ -43,10 +43,9 @@ from .rows import (
 _COLUMNS = ", ".join(f"runs.{name}" for name in READ_COLUMNS)
 
 _BELOW = (
-    "runs.number IN (WITH RECURSIVE below(id, number) AS (SELECT id, number FROM runs WHERE "
-    "number = ? UNION ALL "
-    "SELECT child.id, child.number FROM below JOIN runs AS child ON child.parent_id = below.id) "
-    "SELECT number FROM below)"
+    "runs.number IN (WITH RECURSIVE below(id, number) AS (SELECT id, number FROM runs "
+    "WHERE number = ? UNION ALL SELECT child.id, child.number FROM below JOIN runs AS child "
+    "ON child.parent_id = below.id) SELECT number FROM below)"
 )
 
 MAX_WALKED = 5000
@@ -187,16 +186,16 @@ class Reader:
     def has_event(self, run: RunId, what: str) -> bool:
         """Whether one of the newest events is of this run and type. No index has an event's run."""
         sql = (
-            "SELECT 1 FROM events WHERE seq > (SELECT ifnull(max(seq), 0) FROM events) - ? AND "
-            "run_id = ? AND type = ? LIMIT 1"
+            "SELECT 1 FROM events WHERE seq > (SELECT ifnull(max(seq), 0) FROM events) - ? "
+            "AND run_id = ? AND type = ? LIMIT 1"
         )
         return self._row(sql, MAX_WALKED, run, what) is not None
 
     def charged(self, scope: str, name: str, period_start: float) -> float:
         """Return the USD that a budget was charged in the period that began at `period_start`."""
         sql = (
-            "SELECT CAST(charged_usd AS REAL) FROM budgets WHERE scope = ? AND name = ? AND "
-            "period_start = ?"
+            "SELECT CAST(charged_usd AS REAL) FROM budgets WHERE scope = ? AND name = ? "
+            "AND period_start = ?"
         )
         row = self._row(sql, scope, name, period_start)
         return 0.0 if row is None else row[0] or 0.0
@@ -270,8 +269,8 @@ class Reader:
     def runs(self, numbers: Sequence[int]) -> list[RunInfo]:
         """Return the runs with these numbers, oldest first."""
         sql = (
-            f"SELECT {_COLUMNS} FROM runs WHERE number IN ({', '.join('?' * len(numbers))}) ORDER "
-            "BY number"
+            f"SELECT {_COLUMNS} FROM runs WHERE number IN ({', '.join('?' * len(numbers))}) "  # noqa: S608
+            "ORDER BY number"
         )
         return [run_info(row) for row in self._connection.execute(sql, numbers)]
 
@@ -329,16 +328,15 @@ class Reader:
         if not reached or page.query.since is None:
             return bool(reached)
         sql = (
-            "SELECT 1 FROM runs INDEXED BY runs_created WHERE created_at >= ? AND number < ? "
-            "LIMIT 1"
+            "SELECT 1 FROM runs INDEXED BY runs_created WHERE created_at >= ? "
+            "AND number < ? LIMIT 1"
         )
         return self._row(sql, page.query.since, reached) is not None
 
     def used_below(self, root: RunId) -> dict[RunId, Used]:
         sql = (
-            "SELECT id, parent_id, cost_usd, tokens, partial, at_most FROM runs INDEXED BY "
-            "runs_root "
-            "WHERE root_id = ? AND parent_id IS NOT NULL"
+            "SELECT id, parent_id, cost_usd, tokens, partial, at_most "
+            "FROM runs INDEXED BY runs_root WHERE root_id = ? AND parent_id IS NOT NULL"
         )
         rows = self._connection.execute(sql, (root,))
         return {
@@ -352,8 +350,8 @@ class Reader:
         """Return calls of a run in the order of their time, those after a time in seconds since the
         epoch and a number."""
         sql = (
-            f"SELECT {', '.join(CALL_COLUMNS)} FROM calls WHERE run = ? AND (time, number) > (?, "
-            "?) ORDER BY time, number LIMIT ?"
+            f"SELECT {', '.join(CALL_COLUMNS)} FROM calls WHERE run = ? "  # noqa: S608
+            "AND (time, number) > (?, ?) ORDER BY time, number LIMIT ?"
         )
         return [
             call_of(row) for row in self._connection.execute(sql, (number_of(run), *after, rows))
@@ -364,8 +362,8 @@ class Reader:
         of these times and numbers."""
         keys = list(but)
         counts = (
-            "count(*) FILTER (WHERE state = 'ended'), ifnull(sum(1 + more) FILTER (WHERE state = "
-            "'refused'), 0)"
+            "count(*) FILTER (WHERE state = 'ended'), ifnull(sum(1 + more) "
+            "FILTER (WHERE state = 'refused'), 0)"
         )
         others = " AND (time, number) != (?, ?)" * len(keys)
         sql = f"SELECT {counts} FROM calls WHERE run = ?{others}"  # noqa: S608
@@ -375,8 +373,8 @@ class Reader:
     def last_refusal(self, run: RunId) -> str | None:
         """Return why the last refused call of a run was refused; `None` if none was."""
         sql = (
-            "SELECT refused FROM calls WHERE run = ? AND state = 'refused' ORDER BY time DESC, "
-            "number DESC LIMIT 1"
+            "SELECT refused FROM calls WHERE run = ? AND state = 'refused' "
+            "ORDER BY time DESC, number DESC LIMIT 1"
         )
         row = self._connection.execute(sql, (number_of(run),)).fetchone()
         return row[0] if row is not None else None
@@ -386,8 +384,8 @@ class Reader:
         runs are missing."""
         marks = ", ".join("?" * len(runs))
         sql = (
-            "SELECT id, ended, CAST(ifnull(ended_at, created_at) AS REAL) FROM runs WHERE number "
-            f"IN ({marks})"
+            "SELECT id, ended, CAST(ifnull(ended_at, created_at) AS REAL) FROM runs "  # noqa: S608
+            f"WHERE number IN ({marks})"
         )
         rows = self._connection.execute(sql, [number_of(run) for run in runs])
         return {run: at if ended else None for run, ended, at in rows}
@@ -395,8 +393,8 @@ class Reader:
     def last(self, table: str, key: str) -> int:
         """Return the highest number that a row of a table has or had."""
         sql = (
-            f"SELECT ifnull(max({key}), 0) FROM {table} UNION SELECT highest FROM deleted WHERE "
-            "name = ?"
+            f"SELECT ifnull(max({key}), 0) FROM {table} UNION SELECT highest FROM deleted "  # noqa: S608
+            "WHERE name = ?"
         )
         return max(
             int(number)
@@ -465,9 +463,8 @@ class EndedQuery:
             ("1", []) if self.first is None else (self.first.driving, self.first.values)
         )
         sql = (
-            f"SELECT {self._number} FROM {self._source.partition(' ')[0]} WHERE {driving} AND "
-            f"{self._number} < ? "
-            f"ORDER BY {self._number} DESC LIMIT 1 OFFSET {MAX_WALKED}"
+            f"SELECT {self._number} FROM {self._source.partition(' ')[0]} WHERE {driving} "  # noqa: S608
+            f"AND {self._number} < ? ORDER BY {self._number} DESC LIMIT 1 OFFSET {MAX_WALKED}"
         )
         return sql, [*values, page.below]
 
@@ -537,8 +534,8 @@ def _name(names: Sequence[str]) -> Term:
 def _label(key: str, values: Sequence[str]) -> Term:
     marks = ", ".join("?" * len(values))
     exists = (
-        f"EXISTS (SELECT 1 FROM labels AS l WHERE l.key = ? AND l.value IN ({marks}) AND l.number "
-        "= runs.number)"
+        f"EXISTS (SELECT 1 FROM labels AS l WHERE l.key = ? AND l.value IN ({marks}) "  # noqa: S608
+        "AND l.number = runs.number)"
     )
     if len(values) != 1:  # the entries of several values are not in the order of numbers
         return Term(exists, (key, *values))

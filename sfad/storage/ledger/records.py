@@ -192,9 +192,8 @@ class Records:
 
 
 _BELOW = (
-    "run_id IN (WITH RECURSIVE below(id) AS (SELECT id FROM runs WHERE number = ? UNION ALL "
-    "SELECT child.id FROM below JOIN runs AS child ON child.parent_id = below.id) SELECT id FROM "
-    "below)"
+    "run_id IN (WITH RECURSIVE below(id) AS (SELECT id FROM runs WHERE number = ? UNION ALL SELECT "
+    "child.id FROM below JOIN runs AS child ON child.parent_id = below.id) SELECT id FROM below)"
 )
 
 
@@ -250,8 +249,7 @@ class EventFilter:
             values += [number_of(run) for run in self.runs]
         if not self.milestones:
             terms.append(
-                "NOT (type = 'run_progress' AND json_valid(body) AND json_extract(body, "
-                "'$.by') "
+                "NOT (type = 'run_progress' AND json_valid(body) AND json_extract(body, '$.by') "
                 "IS NOT NULL)"
             )
         return " AND ".join(terms), values

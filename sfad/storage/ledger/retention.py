@@ -204,8 +204,8 @@ def _candidates(connection: sqlite3.Connection, cutoff: float) -> Iterator[str]:
 def _tree(connection: sqlite3.Connection, root: str) -> list[_OldRun]:
     columns = "uid, number, ended, CAST(ifnull(ended_at, created_at) AS REAL), labels"
     below = (
-        f"SELECT {columns} FROM runs INDEXED BY runs_root WHERE root_id = ? AND parent_id IS NOT "
-        "NULL ORDER BY number DESC"
+        f"SELECT {columns} FROM runs INDEXED BY runs_root WHERE root_id = ? "  # noqa: S608
+        "AND parent_id IS NOT NULL ORDER BY number DESC"
     )
     itself = f"SELECT {columns} FROM runs WHERE number = ? AND parent_id IS NULL"  # noqa: S608
     rows = [*connection.execute(below, (root,)), *connection.execute(itself, (number_of(root),))]
@@ -221,7 +221,7 @@ def _old_events(connection: sqlite3.Connection, cutoff: datetime) -> Iterator[li
     older ones."""
     live = {
         row[0]
-        for row in connection.execute(f"SELECT id FROM runs INDEXED BY runs_status WHERE {LIVE}")
+        for row in connection.execute(f"SELECT id FROM runs INDEXED BY runs_status WHERE {LIVE}")  # noqa: S608
     }
     return _events(connection, cutoff.timestamp(), lambda run: run not in live)
 

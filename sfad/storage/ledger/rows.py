@@ -186,9 +186,9 @@ _CONTINUES = RUN_COLUMNS.index("continues")
 EVENT_COLUMNS = ("seq", "time", "type", "severity", "run_id", "root_id", "body")
 
 _CALL_FIELDS = tuple(
-    name for name in CallInfo.__struct_fields__ if name not in ("run_id", "time", "number")
+    name for name in CallInfo.__struct_fields__ if name not in ("run_id", "time", "number", "modes")
 )
-CALL_COLUMNS = ("run", "time", "number", *_CALL_FIELDS)
+CALL_COLUMNS = ("run", "time", "number", *_CALL_FIELDS, "modes")
 
 _call_fields = attrgetter(*_CALL_FIELDS)
 _fixed_info, _fixed_info_json = attrgetter(*_FIXED_INFO), attrgetter(*_FIXED_INFO_JSON)
@@ -251,11 +251,9 @@ def event_op(event: Event) -> Op:
 
 
 def call_op(call: CallInfo) -> Op:
-    return Op(
-        "call",
-        call.run_id,
-        (run_number(call.run_id), call.time.timestamp(), call.number, *_call_fields(call)),
-    )
+    key = run_number(call.run_id), call.time.timestamp(), call.number
+    modes = _json(call.modes) if call.modes else None
+    return Op("call", call.run_id, (*key, *_call_fields(call), modes))
 
 
 def charge_op(scope: str, name: str, period_start: datetime, usd: float) -> Op:
@@ -386,11 +384,12 @@ def _run_info(row: Sequence[Any]) -> RunInfo:
     fields["usage_by_source"] = {
         source: usage for source, usage in by_source.items() if source != "none"
     }
-    # a damaged id must not name another run
+    # `convert` checks the types, and is as fast as to construct it. A damaged id must not name
+    # another run
     return msgspec.convert(
         {"session": session, "group": fields.pop("queue_group"), **fields, "id": run_id(row[0])},
         RunInfo,
-    )  # checks the types, and is as fast as to construct it
+    )
 
 
 def run_extra(row: Sequence[Any]) -> RunExtra:
@@ -425,9 +424,9 @@ def call_of(row: Sequence[Any]) -> CallInfo:
     flags = {name: bool(fields[name]) for name in ("partial", "streamed", "estimated", "at_most")}
     run, number = run_id(fields.pop("run")), fields["number"]
     try:
-        return msgspec.convert(
-            {"run_id": run, **fields, **flags, "time": _moment(fields["time"])}, CallInfo
-        )
+        modes = msgspec.json.decode(fields["modes"] or "{}")
+        told = {**fields, **flags, "time": _moment(fields["time"]), "modes": modes}
+        return msgspec.convert({"run_id": run, **told}, CallInfo)
     except UNDECODABLE as error:
         message, number = (
             f"its row in the ledger is damaged: {error}",
@@ -549,8 +548,8 @@ def set_charge(op: Op) -> Statement:
 
 
 _CHARGE = (
-    "INSERT INTO budgets (scope, name, period_start, charged_usd) VALUES (?, ?, ?, ?) ON CONFLICT "
-    "DO UPDATE SET charged_usd ="
+    "INSERT INTO budgets (scope, name, period_start, charged_usd) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT DO UPDATE SET charged_usd ="
 )
 
 

@@ -116,10 +116,12 @@ CREATE TABLE deleted (
     highest INTEGER NOT NULL
 ) WITHOUT ROWID;
 INSERT INTO deleted VALUES ('runs', 0), ('events', 0);
-CREATE TRIGGER runs_deleted AFTER DELETE ON runs WHEN OLD.number > (SELECT ifnull(max(number), 0) FROM runs) BEGIN
+CREATE TRIGGER runs_deleted AFTER DELETE ON runs
+    WHEN OLD.number > (SELECT ifnull(max(number), 0) FROM runs) BEGIN
     UPDATE deleted SET highest = max(highest, OLD.number) WHERE name = 'runs';
 END;
-CREATE TRIGGER events_deleted AFTER DELETE ON events WHEN OLD.seq > (SELECT ifnull(max(seq), 0) FROM events) BEGIN
+CREATE TRIGGER events_deleted AFTER DELETE ON events
+    WHEN OLD.seq > (SELECT ifnull(max(seq), 0) FROM events) BEGIN
     UPDATE deleted SET highest = max(highest, OLD.seq) WHERE name = 'events';
 END;
 CREATE TABLE budgets (
@@ -164,6 +166,9 @@ CREATE TABLE calls (
     elapsed_s REAL,
     path TEXT,
     more INTEGER NOT NULL,
+    served TEXT,
+    price_from TEXT,
+    modes TEXT,
     PRIMARY KEY (run, time, number)
 ) WITHOUT ROWID;
 """
@@ -258,8 +263,8 @@ def _ours(version: int) -> Objects:
 def _apply(connection: sqlite3.Connection, version: int) -> None:
     # executescript() first commits an open transaction, so BEGIN must be part of the script
     steps = (
-        f"PRAGMA application_id = {APPLICATION_ID};{MIGRATIONS[version]}PRAGMA user_version = "
-        f"{version + 1};"
+        f"PRAGMA application_id = {APPLICATION_ID};{MIGRATIONS[version]}PRAGMA "
+        f"user_version = {version + 1};"
     )
     try:
         connection.executescript(f"BEGIN IMMEDIATE;{steps}COMMIT;")

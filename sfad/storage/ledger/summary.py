@@ -132,8 +132,8 @@ class Summariser:
         ]
         if request.here:
             taken = (
-                "json_valid(runs.fleet) AND json_extract(runs.fleet, '$.run') != '' AND "
-                "runs.status != 'lost'"
+                "json_valid(runs.fleet) AND json_extract(runs.fleet, '$.run') "
+                "!= '' AND runs.status != 'lost'"
             )
             self._where += f" AND (runs.fleet IS NULL OR NOT ({taken}))"
         if until is not None:
@@ -263,7 +263,7 @@ class Summariser:
         found = []
         if self._by == "model" and info.usage.source == "gateway":
             sql = (
-                f"SELECT calls.model, {_CALLS_USED} FROM calls WHERE run = ? AND state = 'ended' "
+                f"SELECT calls.model, {_CALLS_USED} FROM calls WHERE run = ? AND state = 'ended' "  # noqa: S608
                 "GROUP BY calls.model"
             )
             found = [
@@ -288,8 +288,8 @@ class Summariser:
 
     def _costly(self) -> list[Costly]:
         columns = (
-            "runs.number, CAST(runs.name AS TEXT), runs.status, runs.cost_usd, runs.tokens, "
-            "runs.partial, runs.at_most"
+            "runs.number, CAST(runs.name AS TEXT), runs.status, runs.cost_usd, "
+            "runs.tokens, runs.partial, runs.at_most"
         )
         rows = self._rows(
             columns, f"AND runs.cost_usd > 0 ORDER BY runs.cost_usd DESC LIMIT {COSTLY}"
@@ -316,8 +316,8 @@ class Summariser:
             "runs.tokens, runs.partial, runs.at_most"
         )
         rest = (
-            "AND (runs.continues IS NOT NULL OR runs.continued_by IS NOT NULL) ORDER BY "
-            f"runs.number DESC LIMIT {LISTED}"
+            "AND (runs.continues IS NOT NULL OR runs.continued_by IS NOT NULL) "
+            f"ORDER BY runs.number DESC LIMIT {LISTED}"
         )
         found: dict[RunId, _Continued] = {}
         for run, before, name, status, *used in self._rows(columns, rest):
@@ -374,16 +374,18 @@ def _elsewhere(info: RunInfo) -> bool:
 
 
 _USED = (
-    "sum(iif(typeof(runs.cost_usd) = 'real', runs.cost_usd, NULL)), sum(iif(typeof(runs.tokens) = "
-    "'integer', runs.tokens, NULL)), "
-    "max(runs.partial), max(runs.at_most)"
+    "sum(iif(typeof(runs.cost_usd) = 'real', runs.cost_usd, NULL)), sum(iif(typeof(runs.tokens) "
+    "= 'integer', runs.tokens, NULL)), max(runs.partial), max(runs.at_most)"
 )
 """Without what a damaged row has in the place of a number."""
 _CALLS_USED = (
     "sum(calls.cost_usd), sum(ifnull(calls.input_tokens, 0) + ifnull(calls.output_tokens, 0)), "
     "max(calls.partial OR (calls.cost_usd IS NULL AND calls.output_tokens > 0)), max(calls.at_most)"
 )
-_GATED = """(runs.usage GLOB '{"gateway"*' AND EXISTS (SELECT 1 FROM calls WHERE calls.run = runs.number AND calls.state = 'ended'))"""
+_GATED = (
+    """(runs.usage GLOB '{"gateway"*' AND EXISTS """
+    "(SELECT 1 FROM calls WHERE calls.run = runs.number AND calls.state = 'ended'))"
+)
 """The figures of the run are those of its calls."""
 _FAILED = f"runs.status IN ({', '.join(repr(status.value) for status in FAILED)})"
 
@@ -486,8 +488,8 @@ def _breach(event: Event) -> Breach:
     )
 
 
-# ---- Suggests limits from past runs: from what successful ones used, and from how
-# many failed on a limit
+# ---- Suggests limits from past runs: from what successful ones used, and from how many failed on a
+# limit
 #
 # `advise` is pure. `learn` reads the newest runs from the file, on a connection of its own in a
 # worker thread: no index has the type, so the search for a rare one walks the whole table.
@@ -599,8 +601,8 @@ def _advice(kind: LimitKind, runs: Sequence[EndedRun], most: float | None) -> Ad
 def _note(runs: int, wanted: float | None, suggested: float | None) -> str:
     if wanted is None or suggested is None:
         return (
-            f"no advice: usage is known for {counted(runs, 'successful run')}; {MIN_RUNS} are "
-            "needed"
+            f"no advice: usage is known for {counted(runs, 'successful run')}; "
+            f"{MIN_RUNS} are needed"
         )
     return "" if wanted == suggested else f"{wanted:g} would be outside the range"
 

@@ -34,8 +34,8 @@ from .database import LedgerError, explained, is_damage, is_full, log_of, open_r
 from .opening import suspect
 from .rows import Op, statements
 
-# ---- The connection that writes: transactions, checkpoints, and the file put back
-# after another process has removed it
+# ---- The connection that writes: transactions, checkpoints, and the file put back after another
+# process has removed it
 
 CHECKPOINT_ROWS = 500
 """Rows written between two checkpoints. At one to two pages a row, that is some 3 MiB of log."""

@@ -1,6 +1,7 @@
 """A run's output: the files that it writes itself.
 
-`files`      two files for each run, opened for the run and for readers, and deleted when the run ended long ago; inotify(7)
+`files`      two files for each run, opened for the run and for readers, and deleted when the run
+             ended long ago; inotify(7)
 `holes`      frees the oldest bytes of a file, and reads a file whose oldest bytes are being freed
 `times`      when lines were written
 """

@@ -46,8 +46,8 @@ class Replaced(OSError):
 
     def __init__(self, run_id: RunId, name: str) -> None:
         message = (
-            f"{name} is not the file that the daemon made for run {run_id}: another process has "
-            "replaced or removed it"
+            f"{name} is not the file that the daemon made for run {run_id}: "
+            "another process has replaced or removed it"
         )
         super().__init__(errno.ESTALE, message)
         self.message = message
@@ -101,9 +101,8 @@ class OutputFiles:
         except OSError:
             aside = make_directory(self.directory)
             self._say(
-                f"{self.directory} was removed or replaced by another process; it was made "
-                "again, "
-                "without what was in it"
+                f"{self.directory} was removed or replaced by another process; "
+                "it was made again, without what was in it"
             )
             self._tell_aside(aside)
 
@@ -457,8 +456,8 @@ def _run(name: str) -> RunId | None:
     return run if number_or_zero(run) and dot + suffix in _KEPT else None
 
 
-# ---- Which output files were written to or taken away: one inotify(7) watch on
-# their directory, whose events name the file
+# ---- Which output files were written to or taken away: one inotify(7) watch on their directory,
+# whose events name the file
 
 _NAMES_CHANGE = (
     displacement.MOVED_FROM

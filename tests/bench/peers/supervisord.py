@@ -22,10 +22,11 @@ class Supervisord(Peer):
         self.socket = self.place / "s"
         self.log = self.place / "log"
         # its children close each descriptor up to minfds
+        sleepers = sum(count for argv, count in runs if "sleep" in argv[0])
         parts = [
             f"[unix_http_server]\nfile={self.socket}",
             f"[supervisord]\nnodaemon=true\nlogfile={self.log}\nlogfile_maxbytes=0\npidfile={self.place}/pid\n"
-            f"minfds={1024 if sum(count for argv, count in runs if 'sleep' in argv[0]) < 150 else 8192}",
+            f"minfds={1024 if sleepers < 150 else 8192}",
             "[rpcinterface:supervisor]\nsupervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface",
             f"[supervisorctl]\nserverurl=unix://{self.socket}",
         ]
@@ -83,8 +84,8 @@ class Supervisord(Peer):
         )
         body = xmlrpc.client.dumps(words, f"supervisor.{method}")
         head = (
-            "POST /RPC2 HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/xml\r\nContent-Length: "
-            f"{len(body)}\r\n\r\n"
+            "POST /RPC2 HTTP/1.1\r\nHost: "
+            f"localhost\r\nContent-Type: text/xml\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return Requests(self.socket, "http", b"", f"{head}{body}".encode())
 

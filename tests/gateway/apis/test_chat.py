@@ -34,6 +34,16 @@ def test_a_request(more: dict[str, Any], call: ModelCall) -> None:
     assert API.call(PATH, body(**more)) == call
 
 
+@pytest.mark.parametrize("more", [{}, {"model": "cheap"}])
+def test_a_deployment_in_the_path_is_the_model(more: dict[str, Any]) -> None:
+    path = "/openai/deployments/our-gpt/chat/completions"
+    call = API.call(path, json.dumps({"messages": []} | more).encode())
+    assert call is not None
+    assert call.model == "our-gpt"
+    with pytest.raises(ValueError, match="names no model"):
+        API.call("/openai/chat/completions", b"{}")
+
+
 @pytest.mark.parametrize(
     ("more", "lowered"),
     [

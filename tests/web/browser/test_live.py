@@ -168,8 +168,8 @@ def test_a_person_is_notified_while_the_page_is_open(
     page.evaluate("navigator.serviceWorker.ready.then(() => true)")
     used(watched, run, turns=11)
     shown = (
-        "navigator.serviceWorker.ready.then((one) => one.getNotifications()).then((all) => "
-        "all.map((one) => one.title))"
+        "navigator.serviceWorker.ready.then((one) => one.getNotifications()).then((all) "
+        "=> all.map((one) => one.title))"
     )
     wait_until(lambda: "asks waits for you" in page.evaluate(shown), "the browser shows it")
     page.evaluate("localStorage.clear()")

@@ -4,8 +4,10 @@ Importing this package loads each file, which registers its functions (see
 `sfad.daemon.server.asker`).
 
 `starting`   `spawn`, `recall`, `start_session`
-`steering`   `stop`, `pause`, `resume`, `limit`, `approve`, `deny`, `signal`, `send`, and which runs a command line means
-`looking`    `list`, `info`, `calls`, `logs`, `result`, `summary` and the like: one answer from what is known
+`steering`   `stop`, `pause`, `resume`, `limit`, `approve`, `deny`, `signal`, `send`, and which runs
+             a command line means
+`looking`    `list`, `info`, `calls`, `logs`, `result`, `summary` and the like: one answer from what
+             is known
 `following`  `watch`, `watch_runs`, `events`, `wait`: more answers as things happen
 `use`        `report`, `reserve`, `settle`
 `gateway`    `admit_call`, `end_call` and the like: what gateways ask and tell

@@ -115,8 +115,8 @@ def serve_fleet(asker: Asker, request: ServeFleet) -> None:
     if request.version != FLEET_VERSION or request.node != fleet.node:
         theirs = f"node {request.node} with version {request.version}"
         raise unavailable(
-            f"the actor is of {theirs} of the fleet's messages; this is node {fleet.node} with "
-            f"version {FLEET_VERSION}"
+            f"the actor is of {theirs} of the fleet's messages; "
+            f"this is node {fleet.node} with version {FLEET_VERSION}"
         )
 
     def push(message: FleetPush, descriptors: Sequence[int]) -> None:
@@ -162,8 +162,8 @@ def _kept_here(asker: Asker) -> str:
     here, keeper = asker.runtime.fleet.node, asker.runtime.keeper.node
     if keeper != here:
         raise unavailable(
-            f"node {here} does not keep the budgets of this fleet; for it the keeper is "
-            f"{keeper or 'not known yet'}"
+            f"node {here} does not keep the budgets of this fleet; "
+            f"for it the keeper is {keeper or 'not known yet'}"
         )
     return here
 

@@ -31,8 +31,8 @@ from ..connection import Pending, RunRows
 from ..lookup import MAX_CHOSEN, MAX_SECONDS, bad_request, check_filters, check_most, unavailable
 from .looking import MAX_ROWS
 
-# ---- `watch`, and `spawn` with `watch`: push the events, or the calls, of a run
-# and its descendants from now on
+# ---- `watch`, and `spawn` with `watch`: push the events, or the calls, of a run and its
+# descendants from now on
 
 
 MAX_EACH = 64
@@ -56,8 +56,7 @@ def check_watch_share(asker: Asker) -> None:
         raise unavailable(
             (
                 f"this connection has {open_here} open watches, at most {MAX_EACH} are allowed; "
-                "watch "
-                "a run that is above others"
+                "watch a run that is above others"
             ),
         )
     asker.check_share(asker.services.bounds.watches, 1)
@@ -191,8 +190,8 @@ class _Watching:
             return
         connection.waits.pop(self.asker.id).forget()
         message = (
-            f"it left {connection.unsent_size} bytes unread for {STALLED:g} s, so it is not told "
-            "of runs any more; ask again"
+            f"it left {connection.unsent_size} bytes unread for {STALLED:g} s, "
+            "so it is not told of runs any more; ask again"
         )
         runtime.log.warning(
             f"a slow client: {message}", connection=connection.number, user=connection.peer.user

@@ -63,6 +63,9 @@ def admit_call(asker: Asker, request: AdmitCall) -> None:
     def priced() -> None:
         ask(runtime.metering.use_pricing.price_of_call(request))
 
+    if request.free:
+        priced()
+        return
     once_priced(
         asker, request.run, request.model, priced, lambda why: ask(e.CallPrice(None, unsure=why))
     )
@@ -78,8 +81,8 @@ def end_call(asker: Asker, request: EndCall) -> None:
     def count() -> None:
         found = runtime.machine.reservation(request.reservation)
         if found is not None and found[1].gateway_uid == asker.peer.gateway_uid:
-            used = runtime.metering.use_pricing.use_of_call(request, found[1])
-            runtime.feed(e.CallSettled(trio.current_time(), request, used))
+            pricing = runtime.metering.use_pricing
+            runtime.feed(pricing.settled(trio.current_time(), request, found[1]))
             _tell_of_tools(asker, request)
             runtime.launcher_events.call_settled()
         asker.reply(Done(id=request.id))
@@ -115,23 +118,23 @@ def find_caller(asker: Asker, request: FindCaller) -> None:
         asker.fail(
             ErrorCode.NOT_PERMITTED,
             (
-                "this is another user's gateway: the addresses of your run's own are in its "
-                "environment"
+                "this is another user's gateway: "
+                "the addresses of your run's own are in its environment"
             ),
         )
         return
     if live is None:
         message = (
-            "the calling process is in no run of this daemon: start the agent with 'sfactl run' "
-            "or 'sfactl spawn'"
+            "the calling process is in no run of this daemon: "
+            "start the agent with 'sfactl run' or 'sfactl spawn'"
         )
         asker.fail(ErrorCode.NOT_PERMITTED, message)
         return
     if not live.spawn.gateway:
         # it would spend the operator's key without the checks that its limits count on
         message = (
-            f"run {live.run.id} was started without the gateway, so it may not call it: start the "
-            "tree with --gateway"
+            f"run {live.run.id} was started without the gateway, so it may not call it: "
+            "start the tree with --gateway"
         )
         asker.fail(ErrorCode.NOT_PERMITTED, message)
         return
@@ -183,7 +186,7 @@ MOST_WINDOWS = 16
 def see_plan(asker: Asker, request: SeePlan) -> None:
     check_most("windows of a subscription", len(request.windows), MOST_WINDOWS)
     live, gateway = asker.runtime.catalogue.live.get(request.run), asker.peer.gateway_uid
-    if gateway is None or (live is not None and live.uid == gateway):
+    if live is not None and gateway in {None, live.uid}:
         now = wall_clock()
         # a user's gateway is the user's process: what it tells of the future would hide what is
         # heard next
@@ -192,12 +195,13 @@ def see_plan(asker: Asker, request: SeePlan) -> None:
             if 0 <= request.time <= now.timestamp()
             else now
         )
-        asker.runtime.feed(e.PlanSeen(trio.current_time(), time.astimezone(), request))
+        uid = None if request.keyed and gateway is None else live.uid
+        asker.runtime.feed(e.PlanSeen(trio.current_time(), time.astimezone(), request, uid))
     asker.reply(Done(id=request.id))
 
 
-# ---- `serve_gateway`: what the gateway needs to know of the config, and its
-# listener, which its next process needs
+# ---- `serve_gateway`: what the gateway needs to know of the config, and its listener, which its
+# next process needs
 
 
 @answers(ServeGateway)
@@ -236,8 +240,8 @@ def silent_call(asker: Asker, request: SilentCall) -> None:
     asker.reply(Done(id=request.id))
 
 
-# ---- `unasked_request`: record a request that costs money and about which the
-# gateway decided by itself
+# ---- `unasked_request`: record a request that costs money and about which the gateway decided by
+# itself
 
 
 @answers(UnaskedRequest)

@@ -156,8 +156,8 @@ def result(asker: Asker, request: Result, run: RunInfo) -> None:
     )
 
 
-# ---- `transcript`: a run's events and output, made safe for a language model. It
-# needs the permission for `logs`.
+# ---- `transcript`: a run's events and output, made safe for a language model. It needs the
+# permission for `logs`.
 
 
 @answers_about_run(Transcript)
@@ -243,8 +243,8 @@ def read_output(asker: Asker, request: ReadOutput, run: RunInfo) -> None:
     )
 
 
-# ---- `text`: the next part of the text in the events of a run's stdout. It needs
-# the permission for `logs`.
+# ---- `text`: the next part of the text in the events of a run's stdout. It needs the permission
+# for `logs`.
 
 
 @answers_about_run(Text)

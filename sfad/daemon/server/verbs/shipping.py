@@ -13,8 +13,8 @@ def put_files(asker: Asker, request: PutFiles) -> None:
     runtime, uid = asker.runtime, asker.peer.uid
     if not runtime.fleet.enabled:
         raise unavailable(
-            "this daemon is in no fleet: set fleet.address in its config (docs/fleet.md), or "
-            "leave out --ship"
+            "this daemon is in no fleet: set fleet.address in its config (docs/fleet.md), "
+            "or leave out --ship"
         )
 
     async def put() -> tuple[int, bool]:

@@ -64,8 +64,8 @@ from ..spawn_steps import (
 )
 from .following import check_watch_share, push
 
-# ---- `spawn`: start a run. The guard in the core decides whether the peer may, and
-# records a refusal.
+# ---- `spawn`: start a run. The guard in the core decides whether the peer may, and records a
+# refusal.
 
 
 T = TypeVar("T")
@@ -137,8 +137,8 @@ def _continued(
         raise RequestError(
             ErrorCode.NOT_PERMITTED,
             (
-                f"run {info.id} belongs to {info.user}, and its command would run as you: ask "
-                f"{info.user} to continue it"
+                f"run {info.id} belongs to {info.user}, and its command would run as you: "
+                f"ask {info.user} to continue it"
             ),
         )
     if info.session and session is None:
@@ -152,8 +152,7 @@ def _continued(
     check_ended(info)
     if info.continued_by is not None:
         raise wrong_state(
-            f"run {info.id} was continued by {info.continued_by} already; to continue that "
-            "one: "
+            f"run {info.id} was continued by {info.continued_by} already; to continue that one: "
             f"sfactl continue {info.continued_by}"
         )
     continued_request = continued(request, _kept(asker, info), info)
@@ -171,16 +170,15 @@ def _spawn_by(
         if request.placing is not None and not runtime.fleet.enabled:
             raise unavailable(
                 "this daemon is in no fleet: set fleet.address in its config (docs/fleet.md), "
-                "or "
-                "leave out --fleet"
+                "or leave out --fleet"
             )
         request = _with_awaited(asker, request)
         if request.placing is None:
             request = _with_worktree(asker, request, peer)
         elif request.worktree is not None:
             raise bad_request(
-                "--worktree and --fleet exclude each other: a worktree is made where the "
-                "repository is"
+                "--worktree and --fleet exclude each other: "
+                "a worktree is made where the repository is"
             )
         user = submitter(asker.connection, runtime.launcher.containment)
     except RequestError:
@@ -265,8 +263,8 @@ def _with_worktree(asker: Asker, request: Spawn, peer: Peer) -> Spawn:
         info = catalogue.info(of)
         if info is not None and info.user != asker.peer.user:
             raise bad_request(
-                f"run {of} belongs to {info.user}, and only a run of theirs may work in its "
-                "worktree"
+                f"run {of} belongs to {info.user}, "
+                "and only a run of theirs may work in its worktree"
             )
     check_most("characters of --worktree", len(asked.branch or ""), 200)
     return replace(request, worktree=Worktree(branch=asked.branch, of=of))
@@ -425,8 +423,8 @@ def _take_descriptors(asker: Asker, request: Spawn) -> list[int]:
     close_soon(descriptors or [], asker.connection.sender_group)
     raise bad_request(
         (
-            f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} descriptors; "
-            f"{request.descriptors} announced"
+            f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} "
+            f"descriptors; {request.descriptors} announced"
         ),
     )
 
@@ -438,8 +436,8 @@ def _take_descriptors(asker: Asker, request: Spawn) -> list[int]:
 def recall(asker: Asker, _: Recall, run: RunInfo) -> None:
     if run.session:
         raise wrong_state(
-            f"run {run.id} is a session, which has rules of its own; start another: sfactl "
-            "session spawn"
+            f"run {run.id} is a session, which has rules of its own; start another: "
+            "sfactl session spawn"
         )
     spawn = _kept(asker, run)
     owner = None if run.user == asker.peer.user else run.user
@@ -454,15 +452,15 @@ def _kept(asker: Asker, run: RunInfo) -> Spawn:
     spawn = recalled(kept) if kept is not None else None
     if spawn is None:
         raise wrong_state(
-            f"what run {run.id} was started with is not kept: an earlier version of sfad started "
-            "it, its command was longer than "
-            "64 KiB, or its row in the ledger is damaged; start it again with: sfactl spawn"
+            f"what run {run.id} was started with is not kept: "
+            "an earlier version of sfad started it, its command was longer than 64 KiB, "
+            "or its row in the ledger is damaged; start it again with: sfactl spawn"
         )
     return again(spawn, run, asker.runtime.agents)
 
 
-# ---- `start_session`: start a registered agent with a task, under `[sessions]`.
-# The guard decides whether the peer may.
+# ---- `start_session`: start a registered agent with a task, under `[sessions]`. The guard decides
+# whether the peer may.
 
 
 MAX_TEXT = 120_000

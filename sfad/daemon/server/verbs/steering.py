@@ -38,8 +38,8 @@ from ..lookup import (
     wrong_state,
 )
 
-# ---- `select`: which runs a command line means. The peer needs the permission for
-# what is to be done to them.
+# ---- `select`: which runs a command line means. The peer needs the permission for what is to be
+# done to them.
 
 
 @answers(Select, checked_later=True)
@@ -210,8 +210,8 @@ def send(asker: Asker, request: Send, run: RunInfo) -> None:
     if live.stdin is None and run.session:
         where = f"{live.spawn.agent!r}" if live.spawn.agent else "it"
         raise wrong_state(
-            f"run {run.id} reads no input: in the config, the entry of its agent {where} needs "
-            "stdin = true"
+            f"run {run.id} reads no input: "
+            f"in the config, the entry of its agent {where} needs stdin = true"
         )
     if live.stdin is None:
         raise wrong_state(

@@ -15,8 +15,8 @@ from ....protocol.units import MOST_COUNTED, MOST_SPENT
 from ..asker import Asker, answers
 from ..lookup import bad_request
 
-# ---- `report`: count what an agent says it has used. `reserve` and `settle` share
-# its checks, and the wait for the price.
+# ---- `report`: count what an agent says it has used. `reserve` and `settle` share its checks, and
+# the wait for the price.
 
 
 @answers(Report)
@@ -86,14 +86,14 @@ def _check_cached(whole: int, cached: int, written: int) -> None:
     twice."""
     if cached + written > whole:
         raise bad_request(
-            f"cached_tokens = {cached} and cache_write_tokens = {written} are more than "
-            f"input_tokens = {whole}, which they are "
-            "part of; nothing was counted: add them to input_tokens",
+            f"cached_tokens = {cached} and cache_write_tokens = {written} are more "
+            f"than input_tokens = {whole}, which they are part of; nothing was counted: "
+            "add them to input_tokens",
         )
 
 
-# ---- `reserve`: ask whether a run may make a call to a model, and reserve the most
-# that the call may cost
+# ---- `reserve`: ask whether a run may make a call to a model, and reserve the most that the call
+# may cost
 
 
 @answers(Reserve)

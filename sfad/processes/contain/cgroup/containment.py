@@ -38,8 +38,8 @@ from .cgroupfs import RunCgroup, RunCgroups
 from .controllers import Controllers
 from .making import AdoptedCgroups, CgroupLimits, CgroupMaker
 
-# ---- Processes that have left their run's cgroup and are still ours: a main
-# process, whose pidfd is open, or an orphan, our child
+# ---- Processes that have left their run's cgroup and are still ours: a main process, whose pidfd
+# is open, or an orphan, our child
 #
 # Processes below one of these come to us as orphans when it has ended.
 
@@ -173,8 +173,8 @@ class Escapes:
                 signalled.update((pid, run.stop_signal) for pid in found)
 
 
-# ---- What the kernel tells of a cgroup in `cgroup.events`: whether it is
-# populated, and whether it is frozen
+# ---- What the kernel tells of a cgroup in `cgroup.events`: whether it is populated, and whether it
+# is frozen
 
 
 _EMPTY = b"populated 0\nfrozen 1\n"
@@ -461,8 +461,7 @@ class CgroupMembership:
         began = next((each for each in line if each is not None), None) or self._runs.by_cookie(pid)
         if began is not None and not self._runs.within(run_id, began):
             raise Unidentifiable(
-                f"process {pid} was started in run {began} and has moved itself into the "
-                "cgroup "
+                f"process {pid} was started in run {began} and has moved itself into the cgroup "
                 f"of run {run_id}"
             )
 

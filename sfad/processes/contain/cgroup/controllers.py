@@ -69,8 +69,8 @@ class Controllers:
         except OSError as error:
             self.available = set()
             self._complain(
-                "limits of memory, processes and CPU are watched, not enforced by the kernel: "
-                f"{_said(error)}"
+                "limits of memory, processes and CPU are watched, "
+                f"not enforced by the kernel: {_said(error)}"
             )
 
     def enable(self, kind: str, directory: str) -> bool:
@@ -81,8 +81,8 @@ class Controllers:
             self._enable(kind, directory)
         except OSError as error:
             self._complain(
-                f"the cgroup controller {kind} cannot be enabled, so that limits are watched: "
-                f"{_said(error)}"
+                f"the cgroup controller {kind} cannot be enabled, "
+                f"so that limits are watched: {_said(error)}"
             )
             if not self.enabled(kind, self._base) and error.errno not in _SHORTAGES:
                 self.available.discard(kind)

@@ -44,13 +44,11 @@ class CgroupMaker:
     def _mkdir(self, path: str) -> None:
         try:
             os.mkdir(path)
-        except (
-            FileExistsError
-        ):  # an earlier try got this far; or an agent made it, frozen, to stop what attaches itself
+        except FileExistsError:
+            # an earlier try got this far; or an agent made it, frozen, to stop what attaches itself
             cgroupfs.write(f"{path}/cgroup.freeze", b"0")
-        except (
-            BlockingIOError
-        ):  # an agent has lowered `cgroup.max.descendants` or `cgroup.max.depth` of the base
+        except BlockingIOError:
+            # an agent has lowered `cgroup.max.descendants` or `cgroup.max.depth` of the base
             cgroupfs.limit_descendants(self._base, None, None)
             os.mkdir(path)
 

@@ -1,0 +1,238 @@
+"""What a provider says that a call has used: its usage object, as tokens by kind. Pure: decoded
+JSON in, `Said` out.
+
+A field that is missing, null, negative or of another type loses that field only. One that is there
+and cannot be read is noted: the figures are then a lower bound.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, get_args
+
+from msgspec.structs import replace
+
+from ...agents import counters
+from ...agents.counters import dollars, number
+from ...protocol.types import Modality, Tokens
+
+MODALITIES: tuple[Modality, ...] = get_args(Modality)
+
+TICKS_PER_USD = 10_000_000_000
+"""https://docs.x.ai/developers/cost-tracking"""
+
+
+class Said(NamedTuple):
+    tokens: Tokens
+    sure: Tokens
+    """What it is at least, where the object leaves that open."""
+    lost: frozenset[str] = frozenset()
+    """Fields that are there and could not be read."""
+    cost_usd: float | None = None
+    """The cost, where the provider says it itself."""
+    lifetimes: bool = False
+    """Whether it says how long the caches are kept that were written."""
+
+
+@dataclass(slots=True)
+class _Fields:
+    """The fields of a JSON object, and which of them could not be read."""
+
+    of: Any
+    lost: set[str] = field(default_factory=set)
+
+    def get(self, name: str) -> Any:
+        return self.of.get(name) if isinstance(self.of, dict) else None
+
+    def count(self, *names: str) -> int:
+        """Return the first of these that has a number above 0, else 0."""
+        return next((found for name in names if (found := self._number(name))), 0)
+
+    def _number(self, name: str) -> int:
+        value = self.get(name)
+        found = number(value)
+        if not found and value is not None and not (type(value) in {int, float} and value == 0):
+            self.lost.add(name)
+        return found
+
+    def inner(self, *names: str) -> "_Fields":
+        """Return the first of these that is there."""
+        found = next((name for name in names if self.get(name) is not None), "")
+        value = self.get(found)
+        if value is not None and not isinstance(value, dict):
+            self.lost.add(found)
+        return _Fields(value, self.lost)
+
+    def by_modality(self, suffix: str = "_tokens") -> dict[Modality, int]:
+        return {mode: count for mode in MODALITIES if (count := self.count(f"{mode}{suffix}"))}
+
+    def listed(self, *names: str) -> dict[Modality, int]:
+        """Return the tokens by modality as Gemini lists them. A document counts as text: both have
+        one price."""
+        found: dict[Modality, int] = {}
+        for name in names:
+            value = self.get(name)
+            if value is not None and not isinstance(value, list):
+                self.lost.add(name)
+            for each in value if isinstance(value, list) else ():
+                part = _Fields(each, self.lost)
+                mode = str(part.get("modality")).lower()
+                if mode in MODALITIES:
+                    found[mode] = found.get(mode, 0) + part.count("tokenCount")
+        return found
+
+
+def openai_usage(usage: Any) -> Said:
+    """Read the usage of Chat Completions or Responses, and of the servers that have their form:
+
+    - DeepSeek says `prompt_cache_hit_tokens` (https://api-docs.deepseek.com/guides/kv_cache);
+    - Moonshot and Together say `cached_tokens`, Mistral `num_cached_tokens`, beside the details;
+    - LiteLLM and OpenRouter say what was written to a cache, by names of their own and Anthropic's;
+    - xAI counts reasoning beside `completion_tokens`, in `total_tokens`
+      (https://docs.x.ai/docs/guides/reasoning), as Google does in its OpenAI form.
+    """
+    told = _Fields(usage)
+    into = told.inner("prompt_tokens_details", "input_tokens_details", "prompt_token_details")
+    out = told.inner("completion_tokens_details", "output_tokens_details")
+    lives = into.inner("cache_creation_token_details")
+    lives = told.inner("cache_creation") if lives.of is None else lives
+    output = told.count("completion_tokens", "output_tokens")
+    total = told.count("prompt_tokens", "input_tokens")
+    total = total or max(0, told.count("total_tokens") - output)
+    tokens = counters.tokens_in_all(
+        total=total,
+        read=into.count("cached_tokens")
+        or told.count(
+            "cached_tokens", "prompt_cache_hit_tokens", "num_cached_tokens",
+            "cache_read_input_tokens",
+        ),
+        written=into.count("cache_write_tokens", "cache_creation_tokens")
+        or told.count("cache_write_tokens", "cache_creation_input_tokens"),
+        output=output,
+    )  # fmt: skip
+    tokens = _long(tokens, lives.count("ephemeral_1h_input_tokens"))
+    beside = max(0, told.count("total_tokens") - total - output)
+    reasoning = out.count("reasoning_tokens")
+    spoken, read = out.by_modality(), into.inner("cached_tokens_details")
+    said = _said(
+        tokens, into.by_modality(), None if read.of is None else read.by_modality(), spoken
+    )
+    said = _with_beside(said, beside, sure=beside == reasoning)
+    if told.count("prompt_audio_seconds"):
+        # Mistral prices them by the second (https://mistral.ai/pricing), not by tokens
+        told.lost.add("prompt_audio_seconds")
+    return said._replace(
+        lost=frozenset(told.lost), cost_usd=said_cost(usage), lifetimes=lives.of is not None
+    )
+
+
+def anthropic_usage(usage: Any) -> Said:
+    """Read the usage of Messages (https://platform.claude.com/docs/en/api/messages)."""
+    told = _Fields(usage)
+    lives = told.inner("cache_creation")
+    long = lives.count("ephemeral_1h_input_tokens")
+    short = lives.count("ephemeral_5m_input_tokens")
+    tokens = counters.tokens(
+        fresh=told.count("input_tokens"),
+        read=told.count("cache_read_input_tokens"),
+        written=max(told.count("cache_creation_input_tokens"), long + short),
+        long=long,
+        output=told.count("output_tokens"),
+    )
+    lost, split = frozenset(told.lost), bool(long or short)
+    return Said(tokens, tokens, lost, said_cost(usage), lifetimes=split)
+
+
+def gemini_usage(usage: Any) -> Said:
+    """Read a `UsageMetadata` (https://ai.google.dev/api/generate-content#UsageMetadata)."""
+    told = _Fields(usage)
+    total = told.count("promptTokenCount") + told.count("toolUsePromptTokenCount")
+    output = told.count("candidatesTokenCount") + told.count("thoughtsTokenCount")
+    tokens = counters.tokens_in_all(
+        total=total, read=told.count("cachedContentTokenCount"), output=output
+    )
+    read = told.listed("cacheTokensDetails") if told.get("cacheTokensDetails") else None
+    said = _said(
+        tokens,
+        told.listed("promptTokensDetails", "toolUsePromptTokensDetails"),
+        read,
+        told.listed("candidatesTokensDetails"),
+    )
+    beside = max(0, told.count("totalTokenCount") - total - output) if total or output else 0
+    return _with_beside(said, beside, sure=False)._replace(lost=frozenset(told.lost))
+
+
+def said_cost(usage: Any) -> float | None:
+    """Return the cost in USD that a provider or a router says itself, if it does.
+
+    OpenRouter's credits are USD, and where it uses the caller's own key for a provider, that
+    provider's bill comes on top (https://openrouter.ai/docs/use-cases/usage-accounting). Perplexity
+    says an object (https://docs.perplexity.ai/guides/pricing), xAI ticks."""
+    told = _Fields(usage)
+    said = told.get("cost")
+    cost = dollars(said.get("total_cost")) if isinstance(said, dict) else dollars(said)
+    if cost is None and (ticks := told.count("cost_in_usd_ticks")):
+        return ticks / TICKS_PER_USD
+    if cost is None or told.get("is_byok") is False:
+        return cost
+    return cost + (dollars(told.inner("cost_details").get("upstream_inference_cost")) or 0.0)
+
+
+def _long(tokens: Tokens, long: int) -> Tokens:
+    return replace(tokens, long_write=min(long, tokens.cache_write))
+
+
+def _said(
+    tokens: Tokens,
+    inputs: Mapping[Modality, int],
+    read: Mapping[Modality, int] | None,
+    outputs: Mapping[Modality, int],
+) -> Said:
+    """Return the tokens with their modalities. `read`: those read from a cache; where that is not
+    told, the text is taken to have been read first, which costs the most."""
+    text = tokens.input - sum(inputs.values())
+    dear, cheap = max(0, tokens.cached - max(0, text)), tokens.cached
+    most, least = dict(read or {}), dict(read or {})
+    for mode, count in inputs.items() if read is None else ():
+        most[mode], least[mode] = min(dear, count), min(cheap, count)
+        dear, cheap = dear - most[mode], cheap - least[mode]
+    return Said(
+        _with_modes(tokens, inputs, most, outputs), _with_modes(tokens, inputs, least, outputs)
+    )
+
+
+def _with_modes(
+    tokens: Tokens,
+    inputs: Mapping[Modality, int],
+    read: Mapping[Modality, int],
+    outputs: Mapping[Modality, int],
+) -> Tokens:
+    modes = {
+        mode: Tokens(
+            input=inputs.get(mode, 0),
+            output=outputs.get(mode, 0),
+            cached=min(read.get(mode, 0), inputs.get(mode, 0)),
+        )
+        for mode in MODALITIES
+        if mode in inputs or mode in outputs
+    }
+    return clipped(replace(tokens, modes=modes))
+
+
+def clipped(tokens: Tokens) -> Tokens:
+    """Return the tokens with modalities that are at most all of them."""
+    left, modes = tokens, dict[Modality, Tokens]()
+    for mode, part in tokens.modes.items():
+        cached = min(part.cached, left.cached)
+        whole = min(part.input, left.input - left.cached - left.cache_write + cached)
+        modes[mode] = Tokens(
+            input=whole, output=min(part.output, left.output), cached=min(cached, whole)
+        )
+        left = counters.minus(replace(left, modes={}), modes[mode])
+    return replace(tokens, modes=modes)
+
+
+def _with_beside(said: Said, beside: int, *, sure: bool) -> Said:
+    """Add tokens that are only in the total: they are output, as hidden thinking is."""
+    tokens = replace(said.tokens, output=said.tokens.output + beside)
+    least = replace(said.sure, output=tokens.output) if sure else said.sure
+    return said._replace(tokens=tokens, sure=least)

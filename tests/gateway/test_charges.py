@@ -1,0 +1,1495 @@
+"""What calls are charged for their replies, beside what they cost by the providers' documents.
+
+Each row says what the provider says, what that costs, worked out from the rates of its page of
+prices, and how the charge is marked: "=" is exact, "≤" an upper and "≥" a lower bound, "≈" an
+estimate with both. Each is tried as a whole reply and as a stream, unless it is only one of them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import brotli  # type: ignore[import-untyped]
+import httpx2
+import pytest
+import trio
+
+from sfad.core.state.account import OpenReservation, Use
+from sfad.core.state.budgets import to_usd
+from sfad.gateway.apis import APIS
+from sfad.gateway.call_tally import BodyMemory, CallTally
+from sfad.gateway.estimate import Estimates
+from sfad.gateway.reading import BodyQuestion, answer_to
+from sfad.protocol.requests.gateway import AdmitCall, CallDecision, EndCall
+from sfad.protocol.types import LimitKind
+from sfad.usage.metering import UsePricing
+from sfad.usage.pricing import PriceList
+
+from .scripted import ScriptedDaemon
+
+Mark = Literal["=", "≤", "≥", "≈"]
+
+# ---- where the figures are from
+
+ANTHROPIC_PRICES = "https://platform.claude.com/docs/en/about-claude/pricing"
+ANTHROPIC_CACHES = "https://platform.claude.com/docs/en/build-with-claude/prompt-caching"
+ANTHROPIC_ERRORS = "https://platform.claude.com/docs/en/api/errors"
+OPENAI_PRICES = "https://platform.openai.com/docs/pricing"
+CHAT_OBJECT = "https://platform.openai.com/docs/api-reference/chat/object"
+RESPONSE_OBJECT = "https://platform.openai.com/docs/api-reference/responses/object"
+OPENAI_SEARCH = "https://platform.openai.com/docs/guides/tools-web-search"
+GEMINI_PRICES = "https://ai.google.dev/gemini-api/docs/pricing"
+GEMINI_USAGE = "https://ai.google.dev/api/generate-content#UsageMetadata"
+OPENROUTER = "https://openrouter.ai/docs/use-cases/usage-accounting"
+DEEPSEEK = "https://api-docs.deepseek.com/guides/kv_cache"
+MOONSHOT = "https://platform.moonshot.ai/docs/api/chat"
+GROQ = "https://console.groq.com/docs/api-reference#chat-create"
+XAI = "https://docs.x.ai/docs/guides/reasoning"
+XAI_COST = "https://docs.x.ai/developers/cost-tracking"
+MISTRAL = "https://docs.mistral.ai/api/endpoint/chat"
+LITELLM = "https://docs.litellm.ai/docs/completion/prompt_caching"
+PERPLEXITY = "https://docs.perplexity.ai/api-reference/chat-completions-post"
+SSE = "https://html.spec.whatwg.org/multipage/server-sent-events.html"
+
+PATHS = {
+    "anthropic": "/v1/messages",
+    "openai-responses": "/v1/responses",
+    "openai-chat": "/v1/chat/completions",
+    "gemini": "/v1beta/models/{}:{}",
+}
+TEXT = "word " * 80
+"""400 bytes: 100 tokens, as replies that are broken off are estimated."""
+
+
+def usd(*parts: tuple[int, float]) -> float:
+    """Return USD for tokens, each with their rate for a million."""
+    return sum(tokens * rate for tokens, rate in parts) / 1_000_000
+
+
+@dataclass(frozen=True)
+class Row:
+    api: str
+    what: str
+    model: str
+    """Asked for."""
+    usage: Any
+    right: float
+    source: str
+    mark: Mark = "="
+    served: str | None = None
+    text: str = "Hello."
+    asked: dict[str, Any] = field(default_factory=dict)
+    """More of the request."""
+    more: dict[str, Any] = field(default_factory=dict)
+    """More of the reply."""
+    streamed: tuple[bool, ...] = (False, True)
+    kind: bytes | None = None
+    """The content type."""
+    change: Callable[[bytes], bytes] | None = None
+    """Of the whole body."""
+    encoding: str = ""
+    body: Callable[[Row, bool], bytes] | None = None
+    """Instead of that of the API."""
+
+    def __str__(self) -> str:
+        return f"{self.api}: {self.what}"
+
+
+# ---- replies of each API
+
+
+def sse(*events: Any) -> bytes:
+    said = (each if isinstance(each, str) else json.dumps(each) for each in events)
+    return "".join(f"data: {each}\n\n" for each in said).encode()
+
+
+def anthropic(row: Row, streamed: bool) -> bytes:
+    message = {"model": row.served or row.model, "content": [], "role": "assistant"} | row.more
+    if not streamed:
+        content = [{"type": "text", "text": row.text}]
+        return json.dumps(message | {"content": content, "usage": row.usage}).encode()
+    usage = row.usage if isinstance(row.usage, dict) else {}
+    start = usage | ({"output_tokens": 1} if usage.get("output_tokens") else {})
+    return sse(
+        {"type": "message_start", "message": message | {"usage": start}},
+        {"type": "content_block_delta", "index": 0, "delta": {"text": row.text}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": row.usage},
+        {"type": "message_stop"},
+    )
+
+
+def chat(row: Row, streamed: bool) -> bytes:
+    told = {"model": row.served or row.model} | row.more
+    if not streamed:
+        choice = {"index": 0, "message": {"content": row.text}, "finish_reason": "stop"}
+        return json.dumps({"choices": [choice], "usage": row.usage} | told).encode()
+    return sse(
+        {"choices": [{"index": 0, "delta": {"content": row.text}}], "usage": None} | told,
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]} | told,
+        {"choices": [], "usage": row.usage} | told,
+        "[DONE]",
+    )
+
+
+def responses(row: Row, streamed: bool) -> bytes:
+    output = [{"type": "message", "content": [{"type": "output_text", "text": row.text}]}]
+    items = row.more.get("output", output)
+    whole = {"model": row.served or row.model, "usage": row.usage, "output": items, **row.more}
+    if not streamed:
+        return json.dumps(whole).encode()
+    return sse(
+        {"type": "response.created", "response": whole | {"usage": None, "output": []}},
+        {"type": "response.output_text.delta", "delta": row.text},
+        *({"type": "response.output_item.done", "item": item} for item in items),
+        {"type": "response.completed", "response": whole},
+    )
+
+
+def gemini(row: Row, streamed: bool) -> bytes:
+    told = {"modelVersion": row.served or row.model}
+    part = {"content": {"parts": [{"text": row.text}]}}
+    whole = {"candidates": [part | {"finishReason": "STOP"} | row.more]} | told
+    if not streamed:
+        return json.dumps(whole | {"usageMetadata": row.usage}).encode()
+    return sse(
+        {"candidates": [part], "usageMetadata": None} | told, whole | {"usageMetadata": row.usage}
+    )
+
+
+BODIES = {
+    "anthropic": anthropic,
+    "openai-chat": chat,
+    "openai-responses": responses,
+    "gemini": gemini,
+}
+
+# ---- Anthropic. Rates of Haiku 4.5: 1 and 5 USD, from a cache 0.10, into it 1.25 and 2
+
+HAIKU, SONNET, OPUS = "claude-haiku-4-5", "claude-sonnet-4-6", "claude-opus-4-8"
+
+
+def a(what: str, usage: Any, right: float, source: str, mark: Mark = "=", **more: Any) -> Row:
+    return Row("anthropic", what, more.pop("model", HAIKU), usage, right, source, mark, **more)
+
+
+PLAIN_A = {"input_tokens": 10_000, "output_tokens": 1000}
+COST_A = usd((10_000, 1.0), (1000, 5.0))
+HOUR = {"type": "ephemeral", "ttl": "1h"}
+ASKS_HOUR = {"system": [{"type": "text", "text": "x", "cache_control": HOUR}]}
+NO_CACHES = {"cache_creation_input_tokens": None, "cache_read_input_tokens": None}
+
+
+def a_late_hour(row: Row, _: bool) -> bytes:
+    """The lifetimes come only with the end of the stream."""
+    early = {name: told for name, told in row.usage.items() if name != "cache_creation"}
+    return sse(
+        {"type": "message_start", "message": {"model": row.model, "usage": early}},
+        {"type": "message_delta", "delta": {}, "usage": row.usage},
+    )
+
+
+def a_zeros(row: Row, _: bool) -> bytes:
+    """A converter repeats the input as 0 (https://github.com/BerriAI/litellm)."""
+    start = row.usage | {"output_tokens": 1}
+    last = {"input_tokens": 0, "output_tokens": 1000, "cache_read_input_tokens": 0}
+    return sse(
+        {"type": "message_start", "message": {"model": row.model, "usage": start}},
+        {"type": "message_delta", "delta": {}, "usage": last},
+    )
+
+
+def a_error(*before: dict[str, Any]) -> Callable[[Row, bool], bytes]:
+    error = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
+    return lambda _, streamed: sse(*before, error) if streamed else json.dumps(error).encode()
+
+
+START_A = {"type": "message_start", "message": {"model": HAIKU, "usage": {"input_tokens": 10_000}}}
+WORDS_A = {"type": "content_block_delta", "index": 0, "delta": {"text": TEXT}}
+
+
+def large(body: bytes) -> bytes:
+    """Put a file of 12 MiB into the event or document with the usage."""
+    field_ = b'"usageMetadata"' if b"usageMetadata" in body else b'"usage": {'
+    head, found, tail = body.rpartition(field_)
+    return head + b'"file": "' + FILE + b'", ' + found + tail
+
+
+FILE = b"QUJD" * (3 << 20)
+
+ANTHROPIC_ROWS = [
+    a("text", PLAIN_A, COST_A, ANTHROPIC_PRICES),
+    a(
+        "an image is input",
+        {"input_tokens": 11_590, "output_tokens": 100},
+        usd((11_590, 1.0), (100, 5.0)),
+        "https://platform.claude.com/docs/en/build-with-claude/vision",
+        asked={
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "image",
+                            "source": {
+                                "type": "base64",
+                                "media_type": "image/png",
+                                "data": "iVBORw0KGgo=",
+                            },
+                        }
+                    ],
+                }
+            ]
+        },
+    ),
+    a(
+        "read from a cache",
+        PLAIN_A | {"cache_read_input_tokens": 90_000},
+        COST_A + usd((90_000, 0.1)),
+        ANTHROPIC_CACHES,
+    ),
+    a(
+        "written to a cache",
+        PLAIN_A | {"cache_creation_input_tokens": 40_000},
+        COST_A + usd((40_000, 1.25)),
+        ANTHROPIC_CACHES,
+    ),
+    a(
+        "written for an hour",
+        PLAIN_A
+        | {
+            "cache_creation_input_tokens": 40_000,
+            "cache_creation": {"ephemeral_1h_input_tokens": 40_000, "ephemeral_5m_input_tokens": 0},
+        },
+        COST_A + usd((40_000, 2.0)),
+        ANTHROPIC_CACHES,
+    ),
+    a(
+        "written for both lifetimes",
+        PLAIN_A
+        | {
+            "cache_creation_input_tokens": 40_000,
+            "cache_creation": {
+                "ephemeral_1h_input_tokens": 30_000,
+                "ephemeral_5m_input_tokens": 10_000,
+            },
+        },
+        COST_A + usd((30_000, 2.0), (10_000, 1.25)),
+        ANTHROPIC_CACHES,
+    ),
+    a(
+        "lifetimes alone",
+        PLAIN_A
+        | {
+            "cache_creation": {
+                "ephemeral_1h_input_tokens": 30_000,
+                "ephemeral_5m_input_tokens": 10_000,
+            }
+        },
+        COST_A + usd((30_000, 2.0), (10_000, 1.25)),
+        ANTHROPIC_CACHES,
+    ),
+    a(
+        "an hour told at the end",
+        PLAIN_A
+        | {
+            "cache_creation_input_tokens": 40_000,
+            "cache_creation": {"ephemeral_1h_input_tokens": 40_000},
+        },
+        COST_A + usd((40_000, 2.0)),
+        ANTHROPIC_CACHES,
+        streamed=(True,),
+        body=a_late_hour,
+    ),
+    a(
+        "an hour was asked for and no lifetime is told",
+        PLAIN_A | {"cache_creation_input_tokens": 40_000},
+        COST_A + usd((40_000, 1.25)),
+        ANTHROPIC_CACHES,
+        "≤",
+        asked=ASKS_HOUR,
+    ),
+    a(
+        "an hour was asked for and nothing was written",
+        PLAIN_A,
+        COST_A,
+        ANTHROPIC_CACHES,
+        asked=ASKS_HOUR,
+    ),
+    a(
+        "zeros at the end",
+        PLAIN_A | {"cache_read_input_tokens": 5000},
+        COST_A + usd((5000, 0.1)),
+        LITELLM,
+        streamed=(True,),
+        body=a_zeros,
+    ),
+    a(
+        "a dearer model has answered",
+        PLAIN_A,
+        usd((10_000, 5.0), (1000, 25.0)),
+        ANTHROPIC_PRICES,
+        served=OPUS,
+    ),
+    a(
+        "a cheaper model has answered",
+        PLAIN_A,
+        COST_A,
+        ANTHROPIC_PRICES,
+        "≤",
+        model=OPUS,
+        served=HAIKU,
+    ),
+    a(
+        "the same model with its date",
+        PLAIN_A,
+        COST_A,
+        ANTHROPIC_PRICES,
+        served=f"{HAIKU}-20251001",
+    ),
+    a(
+        "an alias was asked for",
+        PLAIN_A,
+        usd((10_000, 3.0), (1000, 15.0)),
+        ANTHROPIC_PRICES,
+        model="sonnet",
+        served=SONNET,
+    ),
+    a(
+        "a router's own name was asked for",
+        PLAIN_A,
+        COST_A,
+        ANTHROPIC_PRICES,
+        model="corp-default",
+        served=HAIKU,
+    ),
+    a("a router says the cost", PLAIN_A | {"cost": 0.0123}, 0.0123, OPENROUTER),
+    a(
+        "a router says the cost of an unknown model",
+        PLAIN_A | {"cost": 0.0123},
+        0.0123,
+        OPENROUTER,
+        model="corp-default",
+    ),
+    a(
+        "a router uses the caller's key",
+        PLAIN_A
+        | {"cost": 0.0007, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.014}},
+        0.0147,
+        OPENROUTER,
+    ),
+    a(
+        "fast mode",
+        PLAIN_A | {"speed": "fast"},
+        2 * usd((10_000, 5.0), (1000, 25.0)),
+        "https://platform.claude.com/docs/en/build-with-claude/fast-mode",
+        model=OPUS,
+    ),
+    a(
+        "only in the USA",
+        PLAIN_A | {"inference_geo": "us"},
+        1.1 * usd((10_000, 5.0), (1000, 25.0)),
+        ANTHROPIC_PRICES,
+        model=OPUS,
+    ),
+    a(
+        "two searches",
+        PLAIN_A | {"server_tool_use": {"web_search_requests": 2}},
+        COST_A + 0.02,
+        ANTHROPIC_PRICES,
+    ),
+    a(
+        "an advisor",
+        PLAIN_A
+        | {
+            "iterations": [
+                {
+                    "type": "advisor_message",
+                    "model": OPUS,
+                    "input_tokens": 1000,
+                    "output_tokens": 100,
+                }
+            ]
+        },
+        COST_A + usd((1000, 5.0), (100, 25.0)),
+        "https://platform.claude.com/docs/en/agents-and-tools/tool-use/advisor-tool",
+    ),
+    a(
+        "nulls and an empty list",
+        {
+            "input_tokens": 30_000,
+            "output_tokens": 500,
+            **NO_CACHES,
+            "server_tool_use": [],
+            "cache_creation": None,
+        },
+        usd((30_000, 3.0), (500, 15.0)),
+        ANTHROPIC_PRICES,
+        model=SONNET,
+    ),
+    a(
+        "a detail of another type",
+        {"input_tokens": 30_000, "output_tokens": 500, **NO_CACHES, "cache_creation": []},
+        usd((30_000, 3.0), (500, 15.0)),
+        ANTHROPIC_PRICES,
+        "≥",
+        model=SONNET,
+    ),
+    a(
+        "a cache that is no number",
+        PLAIN_A | {"cache_read_input_tokens": "90000"},
+        COST_A + usd((90_000, 0.1)),
+        ANTHROPIC_CACHES,
+        "≥",
+    ),
+    a(
+        "a negative cache",
+        PLAIN_A | {"cache_creation_input_tokens": -5},
+        COST_A,
+        ANTHROPIC_CACHES,
+        "≥",
+    ),
+    a(
+        "output that is no number",
+        {"input_tokens": 10_000, "output_tokens": []},
+        usd((10_000, 1.0), (100, 5.0)),
+        ANTHROPIC_PRICES,
+        "≥",
+        text=TEXT,
+    ),
+    a(
+        "output that is missing",
+        {"input_tokens": 10_000},
+        usd((10_000, 1.0), (100, 5.0)),
+        ANTHROPIC_PRICES,
+        "≥",
+        text=TEXT,
+    ),
+    a(
+        "a lone surrogate in the text",
+        PLAIN_A,
+        COST_A,
+        ANTHROPIC_PRICES,
+        change=lambda body: body.replace(b"Hello.", b"Hello\\ud83d."),
+    ),
+    a(
+        "a null among the blocks",
+        PLAIN_A,
+        COST_A,
+        ANTHROPIC_PRICES,
+        more={"stop_reason": 5, "content": None},
+    ),
+    a("an error before any output", None, 0.0, ANTHROPIC_ERRORS, "≥", body=a_error()),
+    a(
+        "an error after the start",
+        None,
+        usd((10_000, 1.0)),
+        ANTHROPIC_ERRORS,
+        "≤",
+        streamed=(True,),
+        body=a_error(START_A),
+    ),
+    a(
+        "an error after words",
+        None,
+        usd((10_000, 1.0), (100, 5.0)),
+        ANTHROPIC_ERRORS,
+        "≥",
+        streamed=(True,),
+        body=a_error(START_A, WORDS_A),
+    ),
+]
+
+# ---- Chat Completions. GPT-5: 1.25 and 10 USD, from a cache 0.125; gpt-audio: 2.50 and 10, audio
+# 32 and 64
+
+
+def c(what: str, usage: Any, right: float, source: str, mark: Mark = "=", **more: Any) -> Row:
+    return Row("openai-chat", what, more.pop("model", "gpt-5"), usage, right, source, mark, **more)
+
+
+PLAIN_C = {"prompt_tokens": 100_000, "completion_tokens": 1000, "total_tokens": 101_000}
+COST_C = usd((100_000, 1.25), (1000, 10.0))
+SPOKEN = {
+    "prompt_tokens": 19_600,
+    "completion_tokens": 6000,
+    "prompt_tokens_details": {"audio_tokens": 18_000, "text_tokens": 1600},
+    "completion_tokens_details": {"audio_tokens": 4000, "text_tokens": 2000},
+}
+SPOKEN_COST = usd((1600, 2.5), (18_000, 32.0), (2000, 10.0), (4000, 64.0))
+
+
+def cached(read: int, **details: Any) -> dict[str, Any]:
+    return PLAIN_C | {"prompt_tokens_details": {"cached_tokens": read, **details}}
+
+
+def c_in_choice(row: Row, _: bool) -> bytes:
+    choice = {"index": 0, "delta": {}, "finish_reason": "stop", "usage": row.usage}
+    return sse({"model": row.model, "choices": [choice]}, "[DONE]")
+
+
+def c_in_groq(row: Row, _: bool) -> bytes:
+    choice = {"index": 0, "delta": {}, "finish_reason": "stop"}
+    return sse({"model": row.model, "choices": [choice], "x_groq": {"usage": row.usage}}, "[DONE]")
+
+
+def c_before_the_end(row: Row, _: bool) -> bytes:
+    """The usage comes first, and comes twice."""
+    usage = {"model": row.model, "choices": [], "usage": row.usage}
+    last = {"model": row.model, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    return sse(usage, usage, last, "[DONE]")
+
+
+def c_no_choices(row: Row, _: bool) -> bytes:
+    last = {"model": row.model, "choices": [{"index": 0, "delta": None, "finish_reason": "stop"}]}
+    return sse(last, {"model": row.model, "choices": None, "usage": row.usage}, "[DONE]")
+
+
+def c_error(*before: dict[str, Any]) -> Callable[[Row, bool], bytes]:
+    error = {"error": {"message": "The server is overloaded", "type": "server_error", "code": 503}}
+    return lambda _, streamed: sse(*before, error) if streamed else json.dumps(error).encode()
+
+
+WORDS_C = {"model": "gpt-5", "choices": [{"index": 0, "delta": {"content": TEXT}}]}
+
+CHAT_ROWS = [
+    c("text", PLAIN_C, COST_C, OPENAI_PRICES),
+    c(
+        "read from a cache",
+        cached(60_000),
+        usd((40_000, 1.25), (60_000, 0.125), (1000, 10.0)),
+        OPENAI_PRICES,
+    ),
+    c(
+        "reasoning is in the output",
+        PLAIN_C | {"completion_tokens_details": {"reasoning_tokens": 900}},
+        COST_C,
+        CHAT_OBJECT,
+    ),
+    c("audio in and out", SPOKEN, SPOKEN_COST, OPENAI_PRICES, model="gpt-audio"),
+    c(
+        "audio in",
+        {
+            "prompt_tokens": 18_000,
+            "completion_tokens": 100,
+            "prompt_tokens_details": {"audio_tokens": 17_000},
+        },
+        usd((1000, 2.5), (17_000, 32.0), (100, 10.0)),
+        OPENAI_PRICES,
+        model="gpt-audio",
+    ),
+    c(
+        "audio out",
+        {
+            "prompt_tokens": 1000,
+            "completion_tokens": 4100,
+            "completion_tokens_details": {"audio_tokens": 4000},
+        },
+        usd((1000, 2.5), (100, 10.0), (4000, 64.0)),
+        OPENAI_PRICES,
+        model="gpt-audio",
+    ),
+    c(
+        "audio from a cache",
+        {
+            "prompt_tokens": 20_000,
+            "completion_tokens": 100,
+            "prompt_tokens_details": {
+                "audio_tokens": 15_000,
+                "cached_tokens": 12_000,
+                "cached_tokens_details": {"audio_tokens": 10_000, "text_tokens": 2000},
+            },
+        },
+        usd((3000, 4.0), (2000, 0.4), (5000, 32.0), (10_000, 0.4), (100, 16.0)),
+        OPENAI_PRICES,
+        model="gpt-realtime",
+    ),
+    c(
+        "a cache that may be audio",
+        {
+            "prompt_tokens": 20_000,
+            "completion_tokens": 100,
+            "prompt_tokens_details": {"audio_tokens": 15_000, "cached_tokens": 12_000},
+        },
+        usd((3000, 4.0), (2000, 0.4), (5000, 32.0), (10_000, 0.4), (100, 16.0)),
+        OPENAI_PRICES,
+        "≤",
+        model="gpt-realtime",
+    ),
+    c(
+        "audio of a model without a rate of it",
+        {
+            "prompt_tokens": 18_000,
+            "completion_tokens": 100,
+            "prompt_tokens_details": {"audio_tokens": 17_000},
+        },
+        usd((1000, 2.5), (17_000, 40.0), (100, 10.0)),
+        OPENAI_PRICES,
+        "≤",
+        model="gpt-4o-audio-preview",
+    ),
+    c(
+        "an image in",
+        PLAIN_C | {"prompt_tokens_details": {"image_tokens": 50_000}},
+        COST_C,
+        "https://platform.openai.com/docs/guides/images-vision",
+    ),
+    c(
+        "images out",
+        {
+            "prompt_tokens": 1000,
+            "completion_tokens": 2680,
+            "completion_tokens_details": {"image_tokens": 2580},
+        },
+        usd((1000, 0.3), (100, 2.5), (2580, 30.0)),
+        GEMINI_PRICES,
+        model="google/gemini-2.5-flash-image",
+    ),
+    c(
+        "video in",
+        {
+            "prompt_tokens": 90_000,
+            "completion_tokens": 100,
+            "prompt_tokens_details": {"video_tokens": 80_000, "audio_tokens": 9000},
+        },
+        usd((81_000, 0.3), (9000, 1.0), (100, 2.5)),
+        GEMINI_PRICES,
+        model="google/gemini-2.5-flash",
+    ),
+    c(
+        "a gpt-5-nano was asked for and gpt-5 has answered",
+        PLAIN_C,
+        COST_C,
+        OPENAI_PRICES,
+        model="gpt-5-nano",
+        served="gpt-5",
+    ),
+    c(
+        "gpt-5 was asked for and gpt-5-nano has answered",
+        PLAIN_C,
+        usd((100_000, 0.05), (1000, 0.4)),
+        OPENAI_PRICES,
+        "≤",
+        served="gpt-5-nano",
+    ),
+    c(
+        "a deployment's own name was asked for",
+        PLAIN_C,
+        usd((100_000, 0.25), (1000, 2.0)),
+        "https://learn.microsoft.com/azure/ai-foundry/openai/reference",
+        model="our-deployment",
+        served="gpt-5-mini-2025-08-07",
+    ),
+    c(
+        "a model of GLM without its maker",
+        PLAIN_C,
+        usd((100_000, 0.6), (1000, 2.2)),
+        "https://docs.z.ai/guides/overview/pricing",
+        model="glm-4.6",
+    ),
+    c(
+        "a fine-tuned model",
+        PLAIN_C,
+        usd((100_000, 0.3), (1000, 1.2)),
+        OPENAI_PRICES,
+        model="ft:gpt-4o-mini-2024-07-18:me::id",
+    ),
+    c(
+        "a retired model that another one answers for",
+        PLAIN_C,
+        usd((100_000, 1.0), (1000, 2.0)),
+        "https://docs.x.ai/docs/migration/may-15-retirement",
+        "≤",
+        model="grok-code-fast-1",
+    ),
+    c(
+        "credits",
+        PLAIN_C | {"cost": 0.0321, "cost_details": {"upstream_inference_cost": None}},
+        0.0321,
+        OPENROUTER,
+    ),
+    c(
+        "credits of an unknown model",
+        PLAIN_C | {"cost": 0.0321},
+        0.0321,
+        OPENROUTER,
+        model="vendor/new-model",
+    ),
+    c(
+        "credits of a free model",
+        PLAIN_C | {"cost": 0},
+        0.0,
+        OPENROUTER,
+        model="vendor/new-model:free",
+    ),
+    c(
+        "credits and the caller's key",
+        PLAIN_C | {"cost": 0.95, "cost_details": {"upstream_inference_cost": 19}},
+        19.95,
+        OPENROUTER,
+    ),
+    c(
+        "credits without the caller's key",
+        PLAIN_C
+        | {"cost": 0.02, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.02}},
+        0.02,
+        OPENROUTER,
+    ),
+    c("a cost that is no number", PLAIN_C | {"cost": "free"}, COST_C, OPENROUTER),
+    c("a cost below zero", PLAIN_C | {"cost": -1}, COST_C, OPENROUTER),
+    c(
+        "a cost with parts",
+        PLAIN_C | {"cost": {"input_tokens_cost": 0.1, "request_cost": 0.005, "total_cost": 0.12}},
+        0.12,
+        PERPLEXITY,
+        model="sonar-pro",
+    ),
+    c("ticks", PLAIN_C | {"cost_in_usd_ticks": 377_560_000}, 0.037756, XAI_COST, model="grok-4.3"),
+    c(
+        "reasoning beside the output",
+        {
+            "prompt_tokens": 1000,
+            "completion_tokens": 100,
+            "total_tokens": 1400,
+            "completion_tokens_details": {"reasoning_tokens": 300},
+        },
+        usd((1000, 1.25), (400, 2.5)),
+        XAI,
+        model="grok-4.3",
+    ),
+    c(
+        "a total that is more than its parts",
+        {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1400},
+        usd((1000, 0.3), (400, 2.5)),
+        "https://ai.google.dev/gemini-api/docs/openai",
+        "≤",
+        model="gemini-2.5-flash",
+    ),
+    c(
+        "hits of DeepSeek's cache",
+        PLAIN_C | {"prompt_cache_hit_tokens": 60_000, "prompt_cache_miss_tokens": 40_000},
+        usd((40_000, 0.27), (60_000, 0.07), (1000, 1.1)),
+        DEEPSEEK,
+        model="deepseek-chat",
+    ),
+    c(
+        "hits of Moonshot's cache",
+        PLAIN_C | {"cached_tokens": 60_000},
+        usd((40_000, 0.95), (60_000, 0.16), (1000, 4.0)),
+        MOONSHOT,
+        model="kimi-k2.6",
+    ),
+    c(
+        "usage in a choice",
+        PLAIN_C | {"cached_tokens": 60_000},
+        usd((40_000, 0.95), (60_000, 0.16), (1000, 4.0)),
+        MOONSHOT,
+        model="kimi-k2.6",
+        streamed=(True,),
+        body=c_in_choice,
+    ),
+    c("usage in x_groq", PLAIN_C, COST_C, GROQ, streamed=(True,), body=c_in_groq),
+    c(
+        "hits of Mistral's cache",
+        PLAIN_C | {"num_cached_tokens": 60_000},
+        usd((40_000, 1.25), (60_000, 0.125), (1000, 10.0)),
+        MISTRAL,
+    ),
+    c("seconds of audio", PLAIN_C | {"prompt_audio_seconds": 60}, COST_C + 0.001, MISTRAL, "≥"),
+    c(
+        "writes of LiteLLM",
+        PLAIN_C
+        | {
+            "cache_read_input_tokens": 60_000,
+            "cache_creation_input_tokens": 30_000,
+            "prompt_tokens_details": {"cached_tokens": 60_000, "cache_creation_tokens": 30_000},
+        },
+        usd((10_000, 1.0), (60_000, 0.1), (30_000, 1.25), (1000, 5.0)),
+        LITELLM,
+        model=HAIKU,
+    ),
+    c(
+        "writes of LiteLLM for an hour",
+        PLAIN_C
+        | {
+            "prompt_tokens_details": {
+                "cache_creation_tokens": 30_000,
+                "cache_creation_token_details": {
+                    "ephemeral_1h_input_tokens": 30_000,
+                    "ephemeral_5m_input_tokens": 0,
+                },
+            }
+        },
+        usd((70_000, 1.0), (30_000, 2.0), (1000, 5.0)),
+        LITELLM,
+        model=HAIKU,
+    ),
+    c(
+        "writes for an hour of which no lifetime is told",
+        cached(0, cache_write_tokens=30_000),
+        usd((70_000, 1.0), (30_000, 2.0), (1000, 5.0)),
+        OPENROUTER,
+        "≤",
+        model=f"anthropic/{HAIKU}",
+        asked={
+            "messages": [
+                {
+                    "role": "system",
+                    "content": [{"type": "text", "text": "x", "cache_control": HOUR}],
+                }
+            ]
+        },
+    ),
+    c(
+        "priority",
+        PLAIN_C,
+        2 * COST_C,
+        "https://openai.com/api-priority-processing/",
+        more={"service_tier": "priority"},
+    ),
+    c(
+        "flex",
+        PLAIN_C,
+        COST_C / 2,
+        "https://platform.openai.com/docs/guides/flex-processing",
+        more={"service_tier": "flex"},
+    ),
+    c(
+        "details that are null",
+        PLAIN_C | {"prompt_tokens_details": None, "completion_tokens_details": None},
+        COST_C,
+        CHAT_OBJECT,
+    ),
+    c("details that are a list", PLAIN_C | {"prompt_tokens_details": []}, COST_C, CHAT_OBJECT, "≥"),
+    c("input that is null", PLAIN_C | {"prompt_tokens": None}, COST_C, CHAT_OBJECT),
+    c(
+        "output that is negative",
+        PLAIN_C | {"completion_tokens": -7, "total_tokens": None},
+        usd((100_000, 1.25), (100, 10.0)),
+        CHAT_OBJECT,
+        "≥",
+        text=TEXT,
+    ),
+    c(
+        "usage before the last words, and twice",
+        PLAIN_C,
+        COST_C,
+        CHAT_OBJECT,
+        streamed=(True,),
+        body=c_before_the_end,
+    ),
+    c("no list of choices", PLAIN_C, COST_C, CHAT_OBJECT, streamed=(True,), body=c_no_choices),
+    c(
+        "an error before any output",
+        None,
+        0.0,
+        "https://platform.openai.com/docs/guides/error-codes",
+        "≥",
+        body=c_error(),
+    ),
+    c(
+        "an error after words",
+        None,
+        usd((20, 1.25), (100, 10.0)),
+        "https://openrouter.ai/docs/api-reference/streaming",
+        "≈",
+        streamed=(True,),
+        body=c_error(WORDS_C),
+    ),
+]
+
+# ---- Responses
+
+
+def r(what: str, usage: Any, right: float, source: str, mark: Mark = "=", **more: Any) -> Row:
+    model = more.pop("model", "gpt-5")
+    return Row("openai-responses", what, model, usage, right, source, mark, **more)
+
+
+PLAIN_R = {"input_tokens": 100_000, "output_tokens": 1000, "total_tokens": 101_000}
+
+
+def calls(*actions: Any) -> dict[str, Any]:
+    return {"output": [{"type": "web_search_call", "action": action} for action in actions]}
+
+
+def r_error(event: dict[str, Any], *before: dict[str, Any]) -> Callable[[Row, bool], bytes]:
+    return lambda _, streamed: sse(*before, event) if streamed else json.dumps(event).encode()
+
+
+FAILED_RESPONSE: dict[str, Any] = {
+    "model": "gpt-5",
+    "status": "failed",
+    "error": {"code": "server_error", "message": "x"},
+    "usage": None,
+    "output": [],
+}
+FAILED = {"type": "response.failed", "response": FAILED_RESPONSE}
+CREATED = {"type": "response.created", "response": {"model": "gpt-5", "usage": None, "output": []}}
+WORDS_R = {"type": "response.output_text.delta", "delta": TEXT}
+
+RESPONSES_ROWS = [
+    r("text", PLAIN_R, COST_C, OPENAI_PRICES),
+    r(
+        "read from a cache",
+        PLAIN_R | {"input_tokens_details": {"cached_tokens": 60_000}},
+        usd((40_000, 1.25), (60_000, 0.125), (1000, 10.0)),
+        OPENAI_PRICES,
+    ),
+    r(
+        "reasoning is in the output",
+        PLAIN_R | {"output_tokens_details": {"reasoning_tokens": 900}},
+        COST_C,
+        RESPONSE_OBJECT,
+    ),
+    r(
+        "audio in and out",
+        {
+            "input_tokens": 19_600,
+            "output_tokens": 6000,
+            "input_tokens_details": SPOKEN["prompt_tokens_details"],
+            "output_tokens_details": SPOKEN["completion_tokens_details"],
+        },
+        SPOKEN_COST,
+        OPENAI_PRICES,
+        model="gpt-audio",
+    ),
+    r(
+        "images in",
+        {
+            "input_tokens": 6000,
+            "output_tokens": 100,
+            "input_tokens_details": {"image_tokens": 5000, "text_tokens": 1000},
+        },
+        usd((1000, 5.0), (5000, 10.0), (100, 40.0)),
+        OPENAI_PRICES,
+        model="gpt-image-1",
+    ),
+    r(
+        "images in at the rate of text",
+        PLAIN_R | {"input_tokens_details": {"image_tokens": 50_000}},
+        COST_C,
+        "https://platform.openai.com/docs/guides/images-vision",
+    ),
+    r(
+        "images out",
+        {
+            "input_tokens": 1000,
+            "output_tokens": 4100,
+            "output_tokens_details": {"image_tokens": 4000, "text_tokens": 100},
+        },
+        usd((1000, 5.0), (100, 10.0), (4000, 32.0)),
+        OPENAI_PRICES,
+        model="gpt-image-1.5",
+    ),
+    r(
+        "a dearer model has answered",
+        PLAIN_R,
+        COST_C,
+        OPENAI_PRICES,
+        model="gpt-5-nano",
+        served="gpt-5-2025-08-07",
+    ),
+    r(
+        "a cheaper model has answered",
+        PLAIN_R,
+        usd((100_000, 0.05), (1000, 0.4)),
+        OPENAI_PRICES,
+        "≤",
+        served="gpt-5-nano",
+    ),
+    r(
+        "a deployment's own name was asked for",
+        PLAIN_R,
+        usd((100_000, 0.25), (1000, 2.0)),
+        "https://learn.microsoft.com/azure/ai-foundry/openai/reference",
+        model="our-deployment",
+        served="gpt-5-mini",
+    ),
+    r("credits", PLAIN_R | {"cost": 0.0321}, 0.0321, OPENROUTER),
+    r(
+        "credits and the caller's key",
+        PLAIN_R
+        | {"cost": 0.001, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.02}},
+        0.021,
+        OPENROUTER,
+    ),
+    r("ticks", PLAIN_R | {"cost_in_usd_ticks": 377_560_000}, 0.037756, XAI_COST, model="grok-4.3"),
+    r(
+        "writes to a cache",
+        PLAIN_R | {"input_tokens_details": {"cached_tokens": 60_000, "cache_write_tokens": 30_000}},
+        usd((10_000, 1.0), (60_000, 0.1), (30_000, 1.25), (1000, 5.0)),
+        OPENROUTER,
+        model=f"anthropic/{HAIKU}",
+    ),
+    r(
+        "priority",
+        PLAIN_R,
+        2 * COST_C,
+        "https://openai.com/api-priority-processing/",
+        more={"service_tier": "priority"},
+    ),
+    r(
+        "a search",
+        PLAIN_R,
+        COST_C + 0.01,
+        OPENAI_SEARCH,
+        more=calls({"type": "search", "query": "x"}),
+    ),
+    r("a search without an action", PLAIN_R, COST_C + 0.01, OPENAI_SEARCH, more=calls(None)),
+    r(
+        "a page that is opened, and searched",
+        PLAIN_R,
+        COST_C + 0.01,
+        OPENAI_SEARCH,
+        more=calls(
+            {"type": "search"},
+            {"type": "open_page", "url": "x"},
+            {"type": "find_in_page", "pattern": "x"},
+            {"type": "find"},
+        ),
+    ),
+    r(
+        "an image that is made",
+        PLAIN_R,
+        COST_C + 0.04,
+        OPENAI_PRICES,
+        "≤",
+        more={"output": [{"type": "image_generation_call", "result": "QUJD"}]},
+    ),
+    r("details that are null", PLAIN_R | {"input_tokens_details": None}, COST_C, RESPONSE_OBJECT),
+    r(
+        "a cache of another type",
+        PLAIN_R | {"input_tokens_details": {"cached_tokens": "60000"}},
+        COST_C,
+        RESPONSE_OBJECT,
+        "≥",
+    ),
+    r(
+        "a negative input",
+        PLAIN_R | {"input_tokens": -1, "total_tokens": None},
+        usd((20, 1.25), (1000, 10.0)),
+        RESPONSE_OBJECT,
+        "≈",
+    ),
+    r(
+        "output that is a text",
+        PLAIN_R | {"output_tokens": "1000", "total_tokens": None},
+        usd((100_000, 1.25), (100, 10.0)),
+        RESPONSE_OBJECT,
+        "≥",
+        text=TEXT,
+    ),
+    r(
+        "an item of another form",
+        PLAIN_R,
+        COST_C,
+        RESPONSE_OBJECT,
+        more={"output": [5, {"type": None}, {"type": "message", "content": "x"}]},
+    ),
+    r(
+        "an error before any output",
+        None,
+        0.0,
+        "https://platform.openai.com/docs/guides/error-codes",
+        "≥",
+        streamed=(True,),
+        body=r_error({"type": "error", "code": "server_error", "message": "overloaded"}),
+    ),
+    r(
+        "a response that has failed",
+        None,
+        0.0,
+        RESPONSE_OBJECT,
+        "≥",
+        streamed=(True,),
+        body=r_error(FAILED, CREATED),
+    ),
+    r(
+        "a whole response that has failed",
+        None,
+        0.0,
+        RESPONSE_OBJECT,
+        "≥",
+        streamed=(False,),
+        body=r_error(FAILED_RESPONSE),
+    ),
+    r(
+        "a response that has failed after words",
+        None,
+        usd((20, 1.25), (100, 10.0)),
+        RESPONSE_OBJECT,
+        "≈",
+        streamed=(True,),
+        body=r_error(FAILED, CREATED, WORDS_R),
+    ),
+]
+
+# ---- Gemini. 2.5 Flash: 0.30 and 2.50 USD, audio 1.00; from a cache 0.03, audio 0.10
+
+FLASH = "gemini-2.5-flash"
+
+
+def g(what: str, usage: Any, right: float, source: str, mark: Mark = "=", **more: Any) -> Row:
+    return Row("gemini", what, more.pop("model", FLASH), usage, right, source, mark, **more)
+
+
+def by(**told: int) -> list[dict[str, Any]]:
+    return [{"modality": mode.upper(), "tokenCount": count} for mode, count in told.items()]
+
+
+PLAIN_G = {"promptTokenCount": 100_000, "candidatesTokenCount": 1000}
+COST_G = usd((100_000, 0.3), (1000, 2.5))
+
+
+def g_array(row: Row, _: bool) -> bytes:
+    """A stream that was not asked for as events."""
+    first = {"candidates": [{"content": {"parts": [{"text": row.text}]}}]}
+    last = {"candidates": [{"finishReason": "STOP"}], "usageMetadata": row.usage}
+    return json.dumps([first, last | {"modelVersion": row.model}], indent=2).encode()
+
+
+def g_error(*before: dict[str, Any]) -> Callable[[Row, bool], bytes]:
+    error = {"error": {"code": 503, "message": "overloaded", "status": "UNAVAILABLE"}}
+    return lambda _, streamed: sse(*before, error) if streamed else json.dumps(error).encode()
+
+
+WORDS_G = {
+    "candidates": [{"content": {"parts": [{"text": TEXT}]}}],
+    "usageMetadata": {"promptTokenCount": 100_000},
+}
+IMAGE_MODEL = "gemini-2.5-flash-image"
+
+GEMINI_ROWS = [
+    g("text", PLAIN_G, COST_G, GEMINI_PRICES),
+    g(
+        "audio in",
+        {
+            "promptTokenCount": 200_000,
+            "candidatesTokenCount": 2,
+            "promptTokensDetails": by(audio=199_000, text=1000),
+        },
+        usd((1000, 0.3), (199_000, 1.0), (2, 2.5)),
+        GEMINI_PRICES,
+    ),
+    g(
+        "images out",
+        {
+            "promptTokenCount": 100,
+            "candidatesTokenCount": 12_900,
+            "candidatesTokensDetails": by(image=12_900),
+        },
+        usd((100, 0.3), (12_900, 30.0)),
+        GEMINI_PRICES,
+        model=IMAGE_MODEL,
+    ),
+    g(
+        "images and text out",
+        {
+            "promptTokenCount": 100,
+            "candidatesTokenCount": 1390,
+            "candidatesTokensDetails": by(image=1290, text=100),
+        },
+        usd((100, 0.3), (100, 2.5), (1290, 30.0)),
+        GEMINI_PRICES,
+        model=IMAGE_MODEL,
+    ),
+    g(
+        "an image in",
+        PLAIN_G | {"promptTokensDetails": by(image=50_000, text=50_000)},
+        COST_G,
+        GEMINI_PRICES,
+    ),
+    g(
+        "video in",
+        PLAIN_G | {"promptTokensDetails": by(video=80_000, audio=10_000, text=10_000)},
+        usd((90_000, 0.3), (10_000, 1.0), (1000, 2.5)),
+        GEMINI_PRICES,
+    ),
+    g(
+        "a document in",
+        PLAIN_G | {"promptTokensDetails": by(document=90_000, text=10_000)},
+        COST_G,
+        GEMINI_PRICES,
+    ),
+    g(
+        "read from a cache",
+        PLAIN_G | {"cachedContentTokenCount": 60_000},
+        usd((40_000, 0.3), (60_000, 0.03), (1000, 2.5)),
+        GEMINI_PRICES,
+    ),
+    g(
+        "audio from a cache",
+        PLAIN_G
+        | {
+            "cachedContentTokenCount": 60_000,
+            "promptTokensDetails": by(audio=80_000, text=20_000),
+            "cacheTokensDetails": by(audio=50_000, text=10_000),
+        },
+        usd((10_000, 0.3), (10_000, 0.03), (30_000, 1.0), (50_000, 0.1), (1000, 2.5)),
+        GEMINI_PRICES,
+    ),
+    g(
+        "a cache that may be audio",
+        PLAIN_G
+        | {"cachedContentTokenCount": 60_000, "promptTokensDetails": by(audio=80_000, text=20_000)},
+        usd((10_000, 0.3), (10_000, 0.03), (30_000, 1.0), (50_000, 0.1), (1000, 2.5)),
+        GEMINI_PRICES,
+        "≤",
+    ),
+    g(
+        "thoughts",
+        PLAIN_G | {"thoughtsTokenCount": 500, "totalTokenCount": 101_500},
+        COST_G + usd((500, 2.5)),
+        GEMINI_USAGE,
+    ),
+    g(
+        "a tool's input",
+        PLAIN_G | {"toolUsePromptTokenCount": 7000, "totalTokenCount": 108_000},
+        COST_G + usd((7000, 0.3)),
+        GEMINI_USAGE,
+    ),
+    g(
+        "a tool's audio",
+        PLAIN_G | {"toolUsePromptTokenCount": 7000, "toolUsePromptTokensDetails": by(audio=7000)},
+        COST_G + usd((7000, 1.0)),
+        GEMINI_USAGE,
+    ),
+    g(
+        "a total that is more than its parts",
+        PLAIN_G | {"totalTokenCount": 101_400},
+        COST_G + usd((400, 2.5)),
+        GEMINI_USAGE,
+        "≤",
+    ),
+    g(
+        "a long request",
+        {"promptTokenCount": 300_000, "candidatesTokenCount": 1000},
+        usd((300_000, 2.5), (1000, 15.0)),
+        GEMINI_PRICES,
+        model="gemini-2.5-pro",
+    ),
+    g(
+        "speech of a model without a rate of it",
+        {
+            "promptTokenCount": 1000,
+            "candidatesTokenCount": 5000,
+            "candidatesTokensDetails": by(audio=5000),
+        },
+        usd((1000, 0.5), (5000, 10.0)),
+        GEMINI_PRICES,
+        "≤",
+        model="gemini-2.5-flash-preview-tts",
+    ),
+    g(
+        "a dearer model has answered",
+        PLAIN_G,
+        usd((100_000, 1.25), (1000, 10.0)),
+        GEMINI_PRICES,
+        served="gemini-2.5-pro",
+    ),
+    g(
+        "a cheaper model has answered",
+        PLAIN_G,
+        COST_G,
+        GEMINI_PRICES,
+        "≤",
+        model="gemini-2.5-pro",
+        served=FLASH,
+    ),
+    g(
+        "another name of the model was asked for",
+        PLAIN_G,
+        COST_G,
+        GEMINI_PRICES,
+        model="our-model",
+        served=FLASH,
+    ),
+    g(
+        "a search",
+        PLAIN_G,
+        COST_G,
+        GEMINI_PRICES,
+        "≤",
+        more={"groundingMetadata": {"webSearchQueries": ["a"]}},
+    ),
+    g("an array", PLAIN_G, COST_G, GEMINI_USAGE, streamed=(False,), body=g_array),
+    g(
+        "details that are null",
+        PLAIN_G | {"promptTokensDetails": None, "cachedContentTokenCount": None},
+        COST_G,
+        GEMINI_USAGE,
+    ),
+    g(
+        "details of another form",
+        PLAIN_G | {"promptTokensDetails": {"AUDIO": 5}},
+        COST_G,
+        GEMINI_USAGE,
+        "≥",
+    ),
+    g(
+        "one detail of another form",
+        PLAIN_G
+        | {"promptTokensDetails": [5, *by(audio=10_000), {"modality": "AUDIO", "tokenCount": "x"}]},
+        usd((90_000, 0.3), (10_000, 1.0), (1000, 2.5)),
+        GEMINI_USAGE,
+        "≥",
+    ),
+    g(
+        "input that is a text",
+        PLAIN_G | {"promptTokenCount": "x"},
+        usd((20, 0.3), (1000, 2.5)),
+        GEMINI_USAGE,
+        "≈",
+    ),
+    g(
+        "output that is missing",
+        {"promptTokenCount": 100_000},
+        usd((100_000, 0.3), (100, 2.5)),
+        GEMINI_USAGE,
+        "≥",
+        text=TEXT,
+    ),
+    g(
+        "output that is negative",
+        PLAIN_G | {"candidatesTokenCount": -5},
+        usd((100_000, 0.3), (100, 2.5)),
+        GEMINI_USAGE,
+        "≥",
+        text=TEXT,
+    ),
+    g(
+        "an error before any output",
+        None,
+        0.0,
+        "https://ai.google.dev/gemini-api/docs/troubleshooting",
+        "≥",
+        body=g_error(),
+    ),
+    g(
+        "an error after words",
+        None,
+        usd((100_000, 0.3), (100, 2.5)),
+        "https://ai.google.dev/gemini-api/docs/troubleshooting",
+        "≥",
+        streamed=(True,),
+        body=g_error(WORDS_G),
+    ),
+]
+
+
+def wrapped() -> Iterator[Row]:
+    """Yield the plain reply of each API in other clothes."""
+    plain = (ANTHROPIC_ROWS[0], CHAT_ROWS[0], RESPONSES_ROWS[0], GEMINI_ROWS[0])
+    for one in plain:
+
+        def row(what: str, one: Row = one, **more: Any) -> Row:
+            return Row(one.api, what, one.model, one.usage, one.right, SSE, **more)
+
+        yield row("a stream as text/plain", kind=b"text/plain", streamed=(True,))
+        yield row("a stream as JSON", kind=b"application/json", streamed=(True,))
+        yield row("a document as a stream", kind=b"text/event-stream", streamed=(False,))
+        yield row("no content type", kind=b"")
+        yield row("a byte order mark", change=lambda body: b"\xef\xbb\xbf" + body)
+        yield row("CR alone", change=lambda body: body.replace(b"\n", b"\r"), streamed=(True,))
+        yield row("CR LF", change=lambda body: body.replace(b"\n", b"\r\n"), streamed=(True,))
+        yield row("no last blank line", change=lambda body: body[:-1], streamed=(True,))
+        yield row("a comment first", change=lambda body: b": hello\n\n" + body, streamed=(True,))
+        yield row("a file of 12 MiB", change=large)
+        yield row("gzip", encoding="gzip", change=gzip.compress)
+        yield row("deflate", encoding="deflate", change=zlib.compress)
+        yield row("brotli", encoding="br", change=brotli.compress)
+        yield row("zstd", encoding="zstd", change=zstd_compressed)
+
+
+def zstd_compressed(body: bytes) -> bytes:
+    import sys
+
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    return zstd.compress(body)
+
+
+ROWS = [
+    (row, streamed)
+    for row in (*ANTHROPIC_ROWS, *CHAT_ROWS, *RESPONSES_ROWS, *GEMINI_ROWS, *wrapped())
+    for streamed in row.streamed
+]
+
+# ---- how each is charged
+
+
+@pytest.fixture(scope="module")
+def pricing() -> UsePricing:
+    listed = PriceList({}, loaded=lambda: None, trouble=lambda _: None)
+    trio.run(listed.current.library.load)
+    return UsePricing({}, listed)
+
+
+def ended(row: Row, streamed: bool) -> EndCall:
+    """Return what the gateway tells of a call that is answered so."""
+    api, daemon = APIS[row.api], ScriptedDaemon()
+    how = "streamGenerateContent" if streamed else "generateContent"
+    path = PATHS[row.api].format(row.model, how)
+    request = {"model": row.model, "stream": streamed} | row.asked
+    answer, _ = answer_to(BodyQuestion(row.api, path, ""), json.dumps(request).encode())
+    asked = AdmitCall(
+        id=0, run="r", model=answer.call.model, input_tokens=20, max_output=5000, api=api.name
+    )
+    decision = CallDecision(id=0, reservation="n")
+    with BodyMemory().space("r", None) as space:
+        tally = CallTally(daemon, Estimates(), asked, decision, api, answer.call, "host", space)
+        tally.sending()
+        usual = b"text/event-stream" if streamed else b"application/json"
+        kind = usual if row.kind is None else row.kind
+        headers = [(b"content-type", kind)] if kind else []
+        if row.encoding:
+            headers.append((b"content-encoding", row.encoding.encode()))
+        tally.begun(httpx2.Response(200, headers=headers))
+        body = (row.body or BODIES[row.api])(row, streamed)
+        body = body if row.change is None else row.change(body)
+        for at in range(0, len(body), 1 << 16):
+            tally.piece(body[at : at + (1 << 16)])
+        tally.whole = True
+        tally.settle()
+    (told,) = daemon.told
+    return told
+
+
+def charged(pricing: UsePricing, told: EndCall) -> Use:
+    return pricing.use_of_call(told, OpenReservation("m", 1, 1, 10**9, None, source="gateway"))
+
+
+@pytest.mark.parametrize(
+    ("row", "streamed"),
+    ROWS,
+    ids=[f"{row}, {'streamed' if streamed else 'whole'}" for row, streamed in ROWS],
+)
+def test_a_call_is_charged_what_its_provider_bills(
+    pricing: UsePricing, row: Row, streamed: bool
+) -> None:
+    use = charged(pricing, ended(row, streamed))
+    cost, sure = to_usd(use.cost), to_usd(use.sure_of(LimitKind.COST))
+    assert cost is not None
+    assert sure is not None
+    assert {(False, False): "=", (False, True): "≤", (True, False): "≥", (True, True): "≈"}[
+        use.partial, use.at_most
+    ] == row.mark, (cost, sure, row.right)
+    if row.mark == "=":
+        assert cost == pytest.approx(row.right, rel=0.01)
+    assert sure <= 1.01 * row.right
+    if row.mark == "≤":
+        assert cost >= 0.99 * row.right
+    if row.mark == "≥":
+        assert cost <= 1.01 * row.right
+
+
+def test_the_table_is_long_enough() -> None:
+    assert len(ROWS) >= 150
+    assert all(row.source.startswith("https://") for row, _ in ROWS)
