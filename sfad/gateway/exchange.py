@@ -563,7 +563,7 @@ class Exchange:
         )
         provider = provider_of(api.name)
         place = (
-            place_of(provider, upstream, named_by_tree=upstream.name in found_run.upstreams)
+            place_of(provider, upstream, self._shared.upstreams().values())
             if provider is not None
             else None
         )

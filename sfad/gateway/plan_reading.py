@@ -7,7 +7,7 @@ learn more.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeGuard
 from urllib.parse import urlsplit
@@ -41,14 +41,14 @@ _SAME = 60.0
 """Seconds between two words about one reset."""
 
 
-def place_of(provider: Provider, upstream: Upstream, *, named_by_tree: bool) -> str | None:
+def place_of(provider: Provider, upstream: Upstream, configured: Iterable[Upstream]) -> str | None:
     """Return where the accounts are that an upstream tells of: empty for the provider's own host,
-    else the upstream's name. `None` if it is not believed: only the operator, and no tree, may
-    name another server that tells of somebody's windows."""
+    else the name that the config has for its address. `None` if it is not believed: only the
+    operator, and no tree, may name another server that tells of somebody's windows."""
     parts = urlsplit(upstream.url)
     if parts.scheme == "https" and parts.hostname in SUBSCRIPTION_HOSTS[provider]:
         return ""
-    return None if named_by_tree else upstream.name
+    return next((each.name for each in configured if each.url == upstream.url), None)
 
 
 def login_of(headers: RawHeaders, key: str | None, place: str) -> str:

@@ -408,7 +408,15 @@ async def test_a_call_that_is_admitted_at_once_and_refused_again_is_not_made_for
 )
 def test_whose_windows_an_upstream_tells(url: str, named_by_tree: bool, place: str | None) -> None:
     upstream = Upstream("up", url, "anthropic")
-    assert place_of("anthropic", upstream, named_by_tree=named_by_tree) == place
+    configured = [Upstream("other", "https://other.example", "anthropic")]
+    if not named_by_tree:
+        configured.append(upstream)
+    assert place_of("anthropic", upstream, configured) == place
+
+
+def test_a_tree_may_name_the_address_of_an_upstream_of_the_config() -> None:
+    own = Upstream("ours", "https://relay.example", "anthropic")
+    assert place_of("anthropic", Upstream("anthropic", own.url, "anthropic"), [own]) == "ours"
 
 
 async def test_a_server_that_a_tree_names_is_not_believed() -> None:

@@ -59,13 +59,13 @@ def any_cli(request: pytest.FixtureRequest) -> Cli:
 def desk(commands: Path, start: Start, tmp_path: Path) -> Iterator[MakeDesk]:
     """Makes the desk: `desk(config=..., mode=..., claude=[...], codex=[...])`: a script for each
     agent that will be started. The gateway is off, unless the config says something about it, so
-    that what meters tell is seen."""
+    that what meters tell is seen. `{model}` in the config is the address of the model."""
     with ExitStack() as stack:
 
         def make(*, config: str = "", mode: str = "auto", **scripts: Iterable[Reply]) -> Desk:
             model = stack.enter_context(serving(scripts))
             without = "" if "[gateway]" in config else "\n[gateway]\nenabled = false\n"
-            daemon = start(config=config + without, mode=mode)
+            daemon = start(config=config.replace("{model}", model.url) + without, mode=mode)
             kept = {key: value for key, value in daemon.env.items() if key in _KEPT}
             path = os.pathsep.join(
                 [sysconfig.get_path("scripts"), str(commands), os.environ["PATH"]]

@@ -26,6 +26,17 @@ HOLD = float(os.environ.get("SFAD_TEST_HOLD", "15"))
 """Seconds until the reset."""
 
 
+BELIEVED = "".join(
+    f'[gateway.upstreams.{name}]\nurl = "{{model}}/{path}"\napi = "{api}"\n'
+    for name, path, api in [
+        ("for-claude", "claude", "anthropic"),
+        ("for-codex", "codex/v1", "openai-responses"),
+        ("for-opencode", "opencode", "anthropic"),
+    ]
+)
+"""What a server that is not the provider's own says of windows counts if the operator names it."""
+
+
 class Windows:
     """A subscription whose shorter window is used up by the first call, and is reset `HOLD` seconds
     later."""
@@ -56,7 +67,7 @@ class Windows:
 @pytest.mark.parametrize("name", ["claude", "codex", "opencode"])
 def test_a_program_that_is_held_between_two_calls_completes(desk: MakeDesk, name: str) -> None:
     cli = CLIS[name]
-    at = desk_of(desk, cli, PRICES + '[plans]\nkeep = "20%"\n')
+    at = desk_of(desk, cli, BELIEVED + PRICES + '[plans]\nkeep = "20%"\n')
     windows = at.talk(cli).headers = Windows(cli)
     run = at.spawn("night", *command(cli, "argv"))
 
@@ -120,7 +131,7 @@ def told_of(account: Account) -> dict[str, str]:
 def test_a_night_of_ten_agents_of_three_programs(desk: MakeDesk) -> None:
     """Claude Code and opencode share an account, Codex has another. A person uses the first one
     too, and the daemon is killed."""
-    config = GATEWAY + PRICES + '[plans]\nkeep = "30%"\nkeep_week = "20%"\n'
+    config = GATEWAY + BELIEVED + PRICES + '[plans]\nkeep = "30%"\nkeep_week = "20%"\n'
     at = desk(config=config, claude=(), opencode=(), codex=())
     anthropic = Account(
         quotas=[Quota("5h", 20.0, 0.07), Quota("7d", 3600.0, 0.001)], bounds={"5h": 0.7, "7d": 0.8}
