@@ -32,12 +32,15 @@ enabled = true
 [gateway.upstreams.anthropic]
 url = "{url}"
 api = "anthropic"
+free = false
 [gateway.upstreams.openai]
 url = "{url}/v1"
 api = "openai-responses"
+free = false
 [gateway.upstreams.gemini]
 url = "{url}"
 api = "gemini"
+free = false
 """
 AGENT = """
 import http.client, json, os, socket, time
@@ -395,9 +398,9 @@ def test_the_key_of_the_operator_goes_to_no_address_of_a_person(
 
     def answer(handler: BaseHTTPRequestHandler, body: bytes) -> None:
         server = cast(_Server, handler.server).biller
-        seen.setdefault(server.url, []).append(
-            (handler.headers["x-api-key"], handler.headers["authorization"])
-        )
+        credentials = handler.headers["x-api-key"], handler.headers["authorization"]
+        if handler.command == "POST" or any(credentials):  # the rest asks which program it is
+            seen.setdefault(server.url, []).append(credentials)
         server.bills(handler, len(body))
 
     daemon = start(config=config)

@@ -40,7 +40,7 @@ def test_a_call_without_an_answer_is_shown_until_its_first_byte(start: Start) ->
         api.settimeout(PATIENCE)
         upstream = (
             "[gateway.upstreams.anthropic]\nurl = "
-            f'"http://127.0.0.1:{api.getsockname()[1]}"\napi = "anthropic"\n'
+            f'"http://127.0.0.1:{api.getsockname()[1]}"\napi = "anthropic"\nfree = false\n'
         )
         daemon = start(config=f"[gateway]\nenabled = true\n{upstream}")
         with daemon.client() as client:

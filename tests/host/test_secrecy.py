@@ -57,17 +57,16 @@ def opens(path: str) -> bool:
 
 _SERVED = """
 import ctypes, sys, types
-serving = types.ModuleType("sfad.daemon.serving")
-serving.serve = lambda: print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), "trio" in sys.modules)
-sys.modules["sfad.daemon.serving"] = serving
-sys.argv = ["sfad", "serve"]
+shown = lambda **_: print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), "trio" in sys.modules)
+sys.modules["sfad.cli"] = types.ModuleType("sfad.cli")
+sys.modules["sfad.cli"].app = shown
 from sfad.__main__ import main
 main()
 """
 
 
 def test_a_daemon_hides_its_memory_before_its_imports() -> None:
-    """PR_GET_DUMPABLE is 0 when serving begins, and nothing that takes time has been imported."""
+    """PR_GET_DUMPABLE is 0 when the commands are imported, and nothing that takes time was before."""
     done = subprocess.run(
         [sys.executable, "-c", _SERVED], capture_output=True, text=True, check=True
     )
