@@ -43,12 +43,13 @@ _SAME = 60.0
 
 def place_of(provider: Provider, upstream: Upstream, configured: Iterable[Upstream]) -> str | None:
     """Return where the accounts are that an upstream tells of: empty for the provider's own host,
-    else the name that the config has for its address. `None` if it is not believed: only the
-    operator, and no tree, may name another server that tells of somebody's windows."""
+    else the server, which may be behind several upstreams. `None` if it is not believed: only the
+    operator, and no tree, may name another one that tells of somebody's windows."""
     parts = urlsplit(upstream.url)
     if parts.scheme == "https" and parts.hostname in SUBSCRIPTION_HOSTS[provider]:
         return ""
-    return next((each.name for each in configured if each.url == upstream.url), None)
+    known = any(each.url == upstream.url for each in configured)
+    return parts.netloc.rpartition("@")[2].lower() if known else None
 
 
 def login_of(headers: RawHeaders, key: str | None, place: str) -> str:

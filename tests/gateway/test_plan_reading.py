@@ -398,7 +398,7 @@ async def test_a_call_that_is_admitted_at_once_and_refused_again_is_not_made_for
         ("https://api.anthropic.com", False, ""),
         ("https://api.anthropic.com/v1", True, ""),
         ("https://api.anthropic.com:443", True, ""),
-        ("https://relay.example", False, "up"),
+        ("https://relay.example", False, "relay.example"),
         ("https://relay.example", True, None),
         ("http://api.anthropic.com", True, None),
         ("https://api.anthropic.com@relay.example", True, None),
@@ -416,7 +416,9 @@ def test_whose_windows_an_upstream_tells(url: str, named_by_tree: bool, place: s
 
 def test_a_tree_may_name_the_address_of_an_upstream_of_the_config() -> None:
     own = Upstream("ours", "https://relay.example", "anthropic")
-    assert place_of("anthropic", Upstream("anthropic", own.url, "anthropic"), [own]) == "ours"
+    assert (
+        place_of("anthropic", Upstream("anthropic", own.url, "anthropic"), [own]) == "relay.example"
+    )
 
 
 async def test_a_server_that_a_tree_names_is_not_believed() -> None:
