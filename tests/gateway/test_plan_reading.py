@@ -361,7 +361,7 @@ async def test_each_reply_is_told_before_its_call_has_ended() -> None:
         await until(lambda: bool(found.daemon.told))
     assert answer.status == 200
     assert [seen.status for seen in found.daemon.plans] == ["allowed_warning"]
-    assert found.daemon.asked[0].login == digest("up secret-token")
+    assert found.daemon.asked[0].login == digest(f"127.0.0.1:{found.direct} secret-token")
     assert not found.daemon.plans[0].keyed
     assert (
         b"secret-token"
@@ -442,7 +442,7 @@ async def test_a_key_of_the_operators_is_told(tmp_path: Path) -> None:
         assert (await found.ask(REQUEST)).status == 200
         await until(lambda: bool(found.daemon.told))
     (seen,) = found.daemon.plans
-    assert (seen.keyed, seen.login) == (True, digest("up of-the-operator"))
+    assert (seen.keyed, seen.login) == (True, digest(f"127.0.0.1:{found.direct} of-the-operator"))
 
 
 async def test_the_account_that_a_request_of_codex_names_is_not_believed() -> None:
@@ -452,7 +452,7 @@ async def test_the_account_that_a_request_of_codex_names_is_not_believed() -> No
         assert (await found.ask(named)).status == 200
         await until(lambda: bool(found.daemon.told))
     (seen,) = found.daemon.plans
-    assert (seen.organization, seen.login) == (None, digest("up b"))
+    assert (seen.organization, seen.login) == (None, digest(f"127.0.0.1:{found.direct} b"))
 
 
 RESPONSE = b'{"model":"gpt-5","max_output_tokens":50,"input":"x"}'

@@ -66,7 +66,7 @@ main()
 
 
 def test_a_daemon_hides_its_memory_before_its_imports() -> None:
-    """PR_GET_DUMPABLE is 0 when the commands are imported, and nothing that takes time was before."""
+    """PR_GET_DUMPABLE is 0 when the commands are imported; nothing that takes time was before."""
     done = subprocess.run(
         [sys.executable, "-c", _SERVED], capture_output=True, text=True, check=True
     )
