@@ -39,7 +39,7 @@ def test_the_priority_is_raised_before_the_imports() -> None:
 import os, sys
 class Finder:
     def find_spec(self, name, *_):
-        if name == "sfad.daemon.serving":
+        if name == "sfad.cli":
             print(os.getpriority(os.PRIO_PROCESS, 0), "trio" in sys.modules)
             sys.exit()
 sys.meta_path.insert(0, Finder())
