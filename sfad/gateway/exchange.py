@@ -25,7 +25,7 @@ from ..host.callers import Caller
 from ..protocol.requests.gateway import AdmitCall
 from ..protocol.requests.plans import Provider
 from ..protocol.types import SILENT_AFTER
-from .apis import Api, most_output
+from .apis import Api, ModelCall, most_output
 from .bodies import BodyReader
 from .call_tally import (
     MAX_PIECE,
@@ -40,7 +40,7 @@ from .coding import Coding, UnreadableBodyError
 from .daemon_link import CallerRun, Daemon, RefusedError
 from .egress import Egress, NoWayError, is_outward, target_of
 from .egress_rules import EgressRefusedError, plain
-from .estimate import Estimates, within
+from .estimate import Estimates, InputEstimate, within
 from .http_connection import ClientGoneError, HttpConnection
 from .local_models import LocalModels
 from .plan_reading import MOST_READ, login_of, place_of, seen_plan
@@ -304,6 +304,33 @@ def _check_size(size: int) -> None:
         raise _AnsweredError(413, f"the request has more than {MAX_BODY >> 20} MiB")
 
 
+def _admission(
+    run: str, upstream: Upstream, api: Api, call: ModelCall, estimate: InputEstimate
+) -> AdmitCall:
+    """Return what the daemon is asked about a call."""
+    return AdmitCall(
+        id=0,
+        run=run,
+        upstream=upstream.name,
+        model=call.model,
+        input_tokens=estimate.tokens,
+        more_input=estimate.more,
+        media=within(call.media, estimate.tokens),
+        most_media=within({**call.media, **call.most_media}, sum(estimate)),
+        text_only=call.text_only,
+        caches=call.caches,
+        max_output=call.max_output or most_output(call.model),
+        fixed=call.fixed,
+        choices=call.choices,
+        factor=api.factor(call.model, call.tiers, {}),
+        long_cache=call.long_cache,
+        fees_usd=call.fees_usd,
+        streamed=call.streams,
+        others=list(call.others),
+        api=api.name,
+    )
+
+
 def _without(headers: list[tuple[bytes, bytes]], *names: bytes) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in headers if name.lower() not in names]
 
@@ -537,27 +564,7 @@ class Exchange:
         )
         call = found.call
         estimate = self._shared.estimates.input(found_run.run, call)
-        asked = AdmitCall(
-            id=0,
-            run=found_run.run,
-            upstream=upstream.name,
-            model=call.model,
-            input_tokens=estimate.tokens,
-            more_input=estimate.more,
-            media=within(call.media, estimate.tokens),
-            most_media=within({**call.media, **call.most_media}, sum(estimate)),
-            text_only=call.text_only,
-            caches=call.caches,
-            max_output=call.max_output or most_output(call.model),
-            fixed=call.fixed,
-            choices=call.choices,
-            factor=api.factor(call.model, call.tiers, {}),
-            long_cache=call.long_cache,
-            fees_usd=call.fees_usd,
-            streamed=call.streams,
-            others=list(call.others),
-            api=api.name,
-        )
+        asked = _admission(found_run.run, upstream, api, call, estimate)
         asked.free = await self._while_there(
             partial(self._shared.local_models.why_free, upstream, call.model)
         )
