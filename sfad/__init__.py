@@ -27,6 +27,7 @@ A package imports only packages above it:
 `cli`       the command line of `sfad`
 `history`   answers from the ledger alone, where no daemon is running
 `install`   systemd units of this installation
+`install_console`  that of the console
 
 Every package but `protocol` and `core` may use these:
 

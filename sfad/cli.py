@@ -4,7 +4,8 @@ import os
 import shutil
 import sqlite3
 import sys
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -25,6 +26,7 @@ from .host.socket_file import PathError
 from .host.state_dir import claim_instance, lock_state_dir
 from .host.tasks import LoopTurns
 from .install import Installer, InstallError
+from .install_console import ConsoleInstaller
 from .processes.contain.cgroup.controllers import release_unit
 from .processes.sweep import sweep as sweep_instance
 from .protocol.paths import LEDGER as LEDGER_FILE
@@ -238,22 +240,47 @@ def install(
     yes: Annotated[
         bool, typer.Option("--yes", help="With --remove: do not ask, although runs are live.")
     ] = False,
+    web: Annotated[
+        bool,
+        typer.Option(
+            "--web",
+            help="Install the console, sfactl web, as a service of this user, and not the daemon.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the steps and the units; change nothing.")
     ] = False,
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- OPTION...]",
+            show_default=False,
+            help="With --web: options of sfactl web, such as -- --listen 192.0.2.7:8477.",
+        ),
+    ] = None,
 ) -> None:
     """Install the daemon as a service of systemd.
 
     Write its units, enable and start them."""
+    if options and not web:
+        die(f"{options[0]}: only --web takes options of sfactl web", exits.USAGE)
+    if web:
+        if system:
+            die("--web makes a service of this user: leave out --system", exits.USAGE)
+        console = ConsoleInstaller(options or [], dry_run=dry_run)
+        with _told():
+            console.remove(linger=linger) if remove else console.install(linger=linger)
+        return
     if user == system and not (remove and not user):
         die("give either --user or --system", exits.USAGE)
     if linger and not user:
         die("--linger needs --user: a service of the system needs no lingering", exits.USAGE)
     if yes and not remove:
         die("--yes needs --remove: only that ends runs", exits.USAGE)
-    try:
+    with _told():
         if not remove:
-            return Installer(user=user, dry_run=dry_run).install(linger=linger)
+            Installer(user=user, dry_run=dry_run).install(linger=linger)
+            return
         both = [Installer(user=each, dry_run=dry_run) for each in (True, False)]
         wanted = (
             [Installer(user=user, dry_run=dry_run)]
@@ -268,6 +295,13 @@ def install(
             installer.remove(linger=linger)
         if not wanted:
             print("no service is installed")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Exit with the words of what an installation raises."""
+    try:
+        yield
     except BrokenPipeError:
         raise  # the reader of the steps has gone: typer ends quietly
     except (InstallError, OSError) as error:

@@ -15,7 +15,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,7 +80,7 @@ def client() -> list[str]:
 def templates(*, user: bool) -> dict[str, str]:
     """Return the units by name. In a wheel they are beside this file, in a checkout in
     `systemd/`."""
-    top = _files() / "user" if user else _files()
+    top = files() / "user" if user else files()
     return {
         path.name: path.read_text()
         for path in sorted(top.iterdir())
@@ -88,24 +88,27 @@ def templates(*, user: bool) -> dict[str, str]:
     }
 
 
-def _files() -> Path:
+def files() -> Path:
+    """Return the directory with the units and what else is installed."""
     packaged = Path(__file__).with_name("units")
     return packaged if packaged.is_dir() else Path(__file__).parents[1] / "systemd"
 
 
-def render(template: str, words: list[str], version: int) -> str:
-    """Return a unit for a program and a version of systemd. Raises `InstallError` for a path that a
-    unit cannot contain."""
+def render(
+    template: str, words: list[str], version: int = 0, placeholder: str = PLACEHOLDER
+) -> str:
+    """Return a unit with a command in place of `placeholder`, for a version of systemd. Raises
+    `InstallError` for a word that a unit cannot contain."""
     for word in words:
         if _SPECIAL & set(word):
             raise InstallError(
                 (
                     f"{word!r} has a character that a systemd unit cannot contain; "
-                    "install sfad under another path"
+                    "use another path, or install sfad under one"
                 ),
                 exits.USAGE,
             )
-    text = template.replace(PLACEHOLDER, " ".join(word.replace("%", "%%") for word in words))
+    text = template.replace(placeholder, " ".join(word.replace("%", "%%") for word in words))
     if version >= NOTIFY_RELOAD:
         text = text.replace("Type=notify\n", "Type=notify-reload\n").replace(
             "ExecReload=/bin/kill -HUP $MAINPID\n", ""
@@ -164,6 +167,11 @@ class Steps:
 class Installer:
     """The service of one scope: this user's, or the system's."""
 
+    started: tuple[str, ...] = STARTED
+    """The units that are enabled."""
+    ends = "the daemon and its runs end"
+    starts = "the daemon starts"
+
     def __init__(self, *, user: bool, dry_run: bool = False) -> None:
         self._user = user
         self._steps = Steps(dry_run=dry_run)
@@ -181,9 +189,12 @@ class Installer:
         ]
         self._set_up()
         self._steps.run(*self._systemctl, "daemon-reload")
-        self._steps.run(*self._systemctl, "enable", *STARTED)
+        self._steps.run(*self._systemctl, "enable", *self.started)
         self._start(changed=any(changed))
         self._tell_lasting(linger)
+        self._tell_next()
+
+    def _tell_next(self) -> None:
         if not self._user and find_spec("textual") is None:
             pip = shlex.join([sys.executable, "-m", "pip", "install", ".[top]"])
             print(
@@ -246,14 +257,14 @@ class Installer:
     def remove(self, *, linger: bool = False) -> None:
         """Stop the daemon with its runs, and remove the units, after `confirm_removal`. Raises
         `InstallError`, `OSError`."""
-        units = [self._directory / name for name in templates(user=self._user)]
-        files = [
+        units = [self._directory / name for name in self._names()]
+        there = [
             path for path in (*units, *(() if self._user else SETUP.values())) if path.exists()
         ]
-        if files:
-            if started := [unit for unit in STARTED if self._directory / unit in files]:
+        if there:
+            if started := [unit for unit in self.started if self._directory / unit in there]:
                 self._steps.run(*self._systemctl, "disable", "--now", *started)
-            for path in files:
+            for path in there:
                 if not self._steps.dry_run:
                     path.unlink()
                 self._steps.say("remove", str(path))
@@ -272,8 +283,12 @@ class Installer:
 
     def installed(self) -> bool:
         with suppress(InstallError):
-            return (self._directory / STARTED[-1]).exists()
+            return (self._directory / self.started[-1]).exists()
         return False
+
+    def _names(self) -> Iterable[str]:
+        """Return the names of the units."""
+        return templates(user=self._user)
 
     @property
     def _directory(self) -> Path:
@@ -340,7 +355,7 @@ class Installer:
         for (name, path), command in zip(
             SETUP.items(), (["systemd-sysusers"], ["systemd-tmpfiles", "--create"]), strict=True
         ):
-            self._write(path, (_files() / name).read_text())
+            self._write(path, (files() / name).read_text())
             if shutil.which(command[0]):
                 self._steps.run(*command, str(path))
             else:
@@ -429,14 +444,12 @@ class Installer:
 
     def _tell_lasting(self, linger: bool) -> None:
         if not self._user:
-            print("the daemon starts again at boot")
+            print(f"{self.starts} again at boot")
         elif linger or probe.lingering(os.getuid()):
-            print("the daemon starts again at boot, and logging out does not end it")
+            print(f"{self.starts} again at boot, and logging out does not end it")
         else:
             command = probe.linger_command(os.getuid())
-            print(
-                f"warning: the daemon and its runs end when you log out; to prevent that: {command}"
-            )
+            print(f"warning: {self.ends} when you log out; to prevent that: {command}")
 
     def _linger(self, verb: str) -> None:
         try:

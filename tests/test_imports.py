@@ -176,13 +176,13 @@ def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
         looks += ["sfad.worktrees"] if path.stem in ("diff", "prune") else []
         looks += ["sfad.shipping"] if path.stem == "shipping" else []
         # the kernel says whose a connection is, to the console as to the gateway
-        looks += ["sfad.host.callers"] if path.stem == "serving" else []
+        looks += ["sfad.host", "sfad.host.callers"] if path.stem == "serving" else []
         allowed = ["sfad.protocol", *looks]
         versions = {
             module for module, name in imports(path) if (module, name) == ("sfad", "__version__")
         }
         for module in targets(path) - versions:
-            assert not within(module, "psutil") or path.stem == "doctor", (
+            assert not within(module, "psutil") or path.stem in ("doctor", "addresses"), (
                 f"{name_of(path)} imports {module}"
             )
             assert not within(module, "trio") or within(name_of(path), "sfactl.web"), (

@@ -2,7 +2,7 @@ from importlib.util import find_spec
 
 from ..app import OverFleet, app
 from ..connection import connect
-from ..exits import UsageError
+from ..exits import ExitCode, UsageError
 from ..fleet import Fleet
 from ..spreading import spread
 from ..web.options import WebOptions
@@ -13,10 +13,11 @@ from ..web.options import WebOptions
 def web(wanted: WebOptions) -> int:
     """Show runs in a browser: look, steer and plot, also from a telephone.
 
-    Prints a link on loopback. It logs one browser in, once; the page has links for other
-    devices. The console acts with your rights and ends with Ctrl-C; the runs go on. With
-    --fleet, it shows and steers the runs of all nodes. Needs the extra web, as in: pip install
-    '.[web]' in the checkout.
+    Prints a link on loopback. It logs one browser in, once, for 30 days; --link prints one for
+    another device, with a code that a telephone reads. The console acts with your rights and ends
+    with Ctrl-C; the runs go on. To keep it running: sfad install --web. With --fleet, it shows
+    and steers the runs of all nodes. Needs the extra web, as in: pip install '.[web]' in the
+    checkout.
 
     From another machine: forward the port (ssh -L 8477:127.0.0.1:8477 HOST), or listen
     elsewhere with --listen, and then with a certificate, or behind a proxy that has one
@@ -30,16 +31,23 @@ def web(wanted: WebOptions) -> int:
 
 def serve(wanted: WebOptions, fleet: Fleet | None = None) -> int:
     """Serve the runs of a daemon, or of a fleet. Return the exit code. Raise `Quit`."""
-    if find_spec("starlette") is None or find_spec("hypercorn") is None:
+    if any(find_spec(each) is None for each in ("starlette", "hypercorn", "segno")):
         raise UsageError(
             "web needs packages that are not installed; "
             "install sfad with its extra web, as in the checkout: pip install '.[web]'"
         )
     # Imported here because they take a third of a second, and are an extra.
+    if wanted.link:
+        from ..web import addresses
+
+        return addresses.print_link(wanted)
     from ..web import serving
     from ..web.source import Daemon
 
     place = serving.place_of(wanted)
+    if wanted.check:
+        serving.tls_of(place)
+        return ExitCode.DONE
     if fleet is not None:
         from ..web.source import Nodes
 

@@ -308,24 +308,39 @@ def rank(run: RunInfo, limit_share: float) -> int:
     return NEARING if near(run, limit_share) else QUIET
 
 
-def reason(
-    run: RunInfo, limit_share: float, now: datetime | None = None, *, keys: bool = True
-) -> str:
-    """Return a sentence about a run for the lines below the tree: its trouble, else what it does.
-    `keys`: name those that help."""
+def reason(run: RunInfo, limit_share: float, now: datetime | None = None) -> str:
+    """Return a sentence about a run for the lines below the tree: its trouble and the keys that
+    help, else its state and what it does."""
     now = now or datetime.now(UTC)
+    if found := _trouble(run, limit_share, now, keys=True):
+        return found
+    return f"{run.status.value}: {_news(run) or output.command(run)}"
+
+
+def remark(run: RunInfo, limit_share: float, now: datetime) -> str:
+    """Return what there is to say of a run beside its name and state; its command if it has
+    arguments. Empty if there is nothing."""
+    command = output.command(run) if len(run.argv) > 1 else ""
+    return _trouble(run, limit_share, now, keys=False) or _news(run) or command
+
+
+def _trouble(run: RunInfo, limit_share: float, now: datetime, *, keys: bool) -> str | None:
+    """`keys`: name those that help."""
     if run.status is Status.PAUSED and (paused := _paused(run, now, keys=keys)):
         return paused
     if not run.status.terminal and (found := list(troubles(run, now, limit_share))):
         return "; ".join(found)
     if run.unadmitted and not run.status.terminal:
         return f"{run.unadmitted} agent programs were started within it without asking the daemon"
+    return None
+
+
+def _news(run: RunInfo) -> str:
     if run.reason is not None:
-        return f"{run.status.value}: {output.plain(run.reason.message)}"
+        return output.plain(run.reason.message)
     if run.after:
-        return f"{run.status.value}: {after_others(run)}"
-    said = output.plain(run.milestone) if run.milestone else output.command(run)
-    return f"{run.status.value}: {said}"
+        return after_others(run)
+    return output.plain(run.milestone or "")
 
 
 def _paused(run: RunInfo, now: datetime, *, keys: bool) -> str | None:

@@ -3,6 +3,8 @@ needs the extra `web`.
 
 `options`       the options of the verb, and the values of their texts
 `access`        who may ask: one-time links, cookies, tokens, Host and Origin
+`logins`        links and logged-in browsers, as files that outlive a console
+`addresses`     links for other devices
 `serving`       the addresses, whose connections are accepted, TLS, and the server's life
 `pages`         the pages, what they read, and what they ask for
 `actions`       what a page may change

@@ -6,8 +6,6 @@ pages know, because it could send a request with the cookie.
 """
 
 import hmac
-import secrets
-import time
 from html import escape
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -16,15 +14,16 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from .logins import LINK_SECONDS, Logins, Session
+
 LOGIN = "/login"
 OPEN_PATHS = ("/static/", "/sw.js")
 """What anybody who can connect may read: the program's own files. A browser reads the manifest and
 icons without the cookie."""
 TOKEN_HEADER = "x-csrf-token"  # noqa: S105
-LINK_SECONDS = 600.0
-"""For so long a link for another device works. The first link, which is printed, works until it is
-used."""
-MOST_SESSIONS = 32
+MAX_AGE = 400 * 86400
+"""Seconds that a browser keeps the cookie: the most that browsers allow. `logins` decides for how
+long it is good."""
 MOST_BODY = 256 * 1024
 """Bytes of a request's body."""
 HEADERS = {
@@ -40,38 +39,30 @@ HEADERS = {
 }
 
 
-class Session:
-    """A browser that has logged in."""
-
-    def __init__(self) -> None:
-        self.cookie = secrets.token_urlsafe(32)
-        self.token = secrets.token_urlsafe(32)
-        """What its pages send with each POST."""
+def login_link(origin: str, token: str) -> str:
+    """Return the address that logs a browser in."""
+    return f"{origin}{LOGIN}?token={token}"
 
 
 class Gate:
     """ASGI middleware in front of all pages."""
 
-    def __init__(self, origin: str) -> None:
-        """`origin`: the address in the browser, as `http://127.0.0.1:8477`."""
-        self.origin = origin
-        parts = urlsplit(origin)
+    def __init__(self, origins: list[str], logins: Logins) -> None:
+        """`origins`: the addresses in a browser, as `http://127.0.0.1:8477`, with one scheme and
+        port; the first one is the usual."""
+        self.origins = origins
+        parts = urlsplit(origins[0])
         self._secure = parts.scheme == "https"
-        self._host = parts.netloc
+        self._by_host = {urlsplit(each).netloc: each for each in origins}
         # a browser sends a cookie to all ports of a host, so two consoles need two names
         self._name = f"{'__Host-' if self._secure else ''}sfad_console_{parts.port or 443}"
-        self._links: dict[str, float] = {}
-        """Tokens of unused links, and until when they work, on the monotonic clock."""
-        self._sessions: list[Session] = []
+        self._logins = logins
         self._app: ASGIApp | None = None
 
-    def link(self, seconds: float = LINK_SECONDS) -> str:
-        """Return an address that logs a browser in, once."""
-        token, now = secrets.token_urlsafe(32), time.monotonic()
-        self._links = {each: until for each, until in self._links.items() if until > now} | {
-            token: now + seconds
-        }
-        return f"{self.origin}{LOGIN}?token={token}"
+    def link(self, request: Request, seconds: float = LINK_SECONDS) -> str:
+        """Return an address that logs a browser in, once, at the host that a request has asked."""
+        origin = self._by_host[request.headers["host"]]
+        return login_link(origin, self._logins.link(seconds))
 
     def guard(self, app: ASGIApp) -> ASGIApp:
         """Return `app` behind this gate."""
@@ -105,11 +96,13 @@ class Gate:
     def _answer(self, request: Request) -> Response | None:
         """Return the answer to a request that may not pass, or logs in; `None` for the others."""
         headers = request.headers
-        if headers.get("host") != self._host:
-            return _refused(f"the console has another address: {self.origin}")
-        foreign = headers.get("origin") not in (None, self.origin) or headers.get(
-            "sec-fetch-site"
-        ) in ("same-site", "cross-site")
+        origin = self._by_host.get(headers.get("host", ""))
+        if origin is None:
+            return _refused(f"the console has another address: {self.origins[0]}")
+        foreign = headers.get("origin") not in (None, origin) or headers.get("sec-fetch-site") in (
+            "same-site",
+            "cross-site",
+        )
         if foreign and not _is_visit(request):
             return _refused("only pages of this console may ask")
         path = request.url.path
@@ -136,20 +129,17 @@ class Gate:
         return None
 
     def _session(self, request: Request) -> Session | None:
-        cookie = request.cookies.get(self._name, "")
-        return next((each for each in self._sessions if _equal(each.cookie, cookie)), None)
+        return self._logins.session(request.cookies.get(self._name, ""))
 
     def _log_in(self, request: Request) -> Response:
         [token, *_] = parse_qs(request.url.query).get("token", [""])
-        known = next((each for each in self._links if _equal(each, token)), None)
-        if known is None or self._links.pop(known) <= time.monotonic():
+        session = self._logins.use(token)
+        if session is None:
             return (
                 HTMLResponse(_LOGGED_OUT, 403)
                 if self._session(request) is None
                 else RedirectResponse("/", 303)
             )
-        session = Session()
-        self._sessions = [*self._sessions[-MOST_SESSIONS + 1 :], session]
         response = RedirectResponse("/", 303)
         response.set_cookie(
             self._name,
@@ -158,11 +148,15 @@ class Gate:
             httponly=True,
             samesite="strict",
             secure=self._secure,
+            max_age=MAX_AGE,
         )
         return response
 
     def log_out(self, session: Session) -> None:
-        self._sessions = [each for each in self._sessions if each is not session]
+        self._logins.log_out(session)
+
+    def log_all_out(self) -> None:
+        self._logins.forget_all()
 
 
 def _is_visit(request: Request) -> bool:
@@ -196,6 +190,6 @@ _AGAIN = _PAGE.format(
 )
 _LOGGED_OUT = _PAGE.format(
     "<main class=plain><h1>Log in</h1><p>Open the link that <code>sfactl web</code> has printed. "
-    "It works once, in one browser. For another device, use <b>Link for another device</b> in the "
-    "menu of a browser that is logged in, or start <code>sfactl web</code> again.</p></main>"
+    "It works once, in one browser. For another one, type <code>sfactl web --link</code>, or use "
+    "<b>Link for another device</b> in the menu of a browser that is logged in.</p></main>"
 )

@@ -2,6 +2,7 @@
 what came of it."""
 
 from collections.abc import Awaitable, Callable
+from math import ceil
 from typing import Any
 
 from sfad.protocol import messages as m
@@ -67,11 +68,13 @@ async def _room(source: Source, run: str) -> list[Limit]:
     state = next((state for state in info.limits if state.kind == kind), None)
     if state is None:
         return []
-    used = state.used or 0.0
+    used, spec = state.used or 0.0, KINDS[state.kind]
     wanted = state.threshold if used < state.threshold else max(2 * state.threshold, 1.25 * used)
+    if spec.whole:
+        wanted = float(ceil(wanted))
     if state.bound is not None:
         wanted = min(wanted, state.bound)
-    most = await _most(source, KINDS[state.kind].most)
+    most = await _most(source, spec.most)
     return [
         Limit(
             kind=state.kind, threshold=wanted if most is None else min(wanted, most), source=SOURCE

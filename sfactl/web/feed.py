@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from math import nan
 
 import msgspec
 import trio
@@ -191,7 +192,7 @@ class Feed:
         now = time.time()
         for run in known:
             self._tellers[run.id] = node
-            self.points.setdefault(run.id, Points()).add(run, now)
+            self.points.setdefault(run.id, Points()).add(run, now, after_gap=whole)
         for run_id in before - self.table.runs.keys():
             del self._rows[run_id], self._tellers[run_id]
             self.points.pop(run_id, None)
@@ -264,18 +265,22 @@ class Feed:
 
 
 class Points:
-    """What a run and those below it had used at some moments: time, USD, tokens."""
+    """What a run and those below it had used at some moments: time, USD, tokens. NaN is unknown: a
+    figure that nobody tells, and both figures where the daemon was not watched."""
 
     def __init__(self) -> None:
         self._numbers = array("d")
 
-    def add(self, run: RunInfo, now: float) -> None:
+    def add(self, run: RunInfo, now: float, *, after_gap: bool = False) -> None:
+        """`after_gap`: what happened between the last point and this one is unknown."""
         whole = run.in_all
         if whole.cost_usd is None and whole.tokens is None:
             return
-        values = (whole.cost_usd or 0.0, float(whole.tokens or 0))
-        if len(self._numbers) >= 3 and tuple(self._numbers[-2:]) == values:
+        values = (_known(whole.cost_usd), _known(whole.tokens))
+        if len(self._numbers) >= 3 and repr(tuple(self._numbers[-2:])) == repr(values):
             return
+        if after_gap and self._numbers:
+            self._numbers.extend((now, nan, nan))
         self._numbers.extend((now, *values))
         if len(self._numbers) >= 6 * POINTS:
             kept = array("d")
@@ -284,5 +289,10 @@ class Points:
             self._numbers = kept
 
     def listed(self) -> list[tuple[float, float, float]]:
+        """Return the points, the oldest first. JSON has null for NaN."""
         numbers = self._numbers
         return [(numbers[at], numbers[at + 1], numbers[at + 2]) for at in range(0, len(numbers), 3)]
+
+
+def _known(value: float | None) -> float:
+    return nan if value is None else float(value)

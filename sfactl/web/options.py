@@ -53,6 +53,14 @@ class WebOptions(Struct, frozen=True):
             f"Where to listen (default: {LISTEN}); port 0 takes a free one"
         ),
     ] = LISTEN
+    link: Annotated[
+        bool,
+        flag(
+            "Print a link to a console of yours that is running, for another device, and exit",
+            "--link",
+        ),
+    ] = False
+    check: Annotated[bool, flag("Check the other options, and exit", "--check")] = False
     opens: Annotated[bool, flag("Open the link in the browser of this machine", "--open")] = False
     cert: Annotated[
         str | None,

@@ -220,6 +220,13 @@ async def _tree(console: Console, request: Request) -> Any:
     }
 
 
+async def _live(console: Console, request: Request) -> Any:
+    """Return the number of live runs below one."""
+    top = console.run(request)
+    found = await console.source.ask(m.List(id=0, root=top, rows=0), m.RunList)
+    return {"live": sum(run.id != top for run in found.runs)}
+
+
 async def _calls(console: Console, request: Request) -> Any:
     """Return a run's model calls, and what was used after each of them; without the gateway, what
     this process has seen."""
@@ -287,15 +294,15 @@ async def _costs(console: Console, request: Request) -> Any:
         labels=_labels(query),
     )
     found, unanswered = await console.source.summary(whole)
-    cost: list[dict[str, float]] = []
+    cost: list[dict[str, float | None]] = []
     for start, end in pairwise(days):
         part = msgspec.structs.replace(whole, since=start, until=end, groups_only=True)
         groups: list[Group] = []
         if found.runs:
             groups = (await console.source.summary(part, unanswered))[0].groups
-        cost.append({each.key or "-": each.cost_usd for each in groups if each.cost_usd})
+        cost.append({each.key or "-": each.cost_usd for each in groups})
     dearest = [each.key or "-" for each in found.groups if each.cost_usd][:SERIES]
-    others = any(name not in dearest for day in cost for name in day)
+    others = any(day[name] and name not in dearest for day in cost for name in day)
     return {
         "by": by,
         "unanswered": unanswered,
@@ -325,8 +332,11 @@ async def _costs(console: Console, request: Request) -> Any:
     }
 
 
-def _others(day: dict[str, float], dearest: list[str]) -> float:
-    return sum(value for name, value in day.items() if name not in dearest)
+def _others(day: dict[str, float | None], dearest: list[str]) -> float | None:
+    """Return what the groups without a colour have cost; `None` if that is known of none."""
+    values = [value for name, value in day.items() if name not in dearest]
+    known = [value for value in values if value is not None]
+    return sum(known) if known or not values else None
 
 
 def _status(text: str) -> Status:
@@ -408,12 +418,17 @@ async def _start(console: Console, request: Request) -> Any:
     return await actions.start(console.source, await _body(request))
 
 
-async def _link(console: Console, _request: Request) -> Any:
-    return {"link": console.gate.link()}
+async def _link(console: Console, request: Request) -> Any:
+    return {"link": console.gate.link(request)}
 
 
 async def _log_out(console: Console, request: Request) -> Any:
     console.gate.log_out(request.state.session)
+    return {"said": "logged out"}
+
+
+async def _log_all_out(console: Console, _request: Request) -> Any:
+    console.gate.log_all_out()
     return {"said": "logged out"}
 
 
@@ -441,6 +456,7 @@ def application(source: Source, gate: Gate, nursery: trio.Nursery) -> Starlette:
     console = Console(source, gate, nursery)
     read = {
         "/api/runs/{run}": _run, "/api/runs/{run}/tree": _tree, "/api/runs/{run}/calls": _calls,
+        "/api/runs/{run}/live": _live,
         "/api/history": _history, "/api/costs": _costs, "/api/events": _events,
         "/api/money": _money, "/api/agents": _agents,
     }  # fmt: skip
@@ -453,6 +469,7 @@ def application(source: Source, gate: Gate, nursery: trio.Nursery) -> Starlette:
             Route("/api/start", console.read(_start), methods=["POST"]),
             Route("/api/link", console.read(_link), methods=["POST"]),
             Route("/api/logout", console.read(_log_out), methods=["POST"]),
+            Route("/api/logout-all", console.read(_log_all_out), methods=["POST"]),
             Route("/sw.js", console.static.worker),
             Route("/static/{name}", console.static.file),
             Route("/static/{version}/{name}", console.static.file),

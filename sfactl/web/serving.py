@@ -9,9 +9,9 @@ import sys
 import webbrowser
 from collections.abc import Callable
 from contextlib import closing
+from errno import EADDRINUSE
 from functools import partial
 from ipaddress import ip_address
-from math import inf
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -22,11 +22,14 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
+from sfad.host import systemd
 from sfad.host.callers import Kernel
 
 from ..exits import ExitCode, UsageError, understood
-from .access import Gate
-from .options import WebOptions, ip
+from . import addresses
+from .access import Gate, login_link
+from .logins import UNTIL_USED, Held, Running, announce, distrust, kept
+from .options import Address, WebOptions, ip
 from .pages import application
 from .source import Source
 
@@ -114,6 +117,10 @@ class Place(NamedTuple):
     checks_users: bool
 
     @property
+    def name(self) -> str:
+        return str(Address(self.host, self.port))
+
+    @property
     def family(self) -> socket.AddressFamily:
         return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
@@ -163,6 +170,10 @@ def _bound(place: Place) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
+        if error.errno == EADDRINUSE:
+            # the program that listens there may have shown browsers a page of its own, which could
+            # act as soon as the console is there again
+            distrust(place.name)
         hint = "; --listen 127.0.0.1:0 takes a free port" if place.port else ""
         raise UsageError(
             f"cannot listen on {place.host} port {place.port}: {error.strerror}{hint}"
@@ -179,7 +190,8 @@ def _bound(place: Place) -> socket.socket:
     return listener
 
 
-def _tls(place: Place) -> ssl.SSLContext | None:
+def tls_of(place: Place) -> ssl.SSLContext | None:
+    """Load the certificate; `None` without one. Raise `UsageError`."""
     if place.cert is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -193,27 +205,43 @@ def _tls(place: Place) -> ssl.SSLContext | None:
     return context
 
 
-def _origin(place: Place, port: int) -> str:
+def _origins(place: Place) -> list[str]:
+    """Return the addresses in a browser, the best for another device first."""
     if place.proxy is not None:
-        return place.proxy
-    host = place.host
-    if ip_address(host).is_unspecified:
-        host = socket.getfqdn()
+        return [place.proxy]
     scheme, default = ("https", 443) if place.cert is not None else ("http", 80)
-    return (
-        f"{scheme}://{f'[{host}]' if ':' in host else host}{'' if port == default else f':{port}'}"
-    )
+    port = "" if place.port == default else f":{place.port}"
+    hosts = addresses.of_machine() if ip_address(place.host).is_unspecified else [place.host]
+    return [f"{scheme}://{f'[{host}]' if ':' in host else host}{port}" for host in hosts]
 
 
 def serve(source: Source, place: Place, *, opens: bool) -> int:
     """Serve until SIGINT, SIGTERM or SIGHUP. Return the exit code."""
-    context = _tls(place)
+    context = tls_of(place)
     listener = _bound(place)
-    gate = Gate(_origin(place, listener.getsockname()[1]))
-    link = gate.link(inf)
-    print(f"open {link}", flush=True)
-    print("the link works once, in one browser; Ctrl-C ends this", file=sys.stderr, flush=True)
-    trio.run(_serve, source, listener, place, context, gate, link if opens else None)
+    place = place._replace(port=listener.getsockname()[1])
+    try:
+        with closing(listener), kept(place.name) as (known, lock, brief):
+            gate = Gate(_origins(place), known)
+            announce(lock, Running(gate.origins, not place.checks_users or place.proxy is not None))
+            if brief is not None:
+                print(f"logins end with this console: {brief}", file=sys.stderr)
+            if systemd.manages():  # others may read the log
+                print("the console is ready; a link: sfactl web --link", flush=True)
+                systemd.notify("READY=1")
+                trio.run(_serve, source, listener, place, context, gate, None)
+                return ExitCode.DONE
+            link = login_link(gate.origins[0], known.link(UNTIL_USED))
+            print(f"open {link}", flush=True)
+            print(
+                "the link works once, in one browser; for a telephone: sfactl web --link; "
+                "Ctrl-C ends this",
+                file=sys.stderr,
+            )
+            trio.run(_serve, source, listener, place, context, gate, link if opens else None)
+            known.end_with_console()
+    except Held:
+        raise UsageError(f"another console of yours listens on {place.name}") from None
     return ExitCode.DONE
 
 

@@ -29,7 +29,7 @@ from sfad.protocol.units import counted, format_duration
 from .. import limits, output
 from ..limits import fullest
 from ..output import percent, plain
-from ..top.table import RunTable, reason
+from ..top.table import RunTable, remark
 from ..waiting import of, share
 
 LONGEST = 400
@@ -128,7 +128,7 @@ def row(run: RunInfo, table: RunTable, now: datetime) -> dict[str, Any]:
         if run.status.terminal
         else [limit(state) for state in run.limits if state.used is not None],
         "rank": table.rank(run),
-        "why": reason(run, table.limit_share, now, keys=False)[:LONGEST],
+        "why": remark(run, table.limit_share, now)[:LONGEST],
         "verbs": verbs(run),
     }
 

@@ -155,6 +155,37 @@ def test_install_on_a_fresh_machine(machine: Machine) -> None:
     machine.manager_ended()
 
 
+ASK = """
+import sys, urllib.request
+link, cookies = sys.argv[1], urllib.request.HTTPCookieProcessor()
+open = urllib.request.build_opener(cookies).open
+print(open(link).read().decode())
+"""
+
+
+def test_the_console_is_a_service(machine: Machine) -> None:
+    machine.system.write(f"{HOME}/ask.py", ASK)
+    wrong = machine.login(f"{SFAD} install --web -- --listen nowhere:1", code=69)
+    assert "--listen: 'nowhere' is not an IP address" in wrong
+    assert "wrote" not in wrong
+    shown = machine.login(
+        f"sfactl spawn -q --timeout 1h --name shown -- sleep 600\n"
+        f"{SFAD} install --web -- --listen 127.0.0.1:8599\n"
+        "sfactl web --link\n"
+        f"{sys.executable} ask.py $(sfactl web --link 2>/dev/null | sed 's/open //')\n"
+        "systemctl --user kill -s KILL sfad-web\n"
+        f"until sfactl web --link >link 2>/dev/null; do :; done\n"
+        f"{sys.executable} ask.py $(sed 's/open //' link)\n"
+        f"{SFAD} install --web --remove\nsfactl stop --all"
+    )
+    assert f"wrote: {UNITS}/sfad-web.service" in shown
+    assert "open http://127.0.0.1:8599/login?token=" in shown
+    assert "warning: the console ends when you log out" in shown
+    assert shown.count('data-page="now"') == 2
+    assert f"removed: {UNITS}/sfad-web.service" in shown
+    machine.manager_ended()
+
+
 def test_install_without_a_session_and_without_root(machine: Machine) -> None:
     assert "has no systemd running" in machine.cron(f"{SFAD} install --user", code=69)
     assert f"sudo {SFAD} install --system" in machine.cron(f"{SFAD} install --system", code=77)

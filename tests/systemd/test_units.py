@@ -42,9 +42,10 @@ def test_the_units_call_commands_of_sfad(unit: Path) -> None:
     lines = directives(unit)
     for key in {"ExecStart", "ExecStopPost"} & set(lines):
         env, program, *words = lines[key].split()
-        assert (env, program) == ("/usr/bin/env", "sfad")
+        assert env == "/usr/bin/env"
+        assert program in ("sfad", "sfactl")
         done = subprocess.run(
-            [sys.executable, "-m", "sfad", *words, "--help"],
+            [sys.executable, "-m", program, *words, "--help"],
             capture_output=True,
             text=True,
             timeout=60,

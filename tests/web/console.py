@@ -33,7 +33,7 @@ class Console:
         words = ["web", "--listen", f"127.0.0.1:{port}", *options]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "sfactl", *words],
-            env=daemon.env | dict(env or {}),
+            env=daemon.env | {"XDG_STATE_HOME": f"{daemon.state_dir}.xdg"} | dict(env or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,

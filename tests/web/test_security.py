@@ -51,7 +51,7 @@ def test_the_first_browser_is_let_in_and_no_other(console: Console) -> None:
     status, headers = console.open()
     assert (status, headers["location"]) == (303, "/")
     attributes = {part.strip().lower() for part in headers["set-cookie"].split(";")[1:]}
-    assert attributes == {"httponly", "samesite=strict", "path=/"}
+    assert attributes == {"httponly", "samesite=strict", "path=/", f"max-age={400 * 86400}"}
     status, headers, body = console.ask("/")
     assert status == 200
     policy = headers["content-security-policy"]

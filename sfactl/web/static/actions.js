@@ -20,7 +20,7 @@ export function button(verb, row = null) {
 }
 
 export async function act(verb, run, from) {
-  if (verb === "stop") return ask(verb, run, ["Stop ", ...who(run), below(run), "? Its processes get SIGTERM, and SIGKILL after the grace."]);
+  if (verb === "stop") return ask(verb, run, ["Stop ", ...who(run), await below(run), "? Its processes get SIGTERM, and SIGKILL after the grace."]);
   if (verb === "deny") return ask(verb, run, ["Deny more to ", ...who(run), "? It is stopped."]);
   if (verb === "limit") return changeLimits(run);
   if (verb === "send") return send(run);
@@ -29,7 +29,16 @@ export async function act(verb, run, from) {
 }
 
 const who = (run) => [said(run.name), ` (${run.id})`];
-const below = (run) => (run.below ? ` and ${run.below} below it` : "");
+/** Return words about the live runs below a run, which a stop ends too. */
+async function below(run) {
+  if (!run.below) return "";
+  try {
+    const { live } = await get(`/api${runPath(run.id)}/live`);
+    return live ? ` and ${live} below it` : "";
+  } catch {
+    return " and those below it";
+  }
+}
 
 /** POST, with the button busy meanwhile. Return whether it was done; what came of it is told. */
 async function carryOut(verb, run, body, from) {

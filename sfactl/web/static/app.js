@@ -29,10 +29,12 @@ byId("link").addEventListener("click", async () => {
   }
 });
 
-byId("logout").addEventListener("click", async () => {
-  await post("/api/logout").catch((error) => toast(error.message, { bad: true }));
-  location.reload();
-});
+for (const which of ["logout", "logout-all"]) {
+  byId(which).addEventListener("click", async () => {
+    await post(`/api/${which}`).catch((error) => toast(error.message, { bad: true }));
+    location.reload();
+  });
+}
 
 document.addEventListener("click", (event) => {
   const menu = document.querySelector(".menu");

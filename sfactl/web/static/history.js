@@ -59,7 +59,7 @@ export function show() {
       const [options, data] = stacked(firsts.map((at, each) => (since.value === "24h" && !each ? starts[1] - 86400 : at)), found.series);
       plot.draw(options, data, `Cost a day by ${by.selectedOptions[0].text}, in all ${usd(found.cost)} USD; the table below has the numbers`);
     }
-    const sums = found.series.map((one) => one.values.reduce((sum, value) => sum + value, 0));
+    const sums = found.series.map((one) => one.values.reduce((sum, value) => sum + (value ?? 0), 0));
     legend.replaceChildren(...found.series.map((one, at) => h("li", {}, h("span", { class: `swatch ${one.name === "others" ? "other" : `s${at}`}`, "aria-hidden": "true" }), said(one.name), " ", h("b", {}, usd(sums[at])))));
     table.lastChild.replaceChildren(h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Day"), ...found.series.map((one) => h("th", { scope: "col" }, said(one.name))))), h("tbody", {}, ...firsts.map((at, each) => h("tr", {}, h("th", { scope: "row" }, date(at)), ...found.series.map((one) => h("td", {}, usd(one.values[each]))))))));
     breaches.hidden = !found.breaches.length;

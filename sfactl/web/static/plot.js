@@ -69,7 +69,7 @@ export function overTime(points, limit, what) {
 /** Bars of days, stacked. `series`: {name, values}. */
 export function stacked(days, series) {
   const sums = days.map(() => 0);
-  const tops = series.map((one) => one.values.map((value, at) => (sums[at] += value)));
+  const tops = series.map((one) => one.values.map((value, at) => (value === null ? null : (sums[at] += value))));
   // the highest first: those below are drawn over it
   const data = [days, ...tops.reverse()];
   const shades = series.map((one, at) => (one.name === "others" ? "--other" : `--s${at}`)).reverse();

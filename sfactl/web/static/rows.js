@@ -2,7 +2,7 @@
 
 import { act, button } from "./actions.js";
 import { arrange, h, put, said } from "./dom.js";
-import { clock, count, percent, runPath, seconds, usd } from "./format.js";
+import { clock, count, moment, percent, runPath, seconds, usd } from "./format.js";
 
 const MARKS = { starting: "◔", running: "●", queued: "◌", accepted: "◌", paused: "‖", retrying: "↻", stopping: "◑", completed: "✓", cancelled: "■", lost: "?" };
 export const markOf = (run) => (run.rank >= 3 ? "▲" : MARKS[run.status] || "✕");
@@ -45,7 +45,7 @@ const line = h(
   "li",
   { class: "run" },
   h("div", { class: "head" }, h("span", { class: "mark", "aria-hidden": "true" }), h("a", { class: "name" }, said("")), h("span", { class: "id" }), h("span", { class: "state" }), said("", { class: "user" })),
-  h("p", { class: "why" }), h("div", { class: "limits" }), ...["cost", "tokens", "turns", "time"].map(number), h("div", { class: "acts" }),
+  h("p", { class: "why" }, h("time"), said("")), h("div", { class: "limits" }), ...["cost", "tokens", "turns", "time"].map(number), h("div", { class: "acts" }),
 );
 const buttons = new Map();
 
@@ -81,7 +81,8 @@ class Row {
     put(this.name, run.name);
     put(this.state, run.word);
     put(this.user, others ? run.user : "");
-    put(this.why, run.why);
+    put(this.why.lastChild, run.why);
+    this.#when();
     const { element } = this;
     if (element.dataset.rank !== String(run.rank)) element.dataset.rank = run.rank;
     if (element.dataset.status !== run.status) element.dataset.status = run.status;
@@ -107,6 +108,14 @@ class Row {
     this.shown = shown;
   }
 
+  /** Say when it ended, or since when it is there. */
+  #when() {
+    const { over, ended, started, created } = this.run;
+    const [word, at] = ended && over ? ["ended", over] : started ? ["started", started] : ["since", created];
+    const shown = moment(at, `${word} ${clock(at)}`);
+    if (shown.textContent !== this.why.firstChild.textContent) this.why.firstChild.replaceWith(shown);
+  }
+
   #verbs() {
     const wanted = this.run.verbs.join();
     if (wanted === this.verbs) return;
@@ -124,8 +133,6 @@ class Row {
     const more = run.ticks ? Math.max(0, now - this.told) : 0;
     if (run.ended && run.over) {
       figure(this.time, seconds(run.elapsed));
-      if (this.ended !== run.over) this.time.title = `ended ${clock(run.over)}`;
-      this.ended = run.over;
     } else {
       figure(this.time, seconds(run.elapsed !== null ? run.elapsed + more : now - run.created));
     }

@@ -12,6 +12,13 @@ import { Bar, RunList, markOf } from "./rows.js";
 import { eventLine } from "./events.js";
 
 const AGAIN = 1000; // ms between two readings of what a stream does not tell
+const SOON = 3; // seconds after the start within which a first figure leaves nothing unknown
+
+/** What was used from the start on: nothing at the start, unknown until the first known point. */
+function fromBegin(begin, points) {
+  const first = points[0]?.[0] ?? Date.now() / 1000;
+  return [[begin, 0], ...(first - begin > SOON ? [[begin + 0.001, null]] : []), ...points];
+}
 
 export function show() {
   const id = document.body.dataset.of;
@@ -131,8 +138,8 @@ export function show() {
       for (const one of Object.values(points)) one.sort((a, b) => a[0] - b[0]);
       put(plotNote, found.more ? "Only the first calls are shown." : "");
     } else {
-      points.cost = [[begin, 0], ...found.points.map(([at, value]) => [at, value])];
-      points.tokens = [[begin, 0], ...found.points.map(([at, , value]) => [at, value])];
+      points.cost = fromBegin(begin, found.points.map(([at, value]) => [at, value]));
+      points.tokens = fromBegin(begin, found.points.map(([at, , value]) => [at, value]));
       put(plotNote, found.points.length ? "Without the gateway, what was used between two points is known only while a page of the console is open." : "");
     }
     const end = row.over ?? Date.now() / 1000;
@@ -140,9 +147,20 @@ export function show() {
     if (row.tokens !== null) points.tokens.push([Math.max(end, points.tokens.at(-1)[0]), row.tokens]);
     const limit = (kind) => seen.limits?.find((one) => one.kind === kind)?.threshold;
     plots.hidden = row.cost === null && row.tokens === null;
-    if (plots.hidden) return;
-    cost.draw(...overTime(points.cost, limit("cost"), "USD"));
-    tokens.draw(...overTime(points.tokens, limit("tokens"), "tokens"));
+    for (const [plot, kind, what] of [[cost, "cost", "USD"], [tokens, "tokens", "tokens"]]) {
+      plot.place.parentElement.hidden = row[kind] === null;
+      if (row[kind] !== null) plot.draw(...overTime(points[kind], limit(kind), what));
+    }
+  }
+
+  /** Place an event in its order: one that is pushed may come before the list of earlier ones. */
+  function placeEvent(event) {
+    const lines = [...timeline.children];
+    const before = lines.findLast((line) => Number(line.dataset.seq) <= event.seq);
+    if (Number(before?.dataset.seq) === event.seq) return;
+    const line = eventLine(event, { run: event.run !== id });
+    if (before) before.after(line);
+    else timeline.prepend(line);
   }
 
   let reading = null;
@@ -201,7 +219,7 @@ export function show() {
       }
     },
     events: (events) => {
-      for (const event of events) if (!timeline.querySelector(`[data-seq="${event.seq}"]`)) timeline.append(eventLine(event, { run: event.run !== id }));
+      for (const event of events) placeEvent(event);
       read();
     },
     output: (text) => screen.write(text),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -72,6 +74,31 @@ def test_a_run_that_its_limit_has_paused_resumes_with_twice_as_much(
     [turns] = [state for state in info(watched, run).limits if state.kind is LimitKind.TURNS]
     assert (turns.threshold, turns.action) == (20, Action.PAUSE)
     assert turns.source.startswith("sfactl web by user")
+
+
+@pytest.mark.parametrize("verb", ["Resume", "Approve"])
+@pytest.mark.parametrize(("threshold", "turns", "room"), [(1, 2, 3), (3, 7, 9), (4, 5, 8)])
+def test_what_is_counted_gets_a_whole_number(
+    watched: Daemon, page: Page, verb: str, threshold: int, turns: int, room: int
+) -> None:
+    action = Action.PAUSE if verb == "Resume" else Action.REQUEST_INCREASE
+    run = sleeping(watched, "counted", limit(LimitKind.TURNS, threshold, action))
+    used(watched, run, turns=turns)
+    page.goto("/")
+    page.locator(f'[data-run="{run}"]').get_by_role("button", name=verb).click()
+    expect(page.get_by_text(f"{run} is running: turns {turns} of {room}")).to_be_visible()
+
+
+def test_stop_counts_what_it_stops(watched: Daemon, page: Page, tmp_path: Path) -> None:
+    sfactl = f"{sys.executable} -m sfactl"
+    script = tmp_path / "parent.sh"
+    script.write_text(f"{sfactl} run true\n{sfactl} spawn -- sleep 300\necho ready\nsleep 300\n")
+    run = sleeping(watched, "parent", command=f"sh {script}")
+    wait_until(lambda: "ready" in watched.output(run), "its children are there")
+    page.goto(f"/runs/{run}")
+    page.get_by_role("button", name="Stop").first.click()
+    expect(page.get_by_role("dialog")).to_contain_text("and 1 below it")
+    page.get_by_role("button", name="Cancel").click()
 
 
 def test_a_limit_is_raised_and_a_wrong_one_is_refused_in_words(watched: Daemon, page: Page) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -122,6 +123,56 @@ def test_a_run_says_why_it_failed_and_what_it_used(watched: Daemon, page: Page) 
     timeline = page.locator("[data-seq]")
     expect(timeline.filter(has_text="run failed")).to_have_count(1)
     expect(timeline.filter(has_text="run started")).to_have_count(1)
+
+
+def test_a_line_says_when_and_does_not_repeat_itself(watched: Daemon, page: Page) -> None:
+    with watched.client() as client:
+        live = started(client, ["cat"], name="cat", stdin="pipe")
+        past = started(client, ["true"], name="true")
+        ended(client, past.id)
+    clock = re.compile(r"^started \d\d:\d\d:\d\d$")
+    page.goto("/")
+    why = page.locator(f'[data-run="{live.id}"] .why')
+    expect(why).to_have_text(clock)
+    expect(why.locator("time")).to_have_attribute("title", re.compile(r"\b20\d\d\b"))
+    for address in ("/", "/history"):
+        page.goto(address)
+        why = page.locator(f'[data-run="{past.id}"] .why')
+        expect(why).to_have_text(re.compile(r"^ended \d\d:\d\d:\d\d$"))
+
+
+def test_a_figure_that_is_unknown_is_not_drawn(watched: Daemon, page: Page) -> None:
+    with watched.client() as client:
+        run = started(client, ["sleep", "300"], name="priceless", meter="report")
+        used(watched, run.id, input_tokens=1000, output_tokens=500)
+        page.goto(f"/runs/{run.id}")
+        expect(page.get_by_role("img", name=re.compile("^tokens"))).to_be_visible()
+        expect(page.get_by_text("Cost, USD")).to_be_hidden()
+        client.call(m.Stop(id=0, runs=[run.id], grace=0), m.Stopped)
+        priced = started(client, ["sleep", "300"], name="priced", meter="report")
+        used(watched, priced.id, cost_usd=1.0)
+        client.call(m.Stop(id=0, runs=[priced.id], grace=0), m.Stopped)
+    page.goto("/history")
+    page.get_by_text("As a table").click()
+    expect(page.get_by_role("columnheader", name="priced")).to_be_visible()
+
+
+def test_the_timeline_is_in_order_although_news_comes_first(watched: Daemon, page: Page) -> None:
+    with watched.client() as client:
+        run = started(client, ["sleep", "300"], name="ordered")
+    one = {"time": 1.0, "severity": "low", "run": run.id, "name": "", "message": "", "state": None}
+    told = [
+        [one | {"seq": 7, "type": "limit_exceeded"}],
+        [one | {"seq": 5, "type": "run_accepted"}, one | {"seq": 6, "type": "run_started"}],
+        [one | {"seq": 7, "type": "limit_exceeded"}, one | {"seq": 8, "type": "run_failed"}],
+    ]
+    body = "".join(f"event: events\ndata: {json.dumps(each)}\n\n" for each in told)
+    page.route(
+        "**/api/stream?*", lambda route: route.fulfill(body=body, content_type="text/event-stream")
+    )
+    page.goto(f"/runs/{run.id}")
+    lines = page.locator("[data-seq] .type")
+    expect(lines).to_have_text(["run accepted", "run started", "limit exceeded", "run failed"])
 
 
 def test_the_history_has_filters_in_its_address_and_the_cost_of_days(

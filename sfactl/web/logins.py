@@ -1,0 +1,224 @@
+"""Links that log a browser in, and the browsers that are logged in: files of the user, which
+outlive a console.
+
+A file is named by the hash of its secret, and empty: who reads the directory learns no secret. The
+files of a console are in a directory that is named by where it listens, and its lock is held while
+the console runs, so that `sfactl web --link` finds it. A link works once, because only one process
+can unlink its file.
+"""
+
+import fcntl
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sfad.protocol.paths import xdg
+
+LINK_SECONDS = 600.0
+"""For so long a link works."""
+UNTIL_USED = 1e8
+"""Seconds for the link that a console prints when it starts: it works as long as the console."""
+LOGIN_DAYS = 30
+"""A browser that was not seen for so long has to log in again."""
+MOST_SESSIONS = 32
+_LOOK = 1.0
+"""Seconds in which a process has looked at a lock."""
+_SEEN_AGAIN = 3600.0
+"""Seconds between two notes of when a browser was seen."""
+
+
+class Session(msgspec.Struct, frozen=True):
+    """A browser that has logged in."""
+
+    cookie: str
+
+    @property
+    def token(self) -> str:
+        """What its pages send with each POST."""
+        return _hash(f"token {self.cookie}")
+
+
+class Logins:
+    """The links and logins of one console, in its directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._links, self._sessions = directory / "links", directory / "logins"
+        for each in (self._links, self._sessions):
+            each.mkdir(mode=0o700, exist_ok=True)
+
+    def link(self, seconds: float = LINK_SECONDS) -> str:
+        """Return the token of a new link."""
+        self._remove_old(self._links, time.time())
+        token = secrets.token_urlsafe(32)
+        until = time.time() + seconds
+        path = self._links / _hash(token)
+        path.touch(mode=0o600)
+        os.utime(path, (until, until))
+        return token
+
+    def use(self, token: str) -> Session | None:
+        """Log a browser in; `None` if the link was used, has expired or was never made."""
+        path = self._links / _hash(token)
+        try:
+            until = path.stat().st_mtime
+            path.unlink()
+        except FileNotFoundError:
+            return None
+        if until <= time.time():
+            return None
+        seen = sorted(self._sessions.iterdir(), key=_modified, reverse=True)
+        for each in seen[MOST_SESSIONS - 1 :]:
+            each.unlink(missing_ok=True)
+        session = Session(secrets.token_urlsafe(32))
+        self._file(session).touch(mode=0o600)
+        return session
+
+    def session(self, cookie: str) -> Session | None:
+        """Return the session of a cookie, if it is logged in."""
+        session, now = Session(cookie), time.time()
+        path = self._file(session)
+        age = now - _modified(path)
+        if age > LOGIN_DAYS * 86400:
+            self.log_out(session)
+            return None
+        if age > _SEEN_AGAIN:
+            with suppress(FileNotFoundError):
+                os.utime(path, (now, now))
+        return session
+
+    def log_out(self, session: Session) -> None:
+        self._file(session).unlink(missing_ok=True)
+
+    def forget_all(self) -> None:
+        """Log all browsers out, and make all links useless."""
+        for directory in (self._links, self._sessions):
+            self._remove_old(directory, float("inf"))
+
+    def end_with_console(self) -> None:
+        """Remove the link that a console has printed when it started."""
+        for each in self._links.iterdir():
+            if _modified(each) > time.time() + LINK_SECONDS:
+                each.unlink(missing_ok=True)
+
+    def _file(self, session: Session) -> Path:
+        return self._sessions / _hash(session.cookie)
+
+    @staticmethod
+    def _remove_old(directory: Path, until: float) -> None:
+        for each in directory.iterdir():
+            if _modified(each) <= until:
+                each.unlink(missing_ok=True)
+
+
+def _modified(path: Path) -> float:
+    """Return when a file was modified, in Unix seconds; for a file that is gone, the beginning of
+    time."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _hash(secret: str) -> str:
+    return sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+# ---- consoles that run
+
+
+class Running(msgspec.Struct):
+    """What a console says of itself in its lock, for `sfactl web --link`."""
+
+    origins: list[str]
+    """How a browser may reach it, the best for another device first."""
+    elsewhere: bool
+    """Whether another device can reach it."""
+
+
+def home(env: Mapping[str, str]) -> Path:
+    """Return the directory of all consoles of this user. Raise `ValueError`."""
+    return xdg(env, "XDG_STATE_HOME", ".local/state") / "sfactl-web"
+
+
+@contextmanager
+def kept(place: str) -> Iterator[tuple[Logins, int, OSError | ValueError | None]]:
+    """Hold the logins of a console that listens at `place`, the descriptor of its lock, and why
+    they do not outlive it, if they cannot. Raise `Held` if another console has them."""
+    with ExitStack() as stack:
+        why: OSError | ValueError | None = None
+        try:
+            directory = _own(home(os.environ) / place)
+        except (OSError, ValueError) as error:
+            brief = stack.enter_context(tempfile.TemporaryDirectory(prefix="sfactl-web-"))
+            directory, why = Path(brief), error
+        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        stack.callback(os.close, lock)
+        _lock(lock, place)
+        known = Logins(directory)
+        known.end_with_console()
+        yield known, lock, why
+
+
+def _lock(lock: int, place: str) -> None:
+    until = time.monotonic() + _LOOK
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise Held(place) from None
+        time.sleep(0.01)  # `running` of another process looks at it for a moment
+
+
+class Held(Exception):
+    """Another console of this user listens at this place."""
+
+
+def _own(directory: Path) -> Path:
+    """Return a directory that only this user can change. Raise `OSError`."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for each in (directory, directory.parent):
+        found = each.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise PermissionError(f"{each} can be changed by other users")
+    return directory
+
+
+def distrust(place: str) -> None:
+    """Log all browsers out of the console at `place`, unless it runs."""
+    with suppress(OSError, ValueError, Held):
+        if (home(os.environ) / place).exists():
+            with kept(place) as (known, _, _):
+                known.forget_all()
+
+
+def announce(lock: int, running: Running) -> None:
+    """Write into the lock how the console is reached."""
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, msgspec.json.encode(running), 0)
+
+
+def running() -> dict[str, tuple[Path, Running]]:
+    """Return the consoles of this user that run, by where they listen. Raise `ValueError` if it is
+    not known where they are noted."""
+    found: dict[str, Any] = {}
+    for lock in home(os.environ).glob("*/lock"):
+        try:
+            with lock.open("rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    told = msgspec.json.decode(file.read(), type=Running)
+                    found[lock.parent.name] = lock.parent, told
+        except (OSError, msgspec.DecodeError):
+            continue  # it is starting, or has gone
+    return found
