@@ -14,6 +14,7 @@ from tests.tiers import COMPLETE
 NEEDS_A_PROGRAM = "tests/systemd/test_units.py::test_systemd_accepts_the_units"
 
 
+@pytest.mark.rest("runs tests in a session of its own")
 def test_a_missing_program(tmp_path: Path) -> None:
     words = [
         sys.executable,

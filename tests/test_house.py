@@ -170,7 +170,9 @@ def reached_by(node: ast.AST, declared: Collection[str]) -> list[str]:
 
 
 def is_private(name: str) -> bool:
-    return re.fullmatch(r"_(?!_)\w+", name) is not None and name not in PUBLIC
+    return (
+        name.startswith("_") and re.fullmatch(r"_(?!_)\w+", name) is not None and name not in PUBLIC
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import straying, surroundings
 from tests.outside import ROOT
 
@@ -47,12 +49,14 @@ def ran(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.rest("runs tests in a session of its own")
 def test_settings_of_a_person_change_nothing_and_are_not_read(tmp_path: Path) -> None:
     done = ran(tmp_path, *SAMPLE)
     assert done.returncode == 0, done.stdout
     assert "nothing: no process, no cgroup, no file" in done.stdout
 
 
+@pytest.mark.rest("runs tests in a session of its own")
 def test_what_is_read_or_written_outside_is_told(tmp_path: Path) -> None:
     done = ran(tmp_path, str(Path(straying.__file__).relative_to(ROOT)))
     home = tmp_path / "home"

@@ -137,6 +137,17 @@ def _why_impossible(needs: Sequence[str]) -> str | None:
     return f"not installed: {', '.join(missing)} (Debian: {packages(missing)})" if missing else None
 
 
+def sampled(values: Iterable[Any], *, keep: int = 1, ids: Iterable[str] | None = None) -> list[Any]:
+    """Return parameters of which only the first `keep` belong to the fast tier."""
+    values = list(values)
+    names = [None] * len(values) if ids is None else list(ids)
+    more = pytest.mark.rest("more of the same, for seconds")
+    return [
+        pytest.param(value, id=name, marks=[more] if at >= keep else [])
+        for at, (value, name) in enumerate(zip(values, names, strict=True))
+    ]
+
+
 def packages(programs: Iterable[str]) -> str:
     """Return the packages of Debian that bring these programs, as words."""
     return " ".join(dict.fromkeys(" ".join(PACKAGES[program] for program in programs).split()))

@@ -198,6 +198,7 @@ def test_memory_stays_flat_in_a_line_without_end() -> None:
         assert held < 4 * MIB
 
 
+@pytest.mark.rest("at scale")
 def test_memory_stays_flat_however_many_ids_and_names_there_are() -> None:
     def hostile(
         program: str, events: Callable[[int], list[dict[str, Any]]], count: int

@@ -17,8 +17,10 @@ from sfad.agents.counters import MAX_LINE
 from tests.agents.recordings import COMMANDS, lines, read, samples
 from tests.agents.test_recordings import JUNK
 from tests.agents.test_robustness import GOOD, PROGRAMS
+from tests.tiers import sampled
 
 SAMPLES = samples()
+SMALLEST_FIRST = sorted(SAMPLES, key=lambda name: len(SAMPLES[name][1]))
 
 
 def meter(program: str, saved: bytes | None = None, argv: list[str] | None = None) -> Meter:
@@ -36,7 +38,7 @@ def read_on(program: str, *parts: bytes, argv: list[str] | None = None) -> Readi
     return one.reading
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", sampled(SMALLEST_FIRST, keep=8))
 def test_every_split_reads_the_same(name: str) -> None:
     program, data = SAMPLES[name]
     whole, before = read(program, data), meter(program)

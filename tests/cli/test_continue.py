@@ -15,6 +15,7 @@ import pytest
 from sfactl.connection import Client
 from sfad.protocol import messages as m
 from tests.harness import PYTHON, alive, started, wait_until
+from tests.tiers import sampled
 
 from .conftest import World
 
@@ -308,7 +309,7 @@ def test_a_stopped_agent_and_one_that_was_killed(place: MakeDesk) -> None:
         assert waited(world, world.sfactl("continue", run).stdout.strip())["status"] == "completed"
 
 
-@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("lost", sampled([True, False]))
 def test_everything_is_killed(place: MakeDesk, lost: bool) -> None:
     """`lost`: the next daemon continues what is lost by itself."""
     world = place(lost=lost)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .load import Load, calls_of
 
 RUNS = 10_000
 
 
+@pytest.mark.rest("at scale")
 def test_ten_thousand_runs() -> None:
     load = Load()
     load.until(RUNS)

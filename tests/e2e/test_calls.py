@@ -44,7 +44,13 @@ def recorded(daemon: Daemon, run: str) -> list[CallInfo]:
 # ---- each one once
 
 
-@pytest.mark.parametrize(("point", "rows"), [("RecordCall+1", 0), ("RecordCall+3", 1)])
+@pytest.mark.parametrize(
+    ("point", "rows"),
+    [
+        ("RecordCall+1", 0),
+        pytest.param("RecordCall+3", 1, marks=pytest.mark.rest("more of the same, for seconds")),
+    ],
+)
 def test_a_daemon_that_dies_beside_the_row_of_a_call_neither_loses_nor_doubles_it(
     gated: Daemon, provider: Provider, tmp_path: Path, point: str, rows: int
 ) -> None:
@@ -69,6 +75,7 @@ def test_a_daemon_that_dies_beside_the_row_of_a_call_neither_loses_nor_doubles_i
     assert recorded(gated, run) == [call]
 
 
+@pytest.mark.rest("kills many times")
 def test_calls_are_recorded_once_across_deaths_of_gateway_and_daemon(
     gated: Daemon, provider: Provider, tmp_path: Path
 ) -> None:

@@ -235,6 +235,7 @@ def assert_told(daemon: Daemon) -> None:
     )
 
 
+@pytest.mark.rest("at scale")
 def test_many_runs_leave_nothing_behind(start: Start, containment: str) -> None:
     daemon = start(mode=containment, config="[quotas]\nspawns_per_hour = 10000")
     with daemon.client() as client:

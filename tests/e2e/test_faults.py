@@ -374,6 +374,7 @@ def test_a_clock_that_is_set_back_and_forth_ends_nothing_and_loses_no_order(
         stopped(client, run.id)
 
 
+@pytest.mark.rest("at scale")
 def test_a_storm_of_children_and_a_thousand_zombies_of_unknown_parentage(daemon: Daemon) -> None:
     storm = (
         "import os\nfor _ in range(1000):\n    if os.fork() == 0:\n        os.fork()\n "

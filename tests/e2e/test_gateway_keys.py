@@ -105,7 +105,7 @@ more = pytest.mark.rest("more of the same, for seconds")
     "where",
     [
         pytest.param("nowhere", marks=more),
-        "variables",
+        pytest.param("variables", marks=more),
         "settings",
         pytest.param("both", marks=more),
     ],

@@ -18,6 +18,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
 from tests.harness import PATIENCE, alive, ended, wait_until
+from tests.tiers import sampled
 
 from .provider import Provider
 from .test_gateway import calling, config, results
@@ -111,7 +112,7 @@ def _umask() -> str:
     return next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:"))
 
 
-@pytest.mark.parametrize("state", states(CHILDREN, DESCRIPTORS, LOCALE))
+@pytest.mark.parametrize("state", sampled([CHILDREN, DESCRIPTORS, LOCALE]))
 def test_a_model_call_passes_the_gateway(start: Start, provider: Provider, state: str) -> None:
     daemon = start(config=config(provider), wrap=inheriting(state))
     with daemon.client() as client:

@@ -93,6 +93,7 @@ def copy(tmp_path: Path, start: Start) -> Copy:
     return Copy(start(program=("-c", program)), str(path))
 
 
+@pytest.mark.rest("changes and runs a copy of the checkout")
 def test_a_new_kind_of_limit_is_enforced_and_shown_everywhere(copy: Copy) -> None:
     kinds = (
         "time=5m turns=50 messages=50 tokens=50 cost=2 planning_cost=2 "

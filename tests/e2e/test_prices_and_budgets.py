@@ -385,6 +385,7 @@ def test_a_model_has_a_name_of_bounded_length(daemon: Daemon) -> None:
     assert after - before < 40 << 20
 
 
+@pytest.mark.rest("at scale")
 def test_an_agent_that_only_talks_does_not_fill_the_ledger(start: Start) -> None:
     """One `meter_gap` each look: 140 events a second of one run that prints long lines, in the
     ledger and in the log."""

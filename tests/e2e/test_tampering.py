@@ -367,6 +367,7 @@ def test_a_table_that_another_process_drops_is_no_internal_error(start: Start) -
         stopped(client, live.id)
 
 
+@pytest.mark.rest("at scale")
 def test_thousands_of_foreign_files(start: Start) -> None:
     daemon = start()
     with daemon.client() as client:

@@ -97,6 +97,7 @@ def test_thousands_of_members_in_one_piece_are_refused(name: str) -> None:
         Coding(name).feed(CODINGS[name](b"x") * 1000, MIB)
 
 
+@pytest.mark.rest("at scale")
 @pytest.mark.parametrize("name", [name for name in CODINGS if name not in {"", "identity"}])
 def test_a_bomb_takes_no_more_memory_than_is_allowed(name: str) -> None:
     bomb = CODINGS[name](b"\0" * (32 * MIB))

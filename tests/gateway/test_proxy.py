@@ -34,6 +34,7 @@ from tests.gateway.scripted import (
     saying,
 )
 from tests.harness import until
+from tests.tiers import sampled
 
 MESSAGES = "/up/v1/messages"
 JSON = b"Content-Type: application/json"
@@ -557,7 +558,7 @@ LONG = [START, TEXT, *(200 * [b": " + b"x" * 100_000 + b"\n\n"]), LAST, STOP]
 """20 MB, of which the kernel keeps 7 at most for a client that reads nothing."""
 
 
-@pytest.mark.parametrize("breaks_off", [False, True])
+@pytest.mark.parametrize("breaks_off", sampled([False, True]))
 async def test_the_reply_to_a_paused_client_is_read_and_charged_and_kept(
     *, breaks_off: bool
 ) -> None:
@@ -1136,6 +1137,7 @@ async def test_a_connection_that_outlives_its_run_is_refused() -> None:
         assert (await read_answer(stream, b"POST / HTTP/1.1")).status == 403
 
 
+@pytest.mark.rest("at scale")
 async def test_200_streams_at_a_time() -> None:
     everyone = trio.Event()
     provider = Provider(saying())

@@ -74,6 +74,7 @@ async def test_a_body_that_unzips_to_much_delays_no_other_run() -> None:
     assert answered == ["other"] * 3 + ["bomb"]
 
 
+@pytest.mark.rest("at scale")
 async def test_a_body_with_millions_of_fields_takes_no_memory_of_the_gateway(
     reader: BodyReader,
 ) -> None:
@@ -114,6 +115,7 @@ async def test_a_long_body_that_cannot_be_read_is_refused(reader: BodyReader, bo
         await reader.ask("run", 0, QUESTION, body)
 
 
+@pytest.mark.rest("at scale")
 async def test_a_bomb_is_refused(reader: BodyReader) -> None:
     with pytest.raises(ValueError, match="longer than"):
         await reader.ask(

@@ -240,6 +240,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.rest("kills many times")
 def test_the_log_does_not_grow_from_one_killed_daemon_to_the_next(tmp_path: Path) -> None:
     sizes = []
     for _ in range(5):
@@ -276,6 +277,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.rest("kills many times")
 def test_sigkill_loses_nothing_that_was_reported(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", KILLED, tmp_path],

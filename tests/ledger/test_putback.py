@@ -190,6 +190,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.rest("kills many times")
 def test_a_kill_after_a_put_back_loses_nothing_that_was_reported(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED, tmp_path], env={"PYTHONPATH": os.getcwd()}, timeout=60

@@ -550,6 +550,7 @@ async def test_an_adoption_without_descriptors_holds_nothing(
         await rig.stop("a1", "a2")
 
 
+@pytest.mark.rest("at scale")
 async def test_two_hundred_runs_are_adopted_at_once(containment: str, instance: str) -> None:
     runs = [
         (f"b{number // 32:x}{number % 32:x}", None, ["sleep", "1000"])

@@ -412,6 +412,7 @@ async def test_descriptors_below_the_trampolines_own(rig: Rig, tmp_path: Path) -
     rig.launcher.release("a1")
 
 
+@pytest.mark.rest("at scale")
 async def test_two_hundred_at_once_and_no_status_is_stolen(rig: Rig) -> None:
     for number in range(200):
         code = (

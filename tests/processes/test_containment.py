@@ -95,6 +95,7 @@ def counted_children() -> Iterator[list[int]]:
         thread.join()
 
 
+@pytest.mark.rest("at scale")
 async def test_hundreds_and_relentless_lineages(rig: Rig, tmp_path: Path) -> None:
     await ready(rig, "a1", programs.ORPHANS, "300", "ignore", tmp_path=tmp_path)
     # this process has no better priority, as a daemon has

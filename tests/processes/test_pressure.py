@@ -247,6 +247,7 @@ for _ in range(int(sys.argv[1])):
 """
 
 
+@pytest.mark.rest("at scale")
 async def test_a_thousand_zombies_of_unknown_parentage(rig: Rig) -> None:
     before = set(os.listdir("/proc/self/fd"))
     near, far = os.pipe2(os.O_CLOEXEC)

@@ -88,6 +88,7 @@ def test_it_is_idempotent_and_never_longer(text: str) -> None:
     assert len(once) <= len(text)
 
 
+@pytest.mark.rest("at scale")
 @pytest.mark.parametrize(
     "piece", ["a-", "token ", 'token="\\"', "://a:", "-a", "eyJaaaaaa", "://password=a/b,"]
 )

@@ -139,6 +139,7 @@ def test_every_split_of_a_request_is_understood(daemon: Daemon) -> None:
             assert isinstance(replies(sock, 1)[0], m.Welcome)
 
 
+@pytest.mark.rest("at scale")
 def test_a_thousand_bad_connections_leave_nothing(daemon: Daemon) -> None:
     assert serves(daemon)
     before, memory = daemon.descriptors(), psutil.Process(daemon.pid).memory_info().rss
@@ -310,6 +311,7 @@ def test_clients_that_disappear_at_any_moment(daemon: Daemon) -> None:
     wait_until(lambda: daemon.descriptors() <= before, "descriptors are given back")
 
 
+@pytest.mark.rest("at scale")
 def test_connections_beyond_the_bound_are_refused(start: Start) -> None:
     daemon = start()
     with ExitStack() as stack:
@@ -421,6 +423,7 @@ def test_times_outside_the_calendar_are_refused(daemon: Daemon, seconds: float) 
             assert answer.reply.code is ErrorCode.BAD_REQUEST
 
 
+@pytest.mark.rest("at scale")
 def test_a_client_that_connects_in_a_loop_does_not_delay_the_others(daemon: Daemon) -> None:
     stop = threading.Event()
 

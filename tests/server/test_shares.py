@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,6 +75,7 @@ def test_children_do_not_multiply_the_share_of_a_tree() -> None:
     assert shares.refusal(inside("c1", "c1"), 1) is None
 
 
+@pytest.mark.rest("at scale")
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(-600, 600)), max_size=60))
 def test_a_few_users_together_leave_a_share_to_the_next(taken: list[tuple[int, int]]) -> None:
     users = [PeerGroups.of(Peer(uid, f"u{uid}", owner=False), None) for uid in range(6)]

@@ -619,6 +619,7 @@ while True:
 """
 
 
+@pytest.mark.rest("kills many times")
 def test_a_killed_process_loses_no_write_that_returned(path: Path) -> None:
     wait, last = random.Random(7), 0
     for _ in range(25):

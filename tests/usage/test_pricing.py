@@ -252,6 +252,7 @@ def test_a_known_name_costs_next_to_nothing(prices: Prices, model: str) -> None:
     assert best(lambda: prices.cost(model, USED), 200) < 50e-6
 
 
+@pytest.mark.rest("at scale")
 def test_thousands_of_names_are_not_kept(prices: Prices) -> None:
     """Neither by the library, which keeps each name that it is asked for in caches of its own,
     without bound."""

@@ -269,6 +269,7 @@ def test_the_larger_of_two_maxima_counts() -> None:
     ),
     st.integers(0, 3),
 )
+@settings(max_examples=30)
 def test_fields_that_are_there_once_are_read(document: dict[str, Any], indent: int) -> None:
     raw = json.dumps(document, indent=indent or None, ensure_ascii=False).encode(errors="replace")
     assume(b"\\" not in raw and b"?" not in raw)
