@@ -53,9 +53,17 @@ def _live(socket: str | None) -> list[RunInfo]:
 
 
 def _handles(runs: Iterable[RunInfo]) -> Iterator[Candidate]:
+    """Yield ids, and names with the run that the daemon would take each for. `runs`: the newest
+    first."""
+    runs = list(runs)
+    named: dict[str, RunInfo] = {}
+    for run in sorted(runs, key=lambda run: (run.status.terminal, run.started_at is None)):
+        if not run.status.rejected:
+            named.setdefault(run.name, run)
     for run in runs:
         yield run.id, f"{run.name}, {run.status.value}"
-        yield run.name, f"{run.id}, {run.status.value}"
+        if named.get(run.name) is run:
+            yield run.name, f"{run.id}, {run.status.value}"
 
 
 def _types(socket: str | None) -> Iterator[Candidate]:

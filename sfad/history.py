@@ -27,7 +27,7 @@ from .protocol.framing import MAX_REQUEST, SUPPORTED, FrameDecoder
 from .protocol.types import ErrorCode, Reason, RunId, RunInfo
 from .storage.ledger.database import LedgerError
 from .storage.ledger.opening import open_past
-from .storage.ledger.queries import CALLS, Page, Reader
+from .storage.ledger.queries import CALLS, Page, Reader, Selection
 from .storage.ledger.records import EventFilter, event_page
 from .storage.ledger.rows import with_totals
 from .storage.ledger.summary import Summariser, page_of
@@ -51,9 +51,8 @@ class PastRuns:
         numbers = self._reader.select(Page(m.List(id=0, name=name, rows=0), scope)).numbers
         return [run_id(numbers[-1])] if numbers else []
 
-    def newest_ended(self, name: str, scope: Scope) -> RunId | None:
-        ended = self._reader.select(Page(m.List(id=0, name=name, rows=1), scope)).ended
-        return next((run_id(number) for number, _ in ended), None)
+    def page(self, page: Page) -> Selection:
+        return self._reader.select(page)
 
     def find(self, prefix: str, scope: Scope) -> list[RunId]:
         return self._reader.find(prefix, scope, LISTED_RUNS + 1)

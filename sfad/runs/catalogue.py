@@ -17,7 +17,6 @@ from ..host.clock import wall_clock
 from ..processes import kernel
 from ..processes.launcher import Footprint
 from ..protocol.encoding import lean, pack
-from ..protocol.messages import List
 from ..protocol.types import CallInfo, LimitState, RunId, RunInfo, Status, Usage
 from ..storage.ledger.queries import CALLS, Page, Selection
 from ..storage.ledger.records import Records
@@ -350,10 +349,6 @@ class RunCatalogue:
             and scope.admits(live.uid, live.lineage_ids)
         }
 
-    def newest_ended(self, name: str, scope: Scope) -> RunId | None:
-        page = Page(List(id=0, name=name, rows=1), scope)
-        return next((run_id(number) for number, _ in self._select(page).ended), None)
-
     def select(
         self,
         page: Page,
@@ -363,7 +358,7 @@ class RunCatalogue:
     ) -> Listed:
         """Return the runs of a page. `footprints`: of live runs, where they are to be shown;
         `limits`: see `row_of`."""
-        found = self._select(page)
+        found = self.page(page)
         live = self.with_totals(info for info, _ in self._live(page, footprints or {}))
         ended = self._rows([number for number, _ in found.ended], limits=limits)
         return Listed(ended, live, run_id(found.reached) if found.reached else None, limits)
@@ -402,7 +397,7 @@ class RunCatalogue:
             if page.admits(info, live.uid, live.lineage_ids):
                 yield info, live
 
-    def _select(self, page: Page) -> Selection:
+    def page(self, page: Page) -> Selection:
         """Return a page of the ledger, with the ended runs that it could not admit. Of live ones,
         its rows are behind."""
         found = self._records.select(page)

@@ -15,7 +15,7 @@ from sfactl import shell_completion, verbs
 from sfactl.connection import Client, DaemonError
 from sfactl.output import own_user
 from sfad.protocol import messages as m
-from sfad.protocol.types import Claim, ErrorCode, Status
+from sfad.protocol.types import After, Claim, ErrorCode, Status
 from tests.harness import ended, spawn, started, stopped, wait_until
 
 from .conftest import World
@@ -62,12 +62,66 @@ def test_an_id_comes_before_a_name_and_a_name_before_a_prefix(client: Client) ->
     assert failure(client, "nobody").error is ErrorCode.NO_SUCH_RUN
 
 
-def test_a_refused_start_is_a_run_with_a_name(client: Client) -> None:
-    refused = spawn(client, ["true"], name="refused", kind="agent", detach=False, queue=True,
-                    max_depth=None, labels={"k": "v"},
-                    claim=Claim(names=["refused"], depth=1))  # fmt: skip
-    assert isinstance(refused, m.Refused)
-    assert meant(client, "refused") == refused.run
+def refused(client: Client, name: str) -> str:
+    """Have the start of a run of this name refused as a loop; return the id of its row."""
+    reply = spawn(client, ["true"], name=name, claim=Claim(names=[name], depth=1))
+    assert isinstance(reply, m.Refused) and reply.run is not None
+    return reply.run
+
+
+def test_a_refused_start_does_not_take_the_name_of_a_run(daemon: World, client: Client) -> None:
+    row = refused(client, "planner")
+    assert meant(client, row) == row
+    alone = failure(client, "planner")
+    assert alone.error is ErrorCode.NO_SUCH_RUN
+    assert str(alone) == (
+        f"no run named 'planner' has started; its last start was refused: see 'sfactl why {row}'"
+    )
+    run = ended(client, started(client, ["echo", "the plan"], name="planner").id).id
+    newest = [refused(client, "planner") for _ in range(3)][-1]
+    assert meant(client, "planner") == run
+    for words in (["logs", "planner"], ["result", "--plain", "planner"]):
+        assert daemon.sfactl(*words).stdout == "the plan\n"
+    assert run in daemon.sfactl("wait", "planner").stdout
+    again = daemon.sfactl("rerun", "planner")
+    assert again.stdout == "the plan\n"
+    after = daemon.sfactl("run", "--after", "planner:ok", "--", "echo", "after")
+    assert after.stdout == "after\n"
+    why = daemon.sfactl("why", newest).stdout
+    assert "was refused" in why
+
+
+def test_a_name_stands_for_a_run_that_started(daemon: World, client: Client) -> None:
+    ran = ended(client, started(client, ["true"], name="worker").id).id
+    blocker = started(client, SLEEP, name="blocker").id
+    waits = spawn(client, ["true"], name="worker", after=[After(run=blocker)])
+    assert isinstance(waits, m.RunReply)
+    assert meant(client, "worker") == waits.run.id, "a queued run"
+    stopped(client, waits.run.id)
+    assert meant(client, "worker") == ran
+    only = spawn(client, ["true"], name="never", after=[After(run=blocker)])
+    assert isinstance(only, m.RunReply)
+    stopped(client, only.run.id)
+    assert meant(client, "never") == only.run.id, "no other has the name"
+    stopped(client, blocker)
+
+
+def test_a_name_means_the_same_without_a_daemon(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    with world.served(), Client(world.socket) as client:
+        run = ended(client, started(client, ["true"], name="planner").id).id
+        refused(client, "planner")
+    assert msgspec.json.decode(world.sfactl("info", "--json", "planner").stdout)["id"] == run
+
+
+def test_completion_describes_the_run_that_a_name_means(daemon: World, client: Client) -> None:
+    live = started(client, SLEEP, name="tab-planner").id
+    ended(client, started(client, ["true"], name="tab-planner").id)
+    refused(client, "tab-planner")
+    refused(client, "tab-refused")
+    words = shell_completion.candidates("run", "tab-", str(daemon.socket))
+    assert words == [("tab-planner", f"{live}, running")]
+    stopped(client, live)
 
 
 def test_an_agent_resolves_within_what_it_may_see(daemon: World, client: Client) -> None:

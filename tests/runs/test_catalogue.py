@@ -21,6 +21,7 @@ from sfad.core.state.account import Use
 from sfad.core.state.budgets import NANOS
 from sfad.daemon.loop.runtime import Runtime
 from sfad.daemon.server.connection import RunRows
+from sfad.daemon.server.lookup import find_run
 from sfad.protocol.encoding import pack
 from sfad.protocol.messages import List, RunList, Spawn, unpack_reply
 from sfad.protocol.types import RunId, RunInfo, Status
@@ -82,8 +83,7 @@ async def test_a_run_is_known_through_all_of_its_life(
         assert told == [run]
         as_recent = known(catalogue, run)
         assert as_recent == (Status.CANCELLED, [run], [run], [run])
-        newest = catalogue.newest_ended("agent", EVERYTHING)
-        assert newest == run
+        assert find_run(catalogue, "agent", EVERYTHING) == run
 
         other = await spawned(runtime)
         await stopped(runtime, other)

@@ -2,17 +2,22 @@
 kinds have."""
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from math import isfinite
 from signal import Signals
 from typing import Protocol
 
+from msgspec.structs import replace as replace_struct
+
 from ...core.state.access import Scope, unknown_run, values_of
 from ...core.state.naming import is_name, one_form
 from ...core.state.policy import MAX_LABELS
+from ...core.state.run import run_id
 from ...protocol.messages import List, Select, Stop, Summarise, WatchRuns
-from ...protocol.types import ErrorCode, Limit, RunId
+from ...protocol.types import ENDED, ErrorCode, Limit, RunId
+from ...storage.ledger.queries import Page, Selection
 
 # ---- How a request fails, and checks of fields that several kinds of request have
 
@@ -101,8 +106,8 @@ class KnownRuns(Protocol):
     def live_runs(self, scope: Scope, *, name: str) -> Collection[RunId]:
         """Return the live runs of this name."""
 
-    def newest_ended(self, name: str, scope: Scope) -> RunId | None:
-        """Return the newest ended run of this name."""
+    def page(self, page: Page) -> Selection:
+        """Return a page of runs."""
 
     def find(self, prefix: str, scope: Scope) -> list[RunId]:
         """Return ids that begin with `prefix`."""
@@ -110,8 +115,9 @@ class KnownRuns(Protocol):
 
 def find_run(runs: KnownRuns, handle: str, scope: Scope) -> RunId:
     """Return the id of the run that `handle` means: the run with this id; else the live run of this
-    name, else the newest of this name; else the only run whose id begins with it. Raise
-    `RequestError` if there is none in the scope, or several.
+    name, else the newest of this name that started, else the newest that was admitted; else the
+    only run whose id begins with it. Raise `RequestError` if there is none in the scope, or
+    several. A refused start has no name: it would hide the run that has it.
 
     By its exact id, a peer inside a run also finds runs outside of its subtree (`Scope.knows`), so
     the caller checks what the peer may do with the run."""
@@ -121,7 +127,9 @@ def find_run(runs: KnownRuns, handle: str, scope: Scope) -> RunId:
         else _by_name(runs, handle, scope) or _by_prefix(runs, handle, scope)
     )
     if found is None:
-        raise RequestError(ErrorCode.NO_SUCH_RUN, unknown_run(handle))
+        raise RequestError(
+            ErrorCode.NO_SUCH_RUN, _only_refused(runs, handle, scope) or unknown_run(handle)
+        )
     return found
 
 
@@ -138,7 +146,31 @@ def _by_name(runs: KnownRuns, name: str, scope: Scope) -> RunId | None:
                 f"give an id, or --name {name} for all of them"
             ),
         )
-    return next(iter(named)) if named else runs.newest_ended(name, scope)
+    if named:
+        return next(iter(named))
+    wanted = List(id=0, name=name, rows=1)
+    return _newest(runs, Page(wanted, scope, started=True)) or _newest(
+        runs, Page(replace_struct(wanted, status=list(ENDED)), scope)
+    )
+
+
+def _newest(runs: KnownRuns, page: Page) -> RunId | None:
+    """Return the newest ended run that the page admits, however many others are newer."""
+    while True:
+        found = runs.page(page)
+        if found.ended or not found.reached:
+            return next((run_id(number) for number, _ in found.ended), None)
+        page = replace(page, query=replace_struct(page.query, before=run_id(found.reached)))
+
+
+def _only_refused(runs: KnownRuns, name: str, scope: Scope) -> str | None:
+    """Return what a caller is told of a name that only refused starts have had."""
+    if not is_name(name):
+        return None
+    refused = _newest(runs, Page(List(id=0, name=one_form(name), rows=1), scope))
+    return refused and (
+        f"no run named '{name}' has started; its last start was refused: see 'sfactl why {refused}'"
+    )
 
 
 def _by_prefix(runs: KnownRuns, prefix: str, scope: Scope) -> RunId | None:

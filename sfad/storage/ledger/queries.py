@@ -89,6 +89,8 @@ class Page:
     scope: Scope
     within: RunId | None = None
     """Only this run and its descendants."""
+    started: bool = False
+    """Only runs whose command was executed."""
 
     @property
     def below(self) -> int:
@@ -110,6 +112,7 @@ class Page:
             and query.user in (None, info.user)
             and query.group in (None, info.group)
             and (info.session or not query.sessions)
+            and (info.started_at is not None or not self.started)
             and (query.since is None or info.created_at.timestamp() >= query.since)
             and (self.within is None or self.within in lineage)
             and self.scope.admits(uid, lineage)
@@ -281,7 +284,7 @@ class Reader:
         if version != self._version or len(self._selected) >= MAX_PAGES:
             self._version = version
             self._selected.clear()
-        key = pack(page.query), page.scope, page.within
+        key = pack(page.query), page.scope, page.within, page.started
         found = self._selected.get(key)
         if found is None:
             found = self._selected[key] = self._select(page)
@@ -567,5 +570,7 @@ def filters(page: Page) -> Iterator[Term]:
         yield Term("runs.queue_group = ?", (query.group,))
     if query.sessions:
         yield Term("+runs.mode = ?", (SESSION,))
+    if page.started:
+        yield Term("runs.started_at IS NOT NULL", ())
     if query.since is not None:
         yield Term("+runs.created_at >= ?", (query.since,))
