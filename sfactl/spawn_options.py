@@ -9,7 +9,7 @@ import typer
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sfad.protocol.known import BY_REPORT, METERS, NO_METER
+from sfad.protocol.known import BY_REPORT, METERS, NO_METER, TIME_SAID
 from sfad.protocol.limits import parse_action
 from sfad.protocol.requests.starting import Continuation, Spawn
 from sfad.protocol.types import (
@@ -343,14 +343,14 @@ class SpawnOptions(Struct, frozen=True):
     allow_tool: Annotated[
         list[str],
         TOOL.option(
-            "A tool that the agent may use (SFA_ALLOWED_TOOLS); "
+            "A tool that the agent may use (in its SFA_ALLOWED_TOOLS); "
             "a call of any other is then a breach"
         ),
     ] = []
     block_tool: Annotated[
         list[str],
         TOOL.option(
-            "A tool that the agent may not use (SFA_BLOCKED_TOOLS); "
+            "A tool that the agent may not use (in its SFA_BLOCKED_TOOLS); "
             "a call that a meter sees is a breach"
         ),
     ] = []
@@ -525,7 +525,7 @@ def continuation(
     check(options)
     asked = message(options)
     # the ended run had this default, or what its command line said
-    limits = [limit for limit in asked.limits if limit.source != "SFA_DEFAULTS_TIMEOUT"]
+    limits = [limit for limit in asked.limits if limit.source != TIME_SAID]
     return replace(
         asked, argv=[], limits=limits, continues=Continuation(run=run, task=task, rest=rest)
     )
@@ -639,10 +639,9 @@ def _limits(wanted: SpawnOptions, environ: Mapping[str, str]) -> list[Limit]:
     found = [] if wanted.timeout is None else [_time("--timeout", wanted.timeout)]
     if wanted.limit or wanted.limits is not None:
         found = limits.once([*found, *wanted.limit, *(wanted.limits or ())])
-    default = environ.get("SFA_DEFAULTS_TIMEOUT", "")
+    default = environ.get(TIME_SAID, "")
     if default.strip() and all(limit.kind is not LimitKind.TIME for limit in found):
-        source = "SFA_DEFAULTS_TIMEOUT"
-        found.append(_time(source, understood(source, parse_duration, default)))
+        found.append(_time(TIME_SAID, understood(TIME_SAID, parse_duration, default)))
     return found
 
 

@@ -141,6 +141,9 @@ BY_REPORT = "report"
 """The value of `--meter` for an agent that reports what it uses (`sfactl report`, `sfactl.client`).
 Its output is not read."""
 
+TIME_SAID = "SFA_DEFAULTS_TIMEOUT"
+"""The variable with the default of `--timeout`. A run reads in it how much time it has."""
+
 METERS = (*METERED_PROGRAMS, ANY_PROGRAM, BY_REPORT, NO_METER)
 
 CODING_AGENT = "coding-agent"

@@ -22,6 +22,7 @@ from ...protocol.types import (
     After,
     ApiTrouble,
     Bound,
+    Limit,
     LimitKind,
     Reason,
     Repetition,
@@ -567,6 +568,20 @@ class Run(State):
         )
 
     @property
+    def time_said(self) -> Limit | None:
+        """The limit of time that was asked for: its own, else that of the nearest run above it that
+        has one."""
+        return next(
+            (
+                limit
+                for each in reversed(self.lineage)
+                for limit in each.asked.limits
+                if limit.kind is LimitKind.TIME
+            ),
+            None,
+        )
+
+    @property
     def deadline(self) -> float | None:
         """When its clock, or an ancestor's, ends it; `None` while its own is halted."""
         own = self.own_deadline
@@ -596,6 +611,13 @@ class Run(State):
         return 1 + (
             self.remote.descendants if self.remote is not None and self.parent is not None else 0
         )
+
+    @property
+    def claimed_chain(self) -> tuple[str, ...]:
+        """Names of the runs above its root, as the guard counts them: on another node, or claimed
+        by the root's client."""
+        origin, depth = self.root.birth.origin, self.root.birth.claimed_depth
+        return tuple(name for _, name in origin[-depth:]) if depth else ()
 
     @property
     def granted(self) -> bool:

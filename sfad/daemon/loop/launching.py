@@ -20,6 +20,7 @@ from ...host.descriptors import Descriptors, Need
 from ...host.faults import crash_point
 from ...processes.launcher import LaunchRecord, LaunchSpec
 from ...protocol import shim_files
+from ...protocol.known import TIME_SAID
 from ...protocol.messages import Spawn
 from ...protocol.paths import SYSTEM_AUTOMATIC_SHIMS, SYSTEM_SHIMS, automatic_shim_dir, shim_dir
 from ...protocol.types import RunId
@@ -159,6 +160,7 @@ _OWN = (
     b"SFA_MAX_DEPTH=", b"SFA_CALL_CHAIN=", b"SFA_DEADLINE=", b"SFA_ATTEMPT=", b"SFA_SOCKET=",
     b"SFA_COOKIE=", b"SFA_ALLOWED_TOOLS=", b"SFA_BLOCKED_TOOLS=", b"SFA_NO_LOG=", b"SFA_QUIET=",
     b"SFA_SHIMS=", b"SFA_TASK=", b"SFA_MODEL=", b"SFA_PROVIDER=", b"SFA_INSTRUCTIONS=",
+    b"SFA_MAX_DESCENDANTS=", TIME_SAID.encode() + b"=",
 )  # fmt: skip
 
 
@@ -200,20 +202,21 @@ def _finding_shims(env: Sequence[bytes], shims: Sequence[bytes]) -> list[bytes]:
 
 
 def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tuple[str, str]]:
-    lineage, granted = run.lineage, run.root.birth.origin if run.granted else ()
+    lineage = run.lineage
     told = [
         ("SFA_RUN_ID", run.id),
         ("SFA_ROOT_ID", lineage[0].id),
         ("SFA_PARENT_ID", run.parent.id if run.parent is not None else ""),
         # what the loop rule compares: a container passes it back in a claim
         ("SFA_NAME", run.identity[1]),
-        ("SFA_DEPTH", str(len(lineage) - 1 + len(granted))),
+        ("SFA_DEPTH", str(len(lineage) - 1 + run.root.birth.claimed_depth)),
         ("SFA_MAX_DEPTH", str(run.birth.max_depth.value)),
+        ("SFA_MAX_DESCENDANTS", str(run.birth.max_descendants.value)),
         # without the run itself: an agent that looks for its own name in the chain must not find
         # itself
         (
             "SFA_CALL_CHAIN",
-            ",".join([*(name for _, name in granted), *(r.identity[1] for r in lineage[:-1])]),
+            ",".join([*run.claimed_chain, *(r.identity[1] for r in lineage[:-1])]),
         ),
         ("SFA_DEADLINE", f"{deadline:.0f}"),
         ("SFA_ATTEMPT", str(run.attempt)),
@@ -224,6 +227,10 @@ def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tupl
         ("SFA_BLOCKED_TOOLS", ",".join(spawn.blocked_tools)),
         ("SFA_NO_LOG", "" if spawn.log else "1"),
         ("SFA_QUIET", "1" if spawn.quiet else ""),
+        (
+            TIME_SAID,
+            f"{min(each.allowed_time for each in lineage):.15g}" if run.time_said else "",
+        ),
     ]
     agent = [(f"SFA_{name.upper()}", text) for name, text in spawn.placeholders.items()]
     return told + [(key, value) for key, value in optional if value] + agent

@@ -21,10 +21,10 @@ from ...core.state.policy import MAX_LABELS, Invalid
 from ...core.state.request import Asked, SessionAsked, ToolLists, narrowed
 from ...hooks.event_hooks import CHANNEL
 from ...processes import kernel, observed
-from ...protocol.known import ANY_PROGRAM, BY_REPORT, NO_METER
+from ...protocol.known import ANY_PROGRAM, BY_REPORT, NO_METER, TIME_SAID
 from ...protocol.messages import Spawn
 from ...protocol.requests.plans import Provider
-from ...protocol.types import Isolation, RunId, Ship
+from ...protocol.types import Isolation, LimitKind, RunId, Ship
 from ...runs.live import MAX_ON_END, Live
 from ...shipping import why_unsafe
 from ...usage.metering import program_of
@@ -203,6 +203,23 @@ def narrow_tools(request: Spawn, context: SpawnContext) -> Spawn:
     own = ToolLists(tuple(request.allowed_tools), tuple(request.blocked_tools))
     tools = narrowed(own, caller.run.asked.tools, f"run {caller.run.id}")
     return replace(request, allowed_tools=list(tools.allowed), blocked_tools=list(tools.blocked))
+
+
+def forget_told_time(request: Spawn, context: SpawnContext) -> Spawn:
+    """Drop a limit of time that a client has only because the daemon told its run, in the same
+    variable, how much that run has. It would replace what an agent or a profile sets. What a person
+    has set there for all runs below stays."""
+    said = context.caller.run.time_said if context.caller is not None else None
+    if said is None or said.source == TIME_SAID:
+        return request
+    assert context.caller is not None
+    told = min(said.threshold, *(run.allowed_time for run in context.caller.run.lineage))
+    limits = [
+        limit
+        for limit in request.limits
+        if limit.kind is not LimitKind.TIME or limit.source != TIME_SAID or limit.threshold < told
+    ]
+    return replace(request, limits=limits)
 
 
 def fill_in_agent(request: Spawn, context: SpawnContext) -> Spawn:
@@ -384,6 +401,8 @@ def check_bounds(request: Spawn, _: SpawnContext) -> None:
     ):
         if value > limit:  # no call for each: all are right in nearly every request
             raise too_many(what, value, limit)
+    if any("," in name or "\0" in name for name in request.claim.names):
+        raise bad_request("a comma or a NUL character in a claimed name")
 
 
 def check_values(request: Spawn, _: SpawnContext) -> None:
@@ -583,6 +602,7 @@ def shown(raw: bytes) -> str:
 STEPS: tuple[Step, ...] = (
     decide_gateway,
     narrow_tools,
+    forget_told_time,  # before an agent's own limits are left out because of it
     fill_in_agent,  # with options for its tools, and the address of the gateway
     work_in_copy,
     share_worktree,
@@ -592,7 +612,13 @@ STEPS: tuple[Step, ...] = (
     mark_hooks,
 )
 
-PLACED_STEPS: tuple[Step, ...] = (check_placeable, note_files, narrow_tools, mark_hooks)
+PLACED_STEPS: tuple[Step, ...] = (
+    check_placeable,
+    note_files,
+    narrow_tools,
+    forget_told_time,
+    mark_hooks,
+)
 """For a run that is to be placed: the daemon of the node where it executes takes the others."""
 
 CHECKS: tuple[Callable[[Spawn, SpawnContext], None], ...] = (
