@@ -116,6 +116,8 @@ def run(client: Client, message: Spawn, wanted: SpawnOptions) -> int:
         output.print_json(ended)
     elif words := output.failure(ended, own=False):
         output.note(words)
+    elif ended.stopped_children is not None:
+        output.note(f"sfactl: {ended.id} {output.plain(ended.stopped_children.message)}")
     if message.ship is not None and ended.started_at is not None and not message.quiet:
         output.note(f"sfactl: to bring back what it has changed: sfactl fetch {ended.id}")
     return exits.of_run(ended)

@@ -322,6 +322,13 @@ def failure(run: RunInfo, *, own: bool = True) -> str | None:
     )
 
 
+def why_ended(run: RunInfo) -> str:
+    """Return why a run is as it is, and which children its end has stopped; empty if there is
+    nothing to tell."""
+    told = (run.reason, run.stopped_children)
+    return plain("; ".join(each.message for each in told if each is not None))
+
+
 def offer(run: RunInfo) -> str | None:
     """Return how to continue an ended run: it had not done its work, and its agent has a session
     that no run continues yet."""

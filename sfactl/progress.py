@@ -65,6 +65,8 @@ class ProgressLines:
             self.say(_ending(final))
         elif not by_user and (words := output.failure(final)):
             self._note(words)
+        elif final.status is Status.COMPLETED and final.stopped_children is not None:
+            self._note(f"sfactl: {final.id} {output.plain(final.stopped_children.message)}")
         if not self._message.quiet and (words := output.offer(final)):
             self.say(words)
 
@@ -109,9 +111,9 @@ def _queued(run: RunInfo) -> str:
 
 
 def _ending(final: RunInfo) -> str:
-    reason = f": {output.plain(final.reason.message)}" if final.reason else ""
+    why = f": {output.why_ended(final)}" if final.reason or final.stopped_children else ""
     used = _used(final)
-    return final.status.value + reason + (f"; it used {used}" if used else "")
+    return final.status.value + why + (f"; it used {used}" if used else "")
 
 
 def _without_cause_below(final: RunInfo) -> RunInfo:

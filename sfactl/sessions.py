@@ -329,7 +329,7 @@ def _shown(
         name=run.name,
         status=run.status.value,
         ended=run.status.terminal,
-        reason=safe(run.reason.message) if run.reason is not None else None,
+        reason=safe(output.why_ended(run)) or None,
         exit_code=run.exit_code,
         elapsed_s=usage.elapsed_s,
         turns=usage.turns,

@@ -114,6 +114,8 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
     yield "status", output.outcome(run)
     if run.reason:
         yield "reason", output.plain(run.reason.message)
+    if run.stopped_children is not None:
+        yield "children", output.plain(run.stopped_children.message)
     if run.status is Status.LOST:
         yield "exit", "not known; sfactl result and sfactl logs show its output"
     if run.after:

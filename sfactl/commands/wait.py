@@ -53,7 +53,7 @@ def _show(run: RunInfo, json: bool) -> None:
     if json:
         output.print_json(run)
     elif run.status.terminal:
-        why = f": {output.plain(run.reason.message)}" if run.reason else ""
+        why = f": {words}" if (words := output.why_ended(run)) else ""
         print(f"{run.id}  {run.name}  {output.outcome(run)}{why}", flush=True)
     else:
         output.note(f"{run.id} is not over: {run.status.value}")

@@ -67,8 +67,13 @@ def sentence(run: RunInfo, now: datetime | None = None, since: datetime | None =
     """Return why the run is as it is, what is wrong first. `since`: when it was paused."""
     now = now or datetime.now(UTC)
     used = output.bounded_use(run.usage)
-    more = _could_not(run) + _refused_calls(run) + _unadmitted(run)
+    more = _stopped(run) + _could_not(run) + _refused_calls(run) + _unadmitted(run)
     return _sentence(run, now, since) + more + (f"; it used {used}" if used else "")
+
+
+def _stopped(run: RunInfo) -> str:
+    found = run.stopped_children
+    return "" if found is None else f"; the daemon {output.plain(found.message)}"
 
 
 def _could_not(run: RunInfo) -> str:

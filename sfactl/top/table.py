@@ -336,8 +336,8 @@ def _trouble(run: RunInfo, limit_share: float, now: datetime, *, keys: bool) -> 
 
 
 def _news(run: RunInfo) -> str:
-    if run.reason is not None:
-        return output.plain(run.reason.message)
+    if why := output.why_ended(run):
+        return why
     if run.after:
         return after_others(run)
     return output.plain(run.milestone or "")

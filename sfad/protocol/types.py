@@ -481,6 +481,16 @@ class FleetPlace(Struct, frozen=True, kw_only=True, gc=False):
     """Runs above it."""
 
 
+class StoppedChildren(Struct, frozen=True, kw_only=True, gc=False):
+    """The children of a run that had not ended when it did, and were stopped."""
+
+    count: int
+    names: list[str]
+    """Different names, three at most."""
+    message: str
+    """`stopped 1 child that was still running: writer; wait for it, or --detach`"""
+
+
 class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """A run as it is shown. A field that only a live run has is `None` or empty when the run has
     ended."""
@@ -611,6 +621,8 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """Its shares of the windows of subscriptions (docs/plans.md)."""
     fleet: FleetPlace | None = None
     """Of a run that executes on another node than the one that it was started on."""
+    stopped_children: StoppedChildren | None = None
+    """The children that its end, or the end of its last attempt, has stopped."""
 
     @property
     def in_all(self) -> Usage:

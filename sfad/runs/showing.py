@@ -172,6 +172,7 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         continues=run.asked.continues,
         plans=tuple(_plan_shares(run.plan_shares)) if run.plan_shares else (),
         fleet=_fleet(run, now) if run.remote is not None or run.lease is not None else None,
+        stopped_children=run.stopped_children,
     )
 
 

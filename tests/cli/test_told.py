@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sfactl.connection import Client
@@ -12,7 +14,7 @@ from tests.harness import ended, spawn, started, stopped
 from .conftest import World
 
 SAY = 'echo "$SFA_NAME:$SFA_DEPTH:$SFA_CALL_CHAIN:${SFA_DEFAULTS_TIMEOUT-unset}"'
-HOP = {"SFA_CALL_CHAIN": "night,planner", "SFA_NAME": "reviewer", "SFA_DEPTH": "4"}
+HOP: dict[str, Any] = {"SFA_CALL_CHAIN": "night,planner", "SFA_NAME": "reviewer", "SFA_DEPTH": "4"}
 """What a process has in a container of run `reviewer`, which is the fifth of its chain."""
 
 
@@ -91,7 +93,7 @@ def test_a_claimed_name_that_no_variable_could_hold(daemon: World, name: str) ->
     ],
 )
 def test_a_run_is_told_its_time(
-    daemon: World, options: list[str], env: dict[str, str], told: str
+    daemon: World, options: list[str], env: dict[str, Any], told: str
 ) -> None:
     script = "echo ${SFA_DEFAULTS_TIMEOUT-unset}"
     assert daemon.sfactl("run", "-q", *options, "--", "sh", "-c", script, **env).stdout == (
@@ -119,7 +121,7 @@ def time_of_child(daemon: World) -> tuple[float, str]:
 def test_what_a_run_is_told_does_not_replace_the_defaults_of_its_children(
     daemon: World,
     options: list[str],
-    env: dict[str, str],
+    env: dict[str, Any],
     in_child: str,
     told: str,
     limit: tuple[float, str],

@@ -206,7 +206,7 @@ class AttemptTracker:
         self._lifecycle.unpause(run)
         self._lifecycle.fail_pauses(run, "exited before it was paused")
         self._lifecycle.halt_clock(run, at)
-        self._lifecycle.cancel_below(run, at)
+        self._lifecycle.cancel_below(run, at, None)
         if empty:  # a signal could arrive late, and end the next attempt
             for child in reversed(run.subtree()[1:]):
                 self._lifecycle.finish(child, at)
@@ -233,6 +233,8 @@ class AttemptTracker:
             if run.latest.next_resumes and run.agent_session is not None
             else "the next begins"
         )
+        if run.stopped_children is not None:
+            how, run.stopped_children = f"{how}; {run.stopped_children.message}", None
         message = f"attempt {run.attempt} of {run.asked.attempts} {how}; {next_} in {wait:.1f} s"
         self._ctx.publish(EventType.RUN_PROGRESS, run, message)
 

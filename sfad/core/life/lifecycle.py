@@ -4,6 +4,7 @@ finish.
 It knows none of the components above it, which say when.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from ...protocol.event_types import EventType
@@ -18,7 +19,9 @@ from ...protocol.types import (
     RunId,
     Severity,
     Status,
+    StoppedChildren,
 )
+from ...protocol.units import counted
 from .. import commands as c
 from ..context import Context
 from ..state.account import NOTHING
@@ -184,7 +187,14 @@ class Lifecycle:
             self._ctx.disarm(run, Timer.RETRY)
         self._ctx.changed(run)
 
-    def cancel_below(self, run: Run, at: float) -> None:
+    def cancel_below(self, run: Run, at: float, ending: Ending | None) -> None:
+        """Decide the end of all that is below a run. `ending`: how the run itself ends; `None` if
+        only its attempt does."""
+        for each in run.subtree():
+            by_itself = each is run and (ending is None or _by_itself(ending))
+            ended = ending is not None and ending.outcome is Status.COMPLETED
+            found = _stopped_children(each, by_itself=by_itself, advised=by_itself and ended)
+            each.stopped_children = found or each.stopped_children
         reason = Reason(
             kind=ReasonKind.ANCESTOR,
             message=f"its ancestor {run.id} ('{run.name}') ended or was stopped",
@@ -218,8 +228,7 @@ class Lifecycle:
         self._ctx.changed(run)
         if recorded:
             self._ctx.do(c.Record(run))
-            why = run.ending.reason.message if run.ending.reason is not None else ""
-            self._ctx.publish(_ENDS[run.status], run, why, severity_of_end(run.status))
+            self._ctx.publish(_ENDS[run.status], run, _told(run), severity_of_end(run.status))
         if run.attempt:
             self._ctx.do(c.Release(run.id))
         self._ctx.do(c.Retire(run))
@@ -236,6 +245,57 @@ _BY_AGENT = {ReasonKind.EXIT, ReasonKind.SIGNAL, ReasonKind.AGENT, ReasonKind.RE
 def _by_agent(reason: Reason | None) -> bool:
     """Return whether a run ended by its agent's own doing, well or not."""
     return reason is None or reason.kind in _BY_AGENT
+
+
+def _by_itself(ending: Ending) -> bool:
+    """Return whether no other has ended the run."""
+    return ending.outcome is Status.LOST or _by_agent(ending.reason)
+
+
+def _told(run: Run) -> str:
+    """Return why a run has ended, and what its end has stopped."""
+    reason = run.ending.reason if run.ending is not None else None
+    stopped = run.stopped_children
+    told = [
+        reason.message if reason is not None else "",
+        stopped.message if stopped is not None else "",
+    ]
+    return "; ".join(filter(None, told))
+
+
+NAMED = 3
+"""Names of stopped children in a sentence."""
+_STILL = {
+    Status.PAUSED: "paused",
+    Status.QUEUED: "queued",
+    Status.STARTING: "running",
+    Status.RUNNING: "running",
+    Status.RETRYING: "running",
+}
+
+
+def _stopped_children(run: Run, *, by_itself: bool, advised: bool) -> StoppedChildren | None:
+    """Return the children that the end of a run stops. `by_itself`: nothing else has ended the run;
+    `advised`: say how to keep children."""
+    children = [child for child in run.children.values() if child.status is not Status.STOPPING]
+    if not children:
+        return None
+    one = len(children) == 1
+    names = Counter(child.name for child in children)
+    shown = [name if count == 1 else f"{name} ({count})" for name, count in names.items()][:NAMED]
+    others = len(children) - sum(list(names.values())[:NAMED])
+    states = {_STILL.get(child.status, "queued") for child in children}
+    how = " with it"
+    if by_itself and len(states) > 1:
+        how = " that had not ended"
+    elif by_itself:
+        how = f" that {'was' if one else 'were'} still {states.pop()}"
+    message = (
+        f"stopped {counted(len(children), 'child', 'children')}{how}: {', '.join(shown)}"
+        + (f" and {others} more" if others else "")
+        + (f"; wait for {'it' if one else 'them'}, or --detach" if advised else "")
+    )
+    return StoppedChildren(count=len(children), names=list(names)[:NAMED], message=message)
 
 
 def _with_trouble(ending: Ending, trouble: ApiTrouble | None) -> Ending:

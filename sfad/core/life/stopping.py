@@ -54,7 +54,7 @@ class Stopping:
         seconds = grace_of(run, self._ctx.policy, grace)
         still = run.parent is not None and run.parent.frozen_in_lineage
         frozen = paused_in(run)
-        self._lifecycle.cancel_below(run, at)
+        self._lifecycle.cancel_below(run, at, ending)
         self._lifecycle.decide_end(run, at, ending)
         if run.attempt == 0 or (run.remote is not None and run.remote.node is None):
             self._lifecycle.finish(run, at)

@@ -28,6 +28,7 @@ from ...protocol.types import (
     Repetition,
     RunId,
     Status,
+    StoppedChildren,
     Word,
 )
 from .access import FULL, Permissions
@@ -410,6 +411,8 @@ class State:
     """It executes on another node, to which it was granted."""
     lease: Lease | None = None
     """Another node has granted it."""
+    stopped_children: StoppedChildren | None = None
+    """What the end of its present attempt has stopped."""
 
     @property
     def attempt(self) -> int:

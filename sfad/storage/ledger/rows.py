@@ -30,6 +30,7 @@ from ...protocol.types import (
     RunInfo,
     Source,
     Status,
+    StoppedChildren,
     Usage,
 )
 
@@ -163,6 +164,7 @@ _STATE_COMPUTED = (
     "boot_id",
     "result_head",
     "fleet",
+    "stopped_children",
 )
 
 _FIXED = (
@@ -279,6 +281,7 @@ def _state(info: RunInfo, extra: RunExtra, boot_id: str | None) -> tuple[Any, ..
         extra.boot_id or (boot_id if info.pid is not None else None),
         None if extra.result_head is None else extra.result_head[:RESULT_HEAD],
         None if info.fleet is None else _json(info.fleet),
+        None if info.stopped_children is None else _json(info.stopped_children),
     )
     times = [None if moment is None else moment.timestamp() for moment in _state_times(info)]
     return (*computed, *_state_info(info), *times, *_state_extra(extra))
@@ -317,6 +320,7 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
     "usage": msgspec.json.Decoder(dict[Source, Usage]).decode,
     "plans": msgspec.json.Decoder(list[PlanShare]).decode,
     "fleet": msgspec.json.Decoder(FleetPlace).decode,
+    "stopped_children": msgspec.json.Decoder(StoppedChildren).decode,
 }
 """Of columns whose value is not the field as it is; NULL is `None` in each."""
 

@@ -87,6 +87,7 @@ CREATE TABLE runs (
     continued_by TEXT,
     session_id TEXT,
     fleet TEXT,
+    stopped_children TEXT,
     request BLOB
 );
 CREATE INDEX runs_parent ON runs (parent_id) WHERE parent_id IS NOT NULL;
