@@ -10,7 +10,7 @@ from math import ceil
 from sfad.protocol import limits as written
 from sfad.protocol.kinds import COUNTS, KINDS, METERED_KINDS, TIMED
 from sfad.protocol.limits import format_amount
-from sfad.protocol.limits_object import parse_limits
+from sfad.protocol.limits_object import WrittenLimits, parse_limits
 from sfad.protocol.requests.plans import PlanAccount, PlanWindow
 from sfad.protocol.types import (
     Action,
@@ -39,8 +39,8 @@ def of_flags(texts: Iterable[str], source: str = "--limit") -> list[Limit]:
     return once(of_flag(text, source) for text in texts)
 
 
-def of_object(text: str) -> list[Limit]:
-    """Return the limits of `--limits`: JSON, or the name of a file behind `@`. Raise
+def of_object(text: str) -> WrittenLimits:
+    """Return what `--limits` says: JSON, or the name of a file behind `@`. Raise
     `UsageError`."""
     content: str | bytes = text
     if text.startswith("@"):

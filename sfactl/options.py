@@ -36,10 +36,6 @@ class Tail(NamedTuple):
     lines: bool
 
 
-class LimitsObject(list[Limit]):
-    """The limits of a JSON object."""
-
-
 class Words(list[str]):
     """What one text names, with commas between them."""
 
@@ -166,12 +162,6 @@ def _date(text: str, _now: float) -> float:
 
 def _ago(text: str, now: float) -> float:
     return now - parse_duration(text)
-
-
-def read_limits(text: str) -> LimitsObject:
-    """Return the limits of a JSON object, or of a file with one, named behind `@`. Raise
-    `UsageError`."""
-    return LimitsObject(limits.of_object(text))
 
 
 AGENT = Value("AGENT", words="agent")

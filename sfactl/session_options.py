@@ -67,7 +67,8 @@ class SessionOptions(Struct, frozen=True):
         """Return what the options ask for. Raise `UsageError`."""
         return order(
             task,
-            limits=[*self.limit, *(self.limits or ())],
+            limits=[*self.limit, *(self.limits.limits if self.limits is not None else [])],
+            on_limit=self.limits.on_limit if self.limits is not None else None,
             allowed_tools=self.allow_tool,
             blocked_tools=self.block_tool,
             labels=dict(self.label),

@@ -113,6 +113,9 @@ def order(
     """Return the request for a session. `timeout`: in seconds; `limits`: those, or the object that
     `--limits` takes; `worktree`: the branch of a worktree of its own, `-` for the default; `more`:
     other fields of the request. Raise `UsageError`."""
+    if isinstance(limits, Mapping):
+        written = understood("", parse_limits, to_json(limits), "limits")
+        limits, more = written.limits, {"on_limit": written.on_limit} | more
     return StartSession(
         id=0,
         task=task,
@@ -264,9 +267,7 @@ def _start(client: Client, order: StartSession) -> RunReply:
     return reply
 
 
-def _limits(timeout: float | None, asked: Mapping[str, Any] | Sequence[Limit]) -> list[Limit]:
-    if isinstance(asked, Mapping):
-        asked = understood("", parse_limits, to_json(asked), "limits")
+def _limits(timeout: float | None, asked: Sequence[Limit]) -> list[Limit]:
     if timeout is not None:
         asked = [*asked, Limit(kind=LimitKind.TIME, threshold=timeout, source="timeout")]
     return limits.once(asked)

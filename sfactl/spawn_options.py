@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from sfad.protocol.known import BY_REPORT, METERS, NO_METER, TIME_SAID
 from sfad.protocol.limits import parse_action
+from sfad.protocol.limits_object import WrittenLimits
 from sfad.protocol.requests.starting import Continuation, Spawn
 from sfad.protocol.types import (
     Action,
@@ -43,7 +44,6 @@ from .options import (
     WHOLE,
     WORDS,
     Json,
-    LimitsObject,
     Pair,
     Socket,
     Value,
@@ -52,7 +52,6 @@ from .options import (
     flag,
     one_of,
     pair,
-    read_limits,
 )
 
 Form = Literal["raw", "text", "auto"]
@@ -125,8 +124,8 @@ Channel = Annotated[
     ),
 ]
 Limits = Annotated[
-    LimitsObject | None,
-    Value("JSON|@FILE", read_limits).option(
+    WrittenLimits | None,
+    Value("JSON|@FILE", limits.of_object).option(
         "Limits as a JSON object (see `sfactl config schema`), or a file with one", "--limits"
     ),
 ]
@@ -485,6 +484,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
             "--max-descendants", wanted.max_descendants, "SFA_MAX_DESCENDANTS", environ
         ),
         limits=_limits(wanted, environ),
+        on_limit=_on_limit(wanted),
         meter=_meter(wanted, log),
         gateway=True if wanted.gateway else False if wanted.no_gateway else None,
         queue=not wanted.no_queue,
@@ -509,7 +509,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
 
 
 _SAME = (
-    "agent", "name", "kind", "on_limit", "attempts", "resume", "retry_delay", "grace", "detach",
+    "agent", "name", "kind", "attempts", "resume", "retry_delay", "grace", "detach",
     "leaf", "nested", "after", "group", "on_end", "priority", "stdio", "channel",
 )  # fmt: skip
 """Options that the message has as they are."""
@@ -638,11 +638,22 @@ def _all(given: Iterable[Words]) -> list[str]:
 def _limits(wanted: SpawnOptions, environ: Mapping[str, str]) -> list[Limit]:
     found = [] if wanted.timeout is None else [_time("--timeout", wanted.timeout)]
     if wanted.limit or wanted.limits is not None:
-        found = limits.once([*found, *wanted.limit, *(wanted.limits or ())])
+        more = wanted.limits.limits if wanted.limits is not None else []
+        found = limits.once([*found, *wanted.limit, *more])
     default = environ.get(TIME_SAID, "")
     if default.strip() and all(limit.kind is not LimitKind.TIME for limit in found):
         found.append(_time(TIME_SAID, understood(TIME_SAID, parse_duration, default)))
     return found
+
+
+def _on_limit(wanted: SpawnOptions) -> Action | None:
+    written = wanted.limits.on_limit if wanted.limits is not None else None
+    if None not in (written, wanted.on_limit) and written != wanted.on_limit:
+        raise UsageError(
+            f"--on-limit {wanted.on_limit} and the timeout_action of --limits ({written}) "
+            "differ: give one of them"
+        )
+    return wanted.on_limit or written
 
 
 def _time(source: str, seconds: float) -> Limit:

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import asdict
 
 from sfad.protocol.limits_object import LimitsObject
+from sfad.protocol.units import in_snake_case
 
 from ..exits import UsageError
 
@@ -241,15 +242,28 @@ def _schema(tool: ModelTool, agents: Mapping[str, str]) -> Json:
 
 
 def read(name: str, arguments: Mapping[str, Any] | None) -> Json:
-    """Return the values of a call of a tool, with defaults. Models write numbers as text, too.
-    Raise `UsageError` with the parameter that is wrong."""
+    """Return the values of a call of a tool, with defaults. Models write numbers as text, too, and
+    `runId`. Raise `UsageError` with the parameter that is wrong."""
     tool = TOOLS.get(name)
     if tool is None:
         raise UsageError(f"unknown tool {name!r}; choose from: {', '.join(TOOLS)}")
     try:
-        return asdict(convert(arguments or {}, tool.parameters, strict=False))
+        given = _in_snake_case(arguments or {}, tool)
+        return asdict(convert(given, tool.parameters, strict=False))
     except ValidationError as error:
         raise UsageError(f"{name}: {_in_words(error, tool)}") from None
+
+
+def _in_snake_case(arguments: Mapping[str, Any], tool: ModelTool) -> Json:
+    """Return the arguments with `run_id` for `runId`, and the like. Raise `UsageError` for two
+    spellings of one that differ."""
+    found: Json = {}
+    for name, value in arguments.items():
+        plain = in_snake_case(name)
+        own = plain if plain in tool.parameters.__struct_fields__ else name
+        if found.setdefault(own, value) != value:
+            raise UsageError(f"{own} is given twice, and differs: give it once")
+    return found
 
 
 def _in_words(error: ValidationError, tool: ModelTool) -> str:

@@ -60,24 +60,26 @@ class LimitSpec(Struct, frozen=True):
 KINDS: dict[LimitKind, LimitSpec] = {
     LimitKind.TIME: LimitSpec(
         "t", "s", "seconds without pauses", "run", "clock", 1.0, "max_time", default=120.0,
-        key="timeout", learned_from="elapsed_s", words=("wall", "wall_time", "timeout", "duration"),
+        key="timeout", learned_from="elapsed_s",
+        words=("wall", "wall_time", "timeout", "duration", "execution_time"),
         fields=("max_duration_ms",),
     ),
     LimitKind.TURNS: LimitSpec(
         "n", "", "tool calls", "run", "meter", 1, "max_turns", default=25, learned_from="turns",
-        words=("turn", "tool_call", "tool_calls"), fields=("max_turns",),
+        words=("turn", "tool_call", "tool_calls", "iter", "iteration", "iterations", "steps"),
+        fields=("max_turns",),
     ),
     LimitKind.MESSAGES: LimitSpec(
         "m", "", "messages of the model", "run", "meter", 1, learned_from="messages",
         words=("message",), fields=("max_messages",)
     ),
     LimitKind.TOKENS: LimitSpec(
-        "k", "", "tokens in and out", "tree", "meter", 1, learned_from="tokens", words=("token",),
-        fields=("max_tokens",)
+        "k", "", "tokens in and out", "tree", "meter", 1, learned_from="tokens",
+        words=("token", "total_tokens"), fields=("max_tokens",)
     ),
     LimitKind.COST: LimitSpec(
         "$", "USD", "USD", "tree", "meter", 0.01, "max_cost", default=1.0, learned_from="cost_usd",
-        words=("usd", "cost_usd", "total_cost", "total_cost_usd"),
+        words=("usd", "cost_usd", "total_cost", "total_cost_usd", "budget_usd"),
         fields=("max_cost_usd", "max_total_cost_usd"),
     ),
     LimitKind.PLANNING_COST: LimitSpec(

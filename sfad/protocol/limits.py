@@ -12,7 +12,8 @@ from .kinds import COSTS, KINDS, TIMED
 from .types import Action, Limit, LimitKind, LimitState
 
 ALIASES = {word: kind for kind, spec in KINDS.items() for word in spec.words}
-"""Other words for a kind. A leading `max_` means nothing, `-` is `_`."""
+"""Other words for a kind. `max_` before and `_limit` behind them mean nothing, `-` is `_`, and
+`maxTurns` is `max_turns`."""
 LIMIT_FORM = (
     "KIND=N or KIND=N:ACTION, as in turns=50, time=90s, "
     "cost=2.50:warn, tokens=200k:pause, memory=2G"
@@ -48,7 +49,8 @@ def parse_limit(text: str, source: str = "--limit") -> Limit:
 def parse_kind(word: str) -> LimitKind:
     """Return the kind that a word or one of its `ALIASES` means. Raise `ValueError` with the kinds
     there are."""
-    plain = word.strip().lower().replace("-", "_").removeprefix("max_")
+    plain = units.in_snake_case(word.strip()).replace("-", "_")
+    plain = plain.removeprefix("max_").removesuffix("_limit")
     if plain in ALIASES:
         return ALIASES[plain]
     try:

@@ -6,10 +6,12 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Raw, Struct
 
 from .kinds import KINDS, LimitSpec
+from .limits import parse_kind
 from .types import Action, Limit, LimitKind
+from .units import in_snake_case
 
 _FIELDS = {name: kind for kind, spec in KINDS.items() for name in spec.fields}
 
@@ -30,6 +32,7 @@ def _type(name: str, spec: LimitSpec) -> Any:
     ]
 
 
+_ACTION_FIELD = "timeout_action"
 _Word = StrEnum("Action", [(word, str(word)) for word in Action])  # type: ignore[misc]
 _Word.__doc__ = Action.__doc__
 _ACTION = Annotated[
@@ -44,7 +47,7 @@ LimitsObject = msgspec.defstruct(
     "LimitsObject",
     [
         *((name, _type(name, KINDS[kind]), None) for name, kind in _FIELDS.items()),
-        ("timeout_action", _ACTION, None),
+        (_ACTION_FIELD, _ACTION, None),
     ],
     namespace={
         "__doc__": (
@@ -58,22 +61,66 @@ LimitsObject = msgspec.defstruct(
 )
 
 
-def parse_limits(text: str | bytes, source: str = "--limits") -> list[Limit]:
-    """Return the limits of a JSON object; the source of each is `source` and the name of its field.
+WRAPPERS = ("execution_limits", "limits")
+"""Names of a field that holds the whole object, as some frameworks write it."""
+
+
+class WrittenLimits(Struct, frozen=True):
+    """What a JSON object of limits says."""
+
+    limits: list[Limit]
+    on_limit: Action | None = None
+    """An action without a limit that it belongs to: that of each limit that names none."""
+
+
+def parse_limits(text: str | bytes, source: str = "--limits") -> WrittenLimits:
+    """Return what a JSON object says; the source of each limit is `source` and the name of its
+    field. Other names that `parse_kind` knows are understood, with the plain unit of their kind.
     Raise `ValueError` with `source`, the field and what it takes: also where two fields set one
-    kind and differ, and for an action without a limit."""
+    kind and differ."""
     try:
-        found = msgspec.structs.asdict(msgspec.json.decode(text, type=LimitsObject))
+        fields = _unwrapped(msgspec.json.decode(text, type=dict[str, Raw]))
+        found = {name: _value(name, raw) for name, raw in fields.items()}
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ValueError(f"{source}: {error}{_hint(str(error))}") from None
-    word = found.pop("timeout_action")
+    word = found.pop(_ACTION_FIELD, None)
     action = None if word is None else Action(word)
     given = {name: value for name, value in found.items() if value is not None}
-    if action and not given:
-        raise ValueError(
-            f"{source}: timeout_action is given, but no limit that it would be the action of"
-        )
-    return list(_limits(given, action, source).values())
+    if not given:
+        return WrittenLimits([], action)
+    return WrittenLimits(list(_limits(given, action, source).values()))
+
+
+def _unwrapped(fields: Mapping[str, Raw]) -> dict[str, Raw]:
+    """Return the fields by their names in snake case, those of a wrapper among them."""
+    found: dict[str, Raw] = {}
+    for name, raw in fields.items():
+        name = in_snake_case(name)
+        if name in WRAPPERS:
+            inner = msgspec.json.decode(raw, type=dict[str, Raw] | None) or {}
+            found |= {in_snake_case(each): value for each, value in inner.items()}
+        else:
+            found[name] = raw
+    return found
+
+
+def _value(name: str, raw: Raw) -> Any:
+    """Return the value of a field, checked as that of the field that it stands for."""
+    own = name if name in LimitsObject.__struct_fields__ else _meant(name)
+    try:
+        found = msgspec.json.decode(b'{"%b":%b}' % (own.encode(), raw), type=LimitsObject)
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(str(error).replace(f"$.{own}`", f"$.{name}`")) from None
+    return getattr(found, own)
+
+
+def _meant(name: str) -> str:
+    """Return the field that another name for its kind stands for; an unknown name as it is."""
+    try:
+        fields = KINDS[parse_kind(name)].fields
+    except ValueError:
+        return name
+    return fields[0] if fields else name
 
 
 def _limits(
@@ -81,7 +128,7 @@ def _limits(
 ) -> dict[LimitKind, Limit]:
     limits: dict[LimitKind, Limit] = {}
     for name, value in given.items():
-        kind = _FIELDS[name]
+        kind = _FIELDS.get(name) or parse_kind(name)
         threshold = value / 1000 if name.endswith("_ms") else float(value)
         limit = Limit(kind=kind, threshold=threshold, action=action, source=f"{source} {name}")
         other = limits.get(kind, limit)
@@ -95,7 +142,7 @@ def _limits(
 def _hint(error: str) -> str:
     if "unknown field" in error:
         return f"; choose from: {', '.join(LimitsObject.__struct_fields__)}"
-    return f"; choose from: {', '.join(Action)}" if "timeout_action" in error else ""
+    return f"; choose from: {', '.join(Action)}" if _ACTION_FIELD in error else ""
 
 
 def schema() -> bytes:

@@ -225,3 +225,12 @@ def _decimals(number: float, most: int) -> str:
 
 def counted(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
+def in_snake_case(name: str) -> str:
+    """Return `run_id` for `runId`, and `max_cost_usd` for `maxCostUSD`."""
+    before = ("", *name)
+    return "".join(
+        f"_{letter}" if letter.isupper() and last.islower() else letter
+        for last, letter in zip(before, name, strict=False)
+    ).lower()

@@ -160,6 +160,15 @@ def test_a_call_is_read_as_models_write_it() -> None:
         is None
     )
     assert tools.read("sessions_list", None) == {}
+    assert tools.read("sessions_info", {"runId": "a1", "waitSeconds": 3}) == {
+        "run_id": "a1",
+        "wait_seconds": 3.0,
+    }
+    assert tools.read("sessions_stop", {"runId": "a1", "run_id": "a1"})["run_id"] == "a1"
+    with pytest.raises(UsageError, match="run_id is given twice"):
+        tools.read("sessions_stop", {"runId": "a1", "run_id": "a2"})
+    with pytest.raises(UsageError, match="unknown field `runID2`"):
+        tools.read("sessions_stop", {"run_id": "a1", "runID2": "a2"})
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,14 @@ def test_limits_of_every_sort_come_together() -> None:
     assert (message.on_limit, message.meter) == (Action.REQUEST_INCREASE, "claude")
 
 
+def test_an_action_alone_is_as_on_limit() -> None:
+    alone = '{"execution_limits": {"timeout_action": "pause"}}'
+    assert (spawn(limits=alone).limits, spawn(limits=alone).on_limit) == ([], Action.PAUSE)
+    assert spawn(limits=alone, on_limit="pause").on_limit is Action.PAUSE
+    with pytest.raises(UsageError, match="--on-limit warn and the timeout_action .* differ"):
+        spawn(limits=alone, on_limit="warn")
+
+
 def test_limits_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "limits.json"
     file.write_text('{"max_turns": 3}')

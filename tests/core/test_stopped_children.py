@@ -88,9 +88,7 @@ def test_children_that_wait_or_are_paused_do_not_run() -> None:
     (t >> t.pause(b)).skip()
     found = stopped_by_end(t, a)
     assert found is not None
-    assert found.message == (
-        "stopped 1 child that was still paused: b; wait for it, or --detach"
-    )
+    assert found.message == ("stopped 1 child that was still paused: b; wait for it, or --detach")
 
 
 def test_each_run_on_the_way_down_names_its_own_children_and_one_that_had_ended_is_not() -> None:

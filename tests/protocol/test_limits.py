@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sfad.protocol import limits as written
 from sfad.protocol.limits import format_amount, format_limit, parse_limit
-from sfad.protocol.limits_object import LimitsObject, parse_limits, schema
+from sfad.protocol.limits_object import LimitsObject, WrittenLimits, parse_limits, schema
 from sfad.protocol.types import Action, Limit, LimitKind, LimitState
 
 TICK = settings(max_examples=40, deadline=None, database=None)
@@ -33,6 +33,9 @@ TICK = settings(max_examples=40, deadline=None, database=None)
         ("pids=100", LimitKind.PIDS, 100, None),
         ("messages=7:request_increase", LimitKind.MESSAGES, 7, Action.REQUEST_INCREASE),
         ("planning_cost=1:terminate", LimitKind.PLANNING_COST, 1, Action.TERMINATE),
+        ("max_iter=5", LimitKind.TURNS, 5, None),
+        ("message_limit=5", LimitKind.MESSAGES, 5, None),
+        ("maxTurns=5", LimitKind.TURNS, 5, None),
         (" Turns = 5 : Warn ", LimitKind.TURNS, 5, Action.WARN),
         ("turns=5:request-increase", LimitKind.TURNS, 5, Action.REQUEST_INCREASE),
     ],
@@ -121,7 +124,7 @@ def test_every_field_of_the_object() -> None:
         "0.5, "
         '"max_execution_cost_usd": 1.5, "max_total_cost_usd": 2.0, "max_tokens": 9, '
         '"max_messages": 3, "timeout_action": "pause"}'
-    )
+    ).limits
     limits = {limit.kind: limit for limit in found}
     assert {kind.value: limit.threshold for kind, limit in limits.items()} == {
         "time": 1.5, "turns": 5, "messages": 3, "tokens": 9, "cost": 2, "planning_cost": 0.5,
@@ -132,9 +135,9 @@ def test_every_field_of_the_object() -> None:
 
 
 def test_absent_and_null_fields_set_no_limit() -> None:
-    assert parse_limits("{}") == []
-    assert parse_limits('{"max_turns": null}') == []
-    (only,) = parse_limits('{"max_total_cost_usd": 3}', "session")
+    assert parse_limits("{}") == WrittenLimits([])
+    assert parse_limits('{"max_turns": null}') == WrittenLimits([])
+    (only,) = parse_limits('{"max_total_cost_usd": 3}', "session").limits
     assert (only.kind, only.threshold, only.action, only.source) == (
         LimitKind.COST,
         3,
@@ -156,13 +159,54 @@ def test_absent_and_null_fields_set_no_limit() -> None:
         ('{"max_cost_usd": -1}', "max_cost_usd"),
         ('{"max_turns": 1, "timeout_action": "explode"}', "explode.*request_increase"),
         ('{"max_cost_usd": 1, "max_total_cost_usd": 2}', "are the same limit and differ"),
-        ('{"timeout_action": "warn"}', "no limit"),
+        ('{"timeout_action": 5}', "timeout_action.*request_increase"),
+        ('{"max_iter": "5"}', r"int.*\$\.max_iter`"),
+        ('{"max_iter": 5, "max_turns": 6}', "max_iter.*max_turns.*differ"),
+        ('{"execution_limits": [5]}', "object"),
+        ('{"execution_limits": {"max_trns": 5}}', "max_trns.*max_turns"),
+        ('{"memory_limit": 5}', "memory_limit.*choose from"),
         ("[" * 100_000, "--limits"),
     ],
 )
 def test_an_invalid_object(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         parse_limits(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "threshold"),
+    [
+        ('{"max_iter": 5}', LimitKind.TURNS, 5),
+        ('{"maxTurns": 5}', LimitKind.TURNS, 5),
+        ('{"max_tool_calls": 5}', LimitKind.TURNS, 5),
+        ('{"message_limit": 7}', LimitKind.MESSAGES, 7),
+        ('{"token_limit": 9}', LimitKind.TOKENS, 9),
+        ('{"maxTotalCostUSD": 0.5}', LimitKind.COST, 0.5),
+        ('{"max_budget_usd": 0.5}', LimitKind.COST, 0.5),
+        ('{"maxDurationMs": 1500}', LimitKind.TIME, 1.5),
+        ('{"time_limit": 90}', LimitKind.TIME, 90),
+        ('{"max_execution_time": 90}', LimitKind.TIME, 90),
+        ('{"execution_limits": {"max_iter": 5}}', LimitKind.TURNS, 5),
+        ('{"executionLimits": {"maxTurns": 5}}', LimitKind.TURNS, 5),
+        ('{"limits": {"max_turns": 5}, "max_iter": 5}', LimitKind.TURNS, 5),
+    ],
+)
+def test_the_names_of_other_frameworks(text: str, kind: LimitKind, threshold: float) -> None:
+    (limit,) = {each.kind: each for each in parse_limits(text).limits}.values()
+    assert (limit.kind, limit.threshold) == (kind, threshold)
+
+
+def test_a_wrapper_may_stand_beside_the_action() -> None:
+    (limit,) = parse_limits(
+        '{"execution_limits": {"max_iter": 5}, "timeoutAction": "pause"}'
+    ).limits
+    assert (limit.threshold, limit.action, limit.source) == (5, Action.PAUSE, "--limits max_iter")
+    assert parse_limits('{"execution_limits": null}') == WrittenLimits([])
+
+
+def test_an_action_alone_is_that_of_all_limits() -> None:
+    assert parse_limits('{"timeout_action": "warn"}') == WrittenLimits([], Action.WARN)
+    assert parse_limits('{"execution_limits": {"timeout_action": "pause"}}').on_limit == "pause"
 
 
 def test_the_schema_has_every_field_with_a_description_and_no_other() -> None:

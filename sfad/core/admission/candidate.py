@@ -11,7 +11,7 @@ from ...protocol.types import Action, Bound, Grant, Limit, LimitKind, Lowered, R
 from ..events import SpawnRequested
 from ..state.access import Permissions
 from ..state.grants import Lease
-from ..state.limits import ActiveLimit, Limits, Parent, limits_of, most_of
+from ..state.limits import ActiveLimit, Limits, Parent, limits_of, most_of, takes
 from ..state.naming import NAME, derive_name, is_name, one_form
 from ..state.policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
 from ..state.request import Asked
@@ -34,6 +34,10 @@ class _Cap(NamedTuple):
 def session_limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> Limits:
     """Return the limits of a new session, as `limits_of` does. Raise `Invalid`."""
     assert asked.session is not None
+    session, on_limit = asked.session, asked.on_limit
+    if on_limit is Action.WARN:  # it would be no bound
+        on_limit = None
+    asked = replace(asked, on_limit=None)
     found = limits_of(asked, None, policy, uid)
     # what only warns, and what no entry or profile has set, is no bound
     registered = {
@@ -43,7 +47,7 @@ def session_limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: i
     }
     entry = {limit.kind for limit in asked.limits}
     caps = _caps(policy)
-    for limit in asked.session.limits:
+    for limit in session.limits:
         _check_limit(
             limit,
             registered.get(limit.kind),
@@ -51,15 +55,25 @@ def session_limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: i
             policy,
             for_model=above is not None or asked.from_model,
         )
-    wanted = {limit.kind: limit for limit in asked.session.limits}
+    wanted = {limit.kind: _answered(limit, on_limit) for limit in session.limits}
     chosen = {limit.kind: limit for limit in asked.limits}
     for kind in dict.fromkeys([*wanted, *caps]):
         if kind in wanted:
             chosen[kind] = _asked_for(wanted[kind], registered.get(kind), caps.get(kind))
         else:
             own = found.get(kind) if kind is not LimitKind.TIME or kind in registered else None
-            chosen[kind] = _by_default(kind, own, caps[kind], by_entry=kind in entry)
-    return limits_of(replace(asked, limits=tuple(chosen.values())), above, policy, uid)
+            chosen[kind] = _answered(
+                _by_default(kind, own, caps[kind], by_entry=kind in entry), on_limit, always=True
+            )
+    asked = replace(asked, limits=tuple(chosen.values()), on_limit=on_limit)
+    return limits_of(asked, above, policy, uid)
+
+
+def _answered(limit: Limit, action: Action | None, *, always: bool = False) -> Limit:
+    """Return the limit with this action, if it may have it and, unless `always`, names none."""
+    if action is None or not takes(limit.kind, action) or (limit.action and not always):
+        return limit
+    return replace(limit, action=action)
 
 
 def lowered(run: Run) -> list[Lowered]:

@@ -53,6 +53,11 @@ _ONLY_OF: Mapping[Action, Collection[LimitKind]] = {
 any other breach than of silence, a continued session would exceed the limit again."""
 
 
+def takes(kind: LimitKind, action: Action) -> bool:
+    """Return whether a limit of this kind may have this action."""
+    return kind in _ONLY_OF.get(action, KINDS)
+
+
 def amount(kind: LimitKind, value: float) -> str:
     """Return an amount that the core has counted for people, with the kind where the unit does not
     tell it: `11 turns`."""
@@ -228,7 +233,7 @@ def _with_action(limit: Limit, asked: Asked, policy: Policy) -> Limit:
         return replace(limit, action=Action.WARN)
     if limit.action is not None:
         return limit
-    if asked.on_limit is not None and limit.kind in _ONLY_OF.get(asked.on_limit, KINDS):
+    if asked.on_limit is not None and takes(limit.kind, asked.on_limit):
         return replace(limit, action=asked.on_limit)
     found = profile_of(asked, policy) if limit.kind in PROFILED else None
     return replace(limit, action=found[1].action if found is not None else Action.TERMINATE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..types import Claim, Limit, RunId, Worktree
+from ..types import Action, Claim, Limit, RunId, Worktree
 from .base import Reply, Request
 
 
@@ -28,6 +28,8 @@ class StartSession(Request, tag="start_session"):
     provider: str | None = None
     instructions: str | None = None
     limits: list[Limit] = []
+    on_limit: Action | None = None
+    """As in `Spawn`. `warn` changes nothing: each limit of a session is kept."""
     allowed_tools: list[str] = []
     blocked_tools: list[str] = []
     nested: bool = False

@@ -511,6 +511,7 @@ def _spawn(request: StartSession, agent: str | None, placeholders: dict[str, str
         agent=agent,
         placeholders=placeholders,
         name=request.name,
+        on_limit=request.on_limit,
         leaf=not request.nested,
         nested=request.nested,
         worktree=request.worktree,
