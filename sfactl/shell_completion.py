@@ -108,6 +108,8 @@ CANDIDATES: dict[str, Callable[[str | None], Iterable[Candidate]]] = {
         *_handles(_live(socket)),
     ],
     "name": lambda socket: ((run.name, "") for run in _listed(socket)),
+    "channel": lambda socket: ((run.channel, "") for run in _listed(socket)),
+    "model": lambda socket: ((run.model, "") for run in _listed(socket) if run.model is not None),
     "user": lambda socket: ((run.user, "") for run in _listed(socket)),
     "label": lambda socket: (
         (f"{key}={value}", "") for run in _listed(socket) for key, value in run.labels.items()

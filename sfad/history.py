@@ -149,7 +149,7 @@ class History:
             for info in self._reader.open_runs()
             if page.admits(info, None, ())
         )
-        live = [(info, extra.model) for info, extra in filter(None, found)]
+        live = [info for info, _ in filter(None, found)]
         return m.Summarised(
             id=request.id, summary=Summariser(self._connection, page, request, live).summary()
         )

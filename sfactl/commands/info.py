@@ -149,6 +149,14 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
     if run.session:
         yield "session", f"its transcript: sfactl session log {run.id}"
     yield "user", f"{output.plain(run.user)} (channel {output.plain(run.channel)})"
+    if run.model is not None:
+        by = f" ({output.plain(run.provider)})" if run.provider is not None else ""
+        yield "model", f"{output.plain(run.model)}{by}"
+    if run.task is not None:
+        yield "task", output.plain(run.task)
+    for name, tools in (("tools", run.allowed_tools), ("no tools", run.blocked_tools)):
+        if tools:
+            yield name, output.plain(", ".join(tools))
     if run.direct is not None:
         yield "gateway", f"not used: {output.plain(run.direct)}"
     if run.isolation is not None:

@@ -14,10 +14,13 @@ from ..connection import Client
 from ..exits import ExitCode, Quit
 from ..history import connect
 from ..options import (
+    CHANNEL,
     COUNT,
     GROUP,
     MOMENT,
+    ONE_MODEL,
     RUN,
+    TYPE,
     Json,
     Labels,
     Names,
@@ -55,6 +58,11 @@ class ListOptions(Struct, frozen=True):
     ] = None
     label: Labels = []
     group: Annotated[str | None, GROUP.option("Only trees of this group")] = None
+    type: Annotated[list[str], TYPE.option("Only runs of this type")] = []
+    channel: Annotated[list[str], CHANNEL.option("Only runs of this channel")] = []
+    model: Annotated[
+        list[str], ONE_MODEL.option("Only runs with this model, as in 'claude-opus-*'")
+    ] = []
     limit_rows: Annotated[
         int | None, COUNT.option("Maximum ended runs (default: 50; with a filter, all)")
     ] = None
@@ -73,6 +81,9 @@ class ListOptions(Struct, frozen=True):
             since=self.since,
             labels=labels(self.label),
             group=self.group,
+            run_type=self.type or None,
+            channel=self.channel or None,
+            model=self.model or None,
             live=self.live,
             limits=self.json or self.wide,
         )
@@ -91,8 +102,8 @@ def list_(wanted: ListOptions) -> None:
     """List runs (alias: ps).
 
     Without a filter: the live runs and the last 50 that ended, newest last. With a filter: all
-    runs that match. --status, --name and --label may be repeated, and match any of the values
-    given; labels of several keys must all match.
+    runs that match. --status, --name, --label, --type, --channel and --model may be repeated, and
+    match any of the values given; labels of several keys must all match.
 
     TOKENS and USD are the run's own use; TOTAL is the cost of the run and its descendants. A
     column without any figure is left out, USER where all runs are yours, and on a terminal also
@@ -250,7 +261,9 @@ COLUMNS = (
     ),
     Column("DEPTH", lambda run: str(run.depth)),
     Column("PARENT", lambda run: run.parent_id or "-"),
-    Column("TYPE", lambda run: run.type or "-", "wide"),
+    Column("TYPE", lambda run: output.plain(run.type or "-"), "wide"),
+    Column("CHANNEL", lambda run: output.plain(run.channel), "wide"),
+    Column("MODEL", lambda run: output.plain(run.model or "-"), "wide", known=True),
     Column("USER", lambda run: run.user),
     Column("METER", output.meter, "wide", known=True),
     Column("HEARD", lambda run: output.age(run.last_heard_at), "wide", known=True),

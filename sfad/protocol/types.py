@@ -623,6 +623,15 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """Of a run that executes on another node than the one that it was started on."""
     stopped_children: StoppedChildren | None = None
     """The children that its end, or the end of its last attempt, has stopped."""
+    model: str | None = None
+    """The model that it called last; until it has called one, the one that it was started with."""
+    provider: str | None = None
+    """As `model`: the upstream of the gateway, or what it was started with."""
+    task: str | None = None
+    """What a registered agent was told to do; at most 4 096 characters."""
+    allowed_tools: tuple[str, ...] = ()
+    """As in `Spawn`, narrowed by those of the runs above."""
+    blocked_tools: tuple[str, ...] = ()
 
     @property
     def in_all(self) -> Usage:

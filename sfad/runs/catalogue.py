@@ -364,14 +364,9 @@ class RunCatalogue:
         return Listed(ended, live, run_id(found.reached) if found.reached else None, limits)
 
     def unwritten(self, page: Page) -> Unwritten:
-        """Return the runs of a page that are not in the ledger's file as they are now, with their
-        models."""
-        ended = (
-            (info, extra.model)
-            for info, extra in self._records.unwritten(page)
-            if info.id not in self.live
-        )
-        return [*ended, *((info, live.model) for info, live in self._live(page, {}))]
+        """Return the runs of a page that are not in the ledger's file as they are now."""
+        ended = (info for info, _ in self._records.unwritten(page) if info.id not in self.live)
+        return [*ended, *(info for info, _ in self._live(page, {}))]
 
     def with_totals(self, runs: Iterable[RunInfo]) -> list[RunInfo]:
         """Return the runs with what each has used together with its descendants."""

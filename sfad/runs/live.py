@@ -258,6 +258,8 @@ class Live:
     main: SavedMain | None = None
     model: str | None = None
     """The model that was named last, or the one with most tokens in the stream."""
+    provider: str | None = None
+    """The upstream of its last call of the gateway."""
     sessions: tuple[Reading, ...] = ()
     """What the session files of its earlier attempts told."""
     meter_silent: bool = False
@@ -313,6 +315,9 @@ class Live:
 
     def set_model(self, model: str | None) -> None:
         self.model = model or self.model
+
+    def set_provider(self, upstream: str) -> None:
+        self.provider = upstream or self.provider
 
     def set_meter(self, *, silent: bool) -> None:
         """Note whether its meter recognises anything in its output; its limits are shown
@@ -416,12 +421,9 @@ class Live:
         return RunExtra(
             uid=self.run.birth.uid,
             mode=mode,
-            allowed_tools=spawn.allowed_tools,
-            blocked_tools=spawn.blocked_tools,
             pid_started=self.main.started
             if self.main is not None and self.run.pid is not None
             else None,
-            model=self.model,
             request=self.for_recall,
         )
 

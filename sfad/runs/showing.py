@@ -173,6 +173,11 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         plans=tuple(_plan_shares(run.plan_shares)) if run.plan_shares else (),
         fleet=_fleet(run, now) if run.remote is not None or run.lease is not None else None,
         stopped_children=run.stopped_children,
+        model=live.model or run.asked.model,
+        provider=live.provider or run.asked.provider,
+        task=run.asked.task,
+        allowed_tools=run.asked.allowed_tools,
+        blocked_tools=run.asked.blocked_tools,
     )
 
 

@@ -69,6 +69,8 @@ class UsePricing:
         return self.use_of_report(run, report_of_settlement(reservation, request))
 
     def price_of_call(self, request: m.AdmitCall) -> CallPrice:
+        if request.run in self.runs:
+            self.runs[request.run].live.set_provider(request.upstream)
         prices, size = self._call_prices(request), request.input_tokens
         most, model = size + request.more_input, prices.charged_as(request.model, request.api)
 

@@ -22,10 +22,7 @@ def fill(state: Path) -> None:
     now = datetime.now(UTC)
     state.mkdir(mode=0o700, exist_ok=True)
     runs = [of_night(number, now) for number in range(1, ROWS + 1)]
-    operations = [
-        insert_op("admit", info, RunExtra(uid=0, model="big" if info.depth else "small"), None)
-        for info in runs
-    ]
+    operations = [insert_op("admit", info, RunExtra(uid=0), None) for info in runs]
     breaches = [
         Event(
             type="limit_exceeded",
@@ -58,6 +55,7 @@ def of_night(number: int, now: datetime) -> RunInfo:
         root_id=root,
         depth=int(child),
         descendants=0 if child else 6,
+        model="big" if child else "small",
         status=Status.FAILED if failed else Status.COMPLETED,
         reason=Reason(kind="exit", message="exited with 3") if failed else None,
         exit_code=3 if failed else 0,

@@ -65,7 +65,8 @@ def test_an_id_comes_before_a_name_and_a_name_before_a_prefix(client: Client) ->
 def refused(client: Client, name: str) -> str:
     """Have the start of a run of this name refused as a loop; return the id of its row."""
     reply = spawn(client, ["true"], name=name, claim=Claim(names=[name], depth=1))
-    assert isinstance(reply, m.Refused) and reply.run is not None
+    assert isinstance(reply, m.Refused)
+    assert reply.run is not None
     return reply.run
 
 
@@ -91,7 +92,7 @@ def test_a_refused_start_does_not_take_the_name_of_a_run(daemon: World, client: 
     assert "was refused" in why
 
 
-def test_a_name_stands_for_a_run_that_started(daemon: World, client: Client) -> None:
+def test_a_name_stands_for_a_run_that_started(client: Client) -> None:
     ran = ended(client, started(client, ["true"], name="worker").id).id
     blocker = started(client, SLEEP, name="blocker").id
     waits = spawn(client, ["true"], name="worker", after=[After(run=blocker)])

@@ -88,7 +88,7 @@ def test_an_action_alone_is_as_on_limit() -> None:
     alone = '{"execution_limits": {"timeout_action": "pause"}}'
     assert (spawn(limits=alone).limits, spawn(limits=alone).on_limit) == ([], Action.PAUSE)
     assert spawn(limits=alone, on_limit="pause").on_limit is Action.PAUSE
-    with pytest.raises(UsageError, match="--on-limit warn and the timeout_action .* differ"):
+    with pytest.raises(UsageError, match=r"--on-limit warn and the timeout_action .* differ"):
         spawn(limits=alone, on_limit="warn")
 
 

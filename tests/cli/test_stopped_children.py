@@ -34,7 +34,8 @@ def test_a_parent_that_ends_at_once_says_so_everywhere(daemon: World) -> None:
 def test_quiet_hides_no_lost_work(daemon: World) -> None:
     done = daemon.sfactl("run", "-q", "--", "sh", "-c", PARENT)
     (line,) = done.stderr.splitlines()
-    assert line.endswith(f" {WORDS}") and line.startswith("sfactl: ")
+    assert line.endswith(f" {WORDS}")
+    assert line.startswith("sfactl: ")
     waits = "$SFACTL wait $($SFACTL spawn -q -- true)"
     assert daemon.sfactl("run", "-q", "--", "sh", "-c", waits).stderr == ""
 

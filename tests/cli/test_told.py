@@ -76,7 +76,8 @@ def test_a_detached_run_begins_a_chain(daemon: World) -> None:
 def test_a_claimed_name_that_no_variable_could_hold(daemon: World, name: str) -> None:
     with Client(daemon.socket) as client:
         reply = spawn(client, ["true"], claim=Claim(names=[name], depth=1))
-    assert isinstance(reply, m.Error) and reply.code is ErrorCode.BAD_REQUEST
+    assert isinstance(reply, m.Error)
+    assert reply.code is ErrorCode.BAD_REQUEST
     assert reply.message == "a comma or a NUL character in a claimed name"
 
 

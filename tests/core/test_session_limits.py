@@ -50,13 +50,7 @@ def test_an_action_alone_is_that_of_all_its_limits_and_widens_none() -> None:
     plain, warned = limits(type="qa"), limits(type="qa", on_limit=Action.WARN)
     assert warned == plain, "a limit that only warns would bound nothing"
     paused = limits(limit(TURNS, 5), limit(COST, 0.3, Action.REFUSE), on_limit=Action.PAUSE)
-    assert {
-        kind: found.action for kind, found in paused.items() if kind in (TIME, TURNS, COST)
-    } == {
-        TIME: Action.PAUSE,
-        TURNS: Action.PAUSE,
-        COST: Action.REFUSE,
-    }
+    assert [paused[kind].action for kind in (TIME, TURNS, COST)] == ["pause", "pause", "refuse"]
     found = limits(limit(TIME, 400), type="architect", on_limit=Action.REFUSE)
     assert (found[TIME].action, found[TOKENS].action) == (Action.TERMINATE, Action.REFUSE)
 

@@ -32,6 +32,7 @@ from sfad.protocol.types import (
     RunInfo,
     Source,
     Status,
+    StoppedChildren,
     Usage,
 )
 from sfad.storage.ledger import Ledger, OpenedLedger, RunExtra, schema, writer
@@ -103,6 +104,13 @@ RUNS = st.builds(
     descendants=NUMBERS,
     deadline=st.none() | MOMENTS,
     milestone=st.none() | PATHS,
+    model=st.none() | PATHS,
+    provider=st.none() | PATHS,
+    task=st.none() | PATHS,
+    allowed_tools=st.lists(PATHS).map(tuple),
+    blocked_tools=st.lists(PATHS).map(tuple),
+    stopped_children=st.none()
+    | st.builds(StoppedChildren, count=NUMBERS, names=st.lists(PATHS), message=PATHS),
     created_at=MOMENTS,
     ended_at=st.none() | MOMENTS,
     labels=st.dictionaries(PATHS, PATHS),
@@ -111,8 +119,6 @@ EXTRAS = st.builds(
     RunExtra,
     uid=st.none() | st.integers(0, 2**32 - 1),
     mode=st.none() | PATHS,
-    allowed_tools=st.lists(PATHS),
-    blocked_tools=st.lists(PATHS),
     pid_started=st.none() | NUMBERS,
     boot_id=PATHS.filter(bool),
     result_head=st.none() | st.binary(max_size=1024),

@@ -13,7 +13,7 @@ import pytest
 
 from sfad.core.state.access import EVERYTHING
 from sfad.protocol.messages import List
-from sfad.protocol.types import Reason, Status
+from sfad.protocol.types import Reason, Status, StoppedChildren
 from sfad.storage.ledger import LedgerTooNew, OpenedLedger, schema
 from sfad.storage.ledger.queries import Page
 from tests.ledger.samples import events, runs_of
@@ -52,10 +52,16 @@ def test_an_old_ledger_loads(old: OpenedLedger) -> None:
     ] == ["a1"]
     details = old.records.details("a1")
     assert details is not None
-    assert (details.uid, details.result_head, details.allowed_tools) == (
-        1000,
-        b"\x00done",
-        ["Read"],
+    assert (details.uid, details.result_head) == (1000, b"\x00done")
+    assert (runs[0].model, runs[0].task, runs[0].allowed_tools) == (
+        "sonnet",
+        "look at HEAD~1",
+        ("Read",),
+    )
+    assert runs[0].stopped_children == StoppedChildren(
+        count=1,
+        names=["writer"],
+        message="stopped 1 child that was still running: writer; wait for it, or --detach",
     )
     assert {limit.kind for limit in runs[0].limits} <= {"time", "cost"}
     assert [(event.seq, event.type) for event in events(old)] == [

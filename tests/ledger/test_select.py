@@ -158,6 +158,9 @@ NAMES, USERS, LABELS = (
     st.sampled_from(["ann", "bob"]),
     st.dictionaries(st.sampled_from("kl"), st.sampled_from("xy"), max_size=2),
 )
+TYPES = st.sampled_from(["qa", "cli"])
+MODELS = st.sampled_from(["opus-4", "opus-5", "o[pu]s?", "Opus-4"])
+PATTERNS = MODELS | st.sampled_from(["opus-*", "*", "*-4", "o*s*", "none"])
 STATUSES = st.sampled_from([LIVE, Status.PAUSED, DONE, Status.FAILED, Status.REJECTED_DEPTH])
 
 
@@ -183,6 +186,10 @@ def ledgers(draw: st.DrawFn) -> list[tuple[RunInfo, RunExtra]]:
             name=draw(NAMES),
             user=draw(USERS),
             labels=draw(LABELS),
+            type=draw(st.none() | TYPES),
+            channel=draw(TYPES),
+            model=draw(st.none() | MODELS),
+            started_at=draw(st.none() | st.just(WHEN)),
             created_at=WHEN + timedelta(seconds=draw(st.integers(-3, 12))),
         )
         rows.append((info, RunExtra(uid=draw(UIDS))))
@@ -199,10 +206,14 @@ PAGES = st.builds(
         user=st.none() | USERS,
         since=st.none() | st.just(WHEN.timestamp()),
         labels=LABELS | st.just({"k": ["x", "y"], "l": "x"}),
+        run_type=st.none() | TYPES | st.lists(TYPES, max_size=2),
+        channel=st.none() | TYPES,
+        model=st.none() | PATTERNS | st.lists(PATTERNS, max_size=2),
         rows=st.integers(1, 4),
     ),
     SCOPES,
     within=st.none() | st.sampled_from(["a1", "a2", "a3"]),
+    started=st.booleans(),
 )
 
 

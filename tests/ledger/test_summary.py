@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from sfad.core.state.access import EVERYTHING
 from sfad.protocol.messages import List, Summarise
 from sfad.protocol.types import RunInfo, Source, Status, Usage
-from sfad.storage.ledger import OpenedLedger, RunExtra
+from sfad.storage.ledger import OpenedLedger
 from sfad.storage.ledger.queries import Page
 from sfad.storage.ledger.summary import summarise
 
@@ -32,15 +32,14 @@ def used(number: int, source: Source, cost: float, **changes: object) -> RunInfo
 
 def test_models_are_those_of_the_calls_that_the_gateway_saw(tmp_path: Path) -> None:
     ledger = OpenedLedger(tmp_path)
-    live = used(5, "gateway", 1.0, status=Status.RUNNING)
-    sonnet = RunExtra(uid=1000, model="sonnet")
+    live = used(5, "gateway", 1.0, status=Status.RUNNING, model="sonnet")
     ledger.upsert(
         [
-            (used(1, "gateway", 3.0), sonnet),
-            (used(2, "gateway", 1.0, status=Status.FAILED), sonnet),
-            (used(3, "stream", 5.0), sonnet),
+            (used(1, "gateway", 3.0, model="sonnet"), PLAIN),
+            (used(2, "gateway", 1.0, status=Status.FAILED, model="sonnet"), PLAIN),
+            (used(3, "stream", 5.0, model="sonnet"), PLAIN),
             (run(4, status=Status.COMPLETED), PLAIN),
-            (live, sonnet),
+            (live, PLAIN),
         ],
         [
             call(1, model="sonnet", cost_usd=2.5, input_tokens=243),
@@ -52,7 +51,7 @@ def test_models_are_those_of_the_calls_that_the_gateway_saw(tmp_path: Path) -> N
         ],
     )
     page = Page(List(id=0, since=0.0), EVERYTHING)
-    found = summarise(tmp_path, page, Summarise(id=0, since=0.0, by="model"), [(live, "sonnet")])
+    found = summarise(tmp_path, page, Summarise(id=0, since=0.0, by="model"), [live])
     ledger.close()
     assert [
         (one.key, one.runs, one.failed, one.cost_usd, one.tokens, one.partial)
@@ -79,11 +78,9 @@ def test_a_period_ends_before_its_end_and_may_be_asked_for_its_groups_alone(tmp_
     late = used(5, "stream", 16.0, created_at=at[2], status=Status.RUNNING)
     page = Page(List(id=0, since=100.0), EVERYTHING)
     request = Summarise(id=0, since=100.0, until=300.0)
-    found = summarise(tmp_path, page, request, [(live, None), (late, None)])
+    found = summarise(tmp_path, page, request, [live, late])
     assert (found.runs, found.cost_usd, found.until.timestamp()) == (3, 11.0, 300.0)
-    brief = summarise(
-        tmp_path, page, replace(request, groups_only=True), [(live, None), (late, None)]
-    )
+    brief = summarise(tmp_path, page, replace(request, groups_only=True), [live, late])
     ledger.close()
     assert brief.groups == found.groups
     assert (brief.runs, brief.cost_usd, brief.by_status, brief.failed) == (0, None, {}, [])

@@ -43,9 +43,7 @@ async def test_rows_are_brought_up_to_date_and_missing_ones_inserted(tmp_path: P
         new,
         10,
     )
-    assert opened.records.details("a9") == RunExtra(
-        uid=5, pid_started=4, boot_id=current_boot(), allowed_tools=[], blocked_tools=[]
-    )
+    assert opened.records.details("a9") == RunExtra(uid=5, pid_started=4, boot_id=current_boot())
     assert [info.id for info in opened.left] == ["a1", "a2"]
     assert [
         info.id

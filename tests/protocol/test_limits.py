@@ -197,9 +197,8 @@ def test_the_names_of_other_frameworks(text: str, kind: LimitKind, threshold: fl
 
 
 def test_a_wrapper_may_stand_beside_the_action() -> None:
-    (limit,) = parse_limits(
-        '{"execution_limits": {"max_iter": 5}, "timeoutAction": "pause"}'
-    ).limits
+    text = '{"execution_limits": {"max_iter": 5}, "timeoutAction": "pause"}'
+    (limit,) = parse_limits(text).limits
     assert (limit.threshold, limit.action, limit.source) == (5, Action.PAUSE, "--limits max_iter")
     assert parse_limits('{"execution_limits": null}') == WrittenLimits([])
 

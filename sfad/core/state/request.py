@@ -71,6 +71,10 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     cwd: str = "/"
     name: str | None = None
     kind: Kind = "agent"
+    task: str | None = None
+    """What its agent is told to do, cut for display, as `model` and `provider`."""
+    model: str | None = None
+    provider: str | None = None
     identity: str | None = None
     """What the loop rule compares instead of `name`: the registered name of an agent."""
     type: str | None = None

@@ -81,6 +81,13 @@ def check_signal(number: int, allowed: Iterable[int]) -> None:
 
 def check_filters(request: Stop | Select | List | Summarise | WatchRuns) -> None:
     check_most("names", len(values_of(request.name or ())), MAX_CHOSEN)
+    if isinstance(request, List):
+        for what, wanted in (
+            ("types", request.run_type),
+            ("channels", request.channel),
+            ("models", request.model),
+        ):
+            check_most(what, len(values_of(wanted or ())), MAX_LABELS)
     # a key without a value fits no run, and is still a condition in the query
     check_most(
         "labels",

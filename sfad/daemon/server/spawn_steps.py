@@ -514,6 +514,7 @@ def asked_of(
         if spawn.placing is not None and spawn.agent
         else derived,
         "identity": spawn.agent,
+        **_placeholders(spawn),
         "agent_program": derived in AGENT_COMMANDS,
         "tells_each_call": spawn.meter == ANY_PROGRAM,
         "reports": spawn.meter == BY_REPORT,
@@ -573,9 +574,21 @@ def _uncounted(spawn: Spawn) -> str | None:
     return "it does not use the gateway, and no meter knows its program"
 
 
+def _placeholders(spawn: Spawn) -> dict[str, str]:
+    """Return what is shown of a registered agent's placeholders."""
+    given = dict(spawn.placeholders)
+    if spawn.continues is not None and spawn.continues.task is not None:
+        given["task"] = spawn.continues.task
+    return {
+        name: given[name] if len(given[name]) <= MAX_SHOWN else given[name][:MAX_SHOWN] + "…"
+        for name in ("task", "model", "provider")
+        if name in given
+    }
+
+
 MAX_SHOWN = 4096
-"""Characters of a command line that are kept for display. It may have megabytes, and a thousand
-runs are in memory."""
+"""Characters of a command line, or of a task, that are kept for display. It may have megabytes, and
+a thousand runs are in memory."""
 
 
 def abridged(argv: tuple[str, ...]) -> tuple[str, ...]:

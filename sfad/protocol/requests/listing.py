@@ -43,6 +43,11 @@ class List(Request, tag="list"):
     """Only trees of this group."""
     sessions: bool = False
     """Only sessions; in a session, those below it."""
+    run_type: str | list[str] | None = None
+    """Only runs of this type, as `type` of `RunInfo`."""
+    channel: str | list[str] | None = None
+    model: str | list[str] | None = None
+    """Only runs whose `model` is this; `*` stands for any characters."""
     limits: bool = True
     """False: ended runs come without limits, and without what is `None` or as its default."""
 

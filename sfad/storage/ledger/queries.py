@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any
@@ -111,12 +112,30 @@ class Page:
             and means(query.name, query.labels, info.name, info.labels)
             and query.user in (None, info.user)
             and query.group in (None, info.group)
+            and _is_one_of(info.type, query.run_type)
+            and _is_one_of(info.channel, query.channel)
+            and _fits_one_of(info.model, query.model)
             and (info.session or not query.sessions)
             and (info.started_at is not None or not self.started)
             and (query.since is None or info.created_at.timestamp() >= query.since)
             and (self.within is None or self.within in lineage)
             and self.scope.admits(uid, lineage)
         )
+
+
+def _is_one_of(value: str | None, wanted: str | Sequence[str] | None) -> bool:
+    return wanted is None or value in values_of(wanted)
+
+
+def _fits_one_of(value: str | None, wanted: str | Sequence[str] | None) -> bool:
+    return wanted is None or (
+        value is not None and any(fnmatchcase(value, _glob(one)) for one in values_of(wanted))
+    )
+
+
+def _glob(pattern: str) -> str:
+    """Return a pattern for SQLite's GLOB and for fnmatch(3) in which only `*` has a meaning."""
+    return pattern.replace("[", "[[]").replace("?", "[?]")
 
 
 Ended = tuple[int, int]
@@ -568,6 +587,14 @@ def filters(page: Page) -> Iterator[Term]:
         yield Term("runs.user = ?", (query.user,))
     if query.group is not None:
         yield Term("runs.queue_group = ?", (query.group,))
+    for column, wanted in (("type", query.run_type), ("channel", query.channel)):
+        if wanted is not None:
+            values = values_of(wanted)
+            yield Term(f"runs.{column} IN ({', '.join('?' * len(values))})", values)
+    if query.model is not None:
+        patterns = tuple(map(_glob, values_of(query.model)))
+        fits = " OR ".join("runs.model GLOB ?" for _ in patterns) or "0"
+        yield Term(f"({fits})", patterns)
     if query.sessions:
         yield Term("+runs.mode = ?", (SESSION,))
     if page.started:

@@ -107,15 +107,11 @@ class RunExtra(Struct, frozen=True, kw_only=True, gc=False):
     uid: int | None = None
     mode: str | None = None
     """`foreground`, `background` or `detached`, as the client asked for it, or `SESSION`."""
-    allowed_tools: Sequence[str] = ()
-    blocked_tools: Sequence[str] = ()
     pid_started: int | None = None
     """Start time of the main process in clock ticks since boot: field 22 of /proc/PID/stat, see
     proc(5)."""
     boot_id: str | None = None
     """The boot that `pid` and `pid_started` belong to; the ledger fills in the current one."""
-    model: str | None = None
-    provider: str | None = None
     result_head: bytes | None = None
     request: bytes | None = None
     """What it was started with, as `runs.recalled` makes it."""
@@ -141,15 +137,16 @@ class Op(Struct, frozen=True, eq=False, gc=False):
 # set at admission: columns with a field as it is, or as JSON
 _FIXED_INFO = (
     "id", "user", "channel", "parent_id", "root_id", "depth", "kind", "name", "type", "cwd",
-    "meter", "worktree", "branch", "continues",
+    "meter", "worktree", "branch", "continues", "task",
 )  # fmt: skip
-_FIXED_INFO_JSON = ("chain", "argv", "labels")
+_FIXED_INFO_JSON = ("chain", "argv", "labels", "allowed_tools", "blocked_tools")
 _FIXED_EXTRA = ("uid", "mode")
-_FIXED_EXTRA_JSON = ("allowed_tools", "blocked_tools")
 # written with every state
-_STATE_INFO = ("exit_code", "signal", "attempts", "descendants", "milestone", "pid", "session_id")
+_STATE_INFO = (
+    "exit_code", "signal", "attempts", "descendants", "milestone", "pid", "session_id", "model",
+    "provider",
+)  # fmt: skip
 _STATE_TIMES = ("deadline", "started_at", "ended_at")
-_STATE_EXTRA = ("pid_started", "model", "provider")
 _STATE_COMPUTED = (
     "status",
     "ended",
@@ -174,9 +171,8 @@ _FIXED = (
     *_FIXED_INFO,
     *_FIXED_INFO_JSON,
     *_FIXED_EXTRA,
-    *_FIXED_EXTRA_JSON,
 )
-_STATE = (*_STATE_COMPUTED, *_STATE_INFO, *_STATE_TIMES, *_STATE_EXTRA)
+_STATE = (*_STATE_COMPUTED, *_STATE_INFO, *_STATE_TIMES, "pid_started")
 
 _WRITTEN_COLUMNS = (*_FIXED, *_STATE)
 READ_COLUMNS = (*_WRITTEN_COLUMNS, "continued_by")
@@ -194,12 +190,8 @@ CALL_COLUMNS = ("run", "time", "number", *_CALL_FIELDS, "modes")
 
 _call_fields = attrgetter(*_CALL_FIELDS)
 _fixed_info, _fixed_info_json = attrgetter(*_FIXED_INFO), attrgetter(*_FIXED_INFO_JSON)
-_fixed_extra, _fixed_extra_json = attrgetter(*_FIXED_EXTRA), attrgetter(*_FIXED_EXTRA_JSON)
-_state_info, _state_times, _state_extra = (
-    attrgetter(*_STATE_INFO),
-    attrgetter(*_STATE_TIMES),
-    attrgetter(*_STATE_EXTRA),
-)
+_fixed_extra = attrgetter(*_FIXED_EXTRA)
+_state_info, _state_times = attrgetter(*_STATE_INFO), attrgetter(*_STATE_TIMES)
 
 _IN_EVENT_BODY = tuple(name for name in Event.__struct_fields__ if name not in EVENT_COLUMNS)
 _event_body = lean(Event, _IN_EVENT_BODY)
@@ -222,7 +214,6 @@ def insert_op(
         *_fixed_info(info),
         *map(_json, _fixed_info_json(info)),
         *_fixed_extra(extra),
-        *[_json(value) if value else "[]" for value in _fixed_extra_json(extra)],
     )
     return Op(
         kind, info.id, (*fixed, *_state(info, extra, boot_id), extra.request), labels, urgent=urgent
@@ -284,7 +275,7 @@ def _state(info: RunInfo, extra: RunExtra, boot_id: str | None) -> tuple[Any, ..
         None if info.stopped_children is None else _json(info.stopped_children),
     )
     times = [None if moment is None else moment.timestamp() for moment in _state_times(info)]
-    return (*computed, *_state_info(info), *times, *_state_extra(extra))
+    return (*computed, *_state_info(info), *times, extra.pid_started)
 
 
 def _usages(info: RunInfo) -> dict[Source, Usage]:
@@ -312,7 +303,7 @@ _strings = msgspec.json.Decoder(list[str]).decode
 
 _DECODE: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("created_at", *_STATE_TIMES), _moment),
-    **dict.fromkeys(("chain", "argv", *_FIXED_EXTRA_JSON), _strings),
+    **dict.fromkeys(("chain", "argv", "allowed_tools", "blocked_tools"), _strings),
     "labels": msgspec.json.Decoder(dict[str, str]).decode,
     "status": Status,
     "reason": msgspec.json.Decoder(Reason).decode,

@@ -88,6 +88,7 @@ CREATE TABLE runs (
     session_id TEXT,
     fleet TEXT,
     stopped_children TEXT,
+    task TEXT,
     request BLOB
 );
 CREATE INDEX runs_parent ON runs (parent_id) WHERE parent_id IS NOT NULL;

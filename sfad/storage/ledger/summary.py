@@ -64,12 +64,12 @@ GROUPS, LISTED, COSTLY = 100, 1000, 5
 
 FAILED = (Status.FAILED, Status.TIMEOUT, Status.LOST)
 
-_KEYS: dict[By, Callable[[RunInfo, str | None], Sequence[str | None]]] = {
-    "name": lambda info, _model: [info.name],
-    "user": lambda info, _model: [info.user],
-    "type": lambda info, _model: [info.type],
-    "model": lambda _info, model: [model],
-    "label": lambda info, _model: [f"{key}={value}" for key, value in info.labels.items()],
+_KEYS: dict[By, Callable[[RunInfo], Sequence[str | None]]] = {
+    "name": lambda info: [info.name],
+    "user": lambda info: [info.user],
+    "type": lambda info: [info.type],
+    "model": lambda info: [info.model],
+    "label": lambda info: [f"{key}={value}" for key, value in info.labels.items()],
 }
 
 _LABEL = "labels.key || '=' || labels.value"
@@ -77,8 +77,8 @@ _LABEL = "labels.key || '=' || labels.value"
 Shares = dict[tuple[str, str, str], float]
 """Of windows, by provider, account and name."""
 
-Unwritten = Sequence[tuple[RunInfo, str | None]]
-"""Matching runs, with their models, whose present state is not in the file."""
+Unwritten = Sequence[RunInfo]
+"""Matching runs whose present state is not in the file."""
 
 
 def page_of(request: Summarise, scope: Scope) -> Page:
@@ -111,12 +111,12 @@ class Summariser:
         self._by = request.by
         self._groups_only = request.groups_only
         self._unwritten = [
-            (info, model)
-            for info, model in unwritten
+            info
+            for info in unwritten
             if (until is None or info.created_at.timestamp() < until)
             and not (request.here and _elsewhere(info))
         ]
-        numbers = [run_number(info.id) for info, _ in unwritten]
+        numbers = [run_number(info.id) for info in unwritten]
         terms = list(filters(page))
         # a run that is live, or has just ended, may be written before this reads the file
         self._where = " AND ".join(
@@ -182,7 +182,7 @@ class Summariser:
         ):
             by_status[_status(status)] += count
             use = use.plus(_used(used))
-        for info, _ in self._unwritten:
+        for info in self._unwritten:
             by_status[info.status] += 1
             use = use.plus(used_by(None, info.usage))
         return by_status, use
@@ -218,8 +218,8 @@ class Summariser:
                 columns, f"AND {_GATED} GROUP BY calls.model LIMIT {GROUPS}", join
             ):
                 add(name, runs, bad, _used(used))
-        for info, model in self._unwritten:
-            for name, use in self._uses(info, model):
+        for info in self._unwritten:
+            for name, use in self._uses(info):
                 add(name, 1, int(info.status in FAILED), use)
         shares = self._shares()
         groups = [
@@ -253,12 +253,12 @@ class Summariser:
         for name, plans in [*rows] if not model else []:
             with suppress(*UNDECODABLE):
                 _add_shares(found.setdefault(name, {}), _shares_of(plans))
-        for info, _ in self._unwritten if not model else ():  # a run's share is not told by model
-            for name in _KEYS[self._by](info, None) if info.plans else ():
+        for info in self._unwritten if not model else ():  # a run's share is not told by model
+            for name in _KEYS[self._by](info) if info.plans else ():
                 _add_shares(found.setdefault(name, {}), info.plans)
         return found
 
-    def _uses(self, info: RunInfo, model: str | None) -> Iterator[tuple[str | None, Used]]:
+    def _uses(self, info: RunInfo) -> Iterator[tuple[str | None, Used]]:
         """Yield the groups of a run that is not written, and what it has used of each."""
         found = []
         if self._by == "model" and info.usage.source == "gateway":
@@ -270,9 +270,7 @@ class Summariser:
                 (name, _used(used))
                 for name, *used in self._connection.execute(sql, (run_number(info.id),))
             ]
-        yield from found or (
-            (key, used_by(None, info.usage)) for key in _KEYS[self._by](info, model)
-        )
+        yield from found or ((key, used_by(None, info.usage)) for key in _KEYS[self._by](info))
 
     def _failed(self) -> list[Failed]:
         marks = ", ".join(repr(status.value) for status in FAILED)
@@ -281,7 +279,7 @@ class Summariser:
         found = [_failed(run_id(run), name, _reason_of(reason)) for run, name, reason in rows]
         found += [
             _failed(info.id, info.name, info.reason)
-            for info, _ in self._unwritten
+            for info in self._unwritten
             if info.status in FAILED
         ]
         return sorted(found, key=lambda one: one.run_id)[-LISTED:]
@@ -307,7 +305,7 @@ class Summariser:
             for run, name, status, cost, tokens, partial, at_most in rows
             if isinstance(cost, float)
         ]
-        found += _costly(info for info, _ in self._unwritten)
+        found += _costly(self._unwritten)
         return sorted(found, key=lambda one: -one.cost_usd)[:COSTLY]
 
     def _lines(self) -> list[ContinuedLine]:
@@ -322,7 +320,7 @@ class Summariser:
         found: dict[RunId, _Continued] = {}
         for run, before, name, status, *used in self._rows(columns, rest):
             found[run] = _Continued(before, name, _status(status), _used(used))
-        for info, _ in self._unwritten:
+        for info in self._unwritten:
             found[info.id] = _Continued(
                 info.continues, info.name, info.status, used_by(None, info.usage)
             )
@@ -353,7 +351,7 @@ class Summariser:
     def _admitted(self) -> Callable[[RunId | None], bool]:
         """Return a test for the runs of the summary. It looks up each run that breached a limit,
         because these are few."""
-        known = {info.id: True for info, _ in self._unwritten}
+        known = {info.id: True for info in self._unwritten}
         sql = f"SELECT 1 FROM runs WHERE runs.number = ? AND {self._where}"  # noqa: S608
 
         def fits(run: RunId | None) -> bool:
