@@ -118,7 +118,8 @@ def connect(flag: str | None, *, tell: bool = True) -> Client:
     the system's sockets that exists. If a daemon hangs or denies access, the next place is not
     tried, with one exception: root's daemon at the system's place may serve no other user. Raise
     `Unreachable` for the first place, or for one that has a socket. `tell`: print a note if the
-    system's daemon answers in place of the user's own."""
+    system's daemon answers in place of the user's own, and once if the user's own does beside the
+    system's."""
     if other_node is not None and flag is not None and flag.startswith("fleet:"):
         return other_node(flag)
     try:
@@ -138,6 +139,8 @@ def connect(flag: str | None, *, tell: bool = True) -> Client:
         else:
             if tell and failures and place == SYSTEM_SOCKET:
                 _tell_stand_in(failures)
+            if tell and place != SYSTEM_SOCKET and SYSTEM_SOCKET in places:
+                _tell_of_service(place)
             return client
     raise next((f for f in failures if f.kind == "refused"), failures[0])
 
@@ -162,6 +165,31 @@ def _tell_stand_in(failures: Sequence[Unreachable]) -> None:
         f"sfactl: your own daemon is not running ({(left or failures)[0].path}); "
         f"the system's daemon answers ({SYSTEM_SOCKET}), which knows none of its runs. "
         "To start yours: systemctl --user start sfad, or sfad serve",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+BESIDE = "beside-service"
+"""The file in the user's state directory whose time is when they were told of the service."""
+
+
+def _tell_of_service(own: Path) -> None:
+    """Say once, since the system's socket was made, that the user's own daemon answers and not the
+    system's: their histories and the budgets of teams are not the same."""
+    try:
+        state = state_dir(os.environ, os.getuid())
+        mark, made = state / BESIDE, os.stat(SYSTEM_SOCKET).st_ctime_ns
+        if state == SYSTEM_STATE or (mark.exists() and mark.stat().st_mtime_ns > made):
+            return
+        Client(SYSTEM_SOCKET).close()
+        mark.touch(0o600)
+    except (OSError, ValueError, exits.Quit):  # it does not serve this user, or no one could tell
+        return
+    print(
+        f"sfactl: your own daemon answers ({own}), not the service of this machine "
+        f"({SYSTEM_SOCKET}): the runs, history and budgets of teams of the service do not count "
+        f"here. To use the service: export SFAD_SOCKET={SYSTEM_SOCKET}, or stop your own daemon",
         file=sys.stderr,
         flush=True,
     )

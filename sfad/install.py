@@ -195,6 +195,11 @@ class Installer:
         self._tell_next()
 
     def _tell_next(self) -> None:
+        if self._user and SYSTEM_SOCKET.exists():
+            print(
+                f"note: this machine has a daemon for all users, too ({SYSTEM_SOCKET}). Yours "
+                "answers from now on: its runs, history and budgets are not those of the other"
+            )
         if not self._user and find_spec("textual") is None:
             pip = shlex.join([sys.executable, "-m", "pip", "install", ".[top]"])
             print(

@@ -1,6 +1,8 @@
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+from sfad.protocol.paths import SYSTEM_SOCKET
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 from sfad.protocol.types import Usage
 from sfad.protocol.units import counted, format_duration
@@ -61,6 +63,8 @@ def _words(key: str) -> str:
 def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     yield "daemon", f"sfad {status.version}, pid {status.pid}, up {output.seconds(status.uptime_s)}"
     yield "socket", status.socket
+    if status.socket != str(SYSTEM_SOCKET) and os.access(SYSTEM_SOCKET, os.W_OK):
+        yield "beside", f"the service of this machine ({SYSTEM_SOCKET}), which has other runs"
     yield "state", status.state_dir
     if status.config_files is not None:
         yield "config", ", ".join(status.config_files) or "no file; built-in values"

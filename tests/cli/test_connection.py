@@ -414,6 +414,39 @@ def test_the_systems_daemon_in_place_of_the_users_own_is_told_once(
         )
 
 
+def test_the_users_own_daemon_beside_the_service_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    monkeypatch.setenv("SFAD_STATE_DIR", str(state))
+    for name in "os":
+        (tmp_path / name).mkdir()
+    with running(tmp_path / "o") as own, running(tmp_path / "s") as service:
+        system = Path(service.socket)
+        places = [Path(own.socket), system]
+        monkeypatch.setattr(connection, "client_sockets", lambda *_: places)
+        monkeypatch.setattr(connection, "SYSTEM_SOCKET", system)
+        connection.connect(None, tell=False).close()
+        assert capsys.readouterr().err == ""
+        for _ in range(2):
+            connection.connect(None).close()
+        told = f"your own daemon answers ({own.socket}), not the service of this machine ({system})"
+        assert capsys.readouterr().err.count(told) == 1
+        os.utime(state / connection.BESIDE, ns=(0, system.stat().st_ctime_ns - 1))
+        connection.connect(None).close()
+        assert told in capsys.readouterr().err, "another service has come since"
+        places.pop()
+        (state / connection.BESIDE).unlink()
+        connection.connect(None).close()
+        assert capsys.readouterr().err == "", "the user has chosen a socket"
+    places[:] = [Path(own.socket), system]
+    with running(tmp_path / "o") as own:
+        places[0] = Path(own.socket)
+        connection.connect(None).close()
+        assert capsys.readouterr().err == "", "no service answers"
+
+
 def test_a_path_longer_than_an_address_holds(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 80) / ("e" * 80)
     deep.mkdir(parents=True)
