@@ -160,7 +160,7 @@ def set_to(run: RunInfo, kind: LimitKind) -> str:
 
 def story(run: RunInfo) -> str:
     """Return how a run has ended, and why."""
-    reason = plain(run.reason.message) if run.reason is not None else ""
+    reason = output.why_ended(run)
     if run.status.rejected:
         return f"refused by the {run.status.value.removeprefix('rejected_')} rule: {reason}"
     after = (
