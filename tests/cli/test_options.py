@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,8 +91,10 @@ def test_socket_and_json_may_stand_before_the_verb(
     verb: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("SFAD_SOCKET", "/nonexistent/y")
+    monkeypatch.setenv("SFAD_STATE_DIR", str(tmp_path))
     assert execute([*before, *verb.split()]) == 69
     assert (
         "/nonexistent/x" if len("".join(before)) > len("--json") else "/nonexistent/y"

@@ -84,8 +84,10 @@ def test_a_refused_start_does_not_take_the_name_of_a_run(daemon: World, client: 
     for words in (["logs", "planner"], ["result", "--plain", "planner"]):
         assert daemon.sfactl(*words).stdout == "the plan\n"
     assert run in daemon.sfactl("wait", "planner").stdout
-    again = daemon.sfactl("rerun", "planner")
-    assert again.stdout == "the plan\n"
+    again = daemon.sfactl("rerun", "planner").stdout.strip()
+    ended(client, again)
+    assert daemon.sfactl("logs", again).stdout == "the plan\n"
+    assert meant(client, "planner") == again
     after = daemon.sfactl("run", "--after", "planner:ok", "--", "echo", "after")
     assert after.stdout == "after\n"
     why = daemon.sfactl("why", newest).stdout
