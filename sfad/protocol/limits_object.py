@@ -75,7 +75,8 @@ class WrittenLimits(Struct, frozen=True):
 
 def parse_limits(text: str | bytes, source: str = "--limits") -> WrittenLimits:
     """Return what a JSON object says; the source of each limit is `source` and the name of its
-    field. Other names that `parse_kind` knows are understood, with the plain unit of their kind.
+    field. `max_WORD` and `WORD_limit` are understood, with a word of `parse_kind` and the plain
+    unit of its kind.
     Raise `ValueError` with `source`, the field and what it takes: also where two fields set one
     kind and differ."""
     try:
@@ -115,7 +116,9 @@ def _value(name: str, raw: Raw) -> Any:
 
 
 def _meant(name: str) -> str:
-    """Return the field that another name for its kind stands for; an unknown name as it is."""
+    """Return the field that `max_WORD` or `WORD_limit` stands for; an unknown name as it is."""
+    if not (name.startswith("max_") or name.endswith("_limit")):
+        return name
     try:
         fields = KINDS[parse_kind(name)].fields
     except ValueError:

@@ -164,6 +164,7 @@ def test_absent_and_null_fields_set_no_limit() -> None:
         ('{"max_iter": 5, "max_turns": 6}', "max_iter.*max_turns.*differ"),
         ('{"execution_limits": [5]}', "object"),
         ('{"execution_limits": {"max_trns": 5}}', "max_trns.*max_turns"),
+        ('{"turns": 5}', "unknown field `turns`.*choose from"),
         ('{"memory_limit": 5}', "memory_limit.*choose from"),
         ("[" * 100_000, "--limits"),
     ],
