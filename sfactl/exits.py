@@ -94,6 +94,15 @@ class NoChildRun(Quit):
         self.argv = argv
 
 
+class OwnServer(Quit):
+    """A shim was not asked for a child run, but for what a server of the program does."""
+
+    def __init__(self, act: str, what: str, argv: Sequence[bytes], says: str) -> None:
+        """With the fields of `OwnServerAsked`."""
+        super().__init__(ExitCode.DONE)
+        self.act, self.what, self.argv, self.says = act, what, argv, says
+
+
 def understood(source: str, read: Callable[..., T], *arguments: object) -> T:
     """Return what `read` makes of its arguments. Raise its `ValueError` as a `UsageError`, with
     `source` in front if given."""

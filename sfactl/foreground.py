@@ -20,7 +20,7 @@ from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.base import Error, Reply, RunReply
 from sfad.protocol.requests.following import LogFiles, Logs, Text, TextPart, Wait, Watch
 from sfad.protocol.requests.listing import Info
-from sfad.protocol.requests.starting import OwnProgram, Refused, Spawn
+from sfad.protocol.requests.starting import OwnProgram, OwnServerAsked, Refused, Spawn
 from sfad.protocol.requests.steering import Pause, Resume, Signal, Stop, Stopped
 from sfad.protocol.types import Event, RunId, RunInfo
 
@@ -304,6 +304,8 @@ class Foreground:
             raise output.refusal(reply, as_json=self._json)
         if isinstance(reply, OwnProgram):
             raise exits.NoChildRun(reply.argv)
+        if isinstance(reply, OwnServerAsked):
+            raise exits.OwnServer(reply.act, reply.what, reply.argv, reply.says)
         assert isinstance(reply, RunReply)  # after `check`, the protocol has no other reply
         self._run = run = reply.run
         if self._terminal:

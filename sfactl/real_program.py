@@ -13,6 +13,8 @@ from .exits import ExitCode, Quit
 
 DEFAULT_PATH = b"/bin:/usr/bin"
 """What execvp(3) searches without PATH."""
+NAME = "SFA_CHILD_NAME"
+"""The name of a shim's child run, because the command line belongs to the program."""
 PASSED = b"SFA_SHIMMED"
 """The pid of a process in which a shim has become the program. If that leads to a shim again, it
 must not become it once more."""
@@ -45,6 +47,12 @@ def environment() -> list[bytes]:
             return file.read().split(b"\0")[:-1]
     except OSError:
         return [key + b"=" + value for key, value in os.environb.items()]
+
+
+def unnamed_environment() -> list[bytes]:
+    """Return that environment for a child run: a name is for one child, and not for what that
+    starts."""
+    return [item for item in environment() if not item.startswith(f"{NAME}=".encode())]
 
 
 def become(program: str, arguments: Sequence[str], *, below: bool) -> NoReturn:

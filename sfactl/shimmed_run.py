@@ -15,8 +15,6 @@ from . import connection, exits, output, real_program, spawn_options
 from .connection import Unreachable
 from .foreground import Foreground
 
-NAME = "SFA_CHILD_NAME"
-"""The name of the child run, because the command line belongs to the program."""
 _BY_ITSELF = ("exit", "signal", "agent", "interrupt")
 """Kinds of reasons for an end that only the program caused."""
 
@@ -25,10 +23,13 @@ def carry_out(program: str, arguments: Sequence[str], *, automatic: bool) -> int
     """Start the program as a child run with the descriptors of this process, and return its exit
     code. If a signal ended the run, end this process by it. Raise `Quit`."""
     options = spawn_options.SpawnOptions(
-        [program, *arguments], name=os.environ.get(NAME) or None, stdio="inherit"
+        [program, *arguments], name=os.environ.get(real_program.NAME) or None, stdio="inherit"
     )
     message = replace(
-        spawn_options.message(options), shim=True, automatic=automatic, env=_environment()
+        spawn_options.message(options),
+        shim=True,
+        automatic=automatic,
+        env=real_program.unnamed_environment(),
     )
     try:
         client = connection.connect(None)
@@ -45,17 +46,16 @@ def carry_out(program: str, arguments: Sequence[str], *, automatic: bool) -> int
     except exits.StartRefused as refused:
         if refused.rule is Rule.LOOP:
             refused.message += (
-                f"\n  Through the shim, a name is given as in: {NAME}=NAME {program} …"
+                f"\n  Through the shim, a name is given as in: {real_program.NAME}=NAME {program} …"
             )
         raise
+    except exits.OwnServer as own:
+        from .own_server import carry_out as in_child_runs  # few calls are about a server
+
+        return in_child_runs(program, own)
     except exits.NoChildRun as own:
         real_program.become(program, [os.fsdecode(word) for word in own.argv[1:]], below=True)
     return _end(final, foreground.stopped_by)
-
-
-def _environment() -> list[bytes]:
-    # a name is for one child, and not for what that starts
-    return [item for item in real_program.environment() if not item.startswith(f"{NAME}=".encode())]
 
 
 def _end(final: RunInfo, stopped_by: int | None) -> int:

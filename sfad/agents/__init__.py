@@ -12,6 +12,8 @@
 `setups`        how a program is routed through the gateway, and what its settings and variables say
                 of where its calls go
 `setup_reader`  finds that out for a whole tree, when a person starts its root
+`own_server`    how a program hands work to a server of its own, outside of the run
+`words`         the words after a program: options and others
 `registered`    registered agents: a name, and how to start the program behind it
 
     bytes ─▶ lines ─ lines that can matter ─▶ claude, codex … ─ typed events ─▶ Reading
@@ -33,7 +35,7 @@ How to add a program: docs/metering.md.
 from collections.abc import Sequence
 
 from ..core.state.naming import program_name
-from ..protocol.known import ANY_PROGRAM, BY_REPORT, METERED_PROGRAMS, NO_METER
+from ..protocol.known import AGENTS, ANY_PROGRAM, BY_REPORT, METERED_PROGRAMS, NO_METER
 from .counters import Meter, Reading
 from .program import AgentProgram, SessionFiles, arguments, program_called
 from .setups import Setup as Setup
@@ -42,6 +44,7 @@ from .setups import TreeUpstream as TreeUpstream
 
 __all__ = [
     "AGENT_PROGRAMS",
+    "OWN_SERVERS",
     "SESSION_VARIABLES",
     "UNREAD",
     "AgentProgram",
@@ -67,6 +70,12 @@ SESSION_VARIABLES = (
 
 UNREAD = (NO_METER, BY_REPORT)
 """Values of `--meter` for which no output is read."""
+
+
+OWN_SERVERS = {
+    name: server for name in AGENTS if (server := program_called(name).own_server) is not None
+}
+"""How programs hand work to servers of their own, of those that have one."""
 
 
 def named(name: str | None) -> AgentProgram | None:

@@ -42,6 +42,7 @@ from .line_meter import (
     WholeText,
     lines_of_type,
 )
+from .own_server import Background, OwnServer
 from .program import (
     ANY_NAME,
     AgentProgram,
@@ -452,6 +453,52 @@ _OF_SESSION = frozenset(
 """A worktree is where the session already is."""
 
 
+_SERVICE = "Claude Code's background service"
+_CLOUD = "Anthropic's cloud"
+_OWN_SERVER = OwnServer(
+    valued=_VALUED,
+    listed=_LISTED,
+    tasked=frozenset({"-p", "--print"}),
+    background=Background(
+        frozenset({"--bg", "--background"}),
+        ("-p", "--output-format", "stream-json", "--verbose"),
+        frozenset({"-p", "--print", "--output-format", "--input-format", "--verbose"}),
+        refused_by="CLAUDE_CODE_DISABLE_AGENT_VIEW",
+        says="backgrounded · {run}\n"
+        "  claude agents\tlist sessions\n"
+        "  claude logs {run}\tshow recent output\n"
+        "  claude stop {run}\tstop this session",
+    ),
+    verbs={
+        "agents": "list",
+        "logs": "logs",
+        "attach": "logs",
+        "stop": "stop",
+        "kill": "stop",
+        "rm": "stop",
+    },
+    outside={
+        "daemon": _SERVICE,
+        "respawn": _SERVICE,
+        "ultrareview": _CLOUD,
+        "--cloud": _CLOUD,
+        "--remote": _CLOUD,
+        "--environment": _CLOUD,
+        "--desktop": "Claude Desktop",
+        "--tmux": "a tmux server",
+    },
+    variables={
+        "CLAUDE_CODE_DISABLE_AGENT_VIEW": "1",
+        # it would write tasks that a later session or the service starts
+        "CLAUDE_CODE_DISABLE_CRON": "1",
+        # an ended session would leave its shells and agents to the service
+        "CLAUDE_CODE_DISABLE_BG_EXIT_HANDOFF": "1",
+    },
+    sockets=re.compile(r"/.*/cc-daemon-[0-9a-f]+/.*"),
+)
+"""Seen with 2.1.330."""
+
+
 class Claude(AgentProgram):
     """`claude`, and what runs it: `npx @anthropic-ai/claude-code`, `node …/claude-code/cli.js`."""
 
@@ -465,6 +512,7 @@ class Claude(AgentProgram):
     variables = ("CLAUDE_",)
     tells_cost = True
     session_files = _ClaudeFiles()
+    own_server = _OWN_SERVER
 
     def tool_options(self, allowed: Sequence[str], blocked: Sequence[str]) -> list[str]:
         # --tools hides the others from the model, and chooses among the built-in tools only;

@@ -41,6 +41,7 @@ from .line_meter import (
     WholeText,
     lines_of_type,
 )
+from .own_server import OwnServer
 from .program import (
     AgentProgram,
     SessionFiles,
@@ -396,6 +397,34 @@ _TOOL_SETTINGS = {
 none (0.169)."""
 
 
+_DAEMON = "Codex's app-server daemon"
+_OWN_SERVER = OwnServer(
+    valued=_VALUED,
+    outside={
+        "agents": _DAEMON,
+        "app-server daemon": _DAEMON,
+        "app-server proxy": _DAEMON,
+        "queue": "another session of Codex",
+        "remote-control": _DAEMON,
+        "cloud": "OpenAI's cloud",
+        # these only read
+        "cloud list": None,
+        "cloud status": None,
+        "cloud diff": None,
+        "cloud apply": None,
+        "cloud help": None,
+        "--remote": "an app-server",
+    },
+    addresses=frozenset({"--remote"}),
+    # in a terminal it would start the daemon, or use a person's; with any setting of its own it
+    # does not
+    alone=("-c", "features.daemon_auto_start=false"),
+    always_alone=frozenset({"exec", "e", "review", "app-server", "mcp-server"}),
+    sockets=re.compile(r"/.*/codex-daemon-\d+/[0-9a-f]+|/.*/app-server-control\.sock"),
+)
+"""Seen with 0.169."""
+
+
 class Codex(AgentProgram):
     """`codex exec`, and what runs it: `npx @openai/codex exec`."""
 
@@ -405,6 +434,7 @@ class Codex(AgentProgram):
     variables = ("CODEX_",)
     names_tools_like_calls = False
     session_files = _CodexFiles()
+    own_server = _OWN_SERVER
 
     def tool_options(self, allowed: Sequence[str], blocked: Sequence[str]) -> list[str]:
         taken = (

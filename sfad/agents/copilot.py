@@ -25,6 +25,7 @@ from .line_meter import (
     WholeText,
     lines_of_type,
 )
+from .own_server import OwnServer
 from .program import (
     SESSION_ID,
     AgentProgram,
@@ -209,6 +210,11 @@ _OF_SESSION = frozenset({
 })  # fmt: skip
 
 
+_OWN_SERVER = OwnServer(
+    valued=_VALUED, listed=_LISTED, outside={"--connect": "a session elsewhere"}
+)
+
+
 class Copilot(AgentProgram):
     """`copilot`, and what runs it: `npx @github/copilot`."""
 
@@ -220,6 +226,7 @@ class Copilot(AgentProgram):
     introduces_task = frozenset({"-p", "--prompt"})
     variables = ("COPILOT_",)
     session_files = _CopilotFiles()
+    own_server = _OWN_SERVER
 
     def tool_options(self, allowed: Sequence[str], blocked: Sequence[str]) -> list[str]:
         # --available-tools hides the others from the model; --allow-tool lets these run without a

@@ -24,6 +24,7 @@ from ..core.state.request import name_of
 from ..protocol.known import KEYS
 from . import counters
 from .line_meter import AgentFailure, LineMeter, Speech, ToolCall, WholeText, lines_of_type
+from .own_server import OwnServer
 from .program import AgentProgram, SessionQuery, SessionSearch, sorted_words, values
 from .setups import (
     GATEWAY,
@@ -185,6 +186,14 @@ _ONLY_IN_TERMINAL = frozenset(
 )
 
 
+_OWN_SERVER = OwnServer(
+    valued=_VALUED,
+    listed=_LISTED,
+    outside={"attach": "an opencode server", "--attach": "an opencode server"},
+    addresses=frozenset({"attach", "--attach"}),
+)
+
+
 class Opencode(AgentProgram):
     """`opencode run`, and what runs it: `npx opencode-ai run`."""
 
@@ -203,6 +212,7 @@ class Opencode(AgentProgram):
     variables = ("OPENCODE_",)
     also_followed = ("ANTHROPIC_BASE_URL", "OPENAI_BASE_URL")
     tells_cost = True
+    own_server = _OWN_SERVER
 
     def tool_variables(self, allowed: Sequence[str], blocked: Sequence[str]) -> dict[str, str]:
         if not (allowed or blocked):

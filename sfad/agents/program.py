@@ -8,7 +8,7 @@ sessions can be read.
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -20,7 +20,10 @@ import msgspec
 from ..core.state.naming import program_name
 from .counters import Meter
 from .line_meter import LineMeter, SessionMeter, Speech
+from .own_server import OwnServer
 from .setups import Setup, Surroundings
+from .words import SortedWords as SortedWords
+from .words import sorted_words as sorted_words
 
 SESSION_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
 """A session id that may be put into a file name. Agents use UUIDs."""
@@ -59,39 +62,6 @@ def values(words: Sequence[str], *options: str) -> list[str]:
             elif len(option) == 2 and word.startswith(option):
                 found.append(word[2:])
     return found
-
-
-class SortedWords(NamedTuple):
-    options: list[str]
-    """With their values."""
-    others: list[str]
-
-
-def sorted_words(
-    words: Sequence[str],
-    *,
-    valued: Container[str],
-    listed: Container[str] = (),
-    without: Container[str] = (),
-) -> SortedWords:
-    """Return the options among the words after a program, but for those of `without`, and its other
-    words. `valued` are options that take the next word, `listed` those that take each word up to
-    the next option. A value that begins with `-` is attached."""
-    options: list[str] = []
-    others: list[str] = []
-    taking, most = others, 0
-    for word in words:
-        if word.startswith("-") and len(word) > 1:
-            name, attached, _ = word.partition("=")
-            taking = [] if name in without else options
-            most = 0 if attached else 1 if name in valued else len(words) if name in listed else 0
-            taking.append(word)
-        elif most:
-            most -= 1
-            taking.append(word)
-        else:
-            others.append(word)
-    return SortedWords(options, others)
 
 
 def first_id(argv: Sequence[str], program: str, *options: str) -> str | None:
@@ -265,6 +235,11 @@ class AgentProgram(ABC):
     def session_query(self, search: SessionSearch) -> SessionQuery | None:  # noqa: ARG002
         """Return how to find its sessions, if it keeps them in a database."""
         return None
+
+    # ---- how it hands work to others
+
+    own_server: OwnServer | None = None
+    """How it hands work to a server of its own, outside of the run."""
 
     # ---- its events
 

@@ -371,6 +371,14 @@ class ModelReached(OfRun, frozen=True):
     """The host and the port."""
 
 
+class HandedOff(OfRun, frozen=True):
+    """An agent program in the run hands work to a server of its own outside of the run's tree."""
+
+    program: str
+    what: str
+    """What was seen of it."""
+
+
 class EgressRefused(OfRun, frozen=True):
     """The gateway has refused a run a host that is not in its `--egress`, or may not be."""
 
@@ -533,6 +541,7 @@ OfLauncher = (
     | Surveyed
     | AgentSeen
     | ModelReached
+    | HandedOff
 )
 OfMeters = AgentSessionSaved | UseSeen | LevelSeen | ToolsCalled | AgentSaid
 OfFleet = PlacementWaits | Placed | GrantRefused | GrantSeen | GrantLost | GrantTended

@@ -26,7 +26,7 @@ from .limits.enforcement import LimitEnforcement, LimitHolds
 from .limits.limit_requests import LimitRequests
 from .limits.plans import Plans
 from .limits.use_requests import UseRequests
-from .limits.violations import Bypasses, ToolRules, Unadmitted
+from .limits.violations import Bypasses, HandOffs, ToolRules, Unadmitted
 from .state.alerts import Key as AlertKey
 from .state.alerts import RaisedAlert
 from .state.policy import Policy
@@ -57,6 +57,7 @@ class Machine:
         self._tool_rules = ToolRules(context, self._stopping)
         self._unadmitted = Unadmitted(context, self._stopping)
         self._bypasses = Bypasses(context, self._stopping)
+        self._hand_offs = HandOffs(context, self._stopping)
         self._limit_holds = LimitHolds(context, self._stopping, self._pausing)
         self._limit_enforcement = LimitEnforcement(
             context,
@@ -289,6 +290,8 @@ class Machine:
                 self._budget_enforcement.agent_seen(run, event.at)
             case e.ModelReached():
                 self._bypasses.model_reached(run, event)
+            case e.HandedOff():
+                self._hand_offs.seen(run, event)
             case e.EgressRefused():
                 self._ctx.egress_refused(run, event.host, event.port, event.why, event.at)
             case e.UseSeen():

@@ -49,6 +49,7 @@ class EventType(Word):
     PLAN_CREDITS = "plan_credits"
     ALERT_PLAN = "alert_plan"
     GATEWAY_BYPASSED = "gateway_bypassed"
+    HANDED_OFF = "handed_off"
     EGRESS_REFUSED = "egress_refused"
     GATEWAY_ENDED = "gateway_ended"
     HOOK_FAILED = "hook_failed"

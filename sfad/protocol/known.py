@@ -52,6 +52,7 @@ KNOWN_PROGRAMS: dict[str, KnownProgram] = {
         interrupted=True,
         # it sends its telemetry there whatever its base URL is
         connects="api.anthropic.com",
+        serves="daemon",
         # in a terminal it asks whether to use a new ANTHROPIC_API_KEY (2.1.330)
         keys=("ANTHROPIC_AUTH_TOKEN",),
         # with "=", because both options would take the words that follow them

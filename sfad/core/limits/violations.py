@@ -149,9 +149,6 @@ class Bypasses:
             self._tell(run, "connection", found, ev.at)
 
     def _tell(self, run: Run, cause: str, found: str, at: float) -> None:
-        terminates = self._ctx.policy.bypass == "terminate" or (
-            self._ctx.policy.bypass == "auto" and any(typed_bounds(run))
-        )
         for each in run.lineage:
             each.bypassed.add(cause if each is run else "below")
             self._ctx.changed(each)
@@ -161,15 +158,18 @@ class Bypasses:
             "around it, start it with --no-gateway"
         )
         self._ctx.publish(EventType.GATEWAY_BYPASSED, run, message, "high")
-        if terminates:
-            kind = next((kind for kind in NEED_COUNTING if kind in run.limits), LimitKind.COST)
-            why = (
-                f"{message}; gateway.bypass ends such a run where a person has set a limit of "
-                "cost or tokens"
-            )
-            self._stopping.stop_for(
-                run, Reason(kind=ReasonKind.LIMIT, message=why, limit_kind=kind), at
-            )
+        _end_if_bound(self._ctx, self._stopping, run, message, at)
+
+
+def _end_if_bound(ctx: Context, stopping: Stopping, run: Run, message: str, at: float) -> None:
+    """End a run whose limits cannot be kept, if `gateway.bypass` says so. `message`: why."""
+    if ctx.policy.bypass == "terminate" or (ctx.policy.bypass == "auto" and any(typed_bounds(run))):
+        kind = next((kind for kind in NEED_COUNTING if kind in run.limits), LimitKind.COST)
+        why = (
+            f"{message}; gateway.bypass ends such a run where a person has set a limit of "
+            "cost or tokens"
+        )
+        stopping.stop_for(run, Reason(kind=ReasonKind.LIMIT, message=why, limit_kind=kind), at)
 
 
 def _may_go_around(run: Run, cause: str) -> bool:
@@ -195,6 +195,37 @@ def _seen(run: Run) -> int | None:
         told = [run.account.sources.get(source, NOTHING).tokens for source in _OWN_WORD]
         seen = max((each for each in (seen, *told) if each is not None), default=None)
     return None if seen is None and not below else (seen or 0) + below
+
+
+# ---- Work that an agent program hands to a server of its own, outside of the run's tree: nothing
+# there is limited, counted or ended with the run
+
+
+_HAND_OFFS_TOLD = 16
+"""Different ones of one run that are published."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOffs:
+    _ctx: Context
+    _stopping: Stopping
+
+    def seen(self, run: Run, ev: e.HandedOff) -> None:
+        if (
+            run.status is Status.STOPPING
+            or ev.what in run.handed_off
+            or len(run.handed_off) >= _HAND_OFFS_TOLD
+        ):
+            return
+        run.handed_off.add(ev.what)
+        self._ctx.changed(run)
+        message = (
+            f"'{ev.program}' hands work to a server outside of the run: {ev.what}. There it has no "
+            "limits, is on no bill, and does not end with the run; docs/guard.md says how a "
+            "program gets a background task within its run"
+        )
+        self._ctx.publish(EventType.HANDED_OFF, run, message, "high")
+        _end_if_bound(self._ctx, self._stopping, run, message, ev.at)
 
 
 # ---- Tools that a run may not use: `--allow-tool` and `--block-tool`

@@ -413,6 +413,8 @@ class State:
     """Another node has granted it."""
     stopped_children: StoppedChildren | None = None
     """What the end of its present attempt has stopped."""
+    handed_off: set[str] = field(default_factory=set)
+    """What was seen of work that it hands to servers outside of its tree."""
 
     @property
     def attempt(self) -> int:

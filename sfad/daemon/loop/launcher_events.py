@@ -20,6 +20,7 @@ from ...usage.metering import Metering
 from ...usage.pricing import PRICES_WAIT
 from ...usage.sessions import LAST_LOOK_WAIT
 from .gateways import ConnectionWatch
+from .own_servers import ServerWatch
 
 ENDS_WAIT = PRICES_WAIT + LAST_LOOK_WAIT
 """Seconds that a re-execution waits at most for pending ends. An end that is fed sooner stays
@@ -55,6 +56,7 @@ class LauncherEvents:
     feed: e.Feed
     hooks: ContainedCommands
     bypass_watch: ConnectionWatch
+    server_watch: ServerWatch
     _pending: dict[RunId, _PendingTree] = field(default_factory=dict)
     """By root."""
     _settled: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
@@ -72,6 +74,7 @@ class LauncherEvents:
             case e.AgentSeen():
                 self.bypass_watch.agent_seen(event.run, event.process)
                 self.feed(event)
+                self.server_watch.agent_seen(event.run, event.process)
             case e.MainExited(run=run_id) | e.Emptied(run=run_id) if (
                 run := self.tree.get(run_id)
             ) is not None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import trio
 
+from ...agents import OWN_SERVERS
 from ...agents.registered import argv_of
 from ...core import events as e
 from ...core.state.run import Run
@@ -182,7 +183,17 @@ def run_environment(
     ]
     if shims:
         kept = _finding_shims(kept, shims)
+    set_by_client = {item.partition(b"=")[0] for item in kept}
+    kept += [item for name, item in _ALONE.items() if name not in set_by_client]
     return kept + [f"{key}={value}".encode(errors="surrogateescape") for key, value in told]
+
+
+_ALONE = {
+    name.encode(): f"{name}={value}".encode()
+    for server in OWN_SERVERS.values()
+    for name, value in server.variables.items()
+}
+"""Variables with which programs hand nothing to servers of their own."""
 
 
 def _finding_shims(env: Sequence[bytes], shims: Sequence[bytes]) -> list[bytes]:

@@ -51,6 +51,7 @@ from .launching import AutomaticShims, Launching, ShimDirectory
 from .measuring import Measuring, StatusText
 from .metrics_endpoint import MetricsEndpoint
 from .otel_process import OtelProcess
+from .own_servers import ServerWatch
 from .pending_requests import PendingRequests
 from .policy import policy_of
 from .resources import Resources
@@ -328,9 +329,10 @@ class Runtime:
             lambda: [each.url for each in self.gateways.upstreams.values()],
             self.feed,
         )
+        self.server_watch = ServerWatch(self.catalogue.live, self.launcher, self.feed)
         self.launcher_events = LauncherEvents(
             self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed,
-            self.hooking.processes, self.bypass_watch,
+            self.hooking.processes, self.bypass_watch, self.server_watch,
         )  # fmt: skip
         self._budgets = BudgetBooks(
             self.machine.budgets,
@@ -387,8 +389,8 @@ class Runtime:
             for serve in (
                 self.timers.serve, self.maintenance.serve, self.session_archive.serve,
                 self.metering.sample, self.storage.serve, self.run_feed.serve, self.metrics.serve,
-                self.ledger.serve, self.bypass_watch.serve, self.fleet.serve, self.keeper.serve,
-                self.keeper.serve_plans,
+                self.ledger.serve, self.bypass_watch.serve, self.server_watch.serve,
+                self.fleet.serve, self.keeper.serve, self.keeper.serve_plans,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             if systemd.manages():

@@ -11,18 +11,32 @@ from typing import NamedTuple
 from msgspec import convert
 from msgspec.structs import asdict, replace
 
-from ...agents import AGENT_PROGRAMS, UNREAD, AgentProgram, named, session_files_of
+from ...agents import (
+    AGENT_PROGRAMS,
+    OWN_SERVERS,
+    UNREAD,
+    AgentProgram,
+    named,
+    session_files_of,
+)
+from ...agents.own_server import ServerCall, call_of, sentence, words_alone
 from ...agents.program import digest
 from ...agents.registered import Registered, filled_in, resumed_command
 from ...agents.setup_reader import NO_SETUPS, TreeSetups
 from ...core.state.access import VERBS, Peer
-from ...core.state.naming import AGENT_COMMANDS, derive_name, executes, program_name
+from ...core.state.naming import (
+    AGENT_COMMANDS,
+    derive_name,
+    executes,
+    named_word,
+    program_name,
+)
 from ...core.state.policy import MAX_LABELS, Invalid
 from ...core.state.request import Asked, SessionAsked, ToolLists, narrowed
 from ...hooks.event_hooks import CHANNEL
 from ...processes import kernel, observed
 from ...protocol.known import ANY_PROGRAM, BY_REPORT, NO_METER, TIME_SAID
-from ...protocol.messages import Spawn
+from ...protocol.messages import OwnServerAsked, Spawn
 from ...protocol.requests.plans import Provider
 from ...protocol.types import Isolation, LimitKind, RunId, Ship
 from ...runs.live import MAX_ON_END, Live
@@ -32,6 +46,7 @@ from ..loop.fleet import Fleet
 from ..loop.gateway_routing import check_base_urls, routed
 from ..loop.gateways import Gateways
 from ..loop.isolating import Isolating, IsolationImpossible
+from ..loop.own_servers import ServerWatch
 from ..loop.runtime import Runtime
 from ..loop.shipping import NOT_HERE
 from ..loop.worktrees import check_free, shared
@@ -65,14 +80,22 @@ class SpawnContext(NamedTuple):
     agents: Mapping[str, Registered]
     live: Mapping[RunId, Live]
     fleet: Fleet
+    servers: ServerWatch
+    client: int
+    """The process that asks."""
 
 
 def context_of(
-    runtime: Runtime, request: Spawn, peer: Peer, caller: Live | None, setups: TreeSetups
+    runtime: Runtime,
+    request: Spawn,
+    peer: Peer,
+    caller: Live | None,
+    setups: TreeSetups,
+    client: int,
 ) -> SpawnContext:
     return SpawnContext(
         peer, caller, setups, bool(request.gateway), runtime.gateways, runtime.isolating,
-        runtime.agents, runtime.catalogue.live, runtime.fleet,
+        runtime.agents, runtime.catalogue.live, runtime.fleet, runtime.server_watch, client,
     )  # fmt: skip
 
 
@@ -262,6 +285,17 @@ def route(request: Spawn, context: SpawnContext) -> Spawn:
 
 def _way(context: SpawnContext) -> tuple[TreeSetups, Gateways, int]:
     return context.setups, context.gateways, context.peer.uid
+
+
+def keep_alone(request: Spawn, _: SpawnContext) -> Spawn:
+    """Have a program do its work itself that would use a server of its own, which a person or
+    another run may have started."""
+    program, given = _words_after(request)
+    more = words_alone(OWN_SERVERS.get(program), given)
+    if not more:
+        return request
+    at = len(request.argv) - len(given)
+    return replace(request, argv=[*request.argv[:at], *map(os.fsencode, more), *request.argv[at:]])
 
 
 def isolate(request: Spawn, context: SpawnContext) -> Spawn:
@@ -462,6 +496,49 @@ def check_on_end(request: Spawn, context: SpawnContext) -> None:
 _NO_ISOLATION = Isolation()
 
 
+# ---- Servers of programs, to which they would hand work outside of the run
+
+
+def _words_after(request: Spawn) -> tuple[str, list[str]]:
+    """Return the program of a command and the words after it; none where no word names it."""
+    words = [os.fsdecode(word) for word in request.argv]
+    program = program_name(words)
+    at = named_word(words, program) if program in OWN_SERVERS else None
+    return program, [] if at is None else words[at + 1 :]
+
+
+def server_call(request: Spawn) -> ServerCall | None:
+    """Return what a command asks of a server of its program; `None` if it asks nothing."""
+    program, given = _words_after(request)
+    return call_of(program, OWN_SERVERS.get(program), given) if given else None
+
+
+def asked_of_server(id_: int, request: Spawn, call: ServerCall) -> OwnServerAsked:
+    """Return what a shim is to do in place of the server."""
+    words = [os.fsencode(word) for word in call.words]
+    background = OWN_SERVERS[program_name([os.fsdecode(request.argv[0])])].background
+    if call.act != "start" or background is None:
+        return OwnServerAsked(id=id_, act=call.act, what=call.what, argv=words)
+    argv = [request.argv[0], *words]
+    return OwnServerAsked(id=id_, act=call.act, what=call.what, argv=argv, says=background.says)
+
+
+def check_own_server(request: Spawn, context: SpawnContext) -> None:
+    """Refuse a command that hands its work to a server outside of the run."""
+    call = server_call(request)
+    if call is None or call.act not in {"start", "outside"}:
+        return
+    caller = context.caller
+    if (
+        call.address is not None
+        and caller is not None
+        and context.servers.serves_in_tree(call.address, caller.run.root.id, context.client)
+    ):
+        return
+    program, _ = _words_after(request)
+    raise Invalid(sentence(call, program, for_model=caller is not None))
+
+
 # ---- Shims: a run's own program that comes to one
 
 
@@ -621,6 +698,7 @@ STEPS: tuple[Step, ...] = (
     share_worktree,
     resume_command,
     route,  # needs the command
+    keep_alone,
     isolate,  # shows the sandbox what the command needs
     mark_hooks,
 )
@@ -642,4 +720,5 @@ CHECKS: tuple[Callable[[Spawn, SpawnContext], None], ...] = (
     check_worktree,
     check_meter,
     check_on_end,
+    check_own_server,
 )

@@ -39,7 +39,7 @@ async def completed_for(
         setups = runtime.catalogue.live[caller.run.root.id].setups
     elif asks_for_gateway(request, by_default=runtime.gateways.enabled):
         setups = await runtime.setups.read(Root.of(peer.uid, request.cwd, request.env))
-    context = context_of(runtime, request, peer, caller, setups)
+    context = context_of(runtime, request, peer, caller, setups, os.getpid())
     try:
         decided = apply_steps(request, context)
         if (file := settings_file(decided)) is not None and decided.gateway:

@@ -41,7 +41,7 @@ class Continuation(Struct, frozen=True, kw_only=True):
 
 class Spawn(Request, tag="spawn"):
     """Start a run. Answered by `RunReply` once the command has been executed, could not be executed
-    or is queued; by `Refused`; or, to a shim, by `OwnProgram`.
+    or is queued; by `Refused`; or, to a shim, by `OwnProgram` or `OwnServerAsked`.
 
     A second request with the same `key`, from the same user and the same run (or from outside any
     run), starts nothing. The reply is the run that the first one started, as it is now. The daemon
@@ -218,6 +218,28 @@ class OwnProgram(Reply, tag="own_program"):
 
     argv: list[bytes]
     """The command, with what routes it through the gateway."""
+
+
+ServerAct = Literal["start", "list", "logs", "stop", "outside"]
+"""What a command asks of a server of its program: to do a task, to list such tasks, to show what
+one says, to stop one, or anything else."""
+
+
+class OwnServerAsked(Reply, tag="own_server"):
+    """No child run yet: the command would hand work to a server of the program, outside of the run.
+    The shim does the like with child runs (docs/agents.md#what-a-program-hands-to-its-own-server).
+    """
+
+    act: ServerAct
+    """Not `outside`."""
+    what: str
+    """The words that ask for it, as in `claude --bg`."""
+    argv: list[bytes] = []
+    """Of `start`: the command that does the task without the server. Of others: the words after
+    the subcommand."""
+    says: str = ""
+    """Of `start`: what the program prints then; `{run}` stands for the id, and a tab for a
+    column."""
 
 
 class Refused(Reply, tag="refused"):

@@ -56,11 +56,13 @@ from ..peers import submitter
 from ..spawn_steps import (
     apply_steps,
     asked_of,
+    asked_of_server,
     asks_for_gateway,
     check_worktree,
     context_of,
     is_own_program,
     own_command,
+    server_call,
 )
 from .following import check_watch_share, push
 
@@ -305,8 +307,17 @@ def _prepare_and_ask(
     user: Credentials | None,
 ) -> None:
     runtime = asker.runtime
-    context = context_of(runtime, request, peer, caller, setups)
+    context = context_of(runtime, request, peer, caller, setups, asker.connection.sender)
     try:
+        if (
+            request.shim
+            and caller is not None
+            and (call := server_call(request)) is not None
+            and call.act != "outside"
+        ):
+            close_soon(descriptors, asker.connection.sender_group)
+            asker.reply(asked_of_server(asker.id, request, call))
+            return
         if (
             request.shim
             and caller is not None
