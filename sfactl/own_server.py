@@ -22,6 +22,8 @@ from .spawn_options import SpawnOptions
 
 ALL_ROWS = 1000
 _COLUMN = 28
+_TASK = 60
+"""Characters of a task that are shown."""
 _STATES = {
     Status.COMPLETED: "done",
     Status.CANCELLED: "stopped",
@@ -75,7 +77,7 @@ def _list(client: Client, program: str, words: Sequence[str]) -> int:
         output.write(to_json([_described(run) for run in found]) + b"\n")
     else:
         for run in found:
-            print(f"{run.id}  {_state(run):8}  {output.plain(run.name)}  {output.plain(run.cwd)}")
+            print(f"{run.id}  {_state(run):8}  {output.plain(_task(run))}")
         if not found:
             print("no background sessions in this run")
     return exits.ExitCode.DONE
@@ -87,9 +89,13 @@ def _described(run: RunInfo) -> dict[str, object]:
         "cwd": run.cwd,
         "kind": "background",
         "startedAt": int(run.created_at.timestamp() * 1000),
-        "name": run.name,
+        "name": _task(run),
         "state": _state(run),
     }
+
+
+def _task(run: RunInfo) -> str:
+    return run.argv[-1][:_TASK]
 
 
 def _state(run: RunInfo) -> str:

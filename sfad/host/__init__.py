@@ -14,6 +14,7 @@
 `process_events` has the kernel tell which processes execute a program, and when many were forked
 `probe`          what the kernel, the session and bubblewrap offer, for `sfactl doctor`
 `callers`        the user and the cgroup of a connection's other end
+`sockets`        who has the two ends of a Unix socket, and who listens on a port
 `headroom`       room on the disk, and a priority over the runs, that are kept for the daemon
 `secrecy`        keeps the process's memory and environment from others
 `socket_file`    the listening socket, in a directory where no other user can replace it, and whom

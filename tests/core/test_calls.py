@@ -959,6 +959,23 @@ def test_a_connection_to_a_model_tells_of_a_way_around_the_gateway_that_saw_no_c
         t.skip()
 
 
+@pytest.mark.parametrize(("limits", "ends"), [("cost=5", True), ("cost=5:warn", False)])
+def test_work_that_is_handed_to_a_server_outside_is_told_and_ends_a_run_that_a_person_has_bounded(
+    limits: str, ends: bool
+) -> None:
+    """Also where the run does not use the gateway: its meter sees nothing of it, either."""
+    t = Transcript(hear=frozenset({"publish"}))
+    a = t.start("a", limits=limits)
+    b = t.start("b", inside(a))
+    handed = e.HandedOff(t.at, b, "claude", "`claude --bg` hands work to a server")
+    t >> handed << f"publish handed_off {b}"
+    t.skip()
+    assert t.run(b).handed_off == {"`claude --bg` hands work to a server"}
+    assert (t.run(b).status is Status.STOPPING, t.run(a).status) == (ends, Status.RUNNING)
+    t >> handed
+    t.quiet()
+
+
 def test_a_connection_tells_nothing_of_a_run_whose_calls_come_through_the_gateway_or_need_not() -> (
     None
 ):

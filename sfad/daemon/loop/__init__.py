@@ -34,6 +34,7 @@ metering ───────────────────────�
 `fleet_process`    starts what makes this node's actor
 `granted`          requests of other nodes about runs that they have granted to this one
 `otel_process`     starts and watches the exporter of spans
+`own_servers`      sees work that programs hand to servers of their own outside of their runs
 `gateway_routing`  what the commands and environments of runs say of the gateway
 `isolating`        whether a run is isolated, and what its sandbox is given
 `worktrees`        which run has a git worktree, and what its launch needs
