@@ -416,9 +416,9 @@ _OWN_SERVER = OwnServer(
         "--remote": "an app-server",
     },
     addresses=frozenset({"--remote"}),
-    # in a terminal it would start the daemon, or use a person's; with any setting of its own it
-    # does not
-    alone=("-c", "features.daemon_auto_start=false"),
+    # in a terminal it would start the daemon, or use a person's; with a setting of its own that is
+    # no feature it does neither, and asks nothing
+    alone=("-c", "check_for_update_on_startup=false"),
     always_alone=frozenset({"exec", "e", "review", "app-server", "mcp-server"}),
     sockets=re.compile(r"/.*/codex-daemon-\d+/[0-9a-f]+|/.*/app-server-control\.sock"),
 )

@@ -118,5 +118,5 @@ def test_what_hands_nothing_over(line: str) -> None:
 )
 def test_codex_in_a_terminal_does_its_work_itself(line: str, alone: bool) -> None:
     words = words_alone(OWN_SERVERS["codex"], line.split())
-    assert (words == ("-c", "features.daemon_auto_start=false")) == alone
+    assert (words == ("-c", "check_for_update_on_startup=false")) == alone
     assert not words_alone(OWN_SERVERS["claude"], line.split())

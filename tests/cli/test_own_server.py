@@ -152,4 +152,4 @@ def test_without_a_shim_the_program_refuses_the_background_itself_unless_a_perso
     done = place.sfactl("run", "-q", "--no-gateway", "--", str(script), "hi", code=9)
     assert done.stdout.startswith("the program itself")
     codex = place.json("list", "--name", "codex")["runs"][-1]
-    assert codex["argv"][1:] == ["-c", "features.daemon_auto_start=false", "hi"]
+    assert codex["argv"][1:] == ["-c", "check_for_update_on_startup=false", "hi"]

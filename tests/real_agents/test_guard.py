@@ -117,7 +117,7 @@ def test_an_agent_that_runs_itself_in_its_shell_is_noticed_within_a_second(
 
 
 def test_the_background_processes_of_codex_are_no_agents_of_their_own(desk: MakeDesk) -> None:
-    """It starts them where no `-c` routes it through the gateway."""
+    """It starts them where no `-c` routes it through the gateway, nor keeps it alone."""
     at = desk_of(desk, CODEX, PRICES)
 
     def alive(words: str) -> bool:
@@ -128,7 +128,8 @@ def test_the_background_processes_of_codex_are_no_agents_of_their_own(desk: Make
         return False
 
     words = ("--no-gateway", "--stdio", "inherit", "--name", "planner", "--")
-    with in_a_terminal(at, "run", *words, *command(CODEX, "in_terminal")):
+    script = f"exec {shlex.join(command(CODEX, 'in_terminal'))}"
+    with in_a_terminal(at, "run", *words, "sh", "-c", script):
         wait_until(
             lambda: alive("app-server --listen") and alive("app-server daemon pid-update-loop"),
             "they are alive",
