@@ -320,7 +320,18 @@ def _linger(status: DaemonStatus | None) -> Iterator[Finding]:
 
 
 def _shims(status: DaemonStatus | None) -> Iterator[Finding]:
-    if status is None or not status.shims:
+    if status is None:
+        return
+    for place in dict.fromkeys(filter(None, (status.shim_dir, status.state_dir))):
+        if probe.is_noexec(Path(place)):
+            detail = (
+                f"the filesystem of {place} is mounted noexec, so runs do not find shims there: "
+                "what they start by a program's name is no child run"
+            )
+            fix = "mount it without noexec, or set SFAD_STATE_DIR to a directory elsewhere"
+            yield Finding("shims", "bad", detail, fix)
+            return
+    if not status.shims:
         return
     found = installed(ShimPlace(Path(status.shim_dir), frozenset(status.shims)))
     outdated = [shim.program for shim in found if shim.state == "outdated"]

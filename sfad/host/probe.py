@@ -207,6 +207,14 @@ def soft_limit(kind: int) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
+def is_noexec(path: Path) -> bool:
+    """Return whether the filesystem of a directory, or of the nearest one above that is there,
+    executes no files."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+
+
 def free_bytes(path: Path) -> int:
     """Return the free bytes of the disk on which `path` is, or would be made. Raises `OSError`."""
     while not path.exists() and path != path.parent:

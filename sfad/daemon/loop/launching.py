@@ -58,6 +58,13 @@ case "$PATH:" in "${SFA_SHIMS-}":*) ;; *) PATH="${SFA_SHIMS:+$SFA_SHIMS:}$PATH" 
 """
 
 
+NOEXEC = (
+    "its filesystem is mounted noexec, so runs do not find the shims: what they start by a "
+    "program's name is no child run. Mount it without noexec, or set SFAD_STATE_DIR to a "
+    "directory elsewhere"
+)
+
+
 class ShimDirectory:
     """What there is in the directory, as of the last look: at the start, at a reload, and at each
     `status`. No launch looks."""
@@ -92,11 +99,15 @@ class AutomaticShims:
         """Return the directory with shims of these programs, for a user's runs; `None` if there are
         none, or the user cannot enter it. What an earlier daemon has made is made again: it may be
         of another installation."""
-        key = tuple(sorted(programs))
-        if (
-            not key
-            or ":" in str(self._path)
-            or not (self._path == SYSTEM_AUTOMATIC_SHIMS or uid == os.geteuid())
+        return self._directory(tuple(sorted(programs)), uid) if programs else None
+
+    def without_shims(self, uid: int) -> bytes | None:
+        """Return a directory that only has what a login shell needs to find installed shims."""
+        return self._directory((), uid)
+
+    def _directory(self, key: tuple[str, ...], uid: int) -> bytes | None:
+        if ":" in str(self._path) or not (
+            self._path == SYSTEM_AUTOMATIC_SHIMS or uid == os.geteuid()
         ):
             return None
         if key not in self._made:
@@ -108,7 +119,7 @@ class AutomaticShims:
 
     def _make(self, programs: tuple[str, ...]) -> bytes | None:
         # `naming.agent_of` takes a file in a directory called `shims` for no program
-        directory = self._path / ",".join(programs) / "shims"
+        directory = self._path / (",".join(programs) or "none") / "shims"
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for each in (self._path, directory.parent, directory):
@@ -116,6 +127,8 @@ class AutomaticShims:
             for program in programs:
                 _write(directory / program, shim_files.text(program, automatic=True), 0o755)
             _write(directory / os.fsdecode(BASH_ENV), _FIND_AGAIN, 0o644)
+            if programs and os.statvfs(directory).f_flag & os.ST_NOEXEC:
+                self._trouble(f"{directory}: {NOEXEC}")
         except OSError as error:
             self._trouble(
                 f"{directory}: no automatic shims: {error.strerror}; "
@@ -391,19 +404,16 @@ class Launching:
     def _shims(self, live: Live) -> list[bytes]:
         """Return the directories that come first in the run's PATH: the installed shims, then the
         automatic ones."""
-        run = live.run
-        found = [
-            self.shims.in_path
-            if self.shims.in_path is not None and self.shims.open_to(run.birth.uid)
-            else None
-        ]
+        run, automatic = live.run, None
+        uid = run.birth.uid
+        installed = self.shims.in_path if self.shims.open_to(uid) else None
         if live.spawn.gateway:
-            found.append(
-                self.automatic_shims.in_path(
-                    self.catalogue.live[run.root.id].setups.programs, run.birth.uid
-                )
-            )
-        return [each for each in found if each is not None]
+            programs = self.catalogue.live[run.root.id].setups.programs
+            automatic = self.automatic_shims.in_path(programs, uid)
+        if installed is not None and automatic is None:
+            # bash looks for its file in the last one
+            automatic = self.automatic_shims.without_shims(uid)
+        return [each for each in (installed, automatic) if each is not None]
 
     def _stdio(self, live: Live, opened: list[int]) -> tuple[int | None, int | None, int | None]:
         if live.spawn.stdio == "inherit":
