@@ -244,8 +244,9 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     """`auto`: runs use it, and it starts with the first call or agent program. `True`: it runs
     always. `False`: only with `--gateway`."""
     bypass: Literal["auto", "warn", "terminate"] = "auto"
-    """What follows if a run calls its model around the gateway. `auto`: `terminate` where a person
-    has set a limit of money or tokens, else `warn`."""
+    """What follows if a run calls its model around the gateway, or an agent program in any run
+    hands work to a server of its own outside of the tree. `auto`: `terminate` where a person has
+    set a limit of money or tokens, else `warn`."""
     min_output: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
     """Tokens: a call is not lowered further to fit into a limit."""
     wait: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 60.0

@@ -19,6 +19,7 @@ from ...core.state.vocabulary import Timer
 from ...host.clock import wall_clock
 from ...host.descriptors import Descriptors, Need
 from ...host.faults import crash_point
+from ...host.probe import is_noexec
 from ...processes.launcher import LaunchRecord, LaunchSpec
 from ...protocol import shim_files
 from ...protocol.known import TIME_SAID
@@ -77,8 +78,9 @@ class ShimDirectory:
         self.look()
 
     def look(self) -> None:
-        # PATH could not hold it
-        self.programs = sorted(_executables(self.path)) if ":" not in str(self.path) else ()
+        # PATH could not hold it, or the kernel would execute nothing there
+        useless = ":" in str(self.path) or is_noexec(self.path)
+        self.programs = () if useless else sorted(_executables(self.path))
         self.in_path = os.fsencode(self.path) if self.programs else None
 
     def open_to(self, uid: int) -> bool:
@@ -127,7 +129,7 @@ class AutomaticShims:
             for program in programs:
                 _write(directory / program, shim_files.text(program, automatic=True), 0o755)
             _write(directory / os.fsdecode(BASH_ENV), _FIND_AGAIN, 0o644)
-            if programs and os.statvfs(directory).f_flag & os.ST_NOEXEC:
+            if programs and is_noexec(directory):
                 self._trouble(f"{directory}: {NOEXEC}")
         except OSError as error:
             self._trouble(

@@ -227,7 +227,7 @@ one says, to stop one, or anything else."""
 
 class OwnServerAsked(Reply, tag="own_server"):
     """No child run yet: the command would hand work to a server of the program, outside of the run.
-    The shim does the like with child runs (docs/agents.md#what-a-program-hands-to-its-own-server).
+    The shim does the like with child runs (docs/agents.md#the-background).
     """
 
     act: ServerAct
