@@ -157,17 +157,22 @@ def _install(directory: Path, programs: Sequence[str]) -> None:
     )
     directory.mkdir(exist_ok=True)
     directory.chmod(0o755)
+    _write(directory / shim_files.BASH_ENV, shim_files.FIND_AGAIN, 0o644)
     for program in programs:
-        temporary = directory / f".{program}.{os.getpid()}"
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(shim_files.text(program))
-            os.fchmod(file.fileno(), 0o755)
-        temporary.rename(directory / program)
+        _write(directory / program, shim_files.text(program), 0o755)
         if program not in KNOWN_PROGRAMS:
             output.note(
                 f"sfactl: {program} is not an agent program that sfad knows; "
                 "each call of it in a run is now a child run"
             )
+
+
+def _write(path: Path, text: bytes, mode: int) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(text)
+        os.fchmod(file.fileno(), mode)
+    temporary.rename(path)
 
 
 def _check(directory: Path, program: str) -> None:
@@ -192,6 +197,8 @@ def _remove(directory: Path, programs: Sequence[str]) -> None:
             raise UsageError(f"there is no shim of {program!r} in {directory}; {known}")
     for program in programs:
         (directory / program).unlink(missing_ok=True)
+    if not set(there) - set(programs):
+        (directory / shim_files.BASH_ENV).unlink(missing_ok=True)
     with suppress(OSError):  # it has others, or files of the user
         directory.rmdir()
 

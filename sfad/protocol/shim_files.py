@@ -1,4 +1,5 @@
-"""Shims as files: their text, and how to tell them from programs."""
+"""Shims as files: their text, how to tell them from programs, and how a login shell finds them
+again."""
 
 from __future__ import annotations
 
@@ -10,6 +11,17 @@ import msgspec
 MARK = b"# sfad shim of "
 """The second line of a shim begins so, whatever its name, and wherever it was copied or linked
 to."""
+BASH_ENV = ".bash_env"
+"""The file in a directory of shims that bash reads before a script, and in `bash -lc` after
+/etc/profile has set PATH."""
+FIND_AGAIN = rb"""# sfad: a login shell sets PATH again, and would lose the shims
+if [ -n "${SFA_BASH_ENV-}" ]; then
+    eval "_sfa=\"$SFA_BASH_ENV\""
+    [ ! -r "$_sfa" ] || . "$_sfa"
+    unset _sfa
+fi
+case "$PATH:" in "${SFA_SHIMS-}":*) ;; *) PATH="${SFA_SHIMS:+$SFA_SHIMS:}$PATH" ;; esac
+"""
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _HEAD = 1024
 _SHEBANG = 127

@@ -146,8 +146,8 @@ def test_without_a_shim_the_program_refuses_the_background_itself_unless_a_perso
 ) -> None:
     words = ("run", "-q", "--no-gateway", "--", "sh", "-c", "claude --bg hi; true")
     assert place.sfactl(*words).stdout == "the program itself, with 1\n"
-    own = {"CLAUDE_CODE_DISABLE_AGENT_VIEW": "0"}
-    assert place.sfactl(*words, **own).stdout == "the program itself, with 0\n"
+    done = place.sfactl(*words, CLAUDE_CODE_DISABLE_AGENT_VIEW="0")
+    assert done.stdout == "the program itself, with 0\n"
     script = Path(place.directory, "bin", "codex")
     done = place.sfactl("run", "-q", "--no-gateway", "--", str(script), "hi", code=9)
     assert done.stdout.startswith("the program itself")

@@ -78,7 +78,7 @@ def maybe_beside(at: Desk, beside: bool) -> Iterator[None]:
 def test_a_model_that_asks_for_the_background_gets_a_child_run(
     desk: MakeDesk, beside: bool, containment: str
 ) -> None:
-    script = [
+    script: list[Shell | Say] = [
         Shell(f"{BACKGROUND} sfactl wait $id; claude agents --all; claude logs $id"),
         Say("I have done the task."),
         Say("Thanks."),

@@ -43,20 +43,9 @@ from .shipping import Shipping
 # shims of just the agent programs that a tree finds in its PATH, and there is one for each set of
 # them.
 
-BASH_ENV = b".bash_env"
-"""The file in an automatic directory that bash reads before a script, and in `bash -lc` after
-/etc/profile has set PATH."""
 THEIR_BASH_ENV, SHIMS = "SFA_BASH_ENV", "SFA_SHIMS"
 """Variables of a run: what BASH_ENV was before, which bash expands; and what its PATH begins
 with."""
-_FIND_AGAIN = rb"""# sfad: a login shell sets PATH again, and would lose the shims
-if [ -n "${SFA_BASH_ENV-}" ]; then
-    eval "_sfa=\"$SFA_BASH_ENV\""
-    [ ! -r "$_sfa" ] || . "$_sfa"
-    unset _sfa
-fi
-case "$PATH:" in "${SFA_SHIMS-}":*) ;; *) PATH="${SFA_SHIMS:+$SFA_SHIMS:}$PATH" ;; esac
-"""
 
 
 NOEXEC = (
@@ -101,15 +90,11 @@ class AutomaticShims:
         """Return the directory with shims of these programs, for a user's runs; `None` if there are
         none, or the user cannot enter it. What an earlier daemon has made is made again: it may be
         of another installation."""
-        return self._directory(tuple(sorted(programs)), uid) if programs else None
-
-    def without_shims(self, uid: int) -> bytes | None:
-        """Return a directory that only has what a login shell needs to find installed shims."""
-        return self._directory((), uid)
-
-    def _directory(self, key: tuple[str, ...], uid: int) -> bytes | None:
-        if ":" in str(self._path) or not (
-            self._path == SYSTEM_AUTOMATIC_SHIMS or uid == os.geteuid()
+        key = tuple(sorted(programs))
+        if (
+            not key
+            or ":" in str(self._path)
+            or not (self._path == SYSTEM_AUTOMATIC_SHIMS or uid == os.geteuid())
         ):
             return None
         if key not in self._made:
@@ -121,15 +106,15 @@ class AutomaticShims:
 
     def _make(self, programs: tuple[str, ...]) -> bytes | None:
         # `naming.agent_of` takes a file in a directory called `shims` for no program
-        directory = self._path / (",".join(programs) or "none") / "shims"
+        directory = self._path / ",".join(programs) / "shims"
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for each in (self._path, directory.parent, directory):
                 each.chmod(0o755)
             for program in programs:
                 _write(directory / program, shim_files.text(program, automatic=True), 0o755)
-            _write(directory / os.fsdecode(BASH_ENV), _FIND_AGAIN, 0o644)
-            if programs and is_noexec(directory):
+            _write(directory / shim_files.BASH_ENV, shim_files.FIND_AGAIN, 0o644)
+            if is_noexec(directory):
                 self._trouble(f"{directory}: {NOEXEC}")
         except OSError as error:
             self._trouble(
@@ -214,17 +199,17 @@ _ALONE = {
 def _finding_shims(env: Sequence[bytes], shims: Sequence[bytes]) -> list[bytes]:
     """Return an environment whose PATH begins with directories of shims, also after a login shell
     has set it."""
-    kept = []
+    kept, own = [], b"/" + shim_files.BASH_ENV.encode()
     for item in env:
         if item.startswith(b"PATH="):
             others = [directory for directory in item[5:].split(b":") if directory not in shims]
             kept.append(b"PATH=" + b":".join([*shims, *others]))
         elif not item.startswith(b"BASH_ENV="):
             kept.append(item)
-        elif not item.endswith(b"/" + BASH_ENV):
+        elif not item.endswith(own):
             # else it is that of a run above, and SFA_BASH_ENV holds the person's
             kept.append(f"{THEIR_BASH_ENV}=".encode() + item[9:])
-    return [*kept, b"BASH_ENV=" + shims[-1] + b"/" + BASH_ENV]
+    return [*kept, b"BASH_ENV=" + shims[-1] + own]
 
 
 def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tuple[str, str]]:
@@ -406,16 +391,15 @@ class Launching:
     def _shims(self, live: Live) -> list[bytes]:
         """Return the directories that come first in the run's PATH: the installed shims, then the
         automatic ones."""
-        run, automatic = live.run, None
-        uid = run.birth.uid
-        installed = self.shims.in_path if self.shims.open_to(uid) else None
+        run = live.run
+        found = [self.shims.in_path if self.shims.open_to(run.birth.uid) else None]
         if live.spawn.gateway:
-            programs = self.catalogue.live[run.root.id].setups.programs
-            automatic = self.automatic_shims.in_path(programs, uid)
-        if installed is not None and automatic is None:
-            # bash looks for its file in the last one
-            automatic = self.automatic_shims.without_shims(uid)
-        return [each for each in (installed, automatic) if each is not None]
+            found.append(
+                self.automatic_shims.in_path(
+                    self.catalogue.live[run.root.id].setups.programs, run.birth.uid
+                )
+            )
+        return [each for each in found if each is not None]
 
     def _stdio(self, live: Live, opened: list[int]) -> tuple[int | None, int | None, int | None]:
         if live.spawn.stdio == "inherit":
