@@ -47,8 +47,10 @@ def carry_out(program: str, asked: exits.OwnServer) -> int:
 
 
 def _start(client: Client, command: Sequence[str], asked: exits.OwnServer) -> int:
-    # the program's own word is in the command, and no person has named or bounded this run
-    message = spawn_options.message(SpawnOptions(list(command)))
+    name = os.environ.get(real_program.NAME) or None
+    message = spawn_options.message(SpawnOptions(list(command), name=name))
+    # no person wants this run: what bounds those above it is enough, and without a name of its own
+    # it is no loop
     message = replace(message, automatic=True, quiet=True, env=real_program.unnamed_environment())
     reply, _ = client.ask(message, Reply)
     if isinstance(reply, Refused):

@@ -84,7 +84,7 @@ def test_what_is_in_the_background_can_be_listed_and_stopped_and_ends_with_the_r
     place: World, gateway: str
 ) -> None:
     script = (
-        "claude --bg wait; claude agents --json; claude --bg wait; "
+        "SFA_CHILD_NAME=a claude --bg wait; claude agents --json; claude --bg wait; "
         "claude stop $(claude agents | head -1 | cut -d' ' -f1); claude agents"
     )
     done = place.sfactl("run", "-q", gateway, "--", "sh", "-c", script)
@@ -96,6 +96,7 @@ def test_what_is_in_the_background_can_be_listed_and_stopped_and_ends_with_the_r
     assert lines[-1].split()[1] == "working"
     wait_until(lambda: place.status(second) == "cancelled", "it ends with the run above it")
     assert place.status(first["id"]) == "cancelled"
+    assert [place.json("info", run)["name"] for run in (first["id"], second)] == ["a", "claude"]
 
 
 def test_a_task_in_the_background_of_the_same_program_is_no_loop(

@@ -156,6 +156,20 @@ def test_the_background_around_the_shim_is_refused_by_the_program_or_told(
         assert "`claude --bg` hands work to" in handed_over(at)[0]
 
 
+def test_a_session_in_a_terminal_beside_a_service_has_nothing_to_do_with_it(
+    desk: MakeDesk,
+) -> None:
+    at = claude_desk(desk, Shell("sleep 3"), Say("Done."))
+    with (
+        service_of_claude(at),
+        in_a_terminal(at, "run", "-q", "--stdio", "inherit", "--", *CLAUDE.in_terminal),
+    ):
+        wait_until(lambda: at.talk(CLAUDE).answered == 2, "it has done its task")
+        (run,) = at.listed()
+        at.sfactl("stop", run["id"])
+    assert not handed_over(at)
+
+
 @contextmanager
 def daemon_of_codex(at: Desk) -> Iterator[None]:
     begun = program(at, "codex", "app-server", "daemon", "start")
