@@ -208,7 +208,9 @@ class Record:
     def admin(self) -> str | None:
         """The directory that git keeps for the worktree; `None` if there is none."""
         at = f"{self.repository}/worktrees/{os.path.basename(self.path)}"
-        return at if self.unfinished or _content(f"{at}/gitdir") == f"{self.path}/.git" else None
+        # git writes a path that is relative to `at` if worktree.useRelativePaths is set
+        named = os.path.normpath(os.path.join(at, _content(f"{at}/gitdir") or ""))
+        return at if self.unfinished or named == f"{self.path}/.git" else None
 
     @property
     def unfinished(self) -> bool:
@@ -292,6 +294,7 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
         wanted.isolated or record.isolated,
     )
     if known is not None and record.whole:
+        _check_top(record, env)
         if wanted.run not in record.starts:
             record.starts = {**record.starts, wanted.run: _state(record, env)}
         record.save()
@@ -324,14 +327,52 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
 
 
 def _add(record: Record, at: _At) -> None:
-    command = at.command("worktree", "add", "--quiet", record.path, record.branch)
-    # with what git and hooks print where a person would see it
-    done = subprocess.run(
-        command, cwd=at.cwd, env=at.env, stdin=subprocess.DEVNULL, stdout=2, check=False
-    )
-    if not record.whole:
-        raise GitError(f"git worktree add ended with {done.returncode}")
-    # else a hook of the repository has failed, after which a person has the worktree as well
+    if not _is_bound(record, at):
+        code = _loudly(at, "worktree", "add", "--quiet", record.path, record.branch)
+        if not record.whole:
+            raise GitError(f"git worktree add ended with {code}")
+        # else a hook of the repository has failed, after which a person has the worktree as well
+        _check_top(record, at.env)
+        return
+    # Files and hooks come last: a hook would change the checkout to which git is bound until then.
+    # The lock says that the worktree is not whole.
+    locked = ["--no-checkout", "--lock", "--reason", _INITIALISING]
+    git("worktree", "add", "--quiet", *locked, record.path, record.branch, at=at)
+    inside = _At(record.path, at.env)
+    admin = f"{record.repository}/worktrees/{os.path.basename(record.path)}"
+    for name, value in (("core.bare", "false"), ("core.worktree", record.path)):
+        git("config", "--file", f"{admin}/config.worktree", name, value, at=inside)
+    _check_top(record, at.env)
+    git("reset", "--quiet", "--hard", at=inside)
+    git("worktree", "unlock", record.path, at=at)
+    _loudly(inside, "checkout", "--quiet", record.branch, "--")
+
+
+def _loudly(at: _At, *words: str) -> int:
+    """Have git print what it and its hooks say where a person would see it."""
+    return subprocess.run(
+        at.command(*words), cwd=at.cwd, env=at.env, stdin=subprocess.DEVNULL, stdout=2, check=False
+    ).returncode
+
+
+def _is_bound(record: Record, at: _At) -> bool:
+    """Return whether the config that all worktrees share says where the working tree is, or that
+    there is none. With extensions.worktreeConfig, also if that is set later, git obeys it in each
+    worktree whose own config says nothing (git-worktree(1), CONFIGURATION FILE)."""
+    shared = ["config", "--file", f"{record.repository}/config", "--includes"]
+    tree, _ = _run([*shared, "--get", "core.worktree"], at, (0, 1))
+    _, bare = _run([*shared, "--type=bool", "--get", "core.bare"], at, (0, 1))
+    return tree == 0 or bare == "true"
+
+
+def _check_top(record: Record, env: Mapping[str, str]) -> None:
+    """Raise `GitError` if what git does in the worktree would be done elsewhere."""
+    top = git("rev-parse", "--show-toplevel", at=_At(record.path, env))
+    if os.path.realpath(top) != os.path.realpath(record.path):
+        raise GitError(
+            f"git takes {top} for the top level of the worktree {record.path}, so the run would "
+            "change that: see core.worktree in git-config(1)"
+        )
 
 
 def _state(record: Record, env: Mapping[str, str]) -> str:
@@ -368,7 +409,9 @@ class _Look:
         if admin is None or not os.path.isdir(record.path):
             raise GitError(f"the worktree {record.path} is gone")
         self._place = tempfile.mkdtemp(prefix="sfad-worktree-")
-        for name in ("HEAD", "index"):
+        # an index may have its larger part in another file (git-update-index(1), SPLIT INDEX)
+        parts = [name for name in os.listdir(admin) if name.startswith("sharedindex.")]
+        for name in ("HEAD", "index", *parts):
             if os.path.isfile(f"{admin}/{name}") and not os.path.islink(f"{admin}/{name}"):
                 # with its time: git compares the content of files that are not older than the index
                 # (its racy-git.txt), because a change within the same second may leave size and
