@@ -70,6 +70,6 @@ Output:
 
 See "Starting fast" in docs/architecture.md. Only `web` imports trio, and of sfad only
 `sfad.protocol` and its version (`doctor` also `sfad.host.probe` and
-`sfad.processes.isolation.sandbox`; `diff` and `prune` `sfad.worktrees`, `shipping`
-`sfad.shipping`, `web` `sfad.host.callers`).
+`sfad.processes.isolation.sandbox`; `diff` and `prune` `sfad.worktrees` and
+`sfad.git`, `shipping` `sfad.shipping`, `web` `sfad.host.callers`).
 """

@@ -38,6 +38,7 @@ Every package but `protocol` and `core` may use these:
 `agents`    a file for each agent program: what it prints, where its calls go, how it is started
 `shipping`  packs directories that are sent with runs, and brings changes back; also for `sfactl
             spawn --ship` and `fetch`
+`git`       how git is invoked
 `worktrees` how git looks at, makes, compares and removes worktrees; also for `sfactl diff` and
             `prune`
 """

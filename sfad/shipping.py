@@ -15,7 +15,6 @@ import json
 import os
 import secrets
 import stat
-import subprocess
 import tarfile
 import tempfile
 import zlib
@@ -23,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Self
 
-from .worktrees import complaint, own
+from .git import At, GitError, own, raw
 
 MOST_FILES = 200_000
 """Files of one directory."""
@@ -263,17 +262,9 @@ def _of_link(target: str) -> str:
 
 def _git(*words: str, cwd: str, env: Mapping[str, str], codes: Sequence[int] = (0,)) -> bytes:
     try:
-        done = subprocess.run(
-            ["git", *words], cwd=cwd, env={**env, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
-            stdin=subprocess.DEVNULL, capture_output=True, check=False,
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise ShippingError("git is not in the PATH; install it") from None
-    if done.returncode not in codes:
-        raise ShippingError(
-            complaint(done.stderr) or f"git {words[0]} ended with {done.returncode}"
-        )
-    return done.stdout
+        return raw(words, At(cwd, env), codes)[1]
+    except GitError as error:
+        raise ShippingError(str(error)) from None
 
 
 def _in_repository(root: str, env: Mapping[str, str]) -> bool:

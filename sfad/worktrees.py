@@ -8,7 +8,7 @@ written before anything is made: whatever is killed, the next attempt or `prune`
 there.
 
 An isolated run writes to its worktree and to the directory that git keeps for it, so nothing in
-them may name a program. Therefore git gets a directory of its own for each look (`_Look`), with
+them may name a program. Therefore git gets a directory of its own for each look (`Look`), with
 copies of HEAD and index, and takes its config from the repository.
 """
 
@@ -22,21 +22,10 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
-LOCAL = (
-    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY",
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_PREFIX", "GIT_NAMESPACE", "GIT_CEILING_DIRECTORIES",
-    "GIT_CONFIG", "GIT_GRAFT_FILE", "GIT_SHALLOW_FILE", "GIT_INTERNAL_SUPER_PREFIX",
-    "GIT_IMPLICIT_WORK_TREE", "GIT_NO_REPLACE_OBJECTS", "GIT_REPLACE_REF_BASE",
-)  # fmt: skip
-"""Variables that belong to one repository (git rev-parse --local-env-vars), such as a hook of git
-sets. In another worktree they would lead git back."""
+from .git import SWITCHES, At, GitError, git, own, run
 
 _INITIALISING = "initializing"
 """What git writes into `locked` while it makes a worktree."""
-
-
-class GitError(Exception):
-    """Git refuses, or is missing. The message says why."""
 
 
 def branch_of(branch: str | None, name: str, run: str) -> str:
@@ -61,58 +50,6 @@ def directory(env: Mapping[str, str]) -> str:
     )
 
 
-class _At:
-    """Where git is executed."""
-
-    def __init__(self, cwd: str, env: Mapping[str, str], git_dir: str = "") -> None:
-        self.cwd = cwd
-        self.env = env
-        self._git_dir = git_dir
-
-    def command(self, *words: str) -> list[str]:
-        return ["git", *([f"--git-dir={self._git_dir}"] if self._git_dir else []), *words]
-
-
-def git(*words: str, at: _At, codes: Sequence[int] = (0,)) -> str:
-    """Return what git prints. Raise `GitError` for an exit code that is not among `codes`."""
-    return _run(words, at, codes)[1]
-
-
-def _run(words: Sequence[str], at: _At, codes: Sequence[int] = (0,)) -> tuple[int, str]:
-    if not os.path.isdir(at.cwd):
-        raise GitError(f"{at.cwd} is not a directory")
-    env = {**at.env, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
-    try:
-        done = subprocess.run(
-            at.command(*words),
-            cwd=at.cwd,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise GitError("git is not in the PATH; install it") from None
-    if done.returncode not in codes:
-        raise GitError(complaint(done.stderr) or f"git {words[0]} ended with {done.returncode}")
-    return done.returncode, os.fsdecode(done.stdout).removesuffix("\n")
-
-
-def complaint(stderr: bytes) -> str:
-    """Return what git says of a failure. Advice may follow in more lines."""
-    lines = os.fsdecode(stderr).strip().splitlines() or [""]
-    said = next(
-        (line for line in reversed(lines) if line.startswith(("fatal: ", "error: "))), lines[-1]
-    )
-    said = said.removeprefix("fatal: ").removeprefix("error: ")
-    return f"{said}; to trust it: {lines[-1].strip()}" if "dubious ownership" in said else said
-
-
-def own(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what belongs to one repository."""
-    return {name: value for name, value in env.items() if name not in LOCAL}
-
-
 # ---- What git knows of the repository of a directory, before anything is made
 
 
@@ -120,12 +57,12 @@ def look(cwd: str, branch: str | None, again: str, env: Mapping[str, str]) -> di
     """Return what the daemon needs to know of the repository around `cwd`. `branch`: the new one.
     `again`: the path of an earlier run's worktree, whose branch may exist. Raise `GitError` if no
     worktree can be made."""
-    at = _At(cwd, own(env))
+    at = At(cwd, own(env))
     if git("rev-parse", "--is-bare-repository", at=at) == "true":
         raise GitError(f"the repository around {cwd} is bare: start the run in a checkout of it")
     if git("rev-parse", "--is-inside-work-tree", at=at) != "true":
         raise GitError(f"{cwd} belongs to the repository itself: start the run in a checkout of it")
-    missing, head = _run(["rev-parse", "--verify", "--quiet", "HEAD^{commit}"], at, (0, 1, 128))
+    missing, head = run(["rev-parse", "--verify", "--quiet", "HEAD^{commit}"], at, (0, 1, 128))
     if missing:
         raise GitError(f"the repository around {cwd} has no commit yet")
     found = _check_branch(branch, again, at)
@@ -142,31 +79,31 @@ def look(cwd: str, branch: str | None, again: str, env: Mapping[str, str]) -> di
     }
 
 
-def _check_branch(branch: str | None, again: str, at: _At) -> bool:
+def _check_branch(branch: str | None, again: str, at: At) -> bool:
     """Return whether the branch exists, which only that of an earlier run may. Raise `GitError`."""
     parts = [] if branch is None else branch.split("/")
     if branch is not None:
         refused = branch.startswith("-") or branch == "HEAD"
-        if refused or _run(["check-ref-format", f"refs/heads/{branch}"], at, (0, 1))[0]:
+        if refused or run(["check-ref-format", f"refs/heads/{branch}"], at, (0, 1))[0]:
             raise GitError(
                 f"{branch[:200]!r} cannot be the name of a branch (git check-ref-format)"
             )
     for above in (
         ["sfad"] if branch is None else ["/".join(parts[:count]) for count in range(1, len(parts))]
     ):
-        if _exists(above, at):
+        if exists(above, at):
             raise GitError(
                 f"the branch '{above}' exists, so git can make none below it: "
                 "name another, as in --worktree=NAME"
             )
-    found = branch is not None and _exists(branch, at)
+    found = branch is not None and exists(branch, at)
     if found and not again:
         raise GitError(f"the branch '{branch}' exists: name a new one, as in --worktree=NAME")
     return found
 
 
-def _exists(branch: str, at: _At) -> bool:
-    return _run(["show-ref", "--verify", "--quiet", f"refs/heads/{branch}"], at, (0, 1))[0] == 0
+def exists(branch: str, at: At) -> bool:
+    return run(["show-ref", "--verify", "--quiet", f"refs/heads/{branch}"], at, (0, 1))[0] == 0
 
 
 # ---- A worktree with its record
@@ -304,12 +241,12 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
         raise GitError(
             f"{wanted.path} is there, and git does not know it as a worktree: move it away"
         )
-    at = _At(origin, env) if os.path.isdir(origin) else _At("/", env, record.repository)
+    at = At(origin, env) if os.path.isdir(origin) else At("/", env, record.repository)
     fresh = False
     try:
         record.save()
         _clear(record)
-        if not _exists(record.branch, at):
+        if not exists(record.branch, at):
             git("branch", "--no-track", record.branch, record.start, at=at)
             fresh = True
         elif not found and known is None:
@@ -326,7 +263,7 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
         raise
 
 
-def _add(record: Record, at: _At) -> None:
+def _add(record: Record, at: At) -> None:
     if not _is_bound(record, at):
         code = _loudly(at, "worktree", "add", "--quiet", record.path, record.branch)
         if not record.whole:
@@ -338,7 +275,7 @@ def _add(record: Record, at: _At) -> None:
     # The lock says that the worktree is not whole.
     locked = ["--no-checkout", "--lock", "--reason", _INITIALISING]
     git("worktree", "add", "--quiet", *locked, record.path, record.branch, at=at)
-    inside = _At(record.path, at.env)
+    inside = At(record.path, at.env)
     admin = f"{record.repository}/worktrees/{os.path.basename(record.path)}"
     for name, value in (("core.bare", "false"), ("core.worktree", record.path)):
         git("config", "--file", f"{admin}/config.worktree", name, value, at=inside)
@@ -348,26 +285,26 @@ def _add(record: Record, at: _At) -> None:
     _loudly(inside, "checkout", "--quiet", record.branch, "--")
 
 
-def _loudly(at: _At, *words: str) -> int:
+def _loudly(at: At, *words: str) -> int:
     """Have git print what it and its hooks say where a person would see it."""
     return subprocess.run(
         at.command(*words), cwd=at.cwd, env=at.env, stdin=subprocess.DEVNULL, stdout=2, check=False
     ).returncode
 
 
-def _is_bound(record: Record, at: _At) -> bool:
+def _is_bound(record: Record, at: At) -> bool:
     """Return whether the config that all worktrees share says where the working tree is, or that
     there is none. With extensions.worktreeConfig, also if that is set later, git obeys it in each
     worktree whose own config says nothing (git-worktree(1), CONFIGURATION FILE)."""
     shared = ["config", "--file", f"{record.repository}/config", "--includes"]
-    tree, _ = _run([*shared, "--get", "core.worktree"], at, (0, 1))
-    _, bare = _run([*shared, "--type=bool", "--get", "core.bare"], at, (0, 1))
+    tree, _ = run([*shared, "--get", "core.worktree"], at, (0, 1))
+    _, bare = run([*shared, "--type=bool", "--get", "core.bare"], at, (0, 1))
     return tree == 0 or bare == "true"
 
 
 def _check_top(record: Record, env: Mapping[str, str]) -> None:
     """Raise `GitError` if what git does in the worktree would be done elsewhere."""
-    top = git("rev-parse", "--show-toplevel", at=_At(record.path, env))
+    top = git("rev-parse", "--show-toplevel", at=At(record.path, env))
     if os.path.realpath(top) != os.path.realpath(record.path):
         raise GitError(
             f"git takes {top} for the top level of the worktree {record.path}, so the run would "
@@ -378,7 +315,7 @@ def _check_top(record: Record, env: Mapping[str, str]) -> None:
 def _state(record: Record, env: Mapping[str, str]) -> str:
     """Return the tree of what is in the worktree now, untracked files included; of an isolated
     run's, the commit."""
-    with _Look(record, env) as look:
+    with Look(record, env) as look:
         if record.isolated:
             return look.git("rev-parse", "HEAD")
         look.git("add", "--all", "--ignore-errors", "--", ".", codes=(0, 1, 128))
@@ -396,7 +333,7 @@ def _clear(record: Record) -> None:
 # ---- Looking at a worktree without changing anything of it, its index included
 
 
-class _Look:
+class Look:
     """A directory that git takes for the worktree's own."""
 
     def __init__(self, record: Record, env: Mapping[str, str]) -> None:
@@ -432,15 +369,7 @@ class _Look:
         shutil.rmtree(self._place, ignore_errors=True)
 
     def words(self, *words: str) -> list[str]:
-        return [
-            "-c",
-            "core.fsmonitor=false",
-            "-c",
-            "core.hooksPath=/dev/null",
-            "-c",
-            "advice.addEmbeddedRepo=false",
-            *words,
-        ]
+        return [*SWITCHES, "-c", "advice.addEmbeddedRepo=false", *words]
 
     @property
     def submodules(self) -> str:
@@ -449,7 +378,7 @@ class _Look:
         return f"--ignore-submodules={'dirty' if self._record.isolated else 'none'}"
 
     def git(self, *words: str, codes: Sequence[int] = (0,)) -> str:
-        return git(*self.words(*words), at=_At(self._record.path, self._env), codes=codes)
+        return git(*self.words(*words), at=At(self._record.path, self._env), codes=codes)
 
     def show(self, *words: str) -> int:
         """Have git print, with the user's pager and colours. Return its exit code."""
@@ -460,7 +389,7 @@ class _Look:
 
 def diff(record: Record, run: str, env: Mapping[str, str], *, stat: bool, text: bool) -> str | None:
     """Show what a run has changed since its start, or return it as `text`. Raise `GitError`."""
-    with _Look(record, env) as look:
+    with Look(record, env) as look:
         look.git("add", "--intent-to-add", "--ignore-errors", "--", ".", codes=(0, 1, 128))
         words = [
             "diff",
@@ -482,7 +411,7 @@ def changes(record: Record, env: Mapping[str, str]) -> str | None:
     would. Raise `GitError`."""
     if not record.whole:
         return None if record.holds_nothing else "git does not know it as a worktree any more"
-    with _Look(record, env) as look:
+    with Look(record, env) as look:
         if look.git("status", "--porcelain", "--untracked-files=all", look.submodules):
             return "it has changes that are not committed"
     if record.isolated and os.path.isdir(f"{record.admin}/modules"):
@@ -495,10 +424,10 @@ def has_commits(record: Record, env: Mapping[str, str]) -> bool:
     other branch. Raise `GitError`."""
     if not os.path.isdir(record.repository):
         return False
-    at = _At("/", own(env), record.repository)
-    tips = [f"refs/heads/{record.branch}"] if _exists(record.branch, at) else []
+    at = At("/", own(env), record.repository)
+    tips = [f"refs/heads/{record.branch}"] if exists(record.branch, at) else []
     if record.whole:
-        with _Look(record, env) as look:
+        with Look(record, env) as look:
             tips.append(look.git("rev-parse", "HEAD"))
     others = [record.start, f"--exclude={record.branch}", "--branches", "--remotes", "--tags"]
     return bool(tips and git("rev-list", "--max-count=1", *tips, "--not", *others, at=at))
@@ -507,7 +436,7 @@ def has_commits(record: Record, env: Mapping[str, str]) -> bool:
 def remove(record: Record, env: Mapping[str, str], *, branch: bool) -> None:
     """Remove a worktree and its record, and with `branch` its branch. Raise `GitError`,
     `OSError`."""
-    at = _At("/", own(env), record.repository) if os.path.isdir(record.repository) else None
+    at = At("/", own(env), record.repository) if os.path.isdir(record.repository) else None
     if at is not None and record.admin is not None:
         # twice, because git has locked one that it has not finished; git then does not look at what
         # is in it
@@ -515,7 +444,7 @@ def remove(record: Record, env: Mapping[str, str], *, branch: bool) -> None:
     _clear(record)
     if os.path.lexists(record.path):
         raise GitError(f"{record.path} cannot be removed")
-    if at is not None and branch and _exists(record.branch, at):
+    if at is not None and branch and exists(record.branch, at):
         git("branch", "--quiet", "-D", record.branch, at=at)
     with _Ignoring():
         os.unlink(record.file)

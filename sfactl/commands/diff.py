@@ -3,6 +3,7 @@ import pwd
 from typing import Annotated
 
 from sfad import worktrees
+from sfad.git import GitError
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
 from sfad.protocol.types import RunInfo
@@ -48,7 +49,7 @@ def diff(
         )
     try:
         text = worktrees.diff(record, found.id, os.environ, stat=stat, text=json)
-    except (worktrees.GitError, OSError) as error:
+    except (GitError, OSError) as error:
         raise Quit(
             ExitCode.REFUSED, f"what run {found.id} has changed cannot be shown: {error}"
         ) from None

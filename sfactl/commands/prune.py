@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Annotated
 
 from sfad import worktrees
+from sfad.git import GitError
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.daemon import Prune, Pruned
 from sfad.protocol.requests.listing import Info
@@ -143,7 +144,7 @@ def _worktrees(
             removed.append(named["path"])
             if why is not None:
                 lost.append({**named, "why": why})
-        except (worktrees.GitError, OSError) as error:
+        except (GitError, OSError) as error:
             failed.append({**named, "why": output.utf8(str(error))})
     return removed, lost, kept, failed
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 
 from .. import worktrees
+from ..git import GitError
 from .helper import ANSWER, NOT_EXECUTABLE, become, environment, fail, python_words, understood
 
 # ---- Before the run is admitted
@@ -34,7 +35,7 @@ def look(words: Sequence[str]) -> None:
     branch, default, again = words
     try:
         found = worktrees.look(os.getcwd(), None if default else branch[1:], again, os.environ)
-    except (worktrees.GitError, OSError) as error:
+    except (GitError, OSError) as error:
         found = {"error": str(error)}
     os.write(
         1,
@@ -83,6 +84,6 @@ def enter(words: list[str]) -> None:
                 )
         os.makedirs(given["cwd"], exist_ok=True)  # git keeps no empty directory
         os.chdir(given["cwd"])
-    except (worktrees.GitError, OSError) as error:
+    except (GitError, OSError) as error:
         fail(NOT_EXECUTABLE, f"the run has no worktree: {error}")
     become(files, argv)

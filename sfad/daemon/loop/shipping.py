@@ -11,6 +11,7 @@ import msgspec
 import trio
 from msgspec import Struct
 
+from ...git import LOCAL
 from ...hooks.processes import ContainedCommand, ContainedCommands
 from ...host.tasks import in_thread
 from ...processes.credentials import Credentials
@@ -21,7 +22,6 @@ from ...protocol.requests.base import Reply, Request
 from ...protocol.types import ErrorCode, RunId, Ship
 from ...runs.live import Live
 from ...storage.shipped import Shipment, ShippedFiles, ShipRefused, name_of
-from ...worktrees import LOCAL
 
 PACK_SECONDS = 300.0
 """Seconds that it may take to compare the files of a run and to pack what has changed."""

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from ...agents.registered import Registered
 from ...core.state.naming import derive_name
 from ...core.state.policy import Invalid
+from ...git import LOCAL
 from ...hooks.processes import ContainedCommand, ContainedCommands
 from ...processes.credentials import Credentials
 from ...processes.helper import ANSWER
@@ -23,7 +24,7 @@ from ...processes.worktree import look_words, step_words
 from ...protocol.messages import Spawn
 from ...protocol.types import Isolation, RunId, RunInfo, Worktree
 from ...runs.live import Live
-from ...worktrees import LOCAL, Record, branch_of, slug
+from ...worktrees import Record, branch_of, slug
 
 LOOK_SECONDS = 20.0
 """Seconds that git may take to look at a repository, which may be on a slow network."""

@@ -1,0 +1,93 @@
+"""How git is invoked, by the daemon's helpers and by `sfactl`.
+
+Nothing goes through a shell, and git asks nothing. Variables that belong to another repository are
+left out. The config, the hooks and the attributes that git obeys are those of the directory where
+it is executed (`At`), so a caller names a directory that no isolated run could write:
+`private_git` makes one of what such a run has left.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+LOCAL = (
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_PREFIX", "GIT_NAMESPACE", "GIT_CEILING_DIRECTORIES",
+    "GIT_CONFIG", "GIT_GRAFT_FILE", "GIT_SHALLOW_FILE", "GIT_INTERNAL_SUPER_PREFIX",
+    "GIT_IMPLICIT_WORK_TREE", "GIT_NO_REPLACE_OBJECTS", "GIT_REPLACE_REF_BASE",
+    "GIT_QUARANTINE_PATH",
+)  # fmt: skip
+"""Variables that belong to one repository (git rev-parse --local-env-vars), such as a hook of git
+sets. In another worktree they would lead git back."""
+
+SWITCHES = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+"""Before the words of a command that only looks: it executes no program for that."""
+
+
+class GitError(Exception):
+    """Git refuses, or is missing. The message says why."""
+
+
+class At:
+    """Where git is executed."""
+
+    def __init__(self, cwd: str, env: Mapping[str, str], git_dir: str = "") -> None:
+        """`env`: what the command gets, without `LOCAL` unless it is meant. `git_dir`: the
+        repository, if it is not the one around `cwd`."""
+        self.cwd = cwd
+        self.env = env
+        self._git_dir = git_dir
+
+    def command(self, *words: str) -> list[str]:
+        return ["git", *([f"--git-dir={self._git_dir}"] if self._git_dir else []), *words]
+
+
+def own(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what belongs to one repository."""
+    return {name: value for name, value in env.items() if name not in LOCAL}
+
+
+def git(*words: str, at: At, codes: Sequence[int] = (0,)) -> str:
+    """Return what git prints. Raise `GitError` for an exit code that is not among `codes`."""
+    return run(words, at, codes)[1]
+
+
+def run(words: Sequence[str], at: At, codes: Sequence[int] = (0,)) -> tuple[int, str]:
+    """Return git's exit code and what it prints. Raise `GitError`."""
+    code, said = raw(words, at, codes)
+    return code, os.fsdecode(said).removesuffix("\n")
+
+
+def raw(
+    words: Sequence[str], at: At, codes: Sequence[int] = (0,), *, stdin: IO[bytes] | None = None
+) -> tuple[int, bytes]:
+    """Return git's exit code and the bytes that it prints. Raise `GitError`."""
+    if not os.path.isdir(at.cwd):
+        raise GitError(f"{at.cwd} is not a directory")
+    try:
+        done = subprocess.run(
+            at.command(*words),
+            cwd=at.cwd,
+            env={**at.env, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            capture_output=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise GitError("git is not in the PATH; install it") from None
+    if done.returncode not in codes:
+        raise GitError(complaint(done.stderr) or f"git {words[0]} ended with {done.returncode}")
+    return done.returncode, done.stdout
+
+
+def complaint(stderr: bytes) -> str:
+    """Return what git says of a failure. Advice may follow in more lines."""
+    lines = os.fsdecode(stderr).strip().splitlines() or [""]
+    said = next(
+        (line for line in reversed(lines) if line.startswith(("fatal: ", "error: "))), lines[-1]
+    )
+    said = said.removeprefix("fatal: ").removeprefix("error: ")
+    return f"{said}; to trust it: {lines[-1].strip()}" if "dubious ownership" in said else said
