@@ -166,6 +166,7 @@ def _ago(text: str, now: float) -> float:
 
 AGENT = Value("AGENT", words="agent")
 AMOUNT = Value("N", parse_count)
+BRANCH = Value("BRANCH")
 CHANNEL = Value("CHANNEL", words="channel")
 COUNT = Value("N", partial(parse_whole, least=0))
 DIR = Value("DIR")

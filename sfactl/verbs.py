@@ -42,6 +42,7 @@ HEADINGS = {
         "approve": "Approve the increase that a run waits for, and let the run continue",
         "deny": "Deny the increase that a run waits for, and stop the run",
         "send": "Write to the stdin of a run started with --stdin",
+        "land": "Bring the work of an ended run to your branch",
         "fetch": "Bring back what a run has changed in the files that were sent with it",
     },
     "Money": {
@@ -114,7 +115,8 @@ _MEANT = {
     "log": "logs", "tail": "logs", "attach": "logs", "show": "info", "inspect": "info",
     "describe": "info", "ls": "list", "rm": "prune", "delete": "prune", "clean": "prune",
     "cost": "summary", "usage": "summary", "explain": "why", "freeze": "pause", "suspend": "pause",
-    "ask": "send", "restart": "rerun", "retry": "rerun", "again": "rerun",
+    "ask": "send", "restart": "rerun", "retry": "rerun", "again": "rerun", "merge": "land",
+    "apply": "land",
 }  # fmt: skip
 """Words of other tools, and the verbs that do the same."""
 

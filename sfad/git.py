@@ -65,10 +65,20 @@ def raw(
     words: Sequence[str], at: At, codes: Sequence[int] = (0,), *, stdin: IO[bytes] | None = None
 ) -> tuple[int, bytes]:
     """Return git's exit code and the bytes that it prints. Raise `GitError`."""
+    done = execute(words, at, stdin=stdin)
+    if done.returncode not in codes:
+        raise GitError(complaint(done.stderr) or f"git {words[0]} ended with {done.returncode}")
+    return done.returncode, done.stdout
+
+
+def execute(
+    words: Sequence[str], at: At, *, stdin: IO[bytes] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Return how git has ended, whatever its exit code. Raise `GitError` if it was not executed."""
     if not os.path.isdir(at.cwd):
         raise GitError(f"{at.cwd} is not a directory")
     try:
-        done = subprocess.run(
+        return subprocess.run(
             at.command(*words),
             cwd=at.cwd,
             env={**at.env, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
@@ -78,9 +88,6 @@ def raw(
         )
     except FileNotFoundError:
         raise GitError("git is not in the PATH; install it") from None
-    if done.returncode not in codes:
-        raise GitError(complaint(done.stderr) or f"git {words[0]} ended with {done.returncode}")
-    return done.returncode, done.stdout
 
 
 def complaint(stderr: bytes) -> str:

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 from .git import SWITCHES, At, GitError, git, own, run
@@ -114,7 +115,7 @@ class Record:
 
     def __init__(
         self, *, path: str, repository: str, branch: str, start: str, run: str, socket: str,
-        starts: dict[str, str] | None = None, isolated: bool = False,
+        starts: dict[str, str] | None = None, isolated: bool = False, origin: str = "",
     ) -> None:  # fmt: skip
         self.path = path
         self.repository = repository
@@ -128,6 +129,8 @@ class Record:
         self.starts = starts or {}
         """For each run: the commit or tree that it began with."""
         self.isolated = isolated
+        self.origin = origin
+        """The directory in which the run was asked for."""
 
     @property
     def file(self) -> str:
@@ -180,7 +183,9 @@ def _content(file: str) -> str | None:
     return None
 
 
-_FIELDS = ("path", "repository", "branch", "start", "run", "socket", "starts", "isolated")
+_FIELDS = (
+    "path", "repository", "branch", "start", "run", "socket", "starts", "isolated", "origin",
+)  # fmt: skip
 
 
 def read_record(path: str) -> Record | None:
@@ -372,13 +377,53 @@ class Look:
         return [*SWITCHES, "-c", "advice.addEmbeddedRepo=false", *words]
 
     @property
+    def env(self) -> dict[str, str]:
+        """What has git take the directory for the worktree's own."""
+        return self._env
+
+    @property
+    def at(self) -> At:
+        return At(self._record.path, self._env)
+
+    def give_back(self) -> None:
+        """Give the worktree the HEAD and the index that git has written. A file of the run's is
+        replaced, not written to: it may be a link."""
+        admin = self._record.admin
+        for name in ("index", "HEAD"):
+            descriptor, copy = tempfile.mkstemp(prefix=f"{name}-", dir=admin)
+            os.close(descriptor)
+            shutil.copy2(f"{self._place}/{name}", copy)
+            os.rename(copy, f"{admin}/{name}")
+
+    def modules(self) -> list[str]:
+        """Return the paths of sub-modules."""
+        entries = self.git("ls-files", "--stage", "-z").split("\0")
+        return [entry.partition("\t")[2] for entry in entries if entry.startswith("160000 ")]
+
+    def dirty_modules(self) -> list[str]:
+        """Return the paths of sub-modules with changes that no commit has."""
+        words = ["--porcelain=v2", "--untracked-files=no", "--no-renames", "-z", self.submodules]
+        found = (entry.split(" ", 8) for entry in self.git("status", *words).split("\0"))
+        return [
+            entry[8]
+            for entry in found
+            if entry[0] == "1" and entry[2].startswith("S") and entry[2][2:] != ".."
+        ]
+
+    def embedded(self) -> list[str]:
+        """Return the paths of repositories that somebody has made within the worktree, which no
+        commit of the worktree can have."""
+        words = ["--others", "--exclude-standard", "-z"]
+        return [name for name in self.git("ls-files", *words).split("\0") if name.endswith("/")]
+
+    @property
     def submodules(self) -> str:
         """How git looks into sub-modules. It obeys their config, which an isolated run may have
         written."""
         return f"--ignore-submodules={'dirty' if self._record.isolated else 'none'}"
 
     def git(self, *words: str, codes: Sequence[int] = (0,)) -> str:
-        return git(*self.words(*words), at=At(self._record.path, self._env), codes=codes)
+        return git(*self.words(*words), at=self.at, codes=codes)
 
     def show(self, *words: str) -> int:
         """Have git print, with the user's pager and colours. Return its exit code."""
@@ -419,18 +464,91 @@ def changes(record: Record, env: Mapping[str, str]) -> str | None:
     return None
 
 
+@dataclass
+class Left:
+    """What of a run is in its worktree and in no other branch."""
+
+    files: int
+    """That are not committed."""
+    commits: int
+
+
+def left(record: Record, env: Mapping[str, str]) -> Left:
+    """Return what is to be landed. Raise `GitError`."""
+    if not record.whole:
+        return Left(0, _count(record, env, []))
+    with Look(record, env) as look:
+        words = ["--porcelain", "--untracked-files=all", "--no-renames", "-z", look.submodules]
+        files = [entry for entry in look.git("status", *words).split("\0") if entry]
+        return Left(len(files), _count(record, env, [look.git("rev-parse", "HEAD")]))
+
+
 def has_commits(record: Record, env: Mapping[str, str]) -> bool:
     """Return whether the worktree or its branch has commits that were made there and are in no
     other branch. Raise `GitError`."""
     if not os.path.isdir(record.repository):
         return False
-    at = At("/", own(env), record.repository)
-    tips = [f"refs/heads/{record.branch}"] if exists(record.branch, at) else []
+    tips = []
     if record.whole:
         with Look(record, env) as look:
             tips.append(look.git("rev-parse", "HEAD"))
+    return _count(record, env, tips) > 0
+
+
+def _count(record: Record, env: Mapping[str, str], tips: list[str]) -> int:
+    at = At("/", own(env), record.repository)
+    tips += [f"refs/heads/{record.branch}"] if exists(record.branch, at) else []
     others = [record.start, f"--exclude={record.branch}", "--branches", "--remotes", "--tags"]
-    return bool(tips and git("rev-list", "--max-count=1", *tips, "--not", *others, at=at))
+    return int(git("rev-list", "--count", *tips, "--not", *others, at=at)) if tips else 0
+
+
+def checked_branch(record: Record, env: Mapping[str, str]) -> str | None:
+    """Return the commit of a worktree's branch; `None` if there is none. Raise `GitError` if the
+    run has made it another name of a branch, which a commit would move."""
+    at, ref = At("/", own(env), record.repository), f"refs/heads/{record.branch}"
+    code, other = run(["symbolic-ref", "--quiet", ref], at, (0, 1))
+    if not code:
+        raise GitError(f"the branch '{record.branch}' was made another name of {other}")
+    code, found = run(["rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}"], at, (0, 1, 128))
+    return None if code else found
+
+
+def kept_ref(path: str) -> str:
+    """Return the ref under which `keep` keeps what was in a worktree."""
+    return f"refs/sfad/{os.path.basename(path)}"
+
+
+def keep(record: Record, env: Mapping[str, str]) -> str | None:
+    """Keep what would be lost with a worktree as a commit under `kept_ref`, unless its branch has
+    it. Return that ref; `None` if nothing would be lost. Raise `GitError` for what no commit can
+    have."""
+    if record.holds_nothing:
+        return None
+    with Look(record, env) as look:
+        for each in (*look.embedded(), *look.dirty_modules()):
+            raise GitError(f"no commit can keep {each}, a git repository of its own")
+        if os.path.isdir(f"{record.admin}/modules"):
+            raise GitError("no commit can keep its sub-modules, whose repositories are in it")
+        look.git("add", "--all", "--", ".")
+        tree, kept = look.git("write-tree"), look.git("rev-parse", "HEAD")
+        if tree != look.git("rev-parse", "HEAD^{tree}"):
+            words = ["-p", "HEAD", "-m", f"{record.branch}: what run {record.run} left uncommitted"]
+            kept = git(*look.words("commit-tree", tree, *words), at=_with_name(look.at))
+        at = At("/", own(env), record.repository)
+        tips = [f"refs/heads/{record.branch}"] if exists(record.branch, at) else [record.start]
+        if git("rev-list", "--max-count=1", kept, "--not", *tips, at=at) == "":
+            return None
+        git("update-ref", kept_ref(record.path), kept, at=at)
+    return kept_ref(record.path)
+
+
+def _with_name(at: At) -> At:
+    """Return `at` with a name for the commit if the person has none."""
+    if run(["var", "GIT_COMMITTER_IDENT"], at, (0, 128))[0] == 0:
+        return at
+    who = {"NAME": "sfad", "EMAIL": "sfad@localhost"}
+    given = {f"GIT_{of}_{k}": v for of in ("AUTHOR", "COMMITTER") for k, v in who.items()}
+    return At(at.cwd, {**at.env, **given})
 
 
 def remove(record: Record, env: Mapping[str, str], *, branch: bool) -> None:

@@ -72,7 +72,7 @@ def enter(words: list[str]) -> None:
     wanted = worktrees.Record(
         path=given["path"], repository=given["repository"], branch=given["branch"],
         start=given["start"], run=given["run"], socket=given["socket"],
-        isolated=bool(given["isolated"]),
+        isolated=bool(given["isolated"]), origin=given["origin"],
     )  # fmt: skip
     env = environment(sealed=bool(given["sealed"]))
     try:

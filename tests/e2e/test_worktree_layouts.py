@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sfad import worktrees
+from sfad.git import GitError
 from sfad.protocol.types import Status
 from tests.conftest import Start
 from tests.e2e.test_worktrees import Repository
@@ -172,7 +173,7 @@ def test_a_run_works_in_its_worktree_and_nowhere_else(
     assert repository.git("rev-parse", "HEAD", cwd=checkout) == head
     found = repository.diff(daemon, run)
     assert ("\n-one\n+three" in found, "\n+new" in found) == (True, True), found
-    assert len(run.worktree or "") and "left" not in os.listdir(run.worktree or "")
+    assert "left" not in os.listdir(run.worktree or ""), "sparse as the checkout"
     told = repository.sfactl(daemon, "prune", "--worktrees")
     assert "removed 1 worktree" in told
     assert not os.path.lexists(run.worktree or "")
@@ -207,7 +208,7 @@ def test_a_worktree_that_git_binds_to_another_directory_is_not_made(tmp_path: Pa
     record = worktrees.Record(
         path=path, repository=f"{checkout}/.git", branch="sfad/x", start=start, run="1", socket="/"
     )
-    with pytest.raises(worktrees.GitError, match=f"git takes {checkout} for the top level"):
+    with pytest.raises(GitError, match=f"git takes {checkout} for the top level"):
         worktrees.make(record, str(checkout), repository.env, found=False)
     subprocess.run(["git", "config", "--unset", "core.worktree"], cwd=checkout, check=True)
     assert repository.state() == before

@@ -1,0 +1,164 @@
+"""The work of ended runs in git worktrees: what is there, and how it lands."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Mapping
+
+from sfad import landing, worktrees
+from sfad.git import GitError
+from sfad.landing import How, Landed, NotLanded, Work
+from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.listing import Info, List, RunList
+from sfad.protocol.types import RunInfo
+from sfad.protocol.units import counted
+
+from . import output
+from .connection import Client
+from .exits import ExitCode, Quit
+
+
+class Refused(Quit):
+    """Nothing has changed where the work was to land."""
+
+    def __init__(self, message: str, files: list[str]) -> None:
+        super().__init__(ExitCode.REFUSED, message)
+        self.files = files
+
+
+# ---- What is there
+
+
+def unlanded(run: RunInfo) -> str | None:
+    """Return what an ended run has left in its worktree, and how it lands, in a line; `None` if
+    there is nothing, or it is not this user's."""
+    if run.worktree is None or not run.status.terminal or run.user != output.own_user():
+        return None
+    record = worktrees.read_record(run.worktree)
+    if record is None:
+        return None
+    try:
+        left = worktrees.left(record, os.environ)
+    except (GitError, OSError) as error:
+        return f"what it has left in {output.plain(record.path)} is not known: {error}"
+    found = [
+        *([f"{counted(left.files, 'file')} changed, not committed"] if left.files else []),
+        *([counted(left.commits, "commit")] if left.commits else []),
+    ]
+    return f"{', '.join(found)}: sfactl land {run.id}" if found else None
+
+
+# ---- How it lands
+
+
+def find(client: Client, name: str) -> RunInfo:
+    """Return an ended run that had a worktree. Raise `Quit`."""
+    run = client.call(Info(id=0, run=name), RunReply).run
+    if run.fleet is not None:
+        raise Quit(
+            ExitCode.REFUSED,
+            f"run {run.id} executed on node {run.fleet.node or '-'}: sfactl fetch {run.id} brings "
+            "back what it has changed in the files that were sent with it; commit that yourself",
+        )
+    if run.worktree is None:
+        raise Quit(
+            ExitCode.REFUSED, f"run {run.id} has no worktree of its own; it worked in {run.cwd}"
+        )
+    if not run.status.terminal:
+        raise Quit(
+            ExitCode.REFUSED,
+            f"run {run.id} has not ended: wait for it (sfactl wait {run.id}) or stop it first",
+        )
+    return run
+
+
+def busy(client: Client, run: RunInfo) -> Mapping[str, str]:
+    """Return the live runs that work in worktrees, by these. Raise `Quit` if one works in that of
+    an ended run."""
+    live = client.call(List(id=0, rows=0), RunList).runs
+    found = {each.worktree: each.id for each in live if each.worktree is not None}
+    if run.worktree in found:
+        other = found[run.worktree]
+        raise Quit(
+            ExitCode.REFUSED,
+            f"run {other} works in the worktree of run {run.id}: wait for it "
+            f"(sfactl wait {other}) or stop it first",
+        )
+    return found
+
+
+def land(
+    run: RunInfo,
+    cwd: str | None,
+    *,
+    onto: str | None = None,
+    how: How | None = None,
+    message: str | None = None,
+    busy: Mapping[str, str],
+) -> Landed:
+    """Bring the work of an ended run to the branch that is checked out at `cwd`, else where the run
+    was asked for. Raise `Quit`."""
+    assert run.worktree is not None
+    record = worktrees.read_record(run.worktree)
+    if cwd is None and record is None:
+        raise Quit(
+            ExitCode.REFUSED,
+            f"the worktree of run {run.id} is gone: in your checkout, sfactl land {run.id}",
+        )
+    work = Work(run.id, output.plain(run.name), run.branch or "", run.worktree, record)
+    try:
+        with landing.alone(os.environ):
+            return landing.land(
+                work,
+                cwd if cwd is not None or record is None else record.origin,  # type: ignore[arg-type]
+                os.environ,
+                onto=onto,
+                how=how,
+                message=message,
+                busy=busy,
+            )
+    except NotLanded as error:
+        raise Refused(f"run {run.id} has not landed: {error}", error.files) from None
+    except (GitError, OSError) as error:
+        raise Refused(f"run {run.id} has not landed: {error}", []) from None
+
+
+def said(run: RunInfo, landed: Landed, how: How | None) -> str:
+    """Return what has come of it, in a line."""
+    if not landed.worked:
+        return f"nothing to land: '{landed.onto}' has everything of {run.id}"
+    files = counted(len(landed.files), "file")
+    if how == "patch":
+        return f"{run.id} landed: {files} changed, not committed, on '{landed.onto}'"
+    return f"{run.id} landed on '{landed.onto}', now at {landed.commit[:12]}: {files} changed"
+
+
+def become_owner(run: RunInfo) -> None:
+    """Have git executed as the run's user: it obeys the settings of the repository, which may name
+    programs. Raise `Quit`."""
+    try:
+        user = pwd.getpwnam(run.user)
+        name, uid, gid, home = user.pw_name, user.pw_uid, user.pw_gid, user.pw_dir
+    except KeyError:  # a user without a name, as in a container
+        name, uid, gid, home = "", int(run.user), os.stat(run.worktree or "/").st_gid, "/"
+    if uid == os.geteuid():
+        return
+    if os.geteuid() != 0:
+        raise Quit(ExitCode.NOT_PERMITTED, f"the worktree of run {run.id} belongs to {run.user}")
+    # the user may not be able to read this Python, so what is imported when it is needed comes now
+    import encodings.ascii
+    import json  # noqa: F401
+
+    if name:
+        os.initgroups(name, gid)
+    else:
+        os.setgroups([])
+    os.setgid(gid)
+    os.setuid(uid)
+    os.chdir("/")
+    kept = {
+        name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "TERM") if name in os.environ
+    }
+    os.environ.clear()
+    os.environ.update({**kept, "HOME": home})

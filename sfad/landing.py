@@ -1,0 +1,539 @@
+"""How the work of an ended run comes home: what is uncommitted in its worktree becomes a commit,
+which is merged, squashed, or written as uncommitted changes (`sfactl land`, docs/going-on.md).
+
+The person who types it executes all of this. The new commit of the branch is made before a working
+tree is touched, and a working tree changes only as `git merge --ff-only` changes one: as a whole,
+or, if an uncommitted file is in the way, not at all.
+
+Of an isolated run nothing is obeyed: its uncommitted files are committed without hooks, from a git
+directory of our own (`worktrees.Look`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .git import SWITCHES, At, GitError, complaint, execute, git, own, raw, run
+from .worktrees import Look, Record, checked_branch, directory, exists, kept_ref, read_record
+
+How = Literal["merge", "squash", "patch"]
+
+UNFINISHED = {
+    "MERGE_HEAD": "merge", "CHERRY_PICK_HEAD": "cherry-pick", "REVERT_HEAD": "revert",
+    "rebase-merge": "rebase", "rebase-apply": "rebase",
+}  # fmt: skip
+"""What git keeps in its directory during an operation of several steps, and its name."""
+
+
+class NotLanded(Exception):
+    """Nothing was changed where the work was to land. The message says why, and how to go on."""
+
+    def __init__(self, message: str, files: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.files = list(files)
+
+
+@dataclass
+class Work:
+    """What is to land."""
+
+    run: str
+    """Its id."""
+    name: str
+    branch: str
+    worktree: str
+    """Where it was, if `record` is None."""
+    record: Record | None
+
+    @property
+    def again(self) -> str:
+        return f"sfactl land {self.run}"
+
+
+@dataclass
+class Landed:
+    """What has come of it."""
+
+    onto: str
+    """The branch."""
+    commit: str
+    """What the branch is at now."""
+    worked: bool = True
+    """False: there was nothing that was not there already."""
+    committed: str | None = None
+    """The commit of what was uncommitted in the worktree."""
+    files: list[str] = field(default_factory=list)
+    """What has changed on the branch, or of a patch in the working tree."""
+    notes: list[str] = field(default_factory=list)
+    """What has not landed, and why."""
+
+
+@contextmanager
+def alone(env: Mapping[str, str]) -> Iterator[None]:
+    """Wait until no other `land` or `prune` of the user is at work. Raise `OSError`."""
+    os.makedirs(directory(env), mode=0o700, exist_ok=True)
+    with open(f"{directory(env)}/.lock", "w", encoding="ascii") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def land(
+    work: Work,
+    cwd: str,
+    env: Mapping[str, str],
+    *,
+    onto: str | None = None,
+    how: How | None = None,
+    message: str | None = None,
+    busy: Mapping[str, str] | None = None,
+) -> Landed:
+    """Bring the work of an ended run to the branch that is checked out at `cwd`, or to another.
+    `how`: None is a merge, as the person's merge.ff allows. `message`: of new commits. `busy`: the
+    live runs that work in worktrees, by these. Raise `NotLanded`, `GitError`, `OSError`."""
+    env = own(env)
+    target = _target(work, cwd, env, onto)
+    if (other := (busy or {}).get(target.top or "")) is not None:
+        raise NotLanded(
+            f"run {other} works in {target.top}, where '{target.branch}' is checked out: "
+            "wait for its end"
+        )
+    if how == "patch" and target.top is None:
+        raise NotLanded(
+            f"--patch needs a working tree, and '{target.branch}' is checked out nowhere"
+        )
+    landed = Landed(onto=target.branch, commit=target.commit)
+    tip = _tip(work, target, env, landed, message, commit=how != "patch")
+    _bring(work, target, tip, landed, how, message)
+    return landed
+
+
+# ---- Where it is to land
+
+
+@dataclass
+class _Target:
+    at: At
+    repository: str
+    branch: str
+    commit: str
+    top: str | None
+    """The top level of the working tree where the branch is checked out."""
+
+
+def _target(work: Work, cwd: str, env: Mapping[str, str], onto: str | None) -> _Target:
+    here = At(cwd, env)
+    top, around = _around(here)
+    repository = around if work.record is None else work.record.repository
+    if not repository or not os.path.isdir(repository):
+        raise NotLanded(
+            f"{repository} is gone, to which the worktree belonged"
+            if repository
+            else f"the worktree of run {work.run} is gone, and {cwd} is in no checkout of its "
+            f"repository: cd there, then: {work.again}"
+        )
+    if onto is None:
+        if not top or around != repository:
+            raise NotLanded(
+                f"{cwd} is in no checkout of {repository}, which the run worked on: cd to one, or "
+                "name a branch with --onto"
+            )
+        code, ref = run(["symbolic-ref", "--quiet", "HEAD"], here, (0, 1))
+        if code or not ref.startswith("refs/heads/"):
+            raise NotLanded(
+                f"no branch is checked out in {top}: git switch BRANCH, or name one with --onto"
+            )
+        branch, place = ref.removeprefix("refs/heads/"), At(top, env)
+    else:
+        branch = onto
+        place = At(top, env) if top and around == repository else At("/", env, repository)
+        if branch.startswith("-") or not exists(branch, place):
+            raise NotLanded(f"there is no branch '{branch}' in {repository}: git branch {branch}")
+        if run(["symbolic-ref", "--quiet", f"refs/heads/{branch}"], place, (0, 1))[0] == 0:
+            raise NotLanded(f"'{branch}' is another name of a branch: name that with --onto")
+        top = _checkout_of(branch, place)
+        place = At(top, env) if top else place
+    if branch == work.branch or (top and _same(top, work.worktree)):
+        raise NotLanded(
+            f"'{branch}' is where the run worked itself: cd to a checkout of yours, or name "
+            "another branch with --onto"
+        )
+    if top and (found := _record_at(top)) is not None and found.isolated:
+        raise NotLanded(f"{top} is the worktree of run {found.run}, which was isolated")
+    commit = git("rev-parse", "--verify", f"refs/heads/{branch}^{{commit}}", at=place)
+    return _Target(place, repository, branch, commit, top or None)
+
+
+def _around(here: At) -> tuple[str, str]:
+    """Return the top level of the checkout around a directory, and its repository; empty if there
+    is none."""
+    found = []
+    for word in ("--show-toplevel", "--git-common-dir"):
+        done = execute(["rev-parse", "--path-format=absolute", word], here)
+        if done.returncode:
+            if b"not a git repository" in done.stderr or b"work tree" in done.stderr:
+                return "", ""
+            raise GitError(complaint(done.stderr))
+        found.append(os.fsdecode(done.stdout).removesuffix("\n"))
+    return found[0], os.path.realpath(found[1])
+
+
+def _checkout_of(branch: str, at: At) -> str:
+    """Return the worktree in which a branch is checked out; empty if there is none."""
+    for entry in git("worktree", "list", "--porcelain", at=at).split("\n\n"):
+        lines = entry.split("\n")
+        path = lines[0].removeprefix("worktree ")
+        if f"branch refs/heads/{branch}" in lines and os.path.isdir(path):
+            return path
+    return ""
+
+
+def _record_at(top: str) -> Record | None:
+    return read_record(os.path.realpath(top))
+
+
+def _same(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+# ---- What is to land, as a commit
+
+
+def _tip(
+    work: Work,
+    target: _Target,
+    env: Mapping[str, str],
+    landed: Landed,
+    message: str | None,
+    *,
+    commit: bool,
+) -> str:
+    """Return the commit with all of the run's work. `commit`: it stays in the worktree."""
+    record = work.record
+    if record is None or not os.path.isdir(record.path) or record.admin is None:
+        return _tip_without_worktree(work, target)
+    branch = checked_branch(record, env)
+    with Look(record, env) as look:
+        _check_finished(work, record, look)
+        if record.isolated or not commit:
+            head = _commit_in_look(work, record, look, landed, message, keep=commit)
+        else:
+            head = _commit_as_person(work, record, look, env, landed, message)
+        if branch is None or _contains(head, branch, look.at):
+            return head
+        if _contains(branch, head, look.at):
+            return branch
+    raise NotLanded(
+        f"{record.path} is at {head[:12]}, which lacks commits of its branch '{record.branch}': "
+        f"git -C {record.path} merge {record.branch}, then: {work.again}"
+    )
+
+
+def _tip_without_worktree(work: Work, target: _Target) -> str:
+    kept = kept_ref(work.worktree)
+    for ref in (kept, f"refs/heads/{work.branch}"):
+        verify = ["rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}"]
+        code, found = run(verify, target.at, (0, 1, 128))
+        if not code:
+            return found
+    raise NotLanded(
+        f"the worktree of run {work.run} is gone, and {target.repository} has neither its branch "
+        f"'{work.branch}' nor {kept}"
+    )
+
+
+def _contains(commit: str, other: str, at: At) -> bool:
+    return run(["merge-base", "--is-ancestor", other, commit], at, (0, 1))[0] == 0
+
+
+def _check_finished(work: Work, record: Record, look: Look) -> None:
+    found = next(
+        (UNFINISHED[name] for name in UNFINISHED if os.path.lexists(f"{record.admin}/{name}")), None
+    )
+    if found is None and not look.git("ls-files", "--unmerged", "-z"):
+        return
+    raise NotLanded(
+        f"run {work.run} ended in the middle of a {found or 'merge'}: finish it "
+        f"(git -C {record.path} status says how), then: {work.again}"
+    )
+
+
+def _message(work: Work, message: str | None) -> str:
+    line = f"{work.name}: work of run {work.run}"
+    return f"{message}\n\n{line}" if message else line
+
+
+def _add(record: Record, look: Look, at: At, words: Sequence[str], landed: Landed) -> None:
+    """Add everything that can be a commit. Repositories within the worktree cannot."""
+    left_out = look.embedded()
+    landed.notes += [
+        f"left out: {each} is a git repository of its own, in {record.path}" for each in left_out
+    ]
+    if record.isolated:
+        modules = look.modules()
+        landed.notes += [
+            f"left out: what the run has changed in the sub-module {each}, because it was isolated"
+            for each in modules
+            if os.path.lexists(f"{record.path}/{each}/.git")
+        ]
+        left_out += modules
+    else:
+        landed.notes += [
+            f"left out: the sub-module {each} has changes that are not committed, in {record.path}"
+            for each in look.dirty_modules()
+        ]
+    excluded = [f":(exclude,literal){each}" for each in left_out]
+    git(*words, "-c", "advice.addEmbeddedRepo=false", "add", "--all", "--", ".", *excluded, at=at)
+
+
+def _commit_in_look(
+    work: Work, record: Record, look: Look, landed: Landed, message: str | None, *, keep: bool
+) -> str:
+    """Commit without hooks. With `keep` the commit becomes that of the worktree."""
+    code, ref = run(["symbolic-ref", "--quiet", "HEAD"], look.at, (0, 1))
+    if record.isolated and not code and ref != f"refs/heads/{record.branch}":
+        raise NotLanded(f"the run has {ref} checked out in {record.path}, not '{record.branch}'")
+    _add(record, look, look.at, SWITCHES, landed)
+    if not run([*SWITCHES, "diff", "--cached", "--quiet"], look.at, (0, 1))[0]:
+        return look.git("rev-parse", "HEAD")
+    if not keep:
+        tree = look.git("write-tree")
+        return look.git("commit-tree", tree, "-p", "HEAD", "-m", _message(work, message))
+    look.git("commit", "--quiet", "-m", _message(work, message))
+    look.give_back()
+    landed.committed = look.git("rev-parse", "HEAD")
+    hooks = git("rev-parse", "--git-path", "hooks", at=At("/", look.env, record.repository))
+    if os.access(f"{os.path.join(record.repository, hooks)}/pre-commit", os.X_OK):
+        landed.notes.append("the pre-commit hook was not executed, because the run was isolated")
+    return landed.committed
+
+
+def _commit_as_person(
+    work: Work,
+    record: Record,
+    look: Look,
+    env: Mapping[str, str],
+    landed: Landed,
+    message: str | None,
+) -> str:
+    """Commit as git does for a person: with hooks and signature."""
+    inside = {**env, "GIT_DIR": record.admin or "", "GIT_WORK_TREE": record.path}
+    at = At(record.path, inside)
+    _add(record, look, at, (), landed)
+    if run(["diff", "--cached", "--quiet"], at, (0, 1))[0]:
+        done = execute(["commit", "--quiet", "-m", _message(work, message)], at)
+        if done.returncode:
+            said = os.fsdecode(done.stdout + done.stderr).strip()
+            raise NotLanded(
+                f"git commit ended with {done.returncode} in {record.path}: a hook may have "
+                "refused, or the signature failed. Nothing has landed, and nothing is lost. "
+                f"Repair it there, or commit there yourself, then: {work.again}"
+                + "".join(f"\n  {line}" for line in said.splitlines()[-_SAID:])
+            )
+        landed.committed = git("rev-parse", "HEAD", at=at)
+    return git("rev-parse", "HEAD", at=at)
+
+
+_SAID = 40
+"""Lines of a hook that are shown."""
+
+
+# ---- Bringing it there
+
+
+def _bring(
+    work: Work,
+    target: _Target,
+    tip: str,
+    landed: Landed,
+    how: How | None,
+    message: str | None,
+) -> None:
+    at, ours = target.at, target.commit
+    if _contains(ours, tip, at):
+        landed.worked = False
+        return
+    forward = _contains(tip, ours, at)
+    tree = git("rev-parse", f"{tip}^{{tree}}", at=at) if forward else _merged(work, target, tip)
+    same = tree == git("rev-parse", f"{ours}^{{tree}}", at=at)
+    if same and not (forward and how in (None, "merge")):
+        landed.worked = False
+        return
+    if how == "patch":
+        new = _new_commit(target, tree, [ours], _message(work, message), sign=False)
+    elif how == "squash":
+        new = _new_commit(target, tree, [ours], _message(work, message))
+    else:
+        new = _merge(work, target, tip, tree, how, message, forward=forward)
+    landed.files = _names(git("diff", "--name-only", "--no-renames", "-z", ours, new, at=at))
+    landed.notes += _missing_modules(work, target, new)
+    if target.top is None:
+        reason = f"{work.again}: {landed.onto}"
+        git("update-ref", "-m", reason, f"refs/heads/{target.branch}", new, ours, at=at)
+    elif how == "patch":
+        with _shadow(target) as shadow:
+            _advance(work, target, shadow, new)
+        return
+    else:
+        _advance(work, target, At(at.cwd, {**at.env, "GIT_REFLOG_ACTION": work.again}), new)
+    landed.commit = new
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split("\0") if name]
+
+
+def _merged(work: Work, target: _Target, tip: str) -> str:
+    """Return the tree of the merge. Raise `NotLanded` if it conflicts."""
+    words = ["merge-tree", "--write-tree", "--name-only", "--no-messages", "-z"]
+    code, said = raw([*words, target.commit, tip], target.at, (0, 1, 129))
+    tree, *files = os.fsdecode(said).split("\0")
+    where = work.worktree if work.record is not None else target.top or target.repository
+    if code == 129:  # git's code for an option that it does not know
+        raise NotLanded(
+            f"'{target.branch}' has moved on, and only git 2.38 and later can merge without a "
+            f"working tree: git -C {where} rebase {target.branch}, then: {work.again}"
+        )
+    if not code:
+        return tree
+    names = list(dict.fromkeys(_names("\0".join(files))))
+    steps = f"git -C {where} merge {tip[:12]}, and resolve them there"
+    if work.record is not None:
+        steps = (
+            f"git -C {where} merge {target.branch}, resolve them there, git -C {where} commit, "
+            f"then: {work.again}"
+        )
+    raise NotLanded(
+        f"it conflicts with '{target.branch}' in {_listed(names)}. Nothing has changed there. "
+        f"To go on: {steps}",
+        names,
+    )
+
+
+def _merge(
+    work: Work,
+    target: _Target,
+    tip: str,
+    tree: str,
+    how: How | None,
+    message: str | None,
+    *,
+    forward: bool,
+) -> str:
+    wanted = _setting(target, "merge.ff")
+    if forward and wanted not in ("false", "no", "off", "0"):
+        return tip
+    if wanted == "only" and how is None:
+        where = work.worktree if work.record is not None else target.repository
+        raise NotLanded(
+            f"'{target.branch}' has moved on, and merge.ff = only in your config forbids a merge: "
+            f"git -C {where} rebase {target.branch}, then: {work.again}; or with --merge or "
+            "--squash"
+        )
+    line = message or f"Merge branch '{work.branch}': {work.name}, run {work.run}"
+    return _new_commit(target, tree, [target.commit, tip], line)
+
+
+def _new_commit(
+    target: _Target, tree: str, parents: Sequence[str], message: str, *, sign: bool = True
+) -> str:
+    signs = sign and _setting(target, "--type=bool", "commit.gpgSign") == "true"
+    above = [word for parent in parents for word in ("-p", parent)]
+    return git("commit-tree", tree, *above, *(["-S"] if signs else []), "-m", message, at=target.at)
+
+
+def _setting(target: _Target, *words: str) -> str:
+    return run(["config", *words[:-1], "--get", words[-1]], target.at, (0, 1))[1]
+
+
+@contextmanager
+def _shadow(target: _Target) -> Iterator[At]:
+    """Have git take a directory of our own for that of the working tree, so that the files change,
+    and neither the branch nor the index."""
+    own_dir = git("rev-parse", "--absolute-git-dir", at=target.at)
+    place = tempfile.mkdtemp(prefix="sfad-worktree-")
+    try:
+        parts = [name for name in os.listdir(own_dir) if name.startswith("sharedindex.")]
+        for name in ("index", "config.worktree", "info/sparse-checkout", *parts):
+            if os.path.isfile(f"{own_dir}/{name}"):
+                os.makedirs(os.path.dirname(f"{place}/{name}"), exist_ok=True)
+                shutil.copy2(f"{own_dir}/{name}", f"{place}/{name}")
+        for name, text in (("HEAD", target.commit), ("commondir", target.repository)):
+            with open(f"{place}/{name}", "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(f"{text}\n")
+        own_env = {
+            "GIT_DIR": place, "GIT_COMMON_DIR": target.repository,
+            "GIT_WORK_TREE": target.top or "",
+        }  # fmt: skip
+        at = At(target.at.cwd, {**target.at.env, **own_env})
+        yield at
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _advance(work: Work, target: _Target, at: At, new: str) -> None:
+    """Bring the working tree to a commit that follows its own, or raise `NotLanded` with nothing
+    changed."""
+    shadowed = "GIT_COMMON_DIR" in at.env
+    switches = list(SWITCHES) if shadowed or _has_hooks_of_its_own(work, target) else []
+    merge = ["merge", "--ff-only", "--no-stat", "--quiet", "--no-autostash"]
+    kept = ["--no-overwrite-ignore", "--no-verify-signatures"]
+    done = execute([*switches, *merge, *kept, new], at)
+    if not done.returncode:
+        return
+    said = os.fsdecode(done.stderr)
+    files = [line[1:] for line in said.splitlines() if line.startswith("\t")]
+    if not files:
+        raise NotLanded(f"git merge refuses in {target.top}: {complaint(done.stderr)}")
+    raise NotLanded(
+        f"{_listed(files)} in {target.top} {'has' if len(files) == 1 else 'have'} changes that are "
+        f"not committed, and would be overwritten. Nothing has changed there. Commit or stash them "
+        f"(git stash --include-untracked), then: {work.again}",
+        files,
+    )
+
+
+def _has_hooks_of_its_own(work: Work, target: _Target) -> bool:
+    """Return whether hooks are files of the working tree, which an isolated run could write."""
+    if work.record is None or not work.record.isolated or target.top is None:
+        return False
+    hooks = git("rev-parse", "--git-path", "hooks", at=target.at)
+    top = os.path.realpath(target.top)
+    inside = os.path.realpath(os.path.join(top, hooks))
+    return inside.startswith(f"{top}/") and not inside.startswith(f"{target.repository}/")
+
+
+def _missing_modules(work: Work, target: _Target, new: str) -> list[str]:
+    """Return what to do about sub-modules at commits that only the worktree may have."""
+    raw_diff = git("diff", "--raw", "--no-abbrev", "--no-renames", "-z", target.commit, new,
+                   at=target.at)  # fmt: skip
+    fields = raw_diff.split("\0")
+    found = []
+    for meta, path in zip(fields[::2], fields[1::2], strict=False):
+        _, mode, _, commit, _ = meta.lstrip(":").split(" ")
+        if mode != "160000":
+            continue
+        module = f"{target.top}/{path}"
+        if target.top and os.path.lexists(f"{module}/.git"):
+            there = At(module, target.at.env)
+            if run(["cat-file", "-e", f"{commit}^{{commit}}"], there, (0, 1, 128))[0] == 0:
+                continue
+        found.append(
+            f"the sub-module {path} is now at {commit[:12]}: git submodule update; if no remote "
+            f"has that commit: git -C {path} fetch {work.worktree}/{path} {commit}"
+        )
+    return found
+
+
+_SHOWN = 20
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,617 @@
+"""`sfactl land`: the work of runs comes home, as a whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfad.protocol.types import Isolation, RunInfo, Worktree
+from tests.conftest import Start
+from tests.e2e.test_worktree_layouts import LAYOUTS, Made
+from tests.e2e.test_worktrees import Repository
+from tests.harness import Daemon, running, started, stopped
+from tests.users import FIRST, as_user, needs_root, open_directory, readable_by_all
+
+pytestmark = pytest.mark.needs("git")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path, directory="sub")
+
+
+@pytest.fixture
+def daemon(share: Start) -> Daemon:
+    return share(config="[quotas]\nspawns_per_hour = 100000")
+
+
+def sfactl(
+    repository: Repository, daemon: Daemon, *words: str, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sfactl", *words],
+        env=daemon.env | repository.env,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        cwd=cwd or repository.path,
+        check=False,
+    )
+
+
+def land(
+    repository: Repository, daemon: Daemon, run: RunInfo, *words: str, cwd: Path | None = None
+) -> dict[str, Any]:
+    done = sfactl(repository, daemon, "land", run.id, "--json", *words, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def refused(
+    repository: Repository, daemon: Daemon, run: RunInfo, *words: str, cwd: Path | None = None
+) -> str:
+    """Return why nothing has landed. Nothing of the checkout has changed."""
+    before = everything(cwd or repository.path)
+    done = sfactl(repository, daemon, "land", run.id, *words, cwd=cwd)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert everything(cwd or repository.path) == before
+    return done.stderr
+
+
+def everything(top: Path) -> dict[str, object]:
+    """Return each file of a checkout, with its mode and its time, and what git says of it."""
+    found: dict[str, object] = {}
+    for place, directories, files in os.walk(top):
+        if ".git" in directories:
+            directories.remove(".git")
+        for name in files:
+            path = Path(place) / name
+            stat = path.lstat()
+            content = os.readlink(path) if path.is_symlink() else path.read_bytes()
+            found[str(path)] = (content, stat.st_mode, stat.st_mtime_ns)
+    for words in (["status", "--porcelain"], ["rev-parse", "HEAD"], ["diff", "--cached"]):
+        said = subprocess.run(["git", *words], cwd=top, capture_output=True, check=False)
+        found[" ".join(words)] = said.stdout
+    return found
+
+
+def test_uncommitted_work_lands_with_one_command(daemon: Daemon, repository: Repository) -> None:
+    run = repository.run(daemon, "echo two > file; echo new > new", name="w")
+    told = land(repository, daemon, run)
+    assert (told["landed"], told["onto"], told["files"]) == (
+        "merge",
+        "main",
+        ["sub/file", "sub/new"],
+    )
+    assert (repository.sub / "file").read_text() == "two\n"
+    assert repository.state()[2] == ""
+    author, subject = repository.git("log", "-1", "--format=%an <%ae>%n%s").splitlines()
+    assert author == "n <n@example.com>"
+    assert (run.id in subject, "w" in subject) == (True, True)
+    assert repository.git("rev-parse", "HEAD").strip() == told["commit"] == told["committed"]
+    again = land(repository, daemon, run)
+    assert (again["landed"], again["commit"]) == ("nothing", told["commit"])
+    assert "removed 1 worktree" in repository.sfactl(daemon, "prune", "--keep", "0"), (
+        "nothing of it would be lost"
+    )
+
+
+def test_a_run_that_has_changed_nothing(daemon: Daemon, repository: Repository) -> None:
+    run = repository.run(daemon, "true")
+    assert land(repository, daemon, run)["landed"] == "nothing"
+
+
+def test_what_is_committed_and_what_is_not_land_together_where_the_branch_has_moved_on(
+    daemon: Daemon, repository: Repository
+) -> None:
+    run = repository.run(daemon, "echo a > a; git add a; git commit -qm a; echo b > b")
+    (repository.path / "mine").write_text("mine\n")
+    repository.commit("mine")
+    (repository.path / "staged").write_text("staged\n")
+    repository.git("add", "staged")
+    (repository.path / "mine").write_text("edited\n")
+    (repository.path / "untracked").write_text("untracked\n")
+    land(repository, daemon, run)
+    parents = repository.git("log", "-1", "--format=%p").split()
+    assert len(parents) == 2
+    assert repository.git("log", "-1", "--format=%s").startswith(f"Merge branch '{run.branch}'")
+    assert ((repository.sub / "a").read_text(), (repository.sub / "b").read_text()) == (
+        "a\n",
+        "b\n",
+    )
+    assert repository.state()[2] == " M mine\nA  staged\n?? untracked\n"
+
+
+def test_squash(daemon: Daemon, repository: Repository) -> None:
+    run = repository.run(daemon, "echo a > a; git add a; git commit -qm a; echo b > b")
+    land(repository, daemon, run, "--squash", "-m", "Add a and b")
+    assert repository.git("log", "--format=%s") == "Add a and b\nfirst\n"
+    assert run.id in repository.git("log", "-1", "--format=%b")
+    assert repository.state()[2] == ""
+    for more in ([], ["--squash"], ["--patch"]):
+        assert land(repository, daemon, run, *more)["landed"] == "nothing"
+
+
+def test_a_patch_changes_files_only(daemon: Daemon, repository: Repository) -> None:
+    run = repository.run(
+        daemon, "echo a > a; git add a; git commit -qm a; echo two > file; printf 'x\\0y' > binary"
+    )
+    (repository.path / "staged").write_text("staged\n")
+    repository.git("add", "staged")
+    head = repository.git("rev-parse", "HEAD")
+    told = land(repository, daemon, run, "--patch")
+    assert (told["landed"], told["committed"]) == ("patch", None)
+    assert repository.git("rev-parse", "HEAD") == head
+    assert repository.state()[2] == "A  staged\n M sub/file\n?? sub/a\n?? sub/binary\n"
+    assert (repository.sub / "binary").read_bytes() == b"x\0y"
+    assert "two" in repository.git("diff")
+    assert f"1 commit: sfactl land {run.id}" not in sfactl(repository, daemon, "why", run.id).stdout
+    assert "would be overwritten" in refused(repository, daemon, run, "--patch")
+
+
+KINDS = r"""
+printf 'a\0b\377' > binary; ln -s file link; ln -s /nowhere dangling
+echo run > script; chmod +x script; chmod +x file
+git mv old new; rm gone; mkdir -p deep/er; echo x > deep/er/x
+ln -sf other was-file; rm was-link; echo file > was-link
+printf 'caf\351' > "$(printf 'n\303\244me with\ttab')"; echo y > "$(printf 'caf\351')"
+echo ignored > ignored.log; rm -r directory; echo file > directory; echo e > ' -x'
+"""
+
+
+@pytest.mark.parametrize("how", ["--merge", "--squash", "--patch"])
+@pytest.mark.parametrize("moved_on", [False, True])
+def test_each_kind_of_file_lands_as_it_is(
+    daemon: Daemon, repository: Repository, how: str, moved_on: bool
+) -> None:
+    for name in ("old", "gone", "was-file"):
+        (repository.sub / name).write_text(f"{name}\n" * 9)
+    (repository.sub / "was-link").symlink_to("file")
+    (repository.sub / "directory").mkdir()
+    (repository.sub / "directory" / "x").write_text("x\n")
+    (repository.path / ".gitignore").write_text("*.log\n")
+    repository.commit("kinds")
+    run = repository.run(daemon, KINDS)
+    if moved_on:
+        (repository.path / "mine").write_text("mine\n")
+        repository.commit("mine")
+    land(repository, daemon, run, how)
+    worktree = Path(run.worktree or "")
+
+    def content(top: Path) -> dict[str, object]:
+        return {
+            name.removeprefix(str(top)): value[:2]
+            for name, value in everything(top).items()
+            if isinstance(value, tuple)
+            if not name.endswith(("mine", "ignored.log", "/.git"))
+        }
+
+    assert content(repository.path) == content(worktree)
+    assert not (repository.sub / "ignored.log").exists()
+    if how != "--patch":
+        assert repository.state()[2] == ""
+
+
+@pytest.mark.parametrize("how", ["--merge", "--squash", "--patch"])
+@pytest.mark.parametrize("moved_on", [False, True])
+@pytest.mark.parametrize(
+    "in_the_way", ["edited", "staged", "untracked", "ignored", "deleted", "directory"]
+)
+def test_files_that_the_person_has_not_committed_stop_it_and_are_named(
+    daemon: Daemon, repository: Repository, how: str, moved_on: bool, in_the_way: str
+) -> None:
+    (repository.path / ".gitignore").write_text("ignored\n")
+    (repository.sub / "other").write_text("other\n")
+    repository.commit("more")
+    run = repository.run(
+        daemon,
+        "echo two > file; echo 2 > other; echo new > untracked; echo new > ignored; "
+        "git add -f ignored; echo x > directory",
+    )
+    if moved_on:
+        (repository.path / "mine").write_text("mine\n")
+        repository.commit("mine")
+    match in_the_way:
+        case "edited" | "staged":
+            for name in ("file", "other"):
+                (repository.sub / name).write_text("edited, not committed\n")
+            if in_the_way == "staged":
+                repository.git("add", ".")
+        case "deleted":
+            (repository.sub / "file").unlink()
+            (repository.sub / "file").mkdir()
+            (repository.sub / "file" / "within").write_text("mine\n")
+        case "directory":
+            (repository.sub / "directory").mkdir()
+            (repository.sub / "directory" / "within").write_text("mine\n")
+        case name:
+            (repository.sub / name).write_text("mine\n")
+    said = refused(repository, daemon, run, how)
+    assert "Nothing has changed there" in said or "git merge refuses" in said
+    if in_the_way in ("edited", "staged"):
+        assert "sub/file, sub/other" in said
+    elif in_the_way in ("untracked", "ignored"):
+        assert f"sub/{in_the_way}" in said
+
+
+@pytest.mark.parametrize("how", ["--merge", "--squash", "--patch"])
+def test_a_conflict_changes_nothing_and_says_how_to_go_on(
+    daemon: Daemon, repository: Repository, how: str
+) -> None:
+    run = repository.run(daemon, "echo two > file; printf 'b\\n' > 'other one'", name="w")
+    (repository.sub / "file").write_text("mine\n")
+    (repository.sub / "other one").write_text("mine\n")
+    repository.commit("mine")
+    said = refused(repository, daemon, run, how)
+    assert "it conflicts with 'main' in sub/file, sub/other one" in said
+    done = sfactl(repository, daemon, "land", run.id, how, "--json")
+    assert json.loads(done.stdout)["files"] == ["sub/file", "sub/other one"]
+    if how == "--patch":
+        return
+    worktree = Path(run.worktree or "")
+    steps = said.partition("To go on: ")[2]
+    assert f"git -C {worktree} merge main" in steps
+    subprocess.run(["git", "merge", "main"], cwd=worktree, env=repository.env, check=False)
+    assert "in the middle of a merge" in refused(repository, daemon, run, how)
+    (worktree / "sub" / "file").write_text("both\n")
+    (worktree / "sub" / "other one").write_text("both\n")
+    repository.git("commit", "-qam", "resolved", cwd=worktree)
+    assert land(repository, daemon, run, how)["landed"] == how[2:]
+    assert (repository.sub / "file").read_text() == "both\n"
+
+
+def test_onto_another_branch_touches_no_working_tree(
+    daemon: Daemon, repository: Repository
+) -> None:
+    repository.git("branch", "release")
+    run = repository.run(daemon, "echo two > file")
+    (repository.sub / "file").write_text("mine, not committed\n")
+    before = everything(repository.path)
+    told = land(repository, daemon, run, "--onto", "release")
+    assert everything(repository.path) == before
+    assert repository.git("rev-parse", "release").strip() == told["commit"]
+    assert repository.git("show", "release:sub/file") == "two\n"
+    assert "checked out nowhere" in refused(repository, daemon, run, "--onto", "release", "--patch")
+    assert "no branch 'gone'" in refused(repository, daemon, run, "--onto", "gone")
+    assert "no branch '-d'" in refused(repository, daemon, run, "--onto=-d")
+    assert "the run worked itself" in refused(repository, daemon, run, "--onto", run.branch or "")
+    repository.git("symbolic-ref", "refs/heads/alias", "refs/heads/main")
+    assert "another name" in refused(repository, daemon, run, "--onto", "alias")
+
+
+def test_onto_a_branch_that_is_checked_out_elsewhere(
+    daemon: Daemon, repository: Repository, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    repository.git("worktree", "add", "-q", str(other), "-b", "release")
+    run = repository.run(daemon, "echo two > file")
+    (other / "sub" / "file").write_text("mine\n")
+    assert "would be overwritten" in refused(repository, daemon, run, "--onto", "release")
+    assert (other / "sub" / "file").read_text() == "mine\n"
+    repository.git("checkout", ".", cwd=other)
+    land(repository, daemon, run, "--onto", "release", cwd=tmp_path)
+    assert (other / "sub" / "file").read_text() == "two\n"
+    assert repository.git("status", "--porcelain", cwd=other) == ""
+
+
+def test_where_it_is_typed(daemon: Daemon, repository: Repository, tmp_path: Path) -> None:
+    run = repository.run(daemon, "echo two > file")
+    elsewhere = Repository(tmp_path / "elsewhere", directory="sub")
+    (tmp_path / "empty").mkdir()
+    for place in (tmp_path / "empty", elsewhere.path):
+        assert "is in no checkout of" in refused(repository, daemon, run, cwd=place)
+    assert "the run worked itself" in refused(
+        repository, daemon, run, cwd=Path(run.worktree or "") / "sub"
+    )
+    repository.git("checkout", "-q", "--detach")
+    assert "no branch is checked out" in refused(repository, daemon, run)
+    repository.git("checkout", "-q", "main")
+    land(repository, daemon, run, cwd=repository.sub)
+
+
+def test_a_live_run_and_a_run_in_the_same_worktree_are_refused(
+    daemon: Daemon, repository: Repository
+) -> None:
+    first = repository.run(daemon, "echo two > file")
+    with daemon.client() as client:
+        second = started(client, ["sleep", "1000"], **repository.options(Worktree(of=first.id)))
+        assert f"run {second.id} has not ended" in refused(repository, daemon, second)
+        assert f"run {second.id} works in the worktree" in refused(repository, daemon, first)
+        other = started(client, ["sleep", "1000"], **repository.options())
+        said = refused(repository, daemon, first, "--onto", other.branch or "")
+        assert f"run {second.id} works in the worktree" in said
+        stopped(client, second.id)
+        said = refused(repository, daemon, first, "--onto", other.branch or "")
+        assert f"run {other.id} works in {other.worktree}" in said
+        stopped(client, other.id)
+    land(repository, daemon, first)
+
+
+def test_a_run_without_a_worktree(daemon: Daemon, repository: Repository) -> None:
+    run = repository.run(daemon, "true", None)
+    assert "has no worktree of its own" in refused(repository, daemon, run)
+    assert sfactl(repository, daemon, "land", "nothing-like-it").returncode == 66
+    done = sfactl(repository, daemon, "land", run.id, "--squash", "--patch")
+    assert (done.returncode, "exclude each other" in done.stderr) == (2, True)
+
+
+def test_a_hook_that_refuses_loses_nothing(daemon: Daemon, repository: Repository) -> None:
+    hook = repository.path / ".git" / "hooks" / "pre-commit"
+    hook.write_text('#!/bin/sh\ntest -e "$HOME/ok" || { echo "no tabs, please" >&2; exit 1; }\n')
+    hook.chmod(0o755)
+    run = repository.run(daemon, "echo two > file; echo new > new")
+    said = refused(repository, daemon, run)
+    assert ("no tabs, please" in said, f"sfactl land {run.id}" in said) == (True, True)
+    assert (Path(run.worktree or "") / "sub" / "new").read_text() == "new\n"
+    (repository.home / "ok").touch()
+    land(repository, daemon, run)
+    assert (repository.sub / "new").read_text() == "new\n"
+
+
+def test_a_hook_that_changes_files(daemon: Daemon, repository: Repository) -> None:
+    hook = repository.path / ".git" / "hooks" / "pre-commit"
+    hook.write_text("#!/bin/sh\necho formatted > sub/file; git add sub/file\n")
+    hook.chmod(0o755)
+    run = repository.run(daemon, "echo two > file")
+    land(repository, daemon, run)
+    assert (repository.sub / "file").read_text() == "formatted\n"
+    assert repository.state()[2] == ""
+
+
+def test_commits_are_signed_as_the_person_does(
+    daemon: Daemon, repository: Repository, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    (tmp_path / "signers").write_text(f"n@example.com {(tmp_path / 'key.pub').read_text()}")
+    for name, value in (
+        ("gpg.format", "ssh"), ("user.signingKey", str(key)), ("commit.gpgSign", "true"),
+        ("gpg.ssh.allowedSignersFile", str(tmp_path / "signers")),
+    ):  # fmt: skip
+        repository.git("config", "--global", name, value)
+    run = repository.run(daemon, "echo two > file")
+    (repository.path / "mine").write_text("mine\n")
+    repository.commit("mine")
+    land(repository, daemon, run)
+    assert repository.git("log", "-3", "--format=%G?").split() == ["G", "G", "G"]
+    key.unlink()
+    run = repository.run(daemon, "echo three > file")
+    assert "git commit ended with" in refused(repository, daemon, run)
+
+
+def test_a_person_without_a_name(daemon: Daemon, repository: Repository) -> None:
+    run = repository.run(daemon, "echo two > file")
+    repository.git("config", "--global", "user.useConfigOnly", "true")
+    repository.git("config", "--global", "--unset", "user.email")
+    said = refused(repository, daemon, run)
+    assert "user.email" in said
+    repository.git("config", "--global", "user.email", "n@example.com")
+    land(repository, daemon, run)
+
+
+@pytest.mark.parametrize("value", ["only", "false"])
+def test_merge_ff(daemon: Daemon, repository: Repository, value: str) -> None:
+    repository.git("config", "--global", "merge.ff", value)
+    first, second = (repository.run(daemon, f"echo {n} > {n}") for n in ("a", "b"))
+    land(repository, daemon, first)
+    parents = repository.git("log", "-1", "--format=%p").split()
+    assert len(parents) == (1 if value == "only" else 2)
+    if value == "only":
+        assert f"git -C {second.worktree} rebase main" in refused(repository, daemon, second)
+        repository.git("rebase", "-q", "main", cwd=Path(second.worktree or ""))
+    land(repository, daemon, second)
+    assert (repository.sub / "b").read_text() == "b\n"
+
+
+def test_line_endings(daemon: Daemon, repository: Repository) -> None:
+    repository.git("config", "--global", "core.autocrlf", "true")
+    repository.git("rm", "-q", "--cached", "-r", ".")
+    repository.git("reset", "-q", "--hard")
+    for how in ("--patch", "--merge"):
+        run = repository.run(daemon, f"printf 'a{how}\\r\\nb\\r\\n' > file; printf 'x\\r\\n' > new")
+        land(repository, daemon, run, how)
+        assert (repository.sub / "file").read_bytes() == f"a{how}\r\nb\r\n".encode()
+        assert (repository.sub / "new").read_bytes() == b"x\r\n"
+        if how == "--merge":
+            assert repository.git("show", "HEAD:sub/file") == f"a{how}\nb\n"
+        repository.git("reset", "-q", "--hard")
+        repository.git("clean", "-qfd")
+
+
+@pytest.mark.needs("git-lfs")
+@pytest.mark.parametrize("how", ["--merge", "--squash", "--patch"])
+def test_lfs(daemon: Daemon, repository: Repository, how: str) -> None:
+    repository.git("lfs", "install", "--local")
+    repository.git("lfs", "track", "*.bin")
+    (repository.sub / "large.bin").write_bytes(b"content\n")
+    repository.commit("large")
+    run = repository.run(daemon, "printf 'more\\0' > large.bin; printf 'new\\0' > new.bin")
+    (repository.path / "mine").write_text("mine\n")
+    repository.commit("mine")
+    land(repository, daemon, run, how)
+    assert (repository.sub / "large.bin").read_bytes() == b"more\0"
+    assert (repository.sub / "new.bin").read_bytes() == b"new\0"
+    if how != "--patch":
+        assert repository.git("show", "HEAD:sub/new.bin").startswith("version https://git-lfs")
+        assert repository.state()[2] == ""
+
+
+def test_submodules(daemon: Daemon, tmp_path: Path) -> None:
+    other, repository = (
+        Repository(tmp_path / "other", directory="sub"),
+        Repository(tmp_path, directory="sub"),
+    )
+    repository.git("submodule", "add", "-q", str(other.path), "module")
+    repository.commit("module")
+    script = (
+        "cd ..; git submodule update -q --init; cd module; echo two > sub/file; "
+        "git -c user.name=n -c user.email=e commit -qam two; echo three > sub/file"
+    )
+    run = repository.run(daemon, script)
+    told = land(repository, daemon, run)
+    assert told["files"] == ["module"]
+    assert "left out: the sub-module module has changes" in told["notes"][0]
+    commit = repository.git("rev-parse", "HEAD:module").strip()
+    command = told["notes"][1].rpartition("commit: ")[2]
+    assert command == f"git -C module fetch {run.worktree}/module {commit}"
+    repository.git(*command.split()[1:])
+    repository.git("submodule", "update", "-q")
+    assert (repository.path / "module" / "sub" / "file").read_text() == "two\n"
+    assert land(repository, daemon, run)["landed"] == "nothing"
+
+
+def test_a_repository_within_the_worktree_is_left_out_and_named(
+    daemon: Daemon, repository: Repository
+) -> None:
+    script = (
+        "git init -q nested; cd nested; echo x > x; git add x; git commit -qm x; cd ..; "
+        "git init -q empty; echo two > file"
+    )
+    run = repository.run(daemon, script)
+    told = land(repository, daemon, run)
+    assert told["files"] == ["sub/file"]
+    assert [note.partition(" is a git")[0] for note in told["notes"]] == [
+        "left out: sub/empty/",
+        "left out: sub/nested/",
+    ]
+    said = repository.sfactl(daemon, "prune", "--worktrees")
+    assert "no commit can keep sub/empty/" in said
+    assert (Path(run.worktree or "") / "sub" / "nested" / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("git checkout -q -b other; echo o > o; git add o; git commit -qm o", None),
+        ("git checkout -q --detach; echo o > o; git add o; git commit -qm o; echo p > p", None),
+        ("echo a > a; git add a; git commit -qm a; git checkout -q HEAD~1", None),
+        (
+            "echo a > a; git add a; git commit -qm a; git checkout -q HEAD~1; echo o > o",
+            "lacks commits",
+        ),
+        ("echo a > a; git add a; git commit -qm a; git cherry-pick HEAD~1", "middle of a cherry"),
+        (
+            "echo a > file; git commit -qam a; git checkout -q -b another HEAD~1; echo b > file; "
+            "git commit -qam b; git rebase -q @{-1}",
+            "middle of a rebase",
+        ),
+    ],
+)
+def test_where_the_run_has_left_its_worktree(
+    daemon: Daemon, repository: Repository, script: str, why: str | None
+) -> None:
+    run = repository.run(daemon, f"{script} || true", name="x")
+    if why is not None:
+        assert why in refused(repository, daemon, run)
+        return
+    land(repository, daemon, run)
+    landed = "a" if " a;" in script else "o"
+    assert (repository.sub / landed).exists()
+    assert repository.git("status", "--porcelain", cwd=Path(run.worktree or "")) == ""
+
+
+def test_two_at_once_land_once(daemon: Daemon, repository: Repository) -> None:
+    runs = [repository.run(daemon, f"echo {n} > {n}") for n in ("a", "b", "c")]
+    with ThreadPoolExecutor(6) as threads:
+        told = list(threads.map(lambda run: land(repository, daemon, run), [*runs, *runs]))
+    assert sorted(each["landed"] for each in told) == ["merge"] * 3 + ["nothing"] * 3
+    assert repository.state()[2] == ""
+    assert [(repository.sub / n).read_text() for n in "abc"] == ["a\n", "b\n", "c\n"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_lands_in_each_layout(
+    daemon: Daemon, tmp_path: Path, layout: Callable[[Path], Made]
+) -> None:
+    repository, checkout = layout(tmp_path)
+    if repository.git("branch", "--show-current", cwd=checkout) == "\n":
+        repository.git("checkout", "-q", "-b", "mine", cwd=checkout)
+    for how in ("--patch", "--merge"):
+        run = repository.run(
+            daemon, "echo two > sub/file; echo new > sub/new", cwd=os.fsencode(checkout)
+        )
+        land(repository, daemon, run, how, cwd=checkout)
+        assert (checkout / "sub" / "file").read_text() == "two\n"
+        assert (checkout / "sub" / "new").read_text() == "new\n"
+        expected = "" if how == "--merge" else " M sub/file\n?? sub/new\n"
+        assert repository.git("status", "--porcelain", cwd=checkout) == expected
+        repository.git("reset", "-q", "--hard", cwd=checkout)
+        repository.git("clean", "-qfd", cwd=checkout)
+
+
+# ---- What an isolated run has written is not obeyed
+
+
+@pytest.mark.needs("bwrap")
+def test_of_an_isolated_run_no_hook_and_no_config_is_obeyed(
+    daemon: Daemon, repository: Repository, tmp_path: Path
+) -> None:
+    repository.git("config", "core.hooksPath", ".husky")
+    repository.git("config", "extensions.worktreeConfig", "true")
+    mark = tmp_path / "executed"
+    (repository.path / ".husky").mkdir()
+    (repository.path / ".husky" / "pre-commit").write_text("#!/bin/sh\ntrue\n")
+    (repository.path / ".husky" / "pre-commit").chmod(0o755)
+    repository.commit("hooks")
+    hook = f"#!/bin/sh\ntouch {mark}\n"
+    script = f"""
+cd ..; for name in pre-commit commit-msg post-commit post-merge post-checkout; do
+printf '{hook}' > .husky/$name; chmod +x .husky/$name; done
+printf '[core]\\n\\tfsmonitor = touch {mark}\\n\\thooksPath = .\\n' \\
+  > "$(git rev-parse --git-dir)/config.worktree"
+echo two > sub/file
+"""
+    env = [*repository.options()["env"]]
+    run = repository.run(daemon, script, isolation=Isolation(), env=env)
+    told = land(repository, daemon, run)
+    assert not mark.exists()
+    assert (repository.sub / "file").read_text() == "two\n"
+    assert (told["landed"], told["committed"]) == ("merge", told["commit"])
+    assert land(repository, daemon, run)["landed"] == "nothing"
+
+
+@pytest.mark.needs("bwrap")
+def test_of_an_isolated_run_no_other_branch_moves(daemon: Daemon, repository: Repository) -> None:
+    head = repository.git("rev-parse", "main")
+    for script in (
+        'echo "ref: refs/heads/main" > "$(git rev-parse --git-dir)/HEAD"',
+        'd="$(git rev-parse --git-common-dir)/refs/heads/sfad"; '
+        'for b in "$d"/*; do rm "$b"; echo "ref: refs/heads/main" > "$b"; done',
+    ):
+        run = repository.run(daemon, f"{script}; echo two > file", isolation=Isolation())
+        said = refused(repository, daemon, run)
+        assert "main" in said
+        assert repository.git("rev-parse", "main") == head
+
+
+# ---- Other users
+
+
+@needs_root
+def test_root_lands_as_the_user_of_the_run() -> None:
+    config = '[access]\nusers = "all"\n'
+    with open_directory() as top:
+        (top / "d").mkdir(mode=0o755)
+        with running(top / "d", config=config, wrap=readable_by_all(top)) as daemon:
+            place = top / "place"
+            place.mkdir()
+            os.chown(place, FIRST, FIRST)
+
+            def submit() -> tuple[Repository, RunInfo]:
+                repository = Repository(place, directory="sub")
+                return repository, repository.run(daemon, "echo two > file")
+
+            repository, run = as_user(FIRST, submit)
+            told = land(repository, daemon, run)
+            assert told["landed"] == "merge"
+            for place, _, files in os.walk(repository.path):
+                assert {os.stat(f"{place}/{name}").st_uid for name in files} <= {FIRST}
