@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import codecs
+import importlib
 import os
 import pwd
 from collections.abc import Mapping
+from typing import Protocol, TypeVar
 
 from sfad import landing, worktrees
 from sfad.git import GitError
 from sfad.landing import How, Landed, NotLanded, Work
-from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.base import Reply, Request, RunReply
 from sfad.protocol.requests.listing import Info, List, RunList
 from sfad.protocol.types import RunInfo
 from sfad.protocol.units import counted
 
 from . import output
-from .connection import Client
 from .exits import ExitCode, Quit
+
+R = TypeVar("R", bound=Reply)
 
 
 class Refused(Quit):
@@ -30,31 +34,53 @@ class Refused(Quit):
 # ---- What is there
 
 
-def unlanded(run: RunInfo) -> str | None:
-    """Return what an ended run has left in its worktree, and how it lands, in a line; `None` if
-    there is nothing, or it is not this user's."""
+def left(run: RunInfo) -> worktrees.Left | None:
+    """Return what an ended run has left in its worktree; `None` if there is nothing, if it is
+    another user's, or another run has worked there since. Raise `GitError`, `OSError`."""
     if run.worktree is None or not run.status.terminal or run.user != output.own_user():
         return None
     record = worktrees.read_record(run.worktree)
-    if record is None:
+    if record is None or record.run != run.id:
         return None
+    found = worktrees.left(record, os.environ)
+    return found if found.files or found.commits else None
+
+
+def unlanded(run: RunInfo) -> str | None:
+    """Return what an ended run has left in its worktree, and how it lands, in a line."""
     try:
-        left = worktrees.left(record, os.environ)
+        found = left(run)
     except (GitError, OSError) as error:
-        return f"what it has left in {output.plain(record.path)} is not known: {error}"
-    found = [
-        *([f"{counted(left.files, 'file')} changed, not committed"] if left.files else []),
-        *([counted(left.commits, "commit")] if left.commits else []),
-    ]
-    return f"{', '.join(found)}: sfactl land {run.id}" if found else None
+        return output.plain(f"what it has left in {run.worktree} is not known: {error}")
+    if found is None:
+        return None
+    files = f"{counted(found.files, 'file')} changed, not committed" if found.files else ""
+    commits = f"{counted(found.commits, 'commit')} to land" if found.commits else ""
+    return f"{' and '.join(filter(None, (commits, files)))}: sfactl land {run.id}"
+
+
+def unlanded_json(run: RunInfo) -> dict[str, object]:
+    """Return what an ended run has left in its worktree, for JSON; empty if there is nothing, or it
+    is not known."""
+    try:
+        found = left(run)
+    except (GitError, OSError):
+        return {}
+    return {"unlanded": {"files": found.files, "commits": found.commits}} if found else {}
 
 
 # ---- How it lands
 
 
-def find(client: Client, name: str) -> RunInfo:
+class Ask(Protocol):
+    """Asks the daemon, as `Client.call` does."""
+
+    def __call__(self, request: Request, expected: type[R]) -> R: ...
+
+
+def find(ask: Ask, name: str) -> RunInfo:
     """Return an ended run that had a worktree. Raise `Quit`."""
-    run = client.call(Info(id=0, run=name), RunReply).run
+    run = ask(Info(id=0, run=name), RunReply).run
     if run.fleet is not None:
         raise Quit(
             ExitCode.REFUSED,
@@ -73,10 +99,10 @@ def find(client: Client, name: str) -> RunInfo:
     return run
 
 
-def busy(client: Client, run: RunInfo) -> Mapping[str, str]:
+def busy(ask: Ask, run: RunInfo) -> Mapping[str, str]:
     """Return the live runs that work in worktrees, by these. Raise `Quit` if one works in that of
     an ended run."""
-    live = client.call(List(id=0, rows=0), RunList).runs
+    live = ask(List(id=0, rows=0), RunList).runs
     found = {each.worktree: each.id for each in live if each.worktree is not None}
     if run.worktree in found:
         other = found[run.worktree]
@@ -108,7 +134,7 @@ def land(
         )
     work = Work(run.id, output.plain(run.name), run.branch or "", run.worktree, record)
     try:
-        with landing.alone(os.environ):
+        with landing.alone(os.path.dirname(run.worktree)):
             return landing.land(
                 work,
                 cwd if cwd is not None or record is None else record.origin,  # type: ignore[arg-type]
@@ -134,6 +160,16 @@ def said(run: RunInfo, landed: Landed, how: How | None) -> str:
     return f"{run.id} landed on '{landed.onto}', now at {landed.commit[:12]}: {files} changed"
 
 
+def from_afar(ask: Ask, name: str) -> str:
+    """Bring the work of an ended run where that was asked for, for somebody who is in no directory,
+    and return what has come of it. Raise `Quit`."""
+    run = find(ask, name)
+    if run.user != output.own_user():
+        raise Quit(ExitCode.NOT_PERMITTED, f"the worktree of run {run.id} belongs to {run.user}")
+    landed = land(run, None, busy=busy(ask, run))
+    return "; ".join([said(run, landed, None), *landed.notes])
+
+
 def become_owner(run: RunInfo) -> None:
     """Have git executed as the run's user: it obeys the settings of the repository, which may name
     programs. Raise `Quit`."""
@@ -146,10 +182,9 @@ def become_owner(run: RunInfo) -> None:
         return
     if os.geteuid() != 0:
         raise Quit(ExitCode.NOT_PERMITTED, f"the worktree of run {run.id} belongs to {run.user}")
-    # the user may not be able to read this Python, so what is imported when it is needed comes now
-    import encodings.ascii
-    import json  # noqa: F401
-
+    # the user may not be able to read this Python, so what it would import later comes now
+    codecs.lookup("ascii")
+    importlib.import_module("json")
     if name:
         os.initgroups(name, gid)
     else:

@@ -69,6 +69,8 @@ class ProgressLines:
             self._note(f"sfactl: {final.id} {output.plain(final.stopped_children.message)}")
         if not self._message.quiet and (words := output.offer(final)):
             self.say(words)
+        if not self._message.quiet and (words := output.unlanded(final)):
+            self.say(words)
 
     def failed(self, reply: Reply, _descriptors: Sequence[int]) -> None:
         """Report a request that failed, only with `--verbose`: the run's end says more."""

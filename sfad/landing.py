@@ -5,8 +5,8 @@ The person who types it executes all of this. The new commit of the branch is ma
 tree is touched, and a working tree changes only as `git merge --ff-only` changes one: as a whole,
 or, if an uncommitted file is in the way, not at all.
 
-Of an isolated run nothing is obeyed: its uncommitted files are committed without hooks, from a git
-directory of our own (`worktrees.Look`).
+Of an isolated run nothing is obeyed: its uncommitted files become a commit without hooks, which is
+kept beside its branch (`worktrees.kept`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .git import SWITCHES, At, GitError, complaint, execute, git, own, raw, run
-from .worktrees import Look, Record, checked_branch, directory, exists, kept_ref, read_record
+from .worktrees import (
+    Look,
+    Record,
+    checked_branch,
+    everything,
+    exists,
+    kept,
+    kept_ref,
+    read_record,
+    snapshot,
+)  # fmt: skip
 
 How = Literal["merge", "squash", "patch"]
 
@@ -76,12 +86,16 @@ class Landed:
 
 
 @contextmanager
-def alone(env: Mapping[str, str]) -> Iterator[None]:
-    """Wait until no other `land` or `prune` of the user is at work. Raise `OSError`."""
-    os.makedirs(directory(env), mode=0o700, exist_ok=True)
-    with open(f"{directory(env)}/.lock", "w", encoding="ascii") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def alone(directory: str) -> Iterator[None]:
+    """Wait until no other `land` or `prune` is at work in a directory of worktrees. Raise
+    `OSError`."""
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
 
 
 def land(
@@ -221,14 +235,29 @@ def _tip(
     branch = checked_branch(record, env)
     with Look(record, env) as look:
         _check_finished(work, record, look)
-        if record.isolated or not commit:
-            head = _commit_in_look(work, record, look, landed, message, keep=commit)
-        else:
-            head = _commit_as_person(work, record, look, env, landed, message)
-        if branch is None or _contains(head, branch, look.at):
-            return head
-        if _contains(branch, head, look.at):
-            return branch
+        if not record.isolated and commit:
+            head = _committed(work, record, look, env, landed, message)
+            return _with_branch(work, record, head, branch, look.at)
+    found = snapshot(record, env)
+    landed.notes += [f"left out: {each}, in {record.path}" for each in found.left_out]
+    at = At("/", env, record.repository)
+    head = found.head
+    if found.tree != git("rev-parse", f"{head}^{{tree}}", at=at):
+        head = kept(record, found, env, _message(work, message))
+        if commit:
+            landed.committed = head
+            hooks = git("rev-parse", "--git-path", "hooks", at=at)
+            if os.access(f"{os.path.join(record.repository, hooks)}/pre-commit", os.X_OK):
+                landed.notes.append("no pre-commit hook was executed, because run "
+                                    f"{work.run} was isolated")  # fmt: skip
+    return _with_branch(work, record, head, branch, at)
+
+
+def _with_branch(work: Work, record: Record, head: str, branch: str | None, at: At) -> str:
+    if branch is None or _contains(head, branch, at):
+        return head
+    if _contains(branch, head, at):
+        return branch
     raise NotLanded(
         f"{record.path} is at {head[:12]}, which lacks commits of its branch '{record.branch}': "
         f"git -C {record.path} merge {record.branch}, then: {work.again}"
@@ -269,52 +298,7 @@ def _message(work: Work, message: str | None) -> str:
     return f"{message}\n\n{line}" if message else line
 
 
-def _add(record: Record, look: Look, at: At, words: Sequence[str], landed: Landed) -> None:
-    """Add everything that can be a commit. Repositories within the worktree cannot."""
-    left_out = look.embedded()
-    landed.notes += [
-        f"left out: {each} is a git repository of its own, in {record.path}" for each in left_out
-    ]
-    if record.isolated:
-        modules = look.modules()
-        landed.notes += [
-            f"left out: what the run has changed in the sub-module {each}, because it was isolated"
-            for each in modules
-            if os.path.lexists(f"{record.path}/{each}/.git")
-        ]
-        left_out += modules
-    else:
-        landed.notes += [
-            f"left out: the sub-module {each} has changes that are not committed, in {record.path}"
-            for each in look.dirty_modules()
-        ]
-    excluded = [f":(exclude,literal){each}" for each in left_out]
-    git(*words, "-c", "advice.addEmbeddedRepo=false", "add", "--all", "--", ".", *excluded, at=at)
-
-
-def _commit_in_look(
-    work: Work, record: Record, look: Look, landed: Landed, message: str | None, *, keep: bool
-) -> str:
-    """Commit without hooks. With `keep` the commit becomes that of the worktree."""
-    code, ref = run(["symbolic-ref", "--quiet", "HEAD"], look.at, (0, 1))
-    if record.isolated and not code and ref != f"refs/heads/{record.branch}":
-        raise NotLanded(f"the run has {ref} checked out in {record.path}, not '{record.branch}'")
-    _add(record, look, look.at, SWITCHES, landed)
-    if not run([*SWITCHES, "diff", "--cached", "--quiet"], look.at, (0, 1))[0]:
-        return look.git("rev-parse", "HEAD")
-    if not keep:
-        tree = look.git("write-tree")
-        return look.git("commit-tree", tree, "-p", "HEAD", "-m", _message(work, message))
-    look.git("commit", "--quiet", "-m", _message(work, message))
-    look.give_back()
-    landed.committed = look.git("rev-parse", "HEAD")
-    hooks = git("rev-parse", "--git-path", "hooks", at=At("/", look.env, record.repository))
-    if os.access(f"{os.path.join(record.repository, hooks)}/pre-commit", os.X_OK):
-        landed.notes.append("the pre-commit hook was not executed, because the run was isolated")
-    return landed.committed
-
-
-def _commit_as_person(
+def _committed(
     work: Work,
     record: Record,
     look: Look,
@@ -322,10 +306,13 @@ def _commit_as_person(
     landed: Landed,
     message: str | None,
 ) -> str:
-    """Commit as git does for a person: with hooks and signature."""
+    """Commit as git does for a person, with hooks and signature, and return the commit that is
+    checked out then."""
     inside = {**env, "GIT_DIR": record.admin or "", "GIT_WORK_TREE": record.path}
     at = At(record.path, inside)
-    _add(record, look, at, (), landed)
+    words, left_out = everything(record, look)
+    landed.notes += [f"left out: {each}, in {record.path}" for each in left_out]
+    git(*words, at=at)
     if run(["diff", "--cached", "--quiet"], at, (0, 1))[0]:
         done = execute(["commit", "--quiet", "-m", _message(work, message)], at)
         if done.returncode:

@@ -377,23 +377,8 @@ class Look:
         return [*SWITCHES, "-c", "advice.addEmbeddedRepo=false", *words]
 
     @property
-    def env(self) -> dict[str, str]:
-        """What has git take the directory for the worktree's own."""
-        return self._env
-
-    @property
     def at(self) -> At:
         return At(self._record.path, self._env)
-
-    def give_back(self) -> None:
-        """Give the worktree the HEAD and the index that git has written. A file of the run's is
-        replaced, not written to: it may be a link."""
-        admin = self._record.admin
-        for name in ("index", "HEAD"):
-            descriptor, copy = tempfile.mkstemp(prefix=f"{name}-", dir=admin)
-            os.close(descriptor)
-            shutil.copy2(f"{self._place}/{name}", copy)
-            os.rename(copy, f"{admin}/{name}")
 
     def modules(self) -> list[str]:
         """Return the paths of sub-modules."""
@@ -457,7 +442,8 @@ def changes(record: Record, env: Mapping[str, str]) -> str | None:
     if not record.whole:
         return None if record.holds_nothing else "git does not know it as a worktree any more"
     with Look(record, env) as look:
-        if look.git("status", "--porcelain", "--untracked-files=all", look.submodules):
+        found = look.git("status", "--porcelain", "--untracked-files=all", look.submodules)
+        if found and not _is_landed(record, env):
             return "it has changes that are not committed"
     if record.isolated and os.path.isdir(f"{record.admin}/modules"):
         return "it has sub-modules, into which nothing looks because its run was isolated"
@@ -480,7 +466,19 @@ def left(record: Record, env: Mapping[str, str]) -> Left:
     with Look(record, env) as look:
         words = ["--porcelain", "--untracked-files=all", "--no-renames", "-z", look.submodules]
         files = [entry for entry in look.git("status", *words).split("\0") if entry]
-        return Left(len(files), _count(record, env, [look.git("rev-parse", "HEAD")]))
+        commits = _count(record, env, [look.git("rev-parse", "HEAD")])
+    return Left(0 if files and _is_landed(record, env) else len(files), commits)
+
+
+def _is_landed(record: Record, env: Mapping[str, str]) -> bool:
+    """Return whether a branch has what is not committed in the worktree, which has landed as
+    `kept` keeps it."""
+    at, ref = At("/", own(env), record.repository), kept_ref(record.path)
+    tree = git("for-each-ref", "--format=%(tree)", ref, at=at)
+    if not tree or git("rev-list", "--max-count=1", ref, "--not", "--branches", at=at):
+        return False
+    found = snapshot(record, env)
+    return (found.tree, found.left_out) == (tree, [])
 
 
 def has_commits(record: Record, env: Mapping[str, str]) -> bool:
@@ -513,32 +511,88 @@ def checked_branch(record: Record, env: Mapping[str, str]) -> str | None:
     return None if code else found
 
 
+@dataclass
+class Snapshot:
+    """Everything in a worktree that a commit can have, git-ignored files apart."""
+
+    head: str
+    """The commit that is checked out."""
+    tree: str
+    left_out: list[str]
+    """What is changed and no commit can have, in words."""
+
+
+def snapshot(record: Record, env: Mapping[str, str]) -> Snapshot:
+    """Return what is in a worktree now, without changing anything of it. Raise `GitError`."""
+    with Look(record, env) as look:
+        words, left_out = everything(record, look)
+        look.git(*words)
+        return Snapshot(look.git("rev-parse", "HEAD"), look.git("write-tree"), left_out)
+
+
+def everything(record: Record, look: Look) -> tuple[list[str], list[str]]:
+    """Return the words after `git` that stage everything that a commit can have, and what none
+    can."""
+    embedded = look.embedded()
+    left_out = [f"{each} is a git repository of its own" for each in embedded]
+    if record.isolated:  # git would look into them, and obey what the run has written there
+        modules = [each for each in look.modules() if os.path.lexists(f"{record.path}/{each}/.git")]
+        left_out += [f"{each} is a sub-module, and the run was isolated" for each in modules]
+        embedded += modules
+    else:
+        dirty = look.dirty_modules()
+        left_out += [f"the sub-module {each} has changes that are not committed" for each in dirty]
+    return [
+        "add",
+        "--all",
+        "--",
+        ".",
+        *(f":(exclude,literal){each}" for each in embedded),
+    ], left_out
+
+
 def kept_ref(path: str) -> str:
-    """Return the ref under which `keep` keeps what was in a worktree."""
+    """Return the ref under which `kept` keeps what was in a worktree."""
     return f"refs/sfad/{os.path.basename(path)}"
 
 
-def keep(record: Record, env: Mapping[str, str]) -> str | None:
-    """Keep what would be lost with a worktree as a commit under `kept_ref`, unless its branch has
-    it. Return that ref; `None` if nothing would be lost. Raise `GitError` for what no commit can
-    have."""
+def kept(record: Record, found: Snapshot, env: Mapping[str, str], message: str) -> str:
+    """Keep what is in a worktree as a commit under `kept_ref`, without hooks, and return it. Raise
+    `GitError`."""
+    at, ref = _with_name(At("/", own(env), record.repository)), kept_ref(record.path)
+    words = ["for-each-ref", "--format=%(objectname) %(tree) %(parent)", ref]
+    commit, *rest = git(*words, at=at).split(" ")
+    if rest == [found.tree, found.head]:
+        return commit
+    commit = git("commit-tree", found.tree, "-p", found.head, "-m", message, at=at)
+    git("update-ref", ref, commit, at=at)
+    return commit
+
+
+def keep(record: Record, env: Mapping[str, str], *, dry_run: bool) -> str | None:
+    """Keep what would be lost with a worktree, and return the ref that has it; `None` if nothing
+    would be. Raise `GitError` for what no commit can have."""
     if record.holds_nothing:
         return None
-    with Look(record, env) as look:
-        for each in (*look.embedded(), *look.dirty_modules()):
-            raise GitError(f"no commit can keep {each}, a git repository of its own")
-        if os.path.isdir(f"{record.admin}/modules"):
-            raise GitError("no commit can keep its sub-modules, whose repositories are in it")
-        look.git("add", "--all", "--", ".")
-        tree, kept = look.git("write-tree"), look.git("rev-parse", "HEAD")
-        if tree != look.git("rev-parse", "HEAD^{tree}"):
-            words = ["-p", "HEAD", "-m", f"{record.branch}: what run {record.run} left uncommitted"]
-            kept = git(*look.words("commit-tree", tree, *words), at=_with_name(look.at))
-        at = At("/", own(env), record.repository)
-        tips = [f"refs/heads/{record.branch}"] if exists(record.branch, at) else [record.start]
-        if git("rev-list", "--max-count=1", kept, "--not", *tips, at=at) == "":
-            return None
-        git("update-ref", kept_ref(record.path), kept, at=at)
+    if not os.path.isdir(record.repository):
+        raise GitError(f"no commit can keep it: its repository {record.repository} is gone")
+    if record.admin is None:
+        raise GitError("no commit can keep it: git does not know it as a worktree any more")
+    found = snapshot(record, env)
+    if os.path.isdir(f"{record.admin}/modules"):
+        found.left_out.append("the repositories of its sub-modules are in it")
+    if found.left_out:
+        raise GitError(f"no commit can keep all of it: {found.left_out[0]}")
+    at = At("/", own(env), record.repository)
+    if found.tree != git("rev-parse", f"{found.head}^{{tree}}", at=at):
+        if not dry_run and not _is_landed(record, env):
+            kept(record, found, env, f"{record.branch}: what run {record.run} left uncommitted")
+        return kept_ref(record.path)
+    tips = [f"refs/heads/{record.branch}"] if exists(record.branch, at) else [record.start]
+    if not git("rev-list", "--max-count=1", found.head, "--not", *tips, at=at):
+        return None
+    if not dry_run:
+        git("update-ref", kept_ref(record.path), found.head, at=at)
     return kept_ref(record.path)
 
 

@@ -1,6 +1,6 @@
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
@@ -81,9 +81,10 @@ def _show(client: Client, name: str, timeline: bool, json: bool) -> None:
     events = list(timeline_of(client, run)) if timeline else []
     line = line_of(client, run)
     if json:
-        more = ({"line": output.content(line)} if line is not None else {}) | (
+        more: dict[str, Any] = ({"line": output.content(line)} if line is not None else {}) | (
             {"timeline": events} if timeline else {}
         )
+        more = {**more, **output.unlanded_json(run)}
         output.print_json({"id": run.id} | output.content(run) | more if more else run)
     else:
         print("\n".join(f"{name:<12} {value}" for name, value in facts(run, line)))
@@ -138,6 +139,8 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
     if run.worktree is not None:
         yield "worktree", f"{output.plain(run.worktree)} (sfactl diff {run.id})"
         yield "branch", output.plain(run.branch or "-")
+        if (work := output.unlanded(run)) is not None:
+            yield "work", work
     if run.session_id is not None:
         yield "session id", output.plain(run.session_id)
     if run.continues is not None:

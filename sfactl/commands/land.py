@@ -42,8 +42,8 @@ def land(
     how = chosen[0] if chosen else None
     cwd = os.getcwd()
     with connect(socket) as client:
-        found = landing.find(client, run)
-        busy = landing.busy(client, found)
+        found = landing.find(client.call, run)
+        busy = landing.busy(client.call, found)
     landing.become_owner(found)
     try:
         landed = landing.land(found, cwd, onto=onto, how=how, message=message, busy=busy)

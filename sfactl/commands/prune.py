@@ -1,10 +1,13 @@
 import os
+import sys
 import time
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated
 
 from sfad import worktrees
 from sfad.git import GitError
+from sfad.landing import alone as alone_in
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.daemon import Prune, Pruned
 from sfad.protocol.requests.listing import Info
@@ -29,6 +32,9 @@ def prune(
     worktrees: Annotated[
         bool, flag("Also remove worktrees with changes; alone, those of all ended runs")
     ] = False,
+    yes: Annotated[
+        bool, flag("With --worktrees, remove also what no commit can keep", "--yes", "-y")
+    ] = False,
     dry_run: Annotated[bool, flag("Only print what would be removed")] = False,
 ) -> int:
     """Remove ended runs, with their output.
@@ -36,6 +42,10 @@ def prune(
     Removes the git worktrees of removed runs as well, with their branches, if these have no
     changes and no commits of their own. It names the others; --worktrees removes these too, but
     no branch with commits. Alone, it removes the worktrees of all ended runs.
+
+    No work is lost: what is not committed becomes a commit under refs/sfad, where `sfactl land`
+    finds it. Files that git ignores go. A worktree with what no commit can keep, such as a
+    repository within it, stays; at a terminal sfactl asks, and --yes removes it.
 
     A tree is removed as a whole, with its rows and events in the ledger, and never while one of
     its runs is alive. --older-than 7d --keep 100 removes trees that ended more than 7 days ago,
@@ -51,14 +61,18 @@ def prune(
         )
     wanted = Prune(id=0, older_than=older_than, keep=keep or 0, dry_run=dry_run)
     alone = older_than is None and keep is None
+    if yes and not worktrees:
+        raise UsageError("--yes needs --worktrees")
     with connect(socket) as client:
         nothing = Pruned(id=0, trees=0, runs=0, events=0, files=0, output_bytes=0, ledger_bytes=0)
         found = nothing if alone else client.call(wanted, Pruned)
-        removed, lost, kept, failed = _worktrees(client, wanted, every=worktrees, alone=alone)
+        done = _worktrees(client, wanted, every=worktrees, alone=alone, yes=yes)
+    removed, kept, failed = done.removed, done.kept, done.failed
     if json:
         names = {
             "worktrees_removed": removed,
-            "worktrees_lost": lost,
+            "worktrees_saved": done.saved,
+            "worktrees_lost": done.lost,
             "worktrees_kept": kept,
             "worktrees_failed": failed,
         }
@@ -68,7 +82,16 @@ def prune(
             _tell(found, dry_run=dry_run)
         if removed:
             print(f"{'would remove' if dry_run else 'removed'} {counted(len(removed), 'worktree')}")
-        for each in lost:
+        verb = "would keep" if dry_run else "kept"
+        for each in done.saved:
+            print(
+                output.plain(
+                    f"  {verb} its changes as {each['ref']}: sfactl land {each['run']}"
+                    if each["known"]
+                    else f"  {verb} its changes as {each['ref']}: git merge {each['ref']}"
+                )
+            )
+        for each in done.lost:
             print(
                 output.plain(
                     f"  with its changes: {each['path']} (branch {each['branch']}, "
@@ -81,11 +104,13 @@ def prune(
                     f"kept the worktree {each['path']} (branch {each['branch']}): {each['why']}"
                 )
             )
-        if kept:
+        if kept and not worktrees:
             output.note(
-                "sfactl prune --worktrees removes them, and those of all other ended runs; "
-                "--dry-run shows which"
+                "sfactl prune --worktrees removes them, and those of all other ended runs, and "
+                "keeps changes as commits; --dry-run shows which"
             )
+        elif kept:
+            output.note("sfactl prune --worktrees --yes removes them, with what is in them")
     for each in failed:
         output.note(
             output.plain(f"sfactl: the worktree {each['path']} cannot be removed: {each['why']}")
@@ -111,20 +136,26 @@ def _tell(found: Pruned, *, dry_run: bool) -> None:
 Named = dict[str, str]
 
 
-def _worktrees(
-    client: Client, wanted: Prune, *, every: bool, alone: bool
-) -> tuple[list[str], list[Named], list[Named], list[Named]]:
-    """Remove worktrees of the caller's runs that were removed, or with `alone` have ended. Return
-    the removed ones, those of them that had changes, those that are kept, and those that could not
-    be removed. `every`: also those with changes."""
-    removed: list[str] = []
-    lost: list[Named] = []
-    kept: list[Named] = []
-    failed: list[Named] = []
+@dataclass
+class _Done:
+    removed: list[str] = field(default_factory=list)
+    saved: list[Named] = field(default_factory=list)
+    """Of these, what was not committed is now a commit."""
+    lost: list[Named] = field(default_factory=list)
+    """These had what no commit can keep."""
+    kept: list[Named] = field(default_factory=list)
+    failed: list[Named] = field(default_factory=list)
+
+
+def _worktrees(client: Client, wanted: Prune, *, every: bool, alone: bool, yes: bool) -> _Done:
+    """Remove worktrees of the caller's runs that were removed, or with `alone` have ended.
+    `every`: also those with changes; `yes`: also with those that no commit can keep."""
+    done = _Done()
     for record in worktrees.records(os.environ):
-        if os.path.realpath(record.socket) != os.path.realpath(client.path) or not _is_over(
-            client, record.run, wanted, alone=alone
-        ):
+        if os.path.realpath(record.socket) != os.path.realpath(client.path):
+            continue
+        over, known = _is_over(client, record.run, wanted, alone=alone)
+        if not over:
             continue
         named = {
             "path": output.utf8(record.path),
@@ -132,36 +163,69 @@ def _worktrees(
             "run": record.run,
         }
         try:
-            commits = worktrees.has_commits(record, os.environ)
-            why = worktrees.changes(record, os.environ) or (
-                "it has commits that are in no other branch" if commits else None
-            )
-            if why is not None and not every:
-                kept.append({**named, "why": why})
-                continue
-            if not wanted.dry_run:
-                worktrees.remove(record, os.environ, branch=not commits)
-            removed.append(named["path"])
-            if why is not None:
-                lost.append({**named, "why": why})
+            with alone_in(os.path.dirname(record.path)):
+                _remove(record, named, known, wanted, done, every=every, yes=yes)
         except (GitError, OSError) as error:
-            failed.append({**named, "why": output.utf8(str(error))})
-    return removed, lost, kept, failed
+            done.failed.append({**named, "why": output.utf8(str(error))})
+    return done
 
 
-def _is_over(client: Client, run: str, wanted: Prune, *, alone: bool) -> bool:
-    """Return whether a run has ended and is, or with --dry-run would be, removed."""
+def _remove(
+    record: worktrees.Record,
+    named: Named,
+    known: bool,
+    wanted: Prune,
+    done: _Done,
+    *,
+    every: bool,
+    yes: bool,
+) -> None:
+    commits = worktrees.has_commits(record, os.environ)
+    why = worktrees.changes(record, os.environ) or (
+        "it has commits that are in no other branch" if commits else None
+    )
+    if why is not None and not every:
+        done.kept.append({**named, "why": why})
+        return
+    try:
+        ref = worktrees.keep(record, os.environ, dry_run=wanted.dry_run)
+    except GitError as error:
+        named |= {"why": output.utf8(str(error))}
+        if not (yes or (not wanted.dry_run and _agreed(named))):
+            done.kept.append(named)
+            return
+        ref = None
+        done.lost.append(named)
+    if ref is not None:
+        done.saved.append({**named, "ref": output.utf8(ref), "known": "1" if known else ""})
+    if not wanted.dry_run:
+        worktrees.remove(record, os.environ, branch=not commits)
+    done.removed.append(named["path"])
+
+
+def _agreed(named: Named) -> bool:
+    """Return whether the person at the terminal has work removed that nothing keeps."""
+    if not (os.isatty(0) and os.isatty(2)):
+        return False
+    output.note(output.plain(f"{named['path']} (run {named['run']}): {named['why']}"))
+    sys.stderr.write("Remove it, with what is in it? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _is_over(client: Client, run: str, wanted: Prune, *, alone: bool) -> tuple[bool, bool]:
+    """Return whether a run has ended and is, or with --dry-run would be, removed, and whether the
+    daemon knows it."""
     try:
         info = client.call(Info(id=0, run=run), RunReply).run
     except DaemonError as error:
         if error.error != ErrorCode.NO_SUCH_RUN:
             raise
-        return True  # it was removed
+        return True, False  # it was removed
     if not info.status.terminal or info.ended_at is None:
-        return False
-    return alone or (
-        wanted.dry_run and not wanted.keep and _age(info.ended_at) > (wanted.older_than or 0)
-    )
+        return False, True
+    would = wanted.dry_run and not wanted.keep and _age(info.ended_at) > (wanted.older_than or 0)
+    return alone or would, alone
 
 
 def _age(moment: datetime) -> float:

@@ -55,5 +55,7 @@ def _show(run: RunInfo, json: bool) -> None:
     elif run.status.terminal:
         why = f": {words}" if (words := output.why_ended(run)) else ""
         print(f"{run.id}  {run.name}  {output.outcome(run)}{why}", flush=True)
+        if work := output.unlanded(run):
+            output.note(f"{run.id}: {work}")
     else:
         output.note(f"{run.id} is not over: {run.status.value}")

@@ -37,14 +37,21 @@ def _show(client: Client, name: str, json: bool) -> None:
     if json:
         more = {} if line is None else {"line": output.content(line)}
         output.print_json(
-            {"id": run.id, "status": run.status, "why": why, "reason": run.reason} | more
+            {"id": run.id, "status": run.status, "why": why, "reason": run.reason}
+            | more
+            | output.unlanded_json(run)
         )
     else:
         print(
             "\n".join(
                 filter(
                     None,
-                    (why, f"line: {line.words}" if line is not None else None, output.offer(run)),
+                    (
+                        why,
+                        f"line: {line.words}" if line is not None else None,
+                        output.offer(run),
+                        output.unlanded(run),
+                    ),
                 )
             )
         )

@@ -417,6 +417,31 @@ class TopApp(App[None]):
         self.show()
         return True
 
+    async def action_land(self) -> None:
+        run = self.runs.chosen
+        if run is None:
+            self.say("there is no run")
+        elif not run.status.terminal or run.worktree is None:
+            why = "had no worktree" if run.status.terminal else "has not ended"
+            self.say(f"{run.id} {why}", bad=True)
+        else:
+            await self._confirm(
+                f"commit the work of {named(run)}, and merge it where it was started",
+                lambda: self.run_worker(self._land(run.id)),
+            )
+
+    async def _land(self, run: RunId) -> None:
+        from .. import landing  # few runs have a worktree
+
+        assert self._source is not None
+        self.say(f"landing {run} …")
+        try:
+            done = await asyncio.to_thread(landing.from_afar, self._source.call, run)
+            self.say(output.plain(done))
+        except (Quit, OSError) as error:
+            self.say(said(error), bad=True)
+        self.show()
+
     def _waiting(self) -> RunInfo | None:
         """Return the chosen run, if it waits for approval."""
         run = self._live()

@@ -52,6 +52,7 @@ class RunTree(DataTable[None], inherit_bindings=False):
         _key("p", "app.pause", "pause"),
         _key("r", "app.resume", "resume", "resume it, with more of the limit that has paused it"),
         _key("c", "app.continue", "", "continue the session of an ended agent"),
+        _key("m", "app.land", "", "merge the work of an ended run to where it began"),
         _key("l", "app.limit", "limit", "change limits, as in cost=5 turns=50"),
         _key("o", "app.output('output')", "output", "its output, as it grows"),
         _key("O,upper_o", "app.output('stderr')", "", "its stderr, as it grows", "O"),

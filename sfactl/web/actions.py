@@ -9,12 +9,12 @@ from sfad.protocol import messages as m
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.types import ErrorCode, Limit, RunInfo
 
-from .. import limits, output, spawn_options
+from .. import landing, limits, output, spawn_options
 from ..connection import DaemonError
 from ..exits import StartRefused, UsageError
 from ..limits import describe
 from . import views
-from .source import Source
+from .source import Source, in_thread
 
 SOURCE = "sfactl web"
 """Where limits come from that are set here."""
@@ -127,6 +127,19 @@ async def _continue(source: Source, run: str, body: Body) -> Body:
     )
 
 
+async def _land(source: Source, run: str, _body: Body) -> Body:
+    """Bring the work of an ended run where that was asked for, as `sfactl land RUN` does there."""
+    node, on_node = await source.find(run)
+    if node != source.own:
+        raise UsageError(f"its worktree is on node {node}: there, sfactl land {on_node}")
+
+    def work() -> str:
+        with source.connect(node) as client:
+            return landing.from_afar(client.call, on_node)
+
+    return {"said": output.plain(await in_thread(work))}
+
+
 def _changed(run: RunInfo, more: str = "", room: list[Limit] | None = None) -> Body:
     kinds = {limit.kind for limit in room or ()}
     now = ", ".join(
@@ -174,6 +187,6 @@ def _text(body: Body, field: str) -> str:
 
 ON_RUNS: dict[str, Act] = {
     "stop": _stop, "pause": _pause, "resume": _resume, "approve": _approve, "deny": _deny,
-    "limit": _limit, "send": _send, "continue": _continue,
+    "limit": _limit, "send": _send, "continue": _continue, "land": _land,
 }  # fmt: skip
 """What a page may do with a run, by the last word of the path."""

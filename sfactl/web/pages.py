@@ -30,7 +30,7 @@ from ..selection import labels
 from . import actions, views
 from .access import MOST_BODY, Gate
 from .feed import Feed
-from .source import Source
+from .source import Source, in_thread
 from .stream import EventStream
 
 TYPES = {
@@ -198,7 +198,8 @@ def _labels(query: Mapping[str, str]) -> dict[str, str | list[str]]:
 
 async def _run(console: Console, request: Request) -> Any:
     run = (await console.source.ask(m.Info(id=0, run=console.run(request)), m.RunReply)).run
-    return {"row": views.alone(run, console.feed.table.limit_share), **views.details(run)}
+    work = await in_thread(partial(output.unlanded, run))
+    return {"row": views.alone(run, console.feed.table.limit_share), **views.details(run, work)}
 
 
 async def _tree(console: Console, request: Request) -> Any:

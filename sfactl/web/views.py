@@ -68,7 +68,8 @@ def verbs(run: RunInfo) -> list[str]:
             or run.session
             or run.status.rejected
         )
-        return [] if ends_here else ["continue"]
+        land = ["land"] if run.worktree is not None and not run.status.rejected else []
+        return land if ends_here else ["continue", *land]
     send = ["send"] if run.stdin else []
     if output.waits_for_approval(run):
         return ["approve", "deny", "limit", "stop", *send]
@@ -141,13 +142,13 @@ def alone(run: RunInfo, limit_share: float) -> dict[str, Any]:
     return row(run, table, datetime.now(UTC))
 
 
-def details(run: RunInfo) -> dict[str, Any]:
-    """Return what only the page of a run shows."""
+def details(run: RunInfo, work: str | None) -> dict[str, Any]:
+    """Return what only the page of a run shows. `work`: what it has left in its worktree."""
     return {
         "sentence": story(run) if run.status.terminal else "",
         "limits": [limit(state) | {"words": limits.describe(state)} for state in run.limits],
         "kinds": [[kind.value, set_to(run, kind)] for kind in LimitKind],
-        "facts": [[name, value] for name, value in _facts(run) if value],
+        "facts": [[name, value] for name, value in [("work", work), *_facts(run)] if value],
     }
 
 

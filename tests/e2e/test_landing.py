@@ -18,7 +18,9 @@ from tests.conftest import Start
 from tests.e2e.test_worktree_layouts import LAYOUTS, Made
 from tests.e2e.test_worktrees import Repository
 from tests.harness import Daemon, running, started, stopped
+from tests.top.terminal import top
 from tests.users import FIRST, as_user, needs_root, open_directory, readable_by_all
+from tests.web.console import Console
 
 pytestmark = pytest.mark.needs("git")
 
@@ -459,7 +461,7 @@ def test_submodules(daemon: Daemon, tmp_path: Path) -> None:
     run = repository.run(daemon, script)
     told = land(repository, daemon, run)
     assert told["files"] == ["module"]
-    assert "left out: the sub-module module has changes" in told["notes"][0]
+    assert told["notes"][0].startswith("left out: the sub-module module has changes")
     commit = repository.git("rev-parse", "HEAD:module").strip()
     command = told["notes"][1].rpartition("commit: ")[2]
     assert command == f"git -C module fetch {run.worktree}/module {commit}"
@@ -484,7 +486,7 @@ def test_a_repository_within_the_worktree_is_left_out_and_named(
         "left out: sub/nested/",
     ]
     said = repository.sfactl(daemon, "prune", "--worktrees")
-    assert "no commit can keep sub/empty/" in said
+    assert "no commit can keep all of it: sub/empty/ is a git repository" in said
     assert (Path(run.worktree or "") / "sub" / "nested" / "x").exists()
 
 
@@ -548,6 +550,70 @@ def test_it_lands_in_each_layout(
         repository.git("clean", "-qfd", cwd=checkout)
 
 
+# ---- From a full-screen view and a browser
+
+
+def test_it_lands_from_top(start: Start, repository: Repository) -> None:
+    daemon = start()
+    run = repository.run(daemon, "echo two > file", name="lander")
+    (repository.sub / "file").write_text("mine\n")
+    with top(daemon.env | repository.env) as terminal:
+        terminal.until(lambda: "completed" in terminal.line_of("lander"))
+        terminal.press("m")
+        terminal.until(rf"commit the work of {run.id} \(lander\), and merge it .*y/N")
+        terminal.press("y")
+        terminal.until("would be overwritten")
+        assert (repository.sub / "file").read_text() == "mine\n"
+        repository.git("checkout", "-q", ".")
+        terminal.press("my")
+        terminal.until(rf"{run.id} landed on 'main'")
+    assert (repository.sub / "file").read_text() == "two\n"
+
+
+def test_it_lands_from_the_console(daemon: Daemon, repository: Repository) -> None:
+    run = repository.run(daemon, "echo two > file")
+    (repository.sub / "file").write_text("mine\n")
+    console = Console(daemon, env=repository.env)
+    console.open()
+    try:
+        shown = json.loads(console.ask(f"/api/runs/{run.id}")[2])
+        assert "land" in shown["row"]["verbs"]
+        assert ["work", f"1 file changed, not committed: sfactl land {run.id}"] in shown["facts"]
+        headers = {"x-csrf-token": console.token(), "Origin": console.origin}
+        path = f"/api/runs/{run.id}/land"
+        _, _, said = console.ask(path, "POST", "{}", headers)
+        assert "would be overwritten" in said
+        repository.git("checkout", "-q", ".")
+        status, _, said = console.ask(path, "POST", "{}", headers)
+        assert (status, f"{run.id} landed on 'main'" in said) == (200, True)
+    finally:
+        assert console.end() == 0
+    assert (repository.sub / "file").read_text() == "two\n"
+
+
+# ---- What the end of a run says
+
+
+def test_the_end_of_a_run_says_what_is_there(daemon: Daemon, repository: Repository) -> None:
+    script = "echo a > a; git add a; git commit -qm a; echo b > b; echo c > c; git add c"
+    words = ["run", "--worktree", "--name", "w", "--", "sh", "-ec", script]
+    done = sfactl(repository, daemon, *words)
+    run = json.loads(sfactl(repository, daemon, "info", "w", "--json").stdout)
+    line = f"1 commit to land and 2 files changed, not committed: sfactl land {run['id']}"
+    assert done.stderr.endswith(f"[agent:w] {line}\n")
+    assert f"\n{line}\n" in sfactl(repository, daemon, "why", "w").stdout
+    assert f"work         {line}\n" in sfactl(repository, daemon, "info", "w").stdout
+    assert line in sfactl(repository, daemon, "wait", "w").stderr
+    for verb in ("why", "info"):
+        told = json.loads(sfactl(repository, daemon, verb, "w", "--json").stdout)
+        assert told["unlanded"] == {"files": 2, "commits": 1}
+    sfactl(repository, daemon, "land", "w")
+    for verb in ("why", "info", "wait"):
+        told_now = sfactl(repository, daemon, verb, "w")
+        assert "sfactl land" not in told_now.stdout + told_now.stderr
+    assert "sfactl land" not in sfactl(repository, daemon, "run", "--worktree", "true").stderr
+
+
 # ---- What an isolated run has written is not obeyed
 
 
@@ -582,15 +648,20 @@ echo two > sub/file
 @pytest.mark.needs("bwrap")
 def test_of_an_isolated_run_no_other_branch_moves(daemon: Daemon, repository: Repository) -> None:
     head = repository.git("rev-parse", "main")
-    for script in (
-        'echo "ref: refs/heads/main" > "$(git rev-parse --git-dir)/HEAD"',
-        'd="$(git rev-parse --git-common-dir)/refs/heads/sfad"; '
-        'for b in "$d"/*; do rm "$b"; echo "ref: refs/heads/main" > "$b"; done',
-    ):
-        run = repository.run(daemon, f"{script}; echo two > file", isolation=Isolation())
-        said = refused(repository, daemon, run)
-        assert "main" in said
-        assert repository.git("rev-parse", "main") == head
+    repository.git("branch", "release")
+    script = 'echo "ref: refs/heads/main" > "$(git rev-parse --git-dir)/HEAD"; echo two > file'
+    run = repository.run(daemon, script, isolation=Isolation())
+    land(repository, daemon, run, "--onto", "release")
+    assert repository.git("rev-parse", "main") == head
+    assert repository.git("show", "release:sub/file") == "two\n"
+
+
+def test_a_branch_that_was_made_another_name_is_refused(
+    daemon: Daemon, repository: Repository
+) -> None:
+    run = repository.run(daemon, "echo two > file")
+    repository.git("symbolic-ref", f"refs/heads/{run.branch}", "refs/heads/main")
+    assert "was made another name of refs/heads/main" in refused(repository, daemon, run)
 
 
 # ---- Other users
@@ -608,10 +679,13 @@ def test_root_lands_as_the_user_of_the_run() -> None:
 
             def submit() -> tuple[Repository, RunInfo]:
                 repository = Repository(place, directory="sub")
+                # root does not know the home of a user without a name
+                repository.git("config", "user.name", "n")
+                repository.git("config", "user.email", "n@example.com")
                 return repository, repository.run(daemon, "echo two > file")
 
             repository, run = as_user(FIRST, submit)
             told = land(repository, daemon, run)
             assert told["landed"] == "merge"
-            for place, _, files in os.walk(repository.path):
-                assert {os.stat(f"{place}/{name}").st_uid for name in files} <= {FIRST}
+            for at, _, files in os.walk(repository.path):
+                assert {os.stat(f"{at}/{name}").st_uid for name in files} <= {FIRST}

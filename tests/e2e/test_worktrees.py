@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -91,14 +92,14 @@ class Repository:
         assert isinstance(reply, m.Error), reply
         return reply.message
 
-    def sfactl(self, daemon: Daemon, *words: str) -> str:
+    def sfactl(self, daemon: Daemon, *words: str, cwd: Path | None = None) -> str:
         env = daemon.env | self.env
         done = subprocess.run(
             [sys.executable, "-m", "sfactl", *words],
             env=env,
             capture_output=True,
             text=True,
-            cwd=os.getcwd(),
+            cwd=cwd,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
@@ -566,16 +567,66 @@ def test_a_run_that_is_stopped_while_git_makes_its_worktree_leaves_nothing_after
     assert repository.state() == before
 
 
-def test_prune_names_the_changes_that_go_with_a_worktree(
+def test_prune_keeps_the_changes_of_a_worktree_where_land_finds_them(
     daemon: Daemon, repository: Repository
 ) -> None:
-    run = repository.run(daemon, "echo kept-by-nobody > notes")
+    first = repository.run(daemon, "echo kept > notes; git commit -q --allow-empty -m empty")
+    second = repository.run(
+        daemon, "git checkout -q --detach; echo kept > more; git add more; git commit -qm more"
+    )
+    refs = [f"refs/sfad/{os.path.basename(run.worktree or '')}" for run in (first, second)]
     would = repository.sfactl(daemon, "prune", "--worktrees", "--dry-run")
-    assert f"with its changes: {run.worktree} (branch {run.branch}, run {run.id})" in would
-    (lost,) = json.loads(repository.sfactl(daemon, "prune", "--worktrees", "--json"))[
-        "worktrees_lost"
+    assert f"would keep its changes as {refs[0]}: sfactl land {first.id}" in would
+    assert repository.git("for-each-ref", "refs/sfad") == ""
+    saved = json.loads(repository.sfactl(daemon, "prune", "--worktrees", "--json"))[
+        "worktrees_saved"
     ]
-    assert (lost["path"], lost["run"]) == (run.worktree, run.id)
+    assert sorted((each["run"], each["ref"]) for each in saved) == sorted(
+        zip((first.id, second.id), refs, strict=True)
+    )
+    for run, name in ((first, "notes"), (second, "more")):
+        assert not os.path.exists(run.worktree or "")
+        repository.sfactl(daemon, "land", run.id, cwd=repository.path)
+        assert (repository.sub / name).read_text() == "kept\n"
+
+
+def test_prune_removes_what_no_commit_can_keep_only_if_the_person_says_so(
+    daemon: Daemon, repository: Repository
+) -> None:
+    nested = "git init -q nested; echo x > nested/x; echo y > y"
+    for words, answer in ((("--yes",), ""), ((), "n\n"), ((), "y\n")):
+        run = repository.run(daemon, nested)
+        stays = os.path.join(run.cwd, "nested/x")
+        told = repository.sfactl(daemon, "prune", "--worktrees")
+        assert "newline/nested/ is a git repository of its own" in told
+        assert os.path.exists(stays)
+        if words:
+            told = repository.sfactl(daemon, "prune", "--worktrees", *words)
+            assert f"with its changes: {run.worktree}" in told
+        else:
+            told = at_a_terminal(repository, daemon, answer, "prune", "--worktrees")
+            assert "Remove it, with what is in it? [y/N]" in told
+        assert os.path.exists(stays) == (answer == "n\n")
+
+
+def at_a_terminal(repository: Repository, daemon: Daemon, answer: str, *words: str) -> str:
+    """Return what sfactl prints at a terminal where a person answers its question."""
+    own, other = pty.openpty()
+    command = [sys.executable, "-m", "sfactl", *words]
+    with subprocess.Popen(
+        command, env=daemon.env | repository.env, stdin=other, stdout=other, stderr=other
+    ) as process:
+        os.close(other)
+        said = b""
+        with suppress(OSError):  # EIO at its end
+            while piece := os.read(own, 4096):
+                said += piece
+                if said.endswith(b"[y/N] "):
+                    os.write(own, answer.encode())
+        process.wait()
+    os.close(own)
+    assert process.returncode == 0, said
+    return said.decode()
 
 
 # ---- Isolated runs
@@ -631,7 +682,7 @@ def test_an_isolated_run_commits_in_its_worktree_and_changes_nothing_else(
     repository.git("config", "extensions.worktreeConfig", "true")
     assert "+mine" in repository.diff(daemon, run)
     told = repository.sfactl(daemon, "prune", "--worktrees", "--dry-run")
-    assert "would remove" in told
+    assert "is a git repository of its own" in told
     assert not (repository.path / "escaped").exists(), "nothing that it wrote was executed outside"
     refusal = repository.refused(daemon, Worktree(branch="work"), isolation=Isolation())
     assert "--worktree=work/work" in refusal

@@ -5,7 +5,7 @@ import { h, said, toast } from "./dom.js";
 import { runPath } from "./format.js";
 
 export const VERBS = {
-  stop: "Stop", pause: "Pause", resume: "Resume", approve: "Approve", deny: "Deny", limit: "Limit", send: "Send", continue: "Continue",
+  stop: "Stop", pause: "Pause", resume: "Resume", approve: "Approve", deny: "Deny", limit: "Limit", send: "Send", continue: "Continue", land: "Land",
 };
 
 const HINTS = {
@@ -22,6 +22,7 @@ export function button(verb, row = null) {
 export async function act(verb, run, from) {
   if (verb === "stop") return ask(verb, run, ["Stop ", ...who(run), await below(run), "? Its processes get SIGTERM, and SIGKILL after the grace."]);
   if (verb === "deny") return ask(verb, run, ["Deny more to ", ...who(run), "? It is stopped."]);
+  if (verb === "land") return ask(verb, run, ["Land the work of ", ...who(run), "? It is committed, and merged into the branch that is checked out where the run was started."]);
   if (verb === "limit") return changeLimits(run);
   if (verb === "send") return send(run);
   if (verb === "continue") return goOn(run);
