@@ -167,7 +167,7 @@ def from_afar(ask: Ask, name: str) -> str:
     if run.user != output.own_user():
         raise Quit(ExitCode.NOT_PERMITTED, f"the worktree of run {run.id} belongs to {run.user}")
     landed = land(run, None, busy=busy(ask, run))
-    return "; ".join([said(run, landed, None), *landed.notes])
+    return "\n".join([said(run, landed, None), *landed.notes])
 
 
 def become_owner(run: RunInfo) -> None:

@@ -437,9 +437,13 @@ class TopApp(App[None]):
         self.say(f"landing {run} …")
         try:
             done = await asyncio.to_thread(landing.from_afar, self._source.call, run)
-            self.say(output.plain(done))
         except (Quit, OSError) as error:
-            self.say(said(error), bad=True)
+            done = said(error)
+        self._notice, about = "", About("land", run)
+        words = [output.plain(each) for each in done.splitlines()]
+        # names of files, and what git says, need more room than a notice has
+        if not self.pane.open(about, words):
+            self.pane.open(about, words)
         self.show()
 
     def _waiting(self) -> RunInfo | None:

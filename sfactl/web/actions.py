@@ -137,7 +137,7 @@ async def _land(source: Source, run: str, _body: Body) -> Body:
         with source.connect(node) as client:
             return landing.from_afar(client.call, on_node)
 
-    return {"said": output.plain(await in_thread(work))}
+    return {"said": "; ".join(map(output.plain, (await in_thread(work)).splitlines()))}
 
 
 def _changed(run: RunInfo, more: str = "", room: list[Limit] | None = None) -> Body:

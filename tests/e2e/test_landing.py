@@ -562,7 +562,7 @@ def test_it_lands_from_top(start: Start, repository: Repository) -> None:
         terminal.press("m")
         terminal.until(rf"commit the work of {run.id} \(lander\), and merge it .*y/N")
         terminal.press("y")
-        terminal.until("would be overwritten")
+        terminal.until("(?s)would be.*overwritten")
         assert (repository.sub / "file").read_text() == "mine\n"
         repository.git("checkout", "-q", ".")
         terminal.press("my")
