@@ -516,19 +516,24 @@ _SAME = (
 
 
 def continuation(
-    run: str, task: str | None, options: SpawnOptions | None = None, *, rest: bool = False
+    run: str,
+    task: str | None,
+    options: SpawnOptions | None = None,
+    *,
+    rest: bool = False,
+    fresh: bool = False,
 ) -> Spawn:
     """Return the request to continue the session of an ended run. `task`: what its agent is told,
-    if not why it ended and to go on; `options`: what is to be different. Raise `Quit`."""
+    if not why it ended and to go on; `options`: what is to be different; `fresh`: its worktree may
+    be gone. Raise `Quit`."""
     # the daemon takes the command of the ended run
     options = replace(options or SpawnOptions(), command=["-"])
     check(options)
     asked = message(options)
     # the ended run had this default, or what its command line said
     limits = [limit for limit in asked.limits if limit.source != TIME_SAID]
-    return replace(
-        asked, argv=[], limits=limits, continues=Continuation(run=run, task=task, rest=rest)
-    )
+    continues = Continuation(run=run, task=task, rest=rest, fresh=fresh)
+    return replace(asked, argv=[], limits=limits, continues=continues)
 
 
 def own_worktree(branch: str) -> Worktree:

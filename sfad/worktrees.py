@@ -77,7 +77,18 @@ def look(cwd: str, branch: str | None, again: str, env: Mapping[str, str]) -> di
         "directory": os.path.realpath(directory(env)),
         "alternates": [line[11:].strip('"') for line in counted if line.startswith("alternate: ")],
         "found": found,
+        **(_state_of(again, at) if again else {}),
     }
+
+
+def _state_of(path: str, at: At) -> dict[str, object]:
+    """Return whether an earlier run's worktree is there, and if it is not, the ref that has what
+    was not committed in it."""
+    record, ref = read_record(path), kept_ref(path)
+    if record is not None and record.whole:
+        return {"whole": True}
+    kept = run(["show-ref", "--verify", "--quiet", ref], at, (0, 1))[0] == 0
+    return {"whole": False, "kept": ref if kept else ""}
 
 
 def _check_branch(branch: str | None, again: str, at: At) -> bool:
@@ -247,25 +258,44 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
             f"{wanted.path} is there, and git does not know it as a worktree: move it away"
         )
     at = At(origin, env) if os.path.isdir(origin) else At("/", env, record.repository)
+    kept = _kept_commit(record, at)
+    again = bool(found or kept or (known is not None and not record.unfinished))
     fresh = False
     try:
         record.save()
         _clear(record)
         if not exists(record.branch, at):
-            git("branch", "--no-track", record.branch, record.start, at=at)
+            git("branch", "--no-track", record.branch, kept or record.start, at=at)
             fresh = True
         elif not found and known is None:
             raise GitError(
                 f"the branch '{record.branch}' exists: name another, as in --worktree=NAME"
             )
-        begun = record.start if fresh else git("rev-parse", f"refs/heads/{record.branch}", at=at)
+        elif kept:
+            _forward(record, kept, env, at)
+        begun = git("rev-parse", f"refs/heads/{record.branch}", at=at)
         record.starts = {wanted.run: begun, **record.starts}
         record.save()
         _add(record, at)
+        if again:
+            said = f"the worktree was gone, and is made again on its branch '{record.branch}'"
+            os.write(2, f"sfad: {said}\n".encode(errors="surrogateescape"))
     except (GitError, OSError):
         if fresh or known is None:
             remove(record, env, branch=fresh)
         raise
+
+
+def _kept_commit(record: Record, at: At) -> str:
+    """Return the commit that `keep` has made of what was not committed; empty if there is none."""
+    return git("for-each-ref", "--format=%(objectname)", kept_ref(record.path), at=at)
+
+
+def _forward(record: Record, kept: str, env: Mapping[str, str], at: At) -> None:
+    """Bring a branch to what was kept of its worktree, if that follows it."""
+    old = checked_branch(record, env)
+    if old and not run(["merge-base", "--is-ancestor", old, kept], at, (0, 1))[0]:
+        git("update-ref", f"refs/heads/{record.branch}", kept, old, at=at)
 
 
 def _add(record: Record, at: At) -> None:
@@ -511,6 +541,10 @@ def checked_branch(record: Record, env: Mapping[str, str]) -> str | None:
     return None if code else found
 
 
+class NotKept(GitError):
+    """No commit can have what is there. The message says why."""
+
+
 @dataclass
 class Snapshot:
     """Everything in a worktree that a commit can have, git-ignored files apart."""
@@ -559,7 +593,7 @@ def kept_ref(path: str) -> str:
 def kept(record: Record, found: Snapshot, env: Mapping[str, str], message: str) -> str:
     """Keep what is in a worktree as a commit under `kept_ref`, without hooks, and return it. Raise
     `GitError`."""
-    at, ref = _with_name(At("/", own(env), record.repository)), kept_ref(record.path)
+    at, ref = _with_name(record, env), kept_ref(record.path)
     words = ["for-each-ref", "--format=%(objectname) %(tree) %(parent)", ref]
     commit, *rest = git(*words, at=at).split(" ")
     if rest == [found.tree, found.head]:
@@ -571,18 +605,18 @@ def kept(record: Record, found: Snapshot, env: Mapping[str, str], message: str) 
 
 def keep(record: Record, env: Mapping[str, str], *, dry_run: bool) -> str | None:
     """Keep what would be lost with a worktree, and return the ref that has it; `None` if nothing
-    would be. Raise `GitError` for what no commit can have."""
+    would be. Raise `NotKept`, `GitError`."""
     if record.holds_nothing:
         return None
     if not os.path.isdir(record.repository):
-        raise GitError(f"no commit can keep it: its repository {record.repository} is gone")
+        raise NotKept(f"no commit can keep it: its repository {record.repository} is gone")
     if record.admin is None:
-        raise GitError("no commit can keep it: git does not know it as a worktree any more")
+        raise NotKept("no commit can keep it: git does not know it as a worktree any more")
     found = snapshot(record, env)
     if os.path.isdir(f"{record.admin}/modules"):
         found.left_out.append("the repositories of its sub-modules are in it")
     if found.left_out:
-        raise GitError(f"no commit can keep all of it: {found.left_out[0]}")
+        raise NotKept(f"no commit can keep all of it: {found.left_out[0]}")
     at = At("/", own(env), record.repository)
     if found.tree != git("rev-parse", f"{found.head}^{{tree}}", at=at):
         if not dry_run and not _is_landed(record, env):
@@ -596,13 +630,14 @@ def keep(record: Record, env: Mapping[str, str], *, dry_run: bool) -> str | None
     return kept_ref(record.path)
 
 
-def _with_name(at: At) -> At:
-    """Return `at` with a name for the commit if the person has none."""
+def _with_name(record: Record, env: Mapping[str, str]) -> At:
+    """Return where commits are made, with a name for them if the person has none."""
+    at = At("/", own(env), record.repository)
     if run(["var", "GIT_COMMITTER_IDENT"], at, (0, 128))[0] == 0:
         return at
     who = {"NAME": "sfad", "EMAIL": "sfad@localhost"}
     given = {f"GIT_{of}_{k}": v for of in ("AUTHOR", "COMMITTER") for k, v in who.items()}
-    return At(at.cwd, {**at.env, **given})
+    return At("/", {**own(env), **given}, record.repository)
 
 
 def remove(record: Record, env: Mapping[str, str], *, branch: bool) -> None:

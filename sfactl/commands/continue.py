@@ -5,7 +5,8 @@ from typing import Annotated, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from sfad.protocol.requests.listing import List, RunList
+from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.listing import Info, List, RunList
 from sfad.protocol.requests.starting import Recall, Recalled
 from sfad.protocol.types import Limit, RunInfo, Status
 
@@ -76,6 +77,7 @@ def continue_(
         Since | None,
         Value("TIME", _since).option("With --lost: only runs created since then (default: 24h)"),
     ] = None,
+    fresh: Annotated[bool, flag("Make its worktree again from its branch if it is gone")] = False,
 ) -> int:
     """Continue the session of an ended agent in a new run.
 
@@ -88,6 +90,9 @@ def continue_(
     --limit and --timeout, or what RUN has left with --limit rest. A run whose session is not
     there any more, or whose program sfad does not know, is refused with the reason.
 
+    A run whose worktree is gone is refused: --fresh makes the worktree again, with what is in
+    its branch or what `sfactl prune` has kept of it, and tells the agent.
+
     --lost continues all runs that a crash, a reboot or a stop of the daemon ended. What cannot
     be continued is told, one by one.
     """
@@ -98,26 +103,37 @@ def continue_(
     if lost:
         if run is not None:
             raise exits.UsageError("--lost means all lost runs: leave out RUN and TASK")
-        return _continue_lost(since or Since("24h", time.time() - SINCE), rest, wanted)
+        return _continue_lost(since or Since("24h", time.time() - SINCE), rest, wanted, fresh)
     if run is None:
         raise exits.UsageError("say which run, as in: sfactl continue a4; or --lost")
     if since is not None:
         raise exits.UsageError("--since needs --lost")
-    return _continue(run, task, rest, wanted)
+    return _continue(run, task, rest, wanted, fresh)
 
 
-def _continue(run: str, task: str | None, rest: bool, wanted: SpawnOptions) -> int:
+def _continue(run: str, task: str | None, rest: bool, wanted: SpawnOptions, fresh: bool) -> int:
     with connect_or_start(wanted.socket) as client:
         found = client.call(Recall(id=0, run=run), Recalled)
+        if fresh:
+            _tell_of_worktree(client.call(Info(id=0, run=run), RunReply).run)
     terminal = found.request.stdio == "inherit" and os.isatty(0) and os.isatty(1)
     if terminal:
         wanted = replace(wanted, stdio="inherit", wait=True)
     elif found.request.agent is not None and not (wanted.raw or wanted.json):
         wanted = replace(wanted, text=wanted.wait)
-    return spawn.start(wanted, spawn_options.continuation(found.run, task, wanted, rest=rest))
+    message = spawn_options.continuation(found.run, task, wanted, rest=rest, fresh=fresh)
+    return spawn.start(wanted, message)
 
 
-def _continue_lost(since: Since, rest: bool, wanted: SpawnOptions) -> int:
+def _tell_of_worktree(run: RunInfo) -> None:
+    if run.worktree is not None and not os.path.isfile(f"{run.worktree}/.git"):
+        output.note(
+            f"sfactl: the worktree of {run.id} is gone, and is made again on its branch "
+            f"'{output.plain(run.branch or '-')}'; the agent is told"
+        )
+
+
+def _continue_lost(since: Since, rest: bool, wanted: SpawnOptions, fresh: bool) -> int:
     if wanted.wait:
         raise exits.UsageError("--lost continues runs in the background: leave out --wait")
     codes: list[int] = []
@@ -129,7 +145,7 @@ def _continue_lost(since: Since, rest: bool, wanted: SpawnOptions) -> int:
             covered.add(run.id)
             output.note(f"sfactl: {run.id} is left to its parent {run.parent_id}, which continues")
         else:
-            codes.append(_told(run.id, rest, wanted))
+            codes.append(_told(run.id, rest, wanted, fresh))
             if codes[-1] == exits.ExitCode.DONE:
                 covered.add(run.id)
     if not codes:
@@ -137,9 +153,9 @@ def _continue_lost(since: Since, rest: bool, wanted: SpawnOptions) -> int:
     return next((code for code in codes if code), exits.ExitCode.DONE)
 
 
-def _told(run: str, rest: bool, wanted: SpawnOptions) -> int:
+def _told(run: str, rest: bool, wanted: SpawnOptions, fresh: bool) -> int:
     try:
-        return _continue(run, None, rest, wanted)
+        return _continue(run, None, rest, wanted, fresh)
     except exits.Quit as quit_:
         output.note(f"sfactl: {output.harmless(quit_.message)}")
         return quit_.code

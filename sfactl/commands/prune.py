@@ -189,7 +189,7 @@ def _remove(
         return
     try:
         ref = worktrees.keep(record, os.environ, dry_run=wanted.dry_run)
-    except GitError as error:
+    except worktrees.NotKept as error:
         named |= {"why": output.utf8(str(error))}
         if not (yes or (not wanted.dry_run and _agreed(named))):
             done.kept.append(named)

@@ -167,6 +167,14 @@ def going_on(why: str | None = None) -> str:
     return f"{ended} Continue the task from where you left off. First check what is done already."
 
 
+def taking_up(why: str | None) -> str:
+    """Return what an agent is told that ended by itself, and is to take its task up again."""
+    ended = f"You ended by yourself: {why}." if why is not None else "You ended by yourself."
+    return (
+        f"{ended} Take the task up again: first check what is done already, then do what is left."
+    )
+
+
 def argv_of(spawn: Spawn, attempt: int, session: str | None = None) -> list[bytes]:
     """Return the command of an attempt. `session`: the one that it continues."""
     argv = spawn.argv

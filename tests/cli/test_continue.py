@@ -466,3 +466,44 @@ def test_a_lost_agent_goes_on_in_its_worktree(place: MakeDesk, tmp_path: Path) -
         before["branch"],
     )
     assert Path(before["worktree"], "begun").read_text() == "work\n"
+
+
+@pytest.mark.needs("git")
+def test_a_run_whose_worktree_is_gone_is_continued_only_if_that_is_known(
+    place: MakeDesk, tmp_path: Path
+) -> None:
+    world = place()
+    repository = tmp_path / "repository"
+    identity = ("-c", "user.name=ann", "-c", "user.email=ann@example.org")
+    subprocess.run(["git", "init", "-q", repository], check=True)
+    subprocess.run(
+        ["git", "-C", repository, *identity, "commit", "-q", "--allow-empty", "-m", "begin"],
+        check=True,
+    )
+    run = ended(world, "--worktree", "--cwd", str(repository), "claude", "please fail")
+    Path(run["worktree"], "begun").write_text("work\n")
+    told = json.loads(world.sfactl("prune", "--worktrees", "--json").stdout)
+    assert not Path(run["worktree"]).exists()
+    said = world.sfactl("continue", run["id"], code=1).stderr
+    ref = told["worktrees_saved"][0]["ref"]
+    gone = f"the worktree of run {run['id']} is gone"
+    assert f"{gone}, and what was not committed there is kept as {ref}" in said
+    assert (ref in said, f"sfactl continue {run['id']} --fresh" in said) == (True, True)
+    assert not Path(run["worktree"]).exists()
+    done = world.sfactl("continue", run["id"], "--fresh")
+    assert f"the worktree of {run['id']} is gone, and is made again" in done.stderr
+    second = waited(world, done.stdout.strip())
+    assert second["worktree"] == run["worktree"]
+    assert second["argv"][-1].startswith(f"The worktree of run {run['id']} is gone, and what was")
+    assert "You were interrupted" in second["argv"][-1]
+    assert Path(run["worktree"], "begun").read_text() == "work\n", "what was kept is there again"
+    assert "is made again on its branch" in world.sfactl("logs", "--stderr", second["id"]).stdout
+
+
+def test_an_agent_that_has_completed_is_not_told_that_it_was_interrupted(place: MakeDesk) -> None:
+    world = place()
+    run = ended(world, "claude", "please")
+    second = waited(world, world.sfactl("continue", run["id"]).stdout.strip())
+    assert run["status"] == "completed"
+    assert second["argv"][-1].startswith("You ended by yourself")
+    assert "interrupted" not in second["argv"][-1]

@@ -21,7 +21,7 @@ from ...hooks.processes import ContainedCommand, ContainedCommands
 from ...processes.credentials import Credentials
 from ...processes.helper import ANSWER
 from ...processes.worktree import look_words, step_words
-from ...protocol.messages import Spawn
+from ...protocol.messages import Continuation, Spawn
 from ...protocol.types import Isolation, RunId, RunInfo, Worktree
 from ...runs.live import Live
 from ...worktrees import Record, branch_of, slug
@@ -41,7 +41,15 @@ class _Looked(Struct):
     directory: str = ""
     alternates: list[str] = []
     found: bool = False
+    whole: bool = True
+    """An earlier run's worktree is there."""
+    kept: str = ""
+    """The ref with what was not committed in one that is gone."""
     error: str | None = None
+
+
+class WorktreeGone(Invalid):
+    """The worktree of the run to continue is gone. The message says what to do."""
 
 
 class WorktreeImpossible(Exception):
@@ -64,8 +72,8 @@ class Worktrees:
         user: Credentials | None,
     ) -> Spawn:
         """Return a request for a worktree with what there will be: its working directory is in the
-        worktree. `earlier`: the run that had it before. Raise `Invalid`, `WorktreeImpossible`,
-        `OSError`."""
+        worktree. `earlier`: the run that had it before. Raise `Invalid`, `WorktreeGone`,
+        `WorktreeImpossible`, `OSError`."""
         asked = request.worktree
         assert asked is not None
         if above is not None and above.spawn.isolation is not None:
@@ -82,6 +90,8 @@ class Worktrees:
             raise Invalid(
                 f"--worktree: {os.fsencode(found.error).decode(errors='backslashreplace')}"
             )
+        if not found.whole and earlier is not None and request.continues is not None:
+            request = _in_fresh_one(request, request.continues, earlier, found)
         if not path:
             name = (
                 request.name or request.agent or derive_name(tuple(map(os.fsdecode, request.argv)))
@@ -124,6 +134,40 @@ class Worktrees:
             raise WorktreeImpossible(
                 f"git could not look at the repository: {said or result.how}"
             ) from None
+
+
+def _in_fresh_one(
+    request: Spawn, continues: Continuation, earlier: RunInfo, found: _Looked
+) -> Spawn:
+    """Return the request to continue a run whose worktree is gone. Raise `WorktreeGone` unless
+    that is wanted."""
+    gone = f"the worktree of run {earlier.id} is gone"
+    lost = (
+        f"what was not committed there is kept as {found.kept}"
+        if found.kept
+        else "what was not committed there is lost"
+    )
+    if not continues.fresh:
+        way = (
+            "start another session"
+            if earlier.session
+            else f"sfactl continue {earlier.id} --fresh makes it again, and tells the agent"
+        )
+        raise WorktreeGone(f"{gone}, and {lost}: {way}")
+    if continues.task is None:
+        return request
+    begins = (
+        f"with that as a commit on the branch '{earlier.branch}'"
+        if found.kept
+        else f"from its branch '{earlier.branch}'"
+        if found.found
+        else f"from the commit {found.start[:12]}, because its branch is gone, too"
+    )
+    told = (
+        f"T{gone[1:]}, and {lost}. It was made again {begins}: "
+        "check which of your changes are there.\n"
+    )
+    return replace(request, continues=replace(continues, task=told + continues.task))
 
 
 def check_free(path: bytes, of: RunId, live: Mapping[RunId, Live]) -> None:

@@ -8,15 +8,16 @@ import trio
 from msgspec.structs import replace
 
 from ...agents.program import AgentProgram, arguments, program_called
-from ...agents.registered import going_on
+from ...agents.registered import going_on, taking_up
 from ...core.state.naming import program_name
+from ...core.state.vocabulary import ReasonKind
 from ...host.clock import wall_clock
 from ...host.tasks import in_thread
 from ...protocol.kinds import KINDS
 from ...protocol.known import KNOWN_PROGRAMS
 from ...protocol.limits import format_amount
 from ...protocol.messages import Continuation, Spawn
-from ...protocol.types import Limit, LimitKind, RunInfo
+from ...protocol.types import Limit, LimitKind, RunInfo, Status
 from ...usage.resumable import NotResumable, WantedAgentSession
 from .lookup import bad_request, check_most, unavailable, wrong_state
 
@@ -134,7 +135,16 @@ def _task(asked: Continuation, info: RunInfo, *, terminal: bool) -> str | None:
         if not asked.task.strip():
             raise bad_request("the task is blank; say what to do, or leave it out")
         return asked.task
-    return None if terminal else going_on(info.reason.message if info.reason is not None else None)
+    if terminal:
+        return None
+    why = info.reason.message if info.reason is not None else None
+    return taking_up(why) if _ended_by_itself(info) else going_on(why)
+
+
+def _ended_by_itself(info: RunInfo) -> bool:
+    """Return whether the agent knows that it ended."""
+    reported = info.reason is not None and info.reason.kind in (ReasonKind.AGENT, ReasonKind.RESULT)
+    return info.status is Status.COMPLETED or reported
 
 
 def wanted_agent_session(request: Spawn, info: RunInfo, uid: int) -> WantedAgentSession | None:

@@ -37,6 +37,9 @@ class Continuation(Struct, frozen=True, kw_only=True):
     limit of the kind."""
     agent_session: str = ""
     """The id of the session. Set by the daemon only."""
+    fresh: bool = False
+    """If the git worktree of the ended run is gone, make it again from its branch, and tell the
+    agent. False: refuse."""
 
 
 class Spawn(Request, tag="spawn"):

@@ -33,7 +33,7 @@ from ....runs.live import Live
 from ....runs.showing import recalled, to_recall
 from ...loop.gateway_routing import settings_file
 from ...loop.pending_requests import PendingSpawn
-from ...loop.worktrees import WorktreeImpossible, again
+from ...loop.worktrees import WorktreeGone, WorktreeImpossible, again
 from ..asker import EXPECTED, Asker, answers, answers_about_run, told
 from ..continuing import (
     check_ended,
@@ -282,6 +282,8 @@ async def _in_worktree(
         return await asker.runtime.worktrees.prepared(
             request, earlier, caller, asker.peer.uid, user
         )
+    except WorktreeGone as error:
+        raise wrong_state(str(error)) from None
     except Invalid as error:
         raise bad_request(str(error)) from None
     except (WorktreeImpossible, OSError) as error:
