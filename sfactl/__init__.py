@@ -36,6 +36,7 @@ Connections:
 `fleet_calls`       requests about runs that are named NODE/ID, for `top` and the console, and
                     summaries as one
 `fleet_run`         output of runs on other nodes; `run --fleet`
+`landing`           the work of ended runs in worktrees: what is there, and how it lands
 `shipping`          directories that are sent with runs, and changes that are brought back
 `client`            the public API for authors of agents
 `top`               the full-screen view of runs
@@ -70,6 +71,6 @@ Output:
 
 See "Starting fast" in docs/architecture.md. Only `web` imports trio, and of sfad only
 `sfad.protocol` and its version (`doctor` also `sfad.host.probe` and
-`sfad.processes.isolation.sandbox`; `diff` and `prune` `sfad.worktrees` and
-`sfad.git`, `shipping` `sfad.shipping`, `web` `sfad.host.callers`).
+`sfad.processes.isolation.sandbox`; `diff`, `prune` and `landing` `sfad.worktrees`,
+`sfad.landing` and `sfad.git`, `shipping` `sfad.shipping`, `web` `sfad.host.callers`).
 """

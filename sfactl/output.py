@@ -345,25 +345,6 @@ def offer(run: RunInfo) -> str | None:
     return f"continue it: sfactl continue {run.id}"
 
 
-def unlanded(run: RunInfo) -> str | None:
-    """Return what an ended run has left in its worktree, and how it lands, in a line; `None` if
-    there is nothing, or it is not this user's."""
-    if run.worktree is None:
-        return None
-    from . import landing  # few runs have a worktree
-
-    return landing.unlanded(run)
-
-
-def unlanded_json(run: RunInfo) -> dict[str, object]:
-    """Return what an ended run has left in its worktree, for JSON."""
-    if run.worktree is None:
-        return {}
-    from . import landing
-
-    return landing.unlanded_json(run)
-
-
 def refusal(reply: Refused, *, as_json: bool) -> exits.Quit:
     """Return the error that ends the program with 1, or 77 for permission: the message for people
     and models, then the detail. With `as_json` print the refusal on stdout, because scripts read

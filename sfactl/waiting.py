@@ -1,4 +1,4 @@
-"""What is wrong with a live run, and what waits for a person."""
+"""What is wrong with a live run, what waits for a person, and what an ended run has left."""
 
 from __future__ import annotations
 
@@ -213,3 +213,25 @@ def of_refused(by_status: dict[Status, int]) -> Iterator[Waiting]:
         total = sum(refused.values())
         message = f"{counted(total, 'start was', 'starts were')} refused ({rules})"
         yield Waiting(what="refused", runs=[], message=message, command=f"sfactl list {options}")
+
+
+# ---- What an ended run has left in its worktree
+
+
+def unlanded(run: RunInfo) -> str | None:
+    """Return what an ended run has left in its worktree, and how it lands, in a line; `None` if
+    there is nothing, or it is not this user's."""
+    if run.worktree is None:
+        return None
+    from . import landing  # few runs have a worktree
+
+    return landing.unlanded(run)
+
+
+def unlanded_json(run: RunInfo) -> dict[str, object]:
+    """Return what an ended run has left in its worktree, for JSON."""
+    if run.worktree is None:
+        return {}
+    from . import landing
+
+    return landing.unlanded_json(run)

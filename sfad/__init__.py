@@ -41,6 +41,7 @@ Every package but `protocol` and `core` may use these:
 `git`       how git is invoked
 `worktrees` how git looks at, makes, compares and removes worktrees; also for `sfactl diff` and
             `prune`
+`landing`   how the work in a worktree comes home; only for `sfactl land`
 """
 
 __version__ = "0.1.0"

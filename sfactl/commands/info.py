@@ -16,7 +16,7 @@ from ..lines import Line, line_of
 from ..options import flag
 from ..selection import RunSelection
 from ..spreading import spread
-from ..waiting import after_others
+from ..waiting import after_others, unlanded, unlanded_json
 
 # ---- What has happened to a run, from the recorded events
 
@@ -84,7 +84,7 @@ def _show(client: Client, name: str, timeline: bool, json: bool) -> None:
         more: dict[str, Any] = ({"line": output.content(line)} if line is not None else {}) | (
             {"timeline": events} if timeline else {}
         )
-        more = {**more, **output.unlanded_json(run)}
+        more = {**more, **unlanded_json(run)}
         output.print_json({"id": run.id} | output.content(run) | more if more else run)
     else:
         print("\n".join(f"{name:<12} {value}" for name, value in facts(run, line)))
@@ -139,7 +139,7 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
     if run.worktree is not None:
         yield "worktree", f"{output.plain(run.worktree)} (sfactl diff {run.id})"
         yield "branch", output.plain(run.branch or "-")
-        if (work := output.unlanded(run)) is not None:
+        if (work := unlanded(run)) is not None:
             yield "work", work
     if run.session_id is not None:
         yield "session id", output.plain(run.session_id)

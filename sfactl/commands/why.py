@@ -16,7 +16,7 @@ from ..limits import share
 from ..lines import line_of
 from ..selection import RunSelection
 from ..spreading import spread
-from ..waiting import after_others, queued, troubles
+from ..waiting import after_others, queued, troubles, unlanded, unlanded_json
 
 
 @app.command(cls=OverFleet)
@@ -39,7 +39,7 @@ def _show(client: Client, name: str, json: bool) -> None:
         output.print_json(
             {"id": run.id, "status": run.status, "why": why, "reason": run.reason}
             | more
-            | output.unlanded_json(run)
+            | unlanded_json(run)
         )
     else:
         print(
@@ -50,7 +50,7 @@ def _show(client: Client, name: str, json: bool) -> None:
                         why,
                         f"line: {line.words}" if line is not None else None,
                         output.offer(run),
-                        output.unlanded(run),
+                        unlanded(run),
                     ),
                 )
             )

@@ -27,6 +27,7 @@ from ..connection import ABSENT, DaemonError, Unreachable
 from ..exits import Quit, UsageError, understood
 from ..options import pair
 from ..selection import labels
+from ..waiting import unlanded
 from . import actions, views
 from .access import MOST_BODY, Gate
 from .feed import Feed
@@ -198,7 +199,7 @@ def _labels(query: Mapping[str, str]) -> dict[str, str | list[str]]:
 
 async def _run(console: Console, request: Request) -> Any:
     run = (await console.source.ask(m.Info(id=0, run=console.run(request)), m.RunReply)).run
-    work = await in_thread(partial(output.unlanded, run))
+    work = await in_thread(partial(unlanded, run))
     return {"row": views.alone(run, console.feed.table.limit_share), **views.details(run, work)}
 
 

@@ -92,7 +92,7 @@ LINES: dict[str, set[str]] = {
     "sfactl limit a1 t": {each for each in (f"{kind}=" for kind in LimitKind) if each[0] == "t"},
     "sfactl report ": set(),
     "sfactl help su": {"summary"},
-    "sfactl 'l": {"list", "logs", "limit"},
+    "sfactl 'l": {"land", "list", "logs", "limit"},
 }
 
 

@@ -206,6 +206,8 @@ def test_the_client_imports_nothing_of_the_daemon_but_the_protocol() -> None:
         "sfad.host.probe",
         "sfad.host.process_events",
         "sfad.shipping",
+        "sfad.git",
+        "sfad.landing",
         "sfad.worktrees",
         *isolation,
     )
