@@ -160,9 +160,19 @@ def said(run: RunInfo, landed: Landed, how: How | None) -> str:
     return f"{run.id} landed on '{landed.onto}', now at {landed.commit[:12]}: {files} changed"
 
 
+def own_cwd() -> str:
+    """Return the current directory; `/` if it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"
+
+
 def from_afar(ask: Ask, name: str) -> str:
     """Bring the work of an ended run where that was asked for, for somebody who is in no directory,
     and return what has come of it. Raise `Quit`."""
+    if "/" in name:
+        raise Quit(ExitCode.REFUSED, f"the worktree of run {name} is on its node: land it there")
     run = find(ask, name)
     if run.user != output.own_user():
         raise Quit(ExitCode.NOT_PERMITTED, f"the worktree of run {run.id} belongs to {run.user}")

@@ -365,10 +365,11 @@ def _bring(
         git("update-ref", "-m", reason, f"refs/heads/{target.branch}", new, ours, at=at)
     elif how == "patch":
         with _shadow(target) as shadow:
-            _advance(work, target, shadow, new)
+            _advance(work, target, shadow, new, landed.files)
         return
     else:
-        _advance(work, target, At(at.cwd, {**at.env, "GIT_REFLOG_ACTION": work.again}), new)
+        named = At(at.cwd, {**at.env, "GIT_REFLOG_ACTION": work.again})
+        _advance(work, target, named, new, landed.files)
     landed.commit = new
 
 
@@ -464,21 +465,69 @@ def _shadow(target: _Target) -> Iterator[At]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _advance(work: Work, target: _Target, at: At, new: str) -> None:
+@contextmanager
+def _restored(target: _Target, files: Sequence[str]) -> Iterator[None]:
+    """Have these files be as they were if the body raises: git may end in the middle, as on a full
+    disk. It does not write to a file that is there, but makes another, so a link keeps the old
+    one."""
+    own_dir = git("rev-parse", "--absolute-git-dir", at=target.at)
+    place, top = tempfile.mkdtemp(prefix="sfad-land-", dir=own_dir), target.top or ""
+    try:
+        for number, name in enumerate(files):
+            if os.path.islink(f"{top}/{name}") or os.path.isfile(f"{top}/{name}"):
+                _link(f"{top}/{name}", f"{place}/{number}")
+        try:
+            yield
+        except BaseException:
+            pairs = [(f"{place}/{n}", f"{top}/{name}") for n, name in enumerate(files)]
+            for kept, path in pairs:
+                if not os.path.lexists(kept) and (os.path.islink(path) or os.path.isfile(path)):
+                    os.unlink(path)
+            for kept, path in pairs:
+                if os.path.lexists(kept):
+                    _give_back(kept, path)
+            raise
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _link(path: str, link: str) -> None:
+    try:
+        os.link(path, link, follow_symlinks=False)
+    except OSError:  # on another file system, or one without links
+        shutil.copy2(path, link, follow_symlinks=False)
+
+
+def _give_back(kept: str, path: str) -> None:
+    if os.path.lexists(path) and os.path.samestat(os.lstat(kept), os.lstat(path)):
+        return
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)  # where a file was, everything is git's
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    os.replace(kept, path)
+
+
+def _advance(work: Work, target: _Target, at: At, new: str, files: Sequence[str]) -> None:
     """Bring the working tree to a commit that follows its own, or raise `NotLanded` with nothing
     changed."""
     shadowed = "GIT_COMMON_DIR" in at.env
     switches = list(SWITCHES) if shadowed or _has_hooks_of_its_own(work, target) else []
     merge = ["merge", "--ff-only", "--no-stat", "--quiet", "--no-autostash"]
     kept = ["--no-overwrite-ignore", "--no-verify-signatures"]
-    done = execute([*switches, *merge, *kept, new], at)
-    if not done.returncode:
-        return
-    said = os.fsdecode(done.stderr)
+    with _restored(target, files):
+        done = execute([*switches, *merge, *kept, new], at)
+        if done.returncode:
+            raise _refused(work, target, done.stderr)
+
+
+def _refused(work: Work, target: _Target, stderr: bytes) -> NotLanded:
+    said = os.fsdecode(stderr)
     files = [line[1:] for line in said.splitlines() if line.startswith("\t")]
     if not files:
-        raise NotLanded(f"git merge refuses in {target.top}: {complaint(done.stderr)}")
-    raise NotLanded(
+        return NotLanded(
+            f"git merge fails in {target.top}: {complaint(stderr)}. Nothing has changed there"
+        )
+    return NotLanded(
         f"{_listed(files)} in {target.top} {'has' if len(files) == 1 else 'have'} changes that are "
         f"not committed, and would be overwritten. Nothing has changed there. Commit or stash them "
         f"(git stash --include-untracked), then: {work.again}",

@@ -1,4 +1,3 @@
-import os
 from typing import Annotated, Any
 
 from sfad.landing import How
@@ -40,10 +39,12 @@ def land(
     if patch and message is not None:
         raise UsageError("--patch makes no commit: leave out --message")
     how = chosen[0] if chosen else None
-    cwd = os.getcwd()
+    cwd = landing.own_cwd()
     with connect(socket) as client:
         found = landing.find(client.call, run)
         busy = landing.busy(client.call, found)
+        if client.welcome.run is not None:  # a run brings home what its child has done
+            busy = {top: by for top, by in busy.items() if not f"{cwd}/".startswith(f"{top}/")}
     landing.become_owner(found)
     try:
         landed = landing.land(found, cwd, onto=onto, how=how, message=message, busy=busy)
