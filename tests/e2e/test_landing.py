@@ -486,8 +486,10 @@ def test_git_that_fails_in_the_middle_leaves_the_checkout_as_it_was(
     repository.git("config", "filter.slow.smudge", f"test -e '{gate}' && cat")
     repository.git("config", "filter.slow.required", "true")
     gate.touch()
-    script = "for f in a m.slow z b/new; do mkdir -p b; echo after > $f; done; rm -r gone c was-directory; "
-    script += "mkdir c; echo after > c/x; echo after > was-directory"
+    script = (
+        "for f in a m.slow z b/new; do mkdir -p b; echo after > $f; done; "
+        "rm -r gone c was-directory; mkdir c; echo after > c/x; echo after > was-directory"
+    )
     run = repository.run(daemon, script)
     gate.unlink()
     (repository.sub / "file").write_text("edited, not committed\n")
