@@ -14,6 +14,7 @@ from sfad.git import GitError
 from sfad.landing import How, Landed, NotLanded, Work
 from sfad.protocol.requests.base import Reply, Request, RunReply
 from sfad.protocol.requests.listing import Info, List, RunList
+from sfad.protocol.requests.starting import Recall, Recalled
 from sfad.protocol.types import RunInfo
 from sfad.protocol.units import counted
 
@@ -81,11 +82,13 @@ class Ask(Protocol):
 def find(ask: Ask, name: str) -> RunInfo:
     """Return an ended run that had a worktree. Raise `Quit`."""
     run = ask(Info(id=0, run=name), RunReply).run
-    if run.fleet is not None:
+    if run.fleet is not None or (
+        run.worktree is None and ask(Recall(id=0, run=run.id), Recalled).request.ship is not None
+    ):
         raise Quit(
             ExitCode.REFUSED,
-            f"run {run.id} executed on node {run.fleet.node or '-'}: sfactl fetch {run.id} brings "
-            "back what it has changed in the files that were sent with it; commit that yourself",
+            f"run {run.id} worked in files that were sent with it: sfactl fetch {run.id} brings "
+            "back what it has changed in them; commit that yourself",
         )
     if run.worktree is None:
         raise Quit(

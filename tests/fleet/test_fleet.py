@@ -781,6 +781,8 @@ def test_files_are_sent_and_changes_brought_back(fleet: Daemons, project: Path, 
     subprocess.run(["git", "-C", clone, "apply"], input=patch, text=True, check=True)
 
     (project / "kept.txt").write_text("mine\n")
+    landed = n1.sfactl("land", run)
+    assert (landed.returncode, f"sfactl fetch {run}" in landed.stderr) == (1, True), landed.stderr
     refused = n1.sfactl("fetch", f"n1/{run}")
     assert (refused.returncode, "kept.txt; nothing was brought back" in refused.stderr) == (
         1,
