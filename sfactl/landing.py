@@ -19,6 +19,7 @@ from sfad.protocol.types import RunInfo
 from sfad.protocol.units import counted
 
 from . import output
+from .connection import DaemonError
 from .exits import ExitCode, Quit
 
 R = TypeVar("R", bound=Reply)
@@ -82,9 +83,7 @@ class Ask(Protocol):
 def find(ask: Ask, name: str) -> RunInfo:
     """Return an ended run that had a worktree. Raise `Quit`."""
     run = ask(Info(id=0, run=name), RunReply).run
-    if run.fleet is not None or (
-        run.worktree is None and ask(Recall(id=0, run=run.id), Recalled).request.ship is not None
-    ):
+    if run.fleet is not None or (run.worktree is None and _was_shipped(ask, run)):
         raise Quit(
             ExitCode.REFUSED,
             f"run {run.id} worked in files that were sent with it: sfactl fetch {run.id} brings "
@@ -100,6 +99,13 @@ def find(ask: Ask, name: str) -> RunInfo:
             f"run {run.id} has not ended: wait for it (sfactl wait {run.id}) or stop it first",
         )
     return run
+
+
+def _was_shipped(ask: Ask, run: RunInfo) -> bool:
+    try:
+        return ask(Recall(id=0, run=run.id), Recalled).request.ship is not None
+    except DaemonError:  # no daemon is running, or it is another user's
+        return False
 
 
 def busy(ask: Ask, run: RunInfo) -> Mapping[str, str]:

@@ -347,7 +347,9 @@ def _bring(
         landed.worked = False
         return
     forward = _contains(tip, ours, at)
-    tree = git("rev-parse", f"{tip}^{{tree}}", at=at) if forward else _merged(work, target, tip)
+    tree = (
+        git("rev-parse", f"{tip}^{{tree}}", at=at) if forward else _merged(work, target, tip, how)
+    )
     same = tree == git("rev-parse", f"{ours}^{{tree}}", at=at)
     if same and not (forward and how in (None, "merge")):
         landed.worked = False
@@ -377,12 +379,13 @@ def _names(text: str) -> list[str]:
     return [name for name in text.split("\0") if name]
 
 
-def _merged(work: Work, target: _Target, tip: str) -> str:
+def _merged(work: Work, target: _Target, tip: str, how: How | None) -> str:
     """Return the tree of the merge. Raise `NotLanded` if it conflicts."""
     words = ["merge-tree", "--write-tree", "--name-only", "--no-messages", "-z"]
     code, said = raw([*words, target.commit, tip], target.at, (0, 1, 129))
     tree, *files = os.fsdecode(said).split("\0")
-    where = work.worktree if work.record is not None else target.top or target.repository
+    inside = work.record is not None and not work.record.isolated and how != "patch"
+    where = work.worktree if inside else target.top or target.repository
     if code == 129:  # git's code for an option that it does not know
         raise NotLanded(
             f"'{target.branch}' has moved on, and only git 2.38 and later can merge without a "
@@ -392,7 +395,7 @@ def _merged(work: Work, target: _Target, tip: str) -> str:
         return tree
     names = list(dict.fromkeys(_names("\0".join(files))))
     steps = f"git -C {where} merge {tip[:12]}, and resolve them there"
-    if work.record is not None:
+    if inside:
         steps = (
             f"git -C {where} merge {target.branch}, resolve them there, git -C {where} commit, "
             f"then: {work.again}"

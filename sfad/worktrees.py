@@ -495,7 +495,9 @@ def left(record: Record, env: Mapping[str, str]) -> Left:
         return Left(0, _count(record, env, []))
     with Look(record, env) as look:
         words = ["--porcelain", "--untracked-files=all", "--no-renames", "-z", look.submodules]
-        files = [entry for entry in look.git("status", *words).split("\0") if entry]
+        entries = look.git("status", *words).split("\0")
+        # a repository within it, which no commit can have, is told by `land` and `prune`
+        files = [entry for entry in entries if entry and not entry.endswith("/")]
         commits = _count(record, env, [look.git("rev-parse", "HEAD")])
     return Left(0 if files and _is_landed(record, env) else len(files), commits)
 

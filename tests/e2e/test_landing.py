@@ -257,7 +257,11 @@ def test_a_conflict_changes_nothing_and_says_how_to_go_on(
     assert "it conflicts with 'main' in sub/file, sub/other one" in said
     done = sfactl(repository, daemon, "land", run.id, how, "--json")
     assert json.loads(done.stdout)["files"] == ["sub/file", "sub/other one"]
-    if how == "--patch":
+    if how == "--patch":  # nothing is committed in the worktree
+        (tip,) = repository.git(
+            "for-each-ref", "--format=%(objectname:short=12)", "refs/sfad"
+        ).split()
+        assert f"To go on: git -C {repository.path} merge {tip}" in said
         return
     worktree = Path(run.worktree or "")
     steps = said.partition("To go on: ")[2]
@@ -747,3 +751,23 @@ def test_root_lands_as_the_user_of_the_run() -> None:
             assert told["landed"] == "merge"
             for at, _, files in os.walk(repository.path):
                 assert {os.stat(f"{at}/{name}").st_uid for name in files} <= {FIRST}
+
+
+def test_it_lands_while_no_daemon_runs(start: Start, repository: Repository) -> None:
+    daemon = start()
+    run = repository.run(daemon, "echo two > file", name="w")
+    without = repository.run(daemon, "true", None)
+    daemon.stop()
+    repository.env |= {"SFAD_STATE_DIR": str(daemon.state_dir)}
+    env = {name: value for name, value in daemon.env.items() if name != "SFA_SOCKET"}
+    for name, code in ((without.id, 1), ("w", 0)):
+        done = subprocess.run(
+            [sys.executable, "-m", "sfactl", "land", name],
+            env=env | repository.env,
+            cwd=repository.path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+    assert f"{run.id} landed on 'main'" in done.stdout
