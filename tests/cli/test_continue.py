@@ -121,7 +121,7 @@ def test_the_agent_goes_on_in_a_new_run_with_all_that_the_old_one_had(
         (limit["kind"], limit["threshold"]) for limit in first["limits"]
     ]
     assert second["argv"][-5:-2] == ["opus", "--resume", first["session_id"]]
-    assert second["argv"][-1].startswith("You were interrupted: exited with code 3.")
+    assert second["argv"][-1].startswith("You ended by yourself: exited with code 3.")
     assert second["line"] == {
         "runs": [first["id"], second["id"]], "total_cost_usd": pytest.approx(2 * COST),
         "total_tokens": 2020, "partial": True, "at_most": False,
@@ -495,7 +495,7 @@ def test_a_run_whose_worktree_is_gone_is_continued_only_if_that_is_known(
     second = waited(world, done.stdout.strip())
     assert second["worktree"] == run["worktree"]
     assert second["argv"][-1].startswith(f"The worktree of run {run['id']} is gone, and what was")
-    assert "You were interrupted" in second["argv"][-1]
+    assert "You ended by yourself" in second["argv"][-1]
     assert Path(run["worktree"], "begun").read_text() == "work\n", "what was kept is there again"
     assert "is made again on its branch" in world.sfactl("logs", "--stderr", second["id"]).stdout
 

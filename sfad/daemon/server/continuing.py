@@ -142,9 +142,12 @@ def _task(asked: Continuation, info: RunInfo, *, terminal: bool) -> str | None:
 
 
 def _ended_by_itself(info: RunInfo) -> bool:
-    """Return whether the agent knows that it ended."""
-    reported = info.reason is not None and info.reason.kind in (ReasonKind.AGENT, ReasonKind.RESULT)
-    return info.status is Status.COMPLETED or reported
+    """Return whether nothing but the agent has ended the run. A signal interrupts an agent, whoever
+    sends it."""
+    kind = info.reason.kind if info.reason is not None else None
+    exited = kind is ReasonKind.EXIT and info.exit_code is not None
+    reported = kind in (ReasonKind.AGENT, ReasonKind.RESULT)
+    return info.status is Status.COMPLETED or reported or exited
 
 
 def wanted_agent_session(request: Spawn, info: RunInfo, uid: int) -> WantedAgentSession | None:
