@@ -1,12 +1,13 @@
 """The interface of the package: what the loop calls in the life of a run and of the daemon."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from math import ceil
 from signal import SIGKILL
+from typing import NamedTuple
 
 import psutil
 import trio
@@ -43,6 +44,13 @@ from .silence import Signs, SilenceWatch
 from .tail import Tail
 
 # ---- What agents report and reserve, and model calls of the gateway, with their price
+
+
+class NotedCalls(NamedTuple):
+    """What the gateway of a user, or the service's own, has noted of its calls."""
+
+    gateway_uid: int | None
+    calls: Sequence[m.EndCall]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,19 @@ class UsePricing:
     def settled(self, at: float, request: m.EndCall, reservation: OpenReservation) -> e.CallSettled:
         used = self.use_of_call(request, reservation)
         return e.CallSettled(at, request, used, self.price_of_reply(request)[0])
+
+    def settled_noted(
+        self, at: float, noted: NotedCalls, reservation_of: Callable[[str], OpenReservation | None]
+    ) -> Iterator[e.CallSettled]:
+        """Yield the calls of which a gateway has noted what had passed. One whose price was known,
+        and is not now, counts as reserved."""
+        for end in noted.calls:
+            reservation = reservation_of(end.reservation)
+            if reservation is None or reservation.gateway_uid != noted.gateway_uid:
+                continue
+            settled = self.settled(at, end, reservation)
+            if settled.used.cost is not None or reservation.cost is None:
+                yield settled
 
     def use_of_call(self, request: m.EndCall, reservation: OpenReservation) -> Use:
         """Return what a call has used; what was reserved for it where its reply could not be
@@ -347,15 +368,15 @@ class Metering:
         if not self._prices.ready and self.may_wait(run):
             await self._prices.load_for_an_end()
 
-    async def read_ended(self, runs: Sequence[Run]) -> tuple[e.Event, ...]:
+    async def read_ended(self, runs: Sequence[Run], *, calls: bool) -> tuple[e.Event, ...]:
         """Read all that runs, which ended while no daemon was running, and their agents have
-        written. Return what the core must know before it decides about them. Call this once, before
-        the core knows any run."""
+        written. Return what the core must know before it decides about them. `calls`: the prices of
+        model calls are needed, too. Call this once, before the core knows any run."""
         ended = [run.id for run in runs if self._has_meter(run.id)]
         for run in ended:
             self._tail.drain((run,), seconds=ENDED_SECONDS)
             await self._sessions.catch_up(run)
-        if ended and not self._prices.ready:
+        if (ended or calls) and not self._prices.ready:
             await self._prices.load_for_an_end()
         learnt, self._learnt = self._learnt or [], None
         return tuple(learnt)

@@ -3,6 +3,7 @@ crash."""
 
 from __future__ import annotations
 
+import getpass
 import http.client
 import json
 import os
@@ -347,6 +348,66 @@ def test_daemon_and_gateway_are_killed_together(
         assert ended(client, calling(client, output=10).id).status is Status.COMPLETED
         done.touch()
         assert ended(client, run.id).total_cost_usd == pytest.approx(cost)
+
+
+@pytest.mark.parametrize("also", [[], ["gateway"]], ids=["run", "run-and-gateway"])
+def test_a_run_that_dies_with_its_daemon_is_charged_for_what_had_passed(
+    start: Start, provider: Provider, also: list[str], containment: str
+) -> None:
+    budget = f"[budgets.users.{getpass.getuser()}]\ndaily_usd = 90\n"
+    daemon = start(config=config(provider) + budget, mode=containment)
+    with daemon.client() as client:
+        run = calling(client, *AMPLE, **MANY)
+        wait_until(lambda: provider.stalled == 50, "fifty replies are in their middle")
+        pid = info(client, run.id).pid
+        assert pid is not None
+    cost = pytest.approx(passed(daemon, provider))
+    gateway_pid, port = gateway(daemon)
+    daemon.kill()
+    os.kill(pid, signal.SIGKILL)
+    if also:
+        os.kill(gateway_pid, signal.SIGKILL)
+    wait_until(lambda: not alive(pid), "the run is dead")
+    daemon.restart()
+    provider.released.set()
+    with daemon.client() as client:
+        over = ended(client, run.id)
+        (used,) = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).budgets
+        assert [over.total_cost_usd, used.used_usd] == [cost, cost]
+        assert (used.partial, used.at_most) == (True, False)
+        assert (over.usage.partial, over.usage.at_most) == (True, False)
+        asked = m.ListCalls(id=client.next_id(), run=run.id)
+        found = client.call(asked, m.CallPage).calls
+        assert len(found) == 50
+        assert sum(each.cost_usd or 0 for each in found) == cost
+        assert {(each.state, each.partial, each.at_most) for each in found} == {
+            ("ended", True, False)
+        }
+        assert ended(client, calling(client, output=10).id).status is Status.COMPLETED
+    assert gateway(daemon)[1] == port
+
+
+def test_a_run_that_ends_once_its_daemon_is_back_is_charged_for_what_had_passed(
+    start: Start, provider: Provider
+) -> None:
+    daemon = start(config=config(provider).replace("enabled = true", ""))
+    with daemon.client() as client:
+        run = calling(client, *AMPLE, **MANY)
+        wait_until(lambda: provider.stalled == 50, "fifty replies are in their middle")
+        pid = info(client, run.id).pid
+        assert pid is not None
+    cost = passed(daemon, provider)
+    gateway_pid, _ = gateway(daemon)
+    daemon.kill()
+    os.kill(pid, signal.SIGSTOP)
+    os.kill(gateway_pid, signal.SIGKILL)
+    daemon.restart()
+    provider.released.set()
+    with daemon.client() as client:
+        os.kill(pid, signal.SIGCONT)
+        over = ended(client, run.id)
+    assert over.total_cost_usd == pytest.approx(cost)
+    assert (over.usage.partial, over.usage.at_most) == (True, False)
 
 
 @pytest.mark.parametrize("how", ["killed", "re-executed"])

@@ -59,7 +59,7 @@ async def shell(
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.serve)
-            await runtime.metering.read_ended(())
+            await runtime.metering.read_ended((), calls=False)
             yield runtime
             nursery.cancel_scope.cancel()
     runtime.close()

@@ -270,7 +270,7 @@ class GatewayProcess:
             began = trio.current_time()
             try:
                 if (pid := self.pid) is None and self._needed():
-                    await self._settle(self._noted())
+                    await self._settle(self.noted())
                     pid = self._start()
                 if pid is None:
                     if self.uid is not None and not self._in_use() and not self._needed():
@@ -411,7 +411,8 @@ class GatewayProcess:
         self._log.info("gateway", pid=pid, port=self._record.port, uid=self.uid)
         return pid
 
-    def _noted(self) -> list[EndCall]:
+    def noted(self) -> list[EndCall]:
+        """Return what its process, or the one before, has noted of its calls."""
         try:
             return noted_in(self._journal)
         except OSError as error:

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,7 +17,9 @@ from ...agents.setup_reader import SetupReader
 from ...core import events as e
 from ...core.life.lifecycle import severity_of_end
 from ...core.machine import Machine
+from ...core.state.account import OpenReservation
 from ...core.state.quotas import HOUR
+from ...core.state.run import Run
 from ...durable.adoption import Adoption, Rows, StoredPidfds
 from ...durable.budgets import BudgetBooks
 from ...durable.handover import HandedRun
@@ -35,7 +37,7 @@ from ...protocol.units import counted
 from ...runs.catalogue import CallList, RunCatalogue
 from ...runs.live import Watchers
 from ...storage.shipped import ShippedFiles
-from ...usage.metering import Metering
+from ...usage.metering import Metering, NotedCalls
 from .adviser import Adviser
 from .announcing import Announcer, RunFeed
 from .core_loop import CoreLoop, EventQueue
@@ -72,6 +74,7 @@ class Succession:
     announcer: Announcer
     metering: Metering
     budgets: BudgetBooks
+    gateways: Gateways
     launching: Launching
     launcher_events: LauncherEvents
     background: Background
@@ -96,11 +99,16 @@ class Succession:
             if one.live.run.attempt:
                 self.metering.adopt(one.live, one.meter)
         runs = adoption.event.runs
-        learnt = await self.metering.read_ended(
-            [one.run for one in runs if one.run.pid is None and not one.starting]
-        )
+        ended = [one for one in runs if one.run.pid is None and not one.starting]
+        dead = [gateway for gateway in self.gateways if gateway.pid is None]
+        calls = any(one.run.account.reserved_by_gateway for one in (runs if dead else ended))
+        learnt = await self.metering.read_ended([one.run for one in ended], calls=calls)
+        settled = self._calls_of([one.run for one in ended if one.empty])
         self.adopted = sum(1 for one in runs if one.run.pid is not None)
-        self.feed(structs.replace(adoption.event, learnt=learnt))
+        self.feed(structs.replace(adoption.event, learnt=(*learnt, *settled)))
+        for gateway in dead if calls else ():
+            # now, because a run whose call has broken off may end at once
+            self.feed(self.gateway_gone(gateway.uid, gateway.noted()))
         for starting in (one.run for one in runs if one.starting):
             # not sooner: its time may come while ended runs are read, when the core does not know
             # it yet
@@ -113,6 +121,31 @@ class Succession:
         self.resources.early_events.pass_on(self.launcher_events.arrived)
         if not adoption.event.continued:
             self._tell_of_lost_stdin()
+
+    def _calls_of(self, ended: list[Run]) -> Iterator[e.CallSettled]:
+        """Yield what the model calls have used that runs had under way when their last process
+        ended. A gateway that is alive tells it too, but the runs are over by then."""
+        under_way = {name: each for run in ended for name, each in run.account.reservations.items()}
+        if not under_way:
+            return
+        for gateway in self.gateways:
+            noted = NotedCalls(gateway.uid, gateway.noted())
+            yield from self.metering.use_pricing.settled_noted(
+                trio.current_time(), noted, under_way.get
+            )
+
+    def gateway_gone(self, gateway_uid: int | None, noted: list[EndCall]) -> e.GatewayGone:
+        """Return what a gateway that has ended had under way. The prices must be known."""
+        at, known = trio.current_time(), self.machine.reservation
+
+        def reservation(name: str) -> OpenReservation | None:
+            found = known(name)
+            return found[1] if found is not None else None
+
+        settled = self.metering.use_pricing.settled_noted(
+            at, NotedCalls(gateway_uid, noted), reservation
+        )
+        return e.GatewayGone(at, tuple(settled), gateway_uid)
 
     def tell_adopted(self, adoption: Adoption) -> None:
         """Announce what was damaged, and what became of an earlier daemon's runs, if there were
@@ -370,7 +403,7 @@ class Runtime:
         )
         self.succession = Succession(
             resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets,
-            launching, self.launcher_events, self.background, self.feed,
+            self.gateways, launching, self.launcher_events, self.background, self.feed,
         )  # fmt: skip
         loop = CoreLoop(
             self.machine, resources, self.catalogue, self.requests, self.announcer, self.adviser,
@@ -499,22 +532,8 @@ class Runtime:
         own."""
         for each in noted:
             await self._price_known(each)
-        at, pricing = trio.current_time(), self.metering.use_pricing
-        found = [
-            (each, open_[1])
-            for each in noted
-            if (open_ := self.machine.reservation(each.reservation)) is not None
-        ]
-        settled = [
-            (pricing.settled(at, each, reservation), reservation) for each, reservation in found
-        ]
-        # a call whose price was known, and is not now, counts as reserved
-        sure = (
-            each
-            for each, reservation in settled
-            if each.used.cost is not None or reservation.cost is None
-        )
-        self.feed(e.GatewayGone(at, tuple(sure), gateway_uid))
+        self.feed(self.succession.gateway_gone(gateway_uid, noted))
+        self.launcher_events.call_settled()
 
     async def _price_known(self, call: EndCall) -> None:
         known = trio.Event()
