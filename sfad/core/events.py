@@ -153,6 +153,8 @@ class CallPrice(Struct, frozen=True):
     """It is the price of another model."""
     unsure: str | None = None
     """Why it is not known now whether the model has a price."""
+    likely_more_cost: int | None = None
+    """The part of `more_input_cost` by which estimates are often wrong; `None`: all of it."""
 
 
 class CallAsked(At, frozen=True):

@@ -11,12 +11,8 @@ from ..protocol.types import Modality, Tokens
 from .apis import ModelCall
 from .apis.base import MOST_NAMED
 
-BYTES_A_TOKEN = 2.5
-"""Of a run whose calls nothing is known of yet. English and code have three to four bytes a token,
-so this estimates too much."""
-MOST_A_BYTE = 1.0
-"""Tokens: the vocabularies of the providers have a token for each byte, so a text has no more
-tokens than bytes."""
+MOST_RATIO = 4.0
+"""The tokens that an input may have are at most so many times those that its text tells."""
 ADDED = 1000
 """Tokens that a provider may add to a request, of which tools take 804 at most
 (https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview, "Pricing")."""
@@ -24,7 +20,12 @@ MOST_KEPT = MOST_NAMED
 """Tokens that a provider may keep of a conversation of which nothing is known here, or read from
 files that a request only names."""
 SPREAD = 0.1
-"""The part by which the tokens a byte of a run's calls may be above those of the calls before."""
+"""The part by which the ratio of a run's calls may be above that of the calls before."""
+NEW_SPREAD = 0.25
+"""The part by which a text of which nothing is known may have more tokens than it tells: the
+tokenizer of Claude Opus 4.7 has up to 1.35 times those of the models before
+(https://platform.claude.com/docs/en/about-claude/models/migration-guide), and estimates are mostly
+a tenth too high."""
 MAX_RUNS = 4096
 
 
@@ -32,17 +33,22 @@ class InputEstimate(NamedTuple):
     tokens: int
     more: int
     """So many tokens more the input may have."""
+    likely_more: int
+    """The part of these by which estimates are often wrong."""
 
 
 @dataclass(slots=True)
 class _Known:
     """What the calls of a run to a model had, or those of all runs."""
 
-    a_byte: float = 0.0
-    """Tokens a byte of input: the highest, which falls slowly."""
-    size: int = 0
-    """Bytes of the last input that counted for `a_byte`."""
+    ratio: float = 0.0
+    """Tokens of input to those that its text tells: the highest, which falls slowly."""
+    told: int = 0
+    """Tokens that the text of the last input told that counted for `ratio`."""
+    most: int = 0
+    """Tokens that it had at most."""
     tokens: int = 0
+    """Tokens that it had."""
     kept: int | None = None
     """Tokens that the provider keeps where the next call continues the last one."""
     written: int = 0
@@ -50,27 +56,28 @@ class _Known:
     output: int = 0
     """Tokens of these replies, hidden thinking included."""
 
-    def take(self, size: int, tokens: int) -> None:
-        ratio = min(tokens / size, MOST_A_BYTE)
-        if not self.size or size > 4 * self.size:
-            self.a_byte = ratio
-        elif 4 * size < self.size:
+    def take(self, call: ModelCall, tokens: int) -> None:
+        told = call.tokens
+        ratio = min(tokens / told, MOST_RATIO)
+        if not self.told or told > 4 * self.told:
+            self.ratio = ratio
+        elif 4 * told < self.told:
             return  # what a provider adds to each request is most of a small one
         else:
-            self.a_byte = max(ratio, self.a_byte + (ratio - self.a_byte) / 8)
-        self.size, self.tokens = size, tokens
+            self.ratio = max(ratio, self.ratio + (ratio - self.ratio) / 8)
+        self.told, self.most, self.tokens = told, call.most_tokens, tokens
 
 
 class Estimates:
-    """The tokens a byte of each run's calls. A run's calls grow by what the agent adds to one
-    conversation."""
+    """What the texts of each run's calls tell of their tokens. A run's calls grow by what the agent
+    adds to one conversation."""
 
     def __init__(self) -> None:
         self._runs: OrderedDict[tuple[str, str], _Known] = OrderedDict()
         self._models: OrderedDict[str, _Known] = OrderedDict()
 
     def input(self, run: str, call: ModelCall) -> InputEstimate:
-        known, size = self._runs.get((run, call.model), _NOTHING), call.size
+        known, told = self._runs.get((run, call.model), _NOTHING), call.tokens
         kept, more_kept = 0, MOST_KEPT if call.refers else 0
         for mode in ("audio", "video"):
             played = call.media.get(mode, 0)
@@ -79,15 +86,22 @@ class Estimates:
         if call.continues:
             kept += known.kept or 0
             more_kept += MOST_KEPT if known.kept is None else 0
-        if not known.size:
-            likely = max(1 / BYTES_A_TOKEN, self._models.get(call.model, _NOTHING).a_byte)
-            return _estimate(size * likely, size * MOST_A_BYTE + ADDED, kept, more_kept)
-        # a small PDF of many pages has more tokens than bytes, and a conversation that has one goes
-        # on with it
-        likely = max(size * known.a_byte, float(known.tokens if size >= known.size else 0))
-        # of what was not there before, nothing is known
-        most = max(likely * (1 + SPREAD), known.tokens + (size - known.size) * MOST_A_BYTE)
-        return _estimate(likely, most, kept, more_kept)
+        if not known.told:
+            likely = told * max(1.0, self._models.get(call.model, _NOTHING).ratio)
+            usual = likely * (1 + NEW_SPREAD) + ADDED
+            most = float(call.most_tokens + ADDED)
+        else:
+            # a small PDF of many pages has more tokens than it tells, and a conversation that has
+            # one goes on with it
+            likely = max(told * known.ratio, float(known.tokens if told >= known.told else 0))
+            # of what was not there before, nothing is known
+            new = (told - known.told) * max(1.0, known.ratio) * (1 + NEW_SPREAD)
+            usual = max(likely * (1 + SPREAD), known.tokens + new)
+            most = max(likely * (1 + SPREAD), known.tokens + call.most_tokens - known.most)
+        tokens = 1 + int(likely)
+        more = max(0, int(most) - tokens)
+        likely_more = min(more, max(0, int(usual) - tokens))
+        return InputEstimate(tokens + kept, more + more_kept, likely_more + more_kept)
 
     def output(self, run: str, call: ModelCall, written: int) -> int:
         """Return the tokens of so many bytes that a model has written."""
@@ -101,13 +115,12 @@ class Estimates:
     def learn(self, run: str, call: ModelCall, used: Tokens, written: int) -> None:
         """Take how many tokens a call had, and how many bytes its reply."""
         played = sum(used.modes[mode].input for mode in ("audio", "video") if mode in used.modes)
-        size, text = call.size, used.input - played
-        if not used.input:
+        if not used.input or not call.tokens:
             return
         known = self._runs.setdefault((run, call.model), _Known())
         if not call.continues:
-            known.take(size, text)
-            self._models.setdefault(call.model, _Known()).take(size, text)
+            for each in (known, self._models.setdefault(call.model, _Known())):
+                each.take(call, used.input - played)
         known.kept = used.input + used.output
         if written and used.output:
             known.written, known.output = known.written + written, known.output + used.output
@@ -124,11 +137,6 @@ def within(media: Mapping[Modality, int], tokens: int) -> dict[Modality, int]:
 
 
 _NOTHING = _Known()
-
-
-def _estimate(likely: float, most: float, kept: int, more_kept: int) -> InputEstimate:
-    tokens = 1 + int(likely)
-    return InputEstimate(tokens + kept, max(0, int(most) - tokens) + more_kept)
 
 
 K = TypeVar("K")

@@ -81,6 +81,7 @@ class UsePricing:
             self.runs[request.run].live.set_provider(request.upstream)
         prices, size = self._call_prices(request), request.input_tokens
         most, model = size + request.more_input, prices.charged_as(request.model, request.api)
+        usual = most if request.likely_more is None else size + request.likely_more
 
         def cost(tokens: int, media: Mapping[Modality, int]) -> float | None:
             text = max(0, tokens - sum(media.values()))
@@ -95,19 +96,24 @@ class UsePricing:
                 ),
             )
 
-        likely, dearest = cost(size, request.media), cost(most, request.most_media or request.media)
-        million = prices.output_million(model, most, text_only=request.text_only)
-        if likely is None or dearest is None or million is None:
+        media = request.most_media or request.media
+        likely, more, dearest = cost(size, request.media), cost(usual, media), cost(most, media)
+        million = prices.output_million(model, usual, text_only=request.text_only)
+        if likely is None or more is None or dearest is None or million is None:
             return CallPrice(None)
+
+        def beyond(cost: float) -> int:
+            return to_nanos(request.factor * max(0.0, cost - likely) + request.fees_usd)
+
         estimated = model != request.model
         if estimated and request.run in self.runs:
             self.runs[request.run].notices.unpriced(PriceGaps(estimated={request.model: model}))
-        more = request.factor * max(0.0, dearest - likely) + request.fees_usd
         return CallPrice(
             to_nanos(request.factor * likely),
             ceil(request.factor * million * 1000),
-            to_nanos(more),
-            estimated,
+            beyond(dearest),
+            estimated=estimated,
+            likely_more_cost=beyond(more) if request.likely_more is not None else None,
         )
 
     def settled(self, at: float, request: m.EndCall, reservation: OpenReservation) -> e.CallSettled:

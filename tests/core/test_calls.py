@@ -130,6 +130,19 @@ def test_an_input_that_may_be_more_than_estimated_lowers_the_output_too() -> Non
     assert t.admitted(t.call(a, more=30_000))[1] == 4096, "nor is the call refused for it"
 
 
+def test_an_error_that_is_not_likely_is_kept_from_others_and_not_from_the_output() -> None:
+    """Claude's first reply was cut at 4100 tokens with 70 % of the money left."""
+    t = Transcript()
+    a = t.start("a", limits="cost=0.5")
+    _, output = t.admitted(t.call(a, tokens=40_000, more=76_000, likely=10_000))
+    assert output is None, "it is not lowered"
+    (t >> t.call(a, 100)).skip()
+    assert [call.state for call in t.machine.waiting_calls(a)] == ["waiting"]
+    b = t.start("b", limits="cost=0.2")
+    _, output = t.admitted(t.call(b, more=60_000, likely=10_000))
+    assert output == (200_000_000 - 33_000_000) // 15_000
+
+
 def test_what_others_may_have_more_is_waited_for_and_refused_as_a_rate() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=0.5")

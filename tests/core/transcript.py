@@ -302,16 +302,19 @@ class Transcript:
 
     def call(
         self, run: RunId, output: int = 20_000, *, least: int = 4096, tokens: int = 1000,
-        priced: bool = True, choices: int = 1, model: str = "m", more: int = 0, api: str = "",
-        login: str = "",
+        priced: bool = True, choices: int = 1, model: str = "m", more: int = 0,
+        likely: int | None = None, api: str = "", login: str = "",
     ) -> e.CallAsked:  # fmt: skip
         """The gateway asks for a call, at 3 USD for a million tokens of input and 15 of output.
-        `more`: input it may have, too."""
+        `more`: input it may have, too; `likely`: the part of it by which estimates are wrong."""
         asked = AdmitCall(
-            id=0, run=run, model=model, input_tokens=tokens, more_input=more, max_output=output,
-            choices=choices, upstream="anthropic", api=api, login=login,
+            id=0, run=run, model=model, input_tokens=tokens, more_input=more, likely_more=likely,
+            max_output=output, choices=choices, upstream="anthropic", api=api, login=login,
         )  # fmt: skip
-        price = e.CallPrice(tokens * 3000 if priced else None, 15_000, more * 3000)
+        price = e.CallPrice(
+            tokens * 3000 if priced else None, 15_000, more * 3000,
+            likely_more_cost=None if likely is None else likely * 3000,
+        )  # fmt: skip
         time = NOON + timedelta(seconds=self.at) if api else NOON
         return e.CallAsked(self.at, self.token(), asked, price, min(least, output), time)
 

@@ -219,6 +219,14 @@ def test_the_errors_of_parallel_calls_do_not_add_up(
     assert 0.8 * 0.5 <= provider.usd <= 0.5 * (1 + ERROR)
 
 
+def test_a_large_first_input_cuts_no_reply_that_fits(serving: Daemon, provider: Provider) -> None:
+    """As of Claude Code, whose first request has 115 kB."""
+    with serving.client() as client:
+        run = calling(client, limit("cost", 0.5), output=24_000, padding=115_000)
+        assert ended(client, run.id).status is Status.COMPLETED
+    assert provider.usd == pytest.approx(24_000 * 15e-6 + provider.bills[0].input * 3e-6)
+
+
 def test_parallel_calls_and_rates_are_bounded(start: Start, provider: Provider) -> None:
     bounds = (
         "wait = '1s'\n[gateway.per_run]\nconcurrent_calls = "

@@ -18,6 +18,7 @@ import pytest
 import trio
 
 from sfad.gateway import call_tally, exchange, http_connection, reading
+from sfad.gateway.apis.tokens import tokens_of
 from sfad.gateway.upstreams import Upstream
 from sfad.host.callers import Caller, Kernel
 from sfad.protocol.types import Tokens
@@ -284,7 +285,7 @@ async def test_a_provider_that_resets_in_the_middle_of_a_stream() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "tokens"), [(STREAMED, Tokens(input=1 + int(len(STREAMED) / 2.5))), (CALL, None)]
+    ("body", "tokens"), [(STREAMED, Tokens(input=1 + tokens_of(STREAMED))), (CALL, None)]
 )
 async def test_a_provider_that_resets_before_it_answers(body: bytes, tokens: Tokens | None) -> None:
     """What is streamed only costs what has come. All of a whole reply may have been generated."""

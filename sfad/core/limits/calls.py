@@ -7,16 +7,16 @@ the run's replies. Else the call is answered by the outermost limit, else by the
 too little room for it. Bounds on rates and parallel calls make calls wait, too.
 
 The input of a call is an estimate, and may be more. That is part of what has to fit, as far as
-there is room for it: always for the other calls under way, so that their errors do not add up; for
-the call itself only if its output is then worth a call. So a limit is exceeded by the error of one
-estimate at most.
+there is room for it. The most that it may be is kept from other calls, so that their errors do not
+add up; from the output of the call itself only what estimates are often wrong by, and only if the
+output is then worth a call. So a limit is exceeded by the error of one estimate at most.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -74,6 +74,21 @@ class WaitingCall:
         return self.until if self.rate is None else self.rate.free_at
 
 
+class _Doubt(NamedTuple):
+    """What a call may take beyond its estimate, because that of its input may be wrong."""
+
+    most: int
+    likely: int | None = None
+    """The part of it by which estimates are often wrong; `None`: all of it."""
+
+    @property
+    def usual(self) -> int:
+        return self.most if self.likely is None else self.likely
+
+
+_NO_DOUBT = _Doubt(0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Room:
     """What a limit, or a budget, leaves for a call."""
@@ -87,8 +102,7 @@ class _Room:
     kind: LimitKind
     least: int
     """To how much output this may lower the call."""
-    doubt: int
-    """What the call may take beyond that, because its input is an estimate."""
+    doubt: "_Doubt"
     doubts: int
     """The same of other calls under way."""
     limited: Run | None = None
@@ -373,7 +387,9 @@ class Calls:
             self._fail(call, ErrorCode.UNAVAILABLE, message, at)
             return True
         short = [
-            room for room in rooms if room.output(room.doubt + room.doubts) < request.max_output
+            room
+            for room in rooms
+            if room.output(room.doubt.most + room.doubts) < request.max_output
         ]
         if any(self._draws(room, request.max_output) for room in short):
             return False
@@ -385,12 +401,13 @@ class Calls:
         tight = next((room for room in rooms if room.output(room.doubts) < room.least), None)
         if tight is None:
             lowest = min(
-                short, key=lambda room: room.output(room.doubt + room.doubts), default=None
+                short, key=lambda room: room.output(room.doubt.usual + room.doubts), default=None
             )
             output = float(request.max_output)
             if lowest is not None:
                 output = max(
-                    lowest.output(lowest.doubt + lowest.doubts), *(room.least for room in short)
+                    lowest.output(lowest.doubt.usual + lowest.doubts),
+                    *(room.least for room in short),
                 )
             return self._admit_or_wait(
                 run, call, int(min(output, request.max_output)), at, ahead, lowest
@@ -417,7 +434,10 @@ class Calls:
             LimitKind.TOKENS: (request.input_tokens, request.choices),
             LimitKind.COST: (price.input_cost or 0, price.output_token * request.choices),
         }
-        doubt = {LimitKind.TOKENS: request.more_input, LimitKind.COST: price.more_input_cost}
+        doubt = {
+            LimitKind.TOKENS: _Doubt(request.more_input, request.likely_more),
+            LimitKind.COST: _Doubt(price.more_input_cost, price.likely_more_cost),
+        }
         for limited in run.lineage:
             for kind, (fixed, each) in takes.items():
                 active = limited.limits.get(kind)
@@ -434,7 +454,15 @@ class Calls:
                         else ev.least_output
                     )
                     yield _Room(
-                        left, fixed, each, kind, least, doubt.get(kind, 0), doubts, limited, active
+                        left,
+                        fixed,
+                        each,
+                        kind,
+                        least,
+                        doubt.get(kind, _NO_DOUBT),
+                        doubts,
+                        limited,
+                        active,
                     )
         if self._ctx.policy.budget_action is not Action.WARN:
             for budget in self._spending.budgets_of(run):
@@ -547,7 +575,7 @@ class Calls:
 
     def _draws(self, room: _Room, output: int) -> bool:
         """Return whether the call waits for more of a budget from another node."""
-        needed = room.needed(output) + room.doubt + room.doubts
+        needed = room.needed(output) + room.doubt.most + room.doubts
         return room.budget is not None and self._spending.draw_if_possible(room.budget, needed)
 
     def _refuse_or_pause(self, run: Run, call: WaitingCall, tight: _Room, at: float) -> bool:

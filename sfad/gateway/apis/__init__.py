@@ -5,6 +5,7 @@ facts out.
              interface of an API
 `usage`      what a reply says that was used, as tokens by kind
 `holding`    what a request holds: text, images, audio, video
+`tokens`     how many tokens a text has, by what it consists of
 `anthropic`  Anthropic Messages
 `responses`  OpenAI Responses
 `chat`       OpenAI Chat Completions

@@ -91,7 +91,7 @@ class _AnthropicApi(Api):
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
         del path
         request = RequestFields(body)
-        holding = Holding(len(body))
+        holding = Holding(body)
         hold_anthropic(holding, request.fields)
         return ModelCall(
             model=request.model(),

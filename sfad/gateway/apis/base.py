@@ -14,7 +14,7 @@ from ...agents.counters import printable
 from ...agents.line_meter import Factors, factor_of
 from ...protocol.types import Modality, Tokens
 from ...protocol.units import MOST_COUNTED
-from .holding import Holding
+from .holding import IMAGE_TOKENS, Holding
 from .usage import Said
 
 # ---- Server-sent events, piece by piece
@@ -123,10 +123,12 @@ class ModelCall:
     choices: int = 1
     """Answers that are asked for. Each may have `max_output`."""
     streams: bool = False
-    size: int = field(default=0, compare=False)
-    """Bytes of its text, as estimates take it."""
+    tokens: int = field(default=0, compare=False)
+    """Of its text and images, an estimate."""
+    most_tokens: int = field(default=0, compare=False)
+    """The same with a token for each byte."""
     media: Mapping[Modality, int] = field(default_factory=dict)
-    """Tokens of its images, audio and video, an estimate. Its images are in `size`, too."""
+    """Tokens of its images, audio and video, an estimate. Its images are in `tokens`, too."""
     most_media: Mapping[Modality, int] = field(default_factory=dict)
     """Tokens that its audio and video, and files that it names, have at most."""
     text_only: bool = False
@@ -398,8 +400,6 @@ def most_output(model: str) -> int:
     return next((most for name, most in _MOST_OUTPUT if name.search(model)), 128_000)
 
 
-IMAGE_TOKENS = 5000
-"""Of an image in a request, as `IMAGE_BYTES` counts it."""
 IMAGE_OUTPUT = 1300
 """Tokens of an image that a model makes (https://ai.google.dev/gemini-api/docs/image-generation):
 1290 of Gemini 2.5, 1120 to 2000 of Gemini 3."""
@@ -534,7 +534,8 @@ def held(holding: Holding) -> dict[str, Any]:
         if kind in holding.named and kind != "image":
             most[kind] = most.get(kind, 0) + MOST_NAMED
     return {
-        "size": max(1, holding.size),
+        "tokens": holding.tokens,
+        "most_tokens": holding.most_tokens,
         "media": media,
         "most_media": most,
         "refers": bool(holding.named - {"audio", "video"}),

@@ -91,7 +91,7 @@ class _ChatApi(Api):
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
         request = RequestFields(body)
         model = request.model(path[1] and path[1][: MODEL_MAX + 1])
-        holding = Holding(len(body), model)
+        holding = Holding(body, model)
         hold_chat(holding, request.fields)
         # servers differ in which of two names they know
         return ModelCall(

@@ -109,7 +109,7 @@ class _GeminiApi(Api):
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
         request = _Spelled(body)
         config = request.inner("generationConfig")
-        model, holding = path[1][: MODEL_MAX + 1], Holding(len(body))
+        model, holding = path[1][: MODEL_MAX + 1], Holding(body)
         hold_gemini(holding, request.fields)
         return ModelCall(
             model=model,

@@ -14,10 +14,11 @@ import msgspec
 
 from ...agents.lenient import lenient
 from ...protocol.types import Modality
+from .tokens import tokens_of
 
-IMAGE_BYTES = 12_500
-"""What an image counts as, whatever its size in bytes: 5000 tokens, a guess on the high side."""
-_DENSE_IMAGE_BYTES = 10 * IMAGE_BYTES
+IMAGE_TOKENS = 5000
+"""Of an image, whatever its size in bytes: a guess on the high side."""
+_DENSE_IMAGE_TOKENS = 10 * IMAGE_TOKENS
 _DENSE_IMAGES = "gpt-4o-mini"
 """It has up to 48 000 tokens for an image
 (https://platform.openai.com/docs/guides/images-vision, "Calculating costs")."""
@@ -35,9 +36,10 @@ _DEPTH = 4
 
 @dataclass(slots=True)
 class Holding:
-    size: int
-    """Bytes of text. An image counts as so many bytes, and audio and video not at all."""
+    body: bytes
     model: str = ""
+    files: list[bytes] = field(default_factory=list)
+    """The parts of the body that are no text."""
     images: int = 0
     media: dict[Modality, int] = field(default_factory=dict)
     """Tokens of audio and video, an estimate."""
@@ -56,8 +58,7 @@ class Holding:
         kind = str(media_type).partition("/")[0].lower()
         if kind == "image":
             self.images += 1
-            image = _DENSE_IMAGE_BYTES if _DENSE_IMAGES in self.model else IMAGE_BYTES
-            self.size += image - len(data)
+            self.files.append(data)
         elif kind == "audio":
             self._play("audio", AUDIO_A_SECOND, data)
         elif kind == "video":
@@ -69,7 +70,22 @@ class Holding:
         usual, least = rate or _USUAL_BYTES[mode], rate or _LEAST_BYTES[mode]
         self.media[mode] = self.media.get(mode, 0) + 1 + a_second * size // usual
         self.most_media[mode] = self.most_media.get(mode, 0) + 1 + a_second * size // least
-        self.size -= len(data)
+        self.files.append(data)
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of its text and images."""
+        return tokens_of(_without(self.body, self.files)) + self._of_images
+
+    @property
+    def most_tokens(self) -> int:
+        """Return the same with a token for each byte: no tokenizer has more."""
+        return len(_without(self.body, self.files)) + self._of_images
+
+    @property
+    def _of_images(self) -> int:
+        image = _DENSE_IMAGE_TOKENS if _DENSE_IMAGES in self.model else IMAGE_TOKENS
+        return image * self.images
 
     def link(self, url: bytes, kind: str = "") -> None:
         """Count a file by its URL, which may hold it, or by its id."""
@@ -83,6 +99,21 @@ class Holding:
         if isinstance(cache_control, dict):
             self.caches = True
             self.long_cache |= cache_control.get("ttl") == "1h"
+
+
+def _without(body: bytes, files: list[bytes]) -> bytes:
+    """Return a body without these parts of it."""
+    spans, at = [], 0
+    for each in filter(None, files):
+        found = body.find(each, at)
+        found = body.find(each) if found < 0 else found  # it stands before the one before
+        at = found + len(each)
+        spans.append((found, at))
+    rest, at = [], 0
+    for begins, ends in sorted(spans):
+        rest.append(body[at:begins])
+        at = max(at, ends)
+    return b"".join((*rest, body[at:]))
 
 
 def _wav_rate(data: bytes) -> int | None:

@@ -113,7 +113,7 @@ class _ResponsesApi(Api):
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
         request, compacts = RequestFields(body), path[1] is not None
         model = request.model()
-        holding = Holding(len(body), model)
+        holding = Holding(body, model)
         hold_responses(holding, request.fields)
         return ModelCall(
             model=model,

@@ -47,7 +47,10 @@ class AdmitCall(Request, tag="admit_call"):
     caches: bool = False
     """Its input may be written to a cache."""
     more_input: int = 0
-    """Tokens that its input may have beyond the estimate."""
+    """Tokens that its input may have beyond the estimate. So much is kept from other calls."""
+    likely_more: int | None = None
+    """The part of `more_input` by which estimates are often wrong. So much is kept from its own
+    output; `None`: all of it."""
     factor: float = 1.0
     """What its tier multiplies all prices by."""
     long_cache: bool = False

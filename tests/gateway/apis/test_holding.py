@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sfad.gateway.apis import APIS, ModelCall
-from sfad.gateway.apis.base import IMAGE_TOKENS, MOST_NAMED
-from sfad.gateway.apis.holding import IMAGE_BYTES
+from sfad.gateway.apis.base import MOST_NAMED
+from sfad.gateway.apis.holding import IMAGE_TOKENS
 
 from .test_extras import PATHS
 
@@ -76,7 +76,8 @@ IMAGES: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("api", "part"), IMAGES, ids=str)
 def test_an_image_counts_the_same_whatever_its_bytes(api: str, part: Any) -> None:
     call = asked(api, **user(part, api))
-    assert IMAGE_BYTES < call.size < IMAGE_BYTES + 500
+    assert IMAGE_TOKENS < call.tokens < IMAGE_TOKENS + 200
+    assert call.tokens < call.most_tokens < IMAGE_TOKENS + 500
     assert (call.media, call.refers) == ({"image": IMAGE_TOKENS}, False)
 
 
@@ -130,7 +131,7 @@ TEXTS: list[tuple[str, Any]] = [
 def test_a_text_that_begins_like_an_image_is_text(api: str, part: Any) -> None:
     """16 calls of 1 USD each passed a limit of 1 USD seven at a time."""
     call = asked(api, **user(part, api))
-    assert call.size > SIZE
+    assert call.most_tokens > SIZE
     assert not call.media
 
 
@@ -140,7 +141,7 @@ def test_a_function_of_the_agents_is_text() -> None:
         {"type": "function_call_output", "output": URL},
     ]
     call = asked("openai-responses", input=items)
-    assert call.size > 3 * SIZE
+    assert call.most_tokens > 3 * SIZE
     assert not call.media
 
 
@@ -168,7 +169,7 @@ AUDIO: list[tuple[str, Any, tuple[int, int]]] = [
 def test_audio_counts_by_its_seconds(api: str, part: Any, tokens: tuple[int, int]) -> None:
     call = asked(api, **user(part, api))
     assert (call.media, call.most_media) == ({"audio": tokens[0]}, {"audio": tokens[1]})
-    assert call.size < 300
+    assert call.most_tokens < 300
 
 
 def test_a_header_of_audio_that_lies_is_bounded() -> None:
