@@ -35,7 +35,8 @@ def result(
     At a terminal, and with --plain, it is the answer as it is. Elsewhere, and with --wrapped,
     it is made safe for a language model: it has no terminal escapes or control characters, its
     markup is escaped, and it is marked as data from another agent. If no meter knows the
-    agent's events, or with --raw, it is stdout.
+    agent's events, or with --raw, it is stdout. If not the agent has ended the run, but a
+    limit or a person, it says so.
     """
     if wrapped and (plain or raw):
         raise exits.UsageError(

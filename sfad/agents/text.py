@@ -228,12 +228,18 @@ def _harmless(text: str) -> bytes:
     return _CONTROLS.sub("", text).encode()
 
 
-def answer(program: AgentProgram, stream: bytes, *, begins_inside: bool = False) -> bytes:
+def answer(
+    program: AgentProgram, stream: bytes, *, begins_inside: bool = False, ended_by: str = ""
+) -> bytes:
     """Return the final answer of a stream that has ended, and why the agent failed, if it did.
     Without an answer, return all lines that are not events. `begins_inside`: the stream lacks its
-    beginning, so its first line may be the end of an event."""
+    beginning, so its first line may be the end of an event. `ended_by`: what has ended the run, if
+    not the agent; then it stands in the place of what the agent says of that."""
     said, passed, failed = _ending(program, stream, begins_inside=begins_inside)
-    parts = [said.encode() or passed, f"The agent failed: {failed}".encode() if failed else b""]
+    why = f"The agent failed: {failed}" if failed else ""
+    if ended_by:
+        why = f"The run was not completed: {ended_by}"
+    parts = [said.encode() or passed, why.encode()]
     return b"\n".join(part.rstrip(b"\n") for part in parts if part)
 
 

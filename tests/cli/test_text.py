@@ -131,6 +131,22 @@ def test_result_is_the_final_answer_and_raw_the_events(daemon: World) -> None:
     )
 
 
+def test_the_result_of_a_run_that_a_limit_ended_says_the_limit(
+    daemon: World, tmp_path: Path
+) -> None:
+    """Claude says "[ede_diagnostic] result_type=user" when it is told to end."""
+    diagnostic = "[ede_diagnostic] result_type=user last_content_type=n/a stop_reason=tool_use"
+    failed = {"type": "result", "subtype": "error_during_execution", "is_error": True}
+    (tmp_path / "failure").write_text(json.dumps(failed | {"errors": [diagnostic]}) + "\n")
+    script = f"trap 'cat {tmp_path}/failure; exit 1' TERM; cat {STREAMS}/claude-success.jsonl; "
+    agent = ("--meter", "claude", "--", "sh", "-c", script + "while :; do sleep 0.05; done")
+    run = daemon.json("run", "--limit", "turns=1", *agent, code=4)["id"]
+    assert diagnostic in daemon.sfactl("result", "--raw", run).stdout
+    said = daemon.sfactl("result", "--plain", run).stdout
+    assert "The run was not completed: used 2 turns; its turns limit is 1" in said
+    assert "ede_diagnostic" not in said
+
+
 ANSWER = {"type": "result", "text": "a < b && c \x1b[31m"}
 
 

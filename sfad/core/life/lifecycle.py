@@ -27,7 +27,7 @@ from ..context import Context
 from ..state.account import NOTHING
 from ..state.alerts import AlertScope, Change, Measure
 from ..state.run import Attempt, Ending, FailedBelow, Run, Rung
-from ..state.vocabulary import ReasonKind, Timer
+from ..state.vocabulary import BY_AGENT, ReasonKind, Timer
 from .spending import Spending
 
 # ---- Publishes alerts that are raised or cleared, and keeps each run's timer for them
@@ -239,12 +239,9 @@ class Lifecycle:
 _ENDS = {status: EventType(f"run_{status}") for status in ENDED}
 
 
-_BY_AGENT = {ReasonKind.EXIT, ReasonKind.SIGNAL, ReasonKind.AGENT, ReasonKind.RESULT}
-
-
 def _by_agent(reason: Reason | None) -> bool:
     """Return whether a run ended by its agent's own doing, well or not."""
-    return reason is None or reason.kind in _BY_AGENT
+    return reason is None or reason.kind in BY_AGENT
 
 
 def _by_itself(ending: Ending) -> bool:

@@ -58,6 +58,10 @@ class ReasonKind(Word):
     FLEET = "fleet"
 
 
+BY_AGENT = frozenset({ReasonKind.EXIT, ReasonKind.SIGNAL, ReasonKind.AGENT, ReasonKind.RESULT})
+"""The reasons of a run that ended by its agent's own doing."""
+
+
 def signal_name(number: int) -> str:
     """`SIGTERM`, or `signal 77`."""
     try:

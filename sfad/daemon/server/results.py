@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ...agents import AgentProgram, named
 from ...agents.text import Cursor, TextReader, answer, final_answer
+from ...core.state.vocabulary import BY_AGENT
 from ...protocol import messages as m
 from ...protocol.messages import Transcript, TranscriptText
 from ...protocol.sanitise import SafeText, cut_oldest, newest_text, sanitise, wrap
@@ -44,7 +45,8 @@ def result(output: OutputFiles, info: RunInfo, request: m.Result) -> m.ResultTex
     except NOT_KEPT as error:
         raise no_output(info, error) from None
     if program is not None:
-        data, truncated = answer(program, data, begins_inside=truncated), False
+        data = answer(program, data, begins_inside=truncated, ended_by=_ended_by(info))
+        truncated = False
     if not request.wrapped:
         text = newest_text(data, most)
         return m.ResultText(
@@ -61,6 +63,13 @@ def result(output: OutputFiles, info: RunInfo, request: m.Result) -> m.ResultTex
         truncated=truncated,
     )
     return m.ResultText(id=request.id, run=info.id, text=text, truncated=truncated)
+
+
+def _ended_by(run: RunInfo) -> str:
+    """Return what has ended a run, such as a limit; empty if the agent has."""
+    if run.status is Status.COMPLETED or run.reason is None or run.reason.kind in BY_AGENT:
+        return ""
+    return run.reason.message
 
 
 def final_text(output: OutputFiles, run: RunInfo, program: AgentProgram) -> bytes:
