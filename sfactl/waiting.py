@@ -39,6 +39,8 @@ def troubles(run: RunInfo, now: datetime, limit_share: float = NEAR) -> Iterator
         )
     if run.repeating is not None:
         yield f"repeats itself: {output.plain(run.repeating.sentence)}"
+    if run.cut is not None:
+        yield f"has an unfinished answer: {output.plain(run.cut)}"
     for state in near(run, limit_share):
         yield f"is near its limit: {state.kind} {of(state)}"
 

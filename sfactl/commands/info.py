@@ -202,6 +202,8 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
         )
     if run.repeating:
         yield "repeating", output.plain(run.repeating.sentence)
+    if run.cut:
+        yield "unfinished", output.plain(run.cut)
     yield from _times(run)
     for key, value in run.labels.items():
         yield "label", output.plain(f"{key}={value}")

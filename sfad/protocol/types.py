@@ -572,6 +572,9 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     repeating: Repetition | None = None
     """Of a live run whose model has asked for the same tool call at least `limits.repeats` times in
     a row."""
+    cut: str | None = None
+    """Of a live run: a reply of its model was cut, because a limit or budget had no room for more:
+    at how many tokens, why, and what follows."""
     calls: int | None = None
     """Model calls that it made through the gateway, those under way included. Only in the answer to
     `Info`."""

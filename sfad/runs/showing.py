@@ -158,6 +158,7 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         api_trouble=_trouble(run) if latest.known_trouble is not None else None,
         session=run.asked.session is not None,
         repeating=run.repeating if run.streak is not None and not ended else None,
+        cut=f"{run.cut.message}; {run.after_cut}" if run.cut is not None and not ended else None,
         isolation=_isolation(live) if isolated is not None else None,
         egress=tuple(isolated.egress) if isolated is not None and live.spawn.gateway else (),
         api_silence=_silence(run, now) if account.reservations else None,

@@ -418,6 +418,24 @@ def test_a_budget_bounds_calls(action: Action) -> None:
         assert t.admission(call)[1] is None
 
 
+def test_a_reply_that_a_budget_cuts_is_told_of() -> None:
+    t = Transcript(budget_action=Action.PAUSE)
+    a = t.start("a")
+    (t >> t.budgets(purse(0.2, ANN.user))).skip()
+    name, output = t.admitted(t.call(a))
+    assert output == 13_133
+    (t >> t.called(name, cost=0.1999, cut=True)).skip()
+    told = [event for event in t.published if event.type == "limit_exceeded"][-1]
+    words = "its last reply was cut at 13 133 tokens; user ann has used 0.1999 of 0.20 USD"
+    assert told.message.startswith(words)
+    assert told.message.endswith("; the next call pauses the run")
+    assert (told.scope, told.limit_kind, t.run(a).after_cut) == (
+        "user",
+        "cost",
+        "the next call pauses the run",
+    )
+
+
 def test_what_a_run_that_ends_had_under_way_is_charged_in_full() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=0.5")

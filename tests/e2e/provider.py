@@ -24,9 +24,10 @@ IN_USD, CACHED_USD, WRITTEN_USD, LONG_USD, OUT_USD = 3e-6, 0.3e-6, 3.75e-6, 6e-6
 output."""
 ERRORS = {"500": 500, "429": 429, "529": 529}
 """What a call may ask for in its metadata, as `does`: an answer without a bill."""
-DOES = (*ERRORS, "reset", "error", "hang", "thinks", "caches", "fast")
+DOES = (*ERRORS, "reset", "error", "hang", "thinks", "caches", "fast", "cuts")
 """The same: a reply that breaks off in the middle, by a reset or with an event; that never begins,
-and is billed; that thinks more than it shows; that uses caches; that is fast."""
+and is billed; that thinks more than it shows; that uses caches; that is fast; that ends
+because it has its maximum."""
 
 
 @dataclass
@@ -188,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._event(type="content_block_stop", index=1)
         self._event(
             type="message_delta",
-            delta={"stop_reason": "end_turn"},
+            delta={"stop_reason": "max_tokens" if does == "cuts" else "end_turn"},
             usage={"output_tokens": bill.output},
         )
         self._event(type="message_stop")

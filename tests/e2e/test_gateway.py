@@ -227,6 +227,35 @@ def test_a_large_first_input_cuts_no_reply_that_fits(serving: Daemon, provider: 
     assert provider.usd == pytest.approx(24_000 * 15e-6 + provider.bills[0].input * 3e-6)
 
 
+def test_a_reply_that_a_limit_cuts_is_told_of_everywhere(
+    serving: Daemon, provider: Provider, tmp_path: Path
+) -> None:
+    """An agent in a terminal stays there, with an unfinished answer."""
+    with serving.client() as client:
+        run = calling(client, limit("cost", 0.1), does="cuts", then=str(tmp_path / "done"))
+        wait_until(lambda: info(client, run.id).cut is not None, "its reply was cut")
+        tokens = provider.bills[0].output
+        words = f"its last reply was cut at {tokens:,} tokens".replace(",", " ")
+        live = info(client, run.id)
+        assert (live.status, live.cut) == (Status.RUNNING, live.cut)
+        for told in (
+            live.cut or "",
+            serving.sfactl("info", run.id).stdout,
+            serving.sfactl("why", run.id).stdout,
+            serving.sfactl("events", "--run", run.id).stdout,
+            serving.log.read_text(),
+        ):
+            assert words in told
+            assert "its cost limit is 0.10" in told
+            assert "the next call ends the run" in told
+        (tmp_path / "done").touch()
+        over = ended(client, run.id)
+    assert over.status is Status.FAILED
+    assert over.cut is None
+    assert over.reason is not None
+    assert over.reason.message.startswith(words)
+
+
 def test_parallel_calls_and_rates_are_bounded(start: Start, provider: Provider) -> None:
     bounds = (
         "wait = '1s'\n[gateway.per_run]\nconcurrent_calls = "

@@ -20,21 +20,22 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from ...protocol.event_types import EventType
 from ...protocol.requests.gateway import AdmitCall, CallDecision
-from ...protocol.types import Action, CallInfo, ErrorCode, LimitKind, Reason, RunId, Status
+from ...protocol.types import Action, CallInfo, ErrorCode, Event, LimitKind, Reason, RunId, Status
 from .. import commands as c
 from .. import events as e
 from ..context import Context
 from ..life.attempts import AttemptTracker
 from ..life.spending import Spending
 from ..state.account import OpenReservation, Use
-from ..state.budgets import Budget
+from ..state.budgets import Budget, to_usd
 from ..state.limits import ActiveLimit, amount
 from ..state.run import MAX_FREE, MAX_FREE_NAME, Run, Token
 from ..state.vocabulary import ReasonKind, Timer
 from .budgets import BudgetEnforcement
 from .call_rules import Barrier, CallRates, Repeats, forbidden_model
-from .enforcement import WAITING, LimitEnforcement, cut_at
+from .enforcement import WAITING, LimitEnforcement, after_cut, cut_at
 from .plans import Plans
 from .use_requests import MAX_RESERVATIONS, over_budget, over_limit
 
@@ -232,18 +233,28 @@ class Calls:
         if limited is not None and kind in limited.limits:
             self._limits.reply_cut(run, limited, limited.limits[kind], tokens, at)
         else:
-            budget = next(
-                (budget for budget in self._spending.budgets_of(run) if budget.near), None
-            )
-            why = (
-                budget.sentence
-                if budget is not None
-                else "a budget that has been raised since had no room for more"
-            )
-            self._limits.cannot_complete(
-                [run],
-                Reason(kind=ReasonKind.LIMIT, limit_kind=kind, message=f"{cut_at(tokens)}; {why}"),
-            )
+            self._cut_by_budget(run, tokens)
+
+    def _cut_by_budget(self, run: Run, tokens: int) -> None:
+        budget = next((budget for budget in self._spending.budgets_of(run) if budget.near), None)
+        why = (
+            budget.sentence
+            if budget is not None
+            else "a budget that has been raised since had no room for more"
+        )
+        words = f"{cut_at(tokens)}; {why}"
+        then = after_cut(self._ctx.policy.budget_action)
+        if run.cut is None and budget is None:
+            self._ctx.publish(EventType.RUN_PROGRESS, run, words)
+        elif run.cut is None and budget is not None:
+            told = Event(
+                type=EventType.LIMIT_EXCEEDED, severity="medium", message=f"{words}; {then}",
+                scope=budget.scope, limit_kind=LimitKind.COST, threshold=to_usd(budget.allowed),
+                used=round(to_usd(budget.used), 6),
+            )  # fmt: skip
+            self._ctx.publish_event(told, run)
+        reason = Reason(kind=ReasonKind.LIMIT, limit_kind=LimitKind.COST, message=words)
+        self._limits.cannot_complete([run], reason, then)
 
     def call_silent(self, ev: e.CallSilent) -> None:
         found = self._spending.reservation(ev.reservation)

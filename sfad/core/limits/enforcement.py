@@ -61,11 +61,16 @@ _AFTER_A_CUT = {
     Action.REQUEST_INCREASE: "the next call waits for approval",
     Action.REFUSE: "the next call is refused",
 }
-"""What happens next. Until then nothing does: an agent in a terminal shows what it has."""
 
 
 def cut_at(tokens: int) -> str:
     return f"its last reply was cut at {tokens:,} tokens".replace(",", " ")
+
+
+def after_cut(action: Action) -> str:
+    """Return what happens next. Until then nothing does: an agent in a terminal shows what it
+    has."""
+    return _AFTER_A_CUT.get(action, "the next call finds no room")
 
 
 def reason_of(
@@ -361,24 +366,25 @@ class LimitEnforcement:
         none prints what it has."""
         crossing = Crossing(active, limited.account.used(active.limit.kind) or 0, exceeded=True)
         words = f"{cut_at(tokens)}; {words_of(limited, crossing, None)}"
+        then = after_cut(active.action)
         if run.cut is None:
-            told = f"{words}; {_AFTER_A_CUT.get(active.action, 'the next call finds no room')}"
             self.publish_about(
                 EventType.LIMIT_EXCEEDED,
                 limited,
                 active,
-                told,
+                f"{words}; {then}",
                 "medium",
                 used=shown(active.limit.kind, crossing.used),
                 acts=False,
             )
         bound = [each for each in run.lineage if each is limited or limited in each.ancestors]
-        self.cannot_complete(bound, reason_of(limited, crossing, at, words))
+        self.cannot_complete(bound, reason_of(limited, crossing, at, words), then)
 
-    def cannot_complete(self, runs: Iterable[Run], reason: Reason) -> None:
-        """Have runs end as failed for a reason, whatever their agents make of it."""
+    def cannot_complete(self, runs: Iterable[Run], reason: Reason, then: str) -> None:
+        """Have runs end as failed for a reason, whatever their agents make of it. `then`: what
+        follows before that."""
         for run in runs:
-            run.cut = reason
+            run.cut, run.after_cut = reason, then
             self._ctx.changed(run)
 
     def _publish_crossing(self, run: Run, crossing: Crossing, refused: float | None) -> None:

@@ -140,7 +140,7 @@ class LimitRequests:
         kind = run.limit_hold.kind if run.limit_hold is not None else None
         for each in run.subtree():
             if each.cut is not None and each.cut.limit_kind == kind:
-                each.cut = None
+                each.cut, each.after_cut = None, ""
                 self._ctx.changed(each)
         run.account.levels.pop(LimitKind.SILENCE, None)
         self._lifecycle.release_limit_hold(run)

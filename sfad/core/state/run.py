@@ -415,6 +415,8 @@ class State:
     """What the end of its present attempt has stopped."""
     handed_off: set[str] = field(default_factory=set)
     """What was seen of work that it hands to servers outside of its tree."""
+    after_cut: str = ""
+    """What follows, while `cut` is set."""
 
     @property
     def attempt(self) -> int:
