@@ -88,6 +88,41 @@ _FINE_TUNED: tuple[tuple[str, tuple[float, float, float]], ...] = (
 tokens of input, of input from a cache, and of output
 (https://platform.openai.com/docs/pricing, "Fine-tuning")."""
 
+_Tier = tuple[float, float, float, float]
+"""USD for a million tokens of input, of input from a cache and into it, and of output."""
+
+_UNLISTED: dict[str, dict[int, _Tier]] = {
+    "gpt-5.3-codex-spark": {0: (1.75, 0.175, 1.75, 14)},
+    "gpt-daybreak-blue-latest": {0: (4, 0.4, 5, 20), 272_000: (8, 0.8, 10, 30)},
+    "gpt-daybreak-red-latest": {0: (12.5, 1.25, 15.625, 75)},
+    "qwen3-coder-plus": {
+        0: (1, 0.2, 1.25, 5),
+        32_000: (1.8, 0.36, 2.25, 9),
+        128_000: (3, 0.6, 3.75, 15),
+        256_000: (6, 1.2, 7.5, 60),
+    },
+    "qwen3-max": {
+        0: (1.2, 0.24, 1.5, 6),
+        32_000: (2.4, 0.48, 3, 12),
+        128_000: (3, 0.6, 3.75, 15),
+    },
+    "qwen3-vl-plus": {
+        0: (0.2, 0.04, 0.25, 1.6),
+        32_000: (0.3, 0.06, 0.375, 2.4),
+        128_000: (0.6, 0.12, 0.75, 4.8),
+    },
+    "qwen3.5-plus": {0: (0.4, 0.08, 0.5, 2.4), 256_000: (0.5, 0.1, 0.625, 3)},
+    "qwen3.6-plus": {0: (0.5, 0.05, 0.625, 3), 256_000: (2, 0.2, 2.5, 6)},
+    "qwen3.8-max": {0: (2, 0.25, 2.5, 6)},
+}
+"""Models that agent programs offer and the library does not know, or only as another provider sells
+them for less: by the tokens of input above which a price counts for the whole request
+(https://www.alibabacloud.com/help/en/model-studio/models, "International";
+https://platform.openai.com/docs/pricing; both as https://models.dev has them). A date behind the
+name is a version of the same price."""
+
+_DATED = re.compile(r"(.+)-20\d\d-?\d\d-?\d\d")
+
 _NEWEST = {
     "haiku": "haiku",
     "sonnet": "sonnet",
@@ -100,7 +135,7 @@ _NEWEST = {
 two, the dearer."""
 _ALIASES: dict[str | None, dict[str, str]] = {
     "claude": {"default": "opus"},
-    "qwen": {"coder-model": "qwen/qwen3.6-plus", "vision-model": "qwen/qwen3.6-plus"},
+    "qwen": {"coder-model": "qwen3.6-plus", "vision-model": "qwen3.6-plus"},
     "gemini": {
         "auto": "gemini-pro-latest",
         "pro": "gemini-pro-latest",
@@ -114,7 +149,12 @@ _ALIASES: dict[str | None, dict[str, str]] = {
         "gemini": "gemini-pro-latest",
         "flash": "gemini-flash-latest",
     },
-    None: {"coder-model": "qwen/qwen3.6-plus"},
+    None: {
+        "coder-model": "qwen3.6-plus",
+        "gemini-3-flash": "gemini-3-flash-preview",
+        "gemini-3-pro": "gemini-3-pro-preview",
+        "gemini-3.1-pro": "gemini-3.1-pro-preview",
+    },
 }
 """What other names of agent programs mean, by program (https://geminicli.com/docs/cli/model,
 https://qwenlm.github.io/qwen-code-docs/en/users/configuration/auth,
@@ -423,10 +463,13 @@ def _part(tokens: Tokens, rates: tuple[float | None, ...]) -> float | None:
 
 def _spellings(model: str) -> Iterator[str]:
     """Yield the names to look up, the most exact first: as it is, without the provider in front,
-    the last part of a path; each also without the brackets that Claude Code appends (`[1m]`)."""
+    the last part of a path; each also without the brackets that Claude Code appends (`[1m]`), and
+    with the hyphens of Anthropic where Copilot CLI and OpenRouter have dots."""
     for name in (model, model.partition("/")[2], model.rpartition("/")[2]):
         if name:
             yield name
+        if name.startswith("claude-") and "." in name:
+            yield name.replace(".", "-")
         if name.endswith("]") and (plain := name[: max(0, name.rfind("["))]):
             yield plain
 
@@ -449,6 +492,8 @@ class _Providers:
         for name in names:
             if name.startswith("ft:"):
                 return _fine_tuned(name)
+            if (tiers := _unlisted(name)) is not None:
+                return _tiered(tiers)
             for provider, rest in (*self._candidates(name), *self._resellers(name)):
                 if (model := provider.find_model(rest, all_providers=self._providers)) is not None:
                     return self._priced(model, provider)
@@ -531,6 +576,22 @@ def _fine_tuned(name: str) -> _Priced | None:
             rates = _Rates({"input": into, "cache_read": cached, "output": out}, like_text=True)
             return lambda _request: rates
     return None
+
+
+def _unlisted(name: str) -> dict[int, _Tier] | None:
+    dated = _DATED.fullmatch(name)
+    return _UNLISTED.get(dated[1] if dated is not None else name)
+
+
+def _tiered(tiers: dict[int, _Tier]) -> _Priced:
+    def now(request: int) -> _Rates:
+        into, cached, written, out = tiers[
+            max(start for start in tiers if request > start or not start)
+        ]
+        rates = {"input": into, "cache_read": cached, "cache_write": written, "output": out}
+        return _Rates(rates, like_text=True)
+
+    return now
 
 
 def _own_rates(provider: Provider, *, pro: bool) -> dict[str, float]:

@@ -15,6 +15,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sfad.config import Price
 from sfad.protocol.types import Modality, Tokens
@@ -433,13 +434,14 @@ def test_input_that_is_kept_in_a_cache_for_an_hour_costs_twice(prices: Prices) -
 @pytest.mark.parametrize(
     ("alias", "hint", "means"),
     [
-        ("coder-model", "qwen", "qwen/qwen3.6-plus"),
+        ("coder-model", "qwen", "qwen3.6-plus"),
         ("pro", "gemini", "gemini-pro-latest"),
         ("flash", "gemini", "gemini-flash-latest"),
         ("r1", "aider", "deepseek/deepseek-reasoner"),
         ("glm-4.6", None, "zai/glm-4.6"),
         ("z-ai/glm-4.6", None, "zai/glm-4.6"),
-        ("qwen3-coder-plus", None, "openrouter/qwen/qwen3-coder-plus"),
+        ("qwen3-coder-next", None, "openrouter/qwen/qwen3-coder-next"),
+        ("qwen3-max-2026-01-23", None, "qwen3-max"),
     ],
 )
 def test_a_name_of_a_program_costs_what_it_means(
@@ -465,6 +467,18 @@ def test_a_family_means_its_newest_model(
     found = re.fullmatch(rf"anthropic/claude-{family}-(\d+)-(\d+)", prices.charged_as(alias, hint))
     assert found is not None
     assert (int(found[1]), int(found[2])) >= (5, 5)
+
+
+def test_a_model_that_its_maker_sells_costs_what_the_maker_says(prices: Prices) -> None:
+    """OpenRouter sells it for 0.65 USD."""
+    tokens = Tokens(input=32_000, output=1000)
+    assert prices.cost("qwen3-coder-plus", tokens) == pytest.approx(0.032 + 0.005)
+    longer = replace(tokens, input=40_000)
+    assert prices.cost("qwen3-coder-plus", longer) == pytest.approx(0.072 + 0.009)
+    assert prices.cost("qwen3-coder-plus", longer, request_input=500) == pytest.approx(0.045)
+    resold = prices.cost("openrouter/qwen/qwen3-coder-plus", tokens)
+    assert resold is not None
+    assert resold < 0.03
 
 
 def test_a_fine_tuned_model_costs_what_the_page_of_prices_says(prices: Prices) -> None:
