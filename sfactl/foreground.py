@@ -10,13 +10,16 @@ requests without a reply. A signal meanwhile is a Stop that is sent afterwards.
 from __future__ import annotations
 
 import os
+import select
 import signal
+import stat
 import termios
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
 from sfad.protocol.encoding import to_json
+from sfad.protocol.known import AGENTS
 from sfad.protocol.requests.base import Error, Reply, RunReply
 from sfad.protocol.requests.following import LogFiles, Logs, Text, TextPart, Wait, Watch
 from sfad.protocol.requests.listing import Info
@@ -521,8 +524,38 @@ def _with_descriptors(message: Spawn, terminal: Terminal | None) -> tuple[Spawn,
     elif message.stdin == "null":
         # The run gets the descriptor itself, so that this process reads nothing that the run might
         # not read.
-        message, descriptors = replace(message, stdin="descriptor"), (0,)
+        if not (_has_task(message) and _is_silent(0)):
+            message, descriptors = replace(message, stdin="descriptor"), (0,)
+        elif not message.quiet:
+            output.note(
+                f"sfactl: nothing came through stdin within {SILENT_STDIN:g} s, so "
+                f"{message.agent} gets none"
+            )
     return replace(message, descriptors=len(descriptors)), descriptors
+
+
+SILENT_STDIN = 3.0
+"""Seconds in which something must come through a pipe, as in Claude Code."""
+
+
+def _has_task(message: Spawn) -> bool:
+    """Return whether an agent program is started by its name with a task. It takes stdin for more
+    of the task, and some (Codex, opencode) read it to its end before they begin."""
+    return message.agent in AGENTS and bool(message.argv or message.placeholders.get("task"))
+
+
+def _is_silent(descriptor: int) -> bool:
+    """Return whether nothing comes through a pipe or a socket, which stays open: that of a
+    supervisor or of a script may do so forever."""
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:
+        return False  # it is closed
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return False
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return not poll.poll(1000 * SILENT_STDIN)
 
 
 def _clear_status(path: str) -> None:

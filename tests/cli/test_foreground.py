@@ -214,6 +214,26 @@ def test_output_comes_while_the_run_goes_on_and_stdin_reaches_it(start: Start) -
     assert process.wait(PATIENCE) == 0
 
 
+def test_an_agent_with_a_task_does_not_wait_for_a_pipe_that_says_nothing(
+    world: World, tmp_path: Path
+) -> None:
+    """Codex reads a pipe to its end before it begins: that of a supervisor never ends."""
+    (tmp_path / "codex").write_text("#!/bin/sh\necho then:\ncat\n")
+    (tmp_path / "codex").chmod(0o755)
+    world.env["PATH"] = f"{tmp_path}:{world.env['PATH']}"
+    with world.served():
+        silent = world.popen("run", "-q", "--no-gateway", "codex", "do it")
+        try:
+            assert silent.stdout is not None
+            assert silent.stdout.read() == b"then:\n"
+            assert silent.wait(PATIENCE) == 0
+        finally:
+            silent.kill()
+            silent.communicate()
+        told = world.sfactl("run", "-q", "--no-gateway", "codex", "do it", stdin="a diff\n")
+        assert told.stdout == "then:\na diff\n"
+
+
 def test_stdin_is_passed_and_not_pumped(daemon: World) -> None:
     """Input that the run does not read is left for the next reader."""
     script = "$SFACTL run -q -- sh -c 'read one; echo run: $one'; cat"

@@ -64,6 +64,10 @@ def test_failed_calls_are_told_until_one_succeeds_and_in_the_end() -> None:
         "the API failed four times: overloaded"
     )
     assert ends(status=200) is None
+    for _ in range(6):
+        assert ends(status=400, failed=True) == "the API answered 400 once"
+    assert ends(status=529, failed=True) == "the API answered 529 twice"
+    assert ends(status=200) is None
     ends(status=529, failed=True)
     run = t.run(a)
     t.machine.handle(t.exited(a, 1))

@@ -37,10 +37,11 @@ class Desk:
             own if self.nobody is None else self.nobody.command("env", "-C", self.env["HOME"], *own)
         )
 
-    def sfactl(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def sfactl(self, *words: str, stdin: int | None = None) -> subprocess.CompletedProcess[str]:
         """The command line, in the agents' environment."""
         return subprocess.run(
             self.command(*words),
+            stdin=stdin,
             capture_output=True,
             text=True,
             timeout=2 * PATIENCE,

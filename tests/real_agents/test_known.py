@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from itertools import pairwise, repeat
 
@@ -57,6 +58,18 @@ def test_an_agent_that_cannot_reach_its_model_is_seen(
     assert f"running (API {529 if overloaded else 'failing'})" in at.sfactl("list").stdout
     assert "cannot reach its model: the API" in at.sfactl("why", run).stdout
     at.sfactl("stop", run)
+
+
+def test_a_program_does_not_wait_for_a_pipe_that_says_nothing(desk: MakeDesk, any_cli: Cli) -> None:
+    at = desk(**{any_cli.name: repeat(Say("Done."))})
+    reader, writer = os.pipe()
+    try:
+        done = at.sfactl("run", *any_cli.by_name, stdin=reader)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nothing came through stdin within 3 s" in done.stderr
 
 
 def offers(at: Desk, cli: Cli) -> int:

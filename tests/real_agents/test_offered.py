@@ -58,8 +58,8 @@ NOT_CALLED = re.compile(
     r"text-embedding|gemini-embedding|gpt-image|chatgpt-image|dall-e|sora|whisper|tts|lyria|veo|imagen"
     r"|imagine|deep-research|live|image|omni|base$|native-audio"
 )
-"""No model that an agent calls: it makes images, audio, video or embeddings, speaks, or is a name of
-settings."""
+"""No model that an agent calls: it makes images, audio, video or embeddings, speaks, or is a name
+of settings."""
 
 STAND_INS = {
     "claude-mythos-5": "sold by invitation; the dearest of Anthropic counts",

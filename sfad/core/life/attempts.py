@@ -21,6 +21,8 @@ from .stopping import Stopping, paused_in
 
 MAX_ERROR = 200
 """Characters of a failed call's error that are shown with its run."""
+_REFUSALS = frozenset({400, 404, 405, 413, 415, 422})
+"""Statuses that say that a request is wrong. To send it again as it is would change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +273,14 @@ class AttemptTracker:
             return
         before = latest.known_trouble
         if end.failed:
-            count = latest.failing.count + 1 if latest.failing is not None else 1
             # an error in the place of an answer may come with 200
             status = end.status if end.status is not None and end.status >= 400 else None
+            count = latest.failing.count if latest.failing is not None else 0
+            # Claude Code sends a request that was refused at once again, in five other forms: the
+            # API has refused one answer
+            known = latest.failing.status if latest.failing is not None else None
+            if status != known or status not in _REFUSALS:
+                count += 1
             latest.failing = ApiTrouble(
                 count=count, status=status, error=(end.error or "")[:MAX_ERROR]
             )
