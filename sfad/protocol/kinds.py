@@ -115,6 +115,7 @@ TIMED = frozenset(kind for kind, spec in KINDS.items() if spec.unit == "s")
 """Kinds of which a breach is use at the threshold, not above it."""
 
 ROLES = (LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST)
+ROLES_ARE_REPORTED = "only reports and reservations with --role tell what the calls of a role cost"
 """Kinds of cost that only reports and reservations tell apart."""
 
 METERED_KINDS = frozenset(kind for kind, spec in KINDS.items() if spec.counted_by == "meter")

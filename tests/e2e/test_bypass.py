@@ -155,6 +155,11 @@ def test_the_gateway_keeps_no_limit_of_a_role(gated: Daemon) -> None:
             )
             assert isinstance(found, m.RunReply), found
             assert state(found.run, "planning_cost")[2] == enforced
+            changed = gated.sfactl("limit", found.run.id, "execution_cost=0.50")
+            assert (changed.returncode == 0) is (meter == "report"), changed.stderr
+            assert meter == "report" or "nothing would enforce the execution_cost" in changed.stderr
+            warned = gated.sfactl("limit", found.run.id, "execution_cost=0.60:warn")
+            assert warned.returncode == 0, warned.stderr
             stopped(client, found.run.id)
     report = [sys.executable, "-m", "sfactl", *REPORTS, "--role", "planning"]
     kept = gated.sfactl(

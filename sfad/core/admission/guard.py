@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ...protocol.kinds import ROLES
+from ...protocol.kinds import ROLES, ROLES_ARE_REPORTED
 from ...protocol.limits import format_amount
 from ...protocol.types import Limit, Refusal, Rule, Status
 from ...protocol.units import counted, format_elapsed, format_moment
@@ -273,9 +273,8 @@ def _unreported_role(run: Run) -> tuple[str, Limit] | None:
     for limit in () if run.asked.reports else run.asked.limits:
         if limit.kind in ROLES and limit.typed and run.limits[limit.kind].binds:
             bound = format_amount(limit.kind, limit.threshold)
-            why = "only reports and reservations with --role tell what the calls of a role cost"
             words = f"its {limit.kind} limit of {bound} ({limit.source})"
-            return f"nothing would enforce {words}: {why}", limit
+            return f"nothing would enforce {words}: {ROLES_ARE_REPORTED}", limit
     return None
 
 

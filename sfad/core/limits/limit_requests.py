@@ -7,7 +7,7 @@ from math import ceil
 from msgspec.structs import replace
 
 from ...protocol.event_types import EventType
-from ...protocol.kinds import KINDS
+from ...protocol.kinds import KINDS, ROLES, ROLES_ARE_REPORTED
 from ...protocol.types import Action, ErrorCode, Limit, LimitKind, Status
 from .. import commands as c
 from .. import events as e
@@ -110,6 +110,7 @@ class LimitRequests:
         found = holding(run)
         try:
             for limit in limits:
+                _check_reported(run, limit)
                 check_range(limit, self._ctx.policy)
                 _check_room(run, limit)
             _check_named(run, found, limits)
@@ -146,9 +147,7 @@ class LimitRequests:
         self._lifecycle.release_limit_hold(run)
 
     def _replace(self, run: Run, limit: Limit, peer: Peer) -> None:
-        before = run.limits.get(limit.kind)
-        action = limit.action or (before.action if before is not None else Action.TERMINATE)
-        action = action if KINDS[limit.kind].acts else Action.WARN
+        action = _action(run, limit)
         run.limits[limit.kind] = ActiveLimit(
             replace(limit, action=action, source=f"{limit.source} by {peer.who}")
         )
@@ -213,12 +212,31 @@ class LimitRequests:
             return False
         try:
             for limit in ev.limits:
+                _check_reported(run, limit)
                 check_range(limit, self._ctx.policy)
                 _check_above(run, limit)
         except Invalid as invalid:
             self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
             return False
         return True
+
+
+def _action(run: Run, limit: Limit) -> Action:
+    before = run.limits.get(limit.kind)
+    action = limit.action or (before.action if before is not None else Action.TERMINATE)
+    return action if KINDS[limit.kind].acts else Action.WARN
+
+
+def _check_reported(run: Run, limit: Limit) -> None:
+    """Raise `Invalid` if this would limit the cost of a role of which nothing tells, as the guard
+    refuses at the start."""
+    acts = _action(run, limit) is not Action.WARN
+    if limit.kind in ROLES and not run.asked.reports and acts:
+        raise Invalid(
+            f"nothing would enforce the {limit.kind} limit of run {run.id}: {ROLES_ARE_REPORTED}, "
+            "and it was not started with --meter report; let the limit only warn: "
+            f"{limit.kind}={limit.threshold:g}:warn"
+        )
 
 
 def _check_room(run: Run, limit: Limit) -> None:
