@@ -36,6 +36,10 @@ class PlanTold(msgspec.Struct, frozen=True, array_like=True):
     credits: str | None = None
 
 
+SIZES = (0, 32_000, 100_000, 128_000, 199_999, 200_000, 256_000, 272_000, 512_000, 524_288)
+"""Tokens of input above which a request of some model costs more (`usage.pricing`)."""
+
+
 @dataclass(slots=True)
 class Reading:
     """What an agent has said since its attempt began. It grows in place while the meter is fed.
@@ -76,6 +80,9 @@ class Reading:
     skipped_lines: int = 0
     """Lines longer than `MAX_LINE` that may have told usage, and were not read."""
     plan: PlanTold | None = None
+    by_size: dict[str, dict[int, Tokens]] = field(default_factory=dict)
+    """Of the tokens to price, those of single requests, by the step of `SIZES` that their input is
+    above: a longer request may cost more. Only of programs that tell each request."""
 
     @property
     def blank(self) -> bool:
@@ -256,6 +263,13 @@ def turn(reading: Reading, tool: Any) -> None:
     if name := printable(tool, MAX_NAME):
         reading.tools.append(name)
         del reading.tools[:-MAX_TOOLS]
+
+
+def request(reading: Reading, model: str, used: Tokens, count: int = 1) -> None:
+    """Note the tokens of a request to a model, or of so many of about the same size."""
+    size = max(each for each in SIZES if each < max(1, used.input // count))
+    of_model = reading.by_size.setdefault(model, {})
+    of_model[size] = plus(of_model.get(size, Tokens()), used)
 
 
 def message(reading: Reading) -> None:

@@ -59,6 +59,7 @@ class JsonlMeter(LineMeter[_JsonlEvent, _JsonlState]):
             )
             if cost is None:
                 counters.add(reading.uncovered, model, used)
+                counters.request(reading, model, used, max(1, counters.number(event.messages)))
         counters.spend(reading, cost)
         if event.turns is not None:
             reading.turns = counters.total(reading.turns, event.turns)

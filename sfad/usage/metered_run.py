@@ -2,7 +2,7 @@
 is not known in full."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import trio
 
 from ..agents import Reading
-from ..agents.counters import MAX_LINE, PlanTold, printable
+from ..agents.counters import MAX_LINE, PlanTold, minus, printable
 from ..agents.line_meter import OPENAI_FACTORS, factor_of
 from ..agents.program import digest
 from ..core import events as e
@@ -112,11 +112,10 @@ def _price(
 ) -> tuple[float | None, float]:
     """Return the price of the tokens whose cost the agent has not told, and the least that it may
     be: whether the provider gave a cheaper tier than its usual one, only its reply tells."""
-    # the tokens are sums over messages, and the price of a message depends on its length
-    messages = max(1, reading.messages or 1)
     costs = [
-        gaps.cost(prices, model or unnamed, tokens, program, request_input=tokens.input // messages)
-        for model, tokens in reading.to_price.items()
+        gaps.cost(prices, model or unnamed, tokens, program, request_input=request_input)
+        for model, of_model in reading.to_price.items()
+        for tokens, request_input in _by_request(reading, model, of_model)
         if tokens.input or tokens.output
     ]
     known = [cost for cost in costs if cost is not None]
@@ -126,6 +125,16 @@ def _price(
         else 1.0
     )
     return max(1.0, factor) * sum(known) if known else None, factor * sum(known)
+
+
+def _by_request(reading: Reading, model: str, tokens: Tokens) -> Iterator[tuple[Tokens, int]]:
+    """Yield the tokens of a model, each with the input of the requests that they are of: the price
+    of a request depends on its length. Where a program tells only sums, all are taken to be
+    equal."""
+    for size, part in reading.by_size.get(model, {}).items():
+        tokens = minus(tokens, part)
+        yield part, size + 1
+    yield tokens, tokens.input // max(1, reading.messages or 1)
 
 
 def use_of_report(
@@ -140,7 +149,8 @@ def use_of_report(
     )
     cost, gaps = request.cost_usd, PriceGaps()
     if cost is None and tokens.input + tokens.output:
-        cost = gaps.cost(prices, request.model or "", tokens, program)
+        of_one = tokens.input // max(1, request.messages or 1)
+        cost = gaps.cost(prices, request.model or "", tokens, program, request_input=of_one)
     nanos = to_nanos(cost)
     use = Use(
         **_counts(request),

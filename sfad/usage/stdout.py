@@ -332,5 +332,9 @@ class StdoutMeter:
 def _frozen(reading: Reading) -> Reading:
     """Return a copy without tools, because the meter's own reading grows."""
     return replace(
-        reading, models=dict(reading.models), uncovered=dict(reading.uncovered), tools=[]
+        reading,
+        models=dict(reading.models),
+        uncovered=dict(reading.uncovered),
+        by_size={model: dict(sizes) for model, sizes in reading.by_size.items()},
+        tools=[],
     )

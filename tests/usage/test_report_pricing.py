@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 import pytest
 import trio
+from genai_prices.data import providers
 from msgspec.structs import replace
 
-from sfad.agents import Reading
+from sfad.agents import Reading, named
+from sfad.agents.counters import SIZES
 from sfad.config import Price
 from sfad.core.events import CallPrice
 from sfad.core.state.account import OpenReservation
 from sfad.protocol import messages as m
 from sfad.protocol.types import ApiTrouble, LimitKind, Tokens
-from sfad.usage.metered_run import use_of_readings
+from sfad.usage.metered_run import use_of_readings, use_of_report
 from sfad.usage.metering import UsePricing
-from sfad.usage.pricing import PriceList
+from sfad.usage.pricing import _UNLISTED, PriceList
 
 OWN = {
     "m": Price(input_mtok=1, output_mtok=5, cached_mtok=0.1, cache_write_mtok=1.25),
@@ -193,3 +196,62 @@ def test_the_tier_that_an_agent_asks_for(tier: str, cost: float, at_most: bool) 
     use, _ = use_of_readings([reading], PRICING.price_list.current)
     assert (use.cost, use.at_most) == (cost * 1e9, at_most)
     assert use.unsure_cost == (750_000_000 if at_most else None)
+
+
+def jsonl(*sizes: int, **more: Any) -> Reading:
+    """Return what an agent has told that prints a line for each of its requests."""
+    found = named("jsonl")
+    assert found is not None
+    meter = found.meter(["agent"], None)
+    for size in sizes:
+        line = {"type": "usage", "model": "gemini-2.5-pro", "input_tokens": size, **more}
+        meter.feed(json.dumps(line).encode() + b"\n")
+    return meter.reading
+
+
+@pytest.mark.parametrize(
+    ("reading", "usd"),
+    [
+        (jsonl(150_000, 150_000), 0.300 * 1.25),
+        (jsonl(250_000, 1000, 1000, 1000), 0.250 * 2.5 + 0.003 * 1.25),
+        (jsonl(600_000, messages=4), 0.600 * 1.25),
+        (jsonl(600_000, messages=2), 0.600 * 2.5),
+        (jsonl(*[10_000] * 50), 0.500 * 1.25),
+    ],
+)
+def test_each_line_of_an_agent_costs_what_one_request_does(reading: Reading, usd: float) -> None:
+    """Above 200 000 tokens of input, a request costs 2.50 USD a million, below it 1.25."""
+    listed = PriceList({}, loaded=lambda: None, trouble=lambda _: None)
+    trio.run(listed.current.library.load)
+    use, _ = use_of_readings([reading], listed.current, "jsonl")
+    assert use.cost == pytest.approx(usd * 1e9)
+
+
+def test_a_report_of_several_messages_costs_what_they_do() -> None:
+    listed = PriceList({}, loaded=lambda: None, trouble=lambda _: None)
+    trio.run(listed.current.library.load)
+    told = {"id": 1, "model": "gemini-2.5-pro", "input_tokens": 300_000}
+    for messages, rate in ((None, 2.5), (1, 2.5), (3, 1.25)):
+        use, _ = use_of_report(m.Report(**told, messages=messages), listed.current)
+        assert use.cost == pytest.approx(0.3 * rate * 1e9)
+
+
+def test_a_line_that_tells_its_cost_is_not_priced() -> None:
+    reading = jsonl(250_000)
+    both = jsonl(250_000, cost_usd=0.5)
+    assert both.by_size == {}
+    assert list(reading.by_size["gemini-2.5-pro"]) == [200_000]
+
+
+def test_the_price_list_has_no_step_that_is_not_known() -> None:
+    found = {
+        tier.start
+        for provider in providers
+        for model in provider.models
+        for conditional in (model.prices if isinstance(model.prices, list) else [model.prices])
+        for price in vars(getattr(conditional, "prices", conditional)).values()
+        for tier in getattr(price, "tiers", ())
+    }
+    assert found
+    assert found <= set(SIZES)
+    assert {start for tiers in _UNLISTED.values() for start in tiers} <= set(SIZES)
