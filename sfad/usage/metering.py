@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from math import ceil
@@ -53,12 +53,20 @@ class NotedCalls(NamedTuple):
     calls: Sequence[m.EndCall]
 
 
+MAX_ANSWERS = 1000
+"""Names without a price whose answers are remembered: an agent can invent any number."""
+_COMPARED = Tokens(input=10_000, output=1000)
+
+
 @dataclass(frozen=True, slots=True)
 class UsePricing:
     """Uses the prices that a run began with. A run that has not been launched has none yet."""
 
     runs: Mapping[RunId, MeteredRun]
     price_list: PriceList
+    _answers: dict[tuple[int, str, str], str] = field(default_factory=dict)
+    """The dearest model that has answered for a name without a price, such as a deployment's: by
+    user, upstream and name."""
 
     def use_of_report(self, run: RunId, request: m.Report) -> Use:
         use, gaps = use_of_report(request, self._prices(run), self._program(run))
@@ -81,6 +89,8 @@ class UsePricing:
             self.runs[request.run].live.set_provider(request.upstream)
         prices, size = self._call_prices(request), request.input_tokens
         most, model = size + request.more_input, prices.charged_as(request.model, request.api)
+        if not prices.knows(request.model):
+            model = self._answers.get(self._asked(request, request.upstream), model)
         usual = most if request.likely_more is None else size + request.likely_more
 
         def cost(tokens: int, media: Mapping[Modality, int]) -> float | None:
@@ -118,7 +128,26 @@ class UsePricing:
 
     def settled(self, at: float, request: m.EndCall, reservation: OpenReservation) -> e.CallSettled:
         used = self.use_of_call(request, reservation)
+        if reservation.call is not None:
+            self._note_answer(request, reservation.call.upstream)
         return e.CallSettled(at, request, used, self.price_of_reply(request)[0])
+
+    def _asked(self, request: m.AdmitCall | m.EndCall, upstream: str) -> tuple[int, str, str]:
+        # a tree's person says where its upstreams lead, so one user's reply tells others nothing
+        metered = self.runs.get(request.run)
+        return metered.live.uid if metered is not None else -1, upstream, request.model
+
+    def _note_answer(self, request: m.EndCall, upstream: str) -> None:
+        """Remember which model has answered for a name without a price."""
+        prices = self._call_prices(request)
+        if prices.knows(request.model) or not prices.knows(request.served):
+            return
+        asked = self._asked(request, upstream)
+        answers = [request.served, self._answers.get(asked, request.served)]
+        self._answers.pop(asked, None)
+        self._answers[asked] = max(answers, key=lambda model: prices.cost(model, _COMPARED) or 0.0)
+        if len(self._answers) > MAX_ANSWERS:
+            del self._answers[next(iter(self._answers))]
 
     def settled_noted(
         self, at: float, noted: NotedCalls, reservation_of: Callable[[str], OpenReservation | None]

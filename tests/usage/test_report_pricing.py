@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace as replace_fields
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -17,7 +19,7 @@ from sfad.config import Price
 from sfad.core.events import CallPrice
 from sfad.core.state.account import OpenReservation
 from sfad.protocol import messages as m
-from sfad.protocol.types import ApiTrouble, LimitKind, Tokens
+from sfad.protocol.types import ApiTrouble, CallInfo, LimitKind, Tokens
 from sfad.usage.metered_run import use_of_readings, use_of_report
 from sfad.usage.metering import UsePricing
 from sfad.usage.pricing import _UNLISTED, PriceList
@@ -140,6 +142,28 @@ def test_a_call_that_a_cheaper_model_may_have_answered_costs_at_most_the_dearer(
     assert PRICING.use_of_call(fees, RESERVED).unsure_cost == 20_000_000
 
 
+def test_a_deployment_is_reserved_at_the_price_of_what_has_answered_before() -> None:
+    pricing = UsePricing({}, PRICING.price_list)
+    call = CallInfo(
+        time=datetime.now(UTC), run_id="a", number=1, state="under_way", upstream="azure", model="x"
+    )
+    reserved = replace_fields(RESERVED, call=call)
+
+    def asked(upstream: str) -> CallPrice:
+        return pricing.price_of_call(
+            m.AdmitCall(
+                id=1, run="a", model="mine", input_tokens=1000, max_output=10, upstream=upstream
+            )
+        )
+
+    assert asked("azure") == CallPrice(None)
+    for served, price in (("m", 1_000_000), ("dear", 10_000_000), ("m", 10_000_000)):
+        ended = m.EndCall(id=1, run="a", reservation="r", model="mine", served=served, tokens=USED)
+        pricing.settled(0.0, ended, reserved)
+        assert (asked("azure").input_cost, asked("azure").estimated) == (price, True)
+    assert asked("other") == CallPrice(None)
+
+
 def test_a_model_without_a_price_costs_what_the_dearest_of_its_provider_does() -> None:
     listed = PriceList(OWN, loaded=lambda: None, trouble=lambda _: None)
     trio.run(listed.current.library.load)
@@ -230,7 +254,7 @@ def test_each_line_of_an_agent_costs_what_one_request_does(reading: Reading, usd
 def test_a_report_of_several_messages_costs_what_they_do() -> None:
     listed = PriceList({}, loaded=lambda: None, trouble=lambda _: None)
     trio.run(listed.current.library.load)
-    told = {"id": 1, "model": "gemini-2.5-pro", "input_tokens": 300_000}
+    told: dict[str, Any] = {"id": 1, "model": "gemini-2.5-pro", "input_tokens": 300_000}
     for messages, rate in ((None, 2.5), (1, 2.5), (3, 1.25)):
         use, _ = use_of_report(m.Report(**told, messages=messages), listed.current)
         assert use.cost == pytest.approx(0.3 * rate * 1e9)
