@@ -55,6 +55,8 @@ class _Known:
     """Bytes that the model has written in whole replies."""
     output: int = 0
     """Tokens of these replies, hidden thinking included."""
+    reply: tuple[int, int] = (0, 0)
+    """Bytes and tokens of the last one, which the next input has, too."""
 
     def take(self, call: ModelCall, tokens: int) -> None:
         told = call.tokens
@@ -66,6 +68,14 @@ class _Known:
         else:
             self.ratio = max(ratio, self.ratio + (ratio - self.ratio) / 8)
         self.told, self.most, self.tokens = told, call.most_tokens, tokens
+
+    def beyond_reply(self, new: float, call: ModelCall) -> float:
+        """Return by how much the estimate of what is new in an input is too high, because the last
+        reply is a part of it, whose tokens are known. A program may write it in another form."""
+        written, output = self.reply
+        grown = max(1, call.most_tokens - self.most)
+        replied = output * (1 + NEW_SPREAD) + new * max(0, grown - written) / grown
+        return max(0.0, new - replied)
 
 
 class Estimates:
@@ -94,9 +104,12 @@ class Estimates:
             # a small PDF of many pages has more tokens than it tells, and a conversation that has
             # one goes on with it
             likely = max(told * known.ratio, float(known.tokens if told >= known.told else 0))
+            grown = max(0, told - known.told)
+            likely -= known.beyond_reply(grown * known.ratio, call)
+            new = (told - known.told) * max(1.0, known.ratio)
+            new -= known.beyond_reply(grown * max(1.0, known.ratio), call)
             # of what was not there before, nothing is known
-            new = (told - known.told) * max(1.0, known.ratio) * (1 + NEW_SPREAD)
-            usual = max(likely * (1 + SPREAD), known.tokens + new)
+            usual = max(likely * (1 + SPREAD), known.tokens + new * (1 + NEW_SPREAD))
             most = max(likely * (1 + SPREAD), known.tokens + call.most_tokens - known.most)
         tokens = 1 + int(likely)
         more = max(0, int(most) - tokens)
@@ -121,7 +134,7 @@ class Estimates:
         if not call.continues:
             for each in (known, self._models.setdefault(call.model, _Known())):
                 each.take(call, used.input - played)
-        known.kept = used.input + used.output
+        known.kept, known.reply = used.input + used.output, (written, used.output)
         if written and used.output:
             known.written, known.output = known.written + written, known.output + used.output
         _touch(self._runs, (run, call.model))

@@ -91,7 +91,7 @@ tokens of input, of input from a cache, and of output
 _Tier = tuple[float, float, float, float]
 """USD for a million tokens of input, of input from a cache and into it, and of output."""
 
-_UNLISTED: dict[str, dict[int, _Tier]] = {
+UNLISTED: dict[str, dict[int, _Tier]] = {
     "gpt-5.3-codex-spark": {0: (1.75, 0.175, 1.75, 14)},
     "gpt-daybreak-blue-latest": {0: (4, 0.4, 5, 20), 272_000: (8, 0.8, 10, 30)},
     "gpt-daybreak-red-latest": {0: (12.5, 1.25, 15.625, 75)},
@@ -580,7 +580,7 @@ def _fine_tuned(name: str) -> _Priced | None:
 
 def _unlisted(name: str) -> dict[int, _Tier] | None:
     dated = _DATED.fullmatch(name)
-    return _UNLISTED.get(dated[1] if dated is not None else name)
+    return UNLISTED.get(dated[1] if dated is not None else name)
 
 
 def _tiered(tiers: dict[int, _Tier]) -> _Priced:

@@ -44,6 +44,16 @@ def test_the_next_calls_have_what_the_last_ones_had_and_what_is_new() -> None:
     assert estimates.input("r", call(1000, "other")).tokens == 1001
 
 
+def test_the_last_reply_is_a_part_of_the_next_input_and_its_tokens_are_known() -> None:
+    """A reply of digits told twice as many tokens as it had, so the next call was refused."""
+    estimates = Estimates()
+    estimates.learn("r", call(1000), Tokens(input=1000, output=2000), 9000)
+    assert estimates.input("r", call(5000)).tokens == 1 + 1000 + 2500 + 1000
+    estimates.learn("r", call(1000), Tokens(input=1000, output=9000), 9000)
+    assert estimates.input("r", call(5000)).tokens == 1 + 5000, "most of it was hidden thinking"
+    assert estimates.input("r", call(1000)).tokens == 1001
+
+
 def test_the_highest_ratio_counts_and_falls_slowly() -> None:
     assert learnt((1000, 1600), (1100, 880)).input("r", call(1000)).tokens == 1 + 1500
     assert learnt((1000, 800), (1100, 1760)).input("r", call(1000)).tokens == 1 + 1600

@@ -22,7 +22,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import ApiTrouble, CallInfo, LimitKind, Tokens
 from sfad.usage.metered_run import use_of_readings, use_of_report
 from sfad.usage.metering import UsePricing
-from sfad.usage.pricing import _UNLISTED, PriceList
+from sfad.usage.pricing import UNLISTED, PriceList
 
 OWN = {
     "m": Price(input_mtok=1, output_mtok=5, cached_mtok=0.1, cache_write_mtok=1.25),
@@ -278,4 +278,4 @@ def test_the_price_list_has_no_step_that_is_not_known() -> None:
     }
     assert found
     assert found <= set(SIZES)
-    assert {start for tiers in _UNLISTED.values() for start in tiers} <= set(SIZES)
+    assert {start for tiers in UNLISTED.values() for start in tiers} <= set(SIZES)
