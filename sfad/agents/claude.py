@@ -414,6 +414,10 @@ class _ClaudeFiles(SessionFiles):
             SessionPlace(root, (directory, search.session, "subagents", subagent)),
         ]
 
+    def process_places(self, search: SessionSearch, pid: int) -> list[SessionPlace]:
+        root = search.directory(self.variable, ".claude")
+        return [SessionPlace(root, ("sessions", f"{pid}.json"))]
+
     def is_main(self, path: str, session: str) -> bool:
         return path.endswith(f"/{session}.jsonl")
 

@@ -139,6 +139,11 @@ class SessionFiles(ABC):
     def places(self, search: SessionSearch) -> list[SessionPlace]:
         """Return where the files of the session may be."""
 
+    def process_places(self, search: SessionSearch, pid: int) -> list[SessionPlace]:  # noqa: ARG002 - of a program that tells none
+        """Return where a process tells the id of its session, as the field `sessionId` of an
+        object."""
+        return []
+
     def head(self, data: bytes) -> SessionHead | None:
         """Return what the first bytes of a file say, or `None` if they do not say whose it is."""
         found = ["", "", ""]

@@ -305,7 +305,5 @@ def _cost(account: Account) -> int:
     only reserved."""
     if not account.sources:
         return 0
-    return max(
-        (cost for use in account.sources.values() if (cost := use.of(LimitKind.COST)) is not None),
-        default=0,
-    )
+    best = account.best
+    return (best[1].cost if best is not None else None) or 0

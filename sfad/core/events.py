@@ -289,6 +289,15 @@ class AgentProcess(NamedTuple):
     serves: bool = False
     """Its command is one with which the program serves itself (`KnownProgram.serves`)."""
 
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a part of the agent that has started it."""
+        return (
+            bool(self.above)
+            and self.above[0][1] == self.program
+            and (self.serves or not self.own_group)
+        )
+
 
 class PlacementWaits(OfRun, frozen=True):
     """No node can take a run that is to be placed: none now, or none of the fleet ever
@@ -365,12 +374,15 @@ class AgentSeen(OfRun, frozen=True):
 
 
 class ModelReached(OfRun, frozen=True):
-    """A connection leads from a run to a model's API, while an agent program is alive in it, and
-    not through the gateway."""
+    """A connection from a run to a model's API has carried what looks like a call, which did not
+    come through the gateway."""
 
     program: str
+    """An agent program that is alive in the run; empty: none is."""
     api: str
     """The host and the port."""
+    sent: int = 0
+    """Bytes of the request."""
 
 
 class HandedOff(OfRun, frozen=True):

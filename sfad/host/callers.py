@@ -9,6 +9,7 @@ import errno
 import os
 import socket
 import struct
+import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -19,11 +20,16 @@ NLM_F_REQUEST = 1
 NLM_F_DUMP = 0x300
 NLMSG_ERROR = 2
 NLMSG_DONE = 3
-INET_DIAG_CGROUP_ID = 21
-"""linux/inet_diag.h. Since Linux 5.8."""
+INET_DIAG_INFO, INET_DIAG_CGROUP_ID = 2, 21
+"""linux/inet_diag.h. The second since Linux 5.8."""
 _ANY = 0xFFFFFFFF
 _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBxI")
+_ACKED_AND_RECEIVED = struct.Struct("=QQ")
+_CARRIED_AT, _SEGMENTS, _SEGMENTS_AT = 120, struct.Struct("=I"), 156
+"""Of tcp_info (linux/tcp.h): tcpi_bytes_acked and tcpi_bytes_received, and tcpi_data_segs_out."""
+_NUMBER, _NUMBER_AT = struct.Struct("=Q"), 44
+"""Of inet_diag_msg: what tells a socket from others that have its addresses later."""
 _ID = struct.Struct("!HH16s16s")
 _INTERFACE_COOKIE = struct.Struct("=III")
 _MESSAGE_SIZE = 72
@@ -56,6 +62,18 @@ class Opened(NamedTuple):
     host: bytes
     """The address of its other end, packed."""
     port: int
+    number: int = 0
+    """The kernel's, which no other connection has."""
+    sent: int = 0
+    """Bytes that the other end has acknowledged."""
+    received: int = 0
+    segments: int = 0
+    """The pieces in which it was sent."""
+
+    @property
+    def before(self) -> "Opened":
+        """The same when nothing had been sent."""
+        return self._replace(sent=0, received=0, segments=0)
 
 
 class Accepted(Protocol):
@@ -98,7 +116,7 @@ class Kernel:
         found = set()
         for family, size in ((socket.AF_INET, 4), (socket.AF_INET6, 16)):
             self._send(
-                _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _ESTABLISHED)
+                _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (INET_DIAG_INFO - 1), _ESTABLISHED)
                 + bytes(_ID.size + _INTERFACE_COOKIE.size),
                 NLM_F_DUMP,
             )
@@ -106,8 +124,9 @@ class Kernel:
                 (port,) = _PORT.unpack_from(body, _PORT_AT)
                 cgroup = _cgroup(body) if port in ports else None
                 if cgroup is not None:
-                    host = bytes(body[_PEER_AT : _PEER_AT + size])
-                    found.add(Opened(cgroup, host.removeprefix(_MAPPED), port))
+                    host = bytes(body[_PEER_AT : _PEER_AT + size]).removeprefix(_MAPPED)
+                    (number,) = _NUMBER.unpack_from(body, _NUMBER_AT)
+                    found.add(Opened(cgroup, host, port, number, *_carried(body)))
         return found
 
     def _dumped(self) -> Iterator[memoryview]:
@@ -167,12 +186,26 @@ def _read(answer: bytes) -> Caller | None:
 
 
 def _cgroup(body: bytes | memoryview) -> int | None:
-    at, cgroup = _MESSAGE_SIZE, None
+    value = _attribute(body, INET_DIAG_CGROUP_ID)
+    return int.from_bytes(value, sys.byteorder) if value is not None else None
+
+
+def _carried(body: memoryview) -> tuple[int, int, int]:
+    """Return the bytes that a connection has sent and received, and the pieces of the first."""
+    info = _attribute(body, INET_DIAG_INFO)
+    if info is None or len(info) < _SEGMENTS_AT + _SEGMENTS.size:  # before Linux 4.6
+        return 0, 0, 0
+    acked, received = _ACKED_AND_RECEIVED.unpack_from(info, _CARRIED_AT)
+    return acked, received, *_SEGMENTS.unpack_from(info, _SEGMENTS_AT)
+
+
+def _attribute(body: bytes | memoryview, wanted: int) -> bytes | None:
+    at = _MESSAGE_SIZE
     while at + _ATTRIBUTE.size <= len(body):
         length, name = _ATTRIBUTE.unpack_from(body, at)
         if length < _ATTRIBUTE.size:
             break
-        if name == INET_DIAG_CGROUP_ID:
-            (cgroup,) = struct.unpack_from("=Q", body, at + _ATTRIBUTE.size)
+        if name == wanted:
+            return bytes(body[at + _ATTRIBUTE.size : at + length])
         at += (length + 3) & ~3
-    return cgroup
+    return None

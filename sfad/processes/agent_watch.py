@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
+from typing import NamedTuple
 
 import psutil
 import trio
@@ -44,6 +45,13 @@ _MAX_ABOVE = 64
 """Ancestors of a process that are looked at."""
 
 
+class _Seen(NamedTuple):
+    started: int
+    program: str
+    command: int
+    """The hash of its command line: `env -i claude` becomes `claude`, which is told again."""
+
+
 class AgentWatch:
     def __init__(self, emitter: Emitter, runs: LaunchedRuns, containment: RunContainment) -> None:
         self._emitter = emitter
@@ -51,8 +59,8 @@ class AgentWatch:
         self._containment = containment
         self._programs: frozenset[str] = frozenset()
         self._mentioned = re.compile(rb"(?!)")
-        self._told: dict[int, tuple[int, str]] = {}
-        """What the last look at all processes has found: start and program, by pid."""
+        self._told: dict[int, _Seen] = {}
+        """What the last look at all processes has found, by pid."""
         self._at_once = float(_AT_ONCE)
         self._counted_at = -math.inf
         self._scope = trio.CancelScope()
@@ -126,7 +134,7 @@ class AgentWatch:
         for pid in sorted(pids):  # parents first
             seen = self._seen(pid)
             if seen is not None:
-                self._tell(pid, *seen)
+                self._tell(pid, seen)
 
     def _look_at_all(self) -> float:
         """Tell agents that the last look has not found. Return for how long to pause after it.
@@ -135,24 +143,24 @@ class AgentWatch:
         before, self._told = self._told, {}
         for pid in psutil.pids():
             seen = self._seen(pid)
-            if seen is not None and (before.get(pid) == seen or self._tell(pid, *seen)):
+            if seen is not None and (before.get(pid) == seen or self._tell(pid, seen)):
                 self._told[pid] = seen
         return _SHARE * (trio.current_time() - began)
 
-    def _seen(self, pid: int) -> tuple[int, str] | None:
-        """Return when a process has started, and which agent program it executes, if it does."""
+    def _seen(self, pid: int) -> _Seen | None:
+        """Return which agent program a process executes, if it does."""
         cmdline = kernel.read(f"/proc/{pid}/cmdline")
         if not cmdline or not self._mentioned.search(cmdline):
             return None
         program = agent_of(kernel.words(cmdline), self._programs)
         process = kernel.stat(pid) if program is not None else None
         return (
-            (process.started, program)
+            _Seen(process.started, program, hash(cmdline))
             if process is not None and process.alive and program is not None
             else None
         )
 
-    def _tell(self, pid: int, started: int, program: str) -> bool:
+    def _tell(self, pid: int, seen: _Seen) -> bool:
         """Tell an agent program that is in a run. Return whether it need not be looked at again."""
         if not kernel.executed(pid):
             return False  # it is its parent's program, until it executes one
@@ -162,10 +170,10 @@ class AgentWatch:
             return False
         run = self._runs.get(run_id) if run_id is not None else None
         if run is not None:
-            self._emitter.emit(AgentSeen, run.id, self._described(run, pid, started, program))
+            self._emitter.emit(AgentSeen, run.id, self._described(run, pid, seen))
         return True
 
-    def _described(self, run: LaunchedRun, pid: int, started: int, program: str) -> AgentProcess:
+    def _described(self, run: LaunchedRun, pid: int, seen: _Seen) -> AgentProcess:
         main = run.main.command if run.main is not None else None
         line = [
             each.pid
@@ -181,14 +189,14 @@ class AgentWatch:
         words = kernel.command(pid)
         return AgentProcess(
             pid=pid,
-            started=started,
-            program=program,
+            started=seen.started,
+            program=seen.program,
             command=" ".join(words)[:_MAX_COMMAND],
             above=above,
             is_main=pid == main,
             below_main=main in line[1:],
             own_group=own_group,
-            serves=_serves(words, program),
+            serves=_serves(words, seen.program),
         )
 
 

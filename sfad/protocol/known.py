@@ -28,9 +28,8 @@ class KnownProgram(Struct, frozen=True):
     """Its events do not tell that a call of the model failed and is tried again."""
     serves: str | None = None
     """The subcommand with which it starts its own background processes."""
-    connects: str | None = None
-    """The host of an API to which it connects for other things than calls. Its session file tells
-    what it uses."""
+    addresses: tuple[str, ...] = ()
+    """Variables that lead its calls to the gateway. Without any, only its command does."""
     keys: tuple[str, ...] = ()
     """Variables to set for its key, each instead of the first of its provider in `KEYS`."""
     mcp_options: tuple[str, ...] = ()
@@ -50,9 +49,8 @@ KNOWN_PROGRAMS: dict[str, KnownProgram] = {
         # it prints its totals within 0.2 s of SIGINT. After SIGTERM to all its processes its tool
         # dies first, and it may make one more call to report that
         interrupted=True,
-        # it sends its telemetry there whatever its base URL is
-        connects="api.anthropic.com",
         serves="daemon",
+        addresses=("ANTHROPIC_BASE_URL", "ANTHROPIC_FOUNDRY_BASE_URL"),
         # in a terminal it asks whether to use a new ANTHROPIC_API_KEY (2.1.330)
         keys=("ANTHROPIC_AUTH_TOKEN",),
         # with "=", because both options would take the words that follow them
@@ -66,7 +64,6 @@ KNOWN_PROGRAMS: dict[str, KnownProgram] = {
         # in a terminal without `-c` it starts `codex app-server` and its updater from
         # CODEX_HOME/packages, each in its own session
         serves="app-server",
-        connects="chatgpt.com",  # asks for a login's account
     ),
     "gemini": KnownProgram(
         "Gemini CLI",
@@ -74,7 +71,7 @@ KNOWN_PROGRAMS: dict[str, KnownProgram] = {
         packages=("gemini-cli",),
         files=(".gemini",),
         retries_silently=True,
-        connects="generativelanguage.googleapis.com",  # Google's names share addresses
+        addresses=("GOOGLE_GEMINI_BASE_URL",),
         mcp_settings="~/.gemini/settings.json",
     ),
     "opencode": KnownProgram(
@@ -95,6 +92,7 @@ KNOWN_PROGRAMS: dict[str, KnownProgram] = {
         packages=("qwen-code",),
         files=(".qwen",),
         files_variable="QWEN_HOME",
+        addresses=("OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"),
         retries_silently=True,
         mcp_options=("--mcp-config={servers}", "--allowed-tools=mcp__{name}"),
         mcp_settings="~/.qwen/settings.json",
@@ -104,6 +102,7 @@ KNOWN_PROGRAMS: dict[str, KnownProgram] = {
         metered=True,
         files=(".copilot", ".cache/copilot"),
         files_variable="COPILOT_HOME",
+        addresses=("COPILOT_PROVIDER_BASE_URL",),
         mcp_options=("--additional-mcp-config={servers}", "--allow-tool={name}"),
         mcp_settings="~/.copilot/mcp-config.json",
     ),

@@ -203,9 +203,10 @@ class Tokens(Struct, frozen=True, kw_only=True, gc=False):
 Role = Literal["planning", "execution"]
 """The purpose of a report's tokens. Costs have limits by role too."""
 
-Source = Literal["gateway", "report", "stream", "session", "none"]
-"""Where figures of usage come from, the best first (docs/metering.md). Two sources are never
-added."""
+Source = Literal["gateway", "around", "report", "stream", "session", "none"]
+"""Where figures of usage come from, the best first (docs/metering.md). Two sources are never added,
+but `around`: what session files tell of calls that went around the gateway. They are a part of
+`session`, and no part of `gateway`."""
 
 
 class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -274,7 +275,8 @@ class Usage(Struct, frozen=True, kw_only=True, gc=False):
     elapsed_s: float | None = None
     """Seconds, without pauses and waits between attempts."""
     source: Source = "none"
-    """The best source that there is (docs/metering.md#sources)."""
+    """The best source that there is, or the one that tells a larger cost
+    (docs/metering.md#sources)."""
     partial: bool = False
     """Tokens and costs are lower bounds: the agent has not told its final figures, and perhaps
     never will. Output tokens may be an estimate from the streamed text."""
@@ -530,7 +532,7 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     limits: list[LimitState] = []
     """Its own limits. Those of its ancestors bind it too."""
     usage: Usage
-    """Each figure comes from the best source that knows it (docs/metering.md#sources)."""
+    """Each figure comes from the source that tells the most (docs/metering.md#sources)."""
     processes: int | None = None
     """Live processes, with those of child runs. Only in the answers to `Info`, and to `List` with
     `live`."""

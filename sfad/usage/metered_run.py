@@ -329,6 +329,7 @@ class MeteredRun:
         self._feed = feed
         self._stream: Sequence[Reading] = ()
         self._session: Sequence[Reading] = ()
+        self._around: Sequence[Reading] = ()
         self._plan: PlanTold | None = None
         self._tier = ""
         self._said = _said(Reading())
@@ -373,9 +374,10 @@ class MeteredRun:
         self.notices.tell_silent()
         return True
 
-    def read_in_session(self, readings: Sequence[Reading]) -> None:
-        """Take what its session files tell by now: a reading for each file."""
-        self._session = readings
+    def read_in_session(self, readings: Sequence[Reading], around: Sequence[Reading] = ()) -> None:
+        """Take what its session files tell by now: a reading for each file. `around`: those of
+        programs that go around the gateway."""
+        self._session, self._around = readings, around
         model, tier = (
             most_used_model(readings),
             next((reading.tier for reading in readings if reading.tier), ""),
@@ -386,6 +388,8 @@ class MeteredRun:
             if any(not reading.blank for reading in self._stream):
                 self._tell("stream", self._stream)  # Codex's events do not name the model
         self._tell("session", readings)
+        if around:
+            self._tell("around", around)
         self._tell_plan(
             max(
                 (reading.plan for reading in readings if reading.plan is not None),
@@ -424,6 +428,8 @@ class MeteredRun:
             self._tell("stream", self._stream)
         if self._session:
             self._tell("session", self._session)
+        if self._around:
+            self._tell("around", self._around)
 
     def tell_unloaded(self) -> None:
         """Tell if its cost is not known because the price list is not loaded."""

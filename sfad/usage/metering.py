@@ -19,6 +19,7 @@ from ..core import events as e
 from ..core.events import AgentProcess, CallPrice
 from ..core.state.account import OpenReservation, Use
 from ..core.state.budgets import to_nanos
+from ..core.state.naming import is_launcher
 from ..core.state.run import Run
 from ..host.clock import wall_clock
 from ..processes import kernel, observed
@@ -283,8 +284,11 @@ class Metering:
         prices: Mapping[str, Price],
         nearing: float,
         lives: Mapping[RunId, Live],
+        led: Callable[[AgentProcess], bool],
     ) -> None:
+        """`led`: `Gateways.lead`."""
         self._feed = feed
+        self._led = led
         self._learnt: list[e.Event] | None = []
         """What was told before the core knows the runs; `None` once it does."""
         self._publish = publish
@@ -349,14 +353,24 @@ class Metering:
     def follow_agent(self, live: Live, process: AgentProcess) -> None:
         """Read also what the session file of an agent program says that a run has started
         itself."""
-        session = (
-            _session_of(process, live.uid)
-            if live.spawn.meter != NO_METER and live.run.id in self._runs
-            else None
-        )
+        self._follow(live, process, fresh=live.spawn.meter != NO_METER)
+
+    def agent_seen(self, run: RunId, process: AgentProcess) -> None:
+        """Read also the session file of an agent program that goes around the gateway, whether the
+        run was asked to start it or not, and of the one that the run's script has become."""
+        if run in self._runs:
+            live = self._runs[run].live
+            becomes = process.is_main and not live.gated and live.spawn.meter != NO_METER
+            self._follow(live, process, fresh=becomes)
+
+    def _follow(self, live: Live, process: AgentProcess, *, fresh: bool) -> None:
+        session = _session_of(process, live.uid) if live.run.id in self._runs else None
         if session is not None:
-            session.guesses = not live.gated
-            self._sessions.add(live.run.id, session)
+            session.around = live.gated and not self._led(process)
+            session.guesses = session.around or not live.gated
+            known = self._sessions.follow(live.run.id, session, process)
+            if not known and (fresh or session.around):
+                self._sessions.add(live.run.id, session)
             self._prices.load_soon()
 
     def position(self, run: RunId) -> bytes | None:
@@ -517,7 +531,7 @@ class Metering:
     def _read_in_session(self, run: RunId, readings: tuple[Reading, ...]) -> None:
         if run in self._runs:
             self._runs[run].live.hear(trio.current_time())
-            self._runs[run].read_in_session(readings)
+            self._runs[run].read_in_session(readings, self._sessions.around(run))
             if (session := self._sessions.saved(run)) is not None:
                 self._session_saved(self._runs[run].live.run, session)
 
@@ -569,6 +583,8 @@ def _session_of(process: AgentProcess, uid: int) -> Session | None:
         began,
         files.session_id(argv),
         process=(process.pid, process.started),
+        pids=frozenset({process.pid}),
+        runs=not is_launcher(argv),
     )
 
 

@@ -17,8 +17,10 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from dataclasses import InitVar, dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain, islice
 
+import msgspec
+import psutil
 import trio
 
 from ..agents.counters import MAX_LINE, Meter, Reading
@@ -31,8 +33,10 @@ from ..agents.program import (
     SessionSearch,
     timestamp,
 )
+from ..core.events import AgentProcess
+from ..core.state.naming import agent_of
 from ..host.tasks import in_thread
-from ..processes import kernel
+from ..processes import kernel, observed
 from ..protocol.types import RunId
 
 # ---- Searches for session files. They belong to the agent: any name may be there as a FIFO, a
@@ -167,6 +171,12 @@ class _SessionFile:
     offset: int = 0
 
 
+class _Told(msgspec.Struct):
+    """What a process tells of its session."""
+
+    sessionId: str = ""  # noqa: N815 - Claude Code's word
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """The session files of one attempt. Its session is known by the id that the command, the stream
@@ -191,7 +201,18 @@ class Session:
     run's own program."""
     guesses: bool = True
     """A session counts before it is certain that it is the run's. Not where calls that only a
-    session file tells of end the run."""
+    session file tells of end the run, unless its program has another address than the gateway's."""
+    around: bool = False
+    """The run has the gateway, and its program another address. What the session tells has not come
+    through the gateway."""
+    pids: frozenset[int] = frozenset()
+    """The processes of its program that were seen."""
+    runs: bool = False
+    """One of them executes the program, and not a launcher."""
+    family: frozenset[int] = frozenset()
+    """The processes of the run that may have begun the session."""
+    beside: bool = False
+    """A program of the run that calls through the gateway may have begun the session, too."""
     contested: bool = False
     """Another run may have begun the same session, and has found none of its own yet."""
     siblings: int = 1
@@ -227,6 +248,8 @@ class Session:
 
     def _look(self, taken: Container[str]) -> bool:
         until = time.monotonic() + LOOK_SECONDS
+        if self.session_id is None and self.around:
+            self._ask_processes()
         session = self.session_id or self._only_session(taken)
         if session is None:
             return True
@@ -242,6 +265,24 @@ class Session:
         final = whole and self.ended and self._succeeded
         self.readings = tuple(_merged(read, final=final))
         return whole
+
+    def _ask_processes(self) -> None:
+        """Note which session its processes have: Claude Code tells it, Codex keeps the file
+        open."""
+        search = FileSearch(self.uid, self.began.timestamp())
+        for pid in self.pids:
+            for _, descriptor in search.found(self.files.process_places(self._search(None), pid)):
+                with suppress(msgspec.MsgspecError):
+                    data = os.pread(descriptor, OWNER_WITHIN, 0)
+                    self.name(msgspec.json.decode(data, type=_Told).sessionId)
+        if self.session_id is not None:
+            return
+        processes = [one for pid in self.pids if (one := observed.find(pid)) is not None]
+        held = {file.path for one in processes for file in observed.ask(one.open_files, [])}
+        for path, descriptor in islice(self._candidates(None), MOST_FILES if held else 0):
+            head = self._head(path, descriptor) if os.path.realpath(path) in held else None
+            if head is not None:
+                self.name(head.session)
 
     def _only_session(self, taken: Container[str]) -> str | None:
         """Return the session that is the run's, because no other was begun in its directory since
@@ -262,21 +303,60 @@ class Session:
                 raise TooMany
         certain = timestamp(datetime.fromtimestamp(time.time() - CERTAIN_AFTER, UTC))
         session = min(found, key=found.__getitem__, default=None)
-        if session is None or self.contested:
+        if session is None or self.contested or self.beside:
             return None
         if self.ended or found[session] <= certain:
             self.name(session)
-        elif not self.guesses:
+        elif not self.guesses or (self.around and session != self.guess and self._has_rival()):
             return None
         self.guess = session
         return session
 
+    def _has_rival(self) -> bool:
+        """Return whether a process outside of the run may have begun a session of its directory
+        since its start."""
+        earliest = self.began.timestamp() - CERTAIN_AFTER
+        mentioned, cwd = self.files.program.encode(), os.path.realpath(self.cwd)
+        return any(
+            agent_of(kernel.words(command), {self.files.program}) is not None
+            and (one := observed.find(pid)) is not None
+            and observed.ask(one.create_time, 0.0) >= earliest
+            and observed.ask(one.cwd, cwd) == cwd
+            and self.family.isdisjoint(each.pid for each in observed.ancestors(pid))
+            for pid in psutil.pids()
+            if (command := kernel.read(f"/proc/{pid}/cmdline")) and mentioned in command
+        )
+
+    def lead(self, other: "Session") -> bool:
+        """Take what is known of a process of its program. Return whether it is one: what a program
+        that calls through the gateway has started, and that goes around it, has its own session."""
+        around = other.around and not self.around
+        if around and self.runs and not self.pids & other.pids:
+            return False
+        self.pids |= other.pids
+        self.runs |= other.runs
+        if around:
+            self.env, self.cwd = other.env, other.cwd
+            self.around = self.guesses = True
+        return True
+
+    @property
+    def pause(self) -> float:
+        """Return the seconds until the next look. The first call of a program that goes around the
+        gateway shall be seen before the second one, and an idle terminal costs little."""
+        age = time.time() - self.began.timestamp()
+        waits = self.around and not any(reading.models for reading in self.readings)
+        return min(LOOK_EVERY, max(LOOK_SOON, age / 200)) if waits else LOOK_EVERY
+
     def _note_written(self, descriptor: int) -> None:
         self.written = max(self.written, os.fstat(descriptor).st_mtime)
 
+    def _search(self, session: str | None) -> SessionSearch:
+        return SessionSearch(self.env, os.path.realpath(self.cwd), self.began, session)
+
     def _candidates(self, session: str | None) -> Iterator[tuple[str, int]]:
-        search = SessionSearch(self.env, os.path.realpath(self.cwd), self.began, session)
-        return FileSearch(self.uid, self.began.timestamp()).found(self.files.places(search))
+        places = self.files.places(self._search(session))
+        return FileSearch(self.uid, self.began.timestamp()).found(places)
 
     def _head(self, path: str, descriptor: int) -> SessionHead | None:
         known = self._read.get(path)
@@ -335,6 +415,8 @@ def _merged(readings: list[Reading], *, final: bool) -> Iterator[Reading]:
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at a run's session."""
+LOOK_SOON = 0.02
+"""The same at first, of a program that goes around the gateway and has made no call yet."""
 LAST_LOOK_WAIT = 1.0
 """Seconds that the end of a run waits for the last look. A look that takes longer waits for its
 file system."""
@@ -376,6 +458,8 @@ class Sessions:
         """Users for whom a task must begin to look."""
         self._some = trio.Event()
         """There is a run."""
+        self._suspect = trio.Event()
+        """There may be a session to look at sooner than the others."""
 
     def __contains__(self, run: RunId) -> bool:
         return run in self._runs
@@ -403,15 +487,34 @@ class Sessions:
         if session.process not in known and len(known) < MOST_AGENTS:
             self._add(run, session)
 
+    def follow(self, run: RunId, session: Session, process: AgentProcess) -> bool:
+        """Note which process has a session that is read, and whether it goes around the gateway.
+        Return whether the session is known."""
+        sessions = self._runs.get(run, {})
+        pids = {process.pid} | ({process.above[0][0]} if process.is_part else set())
+        known = next((each for each in sessions.values() if each.pids & pids), None)
+        own = sessions.get(_OWN)
+        if known is None and own is not None and not own.pids and own.files is session.files:
+            alone = process.program not in {program for _, program in process.above}
+            known = own if process.is_main or (process.below_main and alone) else None
+        self._suspect.set()
+        return known is not None and known.lead(session)
+
     def _add(self, run: RunId, session: Session) -> None:
         self._runs.setdefault(run, {})[session.process or _OWN] = session
         self._some.set()
+        self._suspect.set()
 
     def told(self, run: RunId) -> tuple[Reading, ...]:
         now = (
             reading for session in self._runs.get(run, {}).values() for reading in session.readings
         )
         return (*self._before.get(run, ()), *now)
+
+    def around(self, run: RunId) -> tuple[Reading, ...]:
+        """Return those of its last attempt that tell of calls around the gateway."""
+        found = (each.readings for each in self._runs.get(run, {}).values() if each.around)
+        return tuple(chain.from_iterable(found))
 
     def name(self, run: RunId, session: str) -> None:
         """Note the id of the session of the run's own program."""
@@ -437,6 +540,7 @@ class Sessions:
     async def serve(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._want_all)
+            nursery.start_soon(self._want_suspects)
             async for uid in self._users:
                 nursery.start_soon(self._look_for, uid)
 
@@ -448,6 +552,20 @@ class Sessions:
             await trio.sleep(LOOK_EVERY)
             for key, session in self._all():
                 if key not in self._wanted.get(session.uid, ()) and _may_grow(session):
+                    self._want(key, session)
+
+    async def _want_suspects(self) -> None:
+        """Look sooner at the sessions of programs that go around the gateway."""
+        while True:
+            found = [(key, each) for key, each in self._all() if each.pause < LOOK_EVERY]
+            if not found:
+                self._suspect = trio.Event()
+                await self._suspect.wait()
+                continue
+            await trio.sleep(min(each.pause for _, each in found))
+            for key, session in found:
+                waits = key in self._wanted.get(session.uid, ())
+                if not waits and self._session(key) is session and _may_grow(session):
                     self._want(key, session)
 
     def _all(self) -> list[tuple[_Key, Session]]:
@@ -515,6 +633,9 @@ class Sessions:
             if each is not None
         }
         session.siblings = 1 + sum(_alike(session, other) for other in own)
+        led = [each for each in own if each.runs and not each.around and session.around]
+        session.family = session.pids.union(*(each.pids for each in own if each not in led))
+        session.beside = any(_alike(session, each, env=False) for each in led if not each.ended)
         session.contested = any(_alike(session, other) for other in others if other not in own)
         try:
             whole = await in_thread(session.look, taken, abandon=True, limiter=self._threads)
@@ -575,7 +696,7 @@ def _may_grow(session: Session) -> bool:
     return not ended
 
 
-def _alike(one: Session, other: Session) -> bool:
+def _alike(one: Session, other: Session, *, env: bool = True) -> bool:
     """Return whether nothing tells which of two programs has begun which session of their
     directory."""
     return (
@@ -583,5 +704,5 @@ def _alike(one: Session, other: Session) -> bool:
         and other.guess is None
         and other.files is one.files
         and other.cwd == one.cwd
-        and other.env == one.env
+        and (other.env == one.env or not env)
     )

@@ -15,7 +15,7 @@ from sfad.core import events as e
 from sfad.core.limits.calls import MAX_MODEL, MAX_WAITING
 from sfad.core.state.access import GATEWAY, Peer
 from sfad.core.state.account import Account, Silence, Use
-from sfad.core.state.budgets import to_nanos
+from sfad.core.state.budgets import to_nanos, to_usd
 from sfad.core.state.vocabulary import Timer
 from sfad.durable.snapshots import from_saved, to_saved
 from sfad.protocol.requests.gateway import CallDecision
@@ -971,12 +971,13 @@ def test_the_word_about_a_way_around_the_gateway_names_the_option_for_it() -> No
 
 
 @pytest.mark.parametrize(("limits", "ends"), [("cost=5", True), ("cost=5:warn", False)])
-def test_a_connection_to_a_model_tells_of_a_way_around_the_gateway_that_saw_no_call(
+def test_a_call_on_a_connection_to_a_model_tells_of_a_way_around_the_gateway(
     limits: str, ends: bool
 ) -> None:
     t = Transcript(hear=frozenset({"publish"}))
     a = t.start("a", limits=limits, gated=True)
-    reached = e.ModelReached(t.at, a, "opencode", "api.openai.com:443")
+    (t >> t.called(t.admitted(t.call(a))[0], input_tokens=9)).skip()
+    reached = e.ModelReached(t.at, a, "opencode", "api.openai.com:443", 34 << 10)
     t >> reached << f"publish gateway_bypassed {a}"
     t.skip()
     assert t.run(a).bypassed == {"connection"}
@@ -984,12 +985,15 @@ def test_a_connection_to_a_model_tells_of_a_way_around_the_gateway_that_saw_no_c
     reason = t.run(a).shown_reason
     assert (
         reason is not None
-        and reason.message.startswith("it calls its model around the gateway: 'opencode' runs")
+        and reason.message.startswith(
+            "it calls its model around the gateway: 'opencode' runs in it, it has a connection to "
+            "api.openai.com:443, on which 34 KiB were sent and answered"
+        )
     ) == ends
     t >> reached
     t.quiet()
     if not ends:  # another cause is told for itself
-        t >> t.used(a, "session", input_tokens=900)
+        t >> t.used(a, "session", input_tokens=90_000)
         assert f"publish gateway_bypassed {a}" in t.left
         t.skip()
 
@@ -1011,13 +1015,36 @@ def test_work_that_is_handed_to_a_server_outside_is_told_and_ends_a_run_that_a_p
     t.quiet()
 
 
-def test_a_connection_tells_nothing_of_a_run_whose_calls_come_through_the_gateway_or_need_not() -> (
+def test_a_connection_tells_nothing_of_a_run_whose_calls_need_not_come_through_the_gateway() -> (
     None
 ):
     t = Transcript(hear=frozenset({"publish"}))
-    a, free = t.start("a", limits="cost=5", gated=True), t.start("free", limits="cost=5")
-    t.admitted(t.call(a))
-    for run in (a, free):
-        t >> e.ModelReached(t.at, run, "opencode", "api.openai.com:443")
-        t.quiet()
-        assert not t.run(run).bypassed
+    free = t.start("free", limits="cost=5")
+    t >> e.ModelReached(t.at, free, "opencode", "api.openai.com:443")
+    t.quiet()
+    assert not t.run(free).bypassed
+
+
+def test_what_went_around_the_gateway_adds_to_what_came_through_it() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(9, "ann"))
+    a = t.start("a", limits="cost=5:warn", gated=True)
+    b = t.start("b", inside(a), gated=True)
+
+    def shown() -> tuple[Source, float | None, int | None, bool]:
+        best = t.run(b).account.best
+        assert best is not None
+        assert t.run(a).account.used(LimitKind.COST) == best[1].cost
+        assert t.charged == {"user ann": to_usd(best[1].cost)}
+        return best[0], to_usd(best[1].cost), best[1].tokens, best[1].partial
+
+    (t >> t.called(t.admitted(t.call(b))[0], input_tokens=900, cost=0.25)).skip()
+    assert shown() == ("gateway", 0.25, 900, False)
+    (t >> t.used(b, "session", input_tokens=90, output_tokens=10, cost=0.5)).skip()
+    assert not t.run(b).bypassed, "that may be one of the gateway's calls"
+    (t >> t.used(b, "around", input_tokens=90, output_tokens=10, cost=0.5)).skip()
+    assert t.run(b).bypassed == {"session"}
+    assert shown() == ("gateway", 0.75, 1000, True)
+    # the session of the program that calls through the gateway is found, too
+    (t >> t.used(b, "session", input_tokens=1000, output_tokens=10, cost=0.875)).skip()
+    assert shown() == ("session", 0.875, 1010, True)

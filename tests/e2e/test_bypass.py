@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from sfactl.exits import ExitCode
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
-from tests.harness import Daemon, ended, spawn, stopped, wait_until
+from tests.harness import Daemon, ended, serve_in_thread, spawn, stopped, wait_until
 
 from .agents import info, limit, state, until_event
 from .provider import Provider
@@ -24,8 +27,29 @@ PROGRAM = """#!{python} -S
 import os, socket, sys, time
 host, _, port = sys.argv[-1].rpartition(":")
 connection = socket.create_connection((host, int(port)))
+for size in map(int, sys.argv[1:-1]):
+    connection.sendall(b"%12d" % size + b"x" * size)
+    connection.recv(1 << 16)
 time.sleep(60)
 """
+"""Connects to the address in its last word, and sends requests of the sizes in the others."""
+
+
+class Api(StreamRequestHandler):
+    """Answers each request at once, and keeps the connection."""
+
+    def handle(self) -> None:
+        while size := self.rfile.read(12):
+            self.rfile.read(int(size))
+            self.wfile.write(b"." * 300)
+
+
+@pytest.fixture
+def api() -> Iterator[str]:
+    """Yield the address of a model's API, which has other things, too."""
+    server = ThreadingTCPServer(("127.0.0.1", 0), Api)
+    with serve_in_thread(server):
+        yield f"127.0.0.1:{server.server_address[1]}"
 
 
 SESSION = """#!{python} -S
@@ -58,55 +82,72 @@ def gated(share: Start, provider: Provider) -> Daemon:
 
 
 def program(directory: Path, name: str) -> Path:
-    """Make a program that connects to the address in its last word, and waits."""
+    """Make a program of this name."""
     file = directory / name
     file.write_text(PROGRAM.format(python=sys.executable))
     file.chmod(0o755)
     return file
 
 
-def connecting(client: Client, file: Path, address: str, *words: str, **options: Any) -> RunInfo:
+CALL, PACKAGES, TELEMETRY = ["30000"], ["400"] * 30, ["30000", "200", "9000"]
+
+
+def connecting(
+    client: Client, file: Path, address: str, requests: list[str], **options: Any
+) -> RunInfo:
     """Start a script that calls the program by its path, as a shell tool may: no shim sees it."""
-    script = f"{file} {' '.join(words)} {address} & wait"
+    script = f"{shlex.join([str(file), *requests, address])} & wait"
     reply = spawn(client, ["sh", "-c", script], watch=True, **options)
     assert isinstance(reply, m.RunReply), reply
     return reply.run
 
 
-def test_a_connection_of_an_agent_to_its_model_is_told_and_ends_a_run_that_a_person_has_bounded(
-    gated: Daemon, provider: Provider, tmp_path: Path
+@pytest.fixture
+def shared_host(share: Start, api: str) -> Daemon:
+    """A daemon whose gateway leads to the API."""
+    upstream = f'[gateway.upstreams.openai]\nurl = "http://{api}"\napi = "openai-chat"\n'
+    return share(config=upstream, mode="cgroup")
+
+
+@pytest.mark.parametrize("name", ["opencode", "something"])
+def test_a_call_to_a_models_api_is_told_and_ends_a_run_that_a_person_has_bounded(
+    shared_host: Daemon, api: str, tmp_path: Path, name: str
 ) -> None:
-    address, agent = provider.url.removeprefix("http://"), program(tmp_path, "opencode")
-    with gated.client() as client:
-        bounded = connecting(client, agent, address, limits=[limit("cost", 0.5)])
+    with shared_host.client() as client:
+        bounded = connecting(
+            client, program(tmp_path, name), api, CALL, limits=[limit("cost", 0.5)]
+        )
         assert state(bounded, "cost")[2] == "ready"
         event = until_event(client, "gateway_bypassed")
         assert (event.run_id, event.severity) == (bounded.id, "high")
-        assert f"'opencode' runs in it, it has a connection to {address}" in event.message
+        assert f"it has a connection to {api}, on which 29.3 KiB were sent" in event.message
+        assert event.message.count("'opencode' runs in it") == (name == "opencode")
         found = ended(client, bounded.id)
         assert found.status is Status.FAILED
         assert found.reason is not None
         assert found.reason.message.startswith(event.message)
 
 
-def test_an_unbounded_run_goes_on_and_nothing_enforces_its_limits(
-    gated: Daemon, provider: Provider, tmp_path: Path
+def test_other_traffic_to_the_host_of_a_model_is_no_call(
+    shared_host: Daemon, api: str, tmp_path: Path
 ) -> None:
-    address, agent = provider.url.removeprefix("http://"), program(tmp_path, "opencode")
-    with gated.client() as client:
-        # these were looked at as often when the other one is told
-        elsewhere = connecting(client, agent, f"localhost:{gated_port(gated)}")
-        no_agent = connecting(client, program(tmp_path, "something"), address)
-        asked = connecting(client, agent, address, gateway=False)
-        found = connecting(client, agent, address)
+    bounded = {"limits": [limit("cost", 0.5)]}
+    with shared_host.client() as client:
+        # these were looked at as often when the last one is told
+        idle = connecting(client, program(tmp_path, "opencode"), api, [], **bounded)
+        packages = connecting(client, program(tmp_path, "opencode"), api, PACKAGES, **bounded)
+        telemetry = connecting(client, program(tmp_path, "claude"), api, TELEMETRY, **bounded)
+        elsewhere = connecting(
+            client, program(tmp_path, "opencode"), f"localhost:{gated_port(shared_host)}", []
+        )
+        asked = connecting(client, program(tmp_path, "opencode"), api, CALL, gateway=False)
+        quiet = [idle.id, packages.id, telemetry.id, elsewhere.id]
+        found = connecting(client, program(tmp_path, "opencode"), api, CALL)
         assert until_event(client, "gateway_bypassed").run_id == found.id
-        assert state(info(client, found.id), "cost")[2] == "nothing"
+        assert state(info(client, found.id), "cost")[2] == "nothing", "it goes on"
         assert state(info(client, asked.id), "cost")[2] == "nothing"
-        assert [state(info(client, each.id), "cost")[2] for each in (elsewhere, no_agent)] == [
-            "ready",
-            "ready",
-        ]
-        stopped(client, found.id, asked.id, elsewhere.id, no_agent.id)
+        assert {state(info(client, each), "cost")[2] for each in quiet} == {"ready"}
+        stopped(client, found.id, asked.id, *quiet)
 
 
 def gated_port(daemon: Daemon) -> int:
@@ -217,6 +258,43 @@ def test_session_files_of_agent_programs_that_a_script_calls_past_the_gateway_co
         assert found.usage.cost_usd == pytest.approx(7 * (1000 * 3e-6 + 15e-6))
         stopped(client, run)
         assert session_tokens(client, run) == 7007
+
+
+@pytest.fixture
+def own_home(tmp_path: Path) -> Path:
+    """Return a home directory with a Claude Code in it, in which sessions are saved."""
+    agent = tmp_path / "claude"
+    agent.write_text(SESSION.format(python=sys.executable))
+    agent.chmod(0o755)
+    (tmp_path / "work").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("how", ["exec {}", "exec timeout 300 {}", "{}; true"])
+@pytest.mark.parametrize("address", ["", "ANTHROPIC_BASE_URL=https://api.anthropic.com"])
+def test_a_program_with_another_address_than_the_gateways_is_seen_by_its_first_call(
+    share: Start, provider: Provider, own_home: Path, how: str, address: str, containment: str
+) -> None:
+    """The main process, too; the gateway sees other calls of the run, or none."""
+    daemon = share(config=config(provider), mode=containment)
+    go, rest = own_home / "go", own_home / "rest"
+    kept = ["env", "-i", f"HOME={own_home}", "PATH=/usr/bin:/bin", *address.split()]
+    command = shlex.join([*kept, str(own_home / "claude"), "1", str(rest)])
+    script = f"until test -e {go}; do sleep 0.05; done; {how.format(command)}"
+    with daemon.client() as client:
+        reply = spawn(
+            client, ["sh", "-c", script], watch=True, cwd=bytes(own_home / "work"),
+            limits=[limit("cost", 5)], meter=None,
+        )  # fmt: skip
+        assert isinstance(reply, m.RunReply), reply
+        go.touch()
+        event = until_event(client, "gateway_bypassed")
+        assert "its session file tells of 1001 tokens, and the gateway saw none" in event.message
+        found = ended(client, reply.run.id)
+    assert found.status is Status.FAILED
+    assert (found.usage.tokens, found.usage.partial) == (1001, True)
+    assert found.usage_by_source["around"].tokens == 1001
+    assert state(found, "cost")[2] == "meter"
 
 
 def session_tokens(client: Client, run: str) -> int | None:

@@ -213,15 +213,17 @@ for _ in range(2):
         run = ended(client, started(client, agent(tmp_path, "twice", script), meter="jsonl").id)
     assert run.status is Status.COMPLETED
     assert (run.usage.source, run.usage.turns, run.usage.tokens, run.usage.cost_usd) == (
-        "report",
-        2,
+        "stream",
+        3,
         880,
-        0.125,
+        0.25,
     )
     assert run.usage.planning_cost_usd == 0.125
     stream = run.usage_by_source["stream"]
     assert (stream.turns, stream.tokens, stream.cost_usd) == (3, 550, 0.25)
-    assert state(run, "turns")[0] == 3  # the largest is enforced
+    report = run.usage_by_source["report"]
+    assert (report.turns, report.tokens, report.cost_usd) == (2, 880, 0.125)
+    assert state(run, "turns")[0] == 3, "the largest is shown and enforced"
     assert state(run, "cost")[0] == 0.25
 
 

@@ -144,15 +144,38 @@ def test_the_connections_to_a_port_have_the_cgroups_that_opened_them(
         caller = kernel.caller(accepted)
         assert caller is not None
         assert caller.cgroup is not None
-        assert kernel.connections({port}) == {
-            Opened(caller.cgroup, socket.inet_pton(family, host), port)
-        }
+        assert [each[:3] for each in kernel.connections({port})] == [
+            (caller.cgroup, socket.inet_pton(family, host), port)
+        ]
         assert kernel.connections({1}) == set()
         with connection(family) as (other, _):
             both = {client.getpeername()[1], other.getpeername()[1]}
             assert {each.port for each in kernel.connections(both)} == both
             assert kernel.caller(accepted) == caller, "single questions go on"
     assert kernel.connections({port}) == set()
+
+
+def test_a_connection_tells_what_it_has_carried(kernel: Kernel) -> None:
+    with connection() as (client, accepted):
+        port = client.getpeername()[1]
+
+        def carried() -> Opened:
+            (found,) = kernel.connections({port})
+            return found
+
+        before = carried()
+        client.sendall(b"x" * 5000)
+        assert len(accepted.recv(5000, socket.MSG_WAITALL)) == 5000
+        accepted.sendall(b"y" * 70)
+        assert len(client.recv(70, socket.MSG_WAITALL)) == 70
+        after = carried()
+        # the other end has read it, so it has acknowledged it
+        assert (after.number, after.sent - before.sent) == (before.number, 5000)
+        assert after.received - before.received == 70
+        assert after.segments > before.segments
+    with connection() as (client, _):
+        (other,) = kernel.connections({client.getpeername()[1]})
+        assert other.number != before.number
 
 
 def test_an_ipv4_address_in_an_ipv6_socket_is_an_ipv4_address(kernel: Kernel) -> None:

@@ -119,6 +119,28 @@ def test_gemini_cli_of_an_ordinary_user_stays_below_its_limit(
     assert {path.name for path in Path(theirs.env["HOME"]).iterdir()} == own
 
 
+@pytest.mark.parametrize("how", ["exec {}", "{}; true"])
+def test_gemini_cli_that_a_script_leads_around_the_gateway_is_ended(theirs: Desk, how: str) -> None:
+    """Without a cgroup, and without the kernel's word about what is executed."""
+    own = {
+        "HOME": theirs.env["HOME"],
+        "PATH": theirs.env["PATH"],
+        "GEMINI_CLI_TRUST_WORKSPACE": "true",
+        "GEMINI_API_KEY": "scripted",
+        "GOOGLE_GEMINI_BASE_URL": f"{theirs.model.url}/gemini",
+    }
+    Path(own["HOME"], ".gemini", "settings.json").write_text(
+        '{"security": {"auth": {"selectedType": "gemini-api-key"}}}'
+    )
+    variables = [f"{name}={value}" for name, value in own.items()]
+    command = how.format(shlex.join(["env", "-i", *variables, *GEMINI_CLI.as_text]))
+    theirs.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "5m", "--", "sh", "-c", command)
+    (root,) = theirs.listed()
+    assert root["status"] == "failed"
+    assert "it calls its model around the gateway" in root["reason"]["message"]
+    assert root["usage"]["partial"]
+
+
 @pytest.mark.parametrize("way", ["named", "text", "script"])
 def test_gemini_cli_that_cannot_use_the_gateway_is_refused_below_a_typed_limit(
     theirs: Desk, way: str

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
@@ -530,3 +533,81 @@ async def test_it_is_read_beside_the_session_of_the_run_and_after_it_has_ended(
         while inputs(heard) != 5:  # noqa: ASYNC110 - a session that was read sets no event
             await trio.sleep(0.05)
     heard.sessions.forget("a1")
+
+
+# ---- programs that go around the gateway
+
+
+@contextmanager
+def process(home: Home, *words: str) -> Iterator[int]:
+    """Yield a process that waits in the directory of the sessions, and looks like this command."""
+    script = home.path / words[0]
+    script.write_text("import sys; sys.stdin.read()")
+    with Popen([sys.executable, str(script), *words[1:]], stdin=PIPE, cwd=home.work) as made:
+        try:
+            yield made.pid
+        finally:
+            made.kill()
+
+
+def around(home: Home, *pids: int) -> Session:
+    """Return the session of a program that goes around the gateway, and has just begun."""
+    session = home.session()
+    session.began = datetime.now(UTC) - timedelta(seconds=2)
+    session.around, session.pids = True, frozenset(pids)
+    session.family = session.pids
+    return session
+
+
+def test_the_session_of_a_program_that_goes_around_the_gateway_counts_at_once(home: Home) -> None:
+    home.file(at=datetime.now(UTC))
+    session = around(home)
+    assert session.look(())
+    assert [reading.models for reading in session.readings] == [{"m": Tokens(input=10, output=2)}]
+    led = around(home)
+    led.around = led.guesses = False
+    assert led.look(())
+    assert led.readings == (), "only when it is certain that it is the run's"
+
+
+def test_it_does_not_while_another_process_may_have_begun_it(home: Home) -> None:
+    home.file(at=datetime.now(UTC))
+    with process(home, "claude", "-p", "x") as pid:
+        assert around(home).look(())
+        session = around(home, pid)
+        session.look(())
+        assert session.readings, "that process is its own"
+        stranger = around(home)
+        stranger.look(())
+        assert not stranger.readings
+        beside = around(home, pid)
+        beside.beside = True
+        beside.look(())
+        assert not beside.readings
+    stranger.look(())
+    assert stranger.readings
+
+
+def test_a_process_that_tells_its_session_is_believed_whatever_else_began(home: Home) -> None:
+    for name in (ONE, OTHER):
+        home.file(name, at=datetime.now(UTC), calls=1 + (name == OTHER))
+    with process(home, "claude", "-p", "x") as pid:
+        told = home.path / ".claude" / "sessions" / f"{pid}.json"
+        told.parent.mkdir()
+        for text in ("{", "[]", '{"sessionId": 7}', '{"sessionId": "(a+)+b"}'):
+            told.write_text(text)
+            with pytest.raises(TooMany):
+                around(home, pid).look(())
+        told.write_text(json.dumps({"pid": pid, "sessionId": OTHER}))
+        session = around(home, pid)
+        session.look(())
+        assert session.session_id == OTHER
+        assert [reading.messages for reading in session.readings] == [2]
+
+
+def test_so_is_one_that_has_its_file_open(home: Home) -> None:
+    home.file(ONE, at=datetime.now(UTC))
+    with home.file(OTHER, at=datetime.now(UTC)).open("a"):
+        session = around(home, os.getpid())
+        session.look(())
+        assert session.session_id == OTHER

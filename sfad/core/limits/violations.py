@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ...protocol.event_types import EventType
 from ...protocol.types import Action, Event, LimitKind, Reason, Source, Status
+from ...protocol.units import format_size
 from .. import commands as c
 from .. import events as e
 from ..context import Context
@@ -91,19 +92,14 @@ def _asked_for(run: Run, process: e.AgentProcess) -> bool:
     command of their own."""
     if process.is_main:
         return True
-    if (
-        process.above
-        and process.above[0][1] == process.program
-        and (process.serves or not process.own_group)
-    ):
+    if process.is_part:
         return True
     own = process.below_main and program_name(run.asked.argv) == process.program
     return own and all(program != process.program for _, program in process.above)
 
 
 # ---- Use that went around the gateway (docs/gateway.md): what a run's stream or session file tells
-# beyond the calls that it
-# saw, and connections of an agent program to its model where no call has come through.
+# beyond the calls that it saw, and connections to a model that have carried a call.
 #
 # A run that has the gateway can leave it: with an address of its own, a cleared environment, a
 # provider that the gateway does not know. Then its limits rest on figures that come after the
@@ -114,7 +110,7 @@ _FACTOR, _MORE = 2, 20_000
 """So many times the tokens that the gateway saw, and so many more, are no error of counting: a
 resumed session may tell of older turns, and a program of calls that were tried twice."""
 _OWN_WORD: tuple[Source, ...] = ("report", "stream")
-_WHERE: dict[Source, str] = {"stream": "its output", "session": "its session file"}
+_WHERE: dict[Source, str] = {"session": "its session file", "stream": "its output"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,26 +121,27 @@ class Bypasses:
     def look(self, run: Run, at: float) -> None:
         """Compare what the sources tell, because one of them tells more."""
         for source, where in _WHERE.items():
-            use = run.account.sources.get(source)
-            tokens = (use.tokens if use is not None else None) or 0
+            tokens = _tokens(run, source)
             if tokens and _may_go_around(run, source):
-                seen = _seen(run)
-                if tokens > (_FACTOR * seen + _MORE if seen is not None else 0):
+                seen, around = _seen(run), _tokens(run, "around") if source == "session" else 0
+                most = _FACTOR * seen + _MORE if seen is not None else 0
+                if around or tokens > most:
                     self._tell(
                         run,
                         source,
-                        f"{where} tells of {tokens} tokens, and the gateway saw {seen or 'none'}",
+                        f"{where} tells of {around or tokens} tokens, and the gateway saw "
+                        + ("none of them" if around else str(seen or "none")),
                         at,
                     )
                     return
 
     def model_reached(self, run: Run, ev: e.ModelReached) -> None:
-        """Take a connection for a call if the gateway has seen none of the run's own: agents call
-        their model first of all."""
-        if _may_go_around(run, "connection") and run.account.seen_by_gateway is None:
+        """Take what a connection has carried for a call."""
+        if _may_go_around(run, "connection"):
+            runs = f"'{ev.program}' runs in it, " if ev.program else ""
             found = (
-                f"'{ev.program}' runs in it, it has a connection to {ev.api}, "
-                "and no call of it has come through the gateway"
+                f"{runs}it has a connection to {ev.api}, on which {format_size(ev.sent)} were sent "
+                "and answered"
             )
             self._tell(run, "connection", found, ev.at)
 
@@ -163,6 +160,8 @@ class Bypasses:
 
 def _end_if_bound(ctx: Context, stopping: Stopping, run: Run, message: str, at: float) -> None:
     """End a run whose limits cannot be kept, if `gateway.bypass` says so. `message`: why."""
+    if run.status is Status.STOPPING:
+        return
     if ctx.policy.bypass == "terminate" or (ctx.policy.bypass == "auto" and any(typed_bounds(run))):
         kind = next((kind for kind in NEED_COUNTING if kind in run.limits), LimitKind.COST)
         why = (
@@ -177,13 +176,17 @@ def _may_go_around(run: Run, cause: str) -> bool:
     metered, not astray; the session file of another program within it may tell more."""
     if _meters_itself(run) and cause != "session":
         return False
-    return run.asked.gated and cause not in run.bypassed and run.status is not Status.STOPPING
+    return run.asked.gated and cause not in run.bypassed
 
 
 def _meters_itself(run: Run) -> bool:
     """Return whether its agent tells what it uses by a way that sfad offers, whatever leads to its
     model."""
     return run.asked.tells_each_call or run.asked.reports
+
+
+def _tokens(run: Run, source: Source) -> int:
+    return run.account.sources.get(source, NOTHING).tokens or 0
 
 
 def _seen(run: Run) -> int | None:

@@ -15,7 +15,7 @@ from ...protocol.types import CallInfo, LimitKind, Role, RunId, Source
 from .budgets import NANOS
 
 SOURCES: tuple[Source, ...] = ("gateway", "report", "stream", "session")
-"""The best first. The first source's figure is shown; the largest figure is enforced
+"""Those that may know of every call, the best first. The largest figure is shown and enforced
 (docs/metering.md)."""
 
 OF_AGENT: frozenset[Source] = frozenset({"stream", "session"})
@@ -110,25 +110,13 @@ def _sum(name: str, one: int | None, other: int | None) -> int | None:
     return min(one + other, MAX_USE * NANOS if name in _MONEY else MAX_USE)
 
 
-def _first(figures: Iterable[int | None]) -> int | None:
-    return next((figure for figure in figures if figure is not None), None)
-
-
-def _surest(uses: Mapping[Source, Use], figure: Callable[[Use], int | None]) -> Use:
-    """Return the source to show: the first whose figure is final, else the one that has counted the
-    most input, which is never an estimate, or without input the largest figure. Of equals the last:
-    a session tells the output that a stream estimates. What has passed the gateway may be billed
-    even if an agent, as after a lost connection, knows nothing of it: no lower figure replaces the
-    gateway's."""
-    known = [use for use in uses.values() if figure(use) is not None]
-    final = next((use for use in known if not use.partial), None)
-    by_input = max(
-        reversed(known),
-        key=lambda use: (use.input_tokens or 0, not use.input_tokens and figure(use)),
-        default=NOTHING,
-    )
-    found, seen = final or by_input, uses.get("gateway", NOTHING)
-    return seen if (figure(seen) or 0) > (figure(found) or 0) else found
+def _largest(
+    uses: Mapping[Source, Use], figure: Callable[[Use], int | None]
+) -> tuple[Source | None, Use]:
+    """Return the use to show, and its source: the largest figure, which limits and budgets count,
+    too. Of equals the first that is final."""
+    known = [(source, use) for source, use in uses.items() if figure(use) is not None]
+    return max(known, key=lambda of: (figure(of[1]), not of[1].partial), default=(None, NOTHING))
 
 
 def amounts_of(tokens: int, cost: int | None, role: Role | None) -> dict[LimitKind, int]:
@@ -279,22 +267,25 @@ class Account:
 
     @property
     def best(self) -> tuple[Source, Use] | None:
-        """The use to show, and the best source. Each figure is from the best source that knows it.
-        Figures that belong together (input and output; a cost and its origin) are from one source.
-        A partial figure yields to a final one of the next source, or to a partial one that counts
-        more input; the gateway's yields to no lower one."""
+        """The use to show, and the best source, or the one that tells a larger cost. Each figure is
+        from the source that tells the most, which limits count, too. Figures that belong together
+        (input and output; a cost and its origin) are from one source."""
         if not self.sources:
             return None
-        known = [(source, self.sources[source]) for source in SOURCES if source in self.sources]
-        if len(known) < 2:
-            return known[0]
-        source, uses = known[0][0], dict(known)
-        tokens = _surest(uses, lambda use: use.tokens)
-        cost = _surest(uses, lambda use: use.cost)
+        uses = self._whole
+        first = next(iter(uses))
+        if len(uses) < 2:
+            return first, uses[first]
+        _, tokens = _largest(uses, lambda use: use.tokens)
+        of_cost, cost = _largest(uses, lambda use: use.cost)
         each: dict[str, Any] = {
-            name: _first(getattr(use, name) for use in uses.values()) for name in _BY_THEMSELVES
+            name: max(
+                (figure for use in uses.values() if (figure := getattr(use, name)) is not None),
+                default=None,
+            )
+            for name in _BY_THEMSELVES
         }
-        return source, Use(
+        return of_cost if of_cost and uses[first].cost is not None else first, Use(
             **each,
             input_tokens=tokens.input_tokens,
             output_tokens=tokens.output_tokens,
@@ -307,6 +298,18 @@ class Account:
             partial=tokens.partial or cost.partial,
             estimated=cost.estimated,
         )
+
+    @property
+    def _whole(self) -> dict[Source, Use]:
+        """What each source tells of the whole run, the best source first. What went around the
+        gateway adds to what came through it, and nothing tells the last call of that."""
+        uses = {source: self.sources[source] for source in SOURCES if source in self.sources}
+        around = self.sources.get("around")
+        if around is None:
+            return uses
+        if "gateway" in uses or not uses:
+            uses["gateway"] = uses.get("gateway", NOTHING).plus(around)
+        return {source: replace(use, partial=True) for source, use in uses.items()}
 
     @property
     def cost_may_grow(self) -> bool:
@@ -375,12 +378,13 @@ class Account:
         may not have been used."""
         if not self.sources and not self.reservations:
             return None
-        of = Use.sure_of if sure else Use.of
-        figures = [figure for use in self.sources.values() if (figure := of(use, kind)) is not None]
+        of, uses = Use.sure_of if sure else Use.of, self._whole
+        figures = [figure for use in uses.values() if (figure := of(use, kind)) is not None]
         if reserved := self.reserved_by_agent.get(kind, 0):
-            figures.append(reserved + (of(self.sources.get("report", NOTHING), kind) or 0))
+            figures.append(reserved + (of(uses.get("report", NOTHING), kind) or 0))
         if under_way := self.reserved_by_gateway.get(kind, 0):
-            figures.append(under_way + (of(self.sources.get("gateway", NOTHING), kind) or 0))
+            around = self.sources.get("around", NOTHING)
+            figures.append(under_way + (of(uses.get("gateway", around), kind) or 0))
         return max(figures, default=None)
 
     def used(self, kind: LimitKind) -> float | None:

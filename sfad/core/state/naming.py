@@ -163,6 +163,12 @@ def executes(argv: Sequence[str], program: str) -> bool:
     return _BY_PACKAGE.get(name, name) == program
 
 
+def is_launcher(words: Sequence[str]) -> bool:
+    """Return whether a process executes a launcher, such as `timeout`, and not yet what that
+    starts."""
+    return bool(words) and words[0].rpartition("/")[2] in _LAUNCHERS
+
+
 def executed_word(argv: Sequence[str], program: str) -> int | None:
     """Return where a command names the program that it executes; `None` if it executes another, or
     does not say so in a word of its own, as `sh -c` and `env -S` do not."""

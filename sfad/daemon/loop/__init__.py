@@ -26,8 +26,8 @@ metering ───────────────────────�
 `metrics_endpoint` serves metrics by HTTP
 `scrapes`          one request for them; imported where they are served
 `gateway_process`  starts and watches a gateway
-`gateways`         the gateways of all users, which of them leads where, and connections that lead
-                   past them
+`gateways`         the gateways of all users, and which of them leads where
+`connection_watch` model calls that a run makes itself, past the gateways
 `fleet`            this daemon as a node of a fleet: ways to other nodes, runs that execute there
 `keeper`           asks the keeper of a fleet what this node may spend of budgets, and tells it of
                    subscriptions

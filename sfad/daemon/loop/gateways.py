@@ -7,30 +7,24 @@ on to the service's own, with a name of the run that only the daemon can write. 
 address, whatever the config says of keys at the time of a call.
 """
 
-import math
 import os
 import secrets
-import socket
-import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import trio
 
 from ...agents.setup_reader import TreeSetups
 from ...config import GatewayConfig, UpstreamConfig
-from ...core import events as e
-from ...host.callers import Kernel, Opened
+from ...core.events import AgentProcess
 from ...host.log import Log
-from ...host.tasks import in_thread, keep_serving
+from ...host.tasks import keep_serving
 from ...processes import kernel
 from ...processes.launcher import Launcher
 from ...protocol.event_types import EventType
-from ...protocol.known import KNOWN_PROGRAMS
+from ...protocol.known import KNOWN_PROGRAMS, KnownProgram
 from ...protocol.messages import EndCall, UpstreamInfo
 from ...protocol.types import RunId, Severity
 from ...runs.live import Live
@@ -182,6 +176,19 @@ class Gateways:
         """Return whether an address is that of a gateway: a run has inherited it."""
         return any(url.startswith(f"http://127.0.0.1:{port}/") for port in self._ports)
 
+    def lead(self, process: AgentProcess) -> bool:
+        """Return whether an agent program calls its model through a gateway, as far as its command
+        and its variables tell."""
+        known = KNOWN_PROGRAMS.get(process.program, KnownProgram())
+        addresses = map(
+            os.fsdecode,
+            filter(None, (kernel.variable(process.pid, name.encode()) for name in known.addresses)),
+        )
+        words = kernel.command(process.pid)
+        return any(map(self.is_own, addresses)) or any(
+            f"http://127.0.0.1:{port}/" in word for port in self._ports for word in words
+        )
+
     def run_of(self, token: str) -> RunId | None:
         """Return the run that a token names."""
         run = token.partition(".")[0]
@@ -250,171 +257,3 @@ class Gateways:
 
 def _has_key(upstream: UpstreamConfig) -> bool:
     return upstream.key_file is not None or upstream.key_env is not None
-
-
-# ---- Looks for connections that lead from an agent program to its model past the gateway
-# (docs/gateway.md)
-#
-# While an agent program is alive in a run whose calls should come through the gateway and have not,
-# all TCP connections are looked at now and then, in a thread. A run without an agent program is
-# never looked at, and without such runs nothing wakes up.
-#
-# A connection tells neither which process of the run has it nor what it is for. So the run must
-# hold the program, the connection must be there in two looks, and it must not be one that the
-# program makes anyway.
-
-LOOK_EVERY, LOOK_EVERY_MAX = 2.0, 30.0
-"""Seconds between two looks, after a program was seen and after a long while without anything: an
-idle terminal costs little."""
-SLOWER = 1.25
-RESOLVED_FOR = 300.0
-"""Seconds for which the addresses of a name are used again."""
-_BUILT_IN = tuple(upstream.url for upstream in GatewayConfig().upstreams.values())
-_PORTS = {"http": 80, "https": 443}
-
-Api = tuple[str, int]
-"""The host and the port of a model's API."""
-Reached = tuple[RunId, str, str]
-"""A run, the agent program in it, and the API."""
-
-
-class ConnectionWatch:
-    def __init__(
-        self,
-        live: Mapping[RunId, Live],
-        launcher: Launcher,
-        upstreams: Callable[[], Collection[str]],
-        feed: e.Feed,
-    ) -> None:
-        """`upstreams` returns the URLs of the config's."""
-        self._live = live
-        self._launcher = launcher
-        self._upstreams = upstreams
-        self._feed = feed
-        self._programs: dict[RunId, dict[tuple[int, int], str]] = {}
-        """Those that are alive, as far as is known, by pid and start."""
-        self._seen = trio.Event()
-        self._before: set[Reached] = set()
-        self._addresses = _Addresses()
-
-    def agent_seen(self, run: RunId, process: e.AgentProcess) -> None:
-        """Look at the run from now on, because an agent program was seen in it."""
-        live = self._live.get(run)
-        if live is not None and _should_call(live) and self._launcher.containment == "cgroup":
-            self._programs.setdefault(run, {})[process.pid, process.started] = process.program
-            self._seen.set()
-
-    async def serve(self) -> None:
-        pause = LOOK_EVERY
-        while True:
-            with trio.move_on_after(pause if self._programs else math.inf):
-                await self._seen.wait()
-                self._seen, pause = trio.Event(), LOOK_EVERY
-                await trio.sleep(pause)
-            self._forget()
-            if self._programs:
-                reached = await self._look()
-                for run, program, api in sorted(reached & self._before):
-                    self._feed(e.ModelReached(trio.current_time(), run, program, api))
-                self._before = reached
-                pause = LOOK_EVERY if reached else min(SLOWER * pause, LOOK_EVERY_MAX)
-
-    def _forget(self) -> None:
-        """Forget the programs that have ended, and the runs that need not be looked at any more."""
-        for run, programs in list(self._programs.items()):
-            alive = {each: program for each, program in programs.items() if kernel.is_alive(*each)}
-            live = self._live.get(run)
-            if alive and live is not None and _should_call(live):
-                self._programs[run] = alive
-            else:
-                del self._programs[run]
-
-    async def _look(self) -> set[Reached]:
-        """Return which programs' APIs the runs are connected to."""
-        apis = {
-            run: dict(self._apis(self._live[run], programs.values()))
-            for run, programs in self._programs.items()
-        }
-        wanted = {api for each in apis.values() for api in each}
-        try:
-            found = await in_thread(self._addresses.reached, wanted, abandon=True)
-        except OSError:
-            return set()  # no thread, or no answer of the kernel: the next look may have one
-        reached = set()
-        for connection, api in found:
-            run = self._launcher.run_of_cgroup(connection.cgroup)
-            if run is not None and api in apis.get(run, ()):
-                reached.add((run, apis[run][api], f"{api[0]}:{api[1]}"))
-        return reached
-
-    def _apis(self, live: Live, programs: Collection[str]) -> Iterator[tuple[Api, str]]:
-        """Yield the APIs to which a connection of the run counts, each with a program in it."""
-        own = self._live[live.lineage_ids[0]].setups.upstreams.values()
-        for url in (*_BUILT_IN, *self._upstreams(), *(each.url for each in own)):
-            api = _api_of(url)
-            program = next(
-                (each for each in programs if api is not None and _connects(each) != api[0]), None
-            )
-            if api is not None and program is not None:
-                yield api, program
-
-
-def _connects(program: str) -> str | None:
-    """Return the host to which a program connects for other things than calls."""
-    known = KNOWN_PROGRAMS.get(program)
-    return known.connects if known is not None else None
-
-
-class _Addresses:
-    """The addresses of APIs. Used in one thread at a time."""
-
-    def __init__(self) -> None:
-        self._known: dict[Api, tuple[float, frozenset[bytes]]] = {}
-
-    def reached(self, apis: Collection[Api]) -> set[tuple[Opened, Api]]:
-        """Return the connections that lead to one of these APIs. Names are resolved only where a
-        connection has the port."""
-        kernel = Kernel()
-        try:
-            connections = kernel.connections({port for _, port in apis})
-        finally:
-            kernel.close()
-        ports = {connection.port for connection in connections}
-        hosts = {api: self._of(api) for api in apis if api[1] in ports}
-        return {
-            (connection, api)
-            for connection in connections
-            for api, known in hosts.items()
-            if _leads_to(connection, api, known)
-        }
-
-    def _of(self, api: Api) -> frozenset[bytes]:
-        now = time.monotonic()
-        until, known = self._known.get(api, (0.0, frozenset()))
-        if now < until:
-            return known
-        found = set()
-        # a name that cannot be resolved here has no connection to be found
-        with suppress(OSError, UnicodeError):
-            for family, _, _, _, address in socket.getaddrinfo(*api, type=socket.SOCK_STREAM):
-                found.add(socket.inet_pton(family, str(address[0]).partition("%")[0]))
-        self._known[api] = now + RESOLVED_FOR, frozenset(found)
-        return frozenset(found)
-
-
-def _leads_to(connection: Opened, api: Api, addresses: frozenset[bytes]) -> bool:
-    return connection.port == api[1] and connection.host in addresses
-
-
-def _api_of(url: str) -> Api | None:
-    with suppress(ValueError):  # a tree's upstream is as its person wrote it
-        parts = urlsplit(url)
-        port = parts.port or _PORTS.get(parts.scheme)
-        return (parts.hostname, port) if parts.hostname and port else None
-    return None
-
-
-def _should_call(live: Live) -> bool:
-    """Return whether calls of the run should come through the gateway, and none of its own has."""
-    run = live.run
-    return live.gated and "connection" not in run.bypassed and run.account.seen_by_gateway is None

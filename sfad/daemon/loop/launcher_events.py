@@ -19,7 +19,7 @@ from ...protocol.types import RunId
 from ...usage.metering import Metering
 from ...usage.pricing import PRICES_WAIT
 from ...usage.sessions import LAST_LOOK_WAIT
-from .gateways import ConnectionWatch
+from .connection_watch import ConnectionWatch
 from .own_servers import ServerWatch
 
 ENDS_WAIT = PRICES_WAIT + LAST_LOOK_WAIT
@@ -71,8 +71,10 @@ class LauncherEvents:
             case e.LaunchSucceeded(run=run_id) if (run := self.tree.get(run_id)) is not None:
                 self.pidfds.keep(run, event.pid)
                 self.feed(event)
+                self.bypass_watch.run_began(run_id)
             case e.AgentSeen():
                 self.bypass_watch.agent_seen(event.run, event.process)
+                self.metering.agent_seen(event.run, event.process)
                 self.feed(event)
                 self.server_watch.agent_seen(event.run, event.process)
             case e.MainExited(run=run_id) | e.Emptied(run=run_id) if (

@@ -40,10 +40,11 @@ from ...storage.shipped import ShippedFiles
 from ...usage.metering import Metering, NotedCalls
 from .adviser import Adviser
 from .announcing import Announcer, RunFeed
+from .connection_watch import ConnectionWatch
 from .core_loop import CoreLoop, EventQueue
 from .fleet import Fleet
 from .fleet_process import FleetProcess
-from .gateways import ConnectionWatch, Gateways
+from .gateways import Gateways
 from .granted import GrantedRuns
 from .hooking import Hooking
 from .isolating import Isolating
@@ -302,6 +303,7 @@ class Runtime:
             feed=self.feed, publish=self.announcer.tell_of_run, milestone=self._reached,
             trouble=self.log.warning, output=self.output, launcher=self.launcher,
             prices=config.prices, nearing=_nearing(config), lives=self.catalogue.live,
+            led=lambda process: self.gateways.lead(process),
         )  # fmt: skip
         self.catalogue.heard = self.metering.silence.heard
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)

@@ -1,0 +1,122 @@
+"""Programs that a run starts with a cleared environment, as cron wrappers do: they call their model
+around the gateway. The run ends before their second call."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import wait_until
+from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, Cli
+from tests.real_agents.conftest import MakeDesk
+from tests.real_agents.desk import Desk, in_a_terminal
+from tests.real_agents.script import Say, Shell, Write
+from tests.real_agents.test_bill import CONFIG
+
+LIMIT = 0.5
+CALL = 20_000
+"""Tokens of output that the model wants to write in each reply: 0.30 USD."""
+HOW = {
+    "below": "{}; true",
+    "exec": "exec {}",
+    "timeout": "exec timeout 300 {}",
+    "orphan": "setsid --fork {}; sleep 300",
+}
+PROGRAMS = pytest.mark.parametrize(
+    "program", [CLAUDE, CODEX, GEMINI_CLI], ids=lambda each: each.name
+)
+
+
+def writing() -> Iterator[Write]:
+    """Yield replies that take a while: of a model, these would take minutes."""
+    while True:
+        time.sleep(1)
+        yield Write(CALL)
+
+
+def cleared(at: Desk, words: tuple[str, ...]) -> str:
+    """Return a shell command that executes another with its own address and key alone."""
+    kept = {name: value for name, value in at.env.items() if not name.startswith("SFAD_")}
+    return shlex.join(["env", "-i", *(f"{name}={value}" for name, value in kept.items()), *words])
+
+
+def script(at: Desk, text: str) -> list[str]:
+    """Return a command that executes a script."""
+    file = Path(at.env["HOME"], "cron.sh")
+    file.write_text(f"{text}\n")
+    return ["--", "sh", str(file)]
+
+
+def assert_ended(run: dict[str, Any], bill: float) -> None:
+    """The run was ended, and tells what its files say, as a lower bound."""
+    assert run["status"] == "failed"
+    assert "it calls its model around the gateway" in run["reason"]["message"]
+    assert run["usage"]["partial"]
+    (cost,) = [limit for limit in run["limits"] if limit["kind"] == "cost"]
+    assert cost["enforced_by"] == "meter"
+    assert run["usage"]["cost_usd"] == run["total_cost_usd"] == cost["used"]
+    assert cost["used"] >= bill * 0.99
+
+
+@pytest.mark.parametrize("how", HOW)
+@PROGRAMS
+def test_a_run_ends_before_the_second_call_around_the_gateway(
+    desk: MakeDesk, program: Cli, how: str, containment: str
+) -> None:
+    at = desk(config=CONFIG, mode=containment, **{program.name: writing()})
+    command = script(at, HOW[how].format(cleared(at, program.as_text)))
+    at.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "5m", *command)
+    (bill,), (run,) = at.talk(program).bills, at.listed()
+    assert_ended(run, bill)
+
+
+@pytest.mark.parametrize("program", [CLAUDE, GEMINI_CLI], ids=lambda each: each.name)
+def test_so_does_a_run_whose_command_clears_the_environment_itself(
+    desk: MakeDesk, program: Cli
+) -> None:
+    """Codex is led by its command, which the run has."""
+    at = desk(config=CONFIG, **{program.name: writing()})
+    command = shlex.split(cleared(at, program.argv))
+    at.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "5m", "--", *command)
+    (bill,), (run,) = at.talk(program).bills, at.listed()
+    assert_ended(run, bill)
+
+
+def test_what_an_agents_shell_spends_around_the_gateway_adds_to_what_came_through_it(
+    desk: MakeDesk,
+) -> None:
+    """Every place tells the same figure."""
+    scripts: dict[str, Any] = {"codex": writing()}
+    at = desk(config=CONFIG + "[budgets.users]\nroot = {daily_usd = 9}\n", claude=[], **scripts)
+    command = Shell(cleared(at, CODEX.as_text))
+    at.talk(CLAUDE).script = iter([command, Say("Done.")])
+    at.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "5m", "--", *CLAUDE.argv)
+    (run,) = at.listed()
+    (inner,) = at.talk(CODEX).bills
+    assert_ended(run, inner + sum(at.talk(CLAUDE).bills))
+    (budget,) = at.json("status")["budgets"]
+    assert budget["used_usd"] == pytest.approx(run["total_cost_usd"])
+    assert at.json("info", run["id"])["total_cost_usd"] == run["total_cost_usd"]
+    assert at.json("summary")["cost_usd"] == pytest.approx(run["total_cost_usd"])
+
+
+@PROGRAMS
+def test_a_program_that_makes_no_call_is_not_ended(
+    desk: MakeDesk, program: Cli, containment: str
+) -> None:
+    at = desk(config=CONFIG, mode=containment, **{program.name: []})
+    idle = cleared(at, (program.name,))
+    done = Path(at.env["HOME"], "done")
+    version = cleared(at, (program.name, "--version"))
+    asks = f"{version}; timeout --foreground -k 9 15 {idle}; echo >> {done}"
+    options = ["--limit", f"cost={LIMIT}", "--stdio", "inherit"]
+    with in_a_terminal(at, "run", *options, *script(at, asks)):
+        wait_until(done.exists, "it has been idle for a while")
+    (run,) = at.listed()
+    assert run["status"] == "completed"
+    assert "gateway_bypassed" not in at.daemon.log.read_text()
