@@ -86,6 +86,14 @@ class Verb(TyperCommand):
         if not gc.isenabled():
             gc.freeze()
             gc.enable()
+        if not (self.name == "wait" or ctx.params.get("follow_")):
+            return self._invoke(ctx)
+        from .reader import while_read  # only for what may wait for long before it prints
+
+        with while_read():
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: Any) -> int:
         with _help_named(ctx):
             if not (ctx.params.pop("over_fleet", False) or _names_node(ctx.params)):
                 return super().invoke(ctx) or exits.ExitCode.DONE
