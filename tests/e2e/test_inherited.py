@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
-from tests.harness import PATIENCE, alive, ended, wait_until
+from tests.harness import PATIENCE, alive, argv, ended, started, wait_until
 from tests.tiers import sampled
 
 from .provider import Provider
@@ -143,6 +144,37 @@ def elsewhere(tmp_path: Path) -> Iterator[dict[str, str]]:
 )
 def test_a_client_starts_a_daemon(elsewhere: Mapping[str, str], state: str) -> None:
     assert sfactl(elsewhere, state, "run", "-q", "--", "sh", "-c", "exit 5").returncode == 5
+
+
+STRAY = sorted(
+    signal.valid_signals()
+    - {1, 2, 3, 9, 12, 15, 17, 19, 32, 33}
+    - {signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV}
+    - {signal.SIGXCPU, signal.SIGSYS}
+)
+"""All but those that mean something to a daemon, and those of faults and limits."""
+
+
+def test_stray_signals_end_neither_daemon_nor_gateway(start: Start, provider: Provider) -> None:
+    daemon = start(config=config(provider))
+    with daemon.client() as client:
+        run = ended(client, calling(client, gateway=True).id)
+        helpers = [child.pid for child in psutil.Process(daemon.pid).children(recursive=True)]
+        assert any("sfad.gateway" in argv(pid) for pid in helpers)
+        for _ in range(2):
+            for number in STRAY:
+                for pid in (daemon.pid, *helpers):
+                    os.kill(pid, number)
+        daemon.reexecute()
+        os.kill(daemon.pid, signal.SIGUSR2)
+        for number in STRAY:
+            os.kill(daemon.pid, number)
+    with daemon.client() as client:
+        run = ended(client, calling(client, gateway=True).id)
+        assert run.exit_code == 0, daemon.errors(run.id)
+        shown = ended(client, started(client, ["sh", "-c", SHOWS]).id)
+        assert f"SigIgn:\t{'0' * 16}" in daemon.output(shown.id)
+        assert all(alive(pid) for pid in helpers)
 
 
 def test_a_client_is_interrupted_though_its_parent_blocks_signals(share: Start) -> None:
