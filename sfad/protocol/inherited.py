@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Collection
+from io import TextIOWrapper
 
 
 def repair_process() -> None:
@@ -72,6 +73,10 @@ def _do_nothing(_number: int, _frame: object) -> None:
 def _use_utf8() -> None:
     """Execute the program again in Python's UTF-8 mode if the locale has another encoding: what it
     says and is told is UTF-8, and so are names of files. In the C locale Python does so itself
-    unless PYTHONUTF8=0."""
+    unless PYTHONUTF8=0. PYTHONIOENCODING may choose another encoding of the streams in each
+    mode."""
     if sys.getfilesystemencoding() != "utf-8":
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.encoding.lower() != "utf-8":
+            stream.reconfigure(encoding="utf-8", errors=stream.errors)

@@ -30,6 +30,7 @@ CHILDREN, DESCRIPTORS, LOCALE = (
     "a locale without UTF-8",
 )
 STATES = {
+    "as usual": "",
     CHILDREN: "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
     "signals ignored": (
         "for number in signal.valid_signals() - {9, 19, 32, "
@@ -84,7 +85,7 @@ exit 3
 """
 
 
-@pytest.mark.parametrize("state", states(*STATES))
+@pytest.mark.parametrize("state", states(*list(STATES)[1:]))
 def test_runs_are_started_read_and_stopped(start: Start, state: str, tmp_path: Path) -> None:
     """They themselves begin with all signals at their defaults, and with three descriptors."""
     daemon, place = start(wrap=inheriting(state)), tmp_path / "Grüße aus Köln"
@@ -106,6 +107,46 @@ def test_runs_are_started_read_and_stopped(start: Start, state: str, tmp_path: P
         assert "grüße" in tree.stdout.decode()
         daemon.reexecute()
     assert sfactl(daemon.env, state, "stop", "a2").returncode == 0
+
+
+NO_UTF8 = {
+    "C": {"LC_ALL": "C"},
+    "C, and Python may not change it": {
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    },
+    "POSIX": {"LANG": "POSIX"},
+    "not installed": {"LC_ALL": "xx_YY.ISO-8859-1"},
+    "streams in ASCII": {"PYTHONIOENCODING": "ascii"},
+    "streams in Latin 1": {"PYTHONIOENCODING": "latin-1:strict", "LC_ALL": "C"},
+}
+"""What an environment says of the encoding."""
+SHOWN = ("list", "info grüße", "tree", "why grüße", "events", "summary", "help", "doctor",
+         "run --help", "recommend", "config", "logs grüße", "rerun --dry-run grüße")  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", NO_UTF8)
+def test_what_is_printed_is_utf8(share: Start, encoding: str) -> None:
+    daemon = share()
+    env = {name: value for name, value in daemon.env.items() if not name.startswith("LC_")}
+    env = {**env, **NO_UTF8[encoding]}
+    if not __file__.isascii() and "PYTHONUTF8" in env:
+        pytest.skip(_possible(LOCALE)[0].kwargs["reason"])
+    words = ["run", "-q", "--name", "grüße", "--label", "k=☃", "--", "echo", "größe"]
+    assert _printed(env, *words) == "größe\n"
+    for line in SHOWN:
+        shown = _printed(env, *line.split())
+        if line.split()[0] in ("list", "info", "tree", "events"):
+            assert "grüße" in shown
+    # it may find something to complain of
+    assert sfactl(env, "as usual", "doctor").returncode in (0, 1)
+
+
+def _printed(env: Mapping[str, str], *words: str) -> str:
+    done = sfactl(env, "as usual", *words)
+    assert (done.returncode, done.stderr) == (0, b""), words
+    return done.stdout.decode()
 
 
 def _umask() -> str:
