@@ -13,6 +13,7 @@ import pytest
 
 from sfactl.connection import Client
 from tests.harness import started
+from tests.tiers import sampled
 
 from .conftest import World
 from .test_completing import ASK
@@ -97,7 +98,7 @@ def listed(shell: Screen, keys: str) -> list[str]:
     return re.findall(r'"id":"(\w+)","name"', found)
 
 
-@pytest.mark.parametrize("keys", ["--label k{}.\t", "--label=k{}.\t"])
+@pytest.mark.parametrize("keys", sampled(["--label k{}.\t", "--label=k{}.\t"]))
 def test_a_label_stays_a_text(
     shell: Screen, runs: dict[str, str], tmp_path: Path, keys: str
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import PYTHON, argv, wait_until
+from tests.tiers import sampled
 
 from .conftest import PATIENCE, World
 from .test_terminal import Screen
@@ -185,7 +186,7 @@ def test_a_program_that_begins_in_the_background(
 READS = "sh -c 'echo begun; read word; echo got $word; exit 7'"
 
 
-@pytest.mark.parametrize("form", ["", "--stdio inherit", "--stdio inherit >>{}"])
+@pytest.mark.parametrize("form", sampled(["", "--stdio inherit", "--stdio inherit >>{}"]))
 @pytest.mark.parametrize("stops", [False, True])
 def test_what_is_typed_at_the_shell_is_not_for_a_job_in_the_background(
     daemon: World, shell: Screen, tmp_path: Path, form: str, stops: bool
