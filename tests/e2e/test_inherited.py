@@ -227,7 +227,10 @@ def test_a_client_is_interrupted_though_its_parent_blocks_signals(share: Start) 
         daemon.client() as asking,
     ):
         run = wait_until(
-            lambda: asking.call(m.List(id=asking.next_id()), m.RunList).runs, "the run is there"
+            lambda: (
+                asking.call(m.List(id=asking.next_id(), status=[Status.RUNNING]), m.RunList).runs
+            ),
+            "the run is there",
         )[0]
         client.send_signal(signal.SIGINT)
         assert ended(asking, run.id).status == Status.CANCELLED
