@@ -17,9 +17,11 @@ The command line:
 `selection`         the runs that a command line names or filters
 `default_limits`    the limits of a run without options, for the help
 `shell_completion`  the words that a shell completes
+`completion_scripts`  the scripts of the shells, and what they exchange with `sfactl`
 `bounded`           a bound on the time of what has none
 `environment`       defaults and claims from the environment
 `inside`            whether this process is inside a run
+`reader`            ends what follows when nothing reads the output any more
 `entry`             what a program of this package begins and ends with
 `exits`             exit codes, and the errors that end the program with one of them
 
@@ -50,7 +52,7 @@ A run in the foreground:
 `progress`          its progress lines on stderr
 `in_flight`         several requests on one connection, repeated after a death of the daemon; one
                     poll over all that a run tells
-`terminal`          a pseudo-terminal between the user and an interactive run
+`terminal`          pseudo-terminals between the user's terminal and a run
 
 Shims:
 

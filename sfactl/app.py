@@ -23,7 +23,7 @@ import typer
 from typer._click.exceptions import NoSuchOption
 from typer._click.exceptions import UsageError as TyperUsageError
 from typer._click.parser import _OptionParser
-from typer._click.shell_completion import CompletionItem
+from typer._click.shell_completion import CompletionItem, _resolve_context, _resolve_incomplete
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command_from_info, get_group
 
@@ -36,7 +36,7 @@ Elsewhere = Callable[[str, Callable[..., int | None], dict[str, Any]], int]
 """Carries out a verb, given its function and its values, on other nodes. `over_fleet` imports
 verbs, so it is given to them."""
 COMPLETING = "_SFACTL_COMPLETE"
-"""The variable by which the scripts of typer ask for completions."""
+"""The variable by which a completion script asks for words: `complete_bash`."""
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
@@ -86,6 +86,14 @@ class Verb(TyperCommand):
         if not gc.isenabled():
             gc.freeze()
             gc.enable()
+        if not (self.name == "wait" or ctx.params.get("follow_")):
+            return self._invoke(ctx)
+        from .reader import while_read  # only for what may wait for long before it prints
+
+        with while_read():
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: Any) -> int:
         with _help_named(ctx):
             if not (ctx.params.pop("over_fleet", False) or _names_node(ctx.params)):
                 return super().invoke(ctx) or exits.ExitCode.DONE
@@ -324,8 +332,8 @@ def carry_out(arguments: Sequence[str], elsewhere: Elsewhere | None = None) -> i
     """Carry out a command line, or complete one if the environment asks for that. Return the exit
     code. Raise `Quit`."""
     group = root()
-    if COMPLETING in os.environ:
-        return _complete(group)
+    if (asked := os.environ.get(COMPLETING)) is not None:
+        return _complete(group, asked.removeprefix("complete_"))
     try:
         # not `group.main`, which has exit codes of its own for Ctrl-C and for a reader that has
         # gone
@@ -337,25 +345,29 @@ def carry_out(arguments: Sequence[str], elsewhere: Elsewhere | None = None) -> i
     return cast(int, code)
 
 
-def _complete(group: TyperGroup) -> int:
-    """Answer a script of typer, and return the exit code."""
-    from typer._completion_classes import completion_init
+def _complete(group: TyperGroup, shell: str) -> int:
+    """Answer the completion script of a shell, and return the exit code."""
+    from . import completion_scripts as scripts  # no other command line needs it
 
-    # typer would let rich, which takes 0.1 s to import, break descriptions in lines and read their
-    # brackets
-    sys.modules["rich"] = cast(Any, None)
-    completion_init()
-    for variable in ("COMP_WORDS", "_TYPER_COMPLETE_ARGS"):
-        # or typer would take the next word for a value
-        for option, value in WITHOUT_VALUE.items():
-            os.environ[variable] = os.environ.get(variable, "").replace(
-                f" {option} ", f" {option}={value} "
-            )
-    try:
-        group.main([], prog_name="sfactl")
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else exits.ExitCode.USAGE
+    typed = os.environ.get(scripts.LINE.get(shell, ""), "")
+    line = scripts.read(typed, os.environ.get(scripts.BREAKS, ""))
+    sys.stdout.write(scripts.answer(shell, line, _following(group, line.words[1:], line.last)))
+    sys.stdout.flush()
     return exits.ExitCode.DONE
+
+
+def _following(group: TyperGroup, words: Sequence[str], last: str) -> Iterator[tuple[str, str]]:
+    """Generate what the last word of a command line may be, with what it means."""
+    # typer would take the next word for a value
+    args = [f"{word}={WITHOUT_VALUE[word]}" if word in WITHOUT_VALUE else word for word in words]
+    try:
+        ctx = _resolve_context(group, {}, "sfactl", args)
+        completed, begun = _resolve_incomplete(ctx, args, last)
+        found = completed.shell_complete(ctx, begun)
+    except (exits.UsageError, TyperUsageError):
+        return  # a shell would show the error in the middle of the command line
+    before = last.removesuffix(begun)  # `--label=` of `--label=a`
+    yield from ((f"{before}{item.value}", item.help or "") for item in found)
 
 
 def _words_of(error: TyperUsageError) -> str:

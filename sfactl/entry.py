@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from .exits import ExitCode, Quit
+from .exits import ExitCode, Quit, ReaderGone
 from .output import plain
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -44,7 +44,7 @@ def guarded(work: Callable[[], int]) -> int:
         return ExitCode.USAGE
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, ReaderGone):
         return _unread()
     except OSError as error:
         _unread()

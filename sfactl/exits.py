@@ -70,6 +70,11 @@ class Quit(Exception):
         self.message = message
 
 
+class ReaderGone(BaseException):
+    """No process reads the output any more. What takes an `OSError` for one of the daemon's
+    connection does not take this."""
+
+
 class UsageError(Quit):
     """The command line or the environment has an invalid value. Exit code 2."""
 

@@ -3,7 +3,9 @@ if the user has no inotify instance left."""
 
 from __future__ import annotations
 
+import codecs
 import errno
+import io
 import os
 import select
 import stat
@@ -11,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from sfad.protocol.requests.following import TextPart
+from sfad.protocol.sanitise import visible
 
 IN_MODIFY = 0x2
 PIPE_CHUNK = 4096
@@ -62,12 +65,28 @@ class FileWatch:
             self.descriptor = -1
 
 
+class ForTerminal:
+    """Makes of a stream of bytes what may be written to a terminal, where escapes of an agent would
+    act: characters that steer it, and bytes that are not UTF-8, become visible. A carriage return
+    ends a line."""
+
+    def __init__(self) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._lines = io.IncrementalNewlineDecoder(decoder, translate=True)
+
+    def __call__(self, data: bytes, *, final: bool = False) -> bytes:
+        """Return what can be written of `data`: a character that is cut in two waits for its rest
+        unless this is `final`."""
+        return visible(self._lines.decode(data, final=final)).encode()
+
+
 class Follower:
     """Copy a growing file to a descriptor of this process, from an offset.
 
     `note` receives a message if the file shrank (the run truncated its own output; reading begins
     again at 0), and if bytes were freed before they were read (the output limit keeps the newest).
-    Freed bytes are a hole, which is not copied."""
+    Freed bytes are a hole, which is not copied. A terminal gets what `ForTerminal` makes of the
+    bytes."""
 
     def __init__(
         self, source: int, target: int, note: Callable[[str], None], offset: int = 0
@@ -78,16 +97,22 @@ class Follower:
         self._note = note
         self._pending = memoryview(b"")
         self._chunk = FILE_CHUNK if stat.S_ISREG(os.fstat(target).st_mode) else PIPE_CHUNK
+        self._shown = ForTerminal() if os.isatty(target) else None
 
     @property
     def wants_to_write(self) -> bool:
         return bool(self._pending)
 
-    def fill(self) -> bool:
+    def fill(self, *, last: bool = False) -> bool:
         """Read the next bytes, unless some are still to be written. Return whether there is
-        something to write."""
-        if not self._pending:
-            self._pending = memoryview(self._read())
+        something to write. `last`: no more will be written to the file."""
+        while not self._pending:
+            data = self._read()
+            final = last and not data
+            shown = data if self._shown is None else self._shown(data, final=final)
+            self._pending = memoryview(shown)
+            if not data:
+                break
         return bool(self._pending)
 
     def flush(self) -> None:
@@ -147,7 +172,7 @@ class TextFollower(Follower):
         self.finished = False
         """Whether no more text will come."""
 
-    def fill(self) -> bool:
+    def fill(self, *, last: bool = False) -> bool:  # noqa: ARG002 - the last text says so itself
         """Ask for the next text, unless some is still to be written. Return whether there is
         something to write."""
         size = os.fstat(self.source).st_size
@@ -162,9 +187,10 @@ class TextFollower(Follower):
         """Take the next text to write."""
         for note in part.notes:
             self._note(note)
-        self._pending, self._cursor = memoryview(part.text), part.cursor
         self._waiting, self._more = False, part.more
         self.finished = part.ended and not part.more
+        text = part.text if self._shown is None else self._shown(part.text, final=self.finished)
+        self._pending, self._cursor = memoryview(text), part.cursor
 
     def run_ended(self) -> None:
         """Note that the run has ended: the next answers bring the rest of its text."""
@@ -227,7 +253,7 @@ class Copying:
 
     def drained(self) -> bool:
         """Whether everything that the files now hold has been written."""
-        return not any(follower.fill() for follower in self._followers)
+        return not any(follower.fill(last=True) for follower in self._followers)
 
     def close(self) -> None:
         if self._growth is not None:

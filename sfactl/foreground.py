@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import stat
-import termios
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
@@ -33,7 +32,7 @@ from .follower import Copying, Follower, TextFollower
 from .in_flight import Activity, RequestsInFlight, carry_on, wait
 from .progress import ProgressLines
 from .spawn_options import Form, SpawnOptions
-from .terminal import LentTerminal, Terminal, await_foreground
+from .terminal import Terminal, TerminalInput, await_foreground
 
 # ---- What signals to a client in the foreground do to its run: stop it, or suspend it with this
 # process
@@ -137,12 +136,14 @@ class JobControl:
         self,
         requests: RequestsInFlight,
         terminal: Terminal | None,
+        input_: TerminalInput | None,
         progress: ProgressLines,
         receive: Callable[[], Sequence[int]],
         inherits: bool,
     ) -> None:
         self._requests = requests
         self._terminal = terminal
+        self._input = input_
         self._progress = progress
         self._receive = receive
         self._inherits = inherits
@@ -171,6 +172,8 @@ class JobControl:
     def _stand_still(self, run: RunInfo | None, *, group: bool) -> None:
         if self._terminal:
             self._terminal.leave_raw()
+        if self._input:
+            self._input.leave()
         self._progress.say("paused until this job continues (fg)")
         if run is not None and (words := output.pause_warning(run)):
             self._progress.say(words)
@@ -242,6 +245,7 @@ class Foreground:
             form if message.stdio == "files" and message.log and not options.json else None
         )
         self._terminal = _terminal(message)
+        self._input = _input(message) if self._terminal is None else None
         self._note = self._say
         shown = replace(message, quiet=True) if silent else message
         self._progress = ProgressLines(shown, self._note, verbose=options.verbose)
@@ -250,11 +254,14 @@ class Foreground:
         self._activities: list[Activity] = (
             [self._terminal] if self._terminal else self._output.activities
         )
+        if self._input:
+            self._activities.append(self._input)
         self._signals = SignalPipe(HANDLED)
         self._stops = StopSignals(self._requests, shown, self._note)
         self._job = JobControl(
             self._requests,
             self._terminal,
+            self._input,
             self._progress,
             self._take_signals,
             message.stdio == "inherit",
@@ -292,14 +299,10 @@ class Foreground:
     def _start(self) -> None:
         if self._status_file:
             _clear_status(self._status_file)
-        message, descriptors = _with_descriptors(self._message, self._terminal)
+        message, descriptors = _with_descriptors(self._message, self._terminal, self._input)
         if self._terminal:
             self._terminal.begin()
-        lent = self._terminal is None and 0 in descriptors and os.isatty(0)
-        modes = termios.tcgetattr(0) if lent else None
         self._requests.ask(message, self._started, descriptors)
-        if modes is not None:
-            self._activities.append(LentTerminal(modes))
 
     def _started(self, reply: Reply, _descriptors: Sequence[int]) -> None:
         check(reply)
@@ -514,18 +517,26 @@ def _terminal(message: Spawn) -> Terminal | None:
     return Terminal()
 
 
-def _with_descriptors(message: Spawn, terminal: Terminal | None) -> tuple[Spawn, Sequence[int]]:
+def _input(message: Spawn) -> TerminalInput | None:
+    reads = message.stdio == "inherit" or message.stdin == "null"
+    return TerminalInput() if reads and os.isatty(0) else None
+
+
+def _with_descriptors(
+    message: Spawn, terminal: Terminal | None, input_: TerminalInput | None
+) -> tuple[Spawn, Sequence[int]]:
     """Return the message and the descriptors that go with it."""
     descriptors: Sequence[int] = ()
+    stdin = input_.slave if input_ else 0
     if terminal:
         descriptors = (terminal.slave, terminal.slave, terminal.slave if os.isatty(2) else 2)
     elif message.stdio == "inherit":
-        descriptors = (0, 1, 2)
+        descriptors = (stdin, 1, 2)
     elif message.stdin == "null":
         # The run gets the descriptor itself, so that this process reads nothing that the run might
         # not read.
         if not (_has_task(message) and _is_silent(0)):
-            message, descriptors = replace(message, stdin="descriptor"), (0,)
+            message, descriptors = replace(message, stdin="descriptor"), (stdin,)
         elif not message.quiet:
             output.note(
                 f"sfactl: nothing came through stdin within {SILENT_STDIN:g} s, so "

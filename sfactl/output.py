@@ -84,9 +84,9 @@ def plain(text: str) -> str:
 
 def harmless(text: str) -> str:
     """Return `text` in its lines, with visible control characters."""
-    return "".join(
-        plain(c) if (c < " " and c not in "\t\n") or "\x7f" <= c <= "\x9f" else c for c in text
-    )
+    from sfad.protocol.sanitise import visible  # few verbs need it
+
+    return visible(text)
 
 
 def own_user() -> str:

@@ -18,6 +18,7 @@ from . import verbs
 from .bounded import bounded
 from .connection import connect
 from .exits import Quit
+from .output import plain
 
 
 class Late(Exception):
@@ -40,7 +41,17 @@ def candidates(kind: str, begun: str, socket: str | None = None) -> list[Candida
                 found.setdefault(word, about)
     except (Quit, OSError, Late):
         pass  # a shell would show the error in the middle of the command line
-    return [(word, about) for word, about in found.items() if word.startswith(begun)]
+    return [
+        (word, plain(about))
+        for word, about in found.items()
+        if word.startswith(begun) and _is_word(word)
+    ]
+
+
+def _is_word(text: str) -> bool:
+    """Return whether a person may be offered this text: a run chose it, and it must not be an
+    option or steer the terminal."""
+    return text.isprintable() and not text.startswith("-")
 
 
 def _listed(socket: str | None, status: Sequence[Status] = ()) -> list[RunInfo]:

@@ -12,6 +12,7 @@ import select
 import signal
 import struct
 import termios
+import time
 import tty
 from contextlib import suppress
 from typing import Any
@@ -22,7 +23,7 @@ STATE = 0.25
 the daemon, and after a crash of the daemon no process of sfad."""
 TIOCGSID = 0x5429
 """ioctl_tty(2): the session of a terminal."""
-_LOCAL_MODES = 3
+_LOCAL_MODES, _CHARACTERS = 3, 6
 """In what tcgetattr(3) returns."""
 LAST_WORDS = 0.5
 """Seconds without output after which an ended run's terminal is closed, although an escaped process
@@ -162,42 +163,136 @@ class Terminal:
             self.handed_over()
 
 
-class LentTerminal:
-    """The user's terminal as the stdin of a run whose output this process copies, as an `Activity`.
+class TerminalInput:
+    """A pseudo-terminal as the stdin of a run whose output this process copies, as an `Activity`.
 
-    Ctrl-C and Ctrl-Z belong to this process, which stops or pauses the run. A program that reads
-    single keys from its stdin, such as `gemini -p`, makes them bytes for itself, so they are made
-    signals again. A program that is killed leaves the terminal so."""
+    The run cannot have the user's terminal itself: it belongs to another session, so the kernel
+    would not stop it where a background job reads, and it would take what is typed at the shell.
+    This process reads only in the foreground, and a line at a time: what the run does not want is
+    left to the shell. Modes that the program sets, as for a password or for single keys, become
+    those of the user's terminal, but Ctrl-C and Ctrl-Z belong to this process."""
 
     timeout = STATE
 
-    def __init__(self, saved: list[Any]) -> None:
-        """`saved`: the modes of the terminal before the run could change them, as tcgetattr(3)
-        returns them."""
-        self._saved = saved
+    def __init__(self) -> None:
+        self.master, self.slave = os.openpty()
+        os.set_blocking(self.master, False)
+        self._own: list[Any] | None = None
+        """The modes of the user's terminal; `None` until this process was in the foreground, since
+        a shell has its own there."""
+        self._shown: list[Any] | None = None
+        """The modes that this process has given it, or found."""
+        self._first = termios.tcgetattr(self.slave)
+        self._to_run = b""
+        self._given = b""
+        """What was typed, until the run has read a part of it."""
+        self._given_at = 0.0
+        self._reads = False
+        self._open = True
+        with suppress(OSError):
+            size = fcntl.ioctl(0, termios.TIOCGWINSZ, b"\0" * 8)
+            fcntl.ioctl(self.slave, termios.TIOCSWINSZ, size)
+        self._follow_modes()
 
     def interests(self) -> dict[int, int]:
-        return {}
+        writing = select.POLLOUT if self._to_run else 0
+        wanted = {self.master: select.POLLIN | writing}
+        return wanted | {0: select.POLLIN} if self._may_read() else wanted
 
-    def advance(self, ready: dict[int, int]) -> None:  # noqa: ARG002 - an `Activity`
-        with suppress(termios.error):  # it is gone
-            modes = termios.tcgetattr(0)
-            if (
-                self._saved[_LOCAL_MODES] & termios.ISIG
-                and not modes[_LOCAL_MODES] & termios.ISIG
-                and in_foreground()
-            ):
-                modes[_LOCAL_MODES] |= termios.ISIG
-                termios.tcsetattr(0, termios.TCSANOW, modes)
+    def advance(self, ready: dict[int, int]) -> None:
+        if ready.get(self.master, 0) & select.POLLIN:
+            with suppress(OSError):
+                os.read(self.master, CHUNK)  # the echo, which the user's terminal makes
+        self._follow_modes()
+        if ready.get(0, 0) & (select.POLLIN | select.POLLHUP) and self._may_read():
+            self._read()
+        if self._to_run:
+            with suppress(BlockingIOError):
+                self._to_run = self._to_run[os.write(self.master, self._to_run) :]
+
+    def _may_read(self) -> bool:
+        """Return whether the run may want a line that is typed now: nothing else reads there, and
+        it has taken the one before."""
+        if not self._open or self._to_run or not in_foreground() or not self._has_modes():
+            return False
+        # the kernel takes a moment to put what was written where the run reads it
+        settled = time.monotonic() - self._given_at >= STATE
+        return self._reads or not self._given or (settled and not self._unread())
+
+    def _unread(self) -> bytes:
+        """Return what was typed, if the run has read nothing of it."""
+        left = struct.unpack("i", fcntl.ioctl(self.slave, termios.FIONREAD, b"\0" * 4))[0]
+        if self._given and left + len(self._to_run) < len(self._given):
+            self._reads, self._given = True, b""
+        return self._given
+
+    def _has_modes(self) -> bool:
+        """Return whether the user's terminal has the modes that this process knows of. Else another
+        program uses it, such as a pager behind a pipe."""
+        try:
+            return self._shown is not None and termios.tcgetattr(0) == self._shown
+        except termios.error:  # it is gone
+            self._open = False
+            return False
+
+    def _read(self) -> None:
+        try:
+            typed = os.read(0, 4096)
+        except OSError:
+            self._open = False
+            return
+        if not self._reads:
+            self._given, self._given_at = typed, time.monotonic()
+        modes = termios.tcgetattr(self.slave)
+        by_line = modes[_LOCAL_MODES] & termios.ICANON
+        ended = not by_line or typed.endswith(b"\n")
+        self._to_run = typed if ended else typed + modes[_CHARACTERS][termios.VEOF]
+
+    def _follow_modes(self) -> None:
+        """Give the user's terminal the modes of the run's, if this process is in the foreground."""
+        try:
+            if not in_foreground():
+                return
+            if self._own is None:
+                self._own = self._shown = termios.tcgetattr(0)
+                if termios.tcgetattr(self.slave) == self._first:
+                    termios.tcsetattr(self.slave, termios.TCSANOW, self._own)
+            self._show(self._of_run(self._own))
+        except termios.error:  # it is gone
+            self._open = False
+
+    def _of_run(self, own: list[Any]) -> list[Any]:
+        modes = termios.tcgetattr(self.slave)
+        self._reads = self._reads or modes[_LOCAL_MODES] != own[_LOCAL_MODES]
+        keys = modes[_LOCAL_MODES] & ~termios.ISIG | own[_LOCAL_MODES] & termios.ISIG
+        return [modes[0], *own[1:_LOCAL_MODES], keys, *own[_LOCAL_MODES + 1 : -1], modes[-1]]
+
+    def _show(self, modes: list[Any]) -> None:
+        if modes != self._shown and self._has_modes():
+            termios.tcsetattr(0, termios.TCSADRAIN, modes)
+            self._shown = termios.tcgetattr(0)
+
+    def leave(self) -> None:
+        """Restore the modes of the user's terminal, unless a shell has it again, which may change
+        them."""
+        if self._own is not None and in_foreground():
+            with suppress(termios.error):
+                self._show(self._own)
+        self._own = self._shown = None
 
     def drained(self) -> bool:
         return True
 
     def close(self) -> None:
-        """Restore the modes, unless a shell has the terminal again."""
-        with suppress(termios.error):
-            if in_foreground() and termios.tcgetattr(0) != self._saved:
-                termios.tcsetattr(0, termios.TCSADRAIN, self._saved)
+        """Restore the user's terminal, and give back what was typed for the next program."""
+        self.leave()
+        if self._open and in_foreground():
+            # not what the run's terminal holds: the run could put words there
+            for byte in self._unread():
+                with suppress(OSError):  # newer kernels forbid it
+                    fcntl.ioctl(0, termios.TIOCSTI, bytes([byte]))
+        os.close(self.master)
+        os.close(self.slave)
 
 
 def in_foreground() -> bool:
@@ -212,8 +307,9 @@ def await_foreground() -> None:
     """Wait until this process is in the foreground of its terminal, descriptor 0: the kernel stops
     it while it is not. Raise `InterruptedError` for a signal."""
     try:
-        # changes nothing; a change from the background is SIGTTOU
-        termios.tcsetattr(0, termios.TCSANOW, termios.tcgetattr(0))
+        # It changes nothing, and from the background it is SIGTTOU. To set the modes as they are
+        # would set those of the shell's line editor, which were read before the wait.
+        termios.tcflow(0, termios.TCOON)
     except termios.error as error:
         raise OSError(*error.args) from None
 

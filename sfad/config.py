@@ -586,10 +586,8 @@ def _by_name(value: Any, path: Path, key: str) -> Mapping[str, Any]:
     for place, each in enumerate(value, 1):
         table = dict(each)
         name = table.pop("name", f"{key}-{place}")
-        if not isinstance(name, str) or not is_name(name) or name.startswith("-"):
-            raise ConfigError(
-                f"{path}: {key}.name = {name!r}: allowed are {NAME}, not beginning with -"
-            )
+        if not isinstance(name, str) or not is_name(name):
+            raise ConfigError(f"{path}: {key}.name = {name!r}: allowed are {NAME}")
         if name in found:
             raise ConfigError(f"{path}: {key}: two have the name {name!r}")
         found[name] = table
@@ -729,11 +727,9 @@ def _check_agents(config: Configuration, found: _FileValues) -> None:
     ranges = Policy(**most)
     for name, agent in config.agents.items():
         key = entry_key("agents", name)
-        if not is_name(name) or name.startswith("-"):
+        if not is_name(name):
             path = found.names["agents"][name]
-            raise ConfigError(
-                f"{path}: {key}: an agent's name has {NAME}, and does not begin with -"
-            )
+            raise ConfigError(f"{path}: {key}: an agent's name has {NAME}")
         try:
             for text in agent.limits:
                 check_range(parse_limit(text), ranges)

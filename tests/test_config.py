@@ -360,9 +360,8 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         (
             "[agents.'a b']\ncommand = ['x']",
             (
-                'agents."a b": an agent\'s name has 1 to 64 letters, digits, . _ and -, and does '
-                "not "
-                "begin"
+                'agents."a b": an agent\'s name has 1 to 64 letters, digits, . _ and -, not '
+                "beginning with -"
             ),
         ),
         ("= 3", "not TOML: Invalid statement (at line 1, column 1)"),

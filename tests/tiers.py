@@ -28,6 +28,7 @@ PACKAGES = {
     "bwrap": "bubblewrap",
     "cc": "gcc libc6-dev binutils",
     "chromium": "chromium",
+    "fish": "fish",
     "git": "git",
     "git-lfs": "git-lfs",
     "groff": "groff-base",
@@ -37,6 +38,7 @@ PACKAGES = {
     "setpriv": "util-linux mount procps passwd",
     "systemd-analyze": "systemd",
     "systemd-nspawn": "systemd-container libpam-systemd dbus",
+    "zsh": "zsh",
 }
 """Programs that tests need, and the packages of Debian that bring them."""
 

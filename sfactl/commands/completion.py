@@ -1,16 +1,14 @@
-import os
 from typing import Annotated
 
-from ..app import COMPLETING, app, carry_out
+from ..app import app
+from ..completion_scripts import SCRIPTS
 from ..options import Json, Socket, Value, one_of
-
-SHELLS = ("bash", "zsh", "fish")
 
 
 @app.command()
 def completion(
     shell: Annotated[
-        str, Value("SHELL", one_of(SHELLS, "shell"), words="shell").argument("bash, zsh or fish")
+        str, Value("SHELL", one_of(SCRIPTS, "shell"), words="shell").argument("bash, zsh or fish")
     ],
     socket: Socket = None,
     json: Json = False,
@@ -27,6 +25,5 @@ def completion(
       fish: sfactl completion fish > ~/.config/fish/completions/sfactl.fish
     """
     del socket, json
-    # typer prints the script if this variable asks for it
-    os.environ[COMPLETING] = f"source_{shell}"
-    return carry_out([])
+    print(SCRIPTS[shell].strip())
+    return 0

@@ -56,6 +56,7 @@ class LineForm:
         )
         self._prefix = f"\x1b[{colour}m{prefix}\x1b[0m" if coloured else prefix
         self._stream = source.stream
+        self._at_terminal = os.isatty(source.target)
         self._stamped = stamped
         self._json = json
         status = os.fstat(source.file)
@@ -93,6 +94,9 @@ class LineForm:
             if written is None
             else f"{' ' if written.exact else '≤'}{output.local(written.time)} "
         )
+        if self._at_terminal:  # a carriage return would let a run write over the prefix
+            text = line.removesuffix(b"\r").decode(errors="backslashreplace")
+            line = output.harmless(text).encode()
         return f"{self._prefix}{stamp}".encode() + line + b"\n"
 
     def _object(self, line: bytes, written: OutputTime | None) -> dict[str, Any]:
@@ -114,6 +118,7 @@ class LineFollower(Follower):
 
     def __init__(self, source: Source, offset: int, form: LineForm) -> None:
         super().__init__(source.file, source.target, output.note, offset)
+        self._shown = None  # the form sees to it, because it counts the bytes of the file
         self._form = form
         self._partial = b""
 
@@ -146,7 +151,7 @@ class LineFollower(Follower):
         super()._continue_at(offset, why)
 
 
-# ---- Print the output of runs unchanged, or follow it
+# ---- Print the output of runs, or follow it
 
 
 STREAMS = ("stdout", "stderr")
@@ -206,7 +211,10 @@ def logs(
         ),
     ] = None,
 ) -> int:
-    r"""Print the output of runs unchanged, or follow it.
+    r"""Print the output of runs, or follow it.
+
+    It is unchanged, but a terminal gets control characters, and bytes that are not UTF-8, as
+    \xNN: an agent's escapes must not steer it.
 
     stdout goes to stdout and stderr to stderr. With --stdout or --stderr, only that one is
     printed, on stdout. With several runs, each line begins with its run; without -f the runs

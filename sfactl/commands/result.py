@@ -30,13 +30,13 @@ def result(
     ] = False,
     raw: Annotated[bool, flag("Print stdout as it is, with JSON events")] = False,
 ) -> int:
-    """Print the final answer of ended runs.
+    r"""Print the final answer of ended runs.
 
     At a terminal, and with --plain, it is the answer as it is. Elsewhere, and with --wrapped,
     it is made safe for a language model: it has no terminal escapes or control characters, its
     markup is escaped, and it is marked as data from another agent. If no meter knows the
-    agent's events, or with --raw, it is stdout. If not the agent has ended the run, but a
-    limit or a person, it says so.
+    agent's events, or with --raw, it is stdout. A terminal gets control characters as \xNN.
+    If not the agent has ended the run, but a limit or a person, it says so.
     """
     if wrapped and (plain or raw):
         raise exits.UsageError(
@@ -59,8 +59,7 @@ def _show(found: ResultText, wanted: Result, json: bool) -> None:
     if json:
         output.print_json(output.content(found))
         return
-    as_it_is = wanted.raw or not (wanted.wrapped or os.isatty(1))
-    text = found.text if as_it_is else output.harmless(found.text)
+    text = output.harmless(found.text) if wanted.wrapped or os.isatty(1) else found.text
     end = "" if wanted.raw or text.endswith("\n") else "\n"
     output.write((text + end).encode())
     if found.truncated and not wanted.wrapped:

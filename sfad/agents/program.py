@@ -26,7 +26,7 @@ from .words import SortedWords as SortedWords
 from .words import sorted_words as sorted_words
 
 SESSION_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
-"""A session id that may be put into a file name. Agents use UUIDs."""
+"""A session id that may be put into a file name, and after an option. Agents use UUIDs."""
 
 HEAD_LINES = 100
 """Lines in which a session file must say whose it is: Claude Code does within the first ten."""
@@ -64,12 +64,18 @@ def values(words: Sequence[str], *options: str) -> list[str]:
     return found
 
 
+def is_session_id(text: str) -> bool:
+    """Return whether an agent would give a session this id. A run can print any other text, which
+    must not become an option or a path of the command that continues the session."""
+    return SESSION_ID.fullmatch(text) is not None
+
+
 def first_id(argv: Sequence[str], program: str, *options: str) -> str | None:
     return next(
         (
             value
             for value in values(arguments(argv, program) or [], *options)
-            if SESSION_ID.fullmatch(value)
+            if is_session_id(value)
         ),
         None,
     )

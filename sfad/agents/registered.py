@@ -24,7 +24,7 @@ from ..protocol.known import AGENTS, KNOWN_PROGRAMS
 from ..protocol.limits import parse_limit
 from ..protocol.messages import AgentInfo, Setting, Spawn
 from ..protocol.types import Limit
-from .program import AgentProgram, program_called
+from .program import AgentProgram, is_session_id, program_called
 
 _PLACEHOLDER = re.compile(r"\{(task|model|provider|instructions|session|gateway)\}")
 _OPTIONS = "{options}"
@@ -145,7 +145,9 @@ def session_of(first: str, attempt: int) -> str:
 
 def resumed_command(spawn: Spawn, session: str, task: str | None) -> list[bytes] | None:
     """Return the command that continues a session with the options of a spawn; `None` if its agent
-    has none. Raise `Invalid`."""
+    has none, or no agent would give a session this id. Raise `Invalid`."""
+    if not is_session_id(session):
+        return None
     if spawn.resume_argv:
         values = {"session": session} | ({"task": task} if task is not None else {})
         return _command([os.fsdecode(word) for word in spawn.resume_argv], (), values)

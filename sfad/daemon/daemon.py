@@ -29,6 +29,7 @@ from ..host.state_dir import StateLock
 from ..host.tasks import keep_serving
 from ..processes.launcher import ChildSignals
 from ..protocol.event_types import EventType
+from ..protocol.inherited import STRAY
 from ..protocol.types import RunId
 from ..usage.metering import Metering
 from .loop.runtime import Runtime
@@ -178,7 +179,7 @@ def _signals_held_back() -> Iterator[None]:
     # blocked in this thread, they stay pending for the program that it becomes; another thread
     # passes on what it gets
     thread = threading.get_ident()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, *STRAY))
     handlers = {
         each: signal.signal(each, lambda number, _: signal.pthread_kill(thread, number))
         for each in SIGNALS

@@ -17,7 +17,7 @@ from ..host.headroom import keep_one_heap
 from ..host.secrecy import hide_memory
 from ..host.socket_file import PathError
 from ..processes.launcher import CgroupImpossible
-from ..protocol.inherited import unblock_signals
+from ..protocol.inherited import survive_stray_signals, unblock_signals
 from ..protocol.paths import daemon_socket
 from ..protocol.paths import state_dir as resolve_state_dir
 from ..storage.ledger import LedgerError
@@ -31,6 +31,7 @@ def serve(
     config: str | None = None,
     ready_fd: int | None = None,
 ) -> None:
+    survive_stray_signals()
     unblock_signals(but=daemon.HELD_BACK)
     hide_memory()
     keep_one_heap()

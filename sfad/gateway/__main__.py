@@ -22,6 +22,7 @@ import sys
 import trio
 
 from ..host.secrecy import become_user, hide_memory
+from ..protocol.inherited import survive_stray_signals
 from .bodies import BodyReader
 from .call_journal import Journal
 from .call_tally import BodyMemory
@@ -40,6 +41,7 @@ LAST_SETTLEMENTS = 5.0
 
 
 def main() -> None:
+    survive_stray_signals(signal.SIGINT, signal.SIGUSR2)
     hide_memory()
     words = argparse.ArgumentParser(prog="sfad gateway")
     words.add_argument("--daemon", required=True, metavar="SOCKET")

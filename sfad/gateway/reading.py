@@ -18,6 +18,7 @@ from contextlib import suppress
 import msgspec
 
 from ..host.secrecy import become_user, hide_memory
+from ..protocol.inherited import survive_stray_signals
 from .apis import APIS, ModelCall
 from .coding import Coding, UnreadableBodyError, import_decoders
 
@@ -89,6 +90,7 @@ _QUESTION = msgspec.msgpack.Decoder(BodyQuestion)
 def main() -> None:
     """Fork a process for each descriptor that comes through the socket which is stdin. Each order
     ends the one before."""
+    survive_stray_signals(signal.SIGINT, signal.SIGUSR2)
     hide_memory()
     words = argparse.ArgumentParser(prog="sfad gateway reading")
     words.add_argument("--user", type=int)

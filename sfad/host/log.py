@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from ..protocol.redaction import redacted, redacted_object
+from ..protocol.sanitise import visible_json
 from ..protocol.types import Event, RunInfo
 
 # ---- Lines to a descriptor or a file. Writing never raises and never waits, because neither a full
@@ -94,9 +95,9 @@ class LineFile:
 
 
 def line_of(record: dict[str, Any]) -> bytes:
-    """Return any record as JSON on a line."""
+    """Return any record as JSON on a line, which may be shown at a terminal."""
     try:
-        return msgspec.json.encode(record, enc_hook=str) + b"\n"
+        return visible_json(msgspec.json.encode(record, enc_hook=str)) + b"\n"
     except (ValueError, TypeError, RecursionError):
         # lone surrogates, integers above 64 bits, keys that are not text
         return json.dumps(record, default=repr, skipkeys=True).encode() + b"\n"

@@ -64,8 +64,13 @@ def tag(kind: type[msgspec.Struct]) -> str:
 
 def to_json(value: Any) -> bytes:
     """Return a value as JSON. A struct has all its fields, also those that messages leave out
-    because they have their defaults."""
-    return msgspec.json.encode(_whole(value))
+    because they have their defaults. It may be shown at a terminal."""
+    data = msgspec.json.encode(_whole(value))
+    if data.isascii() and b"\x7f" not in data:
+        return data
+    from .sanitise import visible_json  # takes 3 ms, and most verbs do not need it
+
+    return visible_json(data)
 
 
 def _whole(value: Any) -> Any:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Collection
+from io import TextIOWrapper
 
 
 def repair_process() -> None:
@@ -41,9 +42,41 @@ def unblock_signals(*, but: Collection[int] = ()) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked.intersection(but))
 
 
+STRAY = (
+    signal.SIGUSR1,
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGIO,
+    signal.SIGPWR,
+    signal.SIGSTKFLT,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+)
+"""Signals that end or stop a process which does not expect them. A script may send one to the wrong
+process, or a timer of a parent survives execve(2)."""
+
+
+def survive_stray_signals(*more: int) -> None:
+    """Do nothing at these signals from now on. They are handled, not ignored: a program that this
+    process starts would go on ignoring them."""
+    for number in (*STRAY, *more):
+        signal.signal(number, _do_nothing)
+
+
+def _do_nothing(_number: int, _frame: object) -> None:
+    pass
+
+
 def _use_utf8() -> None:
     """Execute the program again in Python's UTF-8 mode if the locale has another encoding: what it
     says and is told is UTF-8, and so are names of files. In the C locale Python does so itself
-    unless PYTHONUTF8=0."""
+    unless PYTHONUTF8=0. PYTHONIOENCODING may choose another encoding of the streams in each
+    mode."""
     if sys.getfilesystemencoding() != "utf-8":
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.encoding.lower() != "utf-8":
+            stream.reconfigure(encoding="utf-8", errors=stream.errors)

@@ -13,6 +13,7 @@ import psutil
 import trio
 
 from ..agents import SESSION_VARIABLES, UNREAD, AgentProgram, Reading, chosen, named
+from ..agents.program import is_session_id
 from ..agents.registered import session_of
 from ..config import Price
 from ..core import events as e
@@ -536,7 +537,7 @@ class Metering:
                 self._session_saved(self._runs[run].live.run, session)
 
     def _session_saved(self, run: Run, session: str) -> None:
-        if session != run.agent_session:
+        if is_session_id(session) and session != run.agent_session:
             self._tell(e.AgentSessionSaved(trio.current_time(), run.id, session))
 
     def _reached(self, live: Live, text: str) -> None:

@@ -25,12 +25,12 @@ import trio
 
 from ..agents.counters import MAX_LINE, Meter, Reading
 from ..agents.program import (
-    SESSION_ID,
     FileName,
     SessionFiles,
     SessionHead,
     SessionPlace,
     SessionSearch,
+    is_session_id,
     timestamp,
 )
 from ..core.events import AgentProcess
@@ -229,9 +229,8 @@ class Session:
         self.name(given or "")
 
     def name(self, session_id: str) -> None:
-        """Note the id of the session. An id that no agent would give is ignored: a client may have
-        chosen it, and it goes into file names and patterns."""
-        if SESSION_ID.fullmatch(session_id):
+        """Note the id of the session. An id that no agent would give is ignored."""
+        if is_session_id(session_id):
             self.session_id = session_id
 
     def end(self, *, succeeded: bool) -> None:

@@ -102,6 +102,34 @@ def test_no_command_is_guessed(command: str) -> None:
     assert resumed(command) is None
 
 
+ODD = [
+    "",
+    "-",
+    "--dangerously-skip-permissions",
+    "-c",
+    "../x",
+    "a/b",
+    "a b",
+    "a\n",
+    "_",
+    "x" * 129,
+    "\u202e",
+    "é",
+]
+"""What a run may print as the id of its session, and no agent does."""
+
+
+@pytest.mark.parametrize("session", ODD)
+@pytest.mark.parametrize("name", RESUMABLE)
+def test_no_other_text_becomes_a_word_of_a_command(name: str, session: str) -> None:
+    spawn = Spawn(id=0, argv=[name.encode(), b"x"], cwd=b"/", env=[], stdio="inherit")
+    assert resumed_command(spawn, ID, None) is not None
+    assert resumed_command(spawn, session, None) is None
+    own = Spawn(id=0, argv=[b"bot"], cwd=b"/", env=[], resume_argv=[b"bot", b"--session={session}"])
+    assert resumed_command(own, ID, None) == [b"bot", f"--session={ID}".encode()]
+    assert resumed_command(own, session, None) is None
+
+
 @pytest.mark.parametrize("name", RESUMABLE)
 def test_what_continues_a_session_names_it_and_is_metered_as_before(name: str) -> None:
     program = program_called(name)

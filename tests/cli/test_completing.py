@@ -1,4 +1,4 @@
-"""What a shell is offered, by typer's scripts."""
+"""What the completion scripts of the shells are offered."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ def asked(world: World, shell: str, line: str, **environ: str) -> subprocess.Com
     env = world.env | {
         "_SFACTL_COMPLETE": f"complete_{shell}",
         "COMP_WORDS": line,
-        "COMP_CWORD": str(len(line.split(" ")) - 1),
         "_TYPER_COMPLETE_ARGS": line,
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "COMP_WORDBREAKS": " \t\n\"'><=;|&(:",
         **environ,
     }
     command = [sys.executable, "-c", ASK]
@@ -36,18 +35,11 @@ def asked(world: World, shell: str, line: str, **environ: str) -> subprocess.Com
     )
 
 
-def offered(world: World, shell: str, line: str) -> dict[str, str]:
+def offered(world: World, shell: str, line: str, **environ: str) -> dict[str, str]:
     """Return the words, with their descriptions, which bash does not show."""
-    done = asked(world, shell, line)
+    done = asked(world, shell, line, **environ)
     assert (done.returncode, done.stderr) == (0, "")
-    text = done.stdout.replace("\\`", "`").removeprefix("_arguments '*: :((").removesuffix("))'\n")
-    if shell == "bash":
-        return dict.fromkeys(text.split(), "")
-    if shell == "fish":
-        return dict(each.partition("\t")[::2] for each in text.splitlines())
-    return {
-        each[1:-1].partition('":"')[0]: each[1:-1].partition('":"')[2] for each in text.splitlines()
-    }
+    return dict(each.partition("\t")[::2] for each in done.stdout.splitlines())
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +85,7 @@ LINES: dict[str, set[str]] = {
     "sfactl report ": set(),
     "sfactl help su": {"summary"},
     "sfactl 'l": {"land", "list", "logs", "limit"},
+    "sfactl list --nonsense --stat": {"--status"},
 }
 
 
@@ -117,19 +110,30 @@ def test_descriptions_are_whole(runs: World, shell: str) -> None:
     assert all(about for about in found.values())
 
 
-def test_zsh_completes_files_where_no_words_are_known(runs: World) -> None:
-    assert asked(runs, "zsh", "sfactl run --cwd ").stdout == "_files\n"
-
-
 def test_characters_that_a_shell_reads(runs: World) -> None:
-    assert "night=yes" in offered(runs, "zsh", "sfactl ps --label ")
-    assert '"k\\\\:l=a""b"' in asked(runs, "zsh", "sfactl ps --label ").stdout
-    assert 'k:l=a"b' in offered(runs, "fish", "sfactl ps --label ")
+    for shell in ("zsh", "fish"):
+        assert {"night=yes", 'k:l=a"b'} <= set(offered(runs, shell, "sfactl ps --label "))
+    assert r"k:l=a\"b" in offered(runs, "bash", "sfactl ps --label ")
 
 
-def test_fish_asks_first_whether_there_are_words(runs: World) -> None:
-    for line, code in (("sfactl list --st", 0), ("sfactl run --cwd ", 1)):
-        assert asked(runs, "fish", line, _TYPER_COMPLETE_FISH_ACTION="is-args").returncode == code
+def test_bash_replaces_the_part_behind_a_break(runs: World) -> None:
+    for line, part in (
+        ("sfactl ps --label=k", r"k:l=a\"b"),
+        ("sfactl ps --label k:", r"l=a\"b"),
+        ("sfactl ps --label k:l=a", r"a\"b"),
+        ("sfactl ps --label 'k:l", 'k:l=a"b'),
+    ):
+        assert set(offered(runs, "bash", line)) == {part}
+    for line in ('sfactl ps --label "k:l', "sfactl ps --label 'k':l"):
+        assert not offered(runs, "bash", line)
+    assert set(offered(runs, "bash", "sfactl ps --label k:", COMP_WORDBREAKS=" ")) == {r"k:l=a\"b"}
+
+
+def test_no_option_is_offered_that_a_run_has_made(runs: World) -> None:
+    with Client(runs.socket) as client:
+        started(client, ["true"], labels={"-x": "y"}, run_type="--all")
+    assert "-x=y" not in offered(runs, "fish", "sfactl ps --label ")
+    assert "--all" not in offered(runs, "fish", "sfactl spawn --type ")
 
 
 def test_the_socket_of_the_line_is_asked(runs: World) -> None:

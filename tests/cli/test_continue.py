@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,32 @@ def place(tmp_path: Path) -> Iterator[MakeDesk]:
 def program(path: Path, text: str) -> None:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
+
+
+SKIPS = "--dangerously-skip-permissions"
+
+
+@pytest.mark.parametrize("told", [SKIPS, ""])
+def test_a_text_of_the_run_becomes_no_option(place: MakeDesk, tmp_path: Path, told: str) -> None:
+    """opencode prints its session's id, and keeps it in a database. A run can write to both."""
+    world, data = place(), tmp_path / "home" / ".local" / "share" / "opencode"
+    data.mkdir(parents=True)
+    with closing(sqlite3.connect(data / "opencode.db")) as database, database:
+        database.execute("CREATE TABLE session (id, directory, time_created, parent_id)")
+    program(
+        tmp_path / "bin" / "opencode",
+        f"""{PYTHON} -c 'import os, sqlite3, sys, time
+with sqlite3.connect("{data}/opencode.db") as database:
+    values = ("{SKIPS}", os.path.realpath(os.getcwd()), time.time() * 1000, None)
+    database.execute("INSERT INTO session VALUES (?, ?, ?, ?)", values)'
+echo "$@" >> {tmp_path}/started
+echo '{{"type":"step_start","sessionID":"{told}","part":{{"id":"p","type":"step-start"}}}}'
+exit 1""",  # noqa: S608 - the values are of this test
+    )
+    run = ended(world, "opencode", "do it")
+    assert (run["session_id"], run["status"]) == (None, "failed")
+    assert "cannot be continued" in world.sfactl("continue", run["id"], code=1).stderr
+    assert "skip" not in (tmp_path / "started").read_text()
 
 
 def ended(world: World, *words: str) -> dict[str, Any]:

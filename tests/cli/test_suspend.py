@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import PYTHON, argv, wait_until
+from tests.tiers import sampled
 
 from .conftest import PATIENCE, World
 from .test_terminal import Screen
@@ -179,6 +181,118 @@ def test_a_program_that_begins_in_the_background(
     shell.expect("> $")
     shell.type("echo code-$?\r")
     shell.expect("code-5")
+
+
+READS = "sh -c 'echo begun; read word; echo got $word; exit 7'"
+
+
+@pytest.mark.parametrize("form", sampled(["", "--stdio inherit", "--stdio inherit >>{}"]))
+@pytest.mark.parametrize("stops", [False, True])
+def test_what_is_typed_at_the_shell_is_not_for_a_job_in_the_background(
+    daemon: World, shell: Screen, tmp_path: Path, form: str, stops: bool
+) -> None:
+    said = tmp_path / "said"
+    form = form.format(said)
+    shell.type(f"$SFACTL run -q {form.partition('>')[0]} -- {READS} {'>' if '>' in form else ''}"
+               f"{form.partition('>')[2]}{'' if stops else ' &'}\r")  # fmt: skip
+    if ">" in form:
+        wait_until(said.exists, "the shell has started the job")
+        wait_until(lambda: "begun" in said.read_text(), "the run has begun")
+    else:
+        shell.expect(r"begun\r")
+    run = last(daemon)
+    if stops:
+        shell.type("\x1a")
+        shell.expect(STOPPED)
+        shell.type("bg\r")
+        shell.expect(r"&\r\n")
+    for number in range(3):
+        shell.type(f"echo my-$(({number}+1))-secret\r")
+        shell.expect(f"my-{number + 1}-secret")
+    assert daemon.status(run) in ("running", "paused")
+    shell.type("fg\r")
+    shell.expect("exit 7'")
+    wait_for(daemon, run, "running")
+    shell.type("that\r")
+    wait_for(daemon, run, "failed")
+    shell.expect("> $")
+    shell.type("echo code-$?\r")
+    shell.expect("code-7")
+    assert "got that" in (said.read_text() if said.exists() else shell.text)
+    assert "got my" not in shell.text
+
+
+def test_a_password_is_not_shown(shell: Screen) -> None:
+    program = "import getpass; print(getpass.getpass(stream=open(2, 'w', closefd=False))[::-1])"
+    shell.type(f'$SFACTL run -q -- {PYTHON} -c "{program}"\r')
+    shell.expect("Password: ")
+    wait_until(lambda: not shell.attributes()[3] & termios.ECHO, "the terminal shows nothing")
+    shell.type("sesame\r")
+    shell.expect("emases")
+    shell.expect("> $")
+    assert "sesame" not in shell.text
+    assert shell.attributes()[3] & termios.ICANON == 0  # the shell edits its line
+    shell.type("stty -a | grep -o '.echo '\r")
+    shell.expect(" echo ")
+
+
+def test_single_keys(daemon: World, shell: Screen, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, tty\ntty.setraw(0)\nprint('ready', flush=True)\n"
+        "while (key := os.read(0, 1)) != b'q': print('key', key, flush=True)"
+    )
+    shell.type(f"$SFACTL run -q -- {PYTHON} {program}\r")
+    shell.expect("ready")
+    wait_until(lambda: not shell.attributes()[3] & termios.ICANON, "the terminal gives keys")
+    for key in "abc":
+        shell.type(key)
+        shell.expect(f"key b'{key}'")
+    shell.type("\x1a")
+    shell.expect(STOPPED)
+    shell.type("stty -a | grep -o '.icanon'; stty sane\r")
+    shell.expect(" icanon")
+    shell.type("fg\r")
+    wait_for(daemon, last(daemon), "running")
+    wait_until(lambda: not shell.attributes()[3] & termios.ICANON, "the terminal gives keys")
+    shell.type("d")
+    shell.expect("key b'd'")
+    shell.type("\x03")
+    shell.expect("> $")
+    shell.type("echo code-$?\r")
+    shell.expect("code-130")
+    shell.type("stty -a | grep -o '.icanon'\r")
+    shell.expect(" icanon")
+
+
+def test_the_end_of_the_input(shell: Screen) -> None:
+    shell.type("$SFACTL run -q -- sh -c 'echo ready; cat'; echo code-$?\r")
+    shell.expect(r"\nready")
+    shell.type("one\rtwo\rthree\x04\x04")
+    shell.expect(r"one\r\n(.|\n)*two\r\n(.|\n)*three(.|\n)*code-0")
+
+
+def test_a_pager_behind_a_pipe_gets_the_keys(shell: Screen, tmp_path: Path) -> None:
+    pager = tmp_path / "pager.py"
+    pager.write_text(
+        "import os, sys, tty\nfile = os.open('/dev/tty', os.O_RDWR)\nsys.stdin.readline()\n"
+        "tty.setraw(file)\nprint('ready', flush=True)\n"
+        "while (key := os.read(file, 1)) != b'q': print('key', key, flush=True)"
+    )
+    shell.type(f"$SFACTL run -q -- sh -c 'echo; exec sleep 5' | {PYTHON} {pager}; stty sane\r")
+    shell.expect("ready")
+    for key in "abcdefgh":
+        shell.type(key)
+        shell.expect(f"key b'{key}'")
+    shell.type("q")
+    shell.expect("> $")
+
+
+def test_what_the_run_does_not_read_is_for_the_shell(shell: Screen) -> None:
+    shell.type("$SFACTL run -q -- sh -c 'echo ready; sleep 1'\r")
+    shell.expect(r"\nready")
+    shell.type("echo lost-or-$((1+1))\recho mine-$((1+2))\r")
+    shell.expect("mine-3")
 
 
 def test_a_run_without_a_terminal_goes_on_in_the_background(daemon: World, shell: Screen) -> None:

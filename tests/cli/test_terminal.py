@@ -13,6 +13,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ class Screen:
     def resize(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    def attributes(self) -> list[object]:
+    def attributes(self) -> list[Any]:
         return list(termios.tcgetattr(self._master))
 
     def exit_code(self) -> int:

@@ -172,17 +172,66 @@ def test_result_is_made_safe_only_for_a_model(daemon: World) -> None:
     )
 
 
+STEERS = (
+    "\x1b[2J",
+    "\x1b]0;x\x07",
+    "\x9b2J",
+    "\u202e",
+    "\u2028",
+    "\x00",
+    "\x08",
+    "\x7f",
+    "\u2066",
+    "\ufeff",
+)
+KEPT = "Grüße 👩\u200d💻 ✔\ufe0f می\u200cخواهم\ta"
+
+
+def test_a_run_does_not_steer_the_terminal(daemon: World, tmp_path: Path) -> None:
+    text = "".join(f"{number}{each}" for number, each in enumerate(STEERS))
+    said_ = f"{text}{KEPT}\r\nold\rnew\n".encode() + b"\xff\xe2"
+    file = tmp_path / "said"
+    file.write_bytes(said_)
+    for redirect in ("", ">&2"):
+        command = ("--", "sh", "-c", f"cat {file} {redirect}")
+        run = daemon.json("run", "--name", "x", *command)["id"]
+        read = daemon.popen("logs", run, stderr=subprocess.STDOUT).communicate(timeout=PATIENCE)[0]
+        assert read == said_
+        lines_ = at_terminal(daemon, "logs", run, "--stderr" if redirect else "--stdout")
+        for shown in (
+            lines_,
+            at_terminal(daemon, "run", "-q", *command, stderr=None),
+            at_terminal(daemon, "logs", "-f", run, stderr=None),
+            at_terminal(daemon, "logs", "-t", run, stderr=None),
+        ):
+            assert not any(each.encode() in shown for each in STEERS), shown
+            assert b"\\x1b[2J" in shown
+            assert b"\\x9b2J" in shown
+            assert b"\\u202e" in shown
+            assert KEPT.encode() in shown
+            assert b"\\xff\\xe2" in shown
+            assert b"\r" not in shown
+        assert b"\nold\nnew\n" in lines_
+    answer = json.dumps({"type": "result", "text": text + KEPT})
+    run = daemon.json("run", "--meter", "jsonl", "--", "printf", "%s\n", answer)["id"]
+    for words in (("--plain",), ("--json", "--plain"), ("--wrapped",), ()):
+        shown = at_terminal(daemon, "result", *words, run)
+        assert not any(each.encode() in shown for each in STEERS)
+    assert daemon.json("result", "--plain", run)["text"] == text + KEPT
+
+
 def test_a_result_that_is_cut_says_so(daemon: World) -> None:
     run = daemon.json("run", "--", "printf", "a&b;äc")["id"]
     done = daemon.sfactl("result", "--plain", "--max-bytes", "2", run)
     assert (done.stdout, "only the newest part" in done.stderr) == ("c\n", True)
 
 
-def at_terminal(world: World, *words: str) -> bytes:
-    """Return what `sfactl` prints on a terminal."""
+def at_terminal(world: World, *words: str, stderr: int | None = subprocess.DEVNULL) -> bytes:
+    """Return what `sfactl` prints on a terminal, with `stderr=None` on both streams."""
     master, slave = raw_terminal()
     try:
-        with world.popen(*words, stdout=slave, stderr=subprocess.DEVNULL) as process:
+        to = slave if stderr is None else stderr
+        with world.popen(*words, stdout=slave, stderr=to) as process:
             os.close(slave)
             found = b"".join(iter(lambda: read_terminal(master, 4096), b""))
         assert process.returncode == 0

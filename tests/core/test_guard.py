@@ -575,6 +575,8 @@ def test_time_limits_outside_their_range_are_refused_with_the_range(seconds: flo
     [
         "",
         "a b",
+        "--all",
+        "-",
         "a/b",
         "x" * 65,
         "a\n",

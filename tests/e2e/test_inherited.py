@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
-from tests.harness import PATIENCE, alive, ended, wait_until
+from tests.harness import PATIENCE, alive, argv, ended, started, wait_until
 from tests.tiers import sampled
 
 from .provider import Provider
@@ -29,6 +30,7 @@ CHILDREN, DESCRIPTORS, LOCALE = (
     "a locale without UTF-8",
 )
 STATES = {
+    "as usual": "",
     CHILDREN: "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
     "signals ignored": (
         "for number in signal.valid_signals() - {9, 19, 32, "
@@ -83,7 +85,7 @@ exit 3
 """
 
 
-@pytest.mark.parametrize("state", states(*STATES))
+@pytest.mark.parametrize("state", states(*list(STATES)[1:]))
 def test_runs_are_started_read_and_stopped(start: Start, state: str, tmp_path: Path) -> None:
     """They themselves begin with all signals at their defaults, and with three descriptors."""
     daemon, place = start(wrap=inheriting(state)), tmp_path / "Grüße aus Köln"
@@ -105,6 +107,46 @@ def test_runs_are_started_read_and_stopped(start: Start, state: str, tmp_path: P
         assert "grüße" in tree.stdout.decode()
         daemon.reexecute()
     assert sfactl(daemon.env, state, "stop", "a2").returncode == 0
+
+
+NO_UTF8 = {
+    "C": {"LC_ALL": "C"},
+    "C, and Python may not change it": {
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    },
+    "POSIX": {"LANG": "POSIX"},
+    "not installed": {"LC_ALL": "xx_YY.ISO-8859-1"},
+    "streams in ASCII": {"PYTHONIOENCODING": "ascii"},
+    "streams in Latin 1": {"PYTHONIOENCODING": "latin-1:strict", "LC_ALL": "C"},
+}
+"""What an environment says of the encoding."""
+SHOWN = ("list", "info grüße", "tree", "why grüße", "events", "summary", "help", "doctor",
+         "run --help", "recommend", "config", "logs grüße", "rerun --dry-run grüße")  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", sampled([*NO_UTF8][::-1], keep=2))
+def test_what_is_printed_is_utf8(share: Start, encoding: str) -> None:
+    daemon = share()
+    env = {name: value for name, value in daemon.env.items() if not name.startswith("LC_")}
+    env = {**env, **NO_UTF8[encoding]}
+    if not __file__.isascii() and "PYTHONUTF8" in env:
+        pytest.skip(_possible(LOCALE)[0].kwargs["reason"])
+    words = ["run", "-q", "--name", "grüße", "--label", "k=☃", "--", "echo", "größe"]
+    assert _printed(env, *words) == "größe\n"
+    for line in SHOWN:
+        shown = _printed(env, *line.split())
+        if line.split()[0] in ("list", "info", "tree", "events"):
+            assert "grüße" in shown
+    # it may find something to complain of
+    assert sfactl(env, "as usual", "doctor").returncode in (0, 1)
+
+
+def _printed(env: Mapping[str, str], *words: str) -> str:
+    done = sfactl(env, "as usual", *words)
+    assert (done.returncode, done.stderr) == (0, b""), words
+    return done.stdout.decode()
 
 
 def _umask() -> str:
@@ -145,6 +187,37 @@ def test_a_client_starts_a_daemon(elsewhere: Mapping[str, str], state: str) -> N
     assert sfactl(elsewhere, state, "run", "-q", "--", "sh", "-c", "exit 5").returncode == 5
 
 
+STRAY = sorted(
+    signal.valid_signals()
+    - {1, 2, 3, 9, 12, 15, 17, 19, 32, 33}
+    - {signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV}
+    - {signal.SIGXCPU, signal.SIGSYS}
+)
+"""All but those that mean something to a daemon, and those of faults and limits."""
+
+
+def test_stray_signals_end_neither_daemon_nor_gateway(start: Start, provider: Provider) -> None:
+    daemon = start(config=config(provider))
+    with daemon.client() as client:
+        run = ended(client, calling(client, gateway=True).id)
+        helpers = [child.pid for child in psutil.Process(daemon.pid).children(recursive=True)]
+        assert any("sfad.gateway" in argv(pid) for pid in helpers)
+        for _ in range(2):
+            for number in STRAY:
+                for pid in (daemon.pid, *helpers):
+                    os.kill(pid, number)
+        daemon.reexecute()
+        os.kill(daemon.pid, signal.SIGUSR2)
+        for number in STRAY:
+            os.kill(daemon.pid, number)
+    with daemon.client() as client:
+        run = ended(client, calling(client, gateway=True).id)
+        assert run.exit_code == 0, daemon.errors(run.id)
+        shown = ended(client, started(client, ["sh", "-c", SHOWS]).id)
+        assert f"SigIgn:\t{'0' * 16}" in daemon.output(shown.id)
+        assert all(alive(pid) for pid in helpers)
+
+
 def test_a_client_is_interrupted_though_its_parent_blocks_signals(share: Start) -> None:
     daemon = share()
     run_words = ["run", "-q", "--grace", "0", "--cwd", "/", "--", "sleep", "1000"]
@@ -154,7 +227,10 @@ def test_a_client_is_interrupted_though_its_parent_blocks_signals(share: Start) 
         daemon.client() as asking,
     ):
         run = wait_until(
-            lambda: asking.call(m.List(id=asking.next_id()), m.RunList).runs, "the run is there"
+            lambda: (
+                asking.call(m.List(id=asking.next_id(), status=[Status.RUNNING]), m.RunList).runs
+            ),
+            "the run is there",
         )[0]
         client.send_signal(signal.SIGINT)
         assert ended(asking, run.id).status == Status.CANCELLED

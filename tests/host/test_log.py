@@ -171,6 +171,17 @@ def test_secrets_are_hidden(tmp_path: Path, lines: Lines) -> None:
     assert second["command"] == "curl -H 'Authorization: Bearer ***'"
 
 
+def test_a_line_does_not_steer_the_terminal_that_shows_it(tmp_path: Path, lines: Lines) -> None:
+    out, text = log(tmp_path), "\x1b[2J\x9b2J\x7f\u202e\u2028\U000e0041 Grüße"
+    out.info(text, error=text)
+    out.event(Event(type="milestone", severity="low", time=NOW, message=text))
+    out.close()
+    assert all(line["message"] == text for line in lines())
+    written = (tmp_path / "log").read_text()
+    assert "Grüße" in written
+    assert not any(character in written for character in "\x1b\x9b\x7f\u202e\u2028\U000e0041")
+
+
 def test_a_file_is_renamed_when_it_is_large(
     tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:

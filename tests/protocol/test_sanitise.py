@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 import unicodedata
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.protocol.sanitise import SafeText, clean, cut_oldest, sanitise, wrap
+from sfad.protocol.encoding import to_json
+from sfad.protocol.sanitise import SafeText, clean, cut_oldest, sanitise, visible, wrap
 
 PIECES = st.sampled_from(
     ["\x1b", "[", "]", "31m", "\x07", "\\", "\x9b", "\x9c", "\x9d", "P", "\n", "\r", "\t", "<", ">",
@@ -37,6 +39,20 @@ def test_nothing_dangerous_is_left(data: bytes) -> None:
     )
     assert not re.findall("[\U000e0000-\U000e0fff]", text)
     assert not re.findall(r"&(?!(amp|lt|gt);)", text)
+
+
+@given(HOSTILE)
+def test_what_a_terminal_is_shown_does_not_steer_it(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    read = to_json({"text": text})
+    assert json.loads(read)["text"] == text
+    for shown in (visible(text), read.decode()):
+        odd = {c for c in shown if unicodedata.category(c) in ("Cc", "Zl", "Zp", "Cs")}
+        odd |= {c for c in shown if unicodedata.bidirectional(c) in BIDI}
+        assert odd <= {"\n", "\t"}
+
+
+BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
 @given(HOSTILE)

@@ -16,7 +16,7 @@ from functools import lru_cache
 from ...protocol.known import KNOWN_PROGRAMS
 from ...protocol.sanitise import is_invisible
 
-NAME = "1 to 64 letters, digits, . _ and -"
+NAME = "1 to 64 letters, digits, . _ and -, not beginning with -"
 """What a name is, for messages."""
 LONGEST = 64
 _PLAIN = re.compile(r"[A-Za-z0-9._-]*")
@@ -99,8 +99,8 @@ must not grow with its square."""
 
 def is_name(text: str) -> bool:
     """Return whether `text` is a name: letters and digits of any script. Nothing in it can steer a
-    terminal or is invisible."""
-    if not 0 < len(text) <= LONGEST:
+    terminal or is invisible, and no program takes it for an option."""
+    if not 0 < len(text) <= LONGEST or text.startswith("-"):
         return False
     return _PLAIN.fullmatch(text) is not None or (not _is_mark(text[0]) and all(map(_fits, text)))
 
@@ -366,10 +366,10 @@ def _hash(text: str) -> str:
 
 
 def _clean(name: str) -> str:
-    if len(name) <= LONGEST and _PLAIN.fullmatch(name) and name.strip("."):
+    if name.strip(".") and name.isascii() and is_name(name):
         return name  # as nearly all are, and a spawn asks ten times
     cleaned = "".join(c if _fits(c) else "-" for c in one_form(name[: 4 * LONGEST]))[:LONGEST]
-    if cleaned and _is_mark(cleaned[0]):
-        cleaned = f"-{cleaned[1:]}"
+    if cleaned and (cleaned[0] == "-" or _is_mark(cleaned[0])):
+        cleaned = f"_{cleaned[1:]}"
     # "." and ".." would be dangerous where a name becomes a file name
     return cleaned if cleaned.strip(".") else "agent"

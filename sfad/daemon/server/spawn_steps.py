@@ -20,7 +20,7 @@ from ...agents import (
     session_files_of,
 )
 from ...agents.own_server import ServerCall, call_of, sentence, words_alone
-from ...agents.program import digest
+from ...agents.program import digest, is_session_id
 from ...agents.registered import Registered, filled_in, resumed_command
 from ...agents.setup_reader import NO_SETUPS, TreeSetups
 from ...core.state.access import VERBS, Peer
@@ -263,6 +263,11 @@ def resume_command(request: Spawn, _: SpawnContext) -> Spawn:
     if continues is None:
         return request
     session = continues.agent_session
+    if not is_session_id(session):
+        raise wrong_state(
+            f"run {continues.run} cannot be continued: {session[:80]!r} is not the id of a "
+            "session. An id has at most 128 of A-Z a-z 0-9 _ - and does not begin with - or _"
+        )
     argv = resumed_command(request, session, continues.task)
     if argv is None:
         shown = " ".join(word.decode(errors="backslashreplace") for word in request.argv[:8])[:200]
